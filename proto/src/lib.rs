@@ -1,0 +1,23 @@
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+//! What the gateway and the agent agree on: the wire format, the tunnel and its carriers, the mapping of an HTTP
+//! exchange onto a stream, the verification of tokens, and what both programs need to be a process.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`ids`] | cluster ids and addresses, stream and request ids, parsed once |
+//! | [`limits`] | every bound on the wire, by name |
+//! | [`version`] | versions and features that hello negotiates |
+//! | [`wire`] | the bytes: hello, head, control, endings; no IO, no clock |
+//! | [`transport`] | the `Tunnel` trait, the session that all carriers share, and the carriers |
+//! | [`exchange`] | one HTTP exchange on one stream |
+//! | [`token`] | OIDC verification: issuers, key sets, claims to identity |
+//! | [`process`] | signals, shutdown, task groups, telemetry, backoff |
+
+pub mod exchange;
+pub mod ids;
+pub mod limits;
+pub mod process;
+pub mod token;
+pub mod transport;
+pub mod version;
+pub mod wire;

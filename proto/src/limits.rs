@@ -1,0 +1,42 @@
+//! Every bound on the wire, by name. Over one of these a user sees 429 or 431 with a `Status` that names it; a peer sees
+//! its stream or tunnel end with a code.
+
+use std::time::Duration;
+
+/// Bytes of one head on the wire. A user with 300 groups has a token of about 40 KB and a request head of the same size.
+pub const HEAD_BYTES: usize = 160 * 1024;
+/// Bytes of all header names and values of a user's request or an answer: what HTTP/1.1 and HTTP/2 listeners accept.
+pub const HEADER_LIST_BYTES: usize = 128 * 1024;
+/// Headers in one head: 300 `Impersonate-Group` lines and what else a client sends. hyper's default is 100.
+pub const HEADER_COUNT: usize = 1024;
+/// Bytes of a request target.
+pub const TARGET_BYTES: usize = 32 * 1024;
+/// Bytes of a hello or control message.
+pub const CONTROL_BYTES: usize = 64 * 1024;
+/// Streams open at once on one tunnel, in both directions together. quinn's default is 100.
+pub const STREAMS_PER_TUNNEL: u32 = 8192;
+/// Streams open at once for one user at one gateway.
+pub const STREAMS_PER_USER: u32 = 4096;
+/// Streams open at once towards one cluster, over all of its tunnels.
+pub const STREAMS_PER_CLUSTER: u32 = 16384;
+/// What a stream may carry in one direction before its reader has taken anything, in bytes. Small, so that stalled
+/// readers cannot hoard.
+pub const WINDOW_INITIAL: u64 = 128 * 1024;
+/// The largest window of one direction of a stream, in bytes: 1 Gbit/s at 100 ms is 12.5 MB.
+pub const WINDOW_MAX: u64 = 16 * 1024 * 1024;
+/// The sum of what all windows of one tunnel may have grown beyond [`WINDOW_INITIAL`], in bytes.
+pub const WINDOW_GROWTH_PER_TUNNEL: u64 = 64 * 1024 * 1024;
+/// The largest chunk handed to a carrier at once, in bytes; one HTTP/2 DATA frame at the most.
+pub const CHUNK_BYTES: usize = 256 * 1024;
+/// What one stream may have queued in a TCP carrier and not yet sent, in bytes, so that bulk does not delay others.
+pub const CARRIER_QUEUE_BYTES: usize = 512 * 1024;
+/// Parked streams that the gateway keeps ready for an agent on the HTTP/2 carriers.
+pub const PARKED_STREAMS: usize = 8;
+/// How long the hello may take from the first byte to the last.
+pub const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a stream's head may take to arrive once the stream exists.
+pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+/// Period of the liveness probe, at most 15 s (features row T6); it also keeps NAT bindings.
+pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
+/// Without any sign of life for so long a tunnel is dead; both ends know within 30 s.
+pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);

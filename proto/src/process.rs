@@ -1,0 +1,1 @@
+//! What both programs need to be a process: signals, shutdown, task groups, telemetry, backoff.

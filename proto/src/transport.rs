@@ -1,0 +1,251 @@
+//! The tunnel: an authenticated connection that an agent dialled, and the streams in it.
+//!
+//! Layers, from the top: trait [`Tunnel`] (what both programs see) · [`session`] (hello, stream identity, credit, stop,
+//! probes, drain: the same code over every carrier) · trait `Carrier` (raw two-way byte streams) · one file per carrier.
+//!
+//! Per direction a stream ends in exactly one of three ways. **Finish**: all bytes were given. **Reset** with a code: it
+//! was broken off, both directions end and each reader sees an error, never a clean end. **Stop** with a code: the reader
+//! wants no more of one direction; its writer ends quietly and the other direction goes on. Dropping an unfinished send
+//! half resets; dropping an unfinished receive half stops.
+
+pub mod session;
+
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+
+use crate::{
+    ids::StreamId,
+    version::{Features, Version},
+    wire::close::{CloseCode, StreamCode},
+};
+
+/// An authenticated connection that an agent dialled. Symmetric: both ends open and accept streams.
+pub trait Tunnel: Send + Sync + 'static {
+    /// Opens a stream whose first bytes are `head`, an encoded message with its length prefix. No round trip: head and
+    /// first body bytes leave in the same flight. Waits for a free stream if the carrier has none, bounded by the
+    /// caller's deadline.
+    fn open(&self, head: Bytes) -> BoxFuture<'_, Result<Stream, OpenError>>;
+
+    /// The next stream that the peer opened, its head read whole. `Err` when the tunnel is closed.
+    fn accept(&self) -> BoxFuture<'_, Result<Incoming, Closed>>;
+
+    /// Asks the peer to open no more streams and to dial elsewhere first (make before break). Open streams go on.
+    fn drain(&self, code: CloseCode, reconnect_within: Duration);
+
+    /// Completes when the peer asked to drain.
+    fn draining(&self) -> BoxFuture<'_, Drain>;
+
+    /// Closes at once; open streams are reset.
+    fn close(&self, code: CloseCode, message: &str);
+
+    /// Completes when the tunnel is closed, whoever closed it.
+    fn closed(&self) -> BoxFuture<'_, Closed>;
+
+    /// What is known of the tunnel.
+    fn info(&self) -> &TunnelInfo;
+
+    /// Streams open now, in both directions.
+    fn open_streams(&self) -> usize;
+
+    /// Round-trip time of the latest probe.
+    fn rtt(&self) -> Option<Duration>;
+}
+
+/// A shared tunnel.
+pub type TunnelHandle = Arc<dyn Tunnel>;
+
+/// A peer's request to drain.
+#[derive(Clone, Debug)]
+pub struct Drain {
+    /// Why.
+    pub code: CloseCode,
+    /// Reconnect after a random time of up to this.
+    pub reconnect_within: Duration,
+}
+
+/// Facts about a tunnel.
+#[derive(Clone, Debug)]
+pub struct TunnelInfo {
+    /// The carrier.
+    pub carrier: CarrierKind,
+    /// The peer's address at the start.
+    pub peer: Option<SocketAddr>,
+    /// The version agreed on.
+    pub version: Version,
+    /// The features of both.
+    pub features: Features,
+    /// The gateway's name of the tunnel, 16 random bytes.
+    pub session: [u8; 16],
+    /// The peer's instance (agent process), on the gateway's side.
+    pub instance: [u8; 16],
+    /// The agent's program version as it said.
+    pub agent_version: String,
+}
+
+/// What bears a tunnel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum CarrierKind {
+    /// QUIC on UDP.
+    Quic,
+    /// HTTP/2 over TLS on TCP.
+    Http2,
+    /// HTTP/2 inside a WebSocket over TLS on TCP.
+    WebSocket,
+    /// In memory, for tests.
+    Memory,
+}
+
+impl CarrierKind {
+    /// The name in options, logs, metrics: `quic`, `h2`, `websocket`, `memory`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Quic => "quic",
+            Self::Http2 => "h2",
+            Self::WebSocket => "websocket",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+impl fmt::Display for CarrierKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why a tunnel is closed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("tunnel closed by {}: {code}{}{message}", if *.by_peer { "peer" } else { "this end" }, if .message.is_empty() { "" } else { ": " })]
+pub struct Closed {
+    /// The code.
+    pub code: CloseCode,
+    /// A sentence for people, possibly empty.
+    pub message: String,
+    /// Whether the peer closed it.
+    pub by_peer: bool,
+}
+
+/// Why no stream could be opened. In every case no byte of the head has reached the peer's roles.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The tunnel is closed.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The peer drains; use another tunnel.
+    #[error("tunnel is draining")]
+    Draining,
+    /// [`crate::limits::STREAMS_PER_TUNNEL`] streams are open.
+    #[error("tunnel has {0} streams open, the limit")]
+    TooManyStreams(u32),
+}
+
+/// Why bytes cannot be sent or received on a stream.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// The reader wants no more (only seen by a writer). End quietly.
+    #[error("stopped by the reader: {0}")]
+    Stopped(StreamCode),
+    /// Broken off by the peer.
+    #[error("reset by the peer: {0}")]
+    Reset(StreamCode),
+    /// The tunnel is gone.
+    #[error("tunnel lost: {0}")]
+    Lost(CloseCode),
+    /// This end already finished, reset or stopped the half.
+    #[error("stream half is already over")]
+    Over,
+}
+
+/// A stream that the peer opened.
+pub struct Incoming {
+    /// The opener's head message, without its length prefix.
+    pub head: Bytes,
+    /// The rest.
+    pub stream: Stream,
+}
+
+/// A two-way byte channel.
+pub struct Stream {
+    /// Ours, not the carrier's number.
+    pub id: StreamId,
+    /// The way to the peer.
+    pub send: SendStream,
+    /// The way from the peer.
+    pub recv: RecvStream,
+}
+
+/// The sending half. Dropping it unfinished resets the stream.
+pub struct SendStream {
+    _todo: (),
+}
+
+impl SendStream {
+    /// Sends a chunk, without a copy; waits for credit and for room in the carrier. Empty chunks are allowed.
+    /// Cancel-safe only in that a dropped call may have sent part of the chunk.
+    pub async fn send(&mut self, _chunk: Bytes) -> Result<(), StreamError> {
+        todo!()
+    }
+
+    /// All bytes were given. Does not wait for the peer.
+    pub fn finish(&mut self) -> Result<(), StreamError> {
+        todo!()
+    }
+
+    /// Breaks the whole stream off.
+    pub fn reset(&mut self, _code: StreamCode) {
+        todo!()
+    }
+
+    /// Completes when the reader stopped, the stream was reset or the tunnel is gone: what a sender that waits for its
+    /// own source selects on.
+    pub async fn stopped(&mut self) -> StreamError {
+        todo!()
+    }
+}
+
+/// The receiving half. Dropping it before the end stops the direction.
+pub struct RecvStream {
+    _todo: (),
+}
+
+impl RecvStream {
+    /// The next chunk; `None` after the peer finished. Credit goes back to the peer as chunks are taken. Cancel-safe.
+    pub async fn recv(&mut self) -> Result<Option<Bytes>, StreamError> {
+        todo!()
+    }
+
+    /// As [`Self::recv`], for `poll` code.
+    pub fn poll_recv(
+        &mut self,
+        _cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Result<Option<Bytes>, StreamError>> {
+        todo!()
+    }
+
+    /// Reads one length-prefixed message of at most `limit` bytes, given back without its prefix. Bytes behind it stay
+    /// for `recv`.
+    pub async fn recv_message(&mut self, _limit: usize) -> Result<Bytes, MessageError> {
+        todo!()
+    }
+
+    /// Wants no more.
+    pub fn stop(&mut self, _code: StreamCode) {
+        todo!()
+    }
+}
+
+/// Why no message could be read from a stream.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MessageError {
+    /// The stream broke off.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// The stream ended within the message.
+    #[error("stream ended before its head was complete")]
+    Ended,
+    /// The message is not readable.
+    #[error(transparent)]
+    Wire(#[from] crate::wire::error::WireError),
+}

@@ -1,0 +1,140 @@
+//! The frame that all messages share: length, version, kind, fields, extensions.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::{error::WireError, varint};
+
+/// The wire version that this build writes and reads.
+pub const WIRE_VERSION: u8 = 1;
+
+/// Bytes of the length prefix.
+pub const LENGTH_BYTES: usize = 4;
+
+/// Writes one message.
+pub struct Writer {
+    out: BytesMut,
+    start: usize,
+}
+
+impl Writer {
+    /// Begins a message of `kind` at the end of `out`.
+    pub fn begin(mut out: BytesMut, kind: u8) -> Self {
+        let start = out.len();
+        out.put_u32(0);
+        out.put_u8(WIRE_VERSION);
+        out.put_u8(kind);
+        Self { out, start }
+    }
+
+    /// A varint field.
+    pub fn integer(&mut self, value: u64) -> &mut Self {
+        varint::put(&mut self.out, value);
+        self
+    }
+
+    /// A byte-string field.
+    pub fn bytes(&mut self, value: &[u8]) -> &mut Self {
+        varint::put(&mut self.out, value.len() as u64);
+        self.out.put_slice(value);
+        self
+    }
+
+    /// An extension. Even tags may be skipped by a reader that does not know them.
+    pub fn extension(&mut self, tag: u64, value: &[u8]) -> &mut Self {
+        self.integer(tag).bytes(value)
+    }
+
+    /// Fills in the length and gives the buffer back.
+    pub fn finish(mut self) -> BytesMut {
+        let length = self.out.len() - self.start - LENGTH_BYTES;
+        // Writers are bounded by `limits`, far below 4 GiB.
+        let length = u32::try_from(length).expect("messages are shorter than 4 GiB");
+        self.out[self.start..self.start + LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
+        self.out
+    }
+}
+
+/// The length prefix at the front of `input`, or `None` if it is not all there: how many bytes follow the prefix.
+pub fn length(input: &[u8], limit: usize) -> Result<Option<usize>, WireError> {
+    let Some(prefix) = input.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    let got = u32::from_be_bytes(*prefix) as usize;
+    if got > limit {
+        return Err(WireError::TooLong { got, limit });
+    }
+    Ok(Some(got))
+}
+
+/// Reads one message, given without its length prefix.
+pub struct Reader {
+    rest: Bytes,
+    /// The message's kind.
+    pub kind: u8,
+}
+
+impl Reader {
+    /// Checks the version and takes the kind.
+    pub fn new(mut message: Bytes) -> Result<Self, WireError> {
+        if message.len() < 2 {
+            return Err(WireError::Truncated("version and kind"));
+        }
+        let front = message.split_to(2);
+        if front[0] != WIRE_VERSION {
+            return Err(WireError::Version(front[0]));
+        }
+        Ok(Self { rest: message, kind: front[1] })
+    }
+
+    /// Reads fields of a value within a message: no version, no kind.
+    pub fn nested(value: Bytes) -> Self {
+        Self { rest: value, kind: 0 }
+    }
+
+    /// Fails unless the message is of `kind`.
+    pub fn expect(message: Bytes, kind: u8) -> Result<Self, WireError> {
+        let reader = Self::new(message)?;
+        if reader.kind == kind { Ok(reader) } else { Err(WireError::Kind(reader.kind)) }
+    }
+
+    /// A varint field.
+    pub fn integer(&mut self, name: &'static str) -> Result<u64, WireError> {
+        let (value, taken) = varint::take(&self.rest)?.ok_or(WireError::Truncated(name))?;
+        let _ = self.rest.split_to(taken);
+        Ok(value)
+    }
+
+    /// A byte-string field; no copy.
+    pub fn bytes(&mut self, name: &'static str) -> Result<Bytes, WireError> {
+        let length = self.integer(name)?;
+        match usize::try_from(length) {
+            Ok(length) if length <= self.rest.len() => Ok(self.rest.split_to(length)),
+            _ => Err(WireError::Truncated(name)),
+        }
+    }
+
+    /// A UTF-8 field.
+    pub fn text(&mut self, name: &'static str) -> Result<String, WireError> {
+        String::from_utf8(self.bytes(name)?.to_vec()).map_err(|_| WireError::Field(name))
+    }
+
+    /// Whether all fields were read: what is left, if anything, is extensions.
+    pub fn at_end(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// Reads the extensions to the end, handing each to `known`, which says whether it knows the tag.
+    pub fn extensions(mut self, mut known: impl FnMut(u64, Bytes) -> Result<bool, WireError>) -> Result<(), WireError> {
+        while !self.at_end() {
+            let tag = self.integer("extension tag")?;
+            let value = self.bytes("extension")?;
+            if !known(tag, value)? && tag % 2 == 1 {
+                return Err(WireError::Extension(tag));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads to the end where no extension is known.
+    pub fn end(self) -> Result<(), WireError> {
+        self.extensions(|_, _| Ok(false))
+    }
+}
