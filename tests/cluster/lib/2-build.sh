@@ -1,0 +1,116 @@
+# shellcheck shell=bash
+# The programs, built from Go modules into a cache outside the checkout. The
+# versions stand in the go.mod files and nowhere else.
+
+module_of() {
+    case $1 in
+        kubernetes) echo k8s.io/kubernetes ;;
+        etcd) echo go.etcd.io/etcd/server/v3 ;;
+        helm) echo helm.sh/helm/v4 ;;
+        k9s) echo github.com/derailed/k9s ;;
+    esac
+}
+
+family_of() {
+    case $1 in
+        etcd | helm | k9s) echo "$1" ;;
+        *) echo kubernetes ;;
+    esac
+}
+
+package_of() {
+    case $1 in
+        kubectl | kubelet | kube-*) echo "k8s.io/kubernetes/cmd/$1" ;;
+        sample-apiserver) echo k8s.io/sample-apiserver ;;
+        etcd) echo go.etcd.io/etcd/server/v3 ;;
+        helm) echo helm.sh/helm/v4/cmd/helm ;;
+        k9s) echo github.com/derailed/k9s ;;
+        *) fail "no such program: $1" ;;
+    esac
+}
+
+version_of() {
+    awk -v module="$(module_of "$1")" \
+        '{ sub(/^require /, ""); sub(/^[ \t]+/, "") } $1 == module && $2 ~ /^v/ { print $2; exit }' "$here/$1/go.mod"
+}
+
+bin_dir_of() { echo "$cache/$1-$(version_of "$1")/bin"; }
+
+# Where a program is; it need not be built yet. KUBEBUILDER_ASSETS is the
+# convention of envtest for a folder with ready etcd, kube-apiserver, kubectl.
+program() {
+    if [[ -n ${KUBEBUILDER_ASSETS:-} && -x $KUBEBUILDER_ASSETS/$1 ]]; then
+        echo "$KUBEBUILDER_ASSETS/$1"
+    else
+        echo "$(bin_dir_of "$(family_of "$1")")/$1"
+    fi
+}
+
+old_kubectl() { echo "$cache/kubectl-1.20/bin/kubectl-1.20"; }
+
+build_for_cluster() {
+    local programs=(kubectl etcd kube-apiserver kube-controller-manager kube-scheduler)
+    if ((has_node)); then
+        programs+=(kubelet kube-proxy)
+    fi
+    build "${programs[@]}"
+}
+
+build() {
+    local name
+    if (($# == 0)); then
+        set -- kubectl etcd kube-apiserver kube-controller-manager kube-scheduler \
+            kubelet kube-proxy helm sample-apiserver
+    fi
+    for name in "$@"; do
+        package_of "$name" >/dev/null
+        [[ -x $(program "$name") ]] || build_one "$name"
+    done
+}
+
+build_one() (
+    name=$1
+    family=$(family_of "$name")
+    target=$(bin_dir_of "$family")/$name
+    check_go
+    mkdir -p "$(dirname "$target")"
+    exec 8>"$cache/build.lock"
+    flock -n 8 || { say "waiting for another build"; flock 8; }
+    [[ ! -x $target ]] || exit 0
+
+    say "building $name $(version_of "$family") ..."
+    begin=$SECONDS
+    package=$(package_of "$name")
+    cd "$here/$family" || exit
+    CGO_ENABLED=0 go build -mod=readonly -buildvcs=false -trimpath \
+        -ldflags "$(stamps "$family")" -o "$target.part" "$package" >&2
+    mv "$target.part" "$target"
+    say "built $name in $((SECONDS - begin)) s"
+)
+
+# The API machinery of Kubernetes 1.36 serves a broken /openapi/v2 when built
+# with Go 1.27, and then `kubectl apply` fails.
+check_go() {
+    command -v go >/dev/null || fail "building needs Go 1.26 (or set KUBEBUILDER_ASSETS)"
+    case $(go env GOVERSION) in
+        go1.26*) ;;
+        *) export GOTOOLCHAIN=go1.26.0 ;;
+    esac
+}
+
+stamps() {
+    local version
+    version=$(version_of "$1")
+    printf -- '-s -w'
+    case $1 in
+        kubernetes)
+            local numbers=${version#v}
+            local minor=${numbers#*.}
+            printf -- ' -X k8s.io/component-base/version.gitVersion=%s' "$version"
+            printf -- ' -X k8s.io/component-base/version.gitMajor=%s' "${numbers%%.*}"
+            printf -- ' -X k8s.io/component-base/version.gitMinor=%s' "${minor%%.*}"
+            ;;
+        helm) printf -- ' -X helm.sh/helm/v4/internal/version.version=%s' "$version" ;;
+        k9s) printf -- ' -X github.com/derailed/k9s/cmd.version=%s' "$version" ;;
+    esac
+}
