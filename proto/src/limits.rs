@@ -40,3 +40,5 @@ pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
 /// Without any sign of life for so long a tunnel is dead; both ends know within 30 s.
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
+/// QUIC handshakes in progress above which a new peer must first prove its address (attack D5).
+pub const QUIC_RETRY_ABOVE: usize = 64;

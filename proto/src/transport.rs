@@ -8,7 +8,13 @@
 //! wants no more of one direction; its writer ends quietly and the other direction goes on. Dropping an unfinished send
 //! half resets; dropping an unfinished receive half stops.
 
+pub mod carrier;
+pub mod dial;
+pub mod http2;
+pub mod memory;
+pub mod quic;
 pub mod session;
+pub mod websocket;
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 

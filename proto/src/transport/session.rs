@@ -1,1 +1,120 @@
-//! Hello, stream identity, credit, stop, probes and drain: the same code over every carrier.
+//! Hello, stream identity, credit, stop, probes, drain: the same code over every carrier.
+
+use std::{future::Future, time::Duration};
+
+use rustls::pki_types::CertificateDer;
+
+use super::{TunnelHandle, carrier::Carrier};
+use crate::{
+    limits,
+    wire::{
+        close::CloseCode,
+        error::WireError,
+        hello::{Proof, Refuse},
+    },
+};
+
+/// Times of a session.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Period of probes.
+    pub probe_period: Duration,
+    /// Without any sign of life for so long the tunnel is dead.
+    pub probe_deadline: Duration,
+    /// The whole hello.
+    pub hello_deadline: Duration,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        Self {
+            probe_period: limits::PROBE_PERIOD,
+            probe_deadline: limits::PROBE_DEADLINE,
+            hello_deadline: limits::HELLO_DEADLINE,
+        }
+    }
+}
+
+/// Makes a [`Proof`] from the bytes that it must sign ([`crate::wire::hello::proof_message`]); the error is for people.
+pub type Prove = Box<dyn FnOnce(&[u8]) -> Result<Proof, String> + Send>;
+
+/// What the agent brings to the hello.
+pub struct AgentSide {
+    /// The agent program's version, for people.
+    pub agent_version: String,
+    /// Identifies this agent process.
+    pub instance: [u8; 16],
+    /// Called where the gateway saw no client certificate (a middlebox ended the TLS).
+    pub prove: Prove,
+    /// Times.
+    pub options: SessionOptions,
+}
+
+/// Certificates whose private key the agent has proved to hold. Whether they are trusted, in date and of the right role
+/// is for the gateway to judge.
+#[derive(Clone, Debug)]
+pub struct Presented {
+    /// The agent's own first.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Proved by the signed challenge rather than in the carrier's TLS.
+    pub by_proof: bool,
+    /// Identifies the agent process.
+    pub instance: [u8; 16],
+    /// The agent program's version as it said.
+    pub agent_version: String,
+}
+
+/// What the gateway brings to the hello.
+pub struct GatewaySide<F> {
+    /// The gateway's name of this tunnel, random.
+    pub session: [u8; 16],
+    /// `async FnOnce(Presented) -> Result<T, Refuse>`: who it is, or why not.
+    pub authenticate: F,
+    /// Times.
+    pub options: SessionOptions,
+}
+
+/// Why no tunnel came to be.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum HelloError {
+    /// The hello took longer than its deadline.
+    #[error("hello took too long")]
+    Timeout,
+    /// The gateway refused (at the agent), or this gateway did (at the gateway).
+    #[error("refused: {code}{}{message}", if .message.is_empty() { "" } else { ": " })]
+    Refused {
+        /// Why.
+        code: CloseCode,
+        /// A sentence for people.
+        message: String,
+        /// When to try again.
+        retry_after: Option<Duration>,
+    },
+    /// No version in common.
+    #[error("no version of the tunnel protocol in common")]
+    Version,
+    /// A message that cannot be read: the peer speaks something else.
+    #[error("unreadable hello: {0}")]
+    Wire(#[from] WireError),
+    /// This agent cannot prove its identity.
+    #[error("cannot sign the challenge: {0}")]
+    Proof(String),
+    /// The connection broke.
+    #[error("connection lost during hello: {0}")]
+    Lost(String),
+}
+
+/// The agent's end of the hello.
+pub async fn connect(_carrier: Carrier, _agent: AgentSide) -> Result<TunnelHandle, HelloError> {
+    todo!()
+}
+
+/// The gateway's end of the hello: the tunnel and what `authenticate` gave.
+pub async fn accept<F, A, T>(_carrier: Carrier, gateway: GatewaySide<F>) -> Result<(TunnelHandle, T), HelloError>
+where
+    F: FnOnce(Presented) -> A,
+    A: Future<Output = Result<T, Refuse>>,
+{
+    drop(gateway.authenticate);
+    todo!()
+}
