@@ -196,6 +196,13 @@ pub struct StreamId(pub u64);
 pub struct RequestId(pub [u8; 16]);
 
 impl RequestId {
+    /// A fresh one. Fails only if the operating system gives no random bytes.
+    pub fn random() -> Result<Self, aws_lc_rs::error::Unspecified> {
+        let mut bytes = [0; 16];
+        aws_lc_rs::rand::fill(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+
     /// Reads 32 hex digits.
     pub fn from_hex(text: &str) -> Option<Self> {
         let mut out = [0; 16];
