@@ -1,1 +1,4 @@
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 //! placeholder
+
+pub mod issuer;

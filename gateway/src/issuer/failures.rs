@@ -1,0 +1,86 @@
+//! Slows down who guesses passwords: failures are counted per address and per user from that address, in fixed windows.
+//!
+//! The count of one user from one address keeps a guesser away without letting them lock that user out elsewhere.
+
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use moka::sync::Cache;
+
+/// A window; also what a refused client is told to wait.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// Failures of one user from one address in a window.
+const PER_USER: u32 = 10;
+/// Failures from one address in a window.
+const PER_ADDRESS: u32 = 100;
+/// Counters kept; over that the oldest go.
+const COUNTERS: u64 = 16_384;
+
+#[derive(PartialEq, Eq, Hash, Clone)]
+enum Key {
+    Address(IpAddr),
+    User(IpAddr, String),
+}
+
+pub struct Failures {
+    counters: Cache<Key, Arc<AtomicU32>>,
+}
+
+impl Failures {
+    pub fn new() -> Self {
+        Self { counters: Cache::builder().max_capacity(COUNTERS).time_to_live(WINDOW).build() }
+    }
+
+    /// Whether there were too many failures to try again now.
+    pub fn too_many(&self, address: IpAddr, user: &str) -> bool {
+        let count = |key| self.counters.get(&key).map_or(0, |counter| counter.load(Ordering::Relaxed));
+        count(Key::User(address, user.to_owned())) >= PER_USER || count(Key::Address(address)) >= PER_ADDRESS
+    }
+
+    /// Counts one.
+    pub fn count(&self, address: IpAddr, user: &str) {
+        for key in [Key::User(address, user.to_owned()), Key::Address(address)] {
+            self.counters.get_with(key, Arc::default).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets those of a user who has now signed in.
+    pub fn forgive(&self, address: IpAddr, user: &str) {
+        self.counters.invalidate(&Key::User(address, user.to_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guessing_is_stopped_for_that_user_from_that_address_only() {
+        let (here, there) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, 2]));
+        let failures = Failures::new();
+        for _ in 0..PER_USER {
+            assert!(!failures.too_many(here, "ann"));
+            failures.count(here, "ann");
+        }
+        assert!(failures.too_many(here, "ann"));
+        assert!(!failures.too_many(there, "ann") && !failures.too_many(here, "bob"));
+        failures.forgive(here, "ann");
+        assert!(!failures.too_many(here, "ann"));
+    }
+
+    #[test]
+    fn an_address_that_tries_many_users_is_stopped() {
+        let here = IpAddr::from([127, 0, 0, 1]);
+        let failures = Failures::new();
+        for user in 0..PER_ADDRESS {
+            failures.count(here, &user.to_string());
+        }
+        assert!(failures.too_many(here, "ann"));
+    }
+}

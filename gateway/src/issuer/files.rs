@@ -1,0 +1,209 @@
+//! Files of the issuer's state: private, replaced whole, edited by one process at a time, and read again when changed.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
+
+/// The largest state file that is read, in bytes.
+pub const FILE_BYTES: u64 = 16 * 1024 * 1024;
+
+/// Why a state file could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The system refused.
+    #[error("cannot {what} {path}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The file is not what it should be. Says nothing of its content: it holds secrets.
+    #[error("{path} is not readable as the issuer's state: {reason}")]
+    Content {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong, without any of the content.
+        reason: String,
+    },
+}
+
+impl FileError {
+    /// For `map_err`.
+    pub fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, path: path.to_owned(), source }
+    }
+}
+
+/// Makes a folder and those above it, for the owner only (0700).
+pub fn create_private_dir(path: &Path) -> Result<(), FileError> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(FileError::io("create the folder", path))
+}
+
+/// Reads a whole file, up to [`FILE_BYTES`].
+pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+    let length = fs::metadata(path).map_err(FileError::io("read", path))?.len();
+    if length > FILE_BYTES {
+        return Err(FileError::Content {
+            path: path.to_owned(),
+            reason: format!("{length} bytes, at most {FILE_BYTES}"),
+        });
+    }
+    fs::read(path).map_err(FileError::io("read", path))
+}
+
+/// Replaces a file at once by one that only its owner can read (0600): readers see the old or the new one, whole.
+pub fn write_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
+    replace(path, content, 0o600)
+}
+
+/// The same for a file that is no secret (0644).
+pub fn write_public(path: &Path, content: &[u8]) -> Result<(), FileError> {
+    replace(path, content, 0o644)
+}
+
+fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let fresh = path.with_file_name(name);
+    // A leftover of a killed process with the same id.
+    let _ = fs::remove_file(&fresh);
+    let result = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&fresh)
+        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&fresh, path));
+    if result.is_err() {
+        let _ = fs::remove_file(&fresh);
+    }
+    result.map_err(FileError::io("write", path))
+}
+
+/// Keeps other processes from editing `path` at the same time until it is dropped. The lock lies beside the file,
+/// because the file itself is replaced.
+pub struct EditLock {
+    _file: File,
+}
+
+impl EditLock {
+    /// Waits for the lock; editors hold it for an instant.
+    pub fn take(path: &Path) -> Result<Self, FileError> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".lock");
+        let beside = path.with_file_name(name);
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&beside)
+            .map_err(FileError::io("open the lock", &beside))?;
+        file.lock().map_err(FileError::io("lock", &beside))?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// What tells one version of a file from the next: it is replaced, so its inode changes.
+#[derive(PartialEq, Eq, Clone, Copy)]
+struct Stamp {
+    inode: u64,
+    length: u64,
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Result<Self, FileError> {
+        let data = fs::metadata(path).map_err(FileError::io("read", path))?;
+        Ok(Self { inode: data.ino(), length: data.len(), seconds: data.mtime(), nanoseconds: data.mtime_nsec() })
+    }
+}
+
+/// A parsed file that is read again when it changed. One `stat` per use; a version that does not parse is reported once
+/// and the last good one stays.
+pub struct Watched<T> {
+    path: PathBuf,
+    parse: fn(&Path, &[u8]) -> Result<T, FileError>,
+    current: ArcSwap<(Stamp, Arc<T>)>,
+}
+
+impl<T> Watched<T> {
+    /// Reads the file for the first time.
+    pub fn open(path: PathBuf, parse: fn(&Path, &[u8]) -> Result<T, FileError>) -> Result<Self, FileError> {
+        let stamp = Stamp::of(&path)?;
+        let value = parse(&path, &read(&path)?)?;
+        Ok(Self { path, parse, current: ArcSwap::from_pointee((stamp, Arc::new(value))) })
+    }
+
+    /// The newest version that could be read.
+    pub fn current(&self) -> Arc<T> {
+        let held = self.current.load_full();
+        let stamp = match Stamp::of(&self.path) {
+            Ok(stamp) if stamp != held.0 => stamp,
+            _ => return held.1.clone(),
+        };
+        match read(&self.path).and_then(|bytes| (self.parse)(&self.path, &bytes)) {
+            Ok(value) => {
+                let value = Arc::new(value);
+                self.current.store(Arc::new((stamp, value.clone())));
+                value
+            }
+            Err(error) => {
+                tracing::warn!(error = %error, "a changed file of the issuer is not usable; the one before stays");
+                self.current.store(Arc::new((stamp, held.1.clone())));
+                held.1.clone()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn secrets_are_for_the_owner_only_even_where_a_wider_file_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        write_private(&path, b"new").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_changed_file_is_read_again_and_a_broken_one_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("number");
+        let parse = |path: &Path, bytes: &[u8]| {
+            std::str::from_utf8(bytes)
+                .ok()
+                .and_then(|text| text.parse::<u32>().ok())
+                .ok_or_else(|| FileError::Content { path: path.to_owned(), reason: "no number".to_owned() })
+        };
+        write_private(&path, b"1").unwrap();
+        let watched = Watched::open(path.clone(), parse).unwrap();
+        assert_eq!(*watched.current(), 1);
+        write_private(&path, b"2").unwrap();
+        assert_eq!(*watched.current(), 2);
+        write_private(&path, b"x").unwrap();
+        assert_eq!(*watched.current(), 2);
+        write_private(&path, b"3").unwrap();
+        assert_eq!(*watched.current(), 3);
+    }
+}

@@ -1,0 +1,138 @@
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
+use http_body_util::BodyExt;
+use serde_json::Value;
+
+use super::*;
+
+const CLUSTER: &str = "/subscriptions/s/resourceGroups/G/providers/Microsoft.Kubernetes/connectedClusters/Edge";
+const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+struct Fixture {
+    issuer: Issuer,
+    dir: tempfile::TempDir,
+}
+
+fn fixture() -> Fixture {
+    let dir = tempfile::tempdir().unwrap();
+    let users = dir.path().join(USERS_FILE);
+    Users::edit(&users, |users| users.put("ann", &["ops".to_owned()], "secret").map(|_| ())).unwrap();
+    let issuer = Issuer::open(IssuerSettings {
+        url: "https://gw.example/.towline/issuer".to_owned(),
+        state: dir.path().to_owned(),
+        ttl: TTL_DEFAULT,
+        audiences: vec![],
+    })
+    .unwrap();
+    Fixture { issuer, dir }
+}
+
+async fn send(issuer: &Issuer, method: Method, path: &str, body: &str) -> (StatusCode, Value) {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", "application/x-www-form-urlencoded")
+        .body(Full::new(Bytes::from(body.to_owned())))
+        .unwrap();
+    let response = issuer.handle(HERE, request).await;
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap())
+}
+
+async fn token(issuer: &Issuer, user: &str, password: &str, more: &str) -> (StatusCode, Value) {
+    let audience = format!("towline:cluster:{CLUSTER}");
+    let form = format!("grant_type=password&username={user}&password={password}&audience={audience}{more}");
+    send(issuer, Method::POST, "/.towline/issuer/token", &form).await
+}
+
+fn claims(answer: &Value) -> Value {
+    let token = answer["access_token"].as_str().unwrap();
+    serde_json::from_slice(&BASE64.decode(token.split('.').nth(1).unwrap()).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn discovery_names_the_issuer_and_its_keys() {
+    let f = fixture();
+    let (status, document) =
+        send(&f.issuer, Method::GET, "/.towline/issuer/.well-known/openid-configuration", "").await;
+    assert_eq!(status, 200);
+    assert_eq!(document["issuer"], "https://gw.example/.towline/issuer");
+    assert_eq!(document["jwks_uri"], "https://gw.example/.towline/issuer/keys");
+    let (status, keys) = send(&f.issuer, Method::GET, "/keys", "").await;
+    assert_eq!((status.as_u16(), &keys), (200, &f.issuer.key_set()));
+    assert_eq!(send(&f.issuer, Method::POST, "/keys", "").await.0, 405);
+    assert_eq!(send(&f.issuer, Method::GET, "/token", "").await.0, 405);
+    assert_eq!(send(&f.issuer, Method::GET, "/nothing", "").await.0, 404);
+}
+
+#[tokio::test]
+async fn a_token_is_for_one_cluster_and_one_user() {
+    let f = fixture();
+    let (status, answer) = token(&f.issuer, "ann", "secret", "").await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["token_type"], "Bearer");
+    assert_eq!(answer["expires_in"], 3600);
+    let first = claims(&answer);
+    assert_eq!(first["iss"], "https://gw.example/.towline/issuer");
+    assert_eq!(first["aud"], CLUSTER.parse::<ClusterId>().unwrap().audience());
+    assert_eq!(first["groups"], serde_json::json!(["ops"]));
+    assert_eq!(first["preferred_username"], "ann");
+    assert_eq!(first["exp"].as_u64().unwrap() - first["iat"].as_u64().unwrap(), 3600);
+    let second = claims(&token(&f.issuer, "ann", "secret", "&expires_in=5").await.1);
+    assert_eq!(second["exp"].as_u64().unwrap() - second["iat"].as_u64().unwrap(), 5);
+    assert_eq!(first["sub"], second["sub"]);
+    assert_ne!(first["jti"], second["jti"]);
+    let long = claims(&token(&f.issuer, "ann", "secret", "&expires_in=999999999").await.1);
+    assert_eq!(long["exp"].as_u64().unwrap() - long["iat"].as_u64().unwrap(), 3600, "never longer than configured");
+}
+
+#[tokio::test]
+async fn refusals_are_those_of_rfc_6749_and_do_not_tell_who_exists() {
+    let f = fixture();
+    let wrong = token(&f.issuer, "ann", "x", "").await;
+    assert_eq!((wrong.0.as_u16(), &wrong.1["error"]), (400, &Value::from("invalid_grant")));
+    assert_eq!(token(&f.issuer, "bob", "x", "").await, wrong);
+    Users::edit(&f.dir.path().join(USERS_FILE), |users| users.set_disabled("ann", true)).unwrap();
+    assert_eq!(token(&f.issuer, "ann", "secret", "").await, wrong, "disabled users look the same");
+    for (form, error) in [
+        ("", "invalid_request"),
+        ("grant_type=client_credentials", "unsupported_grant_type"),
+        ("grant_type=password&username=ann&password=secret", "invalid_request"),
+        ("grant_type=password&username=ann&username=bob&password=secret&audience=x", "invalid_request"),
+        ("grant_type=password&username=ann&password=secret&audience=x", "invalid_target"),
+        ("grant_type=password&username=ann&password=secret&audience=towline:cluster:/x", "invalid_target"),
+        ("grant_type=password&username=ann&password=secret&audience=x&expires_in=-1", "invalid_request"),
+    ] {
+        let (status, answer) = send(&f.issuer, Method::POST, "/token", form).await;
+        assert_eq!((status.as_u16(), &answer["error"]), (400, &Value::from(error)), "{form}");
+    }
+    let long = "x".repeat(20_000);
+    assert_eq!(send(&f.issuer, Method::POST, "/token", &long).await.1["error"], "invalid_request");
+}
+
+#[tokio::test]
+async fn guessing_a_password_is_slowed_down() {
+    let f = fixture();
+    for _ in 0..10 {
+        assert_eq!(token(&f.issuer, "ann", "x", "").await.0, 400);
+    }
+    let (status, answer) = token(&f.issuer, "ann", "secret", "").await;
+    assert_eq!((status.as_u16(), &answer["error"]), (429, &Value::from("temporarily_unavailable")));
+}
+
+#[tokio::test]
+async fn a_rotated_key_signs_the_next_token_and_the_old_one_stays_published() {
+    let f = fixture();
+    let kid = |answer: &Value| {
+        let header = answer["access_token"].as_str().unwrap().split('.').next().unwrap().to_owned();
+        let header: Value = serde_json::from_slice(&BASE64.decode(header).unwrap()).unwrap();
+        header["kid"].as_str().unwrap().to_owned()
+    };
+    let before = kid(&token(&f.issuer, "ann", "secret", "").await.1);
+    let rotated = Keys::rotate(&f.dir.path().join(KEYS_FILE)).unwrap();
+    let after = kid(&token(&f.issuer, "ann", "secret", "").await.1);
+    assert_ne!(before, after);
+    assert_eq!(after, rotated.newest());
+    let kids: Vec<_> = f.issuer.key_set()["keys"].as_array().unwrap().iter().map(|k| k["kid"].clone()).collect();
+    assert_eq!(kids, [Value::from(after), Value::from(before)]);
+}

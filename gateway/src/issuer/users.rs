@@ -1,0 +1,226 @@
+//! The issuer's local users. Passwords are kept as PBKDF2-HMAC-SHA-256 (NIST SP 800-132) and compared in constant time.
+
+use std::{num::NonZeroU32, path::Path};
+
+use aws_lc_rs::{
+    pbkdf2::{self, PBKDF2_HMAC_SHA256},
+    rand::{SecureRandom, SystemRandom},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
+use serde::{Deserialize, Serialize};
+
+use super::files::{self, EditLock, FileError};
+
+/// Rounds for new passwords; what a password was hashed with is kept beside it.
+const ROUNDS: NonZeroU32 = match NonZeroU32::new(600_000) {
+    Some(rounds) => rounds,
+    None => NonZeroU32::MIN,
+};
+/// Users that the issuer keeps at most.
+pub const USERS_MAX: usize = 10_000;
+/// Bytes of a password at most.
+pub const PASSWORD_BYTES: usize = 1024;
+/// Bytes of a user's or group's name at most.
+pub const NAME_BYTES: usize = 253;
+
+/// Why users could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum UsersError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The name cannot be one.
+    #[error(
+        "{0:?} is no name of a user or group: 1 to {NAME_BYTES} characters, none of them a control character or ':'"
+    )]
+    Name(String),
+    /// No such user.
+    #[error("the issuer has no user {0:?}")]
+    Unknown(String),
+    /// Too many.
+    #[error("the issuer keeps {USERS_MAX} users at most")]
+    TooMany,
+    /// The password cannot be one.
+    #[error("a password has 1 to {PASSWORD_BYTES} bytes")]
+    Password,
+    /// No random bytes.
+    #[error("the system gave no random bytes")]
+    Random,
+}
+
+/// A hashed password.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hashed {
+    rounds: NonZeroU32,
+    salt: String,
+    hash: String,
+}
+
+/// A user as kept.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct User {
+    /// What they sign in with; `preferred_username`.
+    pub name: String,
+    /// `sub`: 16 random bytes in hex that stay when the user is renamed and are never given to another.
+    pub id: String,
+    /// `groups`.
+    pub groups: Vec<String>,
+    /// Gets no tokens.
+    #[serde(default)]
+    pub disabled: bool,
+    password: Hashed,
+}
+
+/// All users of an issuer.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Users {
+    users: Vec<User>,
+}
+
+impl Users {
+    /// Changes the users of `path` under a lock; makes the file where there is none. A running issuer sees the change
+    /// with its next request.
+    pub fn edit<T>(path: &Path, change: impl FnOnce(&mut Self) -> Result<T, UsersError>) -> Result<T, UsersError> {
+        if let Some(folder) = path.parent() {
+            files::create_private_dir(folder)?;
+        }
+        let _lock = EditLock::take(path)?;
+        let before = if path.exists() { Some(files::read(path)?) } else { None };
+        let mut users = match &before {
+            Some(bytes) => Self::parse(path, bytes)?,
+            None => Self::default(),
+        };
+        let result = change(&mut users)?;
+        let after = serde_json::to_vec_pretty(&users)
+            .map_err(|error| FileError::Content { path: path.to_owned(), reason: error.to_string() })?;
+        if before.as_deref() != Some(after.as_slice()) {
+            files::write_private(path, &after)?;
+        }
+        Ok(result)
+    }
+
+    pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, FileError> {
+        serde_json::from_slice(bytes).map_err(|error| FileError::Content {
+            path: path.to_owned(),
+            reason: format!("not as expected at line {} column {}", error.line(), error.column()),
+        })
+    }
+
+    /// The user of that name.
+    pub fn find(&self, name: &str) -> Option<&User> {
+        self.users.iter().find(|user| user.name == name)
+    }
+
+    /// All of them, in the order in which they were added.
+    pub fn iter(&self) -> impl Iterator<Item = &User> {
+        self.users.iter()
+    }
+
+    /// Adds a user, or gives an existing one new groups and a new password; their id stays and they are enabled.
+    pub fn put(&mut self, name: &str, groups: &[String], password: &str) -> Result<&User, UsersError> {
+        for name in std::iter::once(name).chain(groups.iter().map(String::as_str)) {
+            if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(|c| c.is_control() || c == ':') {
+                return Err(UsersError::Name(name.to_owned()));
+            }
+        }
+        let password = Hashed::of(password)?;
+        let at = match self.users.iter().position(|user| user.name == name) {
+            Some(at) => {
+                let user = &mut self.users[at];
+                (user.groups, user.password, user.disabled) = (groups.to_vec(), password, false);
+                at
+            }
+            None if self.users.len() >= USERS_MAX => return Err(UsersError::TooMany),
+            None => {
+                let id = random::<16>()?.iter().map(|byte| format!("{byte:02x}")).collect();
+                let user = User { name: name.to_owned(), id, groups: groups.to_vec(), disabled: false, password };
+                self.users.push(user);
+                self.users.len() - 1
+            }
+        };
+        Ok(&self.users[at])
+    }
+
+    /// Disables or enables a user.
+    pub fn set_disabled(&mut self, name: &str, disabled: bool) -> Result<(), UsersError> {
+        let user = self.users.iter_mut().find(|user| user.name == name);
+        user.ok_or_else(|| UsersError::Unknown(name.to_owned()))?.disabled = disabled;
+        Ok(())
+    }
+}
+
+impl Hashed {
+    fn of(password: &str) -> Result<Self, UsersError> {
+        if password.is_empty() || password.len() > PASSWORD_BYTES {
+            return Err(UsersError::Password);
+        }
+        let salt = random::<16>()?;
+        let mut hash = [0; 32];
+        pbkdf2::derive(PBKDF2_HMAC_SHA256, ROUNDS, &salt, password.as_bytes(), &mut hash);
+        Ok(Self { rounds: ROUNDS, salt: BASE64.encode(salt), hash: BASE64.encode(hash) })
+    }
+
+    fn fits(&self, password: &str) -> bool {
+        let (Ok(salt), Ok(hash)) = (BASE64.decode(&self.salt), BASE64.decode(&self.hash)) else { return false };
+        pbkdf2::verify(PBKDF2_HMAC_SHA256, self.rounds, &salt, password.as_bytes(), &hash).is_ok()
+    }
+}
+
+/// Whether `password` is that of `user`, who may be none: an unknown and a disabled user take as long as a wrong
+/// password, so that the time tells nobody who exists. Takes a good part of a second of one core.
+pub fn check(user: Option<&User>, password: &str) -> bool {
+    let Some(user) = user else {
+        let nobody = Hashed { rounds: ROUNDS, salt: BASE64.encode([0; 16]), hash: BASE64.encode([0; 32]) };
+        let _ = nobody.fits(password);
+        return false;
+    };
+    user.password.fits(password) && !user.disabled
+}
+
+/// A new password of 160 random bits.
+pub fn generate_password() -> Result<String, UsersError> {
+    Ok(BASE64.encode(random::<20>()?))
+}
+
+fn random<const N: usize>() -> Result<[u8; N], UsersError> {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| UsersError::Random)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_hashed_and_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("users.json");
+        let password = generate_password().unwrap();
+        let id = Users::edit(&path, |users| Ok(users.put("ann", &["ops".to_owned()], &password)?.id.clone())).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(!text.contains(&password));
+        let users = Users::parse(&path, text.as_bytes()).unwrap();
+        assert!(check(users.find("ann"), &password));
+        assert!(!check(users.find("ann"), "wrong"));
+        assert!(!check(users.find("bob"), &password));
+        let again = Users::edit(&path, |users| {
+            users.set_disabled("ann", true)?;
+            assert!(!check(users.find("ann"), &password));
+            Ok(users.put("ann", &[], "another")?.id.clone())
+        });
+        assert_eq!(again.unwrap(), id, "the id stays");
+    }
+
+    #[test]
+    fn names_that_could_be_taken_for_others_are_refused() {
+        for bad in ["", "a\nb", "system:admin", &"x".repeat(300)] {
+            assert!(matches!(Users::default().put(bad, &[], "p"), Err(UsersError::Name(_))), "{bad:?}");
+        }
+        assert!(matches!(Users::default().put("a", &["system:masters".to_owned()], "p"), Err(UsersError::Name(_))));
+        assert!(matches!(Users::default().put("a", &[], ""), Err(UsersError::Password)));
+    }
+}
