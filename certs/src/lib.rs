@@ -1,1 +1,36 @@
-//! placeholder
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+//! The PKI: who may issue which certificate, how one is read, and how TLS is set up with it. Used by the gateway, the
+//! agent, the command line and the tests; depends on nothing of ours, so cluster ids are texts here.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`authority`] | a certificate authority: create, keep in a directory, issue server, agent and access certificates |
+//! | [`credentials`] | a certificate chain with its private key, from PEM, with errors that say what to do |
+//! | [`roots`] | the authorities that somebody trusts |
+//! | [`peer`] | the strict reading of a peer's certificate: an agent, or a person with access to one cluster |
+//! | [`proof`] | possession of a certificate's key shown in the hello, where a middlebox ends the TLS |
+//! | [`server_certificate`] | the certificate that a listener shows, exchangeable while it runs |
+//! | [`tls`] | rustls configurations of every listener and client |
+//!
+//! **Roles.** One authority (ECDSA P-256) issues for a gateway. The role of a client certificate is its one URI name:
+//! `urn:towline:agent:<cluster id>` is the right to serve that cluster's tunnel, `urn:towline:access:<cluster id>` the right
+//! to reach that cluster with a service-account token. Server certificates have DNS and IP names and `serverAuth`. A
+//! certificate of one role is nothing in another.
+
+pub mod authority;
+pub mod credentials;
+pub mod peer;
+pub mod proof;
+pub mod roots;
+pub mod server_certificate;
+pub mod tls;
+
+mod file;
+
+pub use authority::{Authority, AuthorityError, Issued, Validity};
+pub use credentials::Credentials;
+pub use file::{LoadError, Problem};
+pub use peer::{Peer, PeerError, PeerIdentity};
+pub use proof::{ProofError, sign_proof, verify_proof};
+pub use roots::Roots;
+pub use server_certificate::ServerCertificate;

@@ -1,0 +1,262 @@
+//! A certificate authority: created once, kept in a directory as `ca.crt` and `ca.key`, issues certificates of the three
+//! roles. ECDSA P-256 throughout, because a storm of reconnecting agents pays for signatures.
+
+use std::{
+    fmt,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, string::Ia5String,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+
+use crate::{
+    credentials::Credentials,
+    file::{self, LoadError, Problem},
+    peer::{self, ACCESS, AGENT},
+    roots::Roots,
+};
+
+/// Certificates begin this much before they are issued, for clocks that are behind.
+const BACKDATED: Duration = Duration::from_secs(300);
+const CERTIFICATE_FILE: &str = "ca.crt";
+const KEY_FILE: &str = "ca.key";
+
+/// When a certificate is valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validity {
+    /// From this instant.
+    pub not_before: SystemTime,
+    /// To this instant.
+    pub not_after: SystemTime,
+}
+
+impl Validity {
+    /// From now (five minutes ago, for clocks that are behind) for so long.
+    pub fn for_duration(duration: Duration) -> Self {
+        let now = SystemTime::now();
+        Self { not_before: now - BACKDATED, not_after: now + duration }
+    }
+
+    /// From now for so many days.
+    pub fn days(days: u32) -> Self {
+        Self::for_duration(Duration::from_secs(u64::from(days) * 86_400))
+    }
+}
+
+/// Why a certificate was not issued.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// A name that no certificate can hold.
+    #[error("{0:?} is no valid {1}")]
+    Name(String, &'static str),
+    /// The library refused.
+    #[error("cannot issue the certificate")]
+    Issue(#[from] rcgen::Error),
+    /// No randomness, or what was issued does not read back.
+    #[error("cannot make a certificate: {0}")]
+    Internal(&'static str),
+}
+
+/// A certificate authority with its key.
+pub struct Authority {
+    certificate: CertificateDer<'static>,
+    certificate_pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authority").finish_non_exhaustive()
+    }
+}
+
+/// A new certificate with its key. The key does not print.
+#[derive(Clone)]
+pub struct Issued {
+    /// The certificate as PEM.
+    pub certificate_pem: String,
+    key_pem: String,
+    credentials: Credentials,
+}
+
+impl Issued {
+    /// The private key as PEM (PKCS#8).
+    pub fn key_pem(&self) -> &str {
+        &self.key_pem
+    }
+
+    /// The pair, as the TLS configurations want it.
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// Writes both as PEM; the key is readable for its owner only.
+    ///
+    /// # Errors
+    /// [`LoadError`] with [`Problem::Write`].
+    pub fn save(&self, certificate_file: &Path, key_file: &Path) -> Result<(), LoadError> {
+        file::write(key_file, self.key_pem.as_bytes(), true)?;
+        file::write(certificate_file, self.certificate_pem.as_bytes(), false)
+    }
+}
+
+impl fmt::Debug for Issued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Issued").field("not_after", &self.credentials.not_after()).finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// A new authority with this common name. It may not have authorities below it.
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn create(name: &str, validity: Validity) -> Result<Self, AuthorityError> {
+        if !peer::is_name(name) {
+            return Err(AuthorityError::Name(name.to_owned(), "name of an authority"));
+        }
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let mut params = parameters(name, validity)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key)?;
+        Ok(Self {
+            certificate: certificate.der().clone(),
+            certificate_pem: certificate.pem(),
+            issuer: Issuer::new(params, key),
+        })
+    }
+
+    /// Reads `ca.crt` and `ca.key` of a directory.
+    ///
+    /// # Errors
+    /// [`LoadError`] says which file and what to do.
+    pub fn load(dir: &Path) -> Result<Self, LoadError> {
+        let (certificate_file, key_file) = (dir.join(CERTIFICATE_FILE), dir.join(KEY_FILE));
+        let pair = Credentials::load(&certificate_file, &key_file)?;
+        Roots::load(&certificate_file)?;
+        let certificate = pair.chain()[0].clone();
+        let key = KeyPair::try_from(&pair.key()).map_err(|_| file::error(Some(&key_file), Problem::KeyKind))?;
+        let issuer = Issuer::from_ca_cert_der(&certificate, key)
+            .map_err(|_| file::error(Some(&certificate_file), Problem::Certificate(1)))?;
+        let certificate_pem = String::from_utf8_lossy(&file::read(&certificate_file)?).into_owned();
+        Ok(Self { certificate, certificate_pem, issuer })
+    }
+
+    /// Writes `ca.crt` and `ca.key` (readable for its owner only) into a directory, which is made if it is not there.
+    ///
+    /// # Errors
+    /// [`LoadError`] with [`Problem::Write`].
+    pub fn save(&self, dir: &Path) -> Result<(), LoadError> {
+        std::fs::create_dir_all(dir).map_err(|e| file::error(Some(dir), Problem::Write(e.kind())))?;
+        file::write(&dir.join(KEY_FILE), self.issuer.key().serialize_pem().as_bytes(), true)?;
+        file::write(&dir.join(CERTIFICATE_FILE), self.certificate_pem.as_bytes(), false)
+    }
+
+    /// The authority's certificate as PEM: what others trust.
+    pub fn certificate_pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// Trust in this authority alone.
+    ///
+    /// # Errors
+    /// [`LoadError`] if the certificate is no authority's, which [`Authority::create`] and [`Authority::load`] exclude.
+    pub fn roots(&self) -> Result<Roots, LoadError> {
+        Roots::from_der(vec![self.certificate.clone()])
+    }
+
+    /// A server certificate for DNS names (also `*.`) and IP addresses.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Name`] for no name at all or one that is neither.
+    pub fn issue_server(&self, names: &[&str], validity: Validity) -> Result<Issued, AuthorityError> {
+        let first = names.first().ok_or_else(|| AuthorityError::Name(String::new(), "server name"))?;
+        // A common name holds 64 characters at the most; clients read the alternative names alone.
+        let mut params = parameters(first.get(..first.len().min(64)).unwrap_or("server"), validity)?;
+        for name in names {
+            params.subject_alt_names.push(server_name(name)?);
+        }
+        self.issue(params, ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
+    /// The certificate of an agent of this cluster: a tunnel.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Name`] for an id that no certificate can hold.
+    pub fn issue_agent(&self, cluster_id: &str, validity: Validity) -> Result<Issued, AuthorityError> {
+        let params = with_uri(parameters("towline agent", validity)?, AGENT, cluster_id)?;
+        self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// The right of a person to reach this cluster with a service-account token; short-lived.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Name`] for an id or a name that no certificate can hold.
+    pub fn issue_access(&self, cluster_id: &str, name: &str, validity: Validity) -> Result<Issued, AuthorityError> {
+        if !peer::is_name(name) {
+            return Err(AuthorityError::Name(name.to_owned(), "name of a person"));
+        }
+        let params = with_uri(parameters(name, validity)?, ACCESS, cluster_id)?;
+        self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    fn issue(&self, mut params: CertificateParams, purpose: ExtendedKeyUsagePurpose) -> Result<Issued, AuthorityError> {
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![purpose];
+        params.use_authority_key_identifier_extension = true;
+        self.issue_as_is(&params)
+    }
+
+    /// Issues what the parameters say: tests make wrong certificates with it.
+    pub(crate) fn issue_as_is(&self, params: &CertificateParams) -> Result<Issued, AuthorityError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        let der = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let credentials = Credentials::from_der(vec![certificate.der().clone()], der)
+            .map_err(|_| AuthorityError::Internal("what was issued does not read back"))?;
+        Ok(Issued { certificate_pem: certificate.pem(), key_pem: key.serialize_pem(), credentials })
+    }
+}
+
+pub(crate) fn parameters(common_name: &str, validity: Validity) -> Result<CertificateParams, AuthorityError> {
+    let mut serial = [0; 16];
+    aws_lc_rs::rand::fill(&mut serial).map_err(|_| AuthorityError::Internal("no randomness"))?;
+    // RFC 5280 4.1.2.2: positive, and of one length.
+    serial[0] = serial[0] & 0x7f | 0x40;
+    let mut params = CertificateParams::default();
+    params.serial_number = Some(SerialNumber::from_slice(&serial));
+    params.not_before = validity.not_before.into();
+    params.not_after = validity.not_after.into();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    Ok(params)
+}
+
+fn with_uri(mut params: CertificateParams, role: &str, cluster_id: &str) -> Result<CertificateParams, AuthorityError> {
+    let wrong = || AuthorityError::Name(cluster_id.to_owned(), "cluster id");
+    if !peer::is_id(cluster_id) {
+        return Err(wrong());
+    }
+    let uri = Ia5String::try_from(format!("{role}{cluster_id}")).map_err(|_| wrong())?;
+    params.subject_alt_names = vec![SanType::URI(uri)];
+    Ok(params)
+}
+
+fn server_name(name: &str) -> Result<SanType, AuthorityError> {
+    if let Ok(address) = name.parse() {
+        return Ok(SanType::IpAddress(address));
+    }
+    let wrong = || AuthorityError::Name(name.to_owned(), "server name");
+    let plain = name.strip_prefix("*.").unwrap_or(name);
+    rustls_pki_types::DnsName::try_from(plain).map_err(|_| wrong())?;
+    Ok(SanType::DnsName(Ia5String::try_from(name).map_err(|_| wrong())?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! A certificate chain with its private key. The key does not print.
+
+use std::{fmt, path::Path, sync::Arc};
+
+use rustls::{crypto::aws_lc_rs::sign::any_supported_type, sign::CertifiedKey};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::file::{self, LoadError, Problem};
+
+/// A certificate chain, the own certificate first, and the private key of that certificate; known to belong together.
+#[derive(Clone)]
+pub struct Credentials {
+    key_pair: Arc<CertifiedKey>,
+    key: Arc<PrivateKeyDer<'static>>,
+}
+
+impl Credentials {
+    /// Reads two PEM files.
+    ///
+    /// # Errors
+    /// [`LoadError`] says which file, what is wrong with it, and what to do.
+    pub fn load(certificate_file: &Path, key_file: &Path) -> Result<Self, LoadError> {
+        let chain = file::certificates(Some(certificate_file), &file::read(certificate_file)?)?;
+        let key = file::private_key(Some(key_file), &file::read(key_file)?)?;
+        Self::build(chain, key, Some(certificate_file), Some(key_file))
+    }
+
+    /// Reads PEM texts.
+    ///
+    /// # Errors
+    /// As [`Credentials::load`].
+    pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, LoadError> {
+        Self::build(file::certificates(None, certificates)?, file::private_key(None, key)?, None, None)
+    }
+
+    /// From DER.
+    ///
+    /// # Errors
+    /// As [`Credentials::load`].
+    pub fn from_der(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<Self, LoadError> {
+        Self::build(chain, key, None, None)
+    }
+
+    fn build(
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+        chain_path: Option<&Path>,
+        key_path: Option<&Path>,
+    ) -> Result<Self, LoadError> {
+        if chain.is_empty() {
+            return Err(file::error(chain_path, Problem::NoCertificate));
+        }
+        let signing = any_supported_type(&key).map_err(|_| file::error(key_path, Problem::KeyKind))?;
+        let pair = CertifiedKey::new(chain, signing);
+        match pair.keys_match() {
+            Ok(()) => Ok(Self { key_pair: Arc::new(pair), key: Arc::new(key) }),
+            Err(rustls::Error::InconsistentKeys(_)) => {
+                let other = chain_path.map_or_else(|| file::INLINE.to_owned(), |p| p.display().to_string());
+                Err(file::error(key_path, Problem::Mismatch(other)))
+            }
+            Err(_) => Err(file::error(chain_path, Problem::Certificate(1))),
+        }
+    }
+
+    /// The chain, the own certificate first.
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.key_pair.cert
+    }
+
+    /// When the own certificate ends.
+    pub fn not_after(&self) -> std::time::SystemTime {
+        crate::peer::not_after(self.chain())
+    }
+
+    /// A copy of the private key, for libraries that want to own it.
+    pub fn key(&self) -> PrivateKeyDer<'static> {
+        self.key.clone_key()
+    }
+
+    pub(crate) fn certified_key(&self) -> Arc<CertifiedKey> {
+        self.key_pair.clone()
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("certificates", &self.chain().len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,275 @@
+//! The strict reading of a peer's certificate. What is not exactly one role of ours is refused with the reason; a
+//! certificate that only looks like one (another name beside, one purpose more, an authority) is refused too.
+
+use std::time::{Duration, SystemTime};
+
+use rustls::CertificateError;
+use rustls_pki_types::{CertificateDer, UnixTime};
+use x509_parser::{
+    certificate::X509Certificate,
+    extensions::{ExtendedKeyUsage, GeneralName},
+    oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY},
+};
+
+use crate::{roots::Roots, tls};
+
+/// What the URI name of an agent's certificate begins with; the cluster id follows.
+pub const AGENT: &str = "urn:towline:agent:";
+/// What the URI name of an access certificate begins with; the cluster id follows.
+pub const ACCESS: &str = "urn:towline:access:";
+
+/// Certificates in one chain.
+const CHAIN: usize = 8;
+/// Bytes of a cluster id in a certificate.
+pub(crate) const ID_BYTES: usize = 1024;
+/// Bytes of a person's name in an access certificate.
+pub(crate) const NAME_BYTES: usize = 256;
+
+/// The role that a certificate proves. Cluster ids are as in the certificate; the caller parses them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PeerIdentity {
+    /// The agent of this cluster: a tunnel.
+    Agent(String),
+    /// The right to reach this cluster with a service-account token.
+    Access {
+        /// The cluster.
+        id: String,
+        /// For whom it was issued, for the audit record.
+        name: String,
+    },
+}
+
+/// A verified certificate: its role and what an observer needs of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// The role.
+    pub identity: PeerIdentity,
+    /// When the certificate ends; a session that rests on it must not live longer than its owner allows.
+    pub not_after: SystemTime,
+    /// The serial number in lower-case hex, for logs.
+    pub serial: String,
+}
+
+/// Why a certificate proves no role.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PeerError {
+    /// No certificate was shown.
+    #[error("no client certificate was shown")]
+    Missing,
+    /// More than eight certificates.
+    #[error("the chain has {0} certificates, more than {CHAIN}")]
+    TooMany(usize),
+    /// Not X.509, or an extension in it is broken or twice there.
+    #[error("the certificate cannot be read: {0}")]
+    Malformed(&'static str),
+    /// It ended.
+    #[error("the certificate has expired")]
+    Expired,
+    /// It has not begun; usually a wrong clock.
+    #[error("the certificate is not valid yet; check the clocks")]
+    NotYetValid,
+    /// An authority as a client.
+    #[error("the certificate is a certificate authority's")]
+    IsAuthority,
+    /// No trusted authority issued it.
+    #[error("no trusted authority issued the certificate")]
+    UnknownIssuer,
+    /// The chain does not hold for another reason.
+    #[error("the chain does not verify: {0}")]
+    Chain(String),
+    /// The extended key usage is not exactly `clientAuth`.
+    #[error("the certificate is not for clients alone: its extended key usage must be exactly clientAuth")]
+    Usage,
+    /// Not exactly one name, or that one is no URI.
+    #[error(
+        "the certificate must have exactly one subject alternative name, and that a URI; it has {uris} URIs and {others} others"
+    )]
+    Names {
+        /// URI names.
+        uris: usize,
+        /// Other names.
+        others: usize,
+    },
+    /// The URI is of no role of ours.
+    #[error("the certificate's URI name is no role of Towline")]
+    UnknownRole,
+    /// The id or the person's name after it is empty, too long, or has characters that no id has.
+    #[error("the certificate's {0} is empty, too long or has forbidden characters")]
+    BadName(&'static str),
+    /// A role, but not the one that this place needs.
+    #[error("the certificate is an {found} certificate, here an {wanted} certificate is needed")]
+    Role {
+        /// What it is.
+        found: &'static str,
+        /// What is needed.
+        wanted: &'static str,
+    },
+}
+
+impl PeerIdentity {
+    /// Verifies a chain, the peer's own certificate first, and reads its role. See [`Peer::verify`].
+    ///
+    /// # Errors
+    /// One [`PeerError`] per check.
+    pub fn from_der(chain: &[CertificateDer<'_>], roots: &Roots, now: SystemTime) -> Result<Self, PeerError> {
+        Peer::verify(chain, roots, now).map(|peer| peer.identity)
+    }
+
+    /// The cluster id, if this is an agent.
+    ///
+    /// # Errors
+    /// [`PeerError::Role`].
+    pub fn agent(&self) -> Result<&str, PeerError> {
+        match self {
+            Self::Agent(id) => Ok(id),
+            Self::Access { .. } => Err(PeerError::Role { found: "access", wanted: "agent" }),
+        }
+    }
+
+    /// Cluster id and person, if this is an access certificate.
+    ///
+    /// # Errors
+    /// [`PeerError::Role`].
+    pub fn access(&self) -> Result<(&str, &str), PeerError> {
+        match self {
+            Self::Access { id, name } => Ok((id, name)),
+            Self::Agent(_) => Err(PeerError::Role { found: "agent", wanted: "access" }),
+        }
+    }
+}
+
+impl Peer {
+    /// Verifies a chain against the roots, for client authentication, at `now`, and reads the role strictly: one URI
+    /// name and no other, the extended key usage exactly `clientAuth`, no authority.
+    ///
+    /// # Errors
+    /// One [`PeerError`] per check.
+    pub fn verify(chain: &[CertificateDer<'_>], roots: &Roots, now: SystemTime) -> Result<Self, PeerError> {
+        let (own, intermediates) = chain.split_first().ok_or(PeerError::Missing)?;
+        if chain.len() > CHAIN {
+            return Err(PeerError::TooMany(chain.len()));
+        }
+        let (rest, parsed) =
+            x509_parser::parse_x509_certificate(own).map_err(|_| PeerError::Malformed("not an X.509 certificate"))?;
+        if !rest.is_empty() {
+            return Err(PeerError::Malformed("bytes after the certificate"));
+        }
+        not_an_authority(&parsed)?;
+        verify_chain(own, intermediates, roots, now)?;
+        for_clients_alone(&parsed)?;
+        Ok(Self { identity: identity(&parsed)?, not_after: end_of(&parsed), serial: serial(&parsed) })
+    }
+}
+
+fn not_an_authority(parsed: &X509Certificate<'_>) -> Result<(), PeerError> {
+    let constraints = parsed.basic_constraints().map_err(|_| PeerError::Malformed("basicConstraints"))?;
+    let usage = parsed.key_usage().map_err(|_| PeerError::Malformed("keyUsage"))?;
+    if constraints.is_some_and(|c| c.value.ca) || usage.is_some_and(|u| u.value.key_cert_sign()) {
+        return Err(PeerError::IsAuthority);
+    }
+    Ok(())
+}
+
+fn verify_chain(
+    own: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+    roots: &Roots,
+    now: SystemTime,
+) -> Result<(), PeerError> {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| PeerError::NotYetValid)?;
+    let verifier = tls::client_verifier(roots, false).map_err(|e| PeerError::Chain(e.to_string()))?;
+    let verified = verifier.verify_client_cert(own, intermediates, UnixTime::since_unix_epoch(since));
+    verified.map(|_| ()).map_err(|e| match e {
+        rustls::Error::InvalidCertificate(reason) => match reason {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => PeerError::Expired,
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => PeerError::NotYetValid,
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => PeerError::UnknownIssuer,
+            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => PeerError::Usage,
+            other => PeerError::Chain(format!("{other:?}")),
+        },
+        other => PeerError::Chain(other.to_string()),
+    })
+}
+
+fn for_clients_alone(parsed: &X509Certificate<'_>) -> Result<(), PeerError> {
+    let usage = parsed.extended_key_usage().map_err(|_| PeerError::Malformed("extendedKeyUsage"))?;
+    match usage.map(|u| u.value) {
+        Some(ExtendedKeyUsage {
+            client_auth: true,
+            any: false,
+            server_auth: false,
+            code_signing: false,
+            email_protection: false,
+            time_stamping: false,
+            ocsp_signing: false,
+            other,
+        }) if other.is_empty() => Ok(()),
+        _ => Err(PeerError::Usage),
+    }
+}
+
+fn identity(parsed: &X509Certificate<'_>) -> Result<PeerIdentity, PeerError> {
+    let names = parsed.subject_alternative_name().map_err(|_| PeerError::Malformed("subjectAltName"))?;
+    let names = names.map(|n| n.value.general_names.as_slice()).unwrap_or_default();
+    let uri = match names {
+        [GeneralName::URI(uri)] => *uri,
+        other => {
+            let uris = other.iter().filter(|n| matches!(n, GeneralName::URI(_))).count();
+            return Err(PeerError::Names { uris, others: other.len() - uris });
+        }
+    };
+    if let Some(id) = uri.strip_prefix(AGENT) {
+        Ok(PeerIdentity::Agent(cluster_id(id)?))
+    } else if let Some(id) = uri.strip_prefix(ACCESS) {
+        Ok(PeerIdentity::Access { id: cluster_id(id)?, name: person(parsed)? })
+    } else {
+        Err(PeerError::UnknownRole)
+    }
+}
+
+fn cluster_id(id: &str) -> Result<String, PeerError> {
+    if is_id(id) { Ok(id.to_owned()) } else { Err(PeerError::BadName("cluster id")) }
+}
+
+pub(crate) fn is_id(id: &str) -> bool {
+    (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())
+}
+
+pub(crate) fn is_name(name: &str) -> bool {
+    (1..=NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
+}
+
+fn person(parsed: &X509Certificate<'_>) -> Result<String, PeerError> {
+    let mut names = parsed.subject().iter_common_name();
+    match (names.next().map(x509_parser::x509::AttributeTypeAndValue::as_str), names.next()) {
+        (Some(Ok(name)), None) if is_name(name) => Ok(name.to_owned()),
+        _ => Err(PeerError::BadName("common name")),
+    }
+}
+
+fn serial(parsed: &X509Certificate<'_>) -> String {
+    parsed.raw_serial().iter().take(32).map(|b| format!("{b:02x}")).collect()
+}
+
+fn end_of(parsed: &X509Certificate<'_>) -> SystemTime {
+    let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// When the first certificate of a chain ends; one that cannot be read has ended.
+pub(crate) fn not_after(chain: &[CertificateDer<'_>]) -> SystemTime {
+    let parsed = chain.first().and_then(|own| x509_parser::parse_x509_certificate(own).ok());
+    parsed.map_or(SystemTime::UNIX_EPOCH, |(_, parsed)| end_of(&parsed))
+}
+
+/// The public key of a chain's first certificate, if it is a point of P-256.
+pub(crate) fn p256_point(chain: &[CertificateDer<'_>]) -> Option<Vec<u8>> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
+    let key = parsed.public_key();
+    let curve = key.algorithm.parameters.as_ref()?.as_oid().ok()?;
+    (key.algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY && curve == OID_EC_P256)
+        .then(|| key.subject_public_key.data.to_vec())
+}
+
+#[cfg(test)]
+mod tests;

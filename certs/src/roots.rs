@@ -1,0 +1,86 @@
+//! The authorities that somebody trusts: several at once, so that one can be rolled over to the next.
+
+use std::{fmt, path::Path, sync::Arc};
+
+use rustls::RootCertStore;
+use rustls_pki_types::CertificateDer;
+
+use crate::file::{self, LoadError, Problem};
+
+/// Trusted authorities; at least one.
+#[derive(Clone)]
+pub struct Roots {
+    store: Arc<RootCertStore>,
+}
+
+impl Roots {
+    /// Reads a PEM file of one or several authorities.
+    ///
+    /// # Errors
+    /// [`LoadError`] says what is wrong and what to do; a certificate that is no authority is refused.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        Self::build(file::certificates(Some(path), &file::read(path)?)?, Some(path))
+    }
+
+    /// Reads PEM text of one or several authorities.
+    ///
+    /// # Errors
+    /// As [`Roots::load`].
+    pub fn from_pem(pem: &[u8]) -> Result<Self, LoadError> {
+        Self::build(file::certificates(None, pem)?, None)
+    }
+
+    /// From DER.
+    ///
+    /// # Errors
+    /// As [`Roots::load`].
+    pub fn from_der(certificates: Vec<CertificateDer<'static>>) -> Result<Self, LoadError> {
+        Self::build(certificates, None)
+    }
+
+    /// What the machine trusts, and, where it has no such list (an image from scratch), Mozilla's.
+    pub fn public() -> Self {
+        let mut store = RootCertStore::empty();
+        store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if store.is_empty() {
+            store.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+        }
+        Self { store: Arc::new(store) }
+    }
+
+    /// These and those of another set.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        let mut store = (*self.store).clone();
+        store.extend(other.store.roots.iter().cloned());
+        Self { store: Arc::new(store) }
+    }
+
+    fn build(certificates: Vec<CertificateDer<'static>>, path: Option<&Path>) -> Result<Self, LoadError> {
+        let mut store = RootCertStore::empty();
+        for (at, certificate) in certificates.into_iter().enumerate() {
+            let is_authority = match x509_parser::parse_x509_certificate(&certificate) {
+                Ok((_, parsed)) => parsed.is_ca(),
+                Err(_) => return Err(file::error(path, Problem::Certificate(at + 1))),
+            };
+            if !is_authority {
+                return Err(file::error(path, Problem::NotAnAuthority(at + 1)));
+            }
+            store.add(certificate).map_err(|_| file::error(path, Problem::Certificate(at + 1)))?;
+        }
+        if store.is_empty() {
+            return Err(file::error(path, Problem::NoCertificate));
+        }
+        Ok(Self { store: Arc::new(store) })
+    }
+
+    pub(crate) fn store(&self) -> Arc<RootCertStore> {
+        self.store.clone()
+    }
+}
+
+impl fmt::Debug for Roots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Roots").field("authorities", &self.store.len()).finish()
+    }
+}

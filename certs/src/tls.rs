@@ -1,0 +1,142 @@
+//! rustls configurations of every listener and client. One rule for all where client certificates are asked: no session
+//! is resumed, for a resumed session does not show its certificate again (attacks 4.6), and there is no 0-RTT (attack D6).
+
+use std::sync::Arc;
+
+use rustls::{
+    ClientConfig, ServerConfig, SupportedProtocolVersion,
+    client::{Resumption, WebPkiServerVerifier},
+    crypto::CryptoProvider,
+    server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
+    version::{TLS12, TLS13},
+};
+
+use crate::{credentials::Credentials, roots::Roots, server_certificate::ServerCertificate};
+
+/// ALPN of the tunnel carriers QUIC and HTTP/2.
+pub const ALPN_TUNNEL: &[u8] = b"towline/1";
+/// ALPN of HTTP/2.
+pub const ALPN_H2: &[u8] = b"h2";
+/// ALPN of HTTP/1.1, also below the WebSocket carrier.
+pub const ALPN_HTTP11: &[u8] = b"http/1.1";
+
+const ALL: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
+const ONLY_13: &[&SupportedProtocolVersion] = &[&TLS13];
+
+/// What is needed for a TLS configuration and does not hold.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot set up TLS")]
+pub struct TlsError(#[from] rustls::Error);
+
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: std::sync::OnceLock<Arc<CryptoProvider>> = std::sync::OnceLock::new();
+    PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider())).clone()
+}
+
+pub(crate) fn client_verifier(roots: &Roots, optional: bool) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let builder = WebPkiClientVerifier::builder_with_provider(roots.store(), provider());
+    let builder = if optional { builder.allow_unauthenticated() } else { builder };
+    builder.build().map_err(|e| TlsError(rustls::Error::General(e.to_string())))
+}
+
+fn server(
+    versions: &[&'static SupportedProtocolVersion],
+    verifier: Arc<dyn ClientCertVerifier>,
+    certificate: Arc<ServerCertificate>,
+    alpn: &[&[u8]],
+) -> Result<ServerConfig, TlsError> {
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(versions)?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(certificate);
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.max_early_data_size = 0;
+    config.alpn_protocols = alpn.iter().map(|p| p.to_vec()).collect();
+    Ok(config)
+}
+
+/// The public listener on TCP: users, and the carriers HTTP/2 and WebSocket. TLS 1.2 or newer; a client certificate is
+/// asked and may be left out (without `client_roots` none is asked). One that does not verify ends the handshake.
+///
+/// # Errors
+/// When rustls refuses the roots.
+pub fn server_public(
+    certificate: Arc<ServerCertificate>,
+    client_roots: Option<&Roots>,
+) -> Result<ServerConfig, TlsError> {
+    let verifier = match client_roots {
+        Some(roots) => client_verifier(roots, true)?,
+        None => WebPkiClientVerifier::no_client_auth(),
+    };
+    server(ALL, verifier, certificate, &[ALPN_TUNNEL, ALPN_H2, ALPN_HTTP11])
+}
+
+/// The tunnel listener on QUIC: TLS 1.3, ALPN `towline/1`, a client certificate is required.
+///
+/// # Errors
+/// When rustls refuses the roots.
+pub fn server_tunnel(certificate: Arc<ServerCertificate>, client_roots: &Roots) -> Result<ServerConfig, TlsError> {
+    server(ONLY_13, client_verifier(client_roots, false)?, certificate, &[ALPN_TUNNEL])
+}
+
+fn client(
+    versions: &[&'static SupportedProtocolVersion],
+    roots: &Roots,
+    credentials: Option<&Credentials>,
+    alpn: &[&[u8]],
+) -> Result<ClientConfig, TlsError> {
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots.store(), provider())
+        .build()
+        .map_err(|e| TlsError(rustls::Error::General(e.to_string())))?;
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(versions)?
+        .with_webpki_verifier(verifier);
+    let mut config = match credentials {
+        Some(own) => {
+            let mut config = builder.with_client_auth_cert(own.chain().to_vec(), own.key())?;
+            config.resumption = Resumption::disabled();
+            config
+        }
+        None => builder.with_no_client_auth(),
+    };
+    config.enable_early_data = false;
+    config.alpn_protocols = alpn.iter().map(|p| p.to_vec()).collect();
+    Ok(config)
+}
+
+/// The agent's side of the carriers QUIC and HTTP/2: TLS 1.3 with the agent's certificate.
+///
+/// # Errors
+/// When rustls refuses the credentials.
+pub fn client_tunnel(roots: &Roots, own: &Credentials, alpn: &[&[u8]]) -> Result<ClientConfig, TlsError> {
+    client(ONLY_13, roots, Some(own), alpn)
+}
+
+/// The agent's side of the WebSocket carrier: TLS 1.2 or newer, because the other end may be a middlebox; ALPN
+/// `http/1.1`. The agent's certificate is shown to who asks for one, and proved in the hello where nobody did.
+///
+/// # Errors
+/// When rustls refuses the credentials.
+pub fn client_websocket(roots: &Roots, own: &Credentials) -> Result<ClientConfig, TlsError> {
+    client(ALL, roots, Some(own), &[ALPN_HTTP11])
+}
+
+/// A client of plain HTTPS (discovery of issuers, a proxy over TLS): TLS 1.2 or newer, ALPN `http/1.1`, no certificate.
+///
+/// # Errors
+/// When rustls refuses the roots.
+pub fn client_https(roots: &Roots) -> Result<ClientConfig, TlsError> {
+    client(ALL, roots, None, &[ALPN_HTTP11])
+}
+
+/// As [`client_https`], with a client certificate (kubectl with an access certificate, in tests).
+///
+/// # Errors
+/// When rustls refuses the credentials.
+pub fn client_https_with(roots: &Roots, own: &Credentials, alpn: &[&[u8]]) -> Result<ClientConfig, TlsError> {
+    client(ALL, roots, Some(own), alpn)
+}
+
+#[cfg(test)]
+mod tests;
