@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages the cluster needs, only those missing, and unpacks
-# an old kubectl beside the system. `deps.sh node`: only what a node needs.
+# an old kubectl beside the system. `deps.sh node`: only what a node needs;
+# `deps.sh all PACKAGE...`: those packages too.
 set -euo pipefail
 
 cache=${TOWLINE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/towline}/cluster
@@ -14,7 +15,7 @@ present() { dpkg-query --show --showformat '${db:Status-Status}' "$1" 2>/dev/nul
 main() {
     local wanted=("${node[@]}") missing=() name
     if [[ ${1:-all} == all ]]; then
-        wanted+=("${more[@]}")
+        wanted+=("${more[@]}" "${@:2}")
     fi
     if ! command -v dpkg-query >/dev/null; then
         say "not a Debian system: install by hand what provides ${wanted[*]}"

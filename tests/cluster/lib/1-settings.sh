@@ -77,4 +77,24 @@ check_addresses() {
     fi
 }
 
+# The one that this state folder has already, else the first whose ports and device are unused.
+free_base() {
+    local base port
+    settings
+    base=$(recorded port_base)
+    if [[ $base ]]; then
+        echo "$base"
+        return
+    fi
+    for ((base = 16440; base <= 18550; base += 10)); do
+        [[ ! -e /sys/class/net/twl$base && ! -e /run/towline-$base ]] || continue
+        for ((port = base; port < base + 5; port++)); do
+            ss -Hltn "sport = :$port" 2>/dev/null | grep -q . && continue 2
+        done
+        echo "$base"
+        return
+    done
+    fail "every port base from 16440 to 18550 is in use"
+}
+
 owns_addresses() { [[ $(cat "$run_dir/owner" 2>/dev/null) == "$state" ]]; }
