@@ -1,1 +1,43 @@
-//! End-to-end tests.
+//! End-to-end tests: one binary, one behaviour a file. `make test` covers each client, each protocol and each carrier at
+//! least once; `TOWLINE_TEST_FULL=1` (`make test-full`) every client by every protocol by every carrier.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
+
+mod attacks;
+mod clients;
+mod errors;
+mod kubectl;
+mod load;
+mod networks;
+mod restarts;
+mod secrets;
+mod sessions;
+mod tokens;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // Two cores: more at once only makes each slower. Some tests take the floor alone in any case.
+    arguments.test_threads = arguments.test_threads.or(Some(3));
+    let mut trials: Vec<Trial> = Vec::new();
+    for tests in [
+        errors::tests,
+        attacks::tests,
+        kubectl::tests,
+        sessions::tests,
+        clients::tests,
+        tokens::tests,
+        load::tests,
+        networks::tests,
+        restarts::tests,
+    ] {
+        trials.extend(tests());
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    // Last, over the logs of everything above.
+    let sweep = libtest_mimic::run(&arguments, secrets::tests());
+    if conclusion.has_failed() || sweep.has_failed() {
+        std::process::exit(101);
+    }
+}

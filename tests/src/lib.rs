@@ -1,1 +1,24 @@
-//! placeholder
+//! What the end-to-end tests run on: real programs, real sockets, the real cluster. Only hostile or broken peers are
+//! scripted.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`programs`] | child processes with their logs kept, ended on drop |
+//! | [`cluster`] | the real Kubernetes cluster of `tests/cluster` |
+//! | [`stack`] | `towline dev` and an agent, in front of an apiserver |
+//! | [`kubectl`] | clients as users run them |
+//! | [`apiserver`] | a scripted apiserver that records the raw bytes it received |
+//! | [`raw`] | raw HTTP/1.1 over TLS, for what client libraries would tidy up |
+//! | [`network`] | network namespaces: firewalls, NAT, black holes |
+//! | [`case`] | one test: name, what it needs, how it runs beside others |
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
+
+pub mod apiserver;
+pub mod case;
+pub mod cluster;
+pub mod kubectl;
+pub mod network;
+pub mod programs;
+pub mod raw;
+pub mod stack;

@@ -1,0 +1,81 @@
+//! Other clients than kubectl: helm, the Python client.
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use anyhow::ensure;
+use libtest_mimic::Trial;
+use tests::{
+    case::Needs,
+    cluster::cluster,
+    kubectl::pod,
+    programs::{root, run, scratch},
+    stack::shared,
+};
+
+use crate::kubectl::{namespace, spread};
+
+pub fn tests() -> Vec<Trial> {
+    spread(
+        &[
+            ("clients::helm_install_upgrade_uninstall", Needs::Cluster, helm),
+            ("clients::python_list_watch_exec_port_forward", Needs::Pods, python),
+        ],
+        1,
+    )
+}
+
+fn helm(carrier: &'static str) -> anyhow::Result<()> {
+    let name = namespace("helm", carrier)?;
+    let chart = scratch("chart");
+    std::fs::create_dir_all(chart.join("templates"))?;
+    std::fs::write(chart.join("Chart.yaml"), "apiVersion: v2\nname: sample\nversion: 0.1.0\n")?;
+    std::fs::write(chart.join("values.yaml"), "word: one\n")?;
+    std::fs::write(
+        chart.join("templates/map.yaml"),
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: \"{{ .Release.Name }}\"}\ndata: {word: \"{{ .Values.word }}\"}\n",
+    )?;
+    let kubeconfig = shared(carrier).kubeconfig("admin")?;
+    let helm = |args: &[&str]| {
+        let mut command = Command::new(cluster().get("HELM"));
+        command.env("KUBECONFIG", &kubeconfig).env("HOME", &chart).args(["--namespace", &name]).args(args);
+        run(&mut command, Duration::from_secs(90))?.ok()
+    };
+    let path = chart.display().to_string();
+    helm(&["install", "r", &path, "--wait"])?;
+    helm(&["upgrade", "r", &path, "--set", "word=two", "--wait"])?;
+    let kubectl = shared(carrier).kubectl("admin")?.namespace(&name);
+    ensure!(kubectl.ok(&["get", "configmap", "r", "-o", "jsonpath={.data.word}"])? == "two");
+    helm(&["uninstall", "r", "--wait"])?;
+    kubectl.run(&["get", "configmap", "r"])?.refused()?;
+    Ok(())
+}
+
+/// A Python with the `kubernetes` client: `TOWLINE_PYTHON`, else an environment made below the target folder.
+fn python_with_client() -> anyhow::Result<PathBuf> {
+    if let Some(python) = std::env::var_os("TOWLINE_PYTHON") {
+        return Ok(python.into());
+    }
+    let dir = root().join("target/python");
+    let python = dir.join("bin/python");
+    if !run(Command::new(&python).args(["-c", "import kubernetes"]), Duration::from_secs(60))
+        .is_ok_and(|output| output.code == Some(0))
+    {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&dir), Duration::from_secs(120))?.ok()?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "kubernetes"]), Duration::from_secs(300))?
+            .ok()?;
+    }
+    Ok(python)
+}
+
+fn python(carrier: &'static str) -> anyhow::Result<()> {
+    let name = namespace("python", carrier)?;
+    let stack = shared(carrier);
+    let kubectl = stack.kubectl("admin")?.namespace(&name);
+    kubectl.apply(&pod("p", "exec httpd -f -p 8080 -h /etc"))?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    let mut command = Command::new(python_with_client()?);
+    command.arg(root().join("tests/it/client.py")).arg(&name).env("KUBECONFIG", stack.kubeconfig("admin")?);
+    let text = run(&mut command, Duration::from_secs(120))?.ok()?;
+    ensure!(text.trim_end().ends_with("all seen"), "{text}");
+    Ok(())
+}

@@ -1,0 +1,299 @@
+//! What `kubectl` does with the API, through the tunnel as next to the apiserver (features row K6).
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use libtest_mimic::Trial;
+use tests::{
+    case::{Needs, case, full},
+    cluster::cluster,
+    kubectl::Kubectl,
+    stack::{CARRIERS, shared},
+};
+
+/// Each test on one carrier, in turn; on all of them in the long run.
+pub fn spread(tests: &[(&'static str, Needs, fn(&'static str) -> anyhow::Result<()>)], turn: usize) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (index, &(name, needs, run)) in tests.iter().enumerate() {
+        for (place, carrier) in CARRIERS.into_iter().enumerate() {
+            if full() || (index + turn) % CARRIERS.len() == place {
+                trials.push(case(format!("{name}::{carrier}"), needs, move || run(carrier)));
+            }
+        }
+    }
+    trials
+}
+
+pub fn tests() -> Vec<Trial> {
+    spread(
+        &[
+            ("kubectl::get_table_and_yaml", Needs::Cluster, get_table_and_yaml),
+            ("kubectl::create_apply_patch_delete", Needs::Cluster, create_apply_patch_delete),
+            ("kubectl::server_side_apply_conflicts", Needs::Cluster, server_side_apply_conflicts),
+            ("kubectl::list_in_chunks", Needs::Cluster, list_in_chunks),
+            ("kubectl::watch_shows_events_as_they_happen", Needs::Cluster, watch_shows_events),
+            ("kubectl::rollout_status_and_wait", Needs::Pods, rollout_and_wait),
+            ("kubectl::explain_and_api_resources", Needs::Cluster, explain),
+            ("kubectl::large_custom_resource", Needs::Cluster, large_custom_resource),
+            ("kubectl::discovery_of_150_groups", Needs::Cluster, discovery_of_150_groups),
+            ("kubectl::errors_and_warnings_unchanged", Needs::Cluster, errors_and_warnings),
+            ("kubectl::old_kubectl", Needs::Cluster, old_kubectl),
+            ("kubectl::kubectl_proxy", Needs::Cluster, kubectl_proxy),
+            ("kubectl::protobuf_bodies", Needs::Cluster, protobuf_bodies),
+            ("kubectl::as_another_user", Needs::Cluster, as_another_user),
+        ],
+        0,
+    )
+}
+
+/// A namespace for one test on one carrier, made anew.
+pub fn namespace(test: &str, carrier: &str) -> anyhow::Result<String> {
+    let name = format!("{test}-{carrier}");
+    let admin = cluster().admin();
+    admin.run(&["delete", "namespace", &name, "--ignore-not-found", "--wait=true"])?;
+    admin.ok(&["create", "namespace", &name])?;
+    tests::programs::eventually("the namespace's service account", Duration::from_secs(20), || {
+        Ok(admin.run(&["-n", &name, "get", "serviceaccount", "default"])?.code == Some(0))
+    })?;
+    Ok(name)
+}
+
+fn admin(carrier: &str, test: &str) -> anyhow::Result<(Kubectl, String)> {
+    let name = namespace(test, carrier)?;
+    Ok((shared(carrier).kubectl("admin")?.namespace(&name), name))
+}
+
+fn get_table_and_yaml(carrier: &'static str) -> anyhow::Result<()> {
+    let through = shared(carrier).kubectl("admin")?;
+    let direct = cluster().admin();
+    let table = through.ok(&["get", "namespaces", "default", "kube-system", "--no-headers"])?;
+    ensure!(table.lines().count() == 2 && table.contains("Active"), "{table}");
+    let args = ["get", "namespace", "kube-system", "-o", "yaml"];
+    ensure!(through.ok(&args)? == direct.ok(&args)?, "yaml differs from the apiserver's own");
+    Ok(())
+}
+
+fn create_apply_patch_delete(carrier: &'static str) -> anyhow::Result<()> {
+    let (kubectl, _) = admin(carrier, "crud")?;
+    kubectl.ok(&["create", "configmap", "a", "--from-literal=x=1"])?;
+    kubectl.apply("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}\ndata: {x: '1'}\n")?;
+    kubectl.ok(&["patch", "configmap", "b", "--type=merge", "-p", r#"{"data":{"y":"2"}}"#])?;
+    kubectl.ok(&["patch", "configmap", "b", "--type=json", "-p", r#"[{"op":"remove","path":"/data/x"}]"#])?;
+    ensure!(kubectl.ok(&["get", "configmap", "b", "-o", "jsonpath={.data}"])? == r#"{"y":"2"}"#);
+    kubectl.ok(&["delete", "configmap", "a", "b"])?;
+    let error = kubectl.run(&["get", "configmap", "a"])?.refused()?;
+    ensure!(error.contains("NotFound"), "{error}");
+    Ok(())
+}
+
+fn server_side_apply_conflicts(carrier: &'static str) -> anyhow::Result<()> {
+    let (kubectl, _) = admin(carrier, "ssa")?;
+    let manifest =
+        |value: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: s}}\ndata: {{x: '{value}'}}\n");
+    kubectl.run_with(&["apply", "--server-side", "--field-manager=one", "-f", "-"], manifest("1").as_bytes())?.ok()?;
+    let error = kubectl
+        .run_with(&["apply", "--server-side", "--field-manager=two", "-f", "-"], manifest("2").as_bytes())?
+        .refused()?;
+    ensure!(error.contains("conflict"), "{error}");
+    kubectl
+        .run_with(
+            &["apply", "--server-side", "--force-conflicts", "--field-manager=two", "-f", "-"],
+            manifest("2").as_bytes(),
+        )?
+        .ok()?;
+    Ok(())
+}
+
+fn list_in_chunks(carrier: &'static str) -> anyhow::Result<()> {
+    let (kubectl, _) = admin(carrier, "chunks")?;
+    let many: String =
+        (0..120).map(|n| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c{n}}}\n---\n")).collect();
+    kubectl.run_with(&["create", "-f", "-"], many.as_bytes())?.ok()?;
+    let output = kubectl.run(&["get", "configmaps", "--chunk-size=10", "-o", "name", "-v=8"])?;
+    output.ok()?;
+    let pages = output.err.matches("continue=").count();
+    ensure!(pages >= 11, "{pages} pages seen");
+    ensure!(output.text().lines().filter(|line| line.starts_with("configmap/c")).count() == 120);
+    Ok(())
+}
+
+fn watch_shows_events(carrier: &'static str) -> anyhow::Result<()> {
+    use std::io::{BufRead, BufReader};
+    let (kubectl, _) = admin(carrier, "watch")?;
+    let mut child = kubectl
+        .command(&["get", "configmaps", "--watch-only", "-o", "name"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()?;
+    let (line, lines) = std::sync::mpsc::channel();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|text| line.send(text)));
+    // A watch begins at some moment after the start: make objects until one is seen, then each must be seen by itself.
+    let mut seen = 0;
+    for number in 0..200 {
+        kubectl.ok(&["create", "configmap", &format!("w{number}")])?;
+        let wait = if seen == 0 { Duration::from_millis(200) } else { Duration::from_secs(10) };
+        match lines.recv_timeout(wait) {
+            Ok(text) => {
+                ensure!(text.starts_with("configmap/"), "{text}");
+                seen += 1;
+            }
+            Err(_) if seen == 0 => {}
+            Err(error) => return Err(error).context("an event did not arrive before the next was made"),
+        }
+        if seen == 5 {
+            break;
+        }
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    ensure!(seen == 5, "no event was seen");
+    Ok(())
+}
+
+fn rollout_and_wait(carrier: &'static str) -> anyhow::Result<()> {
+    let (kubectl, _) = admin(carrier, "rollout")?;
+    let image = cluster().get("CLUSTER_IMAGE");
+    kubectl.apply(&format!(
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d}}\nspec:\n  replicas: 2\n  selector: {{matchLabels: {{app: d}}}}\n  template:\n    metadata: {{labels: {{app: d}}}}\n    spec:\n      terminationGracePeriodSeconds: 0\n      containers:\n      - {{name: main, image: '{image}', imagePullPolicy: Never, command: [sleep, '100000']}}\n"
+    ))?;
+    kubectl.ok(&["rollout", "status", "deployment/d", "--timeout=50s"])?;
+    kubectl.ok(&["wait", "--for=condition=Available", "deployment/d", "--timeout=30s"])?;
+    kubectl.ok(&["delete", "deployment", "d", "--wait=true"])?;
+    Ok(())
+}
+
+fn explain(carrier: &'static str) -> anyhow::Result<()> {
+    let kubectl = shared(carrier).kubectl("admin")?;
+    ensure!(kubectl.ok(&["explain", "deployment.spec.replicas"])?.contains("replicas"));
+    ensure!(kubectl.ok(&["api-resources"])?.contains("deployments"));
+    ensure!(kubectl.ok(&["api-versions"])?.contains("apps/v1"));
+    ensure!(kubectl.ok(&["version", "-o", "json"])?.contains("serverVersion"));
+    ensure!(kubectl.ok(&["get", "--raw", "/readyz"])? == "ok");
+    Ok(())
+}
+
+fn crd(group: &str) -> String {
+    format!(
+        "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {{name: things.{group}}}\nspec:\n  group: {group}\n  scope: Namespaced\n  names: {{plural: things, singular: thing, kind: Thing}}\n  versions:\n  - name: v1\n    served: true\n    storage: true\n    schema: {{openAPIV3Schema: {{type: object, x-kubernetes-preserve-unknown-fields: true}}}}\n---\n"
+    )
+}
+
+fn large_custom_resource(carrier: &'static str) -> anyhow::Result<()> {
+    let (kubectl, _) = admin(carrier, "large")?;
+    let group = format!("{carrier}.large.towline.test");
+    kubectl.apply(&crd(&group))?;
+    kubectl.ok(&["wait", "--for=condition=Established", &format!("crd/things.{group}"), "--timeout=30s"])?;
+    let data = "0123456789abcdef".repeat(1_400_000 / 16);
+    let object = serde_json::json!({"apiVersion": format!("{group}/v1"), "kind": "Thing", "metadata": {"name": "big"}, "data": data});
+    tests::programs::eventually("the resource is served", Duration::from_secs(20), || {
+        Ok(kubectl.run(&["get", &format!("things.{group}")])?.code == Some(0))
+    })?;
+    kubectl.run_with(&["create", "-f", "-"], object.to_string().as_bytes())?.ok()?;
+    let back: serde_json::Value =
+        serde_json::from_str(&kubectl.ok(&["get", &format!("things.{group}"), "big", "-o", "json"])?)?;
+    ensure!(back["data"] == object["data"], "1.4 MB came back changed");
+    kubectl.ok(&["delete", "crd", &format!("things.{group}")])?;
+    Ok(())
+}
+
+fn discovery_of_150_groups(carrier: &'static str) -> anyhow::Result<()> {
+    let kubectl = shared(carrier).kubectl("admin")?.within(Duration::from_secs(120));
+    let groups: Vec<_> = (0..150).map(|n| format!("g{n}.{carrier}.many.towline.test")).collect();
+    let all: String = groups.iter().map(|group| crd(group)).collect();
+    kubectl.run_with(&["create", "-f", "-"], all.as_bytes())?.ok()?;
+    let last = groups.last().unwrap();
+    tests::programs::eventually("all groups are discovered", Duration::from_secs(60), || {
+        let text = kubectl.ok(&["api-resources", "--cached=false"])?;
+        Ok(groups.iter().all(|group| text.contains(group.as_str())))
+    })
+    .with_context(|| last.clone())?;
+    let output = kubectl.run(&["api-resources", "--cached=false", "-v=6"])?;
+    output.ok()?;
+    ensure!(!output.err.contains("429"), "throttled: {}", output.err);
+    let names: Vec<_> = groups.iter().map(|group| format!("crd/things.{group}")).collect();
+    let mut args = vec!["delete", "--wait=false"];
+    args.extend(names.iter().map(String::as_str));
+    kubectl.ok(&args)?;
+    Ok(())
+}
+
+fn errors_and_warnings(carrier: &'static str) -> anyhow::Result<()> {
+    let (kubectl, namespace) = admin(carrier, "errors")?;
+    let direct = cluster().admin().namespace(&namespace);
+    let bad = "apiVersion: v1\nkind: Pod\nmetadata: {name: UPPER}\nspec: {containers: []}\n".as_bytes();
+    let (ours, theirs) = (
+        kubectl.run_with(&["create", "--validate=false", "-f", "-"], bad)?,
+        direct.run_with(&["create", "--validate=false", "-f", "-"], bad)?,
+    );
+    ensure!(ours.err == theirs.err && ours.code == theirs.code, "ours: {}\ntheirs: {}", ours.err, theirs.err);
+    // The apiserver warns of unknown fields with a Warning header, which kubectl prints.
+    let odd = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: odd}\nnosuchfield: 1\n".as_bytes();
+    let output = kubectl.run_with(&["create", "--validate=warn", "-f", "-"], odd)?;
+    output.ok()?;
+    ensure!(output.err.contains("Warning: unknown field \"nosuchfield\""), "{}", output.err);
+    Ok(())
+}
+
+fn old_kubectl(carrier: &'static str) -> anyhow::Result<()> {
+    let (kubectl, _) = admin(carrier, "old")?;
+    let old = kubectl.old();
+    old.ok(&["create", "configmap", "o", "--from-literal=x=1"])?;
+    ensure!(old.ok(&["get", "configmap", "o"])?.contains('o'));
+    ensure!(old.ok(&["get", "configmap", "o", "-o", "yaml"])?.contains("x: \"1\""));
+    old.apply("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p}\ndata: {x: '1'}\n")?;
+    old.ok(&["delete", "configmap", "o", "p"])?;
+    ensure!(old.ok(&["get", "--raw", "/readyz"])? == "ok");
+    Ok(())
+}
+
+fn kubectl_proxy(carrier: &'static str) -> anyhow::Result<()> {
+    use std::io::{BufRead, BufReader};
+    let kubectl = shared(carrier).kubectl("admin")?;
+    let mut child = kubectl.command(&["proxy", "--port=0"]).stdout(std::process::Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line)?;
+    let address = line.trim().rsplit(' ').next().unwrap_or_default().to_owned();
+    let answer = tests::programs::run(
+        std::process::Command::new("curl").args(["-sS", &format!("http://{address}/api/v1/namespaces/default")]),
+        Duration::from_secs(20),
+    );
+    let _ = child.kill();
+    let _ = child.wait();
+    ensure!(answer?.ok()?.contains("\"name\": \"default\""));
+    Ok(())
+}
+
+fn protobuf_bodies(carrier: &'static str) -> anyhow::Result<()> {
+    let stack = shared(carrier);
+    let token = stack.token("admin")?;
+    let mut raw = stack.raw()?;
+    let request = format!(
+        "GET /{}/api/v1/namespaces HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\nAccept: application/vnd.kubernetes.protobuf\r\n\r\n",
+        stack.key(),
+        stack.authority()
+    );
+    raw.send(request.as_bytes())?;
+    let answer = raw.answer()?;
+    ensure!(answer.header("content-type") == Some("application/vnd.kubernetes.protobuf"), "{}", answer.head);
+    ensure!(answer.body.starts_with(b"k8s\0"), "no protobuf magic");
+    Ok(())
+}
+
+fn as_another_user(carrier: &'static str) -> anyhow::Result<()> {
+    let kubectl = shared(carrier).kubectl("admin")?;
+    ensure!(
+        kubectl
+            .ok(&["auth", "whoami", "-o", "json", "--as", "someone", "--as-group", "some-group"])?
+            .contains("\"someone\"")
+    );
+    let error = kubectl.run(&["get", "secrets", "-A", "--as", "someone"])?.refused()?;
+    ensure!(error.contains("someone") && error.contains("forbidden"), "{error}");
+    // Not for those whom the cluster does not let impersonate.
+    let error =
+        shared(carrier).kubectl("viewer")?.run(&["get", "pods", "-n", "view-only", "--as", "someone"])?.refused()?;
+    ensure!(error.to_lowercase().contains("forbidden") && error.contains("impersonate"), "{error}");
+    // Nor reserved names for anybody.
+    let error = kubectl.run(&["get", "nodes", "--as", "x", "--as-group", "system:masters"])?.refused()?;
+    ensure!(error.to_lowercase().contains("forbidden"), "{error}");
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! Adverse networks, in network namespaces: the agent is inside, the gateway outside (features rows T1-T6).
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use libtest_mimic::Trial;
+use tests::{
+    apiserver::Apiserver,
+    case::{Needs, alone},
+    network::Namespace,
+    programs::{eventually, scratch},
+    stack::{Plan, Stack},
+};
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        alone("networks::inbound_all_dropped", Needs::Namespaces, inbound_dropped),
+        alone("networks::udp_dropped_from_the_start", Needs::Namespaces, udp_dropped_from_start),
+        alone("networks::udp_dropped_in_the_middle_then_restored", Needs::Namespaces, udp_dropped_then_restored),
+        alone("networks::black_hole_is_known_within_30_s::quic", Needs::Namespaces, || black_hole("quic")),
+        alone("networks::black_hole_is_known_within_30_s::h2", Needs::Namespaces, || black_hole("h2")),
+        alone("networks::black_hole_is_known_within_30_s::websocket", Needs::Namespaces, || black_hole("websocket")),
+        alone("networks::nat_gives_another_port_under_quic", Needs::Namespaces, nat_rebinding),
+    ]
+}
+
+/// A stack whose agent is in the namespace. The scripted apiserver is inside too, because that is where a cluster is.
+fn stack(name: &'static str, namespace: &Namespace, carrier: Option<&'static str>) -> anyhow::Result<(Stack, Forward)> {
+    let apiserver = Apiserver::plain(&scratch(name))?;
+    let listen = format!("{}:0", namespace.outside);
+    let forward = Forward::start(namespace, apiserver)?;
+    let plan = Plan {
+        carrier,
+        listen: Box::leak(listen.into_boxed_str()),
+        apiserver: forward.apiserver.kubeconfig.clone(),
+        namespace: Some(namespace),
+        ..Plan::scripted(name, &forward.apiserver)
+    };
+    Ok((Stack::start_without_waiting(&plan)?, forward))
+}
+
+/// Lets the agent in the namespace reach the scripted apiserver of the host at the same loopback address.
+struct Forward {
+    apiserver: Apiserver,
+    _relay: tests::programs::Program,
+    _folder: std::path::PathBuf,
+}
+
+impl Forward {
+    fn start(namespace: &Namespace, apiserver: Apiserver) -> anyhow::Result<Self> {
+        let folder = scratch("forward");
+        let socket = folder.join("s");
+        let path = socket.clone();
+        let listener = std::os::unix::net::UnixListener::bind(&socket)?;
+        let target = apiserver.address;
+        std::thread::spawn(move || {
+            for inner in listener.incoming().flatten() {
+                let Ok(outer) = std::net::TcpStream::connect(target) else { continue };
+                let (mut a, mut b) = (inner.try_clone().unwrap(), outer.try_clone().unwrap());
+                let (mut c, mut d) = (outer, inner);
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut a, &mut b);
+                    let _ = b.shutdown(std::net::Shutdown::Write);
+                });
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut c, &mut d);
+                    let _ = d.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        });
+        // A unix socket crosses namespaces; a small relay inside listens at the apiserver's own address.
+        let mut command = namespace.command(std::path::Path::new("python3"));
+        command
+            .arg(tests::programs::root().join("tests/it/relay.py"))
+            .arg(target.port().to_string())
+            .arg(path)
+            .stdout(std::process::Stdio::piped());
+        let mut relay = tests::programs::Program::start("relay", command, &folder.join("relay.log"))?;
+        relay.first_line(Duration::from_secs(10))?;
+        Ok(Self { apiserver, _relay: relay, _folder: folder })
+    }
+}
+
+fn carrier_of(stack: &Stack) -> anyhow::Result<String> {
+    let tunnels = stack.tunnels()?;
+    let list = tunnels.as_array().or_else(|| tunnels["tunnels"].as_array()).context("no list of tunnels")?.clone();
+    Ok(list
+        .iter()
+        .filter(|tunnel| tunnel["draining"] != true)
+        .filter_map(|tunnel| tunnel["carrier"].as_str())
+        .collect::<Vec<_>>()
+        .join(","))
+}
+
+fn inbound_dropped() -> anyhow::Result<()> {
+    let namespace = Namespace::new()?;
+    namespace.firewall(&["input iif lo accept", "input ct state established,related accept", "input drop"])?;
+    let (stack, _forward) = stack("inbound", &namespace, None)?;
+    stack.await_connected(Duration::from_secs(10))?;
+    // T1: no listening socket that the outside could reach.
+    let sockets = tests::network::sh(&format!("ip netns exec {} ss -Hltnup", namespace.name))?;
+    let open: Vec<_> = sockets
+        .lines()
+        .filter(|line| {
+            line.contains("towline-agent")
+                && line.contains("LISTEN")
+                && !line.contains("127.0.0.1:")
+                && !line.contains("[::1]:")
+        })
+        .collect();
+    ensure!(open.is_empty(), "{open:?}");
+    Ok(())
+}
+
+fn udp_dropped_from_start() -> anyhow::Result<()> {
+    let namespace = Namespace::new()?;
+    namespace.firewall(&["output meta l4proto udp drop"])?;
+    let start = Instant::now();
+    let (stack, _forward) = stack("no-udp", &namespace, None)?;
+    let connected = stack.await_connected(Duration::from_secs(10))?;
+    ensure!(
+        connected < Duration::from_secs(3),
+        "connected over TCP after {connected:?} ({:?} from the start)",
+        start.elapsed()
+    );
+    ensure!(carrier_of(&stack)? != "quic");
+    Ok(())
+}
+
+fn udp_dropped_then_restored() -> anyhow::Result<()> {
+    let namespace = Namespace::new()?;
+    let (stack, _forward) = stack("udp-comes-and-goes", &namespace, None)?;
+    stack.await_connected(Duration::from_secs(10))?;
+    eventually("on QUIC", Duration::from_secs(10), || Ok(carrier_of(&stack)?.contains("quic")))?;
+    let token = stack.token("admin")?;
+    namespace.firewall(&["output meta l4proto udp drop", "input meta l4proto udp drop"])?;
+    eventually("new requests work over TCP", Duration::from_secs(15), || {
+        let mut raw = stack.raw()?;
+        raw.read_timeout(Duration::from_secs(2))?;
+        raw.send(
+            format!(
+                "GET /{}/api HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\r\n",
+                stack.key(),
+                stack.authority()
+            )
+            .as_bytes(),
+        )?;
+        Ok(raw.answer().is_ok_and(|answer| answer.status == 200))
+    })
+    .with_context(|| stack.agent.lock().unwrap().tail())?;
+    namespace.firewall(&[])?;
+    let start = Instant::now();
+    let mut failed = 0;
+    eventually("back on QUIC", Duration::from_secs(60), || {
+        failed += usize::from(!stack.get_with(&token, "/api").is_ok_and(|answer| answer.status == 200));
+        Ok(carrier_of(&stack)? == "quic")
+    })
+    .with_context(|| stack.agent.lock().unwrap().tail())?;
+    ensure!(failed == 0, "{failed} requests were disturbed on the way back, after {:?}", start.elapsed());
+    Ok(())
+}
+
+fn black_hole(carrier: &'static str) -> anyhow::Result<()> {
+    let namespace = Namespace::new()?;
+    let (stack, _forward) = stack("black-hole", &namespace, Some(carrier))?;
+    stack.await_connected(Duration::from_secs(10))?;
+    let token = stack.token("admin")?;
+    namespace.firewall(&["output oif != lo drop", "input iif != lo drop"])?;
+    let start = Instant::now();
+    eventually("the gateway knows", Duration::from_secs(30), || {
+        Ok(stack.tunnels()?.to_string() == "[]" || carrier_of(&stack)?.is_empty())
+    })?;
+    let at_once = Instant::now();
+    let answer = stack.get_with(&token, "/api")?;
+    ensure!(answer.status == 503 && at_once.elapsed() < Duration::from_secs(2), "{}", answer.head);
+    eventually(
+        "the agent knows",
+        Duration::from_secs(30).saturating_sub(start.elapsed()) + Duration::from_secs(1),
+        || {
+            let log = std::fs::read_to_string(&stack.agent.lock().unwrap().log)?;
+            Ok(log.contains("no sign of life") || log.contains("timed out") || log.contains("connection lost"))
+        },
+    )
+    .with_context(|| stack.agent.lock().unwrap().tail())?;
+    namespace.firewall(&[])?;
+    stack.await_connected(Duration::from_secs(15)).context("comes back by itself")?;
+    Ok(())
+}
+
+fn nat_rebinding() -> anyhow::Result<()> {
+    let namespace = Namespace::new()?;
+    let (stack, _forward) = stack("nat", &namespace, Some("quic"))?;
+    stack.await_connected(Duration::from_secs(10))?;
+    let before = stack.tunnels()?;
+    // From now on the agent's packets leave with another source port, as from a NAT that forgot and made a new binding.
+    let script = "table ip towline_nat { chain post { type nat hook postrouting priority 100; meta l4proto udp masquerade to :40000-40100; } }";
+    tests::programs::run_with_input(
+        std::process::Command::new("ip").args(["netns", "exec", &namespace.name, "nft", "-f", "-"]),
+        Some(script.as_bytes()),
+        Duration::from_secs(10),
+    )?
+    .ok()?;
+    // Bindings that exist keep their port: forget them.
+    let _ = tests::network::sh(&format!("ip netns exec {} conntrack -F", namespace.name));
+    let token = stack.token("admin")?;
+    let start = Instant::now();
+    for _ in 0..50 {
+        ensure!(stack.get_with(&token, "/api")?.status == 200);
+    }
+    ensure!(start.elapsed() < Duration::from_secs(15), "requests took {:?} over the change", start.elapsed());
+    let session = |value: &serde_json::Value| {
+        value
+            .as_array()
+            .or_else(|| value["tunnels"].as_array())
+            .and_then(|list| list.first())
+            .map(|tunnel| tunnel["session"].clone())
+    };
+    ensure!(session(&before).is_some() && session(&before) == session(&stack.tunnels()?), "the tunnel was made anew");
+    Ok(())
+}

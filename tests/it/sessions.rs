@@ -1,0 +1,234 @@
+//! exec, attach, logs, port-forward and cp, with both upgrade protocols (features rows K7, T9).
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, ensure};
+use libtest_mimic::Trial;
+use tests::{
+    case::{Needs, alone, case, full},
+    kubectl::{Kubectl, Protocol, pod},
+    programs::eventually,
+    stack::{CARRIERS, shared},
+};
+
+use crate::kubectl::namespace;
+
+type Test = fn(&Kubectl, Protocol) -> anyhow::Result<()>;
+
+pub fn tests() -> Vec<Trial> {
+    let tests: [(&str, Test); 7] = [
+        ("exec_exit_codes_and_stdin", exec_exit_codes_and_stdin),
+        ("exec_with_a_terminal_and_resize", exec_with_a_terminal),
+        ("attach", attach),
+        ("port_forward", port_forward),
+        ("copy_200_mb", copy),
+        ("exec_output_is_whole", exec_output_is_whole),
+        ("logs_follow", logs_follow),
+    ];
+    let mut trials = Vec::new();
+    for (index, (name, test)) in tests.into_iter().enumerate() {
+        for (turn, protocol) in Protocol::ALL.into_iter().enumerate() {
+            for (place, carrier) in CARRIERS.into_iter().enumerate() {
+                // Each with both protocols, on two of the three carriers; all in the long run. Whole output on each carrier.
+                if full() || name == "exec_output_is_whole" || (index + turn) % CARRIERS.len() == place {
+                    let run = move || {
+                        with_pod(
+                            carrier,
+                            &format!("{name}-{protocol:?}").to_lowercase().replace('_', "-"),
+                            protocol,
+                            test,
+                        )
+                    };
+                    let title = format!("sessions::{name}::{protocol:?}::{carrier}");
+                    trials.push(if name.starts_with("copy") {
+                        alone(title, Needs::Pods, run)
+                    } else {
+                        case(title, Needs::Pods, run)
+                    });
+                }
+            }
+        }
+    }
+    trials.push(case("sessions::old_kubectl_exec_logs_cp_port_forward", Needs::Pods, old_kubectl));
+    trials
+}
+
+fn with_pod(carrier: &'static str, test: &str, protocol: Protocol, run: Test) -> anyhow::Result<()> {
+    let kubectl = shared(carrier)
+        .kubectl("admin")?
+        .protocol(protocol)
+        .namespace(&namespace(test, carrier)?)
+        .within(Duration::from_secs(180));
+    kubectl.apply(&pod("p", "echo begun; exec httpd -f -p 8080 -h /etc"))?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    run(&kubectl, protocol)?;
+    kubectl.ok(&["delete", "pod", "p", "--wait=false"])?;
+    Ok(())
+}
+
+fn exec_exit_codes_and_stdin(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+    ensure!(kubectl.ok(&["exec", "p", "--", "echo", "hello"])? == "hello\n");
+    let output = kubectl.run(&["exec", "p", "--", "sh", "-c", "echo out; echo err >&2; exit 42"])?;
+    ensure!(output.code == Some(42) && output.text() == "out\n" && output.err.contains("err"), "{output:?}");
+    let input: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let output = kubectl.run_with(&["exec", "-i", "p", "--", "sh", "-c", "head -c 3000000"], &input)?;
+    ensure!(output.out == input, "stdin came back changed: {} bytes", output.out.len());
+    Ok(())
+}
+
+fn exec_with_a_terminal(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+    // `script` gives kubectl a terminal whose size the far shell must see, before and after it changes.
+    let inner = kubectl.command(&["exec", "-it", "p", "--", "sh"]);
+    let words: Vec<_> = std::iter::once(inner.get_program())
+        .chain(inner.get_args())
+        .map(|word| format!("'{}'", word.to_string_lossy()))
+        .collect();
+    let mut command = std::process::Command::new("python3");
+    command.arg(tests::programs::root().join("tests/it/terminal.py")).arg(words.join(" "));
+    for (key, value) in inner.get_envs() {
+        command.env(key, value.unwrap_or_default());
+    }
+    let text = tests::programs::run(&mut command, Duration::from_secs(60))?.ok()?;
+    ensure!(text.contains("33 101") && text.contains("44 132"), "{text}");
+    Ok(())
+}
+
+fn attach(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+    kubectl.apply(&pod("q", "while read -r line; do echo got $line; done; echo end of input"))?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/q", "--timeout=60s"])?;
+    let mut child = kubectl
+        .command(&["attach", "-i", "q"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut input = child.stdin.take().unwrap();
+    let mut output = child.stdout.take().unwrap();
+    let mut seen = String::new();
+    for word in ["one", "two"] {
+        writeln!(input, "{word}")?;
+        while !seen.contains(&format!("got {word}")) {
+            let mut buffer = [0; 1024];
+            let count = output.read(&mut buffer)?;
+            ensure!(count > 0, "attach ended: {seen}");
+            seen += &String::from_utf8_lossy(&buffer[..count]);
+        }
+    }
+    drop(input);
+    let _ = child.kill();
+    let _ = child.wait();
+    kubectl.ok(&["delete", "pod", "q", "--wait=false"])?;
+    Ok(())
+}
+
+/// A `kubectl port-forward` with its local port.
+fn forward(kubectl: &Kubectl) -> anyhow::Result<(Child, u16)> {
+    use std::io::{BufRead, BufReader};
+    let mut child =
+        kubectl.command(&["port-forward", "pod/p", ":8080"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line)?;
+    std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
+    let port = line.split(':').nth(1).and_then(|text| text.split_whitespace().next()).context(line.clone())?.parse()?;
+    Ok((child, port))
+}
+
+fn fetch_hosts(port: u16) -> anyhow::Result<()> {
+    let mut socket = TcpStream::connect(("127.0.0.1", port))?;
+    socket.set_read_timeout(Some(Duration::from_secs(30)))?;
+    socket.write_all(b"GET /passwd HTTP/1.0\r\n\r\n")?;
+    let mut text = String::new();
+    socket.read_to_string(&mut text)?;
+    ensure!(text.contains(" 200 ") || text.contains(" 404 "), "{text}");
+    Ok(())
+}
+
+fn port_forward(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+    let (mut child, port) = forward(kubectl)?;
+    let result = (|| {
+        for _ in 0..100 {
+            fetch_hosts(port)?;
+        }
+        let threads: Vec<_> = (0..20).map(|_| std::thread::spawn(move || fetch_hosts(port))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+    })();
+    let _ = child.kill();
+    let _ = child.wait();
+    result
+}
+
+fn copy(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+    let dir = tests::programs::scratch("copy");
+    let (there, back) = (dir.join("there"), dir.join("back"));
+    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+    let bytes: Vec<u8> = (0..200_000_000 / 8)
+        .flat_map(|_| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed.to_le_bytes()
+        })
+        .collect();
+    std::fs::write(&there, &bytes)?;
+    let path = |path: &std::path::Path| path.display().to_string();
+    kubectl.ok(&["cp", &path(&there), "p:/tmp/there"])?;
+    kubectl.ok(&["cp", "p:/tmp/there", &path(&back), "--retries=0"])?;
+    ensure!(std::fs::read(&back)? == bytes, "200 MB came back changed");
+    std::fs::remove_dir_all(&dir)?;
+    Ok(())
+}
+
+fn exec_output_is_whole(kubectl: &Kubectl, protocol: Protocol) -> anyhow::Result<()> {
+    // Lesson 60: output truncated at EOF. A hundred times on one carrier, five times on the others.
+    let expected: String = (1..=2_000_000).map(|n| format!("{n}\n")).collect();
+    let carrier_with_most = kubectl.command(&[]).get_envs().any(|(key, value)| {
+        key == "KUBECONFIG" && value.is_some_and(|value| value.to_string_lossy().contains("/quic-"))
+    });
+    let times = if carrier_with_most && protocol == Protocol::WebSocket { 100 } else { 5 };
+    for round in 0..times {
+        let output = kubectl.run(&["exec", "p", "--", "seq", "1", "2000000"])?;
+        ensure!(output.code == Some(0), "round {round}: {}", output.err);
+        ensure!(
+            output.out == expected.as_bytes(),
+            "round {round}: {} of {} bytes, or changed",
+            output.out.len(),
+            expected.len()
+        );
+    }
+    Ok(())
+}
+
+fn logs_follow(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+    ensure!(kubectl.ok(&["logs", "p"])?.contains("begun"));
+    kubectl.apply(&pod("l", "seq 1 50000; sleep 2; echo the last line"))?;
+    eventually("the pod has ended or runs", Duration::from_secs(60), || {
+        Ok(kubectl.ok(&["get", "pod", "l", "-o", "jsonpath={.status.phase}"])? != "Pending")
+    })?;
+    let text = kubectl.ok(&["logs", "-f", "l"])?;
+    ensure!(text.lines().count() == 50001 && text.ends_with("the last line\n"), "{} lines", text.lines().count());
+    Ok(())
+}
+
+fn old_kubectl() -> anyhow::Result<()> {
+    with_pod("h2", "old-sessions", Protocol::Spdy, |kubectl, _| {
+        let old = kubectl.clone().old();
+        ensure!(old.ok(&["exec", "p", "--", "echo", "hello"])? == "hello\n");
+        ensure!(old.run(&["exec", "p", "--", "sh", "-c", "exit 7"])?.code == Some(7));
+        ensure!(old.ok(&["logs", "p"])?.contains("begun"));
+        let dir = tests::programs::scratch("old-copy");
+        std::fs::write(dir.join("a"), b"through an old kubectl")?;
+        old.ok(&["cp", &dir.join("a").display().to_string(), "p:/tmp/a"])?;
+        ensure!(old.ok(&["exec", "p", "--", "cat", "/tmp/a"])? == "through an old kubectl");
+        let (mut child, port) = forward(&old)?;
+        let result = fetch_hosts(port);
+        let _ = child.kill();
+        let _ = child.wait();
+        result
+    })
+}

@@ -1,0 +1,149 @@
+//! The token check in full, end to end: what is not a good token of this cluster is a 401, and rights that go away end
+//! what they had allowed (DESIGN.md section 2). The cases of A1 and A5 one by one are beside the verifier.
+
+use std::{io::Read, process::Stdio, time::Duration};
+
+use anyhow::ensure;
+use libtest_mimic::Trial;
+use tests::{
+    apiserver::Apiserver,
+    case::{Needs, alone, case},
+    cluster::cluster,
+    programs::{eventually, scratch},
+    stack::{Plan, Stack, grant_in_cluster, shared},
+};
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        case("tokens::tampered_tokens_are_401", Needs::Nothing, tampered),
+        case("tokens::a_token_of_another_cluster_is_401", Needs::Nothing, other_cluster),
+        case("tokens::keys_rotated_in_mid_run", Needs::Nothing, rotated),
+        case("tokens::service_account_tokens_pass_unchanged", Needs::Cluster, service_account),
+        alone("tokens::a_withdrawn_right_ends_watch_and_exec", Needs::Cluster, withdrawn),
+    ]
+}
+
+fn scripted(name: &str) -> anyhow::Result<(Apiserver, Stack)> {
+    let apiserver = Apiserver::plain(&scratch(name))?;
+    let stack = Stack::start(&Plan::scripted(name, &apiserver))?;
+    Ok((apiserver, stack))
+}
+
+fn tampered() -> anyhow::Result<()> {
+    let (apiserver, stack) = scripted("tampered")?;
+    let token = stack.token("admin")?;
+    ensure!(stack.get_with(&token, "/api/good")?.status == 200);
+    let parts: Vec<&str> = token.split('.').collect();
+    let flipped = |part: &str| {
+        let mut bytes = part.as_bytes().to_vec();
+        let middle = bytes.len() / 2;
+        bytes[middle] = if bytes[middle] == b'A' { b'B' } else { b'A' };
+        String::from_utf8(bytes).unwrap()
+    };
+    for (n, bad) in [
+        format!("{}.{}.{}", parts[0], parts[1], flipped(parts[2])),
+        format!("{}.{}.{}", parts[0], flipped(parts[1]), parts[2]),
+        format!("{}.{}.", parts[0], parts[1]),
+        format!("{}.{}", parts[0], parts[1]),
+        format!("{token}.x"),
+        format!("eyJhbGciOiJub25lIn0.{}.", parts[1]),
+        "x".repeat(100_000),
+        String::from("%00"),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let status = stack.get_with(bad, &format!("/api/bad-{n}"))?.status;
+        ensure!(status == 401 || status == 431, "{n}: {status}");
+    }
+    ensure!(
+        !apiserver.received().iter().any(|request| request.text().contains("/api/bad-")),
+        "a bad token reached the apiserver"
+    );
+    Ok(())
+}
+
+fn other_cluster() -> anyhow::Result<()> {
+    let (_one, first) = scripted("cluster-a")?;
+    first.towline(&["dev", "add-cluster", "other"])?.ok()?;
+    let token = first.towline(&["token", "--user", "admin", "--cluster", "other"])?.ok()?.trim().to_owned();
+    tests::stack::note_secret(&token)?;
+    ensure!(first.get_with(&token, "/api")?.status == 401);
+    Ok(())
+}
+
+fn rotated() -> anyhow::Result<()> {
+    let (_apiserver, stack) = scripted("rotated")?;
+    let old = stack.token("admin")?;
+    stack.towline(&["dev", "rotate-keys"])?.ok()?;
+    let mut new = old.clone();
+    eventually("the issuer signs with the new key", Duration::from_secs(15), || {
+        new = stack.token("admin")?;
+        Ok(new.split('.').next() != old.split('.').next())
+    })?;
+    eventually("gateway and agent take the new key", Duration::from_secs(15), || {
+        Ok(stack.get_with(&new, "/api")?.status == 200)
+    })?;
+    ensure!(stack.get_with(&old, "/api")?.status == 200, "tokens of the old key go on until they end");
+    Ok(())
+}
+
+fn service_account() -> anyhow::Result<()> {
+    let stack = shared("websocket");
+    let admin = cluster().admin();
+    admin.run(&["create", "serviceaccount", "passes"])?;
+    let token = admin.ok(&["create", "token", "passes"])?.trim().to_owned();
+    tests::stack::note_secret(&token)?;
+    let file = stack.dir.join("passes.key");
+    std::fs::write(&file, &token)?;
+    let path = stack.dir.join("passes.kubeconfig");
+    let arguments = [
+        "kubeconfig",
+        "--cluster",
+        "dev",
+        "--service-account-token",
+        &file.display().to_string(),
+        "--file",
+        &path.display().to_string(),
+    ]
+    .map(str::to_owned);
+    stack.towline(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?.ok()?;
+    let kubectl = tests::kubectl::Kubectl::new(&path);
+    let who = kubectl.ok(&["auth", "whoami", "-o", "json"])?;
+    ensure!(who.contains("system:serviceaccount:default:passes"), "{who}");
+    let error = kubectl.run(&["get", "secrets", "-A"])?.refused()?;
+    ensure!(error.contains("system:serviceaccount:default:passes"), "{error}");
+    // Without the client certificate the same token is nothing.
+    ensure!(stack.get_with(&token, "/api")?.status == 401);
+    Ok(())
+}
+
+fn withdrawn() -> anyhow::Result<()> {
+    grant_in_cluster()?;
+    let stack = Stack::start(&Plan { carrier: Some("h2"), ..Plan::real("withdrawn") })?;
+    for (user, how) in [("admin", "revoke"), ("viewer", "disable-user")] {
+        let kubectl = stack.kubectl(user)?.namespace("view-only");
+        let mut watch = kubectl
+            .command(&["get", "--raw", "/api/v1/namespaces/view-only/configmaps?watch=true"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let mut out = watch.stdout.take().unwrap();
+        let mut first = [0; 1];
+        out.read_exact(&mut first)?;
+        let mut arguments = vec!["dev", how];
+        if how == "revoke" {
+            arguments.extend(["--user", user, "--cluster", "dev"]);
+        } else {
+            arguments.push(user);
+        }
+        stack.towline(&arguments)?.ok()?;
+        let ended = eventually("the watch ends", Duration::from_secs(35), || Ok(watch.try_wait()?.is_some()));
+        let _ = watch.kill();
+        let _ = watch.wait();
+        ended?;
+        let error = kubectl.run(&["get", "configmaps"])?.refused()?;
+        ensure!(error.contains("orbidden") || error.contains("nauthorized"), "{error}");
+    }
+    Ok(())
+}

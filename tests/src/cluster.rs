@@ -1,0 +1,76 @@
+//! The real cluster of `tests/cluster`: brought up once for the run, by whoever needs it first.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+    time::Duration,
+};
+
+use anyhow::Context;
+
+use crate::programs::{root, run};
+
+/// The running cluster's settings, as `tests/cluster/cluster env` prints them.
+pub struct Cluster {
+    settings: HashMap<String, String>,
+}
+
+/// The cluster, brought up if it does not run. Panics with the reason when it cannot be had: that is a failure of every
+/// test that asks, not a skip.
+pub fn cluster() -> &'static Cluster {
+    static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+    CLUSTER.get_or_init(|| Cluster::up().unwrap_or_else(|error| panic!("no cluster: {error:?}")))
+}
+
+/// Whether a cluster can be brought up here: always, as far as can be told before trying.
+pub fn available() -> bool {
+    script().exists()
+}
+
+/// Whether pods run: only as root.
+pub fn has_node() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        available() && std::env::var("CLUSTER_NODE").as_deref() != Ok("0") && cluster().get("CLUSTER_HAS_NODE") == "1"
+    })
+}
+
+fn script() -> PathBuf {
+    root().join("tests/cluster/cluster")
+}
+
+impl Cluster {
+    fn up() -> anyhow::Result<Self> {
+        // Building the programs the first time takes minutes; the script shows its progress.
+        let status = Command::new(script())
+            .arg("up")
+            .stdout(std::io::stderr())
+            .status()
+            .context("run tests/cluster/cluster up")?;
+        anyhow::ensure!(status.success(), "tests/cluster/cluster up failed");
+        let text = run(Command::new(script()).arg("env"), Duration::from_secs(30))?.ok()?;
+        let settings = text
+            .lines()
+            .filter_map(|line| line.split_once('='))
+            .map(|(key, value)| (key.to_owned(), value.trim_matches(['\'', '"']).to_owned()))
+            .collect();
+        Ok(Self { settings })
+    }
+
+    /// A setting; empty if there is none of that name.
+    pub fn get(&self, key: &str) -> &str {
+        self.settings.get(key).map_or("", String::as_str)
+    }
+
+    /// Path of the cluster administrator's kubeconfig.
+    pub fn admin_kubeconfig(&self) -> &Path {
+        Path::new(self.get("KUBECONFIG"))
+    }
+
+    /// kubectl as cluster administrator, not through the tunnel.
+    pub fn admin(&self) -> crate::kubectl::Kubectl {
+        crate::kubectl::Kubectl::new(self.admin_kubeconfig())
+    }
+}

@@ -1,0 +1,234 @@
+//! Child processes: built by cargo, logs kept for the sweep for secrets, ended on drop.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+
+/// The root of the checkout.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Where a program of ours is: `TOWLINE_BIN_DIR`, else beside the test binary's profile folder.
+pub fn binary(name: &str) -> PathBuf {
+    if let Some(dir) = std::env::var_os("TOWLINE_BIN_DIR") {
+        return Path::new(&dir).join(name);
+    }
+    let exe = std::env::current_exe().unwrap();
+    exe.parent().and_then(Path::parent).unwrap().join(name)
+}
+
+/// A folder below the target folder for this run's files: `target/e2e/<name>`.
+pub fn scratch(name: &str) -> PathBuf {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let base = std::env::var_os("TOWLINE_E2E_DIR").map_or_else(|| root().join("target/e2e"), PathBuf::from);
+    let dir = base.join(format!("{name}-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
+    std::fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+/// A running program; killed when dropped.
+pub struct Program {
+    child: Child,
+    /// Its standard error, kept.
+    pub log: PathBuf,
+    name: String,
+}
+
+impl Program {
+    /// Starts `command` with standard error appended to `log`.
+    pub fn start(name: &str, mut command: Command, log: &Path) -> anyhow::Result<Self> {
+        let file =
+            File::options().create(true).append(true).open(log).with_context(|| format!("open {}", log.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("start {name}: {:?}", command.get_program()))?;
+        Ok(Self { child, log: log.to_owned(), name: name.to_owned() })
+    }
+
+    /// Reads the first line of standard output, which must have been piped; standard output is drained from then on.
+    pub fn first_line(&mut self, within: Duration) -> anyhow::Result<String> {
+        let out = self.child.stdout.take().context("standard output is not piped")?;
+        let (line, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for text in BufReader::new(out).lines().map_while(Result::ok) {
+                let _ = line.send(text);
+            }
+        });
+        lines
+            .recv_timeout(within)
+            .with_context(|| format!("{} printed no line within {within:?}; log:\n{}", self.name, self.tail()))
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal by name, such as `TERM` or `KILL`.
+    pub fn signal(&self, name: &str) -> anyhow::Result<()> {
+        let ok = Command::new("kill").arg(format!("-{name}")).arg(self.pid().to_string()).status()?.success();
+        if ok { Ok(()) } else { bail!("kill -{name} {} failed", self.name) }
+    }
+
+    /// Waits until it ends, and returns its exit code.
+    pub fn wait(&mut self, within: Duration) -> anyhow::Result<Option<i32>> {
+        let mut status = None;
+        eventually(&format!("{} ends", self.name), within, || {
+            status = self.child.try_wait()?;
+            Ok(status.is_some())
+        })?;
+        Ok(status.and_then(|status| status.code()))
+    }
+
+    /// Kills it and waits.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The last lines of its log.
+    pub fn tail(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
+    /// Resident memory in KiB.
+    pub fn memory_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(0)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Polls `done` until it holds; says what was awaited when it does not in time.
+pub fn eventually(
+    what: &str,
+    within: Duration,
+    mut done: impl FnMut() -> anyhow::Result<bool>,
+) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    loop {
+        if done().with_context(|| what.to_owned())? {
+            return Ok(start.elapsed());
+        }
+        if start.elapsed() > within {
+            bail!("not within {within:?}: {what}");
+        }
+        // Another process has no event to wait on: this is the poll's pace, not a guess at its speed.
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
+/// Runs a command to its end within a bound; returns exit code, standard output and standard error.
+pub fn run(command: &mut Command, within: Duration) -> anyhow::Result<Output> {
+    run_with_input(command, None, within)
+}
+
+/// As [`run`], with bytes for standard input.
+pub fn run_with_input(command: &mut Command, input: Option<&[u8]>, within: Duration) -> anyhow::Result<Output> {
+    use std::io::{Read, Write};
+    let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
+    let mut child = command
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start {command:?}"))?;
+    let reader = |pipe: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(mut pipe) = pipe {
+                let _ = pipe.read_to_end(&mut bytes);
+            }
+            bytes
+        })
+    };
+    let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as _));
+    let err = reader(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let writer = input.map(|input| (child.stdin.take().unwrap(), input.to_vec())).map(|(mut pipe, input)| {
+        std::thread::spawn(move || {
+            let _ = pipe.write_all(&input);
+        })
+    });
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if start.elapsed() > within {
+            let _ = child.kill();
+            let _ = child.wait();
+            let (out, err) = (out.join().unwrap(), err.join().unwrap());
+            bail!("{command:?} did not end within {within:?}\nstdout: {}\nstderr: {}", cut(&out), cut(&err));
+        }
+        std::thread::park_timeout(Duration::from_millis(5));
+    };
+    if let Some(writer) = writer {
+        let _ = writer.join();
+    }
+    Ok(Output {
+        code: status.code(),
+        out: out.join().unwrap(),
+        err: String::from_utf8_lossy(&err.join().unwrap()).into_owned(),
+        took: start.elapsed(),
+    })
+}
+
+fn cut(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[..bytes.len().min(4000)]).into_owned()
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Output {
+    /// Exit code, none if a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: Vec<u8>,
+    /// Standard error.
+    pub err: String,
+    /// Wall time.
+    pub took: Duration,
+}
+
+impl Output {
+    /// Standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.out).into_owned()
+    }
+
+    /// Fails unless the exit code is 0; returns standard output.
+    pub fn ok(&self) -> anyhow::Result<String> {
+        if self.code == Some(0) {
+            Ok(self.text())
+        } else {
+            bail!("exit code {:?}\nstdout: {}\nstderr: {}", self.code, cut(&self.out), self.err)
+        }
+    }
+
+    /// Fails unless the exit code is other than 0; returns standard error.
+    pub fn refused(&self) -> anyhow::Result<String> {
+        if self.code != Some(0) {
+            Ok(self.err.clone())
+        } else {
+            bail!("succeeded, expected a refusal; stdout: {}", cut(&self.out))
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! A whole Towline: `towline dev` (gateway, issuer, throw-away CA) and an agent in front of an apiserver.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Mutex, OnceLock},
+    time::Duration,
+};
+
+use anyhow::Context;
+use serde_json::Value;
+
+use crate::{
+    cluster::cluster,
+    kubectl::Kubectl,
+    network::Namespace,
+    programs::{Program, binary, eventually, run, scratch},
+    raw::{Answer, Raw},
+};
+
+/// The carriers that can be pinned.
+pub const CARRIERS: [&str; 3] = ["quic", "h2", "websocket"];
+
+/// What a stack is made of.
+pub struct Plan<'a> {
+    /// Name of its folder.
+    pub name: &'a str,
+    /// The carrier to pin, or none for the agent's own choice.
+    pub carrier: Option<&'a str>,
+    /// The kubeconfig with which the agent reaches the apiserver.
+    pub apiserver: PathBuf,
+    /// Where the gateway listens.
+    pub listen: &'a str,
+    /// Lines appended to the gateway's configuration file.
+    pub gateway_config: &'a str,
+    /// Lines appended to the agent's configuration file.
+    pub agent_config: &'a str,
+    /// The namespace in which the agent runs.
+    pub namespace: Option<&'a Namespace>,
+}
+
+impl Plan<'_> {
+    /// In front of the real cluster.
+    pub fn real(name: &str) -> Plan<'_> {
+        Plan {
+            name,
+            carrier: None,
+            apiserver: cluster().admin_kubeconfig().to_owned(),
+            listen: "127.0.0.1:0",
+            gateway_config: "",
+            agent_config: "",
+            namespace: None,
+        }
+    }
+
+    /// In front of a scripted apiserver.
+    pub fn scripted<'a>(name: &'a str, apiserver: &crate::apiserver::Apiserver) -> Plan<'a> {
+        Plan { apiserver: apiserver.kubeconfig.clone(), ..Plan::real_without_cluster(name) }
+    }
+
+    fn real_without_cluster(name: &str) -> Plan<'_> {
+        Plan {
+            name,
+            carrier: None,
+            apiserver: PathBuf::new(),
+            listen: "127.0.0.1:0",
+            gateway_config: "",
+            agent_config: "",
+            namespace: None,
+        }
+    }
+}
+
+/// A running stack.
+pub struct Stack {
+    /// The gateway's process.
+    pub gateway: Mutex<Program>,
+    /// The agent's process.
+    pub agent: Mutex<Program>,
+    /// All files of this stack, logs included.
+    pub dir: PathBuf,
+    /// What `towline dev --json` printed.
+    pub info: Value,
+    kubeconfigs: Mutex<HashMap<String, PathBuf>>,
+    agent_start: (PathBuf, Vec<String>, Option<String>),
+}
+
+/// The stack in front of the real cluster that tests share, one for each carrier.
+pub fn shared(carrier: &str) -> &'static Stack {
+    static STACKS: [OnceLock<Stack>; 3] = [const { OnceLock::new() }; 3];
+    let index = CARRIERS.iter().position(|name| *name == carrier).expect("a known carrier");
+    STACKS[index].get_or_init(|| {
+        grant_in_cluster().unwrap_or_else(|error| panic!("roles in the cluster: {error:?}"));
+        Stack::start(&Plan { carrier: Some(carrier), ..Plan::real(carrier) })
+            .unwrap_or_else(|error| panic!("stack on {carrier}: {error:?}"))
+    })
+}
+
+/// Gives the users of `towline dev` their roles in the real cluster: admin everything, viewer view in one namespace.
+pub fn grant_in_cluster() -> anyhow::Result<()> {
+    cluster().admin().apply(
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: view-only}\n---\n\
+         apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: towline-test-admin}\n\
+         roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}\n\
+         subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: admin}]\n---\n\
+         apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\nmetadata: {name: towline-test-viewer, namespace: view-only}\n\
+         roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}\n\
+         subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: viewer}]\n",
+    )?;
+    Ok(())
+}
+
+impl Stack {
+    /// Starts gateway and agent, and waits until a request gets through.
+    pub fn start(plan: &Plan<'_>) -> anyhow::Result<Self> {
+        let stack = Self::start_without_waiting(plan)?;
+        stack.await_connected(Duration::from_secs(20))?;
+        Ok(stack)
+    }
+
+    /// Starts gateway and agent.
+    pub fn start_without_waiting(plan: &Plan<'_>) -> anyhow::Result<Self> {
+        let dir = scratch(plan.name);
+        let state = dir.join("state");
+        let (gateway, info) = start_gateway(&dir, plan.listen, plan.gateway_config)?;
+        let config =
+            PathBuf::from(info["clusters"][0]["agent_config"].as_str().context("no agent_config in the JSON line")?);
+        let text = std::fs::read_to_string(&config)? + plan.agent_config;
+        std::fs::write(&config, text)?;
+        let mut args = vec![
+            "run".to_owned(),
+            "--config".into(),
+            config.display().to_string(),
+            "--kubeconfig".into(),
+            plan.apiserver.display().to_string(),
+        ];
+        if let Some(carrier) = plan.carrier {
+            args.extend(["--carrier".to_owned(), carrier.to_owned()]);
+        }
+        let agent_start = (dir.join("agent.log"), args, plan.namespace.map(|namespace| namespace.name.clone()));
+        let agent = start_agent(&agent_start)?;
+        let _ = state;
+        Ok(Self {
+            gateway: Mutex::new(gateway),
+            agent: Mutex::new(agent),
+            dir,
+            info,
+            kubeconfigs: Mutex::default(),
+            agent_start,
+        })
+    }
+
+    /// Starts another agent of the same cluster.
+    pub fn another_agent(&self) -> anyhow::Result<Program> {
+        start_agent(&self.agent_start)
+    }
+
+    /// Starts the gateway again on the same address and state.
+    pub fn restart_gateway(&self) -> anyhow::Result<()> {
+        let mut gateway = self.gateway.lock().unwrap();
+        gateway.kill();
+        let (program, _) = start_gateway(&self.dir, &self.authority(), "")?;
+        *gateway = program;
+        Ok(())
+    }
+
+    /// Waits until a request of admin gets through to the apiserver.
+    pub fn await_connected(&self, within: Duration) -> anyhow::Result<Duration> {
+        eventually("a request gets through the tunnel", within, || {
+            Ok(self.get("admin", "/version").is_ok_and(|answer| answer.status == 200))
+        })
+        .with_context(|| {
+            format!(
+                "agent's log:\n{}\ngateway's log:\n{}",
+                self.agent.lock().unwrap().tail(),
+                self.gateway.lock().unwrap().tail()
+            )
+        })
+    }
+
+    /// A text of the JSON line.
+    pub fn text(&self, key: &str) -> String {
+        self.info[key].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// `host:port` of the gateway.
+    pub fn authority(&self) -> String {
+        self.text("url").trim_start_matches("https://").trim_end_matches('/').to_owned()
+    }
+
+    /// The gateway's CA file.
+    pub fn ca(&self) -> PathBuf {
+        self.text("ca").into()
+    }
+
+    /// The cluster's key as in its path.
+    pub fn key(&self) -> String {
+        self.info["clusters"][0]["key"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The state folder of `towline dev`.
+    pub fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    /// Runs `towline` on this stack's state: `towline <args> --state DIR`.
+    pub fn towline(&self, args: &[&str]) -> anyhow::Result<crate::programs::Output> {
+        run(Command::new(binary("towline")).args(args).arg("--state").arg(self.state()), Duration::from_secs(30))
+    }
+
+    /// A fresh token of a user for this cluster. It is noted, so that the sweep for secrets knows it.
+    pub fn token(&self, user: &str) -> anyhow::Result<String> {
+        let token = self.towline(&["token", "--user", user, "--cluster", "dev"])?.ok()?.trim().to_owned();
+        note_secret(&token)?;
+        Ok(token)
+    }
+
+    /// A kubeconfig of a user through the tunnel.
+    pub fn kubeconfig(&self, user: &str) -> anyhow::Result<PathBuf> {
+        let mut known = self.kubeconfigs.lock().unwrap();
+        if let Some(path) = known.get(user) {
+            return Ok(path.clone());
+        }
+        let path = self.dir.join(format!("{user}.kubeconfig"));
+        self.towline(&["kubeconfig", "--user", user, "--cluster", "dev", "--file", &path.display().to_string()])?
+            .ok()?;
+        known.insert(user.to_owned(), path.clone());
+        Ok(path)
+    }
+
+    /// kubectl of a user through the tunnel.
+    pub fn kubectl(&self, user: &str) -> anyhow::Result<Kubectl> {
+        Ok(Kubectl::new(&self.kubeconfig(user)?))
+    }
+
+    /// A raw connection to the gateway.
+    pub fn raw(&self) -> anyhow::Result<Raw> {
+        Raw::connect(&self.authority(), &self.ca(), &[b"http/1.1"])
+    }
+
+    /// GET as a user with a fresh connection.
+    pub fn get(&self, user: &str, path: &str) -> anyhow::Result<Answer> {
+        self.get_with(&self.token(user)?, path)
+    }
+
+    /// GET with a token.
+    pub fn get_with(&self, token: &str, path: &str) -> anyhow::Result<Answer> {
+        let mut raw = self.raw()?;
+        raw.send(
+            format!(
+                "GET /{}{path} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\r\n",
+                self.key(),
+                self.authority()
+            )
+            .as_bytes(),
+        )?;
+        raw.answer()
+    }
+
+    /// GET at the gateway's admin listener, plain HTTP.
+    pub fn admin_get(&self, path: &str) -> anyhow::Result<String> {
+        admin_call(self.text("admin").trim_start_matches("http://").trim_end_matches('/'), "GET", path)
+    }
+
+    /// Any call at the gateway's admin listener.
+    pub fn admin(&self, method: &str, path: &str) -> anyhow::Result<String> {
+        admin_call(self.text("admin").trim_start_matches("http://").trim_end_matches('/'), method, path)
+    }
+
+    /// Facts of the tunnels at the gateway.
+    pub fn tunnels(&self) -> anyhow::Result<Value> {
+        Ok(serde_json::from_str(&self.admin_get("/tunnels")?)?)
+    }
+}
+
+fn admin_call(address: &str, method: &str, path: &str) -> anyhow::Result<String> {
+    use std::io::{Read, Write};
+    let mut socket = std::net::TcpStream::connect(address)?;
+    write!(socket, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")?;
+    let mut text = String::new();
+    socket.read_to_string(&mut text)?;
+    let (_, body) = text.split_once("\r\n\r\n").context("no answer from the admin listener")?;
+    Ok(body.to_owned())
+}
+
+fn start_gateway(dir: &Path, listen: &str, extra: &str) -> anyhow::Result<(Program, Value)> {
+    let state = dir.join("state");
+    let mut command = Command::new(binary("towline"));
+    command.arg("dev").arg("--state").arg(&state).args(["--json", "--listen", listen]).stdout(Stdio::piped());
+    let _ = extra;
+    let mut program = Program::start("towline dev", command, &dir.join("gateway.log"))?;
+    let line = program.first_line(Duration::from_secs(30))?;
+    let info = serde_json::from_str(&line).with_context(|| format!("towline dev printed {line}"))?;
+    Ok((program, info))
+}
+
+fn start_agent((log, args, namespace): &(PathBuf, Vec<String>, Option<String>)) -> anyhow::Result<Program> {
+    let mut command = match namespace {
+        None => Command::new(binary("towline-agent")),
+        Some(name) => {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", name]).arg(binary("towline-agent"));
+            command
+        }
+    };
+    command.args(args).stdout(Stdio::null());
+    Program::start("towline-agent", command, log)
+}
+
+/// Notes a secret for the sweep that reads every log at the end.
+pub fn note_secret(secret: &str) -> anyhow::Result<()> {
+    use std::io::Write;
+    let path = scratch_root().join("secrets");
+    let mut file = std::fs::File::options().create(true).append(true).open(path)?;
+    writeln!(file, "{secret}")?;
+    Ok(())
+}
+
+/// The folder that holds every stack's files.
+pub fn scratch_root() -> PathBuf {
+    let dir = scratch("note");
+    let root = dir.parent().unwrap().to_owned();
+    let _ = std::fs::remove_dir(dir);
+    root
+}
