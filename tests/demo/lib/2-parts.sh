@@ -1,0 +1,175 @@
+# shellcheck shell=bash
+# Cluster, gateway and agent: started in this order, ended in the other.
+
+build_programs() {
+    title "programs"
+    need_commands
+    "$root/tests/cluster/cluster" build kubectl
+    bin=$("$root/docker/build" binaries)
+    PATH=$bin:$PATH
+}
+
+# As root what is missing is installed, else it is named.
+need_commands() {
+    if ((EUID == 0)) && command -v dpkg-query >/dev/null; then
+        "$root/tests/cluster/deps.sh" all ca-certificates curl gcc iproute2 jq libc6-dev openssl procps
+    fi
+    local name missing=()
+    for name in cargo go curl gcc jq openssl ss; do
+        command -v "$name" >/dev/null || missing+=("$name")
+    done
+    ((${#missing[@]} == 0)) || fail "needs ${missing[*]}"
+}
+
+# Direct access to the cluster, not through the tunnel: rights, pods of the agent, clean-up.
+direct() { "$kubectl" --kubeconfig "$admin_kubeconfig" ${context:+--context "$context"} "$@"; }
+
+start_cluster() {
+    title "cluster"
+    local begin
+    begin=$(now)
+    kubectl=$("$root/tests/cluster/cluster" program kubectl)
+    admin_kubeconfig=${KUBECONFIG:-}
+    context=
+    if [[ $admin_kubeconfig ]] && timeout 10 "$kubectl" get --raw /readyz >/dev/null 2>&1; then
+        # One file, whatever list of files KUBECONFIG was.
+        "$kubectl" config view --raw --minify --flatten >"$out/direct.kubeconfig"
+        chmod 600 "$out/direct.kubeconfig"
+        admin_kubeconfig=$out/direct.kubeconfig
+        image=${DEMO_IMAGE:-busybox:1.36}
+        has_node=$(direct get nodes -o name | grep -c . || true)
+        host_ip=127.0.0.1
+        say "using the cluster of KUBECONFIG, image $image (DEMO_IMAGE)"
+    else
+        own_cluster=1
+        CLUSTER_PORT_BASE=${CLUSTER_PORT_BASE:-$("$root/tests/cluster/cluster" --state "$cluster_state" free-base)}
+        export CLUSTER_PORT_BASE
+        "$root/tests/cluster/cluster" --state "$cluster_state" up
+        local facts
+        facts=$("$root/tests/cluster/cluster" --state "$cluster_state" env)
+        fact() { sed -n "s/^$1=//p" <<<"$facts"; }
+        admin_kubeconfig=$(fact KUBECONFIG)
+        has_node=$(fact CLUSTER_HAS_NODE)
+        image=$(fact CLUSTER_IMAGE)
+        host_ip=$(fact CLUSTER_HOST_IP)
+        host_ip=${host_ip:-127.0.0.1}
+    fi
+    unset KUBECONFIG
+    # The agent runs in the cluster when that is ours: its image can be loaded there and its pods reach this machine.
+    in_cluster=
+    if [[ $own_cluster ]] && ((has_node)); then
+        in_cluster=1
+    fi
+    say "cluster is ready after $(seconds_since "$begin")"
+    if ((!has_node)); then
+        say "it has no node: steps that need pods are not tried"
+    fi
+}
+
+start_gateway() {
+    title "gateway"
+    local begin
+    begin=$(now)
+    rm -rf "$out/state"
+    run_apart gateway "$out/ready.json" \
+        towline dev --state "$out/state" --listen "$host_ip:0" --cluster demo --json
+    gateway_pid=$(cat "$out/gateway.pid")
+    await 30 "the gateway" gateway_ready || fail "the gateway does not start: $(tail -n 5 "$out/logs/gateway.log")"
+    url=$(jq -r .clusters[0].url "$out/ready.json")
+    say "towline dev listens at $(jq -r .url "$out/ready.json") after $(seconds_since "$begin")"
+}
+
+gateway_ready() {
+    jq -e .url "$out/ready.json" || { gone "$gateway_pid" && fail "the gateway ended: $(tail -n 5 "$out/logs/gateway.log")"; }
+}
+
+# run_apart NAME OUTPUT COMMAND... : in a session of its own, so that Ctrl+C reaches only this script, which ends it.
+run_apart() {
+    local name=$1 output=$2
+    shift 2
+    (
+        exec 8>&- </dev/null >"$output" 2>"$out/logs/$name.log"
+        echo "$BASHPID" >"$out/$name.pid"
+        exec setsid "$@"
+    ) &
+    disown
+    await 5 "$name" test -s "$out/$name.pid"
+}
+
+# The agent on one carrier: as pods by the chart, or as a process here with the kubeconfig.
+start_agent() {
+    local carrier=$1 begin
+    begin=$(now)
+    if [[ $in_cluster ]]; then
+        install_chart "$carrier"
+    else
+        end_process agent "$agent_pid"
+        run_apart agent "$out/logs/agent.out" \
+            towline-agent run --config "$(jq -r .clusters[0].agent_config "$out/ready.json")" --carrier "$carrier" \
+            --kubeconfig "$admin_kubeconfig"
+        agent_pid=$(cat "$out/agent.pid")
+    fi
+    await 30 "the tunnel" as admin get --raw /version || { explain; return 1; }
+    say "the agent is connected over $carrier after $(seconds_since "$begin")"
+}
+
+install_chart() {
+    local helm
+    if [[ ! $release ]]; then
+        load_image
+        direct create namespace towline
+        direct label namespace towline pod-security.kubernetes.io/enforce=restricted
+        release=1
+    fi
+    "$root/tests/cluster/cluster" build helm
+    helm=$("$root/tests/cluster/cluster" program helm)
+    "$helm" upgrade --install towline-agent "$root/docker/chart/towline-agent" --kubeconfig "$admin_kubeconfig" \
+        --namespace towline --values "$(jq -r .clusters[0].helm_values "$out/ready.json")" \
+        --set image.tag=dev --set image.pullPolicy=Never --set replicas=1 --set "gateway.carrier=$1" \
+        --wait --timeout 90s >"$out/logs/helm.log" 2>&1 || { tail -n 20 "$out/logs/helm.log"; return 1; }
+    # Until the pod of the carrier before has let go of its tunnel, requests may still go there.
+    await 60 "the pod of the carrier before to end" one_pod
+}
+
+one_pod() { (($(direct --namespace towline get pods -o name | wc -l) == 1)); }
+
+load_image() {
+    "$root/docker/build" image agent >/dev/null
+    "$root/tests/cluster/cluster" --state "$cluster_state" load-image "$root/target/image/agent.tar"
+}
+
+end_process() {
+    local name=$1 pid=$2
+    [[ $pid ]] || return 0
+    kill -TERM "$pid" 2>/dev/null || true
+    await 15 "$name to end" gone "$pid" || kill -KILL "$pid" 2>/dev/null || true
+    rm -f "$out/$name.pid"
+}
+
+explain() {
+    local log
+    for log in "$out"/logs/{gateway,agent}.log; do
+        [[ -s $log ]] || continue
+        say "--- end of $log"
+        tail -n 15 "$log"
+    done
+    if [[ $release ]]; then
+        say "--- the agent's pods"
+        direct --namespace towline get pods || true
+        direct --namespace towline logs deployment/towline-agent --tail 15 || true
+    fi
+}
+
+tear_down() {
+    title "tidying up"
+    if [[ ! $own_cluster && ${admin_kubeconfig:-} ]]; then
+        direct delete --ignore-not-found --wait=false namespace/towline-demo \
+            clusterrolebinding/towline-demo-admin >/dev/null 2>&1 || true
+    fi
+    end_process agent "$agent_pid"
+    end_process gateway "$gateway_pid"
+    if [[ $own_cluster ]]; then
+        "$root/tests/cluster/cluster" --state "$cluster_state" down >>"$out/logs/cluster.log" 2>&1 || true
+    fi
+    rm -f "$out/pid"
+}
