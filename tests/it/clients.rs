@@ -36,7 +36,7 @@ fn helm(carrier: &'static str) -> anyhow::Result<()> {
     )?;
     let kubeconfig = shared(carrier).kubeconfig("admin")?;
     let helm = |args: &[&str]| {
-        let mut command = Command::new(cluster().get("HELM"));
+        let mut command = Command::new(cluster().get("CLUSTER_HELM"));
         command.env("KUBECONFIG", &kubeconfig).env("HOME", &chart).args(["--namespace", &name]).args(args);
         run(&mut command, Duration::from_secs(90))?.ok()
     };

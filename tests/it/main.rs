@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
 mod attacks;
+mod chart;
 mod clients;
 mod errors;
 mod kubectl;
@@ -27,6 +28,7 @@ fn main() {
         kubectl::tests,
         sessions::tests,
         clients::tests,
+        chart::tests,
         tokens::tests,
         load::tests,
         networks::tests,

@@ -39,7 +39,7 @@ impl Kubectl {
     /// The cluster's version.
     pub fn new(kubeconfig: &Path) -> Self {
         Self {
-            program: cluster().get("KUBECTL").into(),
+            program: cluster().get("CLUSTER_KUBECTL").into(),
             kubeconfig: kubeconfig.to_owned(),
             protocol: Protocol::WebSocket,
             within: Duration::from_secs(60),
@@ -50,7 +50,7 @@ impl Kubectl {
     /// Debian's old one, 1.20, which knows SPDY only.
     #[must_use]
     pub fn old(mut self) -> Self {
-        self.program = cluster().get("KUBECTL_OLD").into();
+        self.program = cluster().get("CLUSTER_KUBECTL_OLD").into();
         self.protocol = Protocol::Spdy;
         self
     }
