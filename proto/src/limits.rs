@@ -42,3 +42,15 @@ pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 /// QUIC handshakes in progress above which a new peer must first prove its address (attack D5).
 pub const QUIC_RETRY_ABOVE: usize = 64;
+/// What a carrier's own flow control allows on one connection, in bytes: the sum of what all windows may be, so that it
+/// never decides before the session's credit, and yet bounds what a hostile peer can make this end hold.
+pub const CARRIER_WINDOW_BYTES: u64 =
+    STREAMS_PER_TUNNEL as u64 * WINDOW_INITIAL + WINDOW_GROWTH_PER_TUNNEL + 16 * 1024 * 1024;
+/// Parked streams at most, when an agent opens many at once.
+pub const PARKED_STREAMS_MAX: usize = 256;
+/// Stops remembered for streams whose first bytes have not arrived yet.
+pub const EARLY_STOPS: usize = 1024;
+/// Control messages waiting to be sent; more means that the peer does not read its control stream.
+pub const CONTROL_QUEUE: usize = 4 * STREAMS_PER_TUNNEL as usize;
+/// How long closing waits for the peer to have read why.
+pub const CLOSE_LINGER: Duration = Duration::from_secs(1);

@@ -14,12 +14,15 @@ pub mod http2;
 pub mod memory;
 pub mod quic;
 pub mod session;
+mod stream;
 pub mod websocket;
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+
+pub use stream::{RecvStream, SendStream};
 
 use crate::{
     ids::StreamId,
@@ -180,66 +183,6 @@ pub struct Stream {
     pub send: SendStream,
     /// The way from the peer.
     pub recv: RecvStream,
-}
-
-/// The sending half. Dropping it unfinished resets the stream.
-pub struct SendStream {
-    _todo: (),
-}
-
-impl SendStream {
-    /// Sends a chunk, without a copy; waits for credit and for room in the carrier. Empty chunks are allowed.
-    /// Cancel-safe only in that a dropped call may have sent part of the chunk.
-    pub async fn send(&mut self, _chunk: Bytes) -> Result<(), StreamError> {
-        todo!()
-    }
-
-    /// All bytes were given. Does not wait for the peer.
-    pub fn finish(&mut self) -> Result<(), StreamError> {
-        todo!()
-    }
-
-    /// Breaks the whole stream off.
-    pub fn reset(&mut self, _code: StreamCode) {
-        todo!()
-    }
-
-    /// Completes when the reader stopped, the stream was reset or the tunnel is gone: what a sender that waits for its
-    /// own source selects on.
-    pub async fn stopped(&mut self) -> StreamError {
-        todo!()
-    }
-}
-
-/// The receiving half. Dropping it before the end stops the direction.
-pub struct RecvStream {
-    _todo: (),
-}
-
-impl RecvStream {
-    /// The next chunk; `None` after the peer finished. Credit goes back to the peer as chunks are taken. Cancel-safe.
-    pub async fn recv(&mut self) -> Result<Option<Bytes>, StreamError> {
-        todo!()
-    }
-
-    /// As [`Self::recv`], for `poll` code.
-    pub fn poll_recv(
-        &mut self,
-        _cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Result<Option<Bytes>, StreamError>> {
-        todo!()
-    }
-
-    /// Reads one length-prefixed message of at most `limit` bytes, given back without its prefix. Bytes behind it stay
-    /// for `recv`.
-    pub async fn recv_message(&mut self, _limit: usize) -> Result<Bytes, MessageError> {
-        todo!()
-    }
-
-    /// Wants no more.
-    pub fn stop(&mut self, _code: StreamCode) {
-        todo!()
-    }
 }
 
 /// Why no message could be read from a stream.

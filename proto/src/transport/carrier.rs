@@ -1,10 +1,19 @@
 //! What bears a tunnel, before any hello: raw two-way byte streams and the facts that TLS gave.
+//!
+//! A carrier gives no more than this: streams either end can open, bytes in order, an end, a reset with a code, and a
+//! connection that is there or lost. Identity of streams, credit and stop with a code are [`super::session`]'s. The
+//! halves are enums rather than trait objects, so that a chunk costs no allocation and no indirect call.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    task::{Context, Poll},
+};
 
+use bytes::Bytes;
 use rustls::pki_types::CertificateDer;
 
-use super::CarrierKind;
+use super::{CarrierKind, Closed, http2, memory, quic};
+use crate::wire::close::{CloseCode, StreamCode};
 
 /// What is known of a connection when a carrier is made of it.
 #[derive(Clone, Debug)]
@@ -20,12 +29,19 @@ pub struct Facts {
 /// An established connection, ready for [`super::session`].
 pub struct Carrier {
     pub(crate) facts: Facts,
+    pub(crate) link: Link,
 }
 
 impl Carrier {
     /// What is known of it.
     pub fn facts(&self) -> &Facts {
         &self.facts
+    }
+}
+
+impl std::fmt::Debug for Carrier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Carrier").field("facts", &self.facts).finish_non_exhaustive()
     }
 }
 
@@ -44,4 +60,133 @@ pub enum CarrierError {
     /// The connection broke.
     #[error("connection lost: {0}")]
     Lost(String),
+}
+
+/// Why a raw half gives or takes no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RawError {
+    /// The peer's reader wants no more.
+    Stopped(StreamCode),
+    /// The peer broke the stream off.
+    Reset(StreamCode),
+    /// The connection is gone.
+    Lost,
+}
+
+/// The connection. Dropping it closes it.
+pub(crate) enum Link {
+    Memory(memory::Link),
+    Quic(quic::Link),
+    Http2(http2::Link),
+}
+
+macro_rules! each {
+    ($on:expr, $name:ident => $do:expr) => {
+        match $on {
+            Self::Memory($name) => $do,
+            Self::Quic($name) => $do,
+            Self::Http2($name) => $do,
+        }
+    };
+}
+
+impl Link {
+    /// Opens a raw stream; waits while the carrier has no room for one. `Err`: the connection is gone.
+    pub(crate) async fn open(&self) -> Result<(RawSend, RawRecv), RawError> {
+        each!(self, link => link.open().await)
+    }
+
+    /// The next raw stream that the peer opened. Cancel-safe.
+    pub(crate) async fn accept(&self) -> Result<(RawSend, RawRecv), RawError> {
+        each!(self, link => link.accept().await)
+    }
+
+    /// Completes when the connection is gone.
+    pub(crate) async fn closed(&self) -> Closed {
+        each!(self, link => link.closed().await)
+    }
+
+    /// Closes at once. Whether the carrier itself carries the code to the peer.
+    pub(crate) fn close(&self, code: CloseCode, message: &str) {
+        each!(self, link => link.close(code, message))
+    }
+
+    /// Whether [`Self::close`] tells the peer code and message, so that no control message is needed.
+    pub(crate) fn close_is_told(&self) -> bool {
+        matches!(self, Self::Quic(_))
+    }
+}
+
+/// The sending half of a raw stream.
+pub(crate) enum RawSend {
+    Memory(memory::PipeSend),
+    Quic(quic::QuicSend),
+    Http2(http2::H2Send),
+}
+
+impl RawSend {
+    /// Takes at most `max` bytes from the front of `chunk`, without a copy: how many.
+    pub(crate) fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        chunk: &mut Bytes,
+        max: usize,
+    ) -> Poll<Result<usize, RawError>> {
+        each!(self, half => half.poll_send(cx, chunk, max))
+    }
+
+    /// Sends all of `chunk`, outside of any credit.
+    pub(crate) async fn send_all(&mut self, mut chunk: Bytes) -> Result<(), RawError> {
+        while !chunk.is_empty() {
+            std::future::poll_fn(|cx| self.poll_send(cx, &mut chunk, usize::MAX)).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends the direction cleanly.
+    pub(crate) fn finish(&mut self) {
+        each!(self, half => half.finish());
+    }
+
+    /// Breaks this direction off, and on carriers that cannot tell them apart the other one too.
+    pub(crate) fn reset(&mut self, code: StreamCode) {
+        each!(self, half => half.reset(code));
+    }
+
+    /// Completes when the peer stopped or reset the stream or the connection is gone.
+    pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<RawError> {
+        each!(self, half => half.poll_stopped(cx))
+    }
+
+    /// For the control stream: before all others.
+    pub(crate) fn prioritise(&mut self) {
+        if let Self::Quic(half) = self {
+            half.prioritise();
+        }
+    }
+}
+
+/// The receiving half of a raw stream.
+pub(crate) enum RawRecv {
+    Memory(memory::PipeRecv),
+    Quic(quic::QuicRecv),
+    Http2(http2::H2Recv),
+}
+
+impl RawRecv {
+    /// The next bytes, never empty; `None` at the clean end.
+    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
+        each!(self, half => half.poll_recv(cx))
+    }
+
+    /// As [`Self::poll_recv`].
+    pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, RawError> {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// Wants no more; `broken` if the whole stream was broken off at this end. Whether the carrier itself tells the
+    /// peer, so that no control message is needed.
+    pub(crate) fn stop(&mut self, code: StreamCode, broken: bool) -> bool {
+        each!(self, half => half.stop(code, broken))
+    }
 }

@@ -1,33 +1,33 @@
 //! Carriers 2 and 3: one HTTP/2 session over any byte stream. The gateway is the HTTP/2 client. The agent opens streams
 //! from a stock of parked ones that the gateway keeps filled.
+//!
+//! A raw stream is one request (`POST /s`) and its answer; the answer's headers leave with its first bytes. A parked
+//! stream is a request (`POST /p`) whose answer begins when the agent opens it. HTTP/2 has no stop, so stop travels as
+//! a control message; when both halves of a stream were dropped, h2 flushes what is queued and sends `RST_STREAM` with
+//! NO_ERROR or CANCEL, which says "no more" to the writer at the other end.
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-};
+mod connection;
+mod streams;
 
-use super::carrier::{Carrier, CarrierError, Facts};
+pub(crate) use connection::Link;
+pub use connection::{client_side, server_side};
+pub(crate) use streams::{H2Recv, H2Send};
+use tokio::net::TcpStream;
 
 /// The ALPN name of carriers 1 and 2.
 pub const ALPN: &[u8] = b"towline/1";
 
-/// The gateway's end. `io` is the TLS stream after its handshake.
-pub async fn client_side<T>(_io: T, _facts: Facts) -> Result<Carrier, CarrierError>
-where
-    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    todo!()
-}
-
-/// The agent's end.
-pub async fn server_side<T>(_io: T, _facts: Facts) -> Result<Carrier, CarrierError>
-where
-    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    todo!()
-}
+/// Bytes queued unsent in the kernel above which a socket takes no more: what has been handed to the kernel delays
+/// control messages and other streams.
+const UNSENT_BYTES: u32 = 512 * 1024;
 
 /// Socket options of a tunnel's TCP connection: no delay, little queued unsent in the kernel.
-pub fn tune_tcp(_socket: &TcpStream) {
-    todo!()
+pub fn tune_tcp(socket: &TcpStream) {
+    // Each is an optimisation; a system that refuses one still works.
+    let _ = socket.set_nodelay(true);
+    let socket = socket2::SockRef::from(socket);
+    #[cfg(target_os = "linux")]
+    let _ = socket.set_tcp_notsent_lowat(UNSENT_BYTES);
+    #[cfg(not(target_os = "linux"))]
+    let _ = (socket, UNSENT_BYTES);
 }

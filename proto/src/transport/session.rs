@@ -1,17 +1,21 @@
 //! Hello, stream identity, credit, stop, probes, drain: the same code over every carrier.
+//!
+//! After hello four loops run in one task per tunnel, until the first of them ends: control messages in, control
+//! messages out, streams that the peer opens, probes. All that they share with the streams is [`state`].
 
-use std::{future::Future, time::Duration};
+mod driver;
+mod hello;
+pub(crate) mod state;
+mod tunnel;
 
+use std::time::Duration;
+
+pub use hello::{accept, connect};
 use rustls::pki_types::CertificateDer;
 
-use super::{TunnelHandle, carrier::Carrier};
 use crate::{
     limits,
-    wire::{
-        close::CloseCode,
-        error::WireError,
-        hello::{Proof, Refuse},
-    },
+    wire::{close::CloseCode, error::WireError, hello::Proof},
 };
 
 /// Times of a session.
@@ -102,19 +106,4 @@ pub enum HelloError {
     /// The connection broke.
     #[error("connection lost during hello: {0}")]
     Lost(String),
-}
-
-/// The agent's end of the hello.
-pub async fn connect(_carrier: Carrier, _agent: AgentSide) -> Result<TunnelHandle, HelloError> {
-    todo!()
-}
-
-/// The gateway's end of the hello: the tunnel and what `authenticate` gave.
-pub async fn accept<F, A, T>(_carrier: Carrier, gateway: GatewaySide<F>) -> Result<(TunnelHandle, T), HelloError>
-where
-    F: FnOnce(Presented) -> A,
-    A: Future<Output = Result<T, Refuse>>,
-{
-    drop(gateway.authenticate);
-    todo!()
 }

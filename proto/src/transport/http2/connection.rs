@@ -1,0 +1,266 @@
+//! The two ends of an HTTP/2 session, each with the task that drives it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
+use h2::{client, server};
+use http::{Method, Request, Version};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{Mutex, mpsc, watch},
+    task::AbortHandle,
+};
+
+use super::streams::{self, RawPair};
+use crate::{
+    limits,
+    transport::{
+        Closed,
+        carrier::{self, Carrier, CarrierError, Facts, RawError},
+    },
+    wire::close::CloseCode,
+};
+
+/// What one stream may have in flight before the session's credit is looked at: head and the largest window.
+const STREAM_WINDOW_BYTES: u32 = (limits::WINDOW_MAX as u32) + 2 * (limits::HEAD_BYTES as u32);
+/// Streams that one session bears: users', parked, control.
+const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STREAMS_MAX as u32 + 1;
+/// Reset streams remembered, and reset streams not accepted yet: 10,000 requests may be cancelled at once. h2's default
+/// of 20 closes the connection; without a bound it is open to rapid reset (CVE-2023-44487).
+const RESET_STREAMS: usize = 16 * 1024;
+/// How long frames that crossed a reset on the wire are forgiven.
+const RESET_REMEMBERED: Duration = Duration::from_secs(30);
+/// h2's allowance for small DATA frames not read yet, in bytes of overhead: the heads of all streams at once.
+const SMALL_FRAMES_BYTES: usize = 2 * 256 * STREAMS as usize;
+/// Bytes of a request's or answer's header list: ours are empty.
+const HEADER_LIST_BYTES: u32 = 1024;
+
+const PATH_STREAM: &str = "/s";
+const PATH_PARKED: &str = "/p";
+
+pub(crate) struct Link {
+    opener: Opener,
+    accepted: Mutex<mpsc::Receiver<RawPair>>,
+    closed: watch::Receiver<Option<Closed>>,
+    tasks: Vec<AbortHandle>,
+}
+
+enum Opener {
+    /// The gateway sends requests.
+    Request(client::SendRequest<Bytes>),
+    /// The agent takes parked ones.
+    Parked(Mutex<mpsc::Receiver<RawPair>>),
+}
+
+/// The gateway's end. `io` is the TLS stream after its handshake.
+pub async fn client_side<T>(io: T, facts: Facts) -> Result<Carrier, CarrierError>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (requests, mut connection) = deadline(client_builder().handshake(io)).await?;
+    connection.set_target_window_size(connection_window());
+    let (park, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
+    let (end, closed) = watch::channel(None);
+    let driver = tokio::spawn(async move {
+        let result = connection.await;
+        end.send_replace(Some(lost(result.err())));
+    });
+    let parker = tokio::spawn(keep_parked(requests.clone(), park));
+    let link = Link {
+        opener: Opener::Request(requests),
+        accepted: Mutex::new(accepted),
+        closed,
+        tasks: vec![driver.abort_handle(), parker.abort_handle()],
+    };
+    Ok(Carrier { facts, link: carrier::Link::Http2(link) })
+}
+
+/// The agent's end.
+pub async fn server_side<T>(io: T, facts: Facts) -> Result<Carrier, CarrierError>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let connection = deadline(server_builder().handshake(io)).await?;
+    let (accept, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
+    let (park, parked) = mpsc::channel(STREAMS as usize);
+    let (end, closed) = watch::channel(None);
+    let driver = tokio::spawn(async move {
+        let error = serve(connection, accept, park).await;
+        end.send_replace(Some(lost(error)));
+    });
+    let link = Link {
+        opener: Opener::Parked(Mutex::new(parked)),
+        accepted: Mutex::new(accepted),
+        closed,
+        tasks: vec![driver.abort_handle()],
+    };
+    Ok(Carrier { facts, link: carrier::Link::Http2(link) })
+}
+
+async fn deadline<T>(handshake: impl Future<Output = Result<T, h2::Error>>) -> Result<T, CarrierError> {
+    match tokio::time::timeout(limits::HELLO_DEADLINE, handshake).await {
+        Err(_) => Err(CarrierError::Timeout),
+        Ok(Err(error)) if error.is_io() => Err(CarrierError::Lost(error.to_string())),
+        Ok(Err(error)) => Err(CarrierError::Protocol(error.to_string())),
+        Ok(Ok(done)) => Ok(done),
+    }
+}
+
+fn connection_window() -> u32 {
+    u32::try_from(limits::CARRIER_WINDOW_BYTES).map_or(MAX_WINDOW, |bytes| bytes.min(MAX_WINDOW))
+}
+
+/// RFC 9113 section 6.9.1.
+const MAX_WINDOW: u32 = (1 << 31) - 1;
+
+fn client_builder() -> client::Builder {
+    let mut builder = client::Builder::new();
+    builder
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(connection_window())
+        .max_frame_size(limits::CHUNK_BYTES as u32)
+        .max_header_list_size(HEADER_LIST_BYTES)
+        .max_send_buffer_size(limits::CARRIER_QUEUE_BYTES)
+        .initial_max_send_streams(STREAMS as usize)
+        .max_concurrent_streams(0)
+        .enable_push(false)
+        .max_concurrent_reset_streams(RESET_STREAMS)
+        .max_pending_accept_reset_streams(RESET_STREAMS)
+        .max_local_error_reset_streams(Some(RESET_STREAMS))
+        .reset_stream_duration(RESET_REMEMBERED)
+        .data_frame_budget(SMALL_FRAMES_BYTES);
+    builder
+}
+
+fn server_builder() -> server::Builder {
+    let mut builder = server::Builder::new();
+    builder
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(connection_window())
+        .max_frame_size(limits::CHUNK_BYTES as u32)
+        .max_header_list_size(HEADER_LIST_BYTES)
+        .max_send_buffer_size(limits::CARRIER_QUEUE_BYTES)
+        .max_concurrent_streams(STREAMS)
+        .max_concurrent_reset_streams(RESET_STREAMS)
+        .max_pending_accept_reset_streams(RESET_STREAMS)
+        .max_local_error_reset_streams(Some(RESET_STREAMS))
+        .reset_stream_duration(RESET_REMEMBERED)
+        .data_frame_budget(SMALL_FRAMES_BYTES);
+    builder
+}
+
+fn request(path: &'static str) -> Request<()> {
+    let mut request = Request::new(());
+    *request.method_mut() = Method::POST;
+    *request.version_mut() = Version::HTTP_2;
+    *request.uri_mut() = http::Uri::builder()
+        .scheme("https")
+        .authority("t")
+        .path_and_query(path)
+        .build()
+        .unwrap_or_else(|_| unreachable!("constant parts"));
+    request
+}
+
+async fn send(
+    requests: &client::SendRequest<Bytes>,
+    path: &'static str,
+) -> Result<(client::ResponseFuture, h2::SendStream<Bytes>), h2::Error> {
+    requests.clone().ready().await?.send_request(request(path), false)
+}
+
+/// Keeps the stock of parked streams filled; it grows while the agent takes them faster than one at a time.
+async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sender<RawPair>) {
+    let mut parked = FuturesUnordered::new();
+    let mut stock = limits::PARKED_STREAMS;
+    loop {
+        while parked.len() < stock {
+            let Ok((answer, body)) = send(&requests, PATH_PARKED).await else { return };
+            parked.push(answer.map(|answer| (answer, body)));
+        }
+        let mut taken = 0;
+        let mut next = parked.next().await;
+        while let Some((answer, body)) = next.take() {
+            taken += 1;
+            match answer {
+                // The queue has room for every stream that a tunnel may have; dropping one over it resets it.
+                Ok(answer) => {
+                    let _ = accepted.try_send(streams::parked_pair(body, answer.into_body()));
+                }
+                Err(error) if error.is_reset() => {}
+                Err(_) => return,
+            }
+            next = parked.next().now_or_never().flatten();
+        }
+        if taken * 2 > stock {
+            stock = (stock * 2).min(limits::PARKED_STREAMS_MAX);
+        }
+    }
+}
+
+/// Sorts what the gateway sends into streams it opens and streams it parks; ends with the connection.
+async fn serve<T>(
+    mut connection: server::Connection<T, Bytes>,
+    accept: mpsc::Sender<RawPair>,
+    park: mpsc::Sender<RawPair>,
+) -> Option<h2::Error>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        match connection.accept().await {
+            None => return None,
+            Some(Err(error)) => return Some(error),
+            Some(Ok((request, mut respond))) => {
+                let queue = if request.uri().path() == PATH_PARKED { &park } else { &accept };
+                match queue.try_reserve() {
+                    Ok(slot) => slot.send(streams::accepted_pair(respond, request.into_body())),
+                    // Cannot be while the gateway keeps to the limit of streams.
+                    Err(_) => respond.send_reset(h2::Reason::REFUSED_STREAM),
+                }
+            }
+        }
+    }
+}
+
+fn lost(error: Option<h2::Error>) -> Closed {
+    let message = error.map_or_else(String::new, |error| error.to_string());
+    Closed { code: CloseCode::Lost, message, by_peer: false }
+}
+
+impl Link {
+    pub(crate) async fn open(&self) -> Result<RawPair, RawError> {
+        match &self.opener {
+            Opener::Request(requests) => {
+                let (answer, body) = send(requests, PATH_STREAM).await.map_err(|_| RawError::Lost)?;
+                Ok(streams::opened_pair(body, answer))
+            }
+            Opener::Parked(parked) => parked.lock().await.recv().await.ok_or(RawError::Lost),
+        }
+    }
+
+    pub(crate) async fn accept(&self) -> Result<RawPair, RawError> {
+        self.accepted.lock().await.recv().await.ok_or(RawError::Lost)
+    }
+
+    pub(crate) async fn closed(&self) -> Closed {
+        let mut closed = self.closed.clone();
+        match closed.wait_for(Option::is_some).await {
+            Ok(state) => state.clone().unwrap_or_else(|| lost(None)),
+            Err(_) => lost(None),
+        }
+    }
+
+    pub(crate) fn close(&self, _code: CloseCode, _message: &str) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close(CloseCode::Lost, "");
+    }
+}

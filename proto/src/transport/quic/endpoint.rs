@@ -1,0 +1,245 @@
+//! UDP endpoints: the gateway's listener and an agent's dialled connection.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use quinn::{
+    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TokioRuntime,
+    TransportConfig, VarInt,
+    crypto::rustls::{QuicClientConfig, QuicServerConfig},
+};
+use rustls::pki_types::CertificateDer;
+
+use super::Link;
+use crate::{
+    limits,
+    transport::{
+        CarrierKind,
+        carrier::{self, Carrier, CarrierError, Facts},
+        http2::ALPN,
+    },
+    wire::close::CloseCode,
+};
+
+/// Bytes asked of the kernel for each socket buffer: at 1 Gbit/s 60 ms without a turn on the processor.
+const SOCKET_BUFFER_BYTES: usize = 8 * 1024 * 1024;
+/// Below this a warning is logged once: bursts will be lost.
+const SOCKET_BUFFER_LOW_BYTES: usize = 1024 * 1024;
+/// After the session's own probe has given up, QUIC does too.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(25);
+/// What one stream may have in flight before the session's credit is looked at: head and the largest window.
+const STREAM_WINDOW_BYTES: u64 = limits::WINDOW_MAX + 2 * limits::HEAD_BYTES as u64;
+/// Unacknowledged bytes of one connection: several times the product of 1 Gbit/s and 100 ms.
+const SEND_WINDOW_BYTES: u64 = limits::WINDOW_GROWTH_PER_TUNNEL;
+
+/// How a UDP endpoint behaves.
+#[derive(Clone, Debug)]
+pub struct QuicOptions {
+    /// Segmentation offload of the kernel. Off where a driver or a middlebox breaks it.
+    pub gso: bool,
+    /// Handshakes in progress above which a new peer must first prove its address (Retry).
+    pub retry_above: usize,
+}
+
+impl Default for QuicOptions {
+    fn default() -> Self {
+        Self { gso: true, retry_above: limits::QUIC_RETRY_ABOVE }
+    }
+}
+
+/// The gateway's UDP endpoint.
+pub struct Listener {
+    endpoint: Endpoint,
+    options: QuicOptions,
+    handshakes: Arc<AtomicUsize>,
+}
+
+impl Listener {
+    /// Listens on a bound socket, within a tokio runtime. ALPN is set here. `tls` must be TLS 1.3 capable and decides
+    /// whether client certificates are asked for.
+    pub fn bind(socket: UdpSocket, tls: Arc<rustls::ServerConfig>, options: QuicOptions) -> io::Result<Self> {
+        let config = server_config(&tls, &options)?;
+        let endpoint = endpoint(socket, Some(config))?;
+        Ok(Self { endpoint, options, handshakes: Arc::default() })
+    }
+
+    /// Uses another certificate or trust for connections from now on.
+    pub fn set_tls(&self, tls: Arc<rustls::ServerConfig>) -> io::Result<()> {
+        self.endpoint.set_server_config(Some(server_config(&tls, &self.options)?));
+        Ok(())
+    }
+
+    /// The local address.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.endpoint.local_addr()
+    }
+
+    /// The next peer; its handshake is not done yet. `None` once closed. Cancel-safe.
+    pub async fn accept(&self) -> Option<Connecting> {
+        loop {
+            let incoming = self.endpoint.accept().await?;
+            if self.handshakes.load(Ordering::Relaxed) >= self.options.retry_above
+                && !incoming.remote_address_validated()
+            {
+                // Costs one stateless datagram. An error means that the peer was validated: cannot be here.
+                let _ = incoming.retry();
+                continue;
+            }
+            self.handshakes.fetch_add(1, Ordering::Relaxed);
+            let counted = Counted(self.handshakes.clone());
+            return Some(Connecting { incoming, endpoint: self.endpoint.clone(), _counted: counted });
+        }
+    }
+
+    /// Accepts no more; open connections go on until their tunnels close.
+    pub fn stop_accepting(&self) {
+        self.endpoint.set_server_config(None);
+    }
+
+    /// Closes the endpoint with all its connections and waits until peers were told.
+    pub async fn close(&self) {
+        self.endpoint.close(VarInt::from_u32(CloseCode::Shutdown.number()), b"");
+        self.endpoint.wait_idle().await;
+    }
+}
+
+/// A handshake in progress.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A peer whose handshake is not done.
+pub struct Connecting {
+    incoming: quinn::Incoming,
+    endpoint: Endpoint,
+    _counted: Counted,
+}
+
+impl Connecting {
+    /// Where it comes from.
+    pub fn peer(&self) -> SocketAddr {
+        self.incoming.remote_address()
+    }
+
+    /// Completes the handshake, within [`crate::limits::HELLO_DEADLINE`].
+    pub async fn establish(self) -> Result<Carrier, CarrierError> {
+        let connecting = self.incoming.accept().map_err(|error| failed(&error))?;
+        match tokio::time::timeout(limits::HELLO_DEADLINE, connecting).await {
+            Err(_) => Err(CarrierError::Timeout),
+            Ok(Err(error)) => Err(failed(&error)),
+            Ok(Ok(connection)) => Ok(established(connection, self.endpoint)),
+        }
+    }
+}
+
+/// Dials `address` from a socket of its own. The caller bounds the time.
+pub(crate) async fn connect(
+    address: SocketAddr,
+    server_name: &str,
+    tls: &Arc<rustls::ClientConfig>,
+    options: &QuicOptions,
+) -> Result<Carrier, CarrierError> {
+    let config = client_config(tls, options).map_err(|error| CarrierError::Tls(error.to_string()))?;
+    let local: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
+    let lost = |error: io::Error| CarrierError::Lost(error.to_string());
+    let endpoint = endpoint(UdpSocket::bind(local).map_err(lost)?, None).map_err(lost)?;
+    let connecting = endpoint
+        .connect_with(config, address, server_name)
+        .map_err(|error| CarrierError::Protocol(error.to_string()))?;
+    let connection = connecting.await.map_err(|error| failed(&error))?;
+    Ok(established(connection, endpoint))
+}
+
+fn established(connection: Connection, endpoint: Endpoint) -> Carrier {
+    let certificates = connection
+        .peer_identity()
+        .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok())
+        .map(|chain| *chain)
+        .unwrap_or_default();
+    let facts = Facts { kind: CarrierKind::Quic, peer: Some(connection.remote_address()), certificates };
+    Carrier { facts, link: carrier::Link::Quic(Link { connection, _endpoint: endpoint }) }
+}
+
+fn failed(error: &ConnectionError) -> CarrierError {
+    match error {
+        ConnectionError::TimedOut => CarrierError::Timeout,
+        // 0x100..0x200 is CRYPTO_ERROR: a TLS alert of either side.
+        ConnectionError::TransportError(fault) if (0x100..0x200).contains(&u64::from(fault.code)) => {
+            CarrierError::Tls(error.to_string())
+        }
+        ConnectionError::ConnectionClosed(close) if (0x100..0x200).contains(&u64::from(close.error_code)) => {
+            CarrierError::Tls(error.to_string())
+        }
+        _ => CarrierError::Lost(error.to_string()),
+    }
+}
+
+fn endpoint(socket: UdpSocket, server: Option<ServerConfig>) -> io::Result<Endpoint> {
+    enlarge_buffers(&socket);
+    Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))
+}
+
+/// Asks for large buffers; says once if the system gives small ones (cloudflared #522: containers).
+fn enlarge_buffers(socket: &UdpSocket) {
+    static SAID: OnceLock<()> = OnceLock::new();
+    let socket = socket2::SockRef::from(socket);
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
+    let _ = socket.set_send_buffer_size(SOCKET_BUFFER_BYTES);
+    let got = socket.recv_buffer_size().unwrap_or(0);
+    if got < SOCKET_BUFFER_LOW_BYTES && SAID.set(()).is_ok() {
+        tracing::info!(
+            buffer_bytes = got,
+            "the system allows only small UDP buffers; QUIC may lose bursts (raise net.core.rmem_max and wmem_max)"
+        );
+    }
+}
+
+fn transport(options: &QuicOptions) -> Arc<TransportConfig> {
+    let mut config = TransportConfig::default();
+    let streams = VarInt::from_u32(limits::STREAMS_PER_TUNNEL + 1);
+    config
+        .max_concurrent_bidi_streams(streams)
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .datagram_receive_buffer_size(None)
+        .stream_receive_window(window(STREAM_WINDOW_BYTES))
+        .receive_window(window(limits::CARRIER_WINDOW_BYTES))
+        .send_window(SEND_WINDOW_BYTES)
+        .max_idle_timeout(IdleTimeout::try_from(IDLE_TIMEOUT).ok())
+        .enable_segmentation_offload(options.gso);
+    Arc::new(config)
+}
+
+fn window(bytes: u64) -> VarInt {
+    VarInt::from_u64(bytes).unwrap_or(VarInt::MAX)
+}
+
+fn server_config(tls: &rustls::ServerConfig, options: &QuicOptions) -> io::Result<ServerConfig> {
+    let mut tls = tls.clone();
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    tls.max_early_data_size = 0;
+    let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
+    let mut config = ServerConfig::with_crypto(Arc::new(crypto));
+    config.transport_config(transport(options)).migration(true);
+    Ok(config)
+}
+
+fn client_config(tls: &rustls::ClientConfig, options: &QuicOptions) -> io::Result<ClientConfig> {
+    let mut tls = tls.clone();
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    tls.enable_early_data = false;
+    let crypto = QuicClientConfig::try_from(tls).map_err(io::Error::other)?;
+    let mut config = ClientConfig::new(Arc::new(crypto));
+    config.transport_config(transport(options));
+    Ok(config)
+}

@@ -1,0 +1,182 @@
+//! quinn's streams as raw halves.
+
+use std::{
+    pin::{Pin, pin},
+    task::{Context, Poll},
+};
+
+use bytes::{Buf, Bytes};
+use quinn::{Connection, ConnectionError, ReadError, StoppedError, VarInt, WriteError};
+
+use crate::{
+    transport::{
+        Closed,
+        carrier::{RawError, RawRecv, RawSend},
+    },
+    wire::close::{CloseCode, StreamCode},
+};
+
+/// Marks a `STOP_SENDING` whose sender broke the whole stream off, so that the writer sees a reset and not a stop.
+const BROKEN: u64 = 1 << 32;
+/// The control stream's priority; all others have 0.
+const CONTROL_PRIORITY: i32 = 1;
+
+pub(crate) struct Link {
+    pub(super) connection: Connection,
+    /// A dialled connection owns its endpoint.
+    pub(super) _endpoint: quinn::Endpoint,
+}
+
+impl Link {
+    pub(crate) async fn open(&self) -> Result<(RawSend, RawRecv), RawError> {
+        self.connection.open_bi().await.map(raw).map_err(|_| RawError::Lost)
+    }
+
+    pub(crate) async fn accept(&self) -> Result<(RawSend, RawRecv), RawError> {
+        self.connection.accept_bi().await.map(raw).map_err(|_| RawError::Lost)
+    }
+
+    pub(crate) async fn closed(&self) -> Closed {
+        closed(self.connection.closed().await)
+    }
+
+    pub(crate) fn close(&self, code: CloseCode, message: &str) {
+        self.connection.close(VarInt::from_u32(code.number()), message.as_bytes());
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close(CloseCode::Lost, "");
+    }
+}
+
+fn closed(error: ConnectionError) -> Closed {
+    match error {
+        ConnectionError::ApplicationClosed(close) => Closed {
+            code: CloseCode::from_number(u32::try_from(close.error_code.into_inner()).unwrap_or(0)),
+            message: String::from_utf8_lossy(&close.reason).into_owned(),
+            by_peer: true,
+        },
+        ConnectionError::TimedOut => Closed { code: CloseCode::Dead, message: String::new(), by_peer: false },
+        other => Closed { code: CloseCode::Lost, message: other.to_string(), by_peer: false },
+    }
+}
+
+fn raw((send, recv): (quinn::SendStream, quinn::RecvStream)) -> (RawSend, RawRecv) {
+    (RawSend::Quic(QuicSend { half: send, stopped: None, over: false }), RawRecv::Quic(QuicRecv { half: recv }))
+}
+
+fn varint(code: StreamCode) -> VarInt {
+    VarInt::from_u32(code.number())
+}
+
+/// What the peer's `STOP_SENDING` means.
+fn stopped(code: VarInt) -> RawError {
+    let number = code.into_inner();
+    // Only the low 32 bits are the code. quinn stops with 0 when a half is dropped, which is "no more".
+    let code = match number as u32 {
+        0 => StreamCode::NoMore,
+        number => StreamCode::from_number(number),
+    };
+    if number & BROKEN != 0 { RawError::Reset(code) } else { RawError::Stopped(code) }
+}
+
+type Stopped = Pin<Box<dyn Future<Output = Result<Option<VarInt>, StoppedError>> + Send + Sync>>;
+
+pub(crate) struct QuicSend {
+    half: quinn::SendStream,
+    /// Made when a writer first waits for something else than the carrier.
+    stopped: Option<Stopped>,
+    over: bool,
+}
+
+impl QuicSend {
+    pub(crate) fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        chunk: &mut Bytes,
+        max: usize,
+    ) -> Poll<Result<usize, RawError>> {
+        let mut part = [chunk.slice(..chunk.len().min(max))];
+        match pin!(self.half.write_chunks(&mut part)).poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(written)) => {
+                chunk.advance(written.bytes);
+                Poll::Ready(Ok(written.bytes))
+            }
+            Poll::Ready(Err(WriteError::Stopped(code))) => Poll::Ready(Err(stopped(code))),
+            Poll::Ready(Err(_)) => Poll::Ready(Err(RawError::Lost)),
+        }
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.over = true;
+        // An error means that the peer stopped it: the answer to that is a reset that nobody reads.
+        if self.half.finish().is_err() {
+            let _ = self.half.reset(varint(StreamCode::NoMore));
+        }
+    }
+
+    pub(crate) fn reset(&mut self, code: StreamCode) {
+        self.over = true;
+        let _ = self.half.reset(varint(code));
+    }
+
+    pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<RawError> {
+        let half = &self.half;
+        let future = self.stopped.get_or_insert_with(|| Box::pin(half.stopped()));
+        match future.as_mut().poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(result) => {
+                let error = match result {
+                    Ok(Some(code)) => stopped(code),
+                    // All bytes were given and acknowledged: nothing more will happen here.
+                    Ok(None) => {
+                        self.stopped = Some(Box::pin(std::future::pending()));
+                        return Poll::Pending;
+                    }
+                    Err(_) => RawError::Lost,
+                };
+                self.stopped = None;
+                Poll::Ready(error)
+            }
+        }
+    }
+
+    pub(crate) fn prioritise(&mut self) {
+        let _ = self.half.set_priority(CONTROL_PRIORITY);
+    }
+}
+
+impl Drop for QuicSend {
+    fn drop(&mut self) {
+        if !self.over {
+            // quinn would finish, which the reader would take for a clean end.
+            let _ = self.half.reset(varint(StreamCode::Dropped));
+        }
+    }
+}
+
+pub(crate) struct QuicRecv {
+    half: quinn::RecvStream,
+}
+
+impl QuicRecv {
+    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
+        pin!(self.half.read_chunk(usize::MAX, true)).poll(cx).map(|read| match read {
+            Ok(chunk) => Ok(chunk.map(|chunk| chunk.bytes)),
+            Err(ReadError::Reset(code)) => {
+                Err(RawError::Reset(StreamCode::from_number(u32::try_from(code.into_inner()).unwrap_or(u32::MAX))))
+            }
+            Err(_) => Err(RawError::Lost),
+        })
+    }
+
+    pub(crate) fn stop(&mut self, code: StreamCode, broken: bool) -> bool {
+        let number = u64::from(code.number()) | if broken { BROKEN } else { 0 };
+        // 33 bits always fit into 62.
+        let _ = self.half.stop(VarInt::from_u64(number).unwrap_or_default());
+        true
+    }
+}

@@ -1,0 +1,286 @@
+//! The task of a tunnel: control messages in and out, streams that the peer opens, probes, the end.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior, interval, timeout},
+};
+
+use super::{
+    SessionOptions,
+    hello::Messages,
+    state::{Refused, Shared, Side},
+};
+use crate::{
+    ids::StreamId,
+    limits,
+    transport::{
+        Closed, Drain, Incoming,
+        carrier::{Link, RawError, RawRecv, RawSend},
+        stream,
+    },
+    wire::{
+        close::{CloseCode, StreamCode},
+        control::Control,
+        error::WireError,
+        message::{self, LENGTH_BYTES},
+        varint,
+    },
+};
+
+/// Bytes of control messages written at once.
+const CONTROL_BATCH_BYTES: usize = 16 * 1024;
+/// Signs of life are looked for so many times per period.
+const LOOKS_PER_PERIOD: u32 = 4;
+
+/// The control stream after hello.
+pub(super) struct ControlStream {
+    pub(super) send: RawSend,
+    pub(super) messages: Messages,
+}
+
+/// A ping that was sent and not answered.
+type Pending = watch::Sender<Option<(u64, Instant)>>;
+
+/// Starts the tunnel's task. What it gives are the streams that the peer opens.
+pub(super) fn spawn(
+    side: Side,
+    shared: Arc<Shared>,
+    link: Arc<Link>,
+    control: ControlStream,
+    options: SessionOptions,
+) -> mpsc::Receiver<Incoming> {
+    let (queue, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
+    tokio::spawn(run(side, shared, link, control, options, queue));
+    accepted
+}
+
+async fn run(
+    side: Side,
+    shared: Arc<Shared>,
+    link: Arc<Link>,
+    control: ControlStream,
+    options: SessionOptions,
+    queue: mpsc::Sender<Incoming>,
+) {
+    let ControlStream { mut send, mut messages } = control;
+    let pending: Pending = watch::Sender::new(None);
+    let mut ended = shared.closed.subscribe();
+    let closed = tokio::select! {
+        biased;
+        _ = ended.wait_for(Option::is_some) => shared.ended(),
+        closed = read_control(&shared, &mut messages, &pending) => closed,
+        () = write_control(&shared, &mut send) => None,
+        () = accept_streams(&shared, &link, &queue) => None,
+        closed = probe(&shared, &pending, &options) => Some(closed),
+        closed = drained(side, &shared) => Some(closed),
+        closed = link.closed() => Some(closed),
+    };
+    // A loop that ended because the carrier failed leaves it to the carrier to say why.
+    let closed = match closed {
+        Some(closed) => closed,
+        None => timeout(limits::CLOSE_LINGER, link.closed()).await.unwrap_or_else(|_| lost()),
+    };
+    shared.end(closed);
+    let closed = shared.ended().unwrap_or_else(lost);
+    if !closed.by_peer && !link.close_is_told() && !matches!(closed.code, CloseCode::Dead | CloseCode::Lost) {
+        // Let the peer read why before the connection goes; it closes on its side.
+        let told = Control::Close { code: closed.code, message: closed.message.clone() }.encode().freeze();
+        let _ = timeout(limits::CLOSE_LINGER, async {
+            if send.send_all(told).await.is_ok() {
+                link.closed().await;
+            }
+        })
+        .await;
+    }
+    link.close(closed.code, &closed.message);
+}
+
+fn lost() -> Closed {
+    Closed { code: CloseCode::Lost, message: String::new(), by_peer: false }
+}
+
+fn protocol(message: impl Into<String>) -> Closed {
+    Closed { code: CloseCode::Protocol, message: message.into(), by_peer: false }
+}
+
+/// Control messages in, until the tunnel's end; `None`: the carrier failed.
+async fn read_control(shared: &Shared, messages: &mut Messages, pending: &Pending) -> Option<Closed> {
+    loop {
+        let message = match messages.read().await {
+            Ok(Ok(message)) => message,
+            Ok(Err(error)) => return Some(protocol(format!("control message: {error}"))),
+            Err(RawError::Lost) => return None,
+            Err(_) => return Some(protocol("the control stream was broken off")),
+        };
+        shared.received.fetch_add(message.len() as u64, Ordering::Relaxed);
+        match Control::decode(message) {
+            Ok(Control::Ping(number)) => shared.queue_pong(number),
+            Ok(Control::Pong(number)) => {
+                pending.send_if_modified(|pending| match *pending {
+                    // A later pong answers earlier pings too.
+                    Some((sent, at)) if sent <= number => {
+                        shared.set_rtt(at.elapsed());
+                        *pending = None;
+                        true
+                    }
+                    _ => false,
+                });
+            }
+            Ok(Control::Window { stream, position }) => shared.peer_window(stream, position),
+            Ok(Control::Stop { stream, code }) => shared.peer_stop(stream, code),
+            Ok(Control::Drain { code, reconnect_within_ms }) => {
+                let reconnect_within = Duration::from_millis(reconnect_within_ms);
+                shared.drain.send_replace(Some(Drain { code, reconnect_within }));
+            }
+            Ok(Control::Close { code, message }) => return Some(Closed { code, message, by_peer: true }),
+            Err(error) => return Some(protocol(format!("control message: {error}"))),
+        }
+    }
+}
+
+/// Control messages out, as batches; ends when the carrier fails.
+async fn write_control(shared: &Shared, send: &mut RawSend) {
+    loop {
+        let due = shared.take_due(CONTROL_BATCH_BYTES);
+        if due.is_empty() {
+            shared.outbox_filled.notified().await;
+        } else if send.send_all(due.freeze()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Streams that the peer opens; their heads are read side by side, so that a silent one delays no other. Ends when the
+/// carrier fails.
+async fn accept_streams(shared: &Arc<Shared>, link: &Link, queue: &mpsc::Sender<Incoming>) {
+    let mut heads = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            raw = link.accept(), if heads.len() < limits::STREAMS_PER_TUNNEL as usize => match raw {
+                Ok(raw) => heads.push(admit(shared, raw)),
+                Err(_) => return,
+            },
+            Some(incoming) = heads.next() => {
+                if let Some(incoming) = incoming {
+                    // Full means that nobody accepts; dropping the stream resets it.
+                    let _ = queue.try_send(incoming);
+                }
+            }
+        }
+    }
+}
+
+/// Reads a new stream's preface and head, within its deadline.
+async fn admit(shared: &Arc<Shared>, (mut send, mut recv): (RawSend, RawRecv)) -> Option<Incoming> {
+    let read = timeout(limits::HEAD_DEADLINE, read_head(&mut recv)).await;
+    let mut refuse = |code| {
+        send.reset(code);
+        recv.stop(code, true);
+        None
+    };
+    let (id, head, rest) = match read {
+        Ok(Ok(head)) => head,
+        // The opener broke it off before its head was whole: there is nobody to tell, but the carrier wants an end.
+        Ok(Err(HeadError::Raw)) => return refuse(StreamCode::Cancelled),
+        Ok(Err(HeadError::Wire(_))) => return refuse(StreamCode::BadHead),
+        Err(_) => return refuse(StreamCode::BadHead),
+    };
+    match shared.lease_peers(id) {
+        Ok(lease) => {
+            shared.received.fetch_add(head.len() as u64, Ordering::Relaxed);
+            let mut stream = stream::stream(lease, (send, recv));
+            stream.recv.begin_with(rest);
+            Some(Incoming { head, stream })
+        }
+        Err(Refused::TooMany) => refuse(StreamCode::Limit),
+        Err(Refused::BadId) => {
+            shared.end(protocol("a stream's number is in use or not the peer's to choose"));
+            refuse(StreamCode::BadHead)
+        }
+    }
+}
+
+enum HeadError {
+    Raw,
+    Wire(#[expect(dead_code, reason = "for debugging")] WireError),
+}
+
+impl From<WireError> for HeadError {
+    fn from(error: WireError) -> Self {
+        Self::Wire(error)
+    }
+}
+
+/// The stream's id, its head without the prefix, and what came behind.
+async fn read_head(recv: &mut RawRecv) -> Result<(StreamId, Bytes, Bytes), HeadError> {
+    let mut buffer = BytesMut::new();
+    let mut chunk = Bytes::new();
+    loop {
+        let here: &[u8] = if buffer.is_empty() { &chunk } else { &buffer };
+        if let Some((id, taken)) = varint::take(here)?
+            && let Some(length) = message::length(&here[taken..], limits::HEAD_BYTES)?
+            && here.len() - taken - LENGTH_BYTES >= length
+        {
+            let mut all = if buffer.is_empty() { chunk } else { buffer.freeze() };
+            all.advance(taken + LENGTH_BYTES);
+            let head = all.split_to(length);
+            return Ok((StreamId(id), head, all));
+        }
+        if buffer.is_empty() {
+            buffer.extend_from_slice(&chunk);
+        }
+        match recv.recv().await {
+            Ok(Some(next)) if buffer.is_empty() => chunk = next,
+            Ok(Some(next)) => buffer.extend_from_slice(&next),
+            Ok(None) | Err(_) => return Err(HeadError::Raw),
+        }
+    }
+}
+
+/// Sends pings and looks for signs of life; ends when there were none for too long.
+async fn probe(shared: &Shared, pending: &Pending, options: &SessionOptions) -> Closed {
+    let mut tick = interval(options.probe_period / LOOKS_PER_PERIOD);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut alive = (shared.received.load(Ordering::Relaxed), Instant::now());
+    let mut looks = 0u64;
+    loop {
+        let now = tick.tick().await;
+        let received = shared.received.load(Ordering::Relaxed);
+        if received != alive.0 {
+            alive = (received, now);
+        } else if now - alive.1 >= options.probe_deadline {
+            return Closed { code: CloseCode::Dead, message: String::new(), by_peer: false };
+        }
+        if looks.is_multiple_of(u64::from(LOOKS_PER_PERIOD)) {
+            let number = looks / u64::from(LOOKS_PER_PERIOD) + 1;
+            // An unanswered one keeps its time, so that a slow path is not measured as a quick one.
+            if pending.borrow().is_none() {
+                pending.send_replace(Some((number, Instant::now())));
+            }
+            shared.queue_ping(number);
+        }
+        looks += 1;
+    }
+}
+
+/// At the gateway: closes a tunnel whose agent drains once its last stream has ended. The gateway does it because it has
+/// then read all that the agent sent; the agent cannot know what is still on its way.
+async fn drained(side: Side, shared: &Shared) -> Closed {
+    if side != Side::Gateway {
+        std::future::pending::<()>().await;
+    }
+    let mut drain = shared.drain.subscribe();
+    // The sender lives as long as `shared`.
+    let _ = drain.wait_for(Option::is_some).await;
+    while shared.open_streams() > 0 {
+        shared.idle.notified().await;
+    }
+    Closed { code: CloseCode::Drained, message: String::new(), by_peer: false }
+}

@@ -1,0 +1,135 @@
+//! The session as the rest of the programs see it.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::{FutureExt, future::BoxFuture};
+use tokio::sync::{Mutex, mpsc};
+
+use super::state::Shared;
+use crate::{
+    transport::{
+        Closed, Drain, Incoming, OpenError, Stream, Tunnel, TunnelInfo,
+        carrier::{Link, RawError},
+        stream,
+    },
+    wire::{close::CloseCode, varint},
+};
+
+/// A varint of 64 bits takes at most so many bytes.
+const VARINT_BYTES: usize = 10;
+
+pub(super) struct SessionTunnel {
+    info: TunnelInfo,
+    shared: Arc<Shared>,
+    link: Arc<Link>,
+    accepted: Mutex<mpsc::Receiver<Incoming>>,
+}
+
+impl SessionTunnel {
+    pub(super) fn new(
+        info: TunnelInfo,
+        shared: Arc<Shared>,
+        link: Arc<Link>,
+        accepted: mpsc::Receiver<Incoming>,
+    ) -> Self {
+        Self { info, shared, link, accepted: Mutex::new(accepted) }
+    }
+
+    async fn open_stream(&self, head: Bytes) -> Result<Stream, OpenError> {
+        if let Some(closed) = self.shared.ended() {
+            return Err(closed.into());
+        }
+        let lease = self.shared.lease()?;
+        let raw = tokio::select! {
+            biased;
+            closed = self.wait_closed() => return Err(closed.into()),
+            raw = self.link.open() => match raw {
+                Ok(raw) => raw,
+                Err(_) => return Err(self.wait_closed().await.into()),
+            },
+        };
+        // From here on dropping this future resets the stream.
+        let mut stream = stream::stream(lease, raw);
+        let mut first = BytesMut::with_capacity(VARINT_BYTES + head.len());
+        varint::put(&mut first, stream.id.0);
+        first.put(head);
+        match stream.send.raw.send_all(first.freeze()).await {
+            // A peer that refuses the stream at once says so to the reader.
+            Ok(()) | Err(RawError::Reset(_) | RawError::Stopped(_)) => Ok(stream),
+            Err(RawError::Lost) => Err(self.wait_closed().await.into()),
+        }
+    }
+
+    async fn wait_closed(&self) -> Closed {
+        let mut closed = self.shared.closed.subscribe();
+        let _ = closed.wait_for(Option::is_some).await;
+        self.shared.ended().unwrap_or(Closed { code: CloseCode::Lost, message: String::new(), by_peer: false })
+    }
+}
+
+impl Tunnel for SessionTunnel {
+    fn open(&self, head: Bytes) -> BoxFuture<'_, Result<Stream, OpenError>> {
+        self.open_stream(head).boxed()
+    }
+
+    fn accept(&self) -> BoxFuture<'_, Result<Incoming, Closed>> {
+        async {
+            let mut accepted = tokio::select! {
+                biased;
+                closed = self.wait_closed() => return Err(closed),
+                accepted = self.accepted.lock() => accepted,
+            };
+            tokio::select! {
+                biased;
+                closed = self.wait_closed() => Err(closed),
+                incoming = accepted.recv() => match incoming {
+                    Some(incoming) => Ok(incoming),
+                    None => Err(self.wait_closed().await),
+                },
+            }
+        }
+        .boxed()
+    }
+
+    fn drain(&self, code: CloseCode, reconnect_within: Duration) {
+        self.shared.queue_drain(code, reconnect_within);
+    }
+
+    fn draining(&self) -> BoxFuture<'_, Drain> {
+        async {
+            let mut drain = self.shared.drain.subscribe();
+            match drain.wait_for(Option::is_some).await.ok().and_then(|drain| drain.clone()) {
+                Some(drain) => drain,
+                None => std::future::pending().await,
+            }
+        }
+        .boxed()
+    }
+
+    fn close(&self, code: CloseCode, message: &str) {
+        self.shared.end(Closed { code, message: message.to_owned(), by_peer: false });
+    }
+
+    fn closed(&self) -> BoxFuture<'_, Closed> {
+        self.wait_closed().boxed()
+    }
+
+    fn info(&self) -> &TunnelInfo {
+        &self.info
+    }
+
+    fn open_streams(&self) -> usize {
+        self.shared.open_streams()
+    }
+
+    fn rtt(&self) -> Option<Duration> {
+        self.shared.rtt()
+    }
+}
+
+impl Drop for SessionTunnel {
+    fn drop(&mut self) {
+        self.close(CloseCode::Shutdown, "");
+    }
+}
