@@ -10,10 +10,15 @@ start() {
     shift
     (
         exec 9>&- </dev/null >>"$state/logs/$name.log" 2>&1
-        identity "$BASHPID" >"$state/pids/$name"
+        # Renamed, because others look at the folder all the time.
+        identity "$BASHPID" >"$state/pids/.$name"
+        mv "$state/pids/.$name" "$state/pids/$name"
         exec setsid "$@"
     ) &
-    disown
+    while [[ ! -e $state/pids/$name ]] && kill -0 $! 2>/dev/null; do
+        sleep 0.01
+    done
+    disown $! 2>/dev/null || true
 }
 
 # Fields are counted after the name in parentheses, which may hold spaces.
@@ -21,7 +26,11 @@ identity() {
     local stat
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
     read -ra stat <<<"${stat##*) }"
-    [[ ${stat[0]} != Z ]] || return 1
+    # A killed program is a zombie at once, while its other threads still hold
+    # its ports.
+    if [[ ${stat[0]} == Z ]] && (($(find "/proc/$1/task" -mindepth 1 -maxdepth 1 2>/dev/null | wc -l) < 2)); then
+        return 1
+    fi
     echo "$1 ${stat[19]} $(cat /proc/sys/kernel/random/boot_id)"
 }
 

@@ -26,7 +26,7 @@ state = "/run/containerd/state"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "$snapshotter"
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
+    bin_dir = "$(cni_folder)"
     conf_dir = "$node_dir/etc-cni"
 END
 }
