@@ -14,7 +14,7 @@ step() {
     begin=$(now)
     "$@" >"$out/answer" 2>&1 || code=$?
     if [[ $1 == as ]]; then
-        shown="kubectl ${*:3}    # as $2"
+        shown="kubectl$(typed "${@:3}")    # as $2"
     fi
     printf '%s$ %s%s\n' "$bold" "$(cat "$out/shown" 2>/dev/null || echo "$shown")" "$plain"
     rm -f "$out/shown"
@@ -28,6 +28,17 @@ step() {
     else
         printf '    %s: FAILED after %s: exit code %s, expected %s\n' "$label" "$(seconds_since "$begin")" "$code" "$expected"
     fi
+}
+
+# Arguments as they would be typed.
+typed() {
+    local word
+    for word in "$@"; do
+        if [[ $word == *[[:space:]\;\$\"]* ]]; then
+            word="'$word'"
+        fi
+        printf ' %s' "$word"
+    done
 }
 
 show() { printf '%s\n' "$*" >"$out/shown"; }
@@ -56,7 +67,7 @@ walk() {
         step "port-forward" 0 forward_port
     fi
     step "watch" 0 watch_change
-    step "delete" 0 as admin delete --namespace "$namespace" --filename "$(manifest)" --grace-period=0 --force --wait
+    step "delete" 0 as admin delete --namespace "$namespace" --filename "$(manifest)" --now
 }
 
 walk_forbidden() {
@@ -93,14 +104,14 @@ spec:
   containers:
     - {name: counter, image: $image, command: [sh, -c, "sleep 2; for i in 1 2 3 4 5; do echo line \$i; sleep 0.3; done; sleep 5"]}
 END
-    echo "$out/files/demo.yaml"
+    echo target/demo/files/demo.yaml
 }
 
 # refused TEXT USER ARGUMENTS... : passes when kubectl fails and says TEXT.
 refused() {
     local text=$1 user=$2 answer
     shift 2
-    show "kubectl $*    # as $user, must be refused"
+    show "kubectl$(typed "$@")    # as $user, must be refused"
     if answer=$(as "$user" "$@" 2>&1); then
         echo "$answer"
         return 1
