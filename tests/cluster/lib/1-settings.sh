@@ -43,6 +43,10 @@ addresses() {
     service_ip=$net.65
     pods=$net.128/25
     tag=towline-$port_base
+    # A proxy for the way out (modules, packages) is not for these.
+    export NO_PROXY=${NO_PROXY:+$NO_PROXY,}127.0.0.1,$net.0/24
+    export no_proxy=$NO_PROXY
+
     veth=twl$port_base
     run_dir=/run/$tag
     containerd_socket=$run_dir/containerd.sock
@@ -63,6 +67,13 @@ with_lock() {
     exec 9>"$state.lock"
     flock -w 1200 9 || fail "another command holds $state.lock"
     "$@"
+}
+
+# `down` deletes in the state folder, so it must be one of ours.
+check_state_folder() {
+    if [[ ! -e $state/settings && -n $(find "$state" -mindepth 1 -maxdepth 1 ! -name logs 2>/dev/null) ]]; then
+        fail "$state holds something else than a cluster"
+    fi
 }
 
 check_addresses() {

@@ -91,7 +91,7 @@ explain_failure() {
 }
 
 healthy() {
-    [[ -e $state/env && "$(fingerprint)" == "$(cat "$state/settings")" ]] &&
+    [[ -e $state/env && -e $state/settings && "$(fingerprint)" == "$(cat "$state/settings")" ]] &&
         all_alive && kubectl get --raw /readyz >/dev/null 2>&1
 }
 

@@ -98,9 +98,11 @@ CLUSTER_VERSION=$(version_of kubernetes)
 CLUSTER_API=$(api_url)
 CLUSTER_CA=$state/pki/ca.crt
 KUBECONFIG=$admin
+CLUSTER_ETCD=http://127.0.0.1:$port_etcd
 CLUSTER_KUBECTL=$(program kubectl)
 CLUSTER_KUBECTL_OLD=$(old_kubectl)
 CLUSTER_HELM=$(program helm)
+CLUSTER_SAMPLE_APISERVER=$(program sample-apiserver)
 CLUSTER_SERVICES=$services
 END
     if ((has_node)); then
@@ -117,5 +119,6 @@ END
 }
 
 print_env() {
-    cat "$state/env" 2>/dev/null || fail "no cluster is up in $state"
+    { [[ -e $state/env ]] && all_alive; } || fail "no cluster is up in $state"
+    cat "$state/env"
 }
