@@ -10,6 +10,7 @@ mod errors;
 mod kubectl;
 mod load;
 mod networks;
+mod proxies;
 mod restarts;
 mod secrets;
 mod sessions;

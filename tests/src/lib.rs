@@ -8,6 +8,7 @@
 //! | [`stack`] | `towline dev` and an agent, in front of an apiserver |
 //! | [`kubectl`] | clients as users run them |
 //! | [`apiserver`] | a scripted apiserver that records the raw bytes it received |
+//! | [`proxy`] | a scripted HTTP proxy, good or bad |
 //! | [`raw`] | raw HTTP/1.1 over TLS, for what client libraries would tidy up |
 //! | [`network`] | network namespaces: firewalls, NAT, black holes |
 //! | [`case`] | one test: name, what it needs, how it runs beside others |
@@ -20,5 +21,6 @@ pub mod cluster;
 pub mod kubectl;
 pub mod network;
 pub mod programs;
+pub mod proxy;
 pub mod raw;
 pub mod stack;
