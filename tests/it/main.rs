@@ -33,6 +33,7 @@ fn main() {
         tokens::tests,
         load::tests,
         networks::tests,
+        proxies::tests,
         restarts::tests,
     ] {
         trials.extend(tests());
