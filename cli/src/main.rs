@@ -1,2 +1,47 @@
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 //! The `towline` command.
-fn main() {}
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`args`] | the words as typed |
+//! | [`commands`] | one file a command |
+//! | [`client`] | HTTPS to a gateway, also from behind a proxy |
+//! | [`credential`] | where a user's token comes from |
+//! | [`kubeconfig`] | merges entries into a kubeconfig |
+//! | [`local_proxy`] | what `towline proxy` serves |
+//! | [`state`] | the folder of `towline dev` |
+//! | [`environment`] | the environment variables that are read |
+
+mod args;
+mod client;
+mod commands;
+mod credential;
+mod environment;
+mod failure;
+mod kubeconfig;
+mod local_proxy;
+mod state;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use proto::process::telemetry::{self, LogFormat};
+
+fn main() -> ExitCode {
+    let args = args::Args::parse();
+    let format = if args.log_json { LogFormat::Json } else { LogFormat::Text };
+    if let Err(error) = telemetry::init(format, &args.log) {
+        return failure::Failure::usage(error).report();
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failure::Failure::from(anyhow::Error::from(error)).report(),
+    };
+    let result = runtime.block_on(commands::run(args.command));
+    // What still waits for a peer must not keep the command from ending.
+    runtime.shutdown_background();
+    match result {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}

@@ -1,0 +1,390 @@
+//! The words as typed.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
+
+/// Kubernetes clusters behind firewalls, reached through a gateway.
+#[derive(Debug, Parser)]
+#[command(name = "towline", version, max_term_width = 100)]
+pub struct Args {
+    /// What to log to standard error: a level, or target=level,...
+    #[arg(long, global = true, default_value = "info", value_name = "FILTER")]
+    pub log: String,
+    /// Log JSON instead of text.
+    #[arg(long, global = true)]
+    pub log_json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a complete gateway for one machine, with an issuer and users of its own
+    Dev(DevArgs),
+    /// Print a token for a cluster from the built-in issuer
+    Token(TokenArgs),
+    /// Tell what gateway and agent each make of a token, and why not
+    Whoami(WhoamiArgs),
+    /// Write or merge a kubeconfig for a cluster
+    Kubeconfig(KubeconfigArgs),
+    /// Serve a cluster at https://127.0.0.1:<port>, with a token that refreshes itself
+    Proxy(ProxyArgs),
+}
+
+/// `towline dev`.
+#[derive(Debug, ClapArgs)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct DevArgs {
+    /// Edit the state of a running or stopped `towline dev`.
+    #[command(subcommand)]
+    pub edit: Option<DevEdit>,
+    /// Options of the gateway itself.
+    #[command(flatten)]
+    pub run: DevRun,
+}
+
+/// `towline dev --state DIR`.
+#[derive(Debug, ClapArgs)]
+pub struct DevRun {
+    /// Folder of the state; made if it is not there, used again if it is
+    #[arg(long, value_name = "DIR", required = true)]
+    pub state: Option<PathBuf>,
+    /// Where users and agents connect, TCP and UDP. Port 0 picks one that is free and keeps it for later starts.
+    /// Without this: as at the last start, at first 127.0.0.1:8443 or, if that is taken, another port
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<SocketAddr>,
+    /// Where health, metrics and sessions are served; 127.0.0.1 and a kept free port without this
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub admin_listen: Option<SocketAddr>,
+    /// A further name or address of the gateway, for its certificate; the first one is part of its URL
+    #[arg(long = "name", value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Serve clusters at <key>.DOMAIN too
+    #[arg(long, value_name = "DOMAIN")]
+    pub domain: Option<String>,
+    /// A cluster's name, or its whole ARM id; repeat for more. At the first start `dev` without this
+    #[arg(long = "cluster", value_name = "NAME")]
+    pub clusters: Vec<String>,
+    /// How long tokens live, such as 1h or 30s
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub token_ttl: Option<Duration>,
+    /// The kubeconfig by which agents outside of a cluster reach it; without this `kubeconfig` in the agent's folder
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// A setting of the gateway's configuration, such as sessions.reauthorise_every=1s; repeat for more
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting)]
+    pub gateway_settings: Vec<(String, String)>,
+    /// A setting of the agents' configuration, such as sessions.outlive_token=0s; repeat for more
+    #[arg(long = "agent-set", value_name = "KEY=VALUE", value_parser = setting)]
+    pub agent_settings: Vec<(String, String)>,
+    /// Print one JSON line on standard output once ready, and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `towline dev <edit> --state DIR`.
+#[derive(Debug, Subcommand)]
+pub enum DevEdit {
+    /// Add a cluster, write its agent's files and grant it to admin and viewer
+    AddCluster {
+        /// Folder of the state
+        #[arg(long, value_name = "DIR")]
+        state: PathBuf,
+        /// Name or whole ARM id
+        name: String,
+    },
+    /// Add a user with a generated password, or give an existing one new groups and a new password
+    AddUser {
+        /// Folder of the state
+        #[arg(long, value_name = "DIR")]
+        state: PathBuf,
+        /// Name
+        name: String,
+        /// A group; repeat for more
+        #[arg(long = "group", value_name = "GROUP")]
+        groups: Vec<String>,
+        /// A cluster that the user may reach, or * for all; repeat for more
+        #[arg(long = "grant", value_name = "CLUSTER")]
+        grants: Vec<String>,
+        /// Read the password from this file instead of making one; - is standard input
+        #[arg(long, value_name = "FILE")]
+        password_file: Option<PathBuf>,
+    },
+    /// Disable a user: no tokens, and open sessions end
+    DisableUser {
+        /// Folder of the state
+        #[arg(long, value_name = "DIR")]
+        state: PathBuf,
+        /// Name
+        name: String,
+    },
+    /// Enable a user again
+    EnableUser {
+        /// Folder of the state
+        #[arg(long, value_name = "DIR")]
+        state: PathBuf,
+        /// Name
+        name: String,
+    },
+    /// Let a user or a group reach a cluster
+    Grant(DevGrant),
+    /// Take that right back: open sessions end
+    Revoke(DevGrant),
+    /// Sign tokens with a new key from now on, which the present one vouches for
+    RotateKeys {
+        /// Folder of the state
+        #[arg(long, value_name = "DIR")]
+        state: PathBuf,
+    },
+}
+
+/// Who may reach what.
+#[derive(Debug, ClapArgs)]
+#[command(group = ArgGroup::new("who").required(true).args(["user", "group"]))]
+pub struct DevGrant {
+    /// Folder of the state
+    #[arg(long, value_name = "DIR")]
+    pub state: PathBuf,
+    /// Name or ARM id of the cluster, or * for all
+    #[arg(long)]
+    pub cluster: String,
+    /// A user
+    #[arg(long)]
+    pub user: Option<String>,
+    /// A group
+    #[arg(long)]
+    pub group: Option<String>,
+}
+
+/// Which cluster, and at which gateway.
+#[derive(Debug, ClapArgs, Clone)]
+pub struct ClusterArgs {
+    /// Folder of a `towline dev`: tells gateway, authority, issuer and clusters
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// The gateway, such as https://gateway.example.org
+    #[arg(long, value_name = "URL", conflicts_with = "state")]
+    pub server: Option<String>,
+    /// The cluster: its ARM id or its key of 64 hex digits; with --state also its name
+    #[arg(long, value_name = "ID|KEY|NAME")]
+    pub cluster: Option<String>,
+    /// PEM file of the authority of the gateway's certificate; the system's without this
+    #[arg(long, value_name = "FILE", conflicts_with = "state")]
+    pub ca: Option<PathBuf>,
+}
+
+/// Who signs in, and where.
+#[derive(Debug, ClapArgs, Clone)]
+pub struct UserArgs {
+    /// The user
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// File with the password; - is standard input. Without this TOWLINE_PASSWORD, or the state's file
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// The issuer, such as https://gateway.example.org/.towline/issuer
+    #[arg(long, value_name = "URL", conflicts_with = "state")]
+    pub issuer: Option<String>,
+    /// The audience, instead of the cluster's own
+    #[arg(long, value_name = "TEXT")]
+    pub audience: Option<String>,
+    /// How long the token is to live; never longer than the issuer allows
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub ttl: Option<Duration>,
+}
+
+/// A proxy on the way to the gateway.
+#[derive(Debug, ClapArgs, Clone, Default)]
+pub struct OutboundArgs {
+    /// HTTP proxy on the way to the gateway, http:// or https://; HTTPS_PROXY and NO_PROXY without this
+    #[arg(long, value_name = "URL")]
+    pub proxy_url: Option<String>,
+    /// PEM file of the authority of the proxy's own certificate
+    #[arg(long, value_name = "FILE")]
+    pub proxy_ca: Option<PathBuf>,
+    /// File with the password for the proxy; the user's name is part of the URL
+    #[arg(long, value_name = "FILE")]
+    pub proxy_password_file: Option<PathBuf>,
+}
+
+/// `towline token`.
+#[derive(Debug, ClapArgs)]
+pub struct TokenArgs {
+    /// For which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// For whom.
+    #[command(flatten)]
+    pub user: UserArgs,
+    /// How to get there.
+    #[command(flatten)]
+    pub outbound: OutboundArgs,
+    /// Print a JSON object with the token and when it expires
+    #[arg(long, conflicts_with = "exec_credential")]
+    pub json: bool,
+    /// Print an ExecCredential for kubectl. With --state a token is kept and shown again while it is good for long enough
+    #[arg(long)]
+    pub exec_credential: bool,
+}
+
+/// `towline whoami`.
+#[derive(Debug, ClapArgs)]
+pub struct WhoamiArgs {
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Whose token, if it is to be had from the issuer.
+    #[command(flatten)]
+    pub user: UserArgs,
+    /// How to get there.
+    #[command(flatten)]
+    pub outbound: OutboundArgs,
+    /// Ask about the token in this file; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// PEM file of an access certificate, for service-account tokens
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    pub client_certificate: Option<PathBuf>,
+    /// PEM file of its private key
+    #[arg(long, value_name = "FILE", requires = "client_certificate")]
+    pub client_key: Option<PathBuf>,
+    /// Print the answer as it came
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which file a kubeconfig goes to.
+#[derive(Debug, ClapArgs, Clone)]
+pub struct KubeconfigFileArgs {
+    /// The kubeconfig to merge into; - prints it. Without this the first of KUBECONFIG, or ~/.kube/config
+    #[arg(short = 'f', long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Name of the context
+    #[arg(long, value_name = "NAME")]
+    pub kube_context: Option<String>,
+}
+
+/// `towline kubeconfig`.
+#[derive(Debug, ClapArgs)]
+pub struct KubeconfigArgs {
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Who signs in.
+    #[command(flatten)]
+    pub user: UserArgs,
+    /// How to get there.
+    #[command(flatten)]
+    pub outbound: OutboundArgs,
+    /// Where to.
+    #[command(flatten)]
+    pub file: KubeconfigFileArgs,
+    /// Put a token into the kubeconfig instead of the command that gets one
+    #[arg(long, conflicts_with = "service_account_token")]
+    pub embed_token: bool,
+    /// Use the cluster's own service-account token in this file (- is standard input), with a short-lived certificate
+    /// as the right to reach the cluster
+    #[arg(long, value_name = "FILE")]
+    pub service_account_token: Option<PathBuf>,
+    /// How long that certificate is good for
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "12h")]
+    pub access_ttl: Duration,
+    /// Version of the exec plugin's interface; v1beta1 is known to every kubectl since 1.11
+    #[arg(long, value_name = "VERSION", value_parser = ["v1", "v1beta1"], default_value = "v1beta1")]
+    pub exec_api_version: String,
+    /// Address the cluster by <key>.DOMAIN instead of a path
+    #[arg(long)]
+    pub by_host: bool,
+}
+
+/// `towline proxy`.
+#[derive(Debug, ClapArgs)]
+pub struct ProxyArgs {
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Who signs in.
+    #[command(flatten)]
+    pub user: UserArgs,
+    /// How to get there.
+    #[command(flatten)]
+    pub outbound: OutboundArgs,
+    /// Where the kubeconfig goes.
+    #[command(flatten)]
+    pub file: KubeconfigFileArgs,
+    /// The local port. Without this 47011 or the next one that is free
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// Use the token in this file, which is read again when it changes, instead of signing in
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "password_file", "issuer"])]
+    pub token_file: Option<PathBuf>,
+    /// PEM file of an access certificate, for service-account tokens; with --state one is made
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    pub client_certificate: Option<PathBuf>,
+    /// PEM file of its private key
+    #[arg(long, value_name = "FILE", requires = "client_certificate")]
+    pub client_key: Option<PathBuf>,
+}
+
+/// Reads `250ms`, `30s`, `5m`, `8h` or `7d`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    const ALLOWED: &str = "expected a number above 0 and a unit: ms, s, m, h or d, such as 30s";
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: u64 = number.parse().map_err(|_| ALLOWED)?;
+    let millis = match unit {
+        "ms" => Some(number),
+        "s" => number.checked_mul(1000),
+        "m" => number.checked_mul(60_000),
+        "h" => number.checked_mul(3_600_000),
+        "d" => number.checked_mul(86_400_000),
+        _ => None,
+    };
+    // A thousand years are more than any clock here can hold a sum with.
+    match millis {
+        Some(millis) if (1..=31_557_600_000_000).contains(&millis) => Ok(Duration::from_millis(millis)),
+        _ => Err(ALLOWED.to_owned()),
+    }
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !key.contains(' ') => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("expected KEY=VALUE, such as sessions.reauthorise_every=1s".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_holds_together() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn an_edit_needs_no_option_of_the_gateway_and_a_gateway_needs_its_state() {
+        let parse = |line: &str| Args::try_parse_from(line.split(' '));
+        assert!(parse("towline dev --state x --json --cluster a --cluster b").is_ok());
+        assert!(parse("towline dev add-cluster --state x a").is_ok());
+        assert!(parse("towline dev rotate-keys --state x").is_ok());
+        assert!(parse("towline dev grant --state x --cluster a --user b").is_ok());
+        assert!(parse("towline dev grant --state x --cluster a").is_err());
+        assert!(parse("towline dev").is_err());
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("8h"), Ok(Duration::from_secs(8 * 3600)));
+        for bad in ["", "8", "h", "0s", "-1s", "99999999999999999999s", "18446744073709551615d"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! `towline dev`: a complete gateway for one machine, and edits of its state.
+
+mod edit;
+mod ports;
+mod ready;
+mod run;
+
+use crate::{
+    args::DevArgs,
+    failure::{Failure, Outcome},
+};
+
+/// Runs the gateway, or edits the state.
+pub async fn run(args: DevArgs) -> Outcome {
+    match (args.edit, args.run.state.clone()) {
+        (Some(edit), _) => edit::run(edit),
+        (None, Some(dir)) => run::run(&dir, args.run).await,
+        (None, None) => Err(Failure::usage(anyhow::anyhow!("which folder? --state DIR"))),
+    }
+}

@@ -1,0 +1,166 @@
+//! Edits of a state. A running gateway reads what changed and acts on it at once.
+
+use std::{path::Path, process::ExitCode};
+
+use anyhow::anyhow;
+use gateway::issuer::{KEYS_FILE, Keys, USERS_FILE, Users, UsersError, files, users};
+use secrecy::{ExposeSecret, SecretString};
+
+use crate::{
+    args::{DevEdit, DevGrant},
+    credential::read_secret,
+    failure::{Failure, Hint, Outcome},
+    state::{Data, State},
+};
+
+/// Users that every new state has, with their groups. The last one has no grant.
+const FIRST_USERS: [(&str, &str); 3] = [("admin", "admins"), ("viewer", "viewers"), ("stranger", "strangers")];
+/// Those of them that may reach each cluster.
+const GRANTED: [&str; 2] = ["admin", "viewer"];
+
+/// Runs one edit.
+pub fn run(edit: DevEdit) -> Outcome {
+    let done = match edit {
+        DevEdit::AddCluster { state, name } => add_cluster(&state, &name)?,
+        DevEdit::AddUser { state, name, groups, grants, password_file } => {
+            add_user(&state, &name, &groups, &grants, password_file.as_deref())?
+        }
+        DevEdit::DisableUser { state, name } => set_disabled(&state, &name, true)?,
+        DevEdit::EnableUser { state, name } => set_disabled(&state, &name, false)?,
+        DevEdit::Grant(grant) => change_grant(&grant, true)?,
+        DevEdit::Revoke(grant) => change_grant(&grant, false)?,
+        DevEdit::RotateKeys { state } => {
+            let state = State::open(&state)?;
+            let keys = Keys::rotate(&state.path("issuer").join(KEYS_FILE))?;
+            format!("tokens are signed with key {} from now on", keys.newest())
+        }
+    };
+    tracing::info!("{done}");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Adds a cluster to a state in the making, and lets admin and viewer reach it.
+pub fn add(data: &mut Data, name: &str) -> anyhow::Result<bool> {
+    let fresh = data.add_cluster(name)?;
+    if fresh {
+        let scope = data.scope(name)?;
+        GRANTED.iter().for_each(|user| data.grant(&scope, Some(user), None));
+    }
+    Ok(fresh)
+}
+
+fn add_cluster(dir: &Path, name: &str) -> Outcome<String> {
+    let mut fresh = false;
+    let state = State::edit_existing(dir, |data| {
+        fresh = add(data, name).map_err(Failure::usage)?;
+        Ok(())
+    })?;
+    let folder = state.agent_dir(state.cluster(Some(name))?);
+    Ok(match fresh {
+        true => format!("added cluster {name}; what its agent needs is in {}", folder.display()),
+        false => format!("cluster {name} is there already; what its agent needs is in {}", folder.display()),
+    })
+}
+
+/// Makes the users of a new state; those that exist stay as they are.
+pub fn add_first_users(state: &State) -> Outcome<()> {
+    let file = state.path("issuer").join(USERS_FILE);
+    let known = Users::edit(&file, |users| Ok(users.clone()))?;
+    for (name, group) in FIRST_USERS {
+        if known.find(name).is_none() || !state.password_file(name).exists() {
+            put_user(state, name, &[group.to_owned()], None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Without a given password one is made and kept in the state's folder.
+fn put_user(state: &State, name: &str, groups: &[String], given: Option<&SecretString>) -> Outcome<()> {
+    let made = match given {
+        Some(_) => None,
+        None => Some(SecretString::from(users::generate_password()?)),
+    };
+    let password = given.or(made.as_ref()).map_or("", |password| password.expose_secret());
+    let file = state.path("issuer").join(USERS_FILE);
+    Users::edit(&file, |users| users.put(name, groups, password).map(|_| ())).map_err(usage)?;
+    let kept = state.password_file(name);
+    match made {
+        Some(password) => {
+            files::create_private_dir(&state.path("users"))?;
+            files::write_private(&kept, password.expose_secret().as_bytes())?;
+        }
+        // A kept password that is no longer the user's would only mislead.
+        None if kept.exists() => std::fs::remove_file(&kept)?,
+        None => {}
+    }
+    Ok(())
+}
+
+fn usage(error: UsersError) -> Failure {
+    match error {
+        UsersError::Name(_) | UsersError::Password => Failure::usage(error),
+        other => other.into(),
+    }
+}
+
+fn add_user(
+    dir: &Path,
+    name: &str,
+    groups: &[String],
+    grants: &[String],
+    password_file: Option<&Path>,
+) -> Outcome<String> {
+    let state = State::open(dir)?;
+    let scopes = grants.iter().map(|grant| state.data.scope(grant)).collect::<anyhow::Result<Vec<_>>>();
+    let scopes = scopes.map_err(Failure::usage)?;
+    let password = password_file.map(read_secret).transpose()?;
+    put_user(&state, name, groups, password.as_ref())?;
+    State::edit_existing(dir, |data| {
+        data.disabled.retain(|user| user != name);
+        scopes.iter().for_each(|scope| data.grant(scope, Some(name), None));
+        Ok(())
+    })?;
+    let kept = state.password_file(name);
+    Ok(match kept.exists() {
+        true => format!("user {name}; the password is in {}", kept.display()),
+        false => format!("user {name} with the given password"),
+    })
+}
+
+fn set_disabled(dir: &Path, name: &str, disabled: bool) -> Outcome<String> {
+    let state = State::open(dir)?;
+    let file = state.path("issuer").join(USERS_FILE);
+    Users::edit(&file, |users| users.set_disabled(name, disabled))
+        .hint(|| format!("towline dev add-user --state {} {name}", dir.display()))?;
+    State::edit_existing(dir, |data| {
+        data.disabled.retain(|user| user != name);
+        data.disabled.extend(disabled.then(|| name.to_owned()));
+        Ok(())
+    })?;
+    Ok(match disabled {
+        true => format!("user {name} is disabled: no new tokens, and open sessions end"),
+        false => format!("user {name} is enabled"),
+    })
+}
+
+fn change_grant(args: &DevGrant, add: bool) -> Outcome<String> {
+    let (user, group) = (args.user.as_deref(), args.group.as_deref());
+    let who = user.map_or_else(|| format!("group {}", group.unwrap_or_default()), |user| format!("user {user}"));
+    let mut found = true;
+    State::edit_existing(&args.state, |data| {
+        let scope = data.scope(&args.cluster).map_err(Failure::usage)?;
+        if add {
+            data.grant(&scope, user, group);
+        } else {
+            found = data.revoke(&scope, user, group);
+        }
+        Ok(())
+    })?;
+    if !found {
+        return Err(anyhow!("{who} has no grant for cluster {} that could be taken back", args.cluster).into());
+    }
+    Ok(match add {
+        true => format!("{who} may reach cluster {}", args.cluster),
+        false => format!("{who} may no longer reach cluster {} by a grant of their own", args.cluster),
+    })
+}

@@ -1,0 +1,130 @@
+//! `towline token`: a token for one cluster, from the built-in issuer, over HTTPS.
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::anyhow;
+use gateway::issuer::files;
+use secrecy::ExposeSecret;
+use serde_json::json;
+
+use super::{
+    print,
+    target::{Target, sign_in},
+};
+use crate::{
+    args::TokenArgs,
+    client::{self, Outbound},
+    credential::{ExecVersion, Source, Token, claims, exec_credential, read_secret, timestamp},
+    environment,
+    failure::{Failure, Hint, Outcome},
+};
+
+/// A kept token is shown again while so much of its life is left, but never less than a quarter of it.
+const KEEP_AT_LEAST: Duration = Duration::from_secs(300);
+
+/// Prints a token and nothing else.
+pub async fn run(args: TokenArgs) -> Outcome {
+    let (source, kept) = source(&args)?;
+    let token = if args.exec_credential { kept.as_ref().and_then(Kept::read) } else { None };
+    let token = match token {
+        Some(token) => token,
+        None => {
+            let token = source.obtain().await.hint(|| hint(&args))?;
+            if let (true, Some(kept)) = (args.exec_credential, &kept) {
+                kept.write(&token);
+            }
+            token
+        }
+    };
+    let text = if args.exec_credential {
+        let version = ExecVersion::asked(environment::exec_info().as_deref());
+        let version = version.map_err(|asked| {
+            Failure::from(anyhow!("kubectl asks for a credential in the form of {asked}; known are v1 and v1beta1 of client.authentication.k8s.io"))
+        })?;
+        exec_credential(version, &token)?.to_string()
+    } else if args.json {
+        let expires = token.expires.map(timestamp).transpose()?;
+        json!({ "token": token.secret.expose_secret(), "expires": expires }).to_string()
+    } else {
+        token.secret.expose_secret().to_owned()
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn hint(args: &TokenArgs) -> String {
+    match &args.cluster.state {
+        Some(dir) => format!("is it running? towline dev --state {}", dir.display()),
+        None => "--ca names the authority of the issuer's certificate, --issuer its address".to_owned(),
+    }
+}
+
+/// An issuer and an audience suffice: no gateway needs to be named.
+fn source(args: &TokenArgs) -> Outcome<(Source, Option<Kept>)> {
+    if let (Some(issuer), Some(audience), None) = (&args.user.issuer, &args.user.audience, &args.cluster.server) {
+        let roots = client::roots(args.cluster.ca.as_deref())?;
+        let outbound = Outbound::new(&args.outbound).map_err(Failure::usage)?;
+        let sign_in = sign_in(&args.user, issuer, &roots, outbound, audience.clone(), None)?;
+        return Ok((Source::SignIn(sign_in), None));
+    }
+    if let (Some(issuer), None, None) = (&args.user.issuer, &args.user.audience, &args.cluster.server) {
+        // The cluster's id alone tells the audience; the issuer stands in for the gateway.
+        let mut cluster = args.cluster.clone();
+        cluster.server = Some(issuer.trim_end_matches(gateway::issuer::MOUNT).to_owned());
+        let target = Target::new(&cluster, &args.outbound)?;
+        return Ok((Source::SignIn(target.sign_in(&args.user)?), None));
+    }
+    let target = Target::new(&args.cluster, &args.outbound)?;
+    let sign_in = target.sign_in(&args.user)?;
+    let kept =
+        target.state.as_ref().filter(|_| args.user.ttl.is_none() && args.user.audience.is_none()).map(|state| Kept {
+            file: state.path("tokens").join(format!("{}.{}", target.key.hex(), file_part(&sign_in.user))),
+            issuer: state.issuer_url(),
+            password: state.password_file(&sign_in.user),
+        });
+    Ok((Source::SignIn(sign_in), kept))
+}
+
+fn file_part(user: &str) -> String {
+    user.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A token kept between calls of kubectl, so that not every one of them signs in. As secret as the password beside it.
+struct Kept {
+    file: PathBuf,
+    issuer: String,
+    password: PathBuf,
+}
+
+impl Kept {
+    fn read(&self) -> Option<Token> {
+        let modified = |path: &PathBuf| std::fs::metadata(path).and_then(|data| data.modified()).ok();
+        let obtained = modified(&self.file)?;
+        // A new password, perhaps with other groups: sign in again.
+        if modified(&self.password).is_some_and(|changed| changed >= obtained) {
+            return None;
+        }
+        let token = Token::new(read_secret(&self.file).ok()?, obtained);
+        let claims = claims(token.secret.expose_secret())?;
+        if claims["iss"].as_str() != Some(self.issuer.as_str()) {
+            return None;
+        }
+        let expires = token.expires?;
+        let life = expires.duration_since(obtained).ok()?;
+        let left = expires.duration_since(SystemTime::now()).ok()?;
+        (left >= KEEP_AT_LEAST.max(life / 4)).then_some(token)
+    }
+
+    /// Without a place to keep it the next call signs in again.
+    fn write(&self, token: &Token) {
+        let kept = self.file.parent().is_some_and(|folder| files::create_private_dir(folder).is_ok())
+            && files::write_private(&self.file, token.secret.expose_secret().as_bytes()).is_ok();
+        if !kept {
+            tracing::debug!("the token could not be kept for the next call");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! `towline whoami`: what gateway and agent each make of a token, and why not. A 401 does not tell.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, bail};
+use certs::Credentials;
+use http::{Request, StatusCode, header};
+use http_body_util::Full;
+use secrecy::ExposeSecret;
+use serde_json::Value;
+
+use super::{print, target::Target};
+use crate::{
+    args::WhoamiArgs,
+    failure::{FAILED, Hint, Outcome},
+};
+
+/// Asks below the cluster's address. The exit code is 0 if both take the token.
+pub async fn run(args: WhoamiArgs) -> Outcome {
+    let target = Target::new(&args.cluster, &args.outbound)?;
+    let source = target.source(args.token_file.as_deref(), &args.user)?;
+    let token = source.obtain().await.hint(|| "is the gateway running?".to_owned())?;
+    let credentials = match (&args.client_certificate, &args.client_key) {
+        (Some(certificate), Some(key)) => Some(Credentials::load(certificate, key)?),
+        _ => None,
+    };
+    let client = target.client(credentials.as_ref())?;
+    let mut bearer = header::HeaderValue::try_from(format!("Bearer {}", token.secret.expose_secret()))
+        .map_err(|_| anyhow!("the token has characters that no token has"))?;
+    bearer.set_sensitive(true);
+    let request = Request::get(format!("{}/{}/.towline/whoami", target.server.path, target.key.hex()))
+        .header(header::AUTHORIZATION, bearer)
+        .header(header::ACCEPT, "application/json")
+        .body(Full::default())?;
+    let (head, body) = client.request(request).await?.into_parts();
+    let answer = read(head.status, &body)?;
+    let accepted = ["gateway", "agent"].iter().all(|side| answer[side]["accepted"] == Value::Bool(true));
+    print(&if args.json { answer.to_string() } else { text(&answer) })?;
+    Ok(ExitCode::from(if accepted { 0 } else { FAILED }))
+}
+
+fn read(status: StatusCode, body: &[u8]) -> anyhow::Result<Value> {
+    let answer: Value =
+        serde_json::from_slice(body).with_context(|| format!("the gateway answered {status}, no JSON"))?;
+    if answer.get("gateway").is_none() {
+        let message = answer["message"].as_str().unwrap_or("no reason given");
+        bail!("the gateway answered {status}: {message}");
+    }
+    Ok(answer)
+}
+
+/// For people: one paragraph for each side.
+fn text(answer: &Value) -> String {
+    let mut lines = Vec::new();
+    for side in ["gateway", "agent"] {
+        let Some(said) = answer.get(side).filter(|said| said.is_object()) else {
+            lines.push(format!("{side}: did not say"));
+            continue;
+        };
+        let verdict = match said["accepted"].as_bool() {
+            Some(true) => "accepts the token",
+            Some(false) => "refuses the token",
+            None => "does not know",
+        };
+        lines.push(format!("{side}: {verdict}"));
+        for (key, value) in said.as_object().into_iter().flatten() {
+            match value {
+                Value::Null => {}
+                Value::Bool(_) if key == "accepted" => {}
+                Value::Array(list) if list.is_empty() => {}
+                Value::Object(map) if map.is_empty() => {}
+                Value::String(text) => lines.push(format!("  {key}: {text}")),
+                other => lines.push(format!("  {key}: {other}")),
+            }
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn both_sides_are_told() {
+        let answer = json!({
+            "gateway": {"accepted": true, "user": "ann", "groups": ["a", "b"], "why": null},
+            "agent": {"accepted": false, "why": "expired"},
+        });
+        assert_eq!(
+            text(&answer),
+            "gateway: accepts the token\n  groups: [\"a\",\"b\"]\n  user: ann\nagent: refuses the token\n  why: expired"
+        );
+        assert!(text(&json!({"gateway": {}})).contains("agent: did not say"));
+    }
+
+    #[test]
+    fn a_status_is_an_error_with_its_message() {
+        let error = read(StatusCode::SERVICE_UNAVAILABLE, br#"{"kind":"Status","message":"no agent"}"#).unwrap_err();
+        assert!(error.to_string().contains("no agent"), "{error}");
+    }
+}

@@ -1,0 +1,1 @@
+//! What `towline proxy` serves.
