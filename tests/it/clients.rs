@@ -19,6 +19,7 @@ pub fn tests() -> Vec<Trial> {
         &[
             ("clients::helm_install_upgrade_uninstall", Needs::Cluster, helm),
             ("clients::python_list_watch_exec_port_forward", Needs::Pods, python),
+            ("clients::kube_rs_create_list_watch", Needs::Cluster, kube_rs),
         ],
         1,
     )
@@ -78,4 +79,36 @@ fn python(carrier: &'static str) -> anyhow::Result<()> {
     let text = run(&mut command, Duration::from_secs(120))?.ok()?;
     ensure!(text.trim_end().ends_with("all seen"), "{text}");
     Ok(())
+}
+
+/// A program written with kube-rs, in this process.
+fn kube_rs(carrier: &'static str) -> anyhow::Result<()> {
+    use futures_util::{StreamExt, TryStreamExt};
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{
+        Api, Client, Config,
+        api::{ListParams, PostParams, WatchEvent, WatchParams},
+        config::{KubeConfigOptions, Kubeconfig},
+    };
+    let name = namespace("kube-rs", carrier)?;
+    let path = shared(carrier).kubeconfig("admin")?;
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let config =
+            Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default()).await?;
+        let maps: Api<ConfigMap> = Api::namespaced(Client::try_from(config)?, &name);
+        let map: ConfigMap = serde_json::from_value(serde_json::json!({"metadata": {"name": "made-by-kube-rs"}}))?;
+        maps.create(&PostParams::default(), &map).await?;
+        let list = maps.list(&ListParams::default()).await?;
+        ensure!(list.items.iter().any(|map| map.metadata.name.as_deref() == Some("made-by-kube-rs")));
+        let version = list.metadata.resource_version.unwrap_or_default();
+        let mut events = maps.watch(&WatchParams::default(), &version).await?.boxed();
+        let next: ConfigMap = serde_json::from_value(serde_json::json!({"metadata": {"name": "seen-by-kube-rs"}}))?;
+        maps.create(&PostParams::default(), &next).await?;
+        let event = tokio::time::timeout(Duration::from_secs(10), events.try_next()).await??;
+        let Some(WatchEvent::Added(seen)) = event else { anyhow::bail!("no event of the new object") };
+        ensure!(seen.metadata.name.as_deref() == Some("seen-by-kube-rs"));
+        Ok(())
+    })
 }
