@@ -38,6 +38,10 @@
 //! streams = 8192                      # exchanges served at once
 //! drain_grace = "30s"
 //!
+//! [log]
+//! level = "info"                      # or a filter such as "info,agent=debug"
+//! format = "text"                     # text, json
+//!
 //! [admin]
 //! listen = "127.0.0.1:9091"           # health, readiness, status, metrics
 //! ```
@@ -51,7 +55,7 @@ use std::{
     time::Duration,
 };
 
-use proto::{limits, token::RawIssuer, transport::CarrierKind};
+use proto::{limits, process::telemetry::LogFormat, token::RawIssuer, transport::CarrierKind};
 use secrecy::SecretString;
 use serde::Deserialize as _;
 
@@ -88,6 +92,17 @@ pub struct Config {
     pub drain_grace: Duration,
     /// The admin listener's address.
     pub admin: Option<SocketAddr>,
+    /// What is logged and how.
+    pub log: Log,
+}
+
+/// What is logged and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    /// A level, or a filter such as `info,agent=debug`.
+    pub level: String,
+    /// How lines look.
+    pub format: LogFormat,
 }
 
 /// Where the gateway is and how it is trusted.
@@ -306,6 +321,7 @@ impl Config {
             text.parse::<SocketAddr>().map_err(|_| "expected an address and a port such as 127.0.0.1:9091")
         });
         admin.end(&mut out);
+        let log = read_log(root.section("log", &mut out), &mut out);
         root.end(&mut out);
         let faults = out.into_faults();
         match gateway {
@@ -320,6 +336,7 @@ impl Config {
                 streams_max: usize::try_from(streams).unwrap_or(usize::MAX),
                 drain_grace,
                 admin: listen,
+                log,
             }),
             _ => Err(faults),
         }
@@ -427,6 +444,17 @@ fn read_proxy(mut section: Section, out: &mut Collector) -> Option<Proxy> {
     section.end(out);
     let (scheme, host, port) = url?;
     Some(Proxy { tls: scheme == "https", host, port, ca_file, credentials: username.zip(password), no_proxy })
+}
+
+fn read_log(mut section: Section, out: &mut Collector) -> Log {
+    let level = section.text("level", out).unwrap_or_else(|| "info".to_owned());
+    let format = section.parsed("format", out, |text| match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err("expected text or json"),
+    });
+    section.end(out);
+    Log { level, format: format.unwrap_or_default() }
 }
 
 fn read_impersonation(mut section: Section, out: &mut Collector) -> Impersonation {

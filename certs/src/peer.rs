@@ -115,6 +115,20 @@ impl PeerIdentity {
         Peer::verify(chain, roots, now).map(|peer| peer.identity)
     }
 
+    /// The role that a program's own certificate claims, read as strictly as a peer's and not verified: whether others
+    /// trust it is for them to say.
+    ///
+    /// # Errors
+    /// One [`PeerError`] per check.
+    pub fn claimed(chain: &[CertificateDer<'_>]) -> Result<Self, PeerError> {
+        let own = chain.first().ok_or(PeerError::Missing)?;
+        let (_, parsed) =
+            x509_parser::parse_x509_certificate(own).map_err(|_| PeerError::Malformed("not an X.509 certificate"))?;
+        not_an_authority(&parsed)?;
+        for_clients_alone(&parsed)?;
+        identity(&parsed)
+    }
+
     /// The cluster id, if this is an agent.
     ///
     /// # Errors

@@ -60,6 +60,11 @@ pub trait Tunnel: Send + Sync + 'static {
 
     /// Round-trip time of the latest probe.
     fn rtt(&self) -> Option<Duration>;
+
+    /// Bytes received so far, on any stream: what changes while the path is alive. Always zero: not known.
+    fn received(&self) -> u64 {
+        0
+    }
 }
 
 /// A shared tunnel.

@@ -126,6 +126,10 @@ impl Tunnel for SessionTunnel {
     fn rtt(&self) -> Option<Duration> {
         self.shared.rtt()
     }
+
+    fn received(&self) -> u64 {
+        self.shared.received.load(std::sync::atomic::Ordering::Relaxed)
+    }
 }
 
 impl Drop for SessionTunnel {

@@ -1,0 +1,34 @@
+//! Gives back what it gets: a probe through the whole path, and a target for measurements.
+
+use futures_util::future::BoxFuture;
+use http::{HeaderMap, StatusCode};
+use proto::{
+    exchange::{StreamBody, send_body},
+    transport::Stream,
+    wire::head::ResponseHead,
+};
+
+use super::{Role, Visit};
+
+/// The role.
+pub struct Echo;
+
+impl Role for Echo {
+    fn name(&self) -> &'static str {
+        "echo"
+    }
+
+    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let Stream { mut send, recv, .. } = visit.stream;
+            let head = ResponseHead { status: StatusCode::OK, headers: HeaderMap::new(), refused_by: None };
+            let Ok(head) = head.encode() else { return };
+            if send.send(head.freeze()).await.is_ok() {
+                let (_, result) = send_body(&mut send, StreamBody::new(recv)).await;
+                if let Err(err) = result {
+                    tracing::trace!(error = %err, "an echo broke off");
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,211 @@
+//! The in-cluster authenticating proxy, stage by stage: [`admit`] the request, [`authenticate`] its token, [`review`] what
+//! it asks to impersonate, [`impersonate`] the identity, [`dial`] the apiserver, [`exchange`] request and answer.
+
+pub mod admit;
+pub mod authenticate;
+pub mod dial;
+pub mod exchange;
+pub mod impersonate;
+pub mod review;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use proto::{
+    exchange::Status,
+    ids::RequestId,
+    transport::{SendStream, Stream},
+    wire::head::{RequestHead, ResponseHead},
+};
+
+use self::{
+    authenticate::{Authenticated, Authenticator},
+    dial::Apiserver,
+    exchange::{Exchange, Outcome},
+    impersonate::{Names, Principal, Subject, UpstreamHead},
+    review::Reviews,
+};
+use super::{
+    Role, Visit,
+    sessions::{Session, Sessions},
+};
+use crate::metrics;
+
+/// How long an answer may take to begin when the gateway names no deadline.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
+/// The longest deadline that a gateway may name.
+const ANSWER_DEADLINE_MAX: Duration = Duration::from_secs(3600);
+
+/// Why a request goes no further. What the caller is told and what the log says are kept apart.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{stage}: {message}")]
+pub struct Refusal {
+    /// The stage that refused.
+    pub stage: &'static str,
+    /// HTTP status.
+    pub code: StatusCode,
+    /// Kubernetes reason.
+    pub reason: &'static str,
+    /// For the caller.
+    pub message: String,
+    /// For the log; never a token.
+    pub detail: Option<String>,
+    /// Seconds.
+    pub retry_after: Option<u32>,
+}
+
+impl Refusal {
+    /// A refusal with these words.
+    pub fn new(stage: &'static str, code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { stage, code, reason, message: message.into(), detail: None, retry_after: None }
+    }
+
+    /// 400.
+    pub fn bad_request(stage: &'static str, message: impl Into<String>) -> Self {
+        Self::new(stage, StatusCode::BAD_REQUEST, "BadRequest", message)
+    }
+
+    /// 401: says no more than Kubernetes does; `detail` is for the log.
+    pub fn unauthorized(stage: &'static str, detail: impl Into<String>) -> Self {
+        Self::new(stage, StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized").because(detail)
+    }
+
+    /// 403.
+    pub fn forbidden(stage: &'static str, message: impl Into<String>) -> Self {
+        Self::new(stage, StatusCode::FORBIDDEN, "Forbidden", message)
+    }
+
+    /// 503, to be tried again.
+    pub fn unavailable(stage: &'static str, message: impl Into<String>) -> Self {
+        let refusal = Self::new(stage, StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message);
+        Self { retry_after: Some(1), ..refusal }
+    }
+
+    /// With a reason for the log.
+    #[must_use]
+    pub fn because(self, detail: impl Into<String>) -> Self {
+        Self { detail: Some(detail.into()), ..self }
+    }
+
+    fn status(&self, request_id: RequestId) -> Status {
+        Status {
+            code: self.code,
+            reason: self.reason,
+            message: self.message.clone(),
+            // A 401 names no stage.
+            stage: (self.code != StatusCode::UNAUTHORIZED).then_some(self.stage),
+            request_id,
+            retry_after: self.retry_after,
+        }
+    }
+}
+
+/// The role.
+pub struct KubeAadProxy {
+    authenticator: Arc<Authenticator>,
+    apiserver: Arc<Apiserver>,
+    names: Names,
+    reviews: Reviews,
+    sessions: Arc<Sessions>,
+}
+
+impl KubeAadProxy {
+    /// Serves requests to `apiserver`.
+    pub fn new(
+        authenticator: Arc<Authenticator>,
+        apiserver: Arc<Apiserver>,
+        names: Names,
+        sessions: Arc<Sessions>,
+    ) -> Self {
+        Self { authenticator, apiserver, names, reviews: Reviews::default(), sessions }
+    }
+
+    /// The pipeline up to a request that may leave.
+    async fn decide(&self, head: RequestHead, deadline: Instant) -> Result<Decided, Refusal> {
+        let mut admitted = admit::admit(head)?;
+        let asked = admitted.asked.take();
+        let content_length = admitted.content_length;
+        let authenticated = self.authenticator.authenticate(admitted.credential.take()).await?;
+        let (principal, session) = match authenticated {
+            Authenticated::Unjudged(token) => (Principal::PassThrough { token, asked }, None),
+            Authenticated::User(identity) => {
+                self.sessions.shown(&identity);
+                let real = Subject::of(&identity, &self.names)?;
+                let subject = match asked {
+                    None => real,
+                    Some(asked) => self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline).await?,
+                };
+                (Principal::Impersonated(subject), Some(self.sessions.begin(&identity)))
+            }
+        };
+        Ok(Decided { head: UpstreamHead::new(admitted, &principal)?, content_length, session })
+    }
+
+    async fn respond(&self, visit: Visit) {
+        let Visit { head, stream, received, .. } = visit;
+        let (request_id, method) = (head.request_id, head.method.clone());
+        let allowed = head.deadline_ms.map_or(ANSWER_DEADLINE, Duration::from_millis).min(ANSWER_DEADLINE_MAX);
+        let deadline = received + allowed;
+        let Stream { mut send, recv, .. } = stream;
+        let decided = tokio::select! {
+            biased;
+            decided = self.decide(head, deadline) => decided,
+            _ = send.stopped() => return metrics::request_ended("stopped", None),
+            () = tokio::time::sleep_until(deadline.into()) => Err(Refusal::new(
+                authenticate::STAGE, StatusCode::GATEWAY_TIMEOUT, "Timeout", "the request could not be judged in time",
+            )),
+        };
+        let result = match decided {
+            Ok(Decided { head, content_length, session }) => {
+                Exchange { apiserver: &self.apiserver, head, content_length, deadline, session }.run(send, recv).await
+            }
+            Err(refusal) => Err((send, refusal)),
+        };
+        match result {
+            Ok(Outcome { status, end, sent_bytes }) => {
+                metrics::request_ended(end.as_str(), status);
+                tracing::debug!(request.id = %request_id, %method, status = status.map(|s| s.as_u16()), end = end.as_str(), sent_bytes, "request");
+            }
+            Err((send, refusal)) => {
+                metrics::request_ended(refusal.stage, Some(refusal.code));
+                tracing::debug!(
+                    request.id = %request_id, %method, stage = refusal.stage, status = refusal.code.as_u16(),
+                    message = refusal.message, detail = refusal.detail, "request refused"
+                );
+                refuse(send, &refusal, request_id).await;
+            }
+        }
+    }
+}
+
+struct Decided {
+    head: UpstreamHead,
+    content_length: Option<u64>,
+    session: Option<Session>,
+}
+
+/// Answers with a Kubernetes `Status`.
+pub async fn refuse(send: SendStream, refusal: &Refusal, request_id: RequestId) {
+    let status = refusal.status(request_id);
+    let head = ResponseHead {
+        status: refusal.code,
+        headers: status.headers(),
+        refused_by: Some(Bytes::from_static(refusal.stage.as_bytes())),
+    };
+    super::answer(send, head, status.body()).await;
+}
+
+impl Role for KubeAadProxy {
+    fn name(&self) -> &'static str {
+        "kube-aad-proxy"
+    }
+
+    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
+        Box::pin(self.respond(visit))
+    }
+}

@@ -1,0 +1,394 @@
+//! The agent's own last word on a request, before anybody's identity is known. It trusts nothing that the gateway did:
+//! hop-by-hop headers go first (attack I2), then what could name an identity is refused or taken out by prefix (I3, I4,
+//! I6), exactly one credential remains (I5), and of upgrades only Kubernetes' own pass.
+//!
+//! The one place that can be reached is the cluster's apiserver: the target is a path, never an address (attack 4.5).
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
+use proto::{exchange, limits, wire::head::RequestHead};
+use secrecy::SecretString;
+
+use super::Refusal;
+
+/// The stage's name in logs, metrics and refusals.
+pub const STAGE: &str = "admit";
+
+/// The most bytes of one name that a client asks to impersonate.
+const NAME_BYTES: usize = 1024;
+
+/// Names a subprotocol that carries a token (Kubernetes' way for browsers, which cannot set headers).
+const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// Headers that proxies use among themselves, cookies, and what hyper writes itself. Never forwarded.
+const REMOVED: [&str; 13] = [
+    "host",
+    "expect",
+    "forwarded",
+    "via",
+    "cookie",
+    "cookie2",
+    "front-end-https",
+    "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "x-http-method-override",
+    "x-rewrite-url",
+    "http2-settings",
+];
+
+/// Prefixes of such headers, and of other proxies' identity headers (attack I6).
+const REMOVED_PREFIXES: [&str; 8] =
+    ["x-remote-", "x-forwarded-", "x-original-", "x-envoy-", "x-towline-", "x-ssl-", "x-client-cert", "proxy-"];
+
+/// A request that may go on to authentication. What it holds names nobody.
+#[derive(Debug)]
+pub struct Admitted {
+    /// The method.
+    pub method: Method,
+    /// Path and query, byte for byte as received.
+    pub target: PathAndQuery,
+    /// Headers that may go to the apiserver: no credential, no identity, nothing hop-by-hop.
+    pub headers: HeaderMap,
+    /// `SPDY/3.1` or `websocket`, as written by the client.
+    pub upgrade: Option<HeaderValue>,
+    /// The declared length of the body.
+    pub content_length: Option<u64>,
+    /// The one credential.
+    pub credential: Option<Credential>,
+    /// Whom the client asks to impersonate (`kubectl --as`).
+    pub asked: Option<Asked>,
+}
+
+/// What a client showed.
+#[derive(Debug)]
+pub struct Credential {
+    /// How it is to be judged.
+    pub scheme: Scheme,
+    /// The token, nothing else.
+    pub token: SecretString,
+}
+
+/// The scheme of an `Authorization` header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    /// `Bearer`.
+    Bearer,
+    /// `PoP` (features row A5).
+    Pop,
+}
+
+/// Whom a client asks to impersonate; well-formed and not yet allowed.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Asked {
+    /// `Impersonate-User`.
+    pub user: String,
+    /// `Impersonate-Uid`.
+    pub uid: Option<String>,
+    /// Each `Impersonate-Group`.
+    pub groups: Vec<String>,
+    /// `Impersonate-Extra-<key>`, keys decoded and in lower case.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+fn refuse(message: impl Into<String>) -> Refusal {
+    Refusal::bad_request(STAGE, message)
+}
+
+/// Judges the head of a request.
+pub fn admit(head: RequestHead) -> Result<Admitted, Refusal> {
+    let RequestHead { method, target, mut headers, .. } = head;
+    if method == Method::CONNECT || method == Method::TRACE {
+        return Err(Refusal::new(
+            STAGE,
+            StatusCode::METHOD_NOT_ALLOWED,
+            "MethodNotAllowed",
+            format!("method {method} is not served"),
+        ));
+    }
+    let target = admit_target(target)?;
+    within_limits(&headers)?;
+    check_names(&headers)?;
+    let upgrade = admit_upgrade(&headers, &method)?;
+    exchange::strip_hop_by_hop(&mut headers, false);
+    remove_proxy_headers(&mut headers);
+    let credential = take_credential(&mut headers)?;
+    let asked = take_asked(&mut headers)?;
+    let content_length = take_length(&mut headers)?;
+    if upgrade.is_some() && content_length.is_some_and(|length| length > 0) {
+        return Err(refuse("an upgrade request has no body"));
+    }
+    Ok(Admitted { method, target, headers, upgrade, content_length, credential, asked })
+}
+
+/// Only a path and a query, in bytes that HTTP allows there. Dot segments, however spelled, are refused: a client never
+/// sends them, and what authorises and what serves a request could read them differently (attack 4.4).
+fn admit_target(target: Bytes) -> Result<PathAndQuery, Refusal> {
+    if target.len() > limits::TARGET_BYTES {
+        return Err(Refusal::new(
+            STAGE,
+            StatusCode::URI_TOO_LONG,
+            "RequestURITooLong",
+            format!("the request target is longer than {} bytes", limits::TARGET_BYTES),
+        ));
+    }
+    if target.first() != Some(&b'/') {
+        return Err(refuse("the request target must be a path"));
+    }
+    if target.iter().any(|b| *b <= b' ' || *b == 0x7f || *b == b'#') {
+        return Err(refuse("the request target has characters that are not allowed in it"));
+    }
+    let path_end = target.iter().position(|b| *b == b'?').unwrap_or(target.len());
+    let path = &target[..path_end];
+    if path.contains(&b'\\') {
+        return Err(refuse("the path has a backslash"));
+    }
+    let decoded = percent_decode(path);
+    if decoded.iter().any(|b| *b < b' ' || *b == 0x7f) {
+        return Err(refuse("the path has an encoded control character"));
+    }
+    if decoded.split(|b| matches!(b, b'/' | b'\\')).any(|segment| segment == b"." || segment == b"..") {
+        return Err(refuse("the path has a dot segment"));
+    }
+    let kept = target.clone();
+    let parsed = PathAndQuery::from_maybe_shared(target)
+        .map_err(|_| refuse("the request target has characters that are not allowed in it"))?;
+    // Whatever a parser makes of it, what is sent is what was received.
+    if parsed.as_str().as_bytes() != kept { Err(refuse("the request target is ambiguous")) } else { Ok(parsed) }
+}
+
+/// Percent-decodes; what is no valid escape stays as it is.
+pub(super) fn percent_decode(text: &[u8]) -> Vec<u8> {
+    let hex = |b: u8| char::from(b).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        match (first, tail) {
+            (b'%', [high, low, after @ ..]) => match (hex(*high), hex(*low)) {
+                (Some(high), Some(low)) => {
+                    out.push(high << 4 | low);
+                    rest = after;
+                }
+                _ => out.push(b'%'),
+            },
+            _ => out.push(*first),
+        }
+    }
+    out
+}
+
+fn within_limits(headers: &HeaderMap) -> Result<(), Refusal> {
+    let too_large = |message: String| {
+        Refusal::new(STAGE, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "RequestHeaderFieldsTooLarge", message)
+    };
+    if headers.len() > limits::HEADER_COUNT {
+        return Err(too_large(format!("more than {} headers", limits::HEADER_COUNT)));
+    }
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if bytes > limits::HEADER_LIST_BYTES {
+        return Err(too_large(format!("headers of more than {} bytes", limits::HEADER_LIST_BYTES)));
+    }
+    Ok(())
+}
+
+/// `Impersonate_User` is `Impersonate-User` to some servers (attack I4): only letters, digits, `-` and `.` go on, and
+/// `%` in the one family that has encoded keys.
+fn check_names(headers: &HeaderMap) -> Result<(), Refusal> {
+    for name in headers.keys().map(HeaderName::as_str) {
+        let extra = name.starts_with("impersonate-extra-");
+        let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.') || (extra && b == b'%');
+        if !name.bytes().all(fine) {
+            return Err(refuse("a header's name has a character that is not served"));
+        }
+    }
+    Ok(())
+}
+
+/// Of upgrades only those of Kubernetes: `SPDY/3.1` and `websocket`. Anything else (`h2c`) is refused, because behind it
+/// bytes would flow that nobody has judged.
+fn admit_upgrade(headers: &HeaderMap, method: &Method) -> Result<Option<HeaderValue>, Refusal> {
+    let asks = headers.get_all(header::CONNECTION).iter().any(|value| {
+        value.as_bytes().split(|b| *b == b',').any(|token| token.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
+    });
+    let mut values = headers.get_all(header::UPGRADE).iter();
+    let value = match (values.next(), values.next()) {
+        (Some(value), None) if asks => value,
+        (Some(_), Some(_)) if asks => return Err(refuse("more than one upgrade is asked for")),
+        // Without `Connection: upgrade` it goes the way of all hop-by-hop headers.
+        _ => return Ok(None),
+    };
+    let known = [&b"spdy/3.1"[..], b"websocket"];
+    if !known.iter().any(|known| value.as_bytes().eq_ignore_ascii_case(known)) {
+        return Err(refuse("only upgrades to SPDY/3.1 and websocket are served"));
+    }
+    if method != Method::GET && method != Method::POST {
+        return Err(refuse("an upgrade is asked for with GET or POST"));
+    }
+    Ok(Some(value.clone()))
+}
+
+fn remove_proxy_headers(headers: &mut HeaderMap) {
+    let removed: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| {
+            let name = name.as_str();
+            REMOVED.contains(&name) || REMOVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        })
+        .cloned()
+        .collect();
+    for name in removed {
+        headers.remove(name);
+    }
+}
+
+/// Exactly one credential, from `Authorization` or from a WebSocket subprotocol. The subprotocol that carried it is not
+/// forwarded: next to impersonation headers the apiserver must see the agent's credential alone (attack I5).
+fn take_credential(headers: &mut HeaderMap) -> Result<Option<Credential>, Refusal> {
+    let unauthorized = |detail| Refusal::unauthorized(STAGE, detail);
+    let mut found = Vec::new();
+    let shown: Vec<HeaderValue> = headers.get_all(header::AUTHORIZATION).iter().cloned().collect();
+    headers.remove(header::AUTHORIZATION);
+    for value in shown {
+        let text = value.to_str().map_err(|_| unauthorized("the Authorization header is not text"))?;
+        let (scheme, token) =
+            text.split_once(' ').ok_or_else(|| unauthorized("the Authorization header has no token"))?;
+        let scheme = match scheme {
+            scheme if scheme.eq_ignore_ascii_case("bearer") => Scheme::Bearer,
+            scheme if scheme.eq_ignore_ascii_case("pop") => Scheme::Pop,
+            _ => return Err(unauthorized("the Authorization scheme is neither Bearer nor PoP")),
+        };
+        found.push(Credential { scheme, token: checked_token(token.trim_matches(' '))? });
+    }
+    if let Some(token) = take_protocol_token(headers)? {
+        found.push(Credential { scheme: Scheme::Bearer, token });
+    }
+    let only = found.pop();
+    if found.is_empty() { Ok(only) } else { Err(unauthorized("more than one credential")) }
+}
+
+/// `b64token` of RFC 6750, which no list, space or control character fits in.
+fn checked_token(token: &str) -> Result<SecretString, Refusal> {
+    let body = token.trim_end_matches('=');
+    let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~' | b'+' | b'/');
+    if body.is_empty() || !body.bytes().all(fine) {
+        return Err(Refusal::unauthorized(STAGE, "the token has characters that no token has"));
+    }
+    Ok(SecretString::from(token.to_owned()))
+}
+
+fn take_protocol_token(headers: &mut HeaderMap) -> Result<Option<SecretString>, Refusal> {
+    use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+    let unauthorized = |detail| Refusal::unauthorized(STAGE, detail);
+    let name = header::SEC_WEBSOCKET_PROTOCOL;
+    let values: Vec<HeaderValue> = headers.get_all(&name).iter().cloned().collect();
+    let offers = |value: &HeaderValue| {
+        value
+            .as_bytes()
+            .to_ascii_lowercase()
+            .windows(BEARER_PROTOCOL.len())
+            .any(|part| part == BEARER_PROTOCOL.as_bytes())
+    };
+    if !values.iter().any(offers) {
+        return Ok(None);
+    }
+    let mut token = None;
+    let mut kept = Vec::new();
+    for value in &values {
+        let text = value.to_str().map_err(|_| unauthorized("the subprotocols are not text"))?;
+        for protocol in text.split(',').map(|protocol| protocol.trim_matches([' ', '\t'])) {
+            let front = protocol.get(..BEARER_PROTOCOL.len()).unwrap_or_default();
+            if !front.eq_ignore_ascii_case(BEARER_PROTOCOL) {
+                kept.push(protocol.to_owned());
+                continue;
+            }
+            let encoded = protocol[BEARER_PROTOCOL.len()..].trim_end_matches('=');
+            let decoded = URL_SAFE_NO_PAD.decode(encoded).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+            let decoded = decoded.ok_or_else(|| unauthorized("the subprotocol's token cannot be decoded"))?;
+            if token.replace(checked_token(&decoded)?).is_some() {
+                return Err(unauthorized("more than one credential"));
+            }
+        }
+    }
+    headers.remove(&name);
+    if !kept.is_empty() {
+        let kept = HeaderValue::try_from(kept.join(", ")).map_err(|_| unauthorized("the subprotocols are not text"))?;
+        headers.insert(name, kept);
+    }
+    Ok(token)
+}
+
+/// Takes every `Impersonate-*` header out. One that is unknown or malformed is refused, never forwarded (attacks I1, I3).
+fn take_asked(headers: &mut HeaderMap) -> Result<Option<Asked>, Refusal> {
+    let names: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with("impersonate")).cloned().collect();
+    if names.is_empty() {
+        return Ok(None);
+    }
+    let (mut users, mut uids, mut asked) = (Vec::new(), Vec::new(), Asked::default());
+    for name in names {
+        let values = take_texts(headers, &name)?;
+        match name.as_str() {
+            "impersonate-user" => users = values,
+            "impersonate-uid" => uids = values,
+            "impersonate-group" => asked.groups = values,
+            other => {
+                let key = other
+                    .strip_prefix("impersonate-extra-")
+                    .filter(|key| !key.is_empty())
+                    .ok_or_else(|| refuse("an Impersonate-* header is not known"))?;
+                let key = String::from_utf8(percent_decode(key.as_bytes())).ok().map(|key| key.to_lowercase());
+                let key = key
+                    .filter(|key| !key.is_empty() && key.len() <= NAME_BYTES && !key.chars().any(char::is_control))
+                    .ok_or_else(|| refuse("an Impersonate-Extra-* header's key cannot be decoded"))?;
+                if asked.extra.insert(key, values).is_some() {
+                    return Err(refuse("two Impersonate-Extra-* headers have the same key"));
+                }
+            }
+        }
+    }
+    if users.len() != 1 || uids.len() > 1 {
+        return Err(refuse("impersonation names exactly one user and at most one uid"));
+    }
+    asked.user = users.remove(0);
+    asked.uid = uids.pop();
+    Ok(Some(asked))
+}
+
+fn take_texts(headers: &mut HeaderMap, name: &HeaderName) -> Result<Vec<String>, Refusal> {
+    let mut texts = Vec::new();
+    for value in headers.get_all(name) {
+        let text = std::str::from_utf8(value.as_bytes()).ok().filter(|text| is_plain_name(text));
+        texts.push(
+            text.ok_or_else(|| refuse("an Impersonate-* header is empty, too long or not plain text"))?.to_owned(),
+        );
+    }
+    headers.remove(name);
+    Ok(texts)
+}
+
+/// A name that reads the same everywhere: not empty, bounded, no control characters, and no white space at its ends
+/// (HTTP trims it: ` system:masters` would become `system:masters`).
+pub(super) fn is_plain_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= NAME_BYTES && text.trim() == text && !text.chars().any(char::is_control)
+}
+
+/// One well-formed `Content-Length` or none; hyper writes it again from the parsed number.
+fn take_length(headers: &mut HeaderMap) -> Result<Option<u64>, Refusal> {
+    let mut values = headers.get_all(header::CONTENT_LENGTH).iter();
+    let first = values.next().cloned();
+    if values.next().is_some() {
+        return Err(refuse("more than one Content-Length"));
+    }
+    headers.remove(header::CONTENT_LENGTH);
+    headers.remove(header::TRANSFER_ENCODING);
+    let Some(value) = first else { return Ok(None) };
+    let digits = value.as_bytes();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(refuse("Content-Length is not a number"));
+    }
+    let length = std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok());
+    length.map(Some).ok_or_else(|| refuse("Content-Length is not a number"))
+}

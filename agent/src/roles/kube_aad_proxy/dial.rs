@@ -1,0 +1,419 @@
+//! Connections to the apiserver: HTTP/2 for plain requests, as many connections as the streams need (an apiserver allows
+//! about 100 streams on one; 1,000 watches must fit), HTTP/1.1 where ALPN says so, and one HTTP/1.1 connection for each
+//! upgrade, never used again after anything but 101 (CVE-2018-1002105).
+//!
+//! Nothing is sent twice: a request goes to another connection only while none of it has left (hyper hands it back), or
+//! when the apiserver said with GOAWAY or REFUSED_STREAM that it did not look at it, it is safe, and it has no body.
+//! Redirects are answers like any other (CVE-2020-8559, CVE-2022-3172).
+
+pub mod access;
+pub mod body;
+
+use std::{
+    future::Future as _,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use http::{HeaderValue, Request, Response, Uri, Version, header, uri};
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use proto::{limits, process::TaskGroup};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use self::{
+    access::{Access, AccessError},
+    body::{AnswerBody, RequestBody},
+};
+use super::impersonate::UpstreamHead;
+
+/// Streams on one HTTP/2 connection, below what an apiserver allows (100).
+const STREAMS_PER_CONNECTION: usize = 64;
+/// HTTP/2 connections at the most; together they carry what one cluster may have open.
+const CONNECTIONS_MAX: usize = 256;
+/// Idle HTTP/1.1 connections that are kept.
+const IDLE_MAX: usize = 64;
+/// How long an idle connection is kept.
+const IDLE_TIME: Duration = Duration::from_secs(60);
+/// What one stream may have in flight from the apiserver before its reader took anything. The apiserver is near.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// Room for every stream's window, so that stalled readers never block others of the connection.
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * 100;
+/// HTTP/2 frames at the most.
+const FRAME_BYTES: u32 = 256 * 1024;
+/// What one stream may queue towards the apiserver.
+const SEND_BUFFER_BYTES: usize = 512 * 1024;
+/// Buffer of an HTTP/1.1 connection: a whole head must fit.
+const HTTP1_BUFFER_BYTES: usize = 512 * 1024;
+/// Looking up the name, connecting and TLS, each.
+const STEP_DEADLINE: Duration = Duration::from_secs(10);
+/// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take (lesson 11).
+const PING_PERIOD: Duration = Duration::from_secs(15);
+const PING_DEADLINE: Duration = Duration::from_secs(10);
+/// How many connections a request that was not sent may try.
+const ATTEMPTS: usize = 4;
+
+/// Why the apiserver gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// The agent's own credential cannot be had.
+    #[error("the agent's own credential for the apiserver")]
+    Credential(#[source] AccessError),
+    /// No connection: the name, TCP or TLS. Nothing was sent.
+    #[error("cannot connect to the apiserver at {address}: {step}")]
+    Connect {
+        /// `host:port`.
+        address: String,
+        /// Which step failed, and how.
+        step: String,
+    },
+    /// The request cannot be written.
+    #[error("the request cannot be written")]
+    Request(#[source] http::Error),
+    /// The connection broke after the request, or a part of it, was sent.
+    #[error("the apiserver broke off before it answered")]
+    Broken(#[source] hyper::Error),
+    /// Each connection that was tried closed before the request was sent.
+    #[error("no connection to the apiserver lasted long enough")]
+    Attempts,
+}
+
+/// The cluster's apiserver.
+pub struct Apiserver {
+    access: Access,
+    authority: uri::Authority,
+    pool: Arc<Pool>,
+    dialling: tokio::sync::Mutex<()>,
+    tasks: TaskGroup,
+}
+
+#[derive(Default)]
+pub(super) struct Pool {
+    connections: Mutex<Connections>,
+}
+
+#[derive(Default)]
+struct Connections {
+    http2: Vec<Http2>,
+    idle: Vec<(http1::SendRequest<RequestBody>, Instant)>,
+}
+
+struct Http2 {
+    send: http2::SendRequest<RequestBody>,
+    load: Arc<Load>,
+    /// How many streams the apiserver allows now.
+    allowed: Arc<AtomicUsize>,
+}
+
+/// Streams open on a connection.
+struct Load {
+    streams: AtomicUsize,
+    idle_since: Mutex<Instant>,
+}
+
+/// A claim on a connection; held until the answer's body is dropped.
+pub(super) enum Lease {
+    /// One stream of an HTTP/2 connection, held for its drop.
+    Stream(#[expect(dead_code, reason = "held for its drop")] Claim),
+    /// A whole HTTP/1.1 connection, given back when the answer was read to its end.
+    Connection(Option<http1::SendRequest<RequestBody>>, Arc<Pool>),
+}
+
+/// One stream of a connection.
+pub(super) struct Claim(Arc<Load>);
+
+enum Sender {
+    Http2(http2::SendRequest<RequestBody>, Claim),
+    Http1(http1::SendRequest<RequestBody>),
+}
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection with room, if there is one. Retires what is closed or has been idle for long.
+    fn take(&self) -> Option<Sender> {
+        let mut connections = self.lock();
+        connections.http2.retain(|connection| !connection.send.is_closed() && !connection.load.idle_for(IDLE_TIME));
+        connections.idle.retain(|(send, since)| !send.is_closed() && since.elapsed() < IDLE_TIME);
+        let full = connections.http2.len() >= CONNECTIONS_MAX;
+        let room = |connection: &&Http2| {
+            full || connection.load.streams() < connection.allowed.load(Ordering::Relaxed).min(STREAMS_PER_CONNECTION)
+        };
+        // The first with room, so that the last ones become idle; when all are full, the least loaded.
+        let chosen = if full {
+            connections.http2.iter().min_by_key(|connection| connection.load.streams())
+        } else {
+            connections.http2.iter().find(room)
+        };
+        if let Some(connection) = chosen {
+            return Some(Sender::Http2(connection.send.clone(), connection.load.claim()));
+        }
+        let ready = connections.idle.iter().rposition(|(send, _)| send.is_ready())?;
+        Some(Sender::Http1(connections.idle.swap_remove(ready).0))
+    }
+
+    fn add(&self, send: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>) -> Sender {
+        let load = Arc::new(Load { streams: AtomicUsize::new(0), idle_since: Mutex::new(Instant::now()) });
+        let claim = load.claim();
+        self.lock().http2.push(Http2 { send: send.clone(), load, allowed });
+        Sender::Http2(send, claim)
+    }
+
+    fn give_back(&self, send: http1::SendRequest<RequestBody>) {
+        let mut connections = self.lock();
+        if !send.is_closed() && connections.idle.len() < IDLE_MAX {
+            connections.idle.push((send, Instant::now()));
+        }
+    }
+}
+
+impl Load {
+    fn streams(&self) -> usize {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    fn idle_for(&self, time: Duration) -> bool {
+        self.streams() == 0 && self.idle_since.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= time
+    }
+
+    fn claim(self: &Arc<Self>) -> Claim {
+        self.streams.fetch_add(1, Ordering::Relaxed);
+        Claim(self.clone())
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        *self.0.idle_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Lease {
+    /// The answer was read to its end.
+    pub(super) fn finished(&mut self) {
+        if let Self::Connection(send, pool) = self
+            && let Some(send) = send.take()
+        {
+            pool.give_back(send);
+        }
+    }
+}
+
+impl Apiserver {
+    /// Nothing is dialled yet. Connections run as tasks of `tasks`.
+    pub fn new(access: Access, tasks: TaskGroup) -> Result<Self, DialError> {
+        let authority = access.authority().parse().map_err(|err: uri::InvalidUri| DialError::Request(err.into()))?;
+        Ok(Self { access, authority, pool: Arc::default(), dialling: tokio::sync::Mutex::new(()), tasks })
+    }
+
+    /// How it is reached.
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// HTTP/2 connections open now, and streams on them.
+    pub fn open(&self) -> (usize, usize) {
+        let connections = self.pool.lock();
+        (connections.http2.len(), connections.http2.iter().map(|connection| connection.load.streams()).sum())
+    }
+
+    /// Sends a plain request; completes with the head of the answer. Dropping the future or the answer's body cancels
+    /// the request at the apiserver.
+    pub async fn send(&self, head: &UpstreamHead, body: RequestBody) -> Result<Response<AnswerBody>, DialError> {
+        let own = self.own_credential(head).await?;
+        let repeatable = head.method().is_safe() && body.is_empty();
+        let mut body = body;
+        for _ in 0..ATTEMPTS {
+            match self.acquire().await? {
+                Sender::Http2(mut send, claim) => {
+                    let request = self.request(head, own.clone(), Version::HTTP_2, body)?;
+                    match send.try_send_request(request).await {
+                        Ok(answer) => {
+                            return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)))));
+                        }
+                        Err(mut err) => match err.take_message() {
+                            Some(unsent) => body = unsent.into_body(),
+                            None if repeatable && was_not_looked_at(err.error()) => body = RequestBody::empty(),
+                            None => return Err(DialError::Broken(err.into_error())),
+                        },
+                    }
+                }
+                Sender::Http1(mut send) => {
+                    let request = self.request(head, own.clone(), Version::HTTP_11, body)?;
+                    match send.try_send_request(request).await {
+                        Ok(answer) => {
+                            let lease = Lease::Connection(Some(send), self.pool.clone());
+                            return Ok(answer.map(|body| AnswerBody::new(body, Some(lease))));
+                        }
+                        Err(mut err) => match err.take_message() {
+                            Some(unsent) => body = unsent.into_body(),
+                            None => return Err(DialError::Broken(err.into_error())),
+                        },
+                    }
+                }
+            }
+        }
+        Err(DialError::Attempts)
+    }
+
+    /// Sends an upgrade request on a connection of its own. The connection lives in the answer: after 101 it is the
+    /// upgraded one, after anything else it ends with the answer's body.
+    pub async fn upgrade(&self, head: &UpstreamHead) -> Result<Response<Incoming>, DialError> {
+        let own = self.own_credential(head).await?;
+        let tls = self.connect(true).await?;
+        let mut send = self.http1(tls).await?;
+        let request = self.request(head, own, Version::HTTP_11, RequestBody::empty())?;
+        send.send_request(request).await.map_err(DialError::Broken)
+    }
+
+    async fn own_credential(&self, head: &UpstreamHead) -> Result<Option<HeaderValue>, DialError> {
+        if head.needs_own_credential() {
+            self.access.authorization().await.map_err(DialError::Credential)
+        } else {
+            Ok(None)
+        }
+    }
+
+    fn request(
+        &self,
+        head: &UpstreamHead,
+        own: Option<HeaderValue>,
+        version: Version,
+        body: RequestBody,
+    ) -> Result<Request<RequestBody>, DialError> {
+        let mut uri = uri::Parts::default();
+        uri.path_and_query = Some(head.target().clone());
+        if version == Version::HTTP_2 {
+            uri.scheme = Some(uri::Scheme::HTTPS);
+            uri.authority = Some(self.authority.clone());
+        }
+        let uri = Uri::from_parts(uri).map_err(|err| DialError::Request(err.into()))?;
+        let mut request = Request::builder()
+            .method(head.method().clone())
+            .uri(uri)
+            .version(version)
+            .body(body)
+            .map_err(DialError::Request)?;
+        *request.headers_mut() = head.headers().clone();
+        if version != Version::HTTP_2 {
+            let host = HeaderValue::from_str(self.authority.as_str()).map_err(|err| DialError::Request(err.into()))?;
+            request.headers_mut().insert(header::HOST, host);
+        }
+        if let Some(own) = own {
+            request.headers_mut().insert(header::AUTHORIZATION, own);
+        }
+        Ok(request)
+    }
+
+    /// A connection with room; dials one at a time, so that a burst shares what it opens.
+    async fn acquire(&self) -> Result<Sender, DialError> {
+        if let Some(sender) = self.pool.take() {
+            return Ok(sender);
+        }
+        let dialling = self.dialling.lock().await;
+        if let Some(sender) = self.pool.take() {
+            return Ok(sender);
+        }
+        let tls = self.connect(false).await?;
+        if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
+            let (send, allowed) = self.http2(tls).await?;
+            return Ok(self.pool.add(send, allowed));
+        }
+        // HTTP/1.1 carries one request at a time: others need not wait for this one's handshake.
+        drop(dialling);
+        Ok(Sender::Http1(self.http1(tls).await?))
+    }
+
+    async fn connect(&self, upgrade: bool) -> Result<TlsStream<TcpStream>, DialError> {
+        let failed = |step: String| DialError::Connect { address: self.authority.to_string(), step };
+        let late = |what: &str| failed(format!("{what} took longer than {} s", STEP_DEADLINE.as_secs()));
+        let addresses: Vec<SocketAddr> =
+            tokio::time::timeout(STEP_DEADLINE, tokio::net::lookup_host((self.access.host(), self.access.port())))
+                .await
+                .map_err(|_| late("looking up the name"))?
+                .map_err(|err| failed(format!("looking up the name: {err}")))?
+                .collect();
+        let tcp = tokio::time::timeout(STEP_DEADLINE, TcpStream::connect(&addresses[..]))
+            .await
+            .map_err(|_| late("connecting"))?
+            .map_err(|err| failed(format!("connecting: {err}")))?;
+        tcp.set_nodelay(true).map_err(|err| failed(format!("socket option: {err}")))?;
+        let connector = TlsConnector::from(self.access.tls(upgrade));
+        tokio::time::timeout(STEP_DEADLINE, connector.connect(self.access.server_name(), tcp))
+            .await
+            .map_err(|_| late("TLS"))?
+            .map_err(|err| failed(format!("TLS: {err}")))
+    }
+
+    async fn http2(
+        &self,
+        tls: TlsStream<TcpStream>,
+    ) -> Result<(http2::SendRequest<RequestBody>, Arc<AtomicUsize>), DialError> {
+        let header_bytes = u32::try_from(limits::HEADER_LIST_BYTES).unwrap_or(u32::MAX);
+        let (send, connection) = http2::Builder::new(self.tasks.clone())
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_frame_size(FRAME_BYTES)
+            .max_header_list_size(header_bytes)
+            .max_send_buf_size(SEND_BUFFER_BYTES)
+            .keep_alive_interval(PING_PERIOD)
+            .keep_alive_timeout(PING_DEADLINE)
+            .keep_alive_while_idle(true)
+            .handshake(TokioIo::new(tls))
+            .await
+            .map_err(DialError::Broken)?;
+        let allowed = Arc::new(AtomicUsize::new(STREAMS_PER_CONNECTION));
+        let allows = allowed.clone();
+        let mut connection = Box::pin(connection);
+        let run = std::future::poll_fn(move |cx| {
+            let ended = connection.as_mut().poll(cx);
+            allows.store(connection.current_max_send_streams(), Ordering::Relaxed);
+            ended
+        });
+        self.tasks.spawn("apiserver connection", async move {
+            if let Err(err) = run.await {
+                tracing::debug!(error = %err, "connection to the apiserver ended");
+            }
+        });
+        Ok((send, allowed))
+    }
+
+    async fn http1(&self, tls: TlsStream<TcpStream>) -> Result<http1::SendRequest<RequestBody>, DialError> {
+        let (send, connection) = http1::Builder::new()
+            .max_headers(limits::HEADER_COUNT)
+            .max_buf_size(HTTP1_BUFFER_BYTES)
+            .handshake(TokioIo::new(tls))
+            .await
+            .map_err(DialError::Broken)?;
+        self.tasks.spawn("apiserver connection", async move {
+            if let Err(err) = connection.with_upgrades().await {
+                tracing::debug!(error = %err, "connection to the apiserver ended");
+            }
+        });
+        Ok(send)
+    }
+}
+
+/// Whether the apiserver said that it never processed the stream (RFC 9113 sections 6.8 and 8.7).
+fn was_not_looked_at(error: &hyper::Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(err) = source {
+        if let Some(err) = err.downcast_ref::<h2::Error>() {
+            return err.is_remote() && (err.is_go_away() || err.reason() == Some(h2::Reason::REFUSED_STREAM));
+        }
+        source = err.source();
+    }
+    false
+}

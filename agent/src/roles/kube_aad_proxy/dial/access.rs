@@ -1,0 +1,297 @@
+//! Where the apiserver is, how it is trusted, and the agent's own credential for it: a pod's service account, or what a
+//! kubeconfig says (client certificates, tokens, exec plugins) through crate kube.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use http::{HeaderValue, header};
+use kube::{
+    client::ConfigExt as _,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
+};
+use secrecy::{ExposeSecret as _, SecretString};
+use tower::{Layer as _, ServiceExt as _, util::BoxCloneSyncService};
+
+use crate::config::{self, Cluster};
+
+/// A token file is looked at again after so long.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The most bytes of a token file.
+const TOKEN_BYTES: u64 = 64 * 1024;
+
+/// Why the cluster cannot be reached as configured.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// Not in a cluster.
+    #[error(
+        "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: the agent runs in no pod; name a kubeconfig"
+    )]
+    NotInCluster,
+    /// A file cannot be used.
+    #[error("{path}: {problem}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A kubeconfig cannot be used.
+    #[error("kubeconfig {path}: {problem}")]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The kubeconfig's credential plugin failed.
+    #[error("credential of the kubeconfig: {0}")]
+    Plugin(String),
+}
+
+/// How the apiserver is reached.
+pub struct Access {
+    host: String,
+    port: u16,
+    server_name: ServerName<'static>,
+    tls: Arc<ClientConfig>,
+    tls_http1: Arc<ClientConfig>,
+    own: Own,
+}
+
+enum Own {
+    /// A client certificate, in the TLS settings.
+    Certificate,
+    Token(TokenFile),
+    Fixed(HeaderValue),
+    Plugin(BoxCloneSyncService<http::Request<kube::client::Body>, http::Response<()>, tower::BoxError>),
+}
+
+struct TokenFile {
+    path: PathBuf,
+    state: Mutex<TokenState>,
+}
+
+struct TokenState {
+    value: HeaderValue,
+    modified: Option<SystemTime>,
+    looked: Instant,
+}
+
+impl Access {
+    /// As configured. Reads files and may run a kubeconfig's plugin.
+    pub async fn new(cluster: &Cluster) -> Result<Self, AccessError> {
+        match cluster {
+            Cluster::InCluster { service_account_dir } => Self::in_cluster(service_account_dir),
+            Cluster::Kubeconfig { path, context } => Self::kubeconfig(path, context.clone()).await,
+        }
+    }
+
+    fn in_cluster(dir: &Path) -> Result<Self, AccessError> {
+        let (host, port) = config::in_cluster_address().ok_or(AccessError::NotInCluster)?;
+        let ca = dir.join("ca.crt");
+        let fault = |problem: String| AccessError::File { path: ca.clone(), problem };
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_file_iter(&ca).map_err(|err| fault(err.to_string()))? {
+            let certificate = certificate.map_err(|err| fault(err.to_string()))?;
+            roots.add(certificate).map_err(|err| fault(err.to_string()))?;
+        }
+        if roots.is_empty() {
+            return Err(fault("has no certificate".to_owned()));
+        }
+        let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let server_name = server_name(&host).map_err(fault)?;
+        Ok(Self::with(host, port, server_name, tls, Own::Token(TokenFile::open(dir.join("token"))?)))
+    }
+
+    async fn kubeconfig(path: &Path, context: Option<String>) -> Result<Self, AccessError> {
+        let fault = |problem: String| AccessError::Kubeconfig { path: path.to_owned(), problem };
+        let file = Kubeconfig::read_from(path).map_err(|err| fault(err.to_string()))?;
+        let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
+        let config =
+            kube::Config::from_custom_kubeconfig(file, &options).await.map_err(|err| fault(err.to_string()))?;
+        let host = config.cluster_url.host().ok_or_else(|| fault("the cluster's server has no host".to_owned()))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        if config.cluster_url.scheme_str() != Some("https") || !matches!(config.cluster_url.path(), "" | "/") {
+            return Err(fault("the cluster's server must be https://host[:port]".to_owned()));
+        }
+        let port = config.cluster_url.port_u16().unwrap_or(443);
+        let name = config.tls_server_name.clone().unwrap_or_else(|| host.clone());
+        let server_name = server_name(&name).map_err(fault)?;
+        // Reading an exec plugin's certificate or its first token runs it, and it may take its time.
+        let (tls, own) = tokio::task::spawn_blocking(move || (config.rustls_client_config(), Own::of(&config)))
+            .await
+            .map_err(|err| fault(err.to_string()))?;
+        Ok(Self::with(host, port, server_name, tls.map_err(|err| fault(err.to_string()))?, own?))
+    }
+
+    /// Reached as said, for tests and other callers with settings of their own; `token` is the agent's own credential.
+    pub fn fixed(
+        host: &str,
+        port: u16,
+        server_name: ServerName<'static>,
+        tls: ClientConfig,
+        token: &SecretString,
+    ) -> Result<Self, AccessError> {
+        let value = bearer(token.expose_secret())
+            .ok_or_else(|| AccessError::Plugin("the token is no header value".to_owned()))?;
+        Ok(Self::with(host.to_owned(), port, server_name, tls, Own::Fixed(value)))
+    }
+
+    fn with(host: String, port: u16, server_name: ServerName<'static>, mut tls: ClientConfig, own: Own) -> Self {
+        tls.enable_early_data = false;
+        let mut tls_http1 = tls.clone();
+        tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        tls_http1.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Self { host, port, server_name, tls: Arc::new(tls), tls_http1: Arc::new(tls_http1), own }
+    }
+
+    /// Host name or address.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `host:port`, as `Host` has it.
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
+    /// The name that its certificate must have.
+    pub fn server_name(&self) -> ServerName<'static> {
+        self.server_name.clone()
+    }
+
+    /// TLS settings; for an upgrade only HTTP/1.1 is offered.
+    pub fn tls(&self, upgrade: bool) -> Arc<ClientConfig> {
+        if upgrade { self.tls_http1.clone() } else { self.tls.clone() }
+    }
+
+    /// What kind of credential the agent shows, for `check`.
+    pub fn own_kind(&self) -> &'static str {
+        match &self.own {
+            Own::Certificate => "client certificate",
+            Own::Token(_) => "token file",
+            Own::Fixed(_) => "token",
+            Own::Plugin(_) => "credential of the kubeconfig",
+        }
+    }
+
+    /// The agent's own `Authorization`; none where a client certificate speaks for it.
+    pub async fn authorization(&self) -> Result<Option<HeaderValue>, AccessError> {
+        match &self.own {
+            Own::Certificate => Ok(None),
+            Own::Token(file) => file.current().map(Some),
+            Own::Fixed(value) => Ok(Some(value.clone())),
+            Own::Plugin(service) => {
+                let request = http::Request::new(kube::client::Body::empty());
+                let echoed =
+                    service.clone().oneshot(request).await.map_err(|err| AccessError::Plugin(err.to_string()))?;
+                Ok(echoed.headers().get(header::AUTHORIZATION).cloned())
+            }
+        }
+    }
+}
+
+impl Own {
+    fn of(config: &kube::Config) -> Result<Self, AccessError> {
+        if let Some(path) = &config.auth_info.token_file {
+            return Ok(Self::Token(TokenFile::open(path.into())?));
+        }
+        let layer = config.auth_layer().map_err(|err| AccessError::Plugin(err.to_string()))?;
+        let Some(layer) = layer else { return Ok(Self::Certificate) };
+        // The layer adds the header, refreshed when needed; what it wraps gives the headers back.
+        let echo = tower::service_fn(|request: http::Request<kube::client::Body>| async move {
+            let mut echoed = http::Response::new(());
+            *echoed.headers_mut() = request.into_parts().0.headers;
+            Ok::<_, tower::BoxError>(echoed)
+        });
+        Ok(Self::Plugin(BoxCloneSyncService::new(layer.layer(echo))))
+    }
+}
+
+impl TokenFile {
+    fn open(path: PathBuf) -> Result<Self, AccessError> {
+        let (value, modified) = read_token(&path)?;
+        Ok(Self { path, state: Mutex::new(TokenState { value, modified, looked: Instant::now() }) })
+    }
+
+    /// The token, read again when the file has changed. While it cannot be read the last one is used.
+    fn current(&self) -> Result<HeaderValue, AccessError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.looked.elapsed() >= LOOK_AGAIN {
+            state.looked = Instant::now();
+            let modified = std::fs::metadata(&self.path).and_then(|facts| facts.modified()).ok();
+            if modified.is_some() && modified != state.modified {
+                match read_token(&self.path) {
+                    Ok((value, modified)) => {
+                        tracing::info!(path = %self.path.display(), "the service account's token was renewed");
+                        (state.value, state.modified) = (value, modified);
+                    }
+                    Err(err) => tracing::warn!(error = %err, "the service account's new token cannot be read"),
+                }
+            }
+        }
+        Ok(state.value.clone())
+    }
+}
+
+fn read_token(path: &Path) -> Result<(HeaderValue, Option<SystemTime>), AccessError> {
+    use std::io::Read as _;
+    let fault = |problem: String| AccessError::File { path: path.to_owned(), problem };
+    let file = std::fs::File::open(path).map_err(|err| fault(err.to_string()))?;
+    let modified = file.metadata().and_then(|facts| facts.modified()).ok();
+    let mut text = String::new();
+    file.take(TOKEN_BYTES).read_to_string(&mut text).map_err(|err| fault(err.to_string()))?;
+    let token = SecretString::from(text);
+    let value = bearer(token.expose_secret().trim()).ok_or_else(|| fault("holds no token".to_owned()))?;
+    Ok((value, modified))
+}
+
+fn bearer(token: &str) -> Option<HeaderValue> {
+    if token.is_empty() {
+        return None;
+    }
+    let mut value = HeaderValue::try_from(format!("Bearer {token}")).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+fn server_name(host: &str) -> Result<ServerName<'static>, String> {
+    ServerName::try_from(host.to_owned()).map_err(|err| format!("{host}: {err}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_file_is_read_again_when_it_has_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        std::fs::write(&path, "one\n").unwrap();
+        let file = TokenFile::open(path.clone()).unwrap();
+        assert_eq!(file.current().unwrap(), "Bearer one");
+        std::fs::write(&path, "two").unwrap();
+        let mut state = file.state.lock().unwrap();
+        state.modified = None;
+        state.looked = Instant::now().checked_sub(LOOK_AGAIN).unwrap();
+        drop(state);
+        assert_eq!(file.current().unwrap(), "Bearer two");
+        assert!(file.current().unwrap().is_sensitive());
+    }
+}

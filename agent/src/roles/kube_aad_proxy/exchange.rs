@@ -1,0 +1,314 @@
+//! Sends the request and streams the answer: every chunk as soon as it is there, both directions at once, an upgraded
+//! connection byte for byte with half-close. When the user stops or the session ends, the apiserver's side is dropped at
+//! once.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Response, StatusCode, header};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use proto::{
+    exchange::{self, Counters, SendBodyError, Sent, StreamBody},
+    limits,
+    transport::{RecvStream, SendStream, StreamError},
+    wire::{close::StreamCode, head::ResponseHead},
+};
+
+use super::{
+    Refusal,
+    dial::{
+        Apiserver, DialError,
+        body::{AnswerBody, BodyGuard, RequestBody},
+    },
+    impersonate::UpstreamHead,
+};
+use crate::roles::sessions::Session;
+
+/// The stage's name in logs, metrics and refusals.
+pub const STAGE: &str = "exchange";
+
+/// How long the switch to the upgraded protocol may take once 101 has arrived.
+const SWITCH_DEADLINE: Duration = Duration::from_secs(10);
+
+/// One exchange with the apiserver.
+pub struct Exchange<'a> {
+    /// The cluster's apiserver.
+    pub apiserver: &'a Apiserver,
+    /// The request.
+    pub head: UpstreamHead,
+    /// Its declared length.
+    pub content_length: Option<u64>,
+    /// When an answer must have begun.
+    pub deadline: Instant,
+    /// What bounds it in time; none for a token that the agent cannot judge.
+    pub session: Option<Session>,
+}
+
+/// How an exchange ended, for logs and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// What the user saw, if anything.
+    pub status: Option<StatusCode>,
+    /// How it ended.
+    pub end: End,
+    /// Bytes towards the user.
+    pub sent_bytes: u64,
+}
+
+/// How an exchange ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// All was said.
+    Whole,
+    /// The user wanted no more.
+    Stopped,
+    /// The apiserver broke off within the answer.
+    Upstream,
+    /// The stream or the tunnel broke.
+    Downstream,
+    /// The session is over: its token is too old.
+    Session,
+}
+
+impl End {
+    /// The value of a metric's label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Whole => "whole",
+            Self::Stopped => "stopped",
+            Self::Upstream => "upstream",
+            Self::Downstream => "downstream",
+            Self::Session => "session",
+        }
+    }
+}
+
+/// A refusal instead of an answer, with the half to say it on.
+pub type Refused = (SendStream, Refusal);
+
+impl Exchange<'_> {
+    /// Runs the exchange. `Err` while nothing was answered yet.
+    pub async fn run(self, send: SendStream, recv: RecvStream) -> Result<Outcome, Refused> {
+        if self.head.is_upgrade() { self.upgrade(send, recv).await } else { self.plain(send, recv).await }
+    }
+
+    async fn plain(self, mut send: SendStream, recv: RecvStream) -> Result<Outcome, Refused> {
+        let asked = async {
+            let (body, guard) = request_body(&self.head, self.content_length, recv).await?;
+            let answer = self.apiserver.send(&self.head, body).await.map_err(refuse_dial)?;
+            Ok((answer, guard))
+        };
+        let (answer, guard) = match self.waited_for(&mut send, asked).await {
+            Waited::Answer(answer) => answer,
+            Waited::Refused(refusal) => return Err((send, refusal)),
+            Waited::Gone(outcome) => return Ok(outcome),
+        };
+        if answer.status().is_informational() {
+            // 101 to a request that asked for no upgrade: what follows is no HTTP that anybody has judged.
+            return Err((send, bad_answer("the apiserver answered with a protocol switch that nobody asked for")));
+        }
+        let outcome = self.answer(send, answer).await;
+        drop(guard);
+        outcome
+    }
+
+    async fn upgrade(self, mut send: SendStream, recv: RecvStream) -> Result<Outcome, Refused> {
+        let asked = async { self.apiserver.upgrade(&self.head).await.map_err(refuse_dial) };
+        let answer = match self.waited_for(&mut send, asked).await {
+            Waited::Answer(answer) => answer,
+            Waited::Refused(refusal) => return Err((send, refusal)),
+            Waited::Gone(outcome) => return Ok(outcome),
+        };
+        if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+            // Refused: an ordinary answer, and the connection ends with it (CVE-2018-1002105).
+            return self.answer(send, answer.map(AnswerBody::alone)).await;
+        }
+        if !switches_as_asked(self.head.headers(), answer.headers()) {
+            return Err((send, bad_answer("the apiserver switched to another protocol than was asked for")));
+        }
+        self.switch(send, recv, answer).await
+    }
+
+    /// Waits for `asked` until the deadline, the user's going away, or the session's end.
+    async fn waited_for<T>(&self, send: &mut SendStream, asked: impl Future<Output = Result<T, Refusal>>) -> Waited<T> {
+        tokio::select! {
+            biased;
+            answer = asked => match answer {
+                Ok(answer) => Waited::Answer(answer),
+                Err(refusal) => Waited::Refused(refusal),
+            },
+            end = send.stopped() => Waited::Gone(gone(&end, None, 0)),
+            () = session_ended(self.session.as_ref()) => {
+                Waited::Refused(Refusal::unauthorized(STAGE, "the token's time is over"))
+            }
+            () = tokio::time::sleep_until(self.deadline.into()) => Waited::Refused(Refusal::new(
+                STAGE,
+                StatusCode::GATEWAY_TIMEOUT,
+                "Timeout",
+                "the apiserver did not answer in time",
+            )),
+        }
+    }
+
+    /// Hands an ordinary answer on.
+    async fn answer(self, mut send: SendStream, answer: Response<AnswerBody>) -> Result<Outcome, Refused> {
+        let (parts, body) = answer.into_parts();
+        let mut headers = parts.headers;
+        exchange::strip_hop_by_hop(&mut headers, false);
+        let head = match encode(parts.status, headers) {
+            Ok(head) => head,
+            Err(refusal) => return Err((send, refusal)),
+        };
+        let status = Some(parts.status);
+        if let Err(end) = send.send(head).await {
+            return Ok(gone(&end, None, 0));
+        }
+        let counters = Counters::default();
+        let sent = tokio::select! {
+            biased;
+            sent = exchange::send_body_counted(&mut send, body, &counters) => Some(sent),
+            () = session_ended(self.session.as_ref()) => None,
+        };
+        let sent_bytes = counters.sent();
+        let Some(result) = sent else {
+            send.reset(StreamCode::Unauthorised);
+            return Ok(Outcome { status, end: End::Session, sent_bytes });
+        };
+        let end = match result {
+            Ok(Sent::Whole) => End::Whole,
+            Ok(Sent::Stopped) => End::Stopped,
+            Err(SendBodyError::Source(err)) => {
+                tracing::debug!(error = %err, "the apiserver broke off within its answer");
+                End::Upstream
+            }
+            Err(SendBodyError::Head(_)) => End::Upstream,
+            Err(SendBodyError::Stream(err)) => return Ok(gone(&err, status, sent_bytes)),
+        };
+        Ok(Outcome { status, end, sent_bytes })
+    }
+
+    /// Hands the 101 on and carries bytes both ways, those first that were glued to it.
+    async fn switch(
+        self,
+        mut send: SendStream,
+        recv: RecvStream,
+        answer: Response<Incoming>,
+    ) -> Result<Outcome, Refused> {
+        let mut headers = answer.headers().clone();
+        exchange::strip_hop_by_hop(&mut headers, true);
+        let head = match encode(StatusCode::SWITCHING_PROTOCOLS, headers) {
+            Ok(head) => head,
+            Err(refusal) => return Err((send, refusal)),
+        };
+        let upgraded = match tokio::time::timeout(SWITCH_DEADLINE, hyper::upgrade::on(answer)).await {
+            Ok(Ok(upgraded)) => upgraded,
+            Ok(Err(_)) | Err(_) => return Err((send, bad_answer("the apiserver broke off after its protocol switch"))),
+        };
+        let status = Some(StatusCode::SWITCHING_PROTOCOLS);
+        if let Err(end) = send.send(head).await {
+            return Ok(gone(&end, None, 0));
+        }
+        let counters = Counters::default();
+        // Dropping the splice drops both halves unfinished, which resets the stream.
+        let end = tokio::select! {
+            biased;
+            result = exchange::splice_counted(TokioIo::new(upgraded), send, recv, &counters) => match result {
+                Ok(()) => End::Whole,
+                Err(err) => {
+                    tracing::debug!(error = %err, "an upgraded connection broke off");
+                    End::Downstream
+                }
+            },
+            () = session_ended(self.session.as_ref()) => End::Session,
+        };
+        Ok(Outcome { status, end, sent_bytes: counters.sent() })
+    }
+}
+
+enum Waited<T> {
+    Answer(T),
+    Refused(Refusal),
+    Gone(Outcome),
+}
+
+fn gone(err: &StreamError, status: Option<StatusCode>, sent_bytes: u64) -> Outcome {
+    let end = if matches!(err, StreamError::Stopped(_) | StreamError::Reset(StreamCode::Cancelled)) {
+        End::Stopped
+    } else {
+        End::Downstream
+    };
+    Outcome { status, end, sent_bytes }
+}
+
+async fn session_ended(session: Option<&Session>) {
+    match session {
+        Some(session) => session.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The body as the apiserver shall see it. Where no length was declared, methods that hardly ever have a body wait for
+/// the first chunk: the end of an empty one is already on its way, and `Transfer-Encoding` for nothing upsets servers.
+async fn request_body(
+    head: &UpstreamHead,
+    length: Option<u64>,
+    mut recv: RecvStream,
+) -> Result<(RequestBody, BodyGuard), Refusal> {
+    let bare = matches!(*head.method(), Method::GET | Method::HEAD | Method::OPTIONS | Method::DELETE);
+    let mut first = None;
+    if length == Some(0) {
+        return Ok((RequestBody::empty(), BodyGuard::none()));
+    }
+    if length.is_none() && bare {
+        loop {
+            match recv.recv().await {
+                Ok(Some(chunk)) if chunk.is_empty() => {}
+                Ok(Some(chunk)) => break first = Some(chunk),
+                Ok(None) => return Ok((RequestBody::empty(), BodyGuard::none())),
+                Err(err) => return Err(Refusal::bad_request(STAGE, format!("the request's body broke off: {err}"))),
+            }
+        }
+    }
+    // A declared length is held to: a body that ends before it or goes on behind it is an error.
+    let rest = if first.is_some() { StreamBody::new(recv) } else { StreamBody::of_request(recv, head.headers()) };
+    if first.is_none() && rest.is_end_stream() {
+        return Ok((RequestBody::empty(), BodyGuard::none()));
+    }
+    Ok(RequestBody::stream(first, rest))
+}
+
+/// A 101 counts only if it names the upgrade that was asked for.
+fn switches_as_asked(asked: &HeaderMap, answer: &HeaderMap) -> bool {
+    match (asked.get(header::UPGRADE), exchange::upgrade_of(answer)) {
+        (Some(asked), Some(answer)) => asked.as_bytes().eq_ignore_ascii_case(&answer),
+        _ => false,
+    }
+}
+
+fn encode(status: StatusCode, headers: HeaderMap) -> Result<Bytes, Refusal> {
+    if headers.len() > limits::HEADER_COUNT {
+        return Err(bad_answer("the apiserver's answer has too many headers"));
+    }
+    let head = ResponseHead { status, headers, refused_by: None };
+    head.encode().map(Into::into).map_err(|_| bad_answer("the apiserver's answer has headers that are too long"))
+}
+
+fn bad_answer(message: &str) -> Refusal {
+    Refusal::new(STAGE, StatusCode::BAD_GATEWAY, "InternalError", message)
+}
+
+fn refuse_dial(err: DialError) -> Refusal {
+    let detail = crate::chain(&err);
+    match err {
+        DialError::Credential(_) | DialError::Connect { .. } | DialError::Attempts => {
+            Refusal::unavailable("dial", "the cluster's agent cannot reach the apiserver; try again").because(detail)
+        }
+        DialError::Request(_) => Refusal::bad_request("dial", "the request cannot be written").because(detail),
+        DialError::Broken(_) => {
+            Refusal::new("dial", StatusCode::BAD_GATEWAY, "InternalError", "the apiserver broke off before it answered")
+                .because(detail)
+        }
+    }
+}

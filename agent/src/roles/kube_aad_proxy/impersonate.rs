@@ -1,0 +1,285 @@
+//! From a proved identity to `Impersonate-*`, on a fresh header map. The only file that writes those headers.
+//!
+//! An [`UpstreamHead`] cannot be made without a [`Principal`]: a request that carries the agent's own credential and
+//! impersonates nobody is not expressible (attack I7), but for the one review that [`UpstreamHead::review`] spells out.
+//!
+//! What RBAC cannot refuse is refused here: names that Kubernetes reserves (`system:`, attack I8 and I11). RBAC for the
+//! agent: `impersonate` on `users`, `groups`, `serviceaccounts`, and in `authentication.k8s.io` on `uids`,
+//! `userextras/<key>` for each configured key and for [`ORIGINAL_USER`] (lesson 53).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header, uri::PathAndQuery};
+use proto::{limits, token::Identity};
+use secrecy::{ExposeSecret as _, SecretString};
+
+use super::{
+    Refusal,
+    admit::{Admitted, Asked, is_plain_name},
+};
+use crate::config;
+
+/// The stage's name in logs, metrics and refusals.
+pub const STAGE: &str = "impersonate";
+
+/// The extra that names the real user behind a nested impersonation.
+pub const ORIGINAL_USER: &str = "towline.io/original-user";
+
+/// The prefix of names that Kubernetes keeps for itself.
+const RESERVED: &str = "system:";
+/// How the user name of a service account begins.
+const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
+/// The namespace whose service accounts are as good as cluster-admin.
+const KUBE_SYSTEM: &str = "kube-system";
+/// The path of the one request that the agent makes in its own name.
+const REVIEW_PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+
+/// Whose names may be impersonated.
+#[derive(Debug, Clone, Default)]
+pub struct Names {
+    extras: BTreeSet<String>,
+    allow_reserved: BTreeSet<String>,
+}
+
+impl Names {
+    /// From the configuration.
+    pub fn new(settings: &config::Impersonation) -> Self {
+        Self {
+            extras: settings.extras.iter().cloned().collect(),
+            allow_reserved: settings.allow_reserved.iter().cloned().collect(),
+        }
+    }
+
+    fn may(&self, kind: &str, name: &str) -> Result<(), Refusal> {
+        if !is_plain_name(name) {
+            return Err(Refusal::forbidden(STAGE, format!("a {kind} name is empty, too long or not plain text")));
+        }
+        // Compared without case: nobody may come close to a reserved name.
+        let reserved = name.get(..RESERVED.len()).is_some_and(|front| front.eq_ignore_ascii_case(RESERVED));
+        if reserved && !self.allow_reserved.contains(name) {
+            return Err(Refusal::forbidden(STAGE, format!("{kind} {name:?} is reserved and cannot be impersonated")));
+        }
+        Ok(())
+    }
+
+    /// What a nested impersonation may ask for beyond that, when the cluster's own RBAC says so: service accounts and
+    /// their groups, but for those of kube-system.
+    fn may_ask(&self, kind: &str, name: &str) -> Result<(), Refusal> {
+        let harmless = name == "system:authenticated" || name == "system:serviceaccounts";
+        let account = name.strip_prefix(SERVICE_ACCOUNT).and_then(|rest| rest.split_once(':'));
+        let namespace = match kind {
+            "user" => account.map(|(namespace, _)| namespace),
+            _ => name.strip_prefix("system:serviceaccounts:"),
+        };
+        let elsewhere = namespace.is_some_and(|namespace| !namespace.is_empty() && namespace != KUBE_SYSTEM);
+        if is_plain_name(name) && ((kind == "group" && harmless) || elsewhere) { Ok(()) } else { self.may(kind, name) }
+    }
+}
+
+/// Somebody who may be impersonated: proved by a token, or allowed by the cluster for somebody who was.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Subject {
+    user: String,
+    uid: Option<String>,
+    groups: Vec<String>,
+    extra: BTreeMap<String, Vec<String>>,
+}
+
+impl Subject {
+    /// The user of a verified token, if none of the names is reserved. All groups or none: a group left out would be a
+    /// wrong authorisation (attack I9).
+    pub fn of(identity: &Identity, names: &Names) -> Result<Self, Refusal> {
+        names.may("user", &identity.username)?;
+        identity.groups.iter().try_for_each(|group| names.may("group", group))?;
+        if identity.uid.as_ref().is_some_and(|uid| !is_plain_name(uid)) {
+            return Err(Refusal::forbidden(STAGE, "the uid is empty, too long or not plain text"));
+        }
+        let mut extra = BTreeMap::new();
+        for (key, values) in identity.extra.iter().filter(|(key, _)| names.extras.contains(*key)) {
+            if !values.iter().all(|value| is_plain_name(value)) {
+                return Err(Refusal::forbidden(STAGE, format!("extra {key:?} is not plain text")));
+            }
+            extra.insert(key.clone(), values.clone());
+        }
+        Ok(Self { user: identity.username.clone(), uid: identity.uid.clone(), groups: identity.groups.clone(), extra })
+    }
+
+    /// Checks names that a client asks for; whether this user may have them is for the cluster to say.
+    pub fn may_be_asked(asked: &Asked, names: &Names) -> Result<(), Refusal> {
+        names.may_ask("user", &asked.user)?;
+        asked.groups.iter().try_for_each(|group| names.may_ask("group", group))?;
+        if asked.extra.contains_key(ORIGINAL_USER) {
+            return Err(Refusal::forbidden(STAGE, format!("extra {ORIGINAL_USER:?} is reserved")));
+        }
+        Ok(())
+    }
+
+    /// The one that was asked for. Only [`super::review`] calls this, after the cluster allowed each part.
+    pub(super) fn nested(asked: Asked, original: &Self) -> Self {
+        let Asked { user, uid, groups, mut extra } = asked;
+        extra.insert(ORIGINAL_USER.to_owned(), vec![original.user.clone()]);
+        Self { user, uid, groups, extra }
+    }
+
+    /// The user name.
+    pub fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// The uid.
+    pub fn uid(&self) -> Option<&str> {
+        self.uid.as_deref()
+    }
+
+    /// The groups.
+    pub fn groups(&self) -> &[String] {
+        &self.groups
+    }
+
+    /// The extra.
+    pub fn extra(&self) -> &BTreeMap<String, Vec<String>> {
+        &self.extra
+    }
+}
+
+/// In whose name a request goes to the apiserver.
+#[derive(Debug)]
+pub enum Principal {
+    /// The agent's own credential, impersonating this subject.
+    Impersonated(Subject),
+    /// A token that the agent cannot judge (features row A6): the apiserver does, also what it asks to impersonate.
+    PassThrough {
+        /// The token.
+        token: SecretString,
+        /// `--as` of that service account.
+        asked: Option<Asked>,
+    },
+}
+
+/// The head of a request to the apiserver. Made only here.
+#[derive(Debug, Clone)]
+pub struct UpstreamHead {
+    method: Method,
+    target: PathAndQuery,
+    headers: HeaderMap,
+    upgrade: bool,
+    own_credential: bool,
+}
+
+impl UpstreamHead {
+    /// An admitted request in the name of `principal`.
+    pub fn new(admitted: Admitted, principal: &Principal) -> Result<Self, Refusal> {
+        let Admitted { method, target, headers: admitted_headers, upgrade, content_length, .. } = admitted;
+        let mut headers = HeaderMap::with_capacity(admitted_headers.len() + 16);
+        for (name, value) in &admitted_headers {
+            // Admission took these out; this is the last line.
+            if !names_somebody(name) {
+                headers.append(name.clone(), value.clone());
+            }
+        }
+        match principal {
+            Principal::Impersonated(subject) => write_subject(&mut headers, subject)?,
+            Principal::PassThrough { token, asked } => {
+                let mut value = HeaderValue::try_from(format!("Bearer {}", token.expose_secret()))
+                    .map_err(|_| Refusal::unauthorized(STAGE, "the token is no header value"))?;
+                value.set_sensitive(true);
+                headers.insert(header::AUTHORIZATION, value);
+                if let Some(Asked { user, uid, groups, extra }) = asked.clone() {
+                    write_subject(&mut headers, &Subject { user, uid, groups, extra })?;
+                }
+            }
+        }
+        if let Some(value) = &upgrade {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+            headers.insert(header::UPGRADE, value.clone());
+        } else if let Some(length) = content_length {
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        if headers.len() > limits::HEADER_COUNT {
+            return Err(Refusal::new(
+                STAGE,
+                http::StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "RequestHeaderFieldsTooLarge",
+                format!("more than {} headers with the user's groups", limits::HEADER_COUNT),
+            ));
+        }
+        let own_credential = matches!(principal, Principal::Impersonated(_));
+        Ok(Self { method, target, headers, upgrade: upgrade.is_some(), own_credential })
+    }
+
+    /// The one request that the agent makes in its own name: to ask what another user may do.
+    pub(super) fn review(body_bytes: usize) -> Self {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body_bytes));
+        let target = PathAndQuery::from_static(REVIEW_PATH);
+        Self { method: Method::POST, target, headers, upgrade: false, own_credential: true }
+    }
+
+    /// The method.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// Path and query.
+    pub fn target(&self) -> &PathAndQuery {
+        &self.target
+    }
+
+    /// The headers, without `host` and without the agent's credential.
+    pub fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    /// Whether an upgrade is asked for.
+    pub fn is_upgrade(&self) -> bool {
+        self.upgrade
+    }
+
+    /// Whether the agent's own credential goes with it.
+    pub fn needs_own_credential(&self) -> bool {
+        self.own_credential
+    }
+}
+
+fn names_somebody(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    name == "authorization" || name.starts_with("impersonate") || name.starts_with("x-remote-")
+}
+
+fn write_subject(headers: &mut HeaderMap, subject: &Subject) -> Result<(), Refusal> {
+    let value = |text: &str| {
+        HeaderValue::from_bytes(text.as_bytes())
+            .map_err(|_| Refusal::forbidden(STAGE, "a name of the identity is no header value"))
+    };
+    headers.insert("impersonate-user", value(&subject.user)?);
+    if let Some(uid) = &subject.uid {
+        headers.insert("impersonate-uid", value(uid)?);
+    }
+    for group in &subject.groups {
+        headers.append("impersonate-group", value(group)?);
+    }
+    for (key, values) in &subject.extra {
+        let name = HeaderName::try_from(format!("impersonate-extra-{}", encode_key(key)))
+            .map_err(|_| Refusal::forbidden(STAGE, "a key of the identity's extra is no header name"))?;
+        for text in values {
+            headers.append(name.clone(), value(text)?);
+        }
+    }
+    Ok(())
+}
+
+/// An extra's key as the apiserver decodes it: lower-case, and percent-encoded but for letters, digits, `-` and `.`, so
+/// that no proxy in between takes offence (`_` is dropped by some).
+fn encode_key(key: &str) -> String {
+    let mut out = String::with_capacity(key.len());
+    for byte in key.to_lowercase().bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.') {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    out
+}

@@ -1,0 +1,206 @@
+//! Nested impersonation (`kubectl --as`): the cluster itself says, by SubjectAccessReview for the real user, whether each
+//! part of what was asked may be impersonated. Only then does [`Subject::nested`] come to be (attack I1, lesson 20).
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::StatusCode;
+use http_body_util::{BodyExt as _, Limited};
+use serde_json::{Value, json};
+
+use super::{
+    Refusal,
+    admit::Asked,
+    dial::{Apiserver, body::RequestBody},
+    impersonate::{Names, Subject, UpstreamHead},
+};
+
+/// The stage's name in logs, metrics and refusals.
+pub const STAGE: &str = "review";
+
+/// How long an answer is remembered. A right that is withdrawn is gone after this.
+const REMEMBER: Duration = Duration::from_secs(10);
+/// Answers remembered at once.
+const REMEMBERED_MAX: u64 = 8192;
+/// Reviews that one request may need; more groups than this cannot be asked for with `--as-group`.
+const REVIEWS_MAX: usize = 64;
+/// The most bytes of an answer.
+const ANSWER_BYTES: usize = 256 * 1024;
+
+/// Asks the cluster, and remembers for a short while.
+pub struct Reviews {
+    remembered: moka::sync::Cache<(u64, Question), bool>,
+}
+
+/// One thing to be impersonated.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Question {
+    group: &'static str,
+    resource: &'static str,
+    subresource: Option<String>,
+    namespace: Option<String>,
+    name: String,
+}
+
+impl Default for Reviews {
+    fn default() -> Self {
+        Self { remembered: moka::sync::Cache::builder().max_capacity(REMEMBERED_MAX).time_to_live(REMEMBER).build() }
+    }
+}
+
+impl Reviews {
+    /// The asked subject, if the cluster lets `real` impersonate each part of it.
+    pub async fn nested(
+        &self,
+        apiserver: &Apiserver,
+        names: &Names,
+        real: &Subject,
+        asked: Asked,
+        deadline: Instant,
+    ) -> Result<Subject, Refusal> {
+        Subject::may_be_asked(&asked, names)?;
+        let questions = questions(&asked);
+        if questions.len() > REVIEWS_MAX {
+            return Err(Refusal::forbidden(STAGE, format!("more than {REVIEWS_MAX} things to impersonate at once")));
+        }
+        let mut hasher = DefaultHasher::new();
+        real.hash(&mut hasher);
+        let who = hasher.finish();
+        for question in questions {
+            let key = (who, question);
+            let allowed = match self.remembered.get(&key) {
+                Some(allowed) => allowed,
+                None => {
+                    let allowed = tokio::time::timeout_at(deadline.into(), ask(apiserver, real, &key.1))
+                        .await
+                        .map_err(|_| unavailable("no answer in time".to_owned()))??;
+                    self.remembered.insert(key.clone(), allowed);
+                    allowed
+                }
+            };
+            if !allowed {
+                let Question { resource, name, .. } = &key.1;
+                let user = real.user();
+                return Err(Refusal::forbidden(
+                    STAGE,
+                    format!("user {user:?} cannot impersonate {resource} {name:?} in this cluster"),
+                ));
+            }
+        }
+        Ok(Subject::nested(asked, real))
+    }
+}
+
+/// What the apiserver itself would check, part by part.
+fn questions(asked: &Asked) -> Vec<Question> {
+    const AUTHENTICATION: &str = "authentication.k8s.io";
+    let plain = |group, resource, name: &String| Question {
+        group,
+        resource,
+        subresource: None,
+        namespace: None,
+        name: name.clone(),
+    };
+    let account = asked.user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
+    let mut questions = vec![match account {
+        Some((namespace, name)) => {
+            Question { namespace: Some(namespace.to_owned()), ..plain("", "serviceaccounts", &name.to_owned()) }
+        }
+        None => plain("", "users", &asked.user),
+    }];
+    questions.extend(asked.groups.iter().map(|group| plain("", "groups", group)));
+    questions.extend(asked.uid.iter().map(|uid| plain(AUTHENTICATION, "uids", uid)));
+    for (key, values) in &asked.extra {
+        questions.extend(
+            values
+                .iter()
+                .map(|value| Question { subresource: Some(key.clone()), ..plain(AUTHENTICATION, "userextras", value) }),
+        );
+    }
+    questions
+}
+
+fn spec(real: &Subject, question: &Question) -> Value {
+    // The apiserver adds this group to everybody who is authenticated; a review has to say it.
+    let groups: Vec<&str> = real.groups().iter().map(String::as_str).chain(["system:authenticated"]).collect();
+    let mut attributes = json!({
+        "verb": "impersonate", "group": question.group, "resource": question.resource, "name": question.name,
+    });
+    if let Some(subresource) = &question.subresource {
+        attributes["subresource"] = json!(subresource);
+    }
+    if let Some(namespace) = &question.namespace {
+        attributes["namespace"] = json!(namespace);
+    }
+    let mut spec = json!({ "user": real.user(), "groups": groups, "resourceAttributes": attributes });
+    if let Some(uid) = real.uid() {
+        spec["uid"] = json!(uid);
+    }
+    if !real.extra().is_empty() {
+        spec["extra"] = json!(real.extra());
+    }
+    json!({ "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec })
+}
+
+async fn ask(apiserver: &Apiserver, real: &Subject, question: &Question) -> Result<bool, Refusal> {
+    let (status, answer) = review(apiserver, &spec(real, question)).await?;
+    if status != StatusCode::CREATED && status != StatusCode::OK {
+        return Err(unavailable(format!("the apiserver answered {status} to a SubjectAccessReview")));
+    }
+    let verdict = &answer["status"];
+    Ok(verdict["allowed"] == true && verdict["denied"] != true)
+}
+
+/// One review in the agent's own name.
+pub(super) async fn review(apiserver: &Apiserver, review: &Value) -> Result<(StatusCode, Value), Refusal> {
+    let body = Bytes::from(review.to_string());
+    let head = UpstreamHead::review(body.len());
+    let answer =
+        apiserver.send(&head, RequestBody::whole(body)).await.map_err(|err| unavailable(crate::chain(&err)))?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await;
+    let body = body.map_err(|err| unavailable(format!("the answer to a review: {err}")))?.to_bytes();
+    Ok((status, serde_json::from_slice(&body).unwrap_or(Value::Null)))
+}
+
+fn unavailable(detail: String) -> Refusal {
+    Refusal::unavailable(STAGE, "the cluster could not be asked whether this impersonation is allowed; try again")
+        .because(detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_is_a_question_of_its_own() {
+        let asked = Asked {
+            user: "system:serviceaccount:apps:web".to_owned(),
+            uid: Some("u1".to_owned()),
+            groups: vec!["g1".to_owned(), "g2".to_owned()],
+            extra: [("scopes".to_owned(), vec!["a".to_owned(), "b".to_owned()])].into(),
+        };
+        let questions = questions(&asked);
+        let shown: Vec<String> = questions
+            .iter()
+            .map(|q| {
+                let Question { group, resource, subresource, namespace, name } = q;
+                format!("{group} {resource} {subresource:?} {namespace:?} {name}")
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                " serviceaccounts None Some(\"apps\") web",
+                " groups None None g1",
+                " groups None None g2",
+                "authentication.k8s.io uids None None u1",
+                "authentication.k8s.io userextras Some(\"scopes\") None a",
+                "authentication.k8s.io userextras Some(\"scopes\") None b",
+            ]
+        );
+    }
+}

@@ -1,0 +1,172 @@
+//! How long a session lives at the agent, whatever the gateway says: until its token has expired for longer than
+//! configured, unless the same principal has shown a newer one since (DESIGN.md section 2).
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, SystemTime},
+};
+
+use proto::token::Identity;
+use tokio::sync::watch;
+
+/// The clock is looked at again after at most so long, because it may be set while a session sleeps.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// Who a session belongs to: the issuer's name and the token's subject.
+type Owner = (String, String);
+
+/// The open sessions by principal. Bounded by the number of streams: an entry lives as long as a session of its owner.
+#[derive(Debug)]
+pub struct Sessions {
+    outlive_token: Duration,
+    open: Mutex<HashMap<Owner, Weak<Entry>>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    expires: watch::Sender<SystemTime>,
+}
+
+/// One open session. Dropping it ends the count of it.
+#[derive(Debug)]
+pub struct Session {
+    owner: Owner,
+    entry: Arc<Entry>,
+    sessions: Arc<Sessions>,
+}
+
+impl Sessions {
+    /// Sessions may outlive their token by `outlive_token`.
+    pub fn new(outlive_token: Duration) -> Arc<Self> {
+        Arc::new(Self { outlive_token, open: Mutex::default() })
+    }
+
+    /// A verified token was shown: extends all sessions of its principal. Gives back how many principals' entries that
+    /// were (0 or 1).
+    pub fn shown(&self, identity: &Identity) -> usize {
+        // Under the lock, so that a session's end does not count this clone as another session.
+        let open = self.open();
+        match open.get(&owner(identity)).and_then(Weak::upgrade) {
+            Some(entry) => {
+                entry.extend(identity.expires);
+                drop(entry);
+                1
+            }
+            None => 0,
+        }
+    }
+
+    /// Opens a session for the principal of `identity`.
+    pub fn begin(self: &Arc<Self>, identity: &Identity) -> Session {
+        let owner = owner(identity);
+        let mut open = self.open();
+        let entry = open.get(&owner).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let entry = Arc::new(Entry { expires: watch::Sender::new(identity.expires) });
+            open.insert(owner.clone(), Arc::downgrade(&entry));
+            entry
+        });
+        drop(open);
+        entry.extend(identity.expires);
+        Session { owner, entry, sessions: self.clone() }
+    }
+
+    /// Principals with open sessions.
+    pub fn principals(&self) -> usize {
+        self.open().len()
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<Owner, Weak<Entry>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn extend(&self, expires: SystemTime) {
+        self.expires.send_if_modified(|latest| {
+            let newer = expires > *latest;
+            if newer {
+                *latest = expires;
+            }
+            newer
+        });
+    }
+}
+
+fn owner(identity: &Identity) -> Owner {
+    (identity.issuer.clone(), identity.subject.clone())
+}
+
+impl Session {
+    /// Completes when the session must end. Cancel-safe.
+    pub async fn ended(&self) {
+        let mut latest = self.entry.expires.subscribe();
+        loop {
+            let expires = *latest.borrow_and_update();
+            let left = match (expires + self.sessions.outlive_token).duration_since(SystemTime::now()) {
+                Ok(left) if !left.is_zero() => left,
+                _ => return,
+            };
+            tokio::select! {
+                () = tokio::time::sleep(left.min(LOOK_AGAIN)) => {}
+                // The sender lives in `self`.
+                _ = latest.changed() => {}
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let mut open = self.sessions.open();
+        // Two: this one and nobody else's means the count is one.
+        if Arc::strong_count(&self.entry) == 1 {
+            open.remove(&self.owner);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(subject: &str, expires: SystemTime) -> Identity {
+        Identity {
+            username: subject.to_owned(),
+            uid: None,
+            groups: Vec::new(),
+            extra: Default::default(),
+            issuer: "test".to_owned(),
+            subject: subject.to_owned(),
+            expires,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_ends_with_its_token_unless_a_newer_one_is_shown() {
+        let sessions = Sessions::new(Duration::ZERO);
+        let now = SystemTime::now();
+        let expired = sessions.begin(&identity("a", now - Duration::from_secs(1)));
+        expired.ended().await;
+        sessions.shown(&identity("a", now + Duration::from_secs(3600)));
+        assert!(futures_util::FutureExt::now_or_never(expired.ended()).is_none());
+        // Somebody else's token extends nothing, an older one shortens nothing.
+        let other = sessions.begin(&identity("b", now - Duration::from_secs(1)));
+        sessions.shown(&identity("a", now - Duration::from_secs(9)));
+        other.ended().await;
+        assert!(futures_util::FutureExt::now_or_never(expired.ended()).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_session_wakes_when_it_is_extended_or_expires_and_leaves_nothing_behind() {
+        let sessions = Sessions::new(Duration::from_secs(8 * 3600));
+        let first = sessions.begin(&identity("a", SystemTime::now() - Duration::from_secs(3600)));
+        let second = sessions.begin(&identity("a", SystemTime::now()));
+        assert!(futures_util::FutureExt::now_or_never(first.ended()).is_none());
+        assert_eq!(sessions.principals(), 1);
+        drop(first);
+        assert_eq!(sessions.principals(), 1);
+        drop(second);
+        assert_eq!(sessions.principals(), 0);
+    }
+}

@@ -1,0 +1,73 @@
+//! What the agent makes of a token and why not: the answer to `towline whoami`, which a 401 keeps to itself.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use super::{
+    Role, Visit, answer_json,
+    kube_aad_proxy::{
+        admit,
+        authenticate::{Authenticator, is_unjudged},
+        impersonate::{Names, Subject},
+    },
+};
+
+/// The role.
+pub struct Whoami {
+    authenticator: Arc<Authenticator>,
+    names: Names,
+}
+
+impl Whoami {
+    /// Judges as the proxy does.
+    pub fn new(authenticator: Arc<Authenticator>, names: Names) -> Self {
+        Self { authenticator, names }
+    }
+
+    async fn judge(&self, head: proto::wire::head::RequestHead) -> Value {
+        let cluster = self.authenticator.cluster().as_str().to_owned();
+        let answer = |kind: &str, accepted: bool, why: Option<String>| json!({ "by": "agent", "cluster": cluster, "credential": kind, "accepted": accepted, "why": why });
+        let credential = match admit::admit(head) {
+            Ok(admitted) => admitted.credential,
+            Err(refusal) => return answer("none", false, Some(refusal.detail.unwrap_or(refusal.message))),
+        };
+        let Some(credential) = credential else { return answer("none", false, Some("no credential".to_owned())) };
+        match self.authenticator.judge(&credential).await {
+            Ok(identity) => {
+                let refused = Subject::of(&identity, &self.names).err().map(|refusal| refusal.message);
+                let mut value = answer("issuer", refused.is_none(), refused);
+                value["issuer"] = json!(identity.issuer);
+                value["subject"] = json!(identity.subject);
+                value["user"] = json!(identity.username);
+                value["uid"] = json!(identity.uid);
+                value["groups"] = json!(identity.groups);
+                value["extra"] = json!(identity.extra);
+                value["expires"] = json!(OffsetDateTime::from(identity.expires).format(&Rfc3339).ok());
+                value
+            }
+            Err(err) if credential.scheme == admit::Scheme::Bearer && is_unjudged(&err) => answer(
+                "service-account",
+                true,
+                Some(format!("passed to the apiserver unchanged: {}", crate::chain(&err))),
+            ),
+            Err(err) => answer("issuer", false, Some(crate::chain(&err))),
+        }
+    }
+}
+
+impl Role for Whoami {
+    fn name(&self) -> &'static str {
+        "whoami"
+    }
+
+    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let answer = self.judge(visit.head).await;
+            answer_json(visit.stream.send, StatusCode::OK, &answer).await;
+        })
+    }
+}

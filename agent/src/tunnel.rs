@@ -1,0 +1,320 @@
+//! Keeps a tunnel to the gateway up. One is in use; others may overlap with it while they drain (make before break): when
+//! the gateway drains, when QUIC works again, when a carrier's goodput collapses.
+
+pub mod choose;
+pub mod connect;
+pub mod health;
+pub mod serve;
+pub mod status;
+
+use std::{
+    future::Future,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use proto::{
+    process::{Backoff, BackoffPolicy, Shutdown, Task, TaskGroup, random_unit},
+    transport::{CarrierKind, Closed, TunnelHandle},
+    wire::close::CloseCode,
+};
+
+use self::{
+    choose::{Chooser, Network},
+    connect::{Connect, NoTunnel, SharedChooser, race},
+    health::{Health, Verdict},
+    serve::Server,
+    status::StatusBoard,
+};
+use crate::{config::CarrierChoice, metrics};
+
+/// How often a tunnel's health is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// Tunnels that drain at once; beyond it the oldest is closed.
+const RETIRED_MAX: usize = 8;
+/// The gateway closes a tunnel that drains once its last stream has ended, for it alone knows what is on its way. One that
+/// does not within this time after the last stream is closed here.
+const LINGER: Duration = Duration::from_secs(30);
+/// The same for an agent that ends.
+const SETTLE: Duration = Duration::from_secs(2);
+/// The longest hint of a gateway that is respected.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+
+/// Keeps tunnels up.
+pub struct Tunnels {
+    connect: Arc<dyn Connect>,
+    chooser: SharedChooser,
+    server: Server,
+    status: Arc<StatusBoard>,
+    tasks: TaskGroup,
+    endpoint: AtomicUsize,
+    drain_grace: Duration,
+}
+
+/// A tunnel in use.
+struct Live {
+    tunnel: TunnelHandle,
+    carrier: CarrierKind,
+    network: Network,
+    endpoint: usize,
+    since: Instant,
+    /// Serves its streams; dropped only once the tunnel is closed.
+    serving: Task<Closed>,
+}
+
+enum Next {
+    Closed(Closed),
+    Replaced(Box<Live>, CloseCode),
+    Draining,
+}
+
+impl Tunnels {
+    /// Dials by `connect`, serves by `server`.
+    pub fn new(
+        connect: Arc<dyn Connect>,
+        choice: CarrierChoice,
+        server: Server,
+        status: Arc<StatusBoard>,
+        drain_grace: Duration,
+    ) -> Self {
+        Self {
+            connect,
+            chooser: SharedChooser::new(Chooser::new(choice)),
+            server,
+            status,
+            tasks: TaskGroup::new("tunnels"),
+            endpoint: AtomicUsize::new(0),
+            drain_grace,
+        }
+    }
+
+    /// Keeps a tunnel up until told to drain; then finishes what was accepted and closes.
+    pub async fn run(&self, shutdown: Shutdown) {
+        let mut backoff = Backoff::new(BackoffPolicy::default());
+        let mut current = None;
+        loop {
+            let live = match current.take() {
+                Some(live) => live,
+                None => match shutdown.until_draining(self.establish(&mut backoff)).await {
+                    Some(live) => live,
+                    None => break,
+                },
+            };
+            let retired = shutdown.clone();
+            match self.watch(&live, &shutdown).await {
+                Next::Closed(closed) => {
+                    tracing::warn!(carrier = %live.carrier, reason = %closed, "tunnel closed");
+                    self.status.down(&closed.to_string());
+                    backoff.lived(live.since.elapsed());
+                    // Full jitter also for the first attempt: a gateway that ends had many agents (attack D13).
+                    let delay = backoff.failed(Instant::now(), random_unit());
+                    if retired.until_draining(tokio::time::sleep(delay)).await.is_none() {
+                        break;
+                    }
+                }
+                Next::Replaced(next, code) => {
+                    tracing::info!(from = %live.carrier, to = %next.carrier, reason = %code, "moving to another tunnel");
+                    self.retire(live, code);
+                    current = Some(*next);
+                }
+                Next::Draining => {
+                    self.finish(live, &shutdown).await;
+                    break;
+                }
+            }
+        }
+        self.tasks.abort();
+        if let Err(err) = self.tasks.join().await {
+            tracing::error!(error = %err, "a tunnel's task failed");
+        }
+    }
+
+    /// Dials until there is a tunnel.
+    async fn establish(&self, backoff: &mut Backoff) -> Live {
+        loop {
+            match self.dial().await {
+                Ok(live) => return live,
+                Err(err) => {
+                    let hint = err.retry_after().map(|hint| hint.min(RETRY_AFTER_MAX));
+                    let jitter = backoff.failed(Instant::now(), random_unit());
+                    let delay = hint.map_or(jitter, |hint| hint + jitter);
+                    tracing::warn!(error = %err, retry_in_ms = delay.as_millis(), "no tunnel");
+                    self.status.failed(&err.to_string());
+                    // Another gateway next time.
+                    self.endpoint.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(delay).await;
+                }
+            }
+        }
+    }
+
+    /// One race.
+    async fn dial(&self) -> Result<Live, NoTunnel> {
+        let endpoint = self.endpoint.load(Ordering::Relaxed) % self.connect.endpoints();
+        let network = self.connect.network(endpoint).await;
+        let proxied = self.connect.proxied(endpoint);
+        let plan = self.with_chooser(|chooser| chooser.plan(&network, proxied, Instant::now()));
+        let tunnel = race(&self.connect, &self.chooser, &self.tasks, endpoint, &network, plan).await?;
+        Ok(self.live(tunnel, network, endpoint))
+    }
+
+    fn live(&self, tunnel: TunnelHandle, network: Network, endpoint: usize) -> Live {
+        let carrier = tunnel.info().carrier;
+        tracing::info!(
+            carrier = %carrier, gateway = network.gateway, peer = tunnel.info().peer.map(|peer| peer.to_string()),
+            version = tunnel.info().version.0, "tunnel up"
+        );
+        self.status.up(carrier, &network.gateway);
+        let (server, serves) = (self.server.clone(), tunnel.clone());
+        let serving = self.tasks.spawn_task("tunnel", async move {
+            let _open = metrics::tunnel_opened(carrier);
+            server.serve(&serves).await
+        });
+        Live { tunnel, carrier, network, endpoint, since: Instant::now(), serving }
+    }
+
+    /// Watches a tunnel until it must be left.
+    async fn watch(&self, live: &Live, shutdown: &Shutdown) -> Next {
+        let mut health = Health::new(Instant::now());
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut probe_at = self.probe_after(live).map(|wait| tokio::time::Instant::now() + wait);
+        loop {
+            tokio::select! {
+                biased;
+                () = shutdown.draining() => return Next::Draining,
+                closed = live.tunnel.closed() => return Next::Closed(closed),
+                drain = live.tunnel.draining() => {
+                    let wait = drain.reconnect_within.min(RETRY_AFTER_MAX).mul_f64(random_unit());
+                    tracing::info!(reason = %drain.code, wait_ms = wait.as_millis(), "the gateway drains: dialling anew");
+                    return self.replace(live, shutdown, wait, drain.code).await;
+                }
+                () = sleep_until(probe_at), if probe_at.is_some() => {
+                    match self.until_lost(live, shutdown, self.connect.connect(live.endpoint, CarrierKind::Quic)).await {
+                        Err(next) => return next,
+                        Ok(Ok(tunnel)) => {
+                            self.with_chooser(|chooser| chooser.worked(&live.network, CarrierKind::Quic, Instant::now()));
+                            let next = self.live(tunnel, live.network.clone(), live.endpoint);
+                            return Next::Replaced(Box::new(next), CloseCode::Carrier);
+                        }
+                        Ok(Err(err)) => tracing::debug!(error = %err, "QUIC does not work here yet"),
+                    }
+                    probe_at = self.probe_after(live).map(|wait| tokio::time::Instant::now() + wait);
+                }
+                _ = look.tick() => {
+                    let now = Instant::now();
+                    let why = match health.look(&live.tunnel, now) {
+                        Verdict::Stay => continue,
+                        Verdict::Silent => "nothing is heard from the gateway",
+                        Verdict::Leave(why) => {
+                            self.with_chooser(|chooser| chooser.collapsed(&live.network, live.carrier, now));
+                            why
+                        }
+                    };
+                    tracing::warn!(carrier = %live.carrier, why, "the tunnel makes no progress: dialling another");
+                    self.status.failed(why);
+                    return self.replace(live, shutdown, Duration::ZERO, CloseCode::Carrier).await;
+                }
+            }
+        }
+    }
+
+    /// Dials anew while the old tunnel still serves.
+    async fn replace(&self, live: &Live, shutdown: &Shutdown, wait: Duration, code: CloseCode) -> Next {
+        let anew = async {
+            tokio::time::sleep(wait).await;
+            let mut backoff = Backoff::new(BackoffPolicy::default());
+            self.establish(&mut backoff).await
+        };
+        match self.until_lost(live, shutdown, anew).await {
+            Ok(next) => Next::Replaced(Box::new(next), code),
+            Err(next) => next,
+        }
+    }
+
+    /// Runs `future` unless the tunnel is lost or the agent drains in the meantime.
+    async fn until_lost<F: Future>(&self, live: &Live, shutdown: &Shutdown, future: F) -> Result<F::Output, Next> {
+        tokio::select! {
+            biased;
+            () = shutdown.draining() => Err(Next::Draining),
+            closed = live.tunnel.closed() => Err(Next::Closed(closed)),
+            output = future => Ok(output),
+        }
+    }
+
+    fn probe_after(&self, live: &Live) -> Option<Duration> {
+        let proxied = self.connect.proxied(live.endpoint);
+        self.with_chooser(|chooser| chooser.next_probe(&live.network, live.carrier, proxied, Instant::now()))
+    }
+
+    fn with_chooser<T>(&self, change: impl FnOnce(&mut Chooser) -> T) -> T {
+        change(&mut self.chooser.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes no new streams on a tunnel and closes it once the open ones are over.
+    fn retire(&self, live: Live, code: CloseCode) {
+        live.tunnel.drain(code, Duration::ZERO);
+        if self.tasks.running() > 2 * RETIRED_MAX {
+            tracing::warn!("too many tunnels drain at once: closing one with its streams");
+            live.tunnel.close(CloseCode::Drained, "too many tunnels drain at once");
+        }
+        self.tasks.spawn("retired tunnel", async move {
+            let Live { tunnel, serving, .. } = live;
+            let mut idle_since = None;
+            loop {
+                let now = Instant::now();
+                idle_since = if tunnel.open_streams() == 0 { idle_since.or(Some(now)) } else { None };
+                if idle_since.is_some_and(|since| now.duration_since(since) >= LINGER) {
+                    tunnel.close(CloseCode::Drained, "");
+                    break;
+                }
+                tokio::select! {
+                    _ = tunnel.closed() => break,
+                    () = tokio::time::sleep(LOOK) => {}
+                }
+            }
+            if let Err(err) = serving.await {
+                tracing::debug!(error = %err, "a retired tunnel's task ended early");
+            }
+        });
+    }
+
+    /// The agent ends: lets accepted exchanges finish within the grace time.
+    async fn finish(&self, live: Live, shutdown: &Shutdown) {
+        live.tunnel.drain(CloseCode::Shutdown, Duration::ZERO);
+        let begun = Instant::now();
+        let (mut told, mut idle_since) = (None, None);
+        while begun.elapsed() < self.drain_grace {
+            let open = self.server.running();
+            if told != Some(open) {
+                tracing::info!(open, "draining");
+                told = Some(open);
+            }
+            idle_since = if open == 0 { idle_since.or(Some(Instant::now())) } else { None };
+            if idle_since.is_some_and(|since: Instant| since.elapsed() >= SETTLE) {
+                break;
+            }
+            tokio::select! {
+                biased;
+                () = shutdown.closed() => break,
+                // A lost tunnel leaves nothing to wait for; other tunnels may still drain.
+                _ = live.tunnel.closed(), if self.tasks.running() <= 1 => break,
+                () = tokio::time::sleep(Duration::from_millis(100)) => {}
+            }
+        }
+        self.server.abort();
+        live.tunnel.close(CloseCode::Shutdown, "the agent ends");
+        // The close must still leave.
+        let _ = tokio::time::timeout(SETTLE, live.serving).await;
+    }
+}
+
+async fn sleep_until(when: Option<tokio::time::Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,370 @@
+//! One tunnel on one carrier: dial, hello, proof; and the race between QUIC and TCP.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use certs::{Credentials, Roots};
+use futures_util::future::BoxFuture;
+use proto::{
+    process::TaskGroup,
+    transport::{
+        CarrierKind, TunnelHandle,
+        dial::{self, DialError, DialOptions, Target},
+        session::{self, AgentSide, HelloError, SessionOptions},
+    },
+    wire::hello::Proof,
+};
+use rustls::{ClientConfig, pki_types::ServerName};
+
+use super::choose::{Chooser, Network, Plan};
+use crate::{
+    config::{Config, Endpoint, Proxy},
+    metrics,
+};
+
+/// How long one carrier may take, hello included.
+const CARRIER_DEADLINE: Duration = Duration::from_secs(15);
+/// How long one step may take where another carrier waits for its turn.
+const STEP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why there is no tunnel on a carrier.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{carrier}: {reason}")]
+pub struct ConnectError {
+    /// The carrier.
+    pub carrier: CarrierKind,
+    /// Which hop failed, and how.
+    pub reason: String,
+    /// The gateway's hint.
+    pub retry_after: Option<Duration>,
+    /// Whether another carrier could fare better: not where the name, the TCP connection or the proxy failed, nor where
+    /// the gateway itself said no.
+    pub try_another: bool,
+}
+
+/// Why there is no tunnel at all.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+pub struct NoTunnel(pub Vec<ConnectError>);
+
+impl NoTunnel {
+    /// The gateway's hint.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.iter().filter_map(|err| err.retry_after).max()
+    }
+}
+
+/// Makes a tunnel on a carrier. A trait, so that the race and the supervision can be tested without sockets.
+pub trait Connect: Send + Sync + 'static {
+    /// Dials the endpoint of that index.
+    fn connect(&self, endpoint: usize, carrier: CarrierKind) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>>;
+
+    /// How many endpoints there are; at least one.
+    fn endpoints(&self) -> usize;
+
+    /// The network towards an endpoint.
+    fn network(&self, endpoint: usize) -> BoxFuture<'_, Network>;
+
+    /// Whether the endpoint is reached through a proxy.
+    fn proxied(&self, endpoint: usize) -> bool;
+}
+
+/// What the agent shows and whom it trusts.
+pub struct Connector {
+    endpoints: Vec<Endpoint>,
+    proxy: Option<Proxy>,
+    proxy_tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    credentials: Credentials,
+    roots: Roots,
+    instance: [u8; 16],
+    options: DialOptions,
+    session: SessionOptions,
+}
+
+/// Settings that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// A certificate or key file.
+    #[error(transparent)]
+    Load(#[from] certs::LoadError),
+    /// TLS settings.
+    #[error(transparent)]
+    Tls(#[from] certs::tls::TlsError),
+    /// A name that no certificate can have.
+    #[error("{0:?} is no name of a server")]
+    Name(String),
+    /// No random numbers.
+    #[error("the operating system gives no random numbers")]
+    Random,
+}
+
+impl Connector {
+    /// From the configuration: reads certificates and key.
+    pub fn new(config: &Config) -> Result<Self, SetupError> {
+        let gateway = &config.gateway;
+        let credentials = Credentials::load(&gateway.certificate_file, &gateway.key_file)?;
+        let load = |path: &Option<std::path::PathBuf>| path.as_deref().map(Roots::load).transpose();
+        let mut roots = load(&gateway.ca_file)?.unwrap_or_else(Roots::public);
+        if let Some(extra) = load(&gateway.extra_ca_file)? {
+            roots = roots.and(&extra);
+        }
+        for endpoint in &gateway.endpoints {
+            server_name(&endpoint.server_name)?;
+        }
+        let proxy_tls = match &config.proxy {
+            Some(proxy) if proxy.tls => {
+                let own = proxy.ca_file.as_deref().map(|path: &Path| Roots::load(path)).transpose()?;
+                let tls = certs::tls::client_https(&own.unwrap_or_else(Roots::public))?;
+                Some((Arc::new(tls), server_name(&proxy.host)?))
+            }
+            _ => None,
+        };
+        let instance = proto::ids::RequestId::random().map_err(|_| SetupError::Random)?.0;
+        Ok(Self {
+            endpoints: gateway.endpoints.clone(),
+            proxy: config.proxy.clone(),
+            proxy_tls,
+            credentials,
+            roots,
+            instance,
+            options: DialOptions { handshake: STEP_DEADLINE, upgrade: STEP_DEADLINE, ..DialOptions::default() },
+            session: SessionOptions::default(),
+        })
+    }
+
+    /// The agent's certificate and key.
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// The roots that the gateway's certificate is checked against.
+    pub fn roots(&self) -> &Roots {
+        &self.roots
+    }
+
+    /// Where a carrier is dialled.
+    pub fn target(&self, endpoint: usize, carrier: CarrierKind) -> Result<Target, SetupError> {
+        let endpoint = &self.endpoints[endpoint];
+        let tls = match carrier {
+            // A middlebox may end this one's TLS, and may be old.
+            CarrierKind::WebSocket => certs::tls::client_websocket(&self.roots, &self.credentials)?,
+            _ => certs::tls::client_tunnel(&self.roots, &self.credentials, &[certs::tls::ALPN_TUNNEL])?,
+        };
+        let proxy = self.proxy_for(endpoint).map(|proxy| dial::Proxy {
+            host: proxy.host.clone(),
+            port: proxy.port,
+            tls: self.proxy_tls.clone(),
+            credentials: proxy.credentials.clone(),
+        });
+        Ok(Target {
+            host: endpoint.host.clone(),
+            port: endpoint.port,
+            server_name: server_name(&endpoint.server_name)?,
+            tls: Arc::new(tls),
+            proxy,
+            aliases: endpoint.addresses.iter().map(|address| (endpoint.host.clone(), *address)).collect(),
+        })
+    }
+
+    /// Times and options of dialling.
+    pub fn options(&self) -> &DialOptions {
+        &self.options
+    }
+
+    fn proxy_for(&self, endpoint: &Endpoint) -> Option<&Proxy> {
+        self.proxy.as_ref().filter(|proxy| !proxy.bypasses(&endpoint.host))
+    }
+
+    async fn attempt(&self, endpoint: usize, carrier: CarrierKind) -> Result<TunnelHandle, ConnectError> {
+        let failed =
+            |reason: String, try_another, retry_after| ConnectError { carrier, reason, retry_after, try_another };
+        let target = self.target(endpoint, carrier).map_err(|err| failed(crate::chain(&err), false, None))?;
+        let dialled = dial::dial(&target, carrier, &self.options).await.map_err(|err| {
+            let elsewhere = matches!(
+                err,
+                DialError::Resolve { .. }
+                    | DialError::Connect { .. }
+                    | DialError::ProxyTls { .. }
+                    | DialError::ProxyAuthentication { .. }
+                    | DialError::ProxyBroken { .. }
+            );
+            failed(crate::chain(&err), carrier == CarrierKind::Quic || !elsewhere, None)
+        })?;
+        let own = self.credentials.clone();
+        let prove = Box::new(move |message: &[u8]| {
+            let signature = certs::sign_proof(&own, message).map_err(|err| crate::chain(&err))?;
+            let chain = own.chain().iter().map(|der| Bytes::copy_from_slice(der)).collect();
+            Ok(Proof { chain, signature: signature.into() })
+        });
+        let side = AgentSide {
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            instance: self.instance,
+            prove,
+            options: self.session.clone(),
+        };
+        session::connect(dialled, side).await.map_err(|err| {
+            let (retry_after, refused) = match &err {
+                HelloError::Refused { retry_after, .. } => (*retry_after, true),
+                HelloError::Proof(_) | HelloError::Version => (None, true),
+                _ => (None, false),
+            };
+            failed(crate::chain(&err), !refused, retry_after)
+        })
+    }
+}
+
+fn server_name(name: &str) -> Result<ServerName<'static>, SetupError> {
+    ServerName::try_from(name.to_owned()).map_err(|_| SetupError::Name(name.to_owned()))
+}
+
+impl Connect for Connector {
+    fn connect(&self, endpoint: usize, carrier: CarrierKind) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>> {
+        Box::pin(async move {
+            let result = tokio::time::timeout(CARRIER_DEADLINE, self.attempt(endpoint, carrier)).await;
+            let result = result.unwrap_or_else(|_| {
+                let reason = format!("took longer than {} s", CARRIER_DEADLINE.as_secs());
+                Err(ConnectError { carrier, reason, retry_after: None, try_another: true })
+            });
+            metrics::dialled(carrier, result.is_ok());
+            result
+        })
+    }
+
+    fn endpoints(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    fn network(&self, endpoint: usize) -> BoxFuture<'_, Network> {
+        Box::pin(async move {
+            let endpoint = &self.endpoints[endpoint];
+            let host = (endpoint.host.as_str(), endpoint.port);
+            let address = match endpoint.addresses.first() {
+                Some(address) => Some(SocketAddr::new(*address, endpoint.port)),
+                None => tokio::time::timeout(STEP_DEADLINE, tokio::net::lookup_host(host))
+                    .await
+                    .ok()
+                    .and_then(Result::ok)
+                    .and_then(|mut found| found.next()),
+            };
+            Network { gateway: endpoint.authority(), local: address.and_then(local_address) }
+        })
+    }
+
+    fn proxied(&self, endpoint: usize) -> bool {
+        self.proxy_for(&self.endpoints[endpoint]).is_some()
+    }
+}
+
+/// The address that packets to `peer` leave from. Nothing is sent.
+fn local_address(peer: SocketAddr) -> Option<IpAddr> {
+    let any: SocketAddr = if peer.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 16], 0).into() };
+    let socket = std::net::UdpSocket::bind(any).ok()?;
+    socket.connect(peer).ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
+}
+
+/// Memory of what worked, shared by all who race.
+pub type SharedChooser = Mutex<Chooser>;
+
+/// Runs `plan`: the first carrier that is up wins, the others are dropped. All errors if none is.
+pub async fn race(
+    connect: &Arc<dyn Connect>,
+    chooser: &SharedChooser,
+    tasks: &TaskGroup,
+    endpoint: usize,
+    network: &Network,
+    plan: Plan,
+) -> Result<TunnelHandle, NoTunnel> {
+    let note = |change: &dyn Fn(&mut Chooser)| change(&mut chooser.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut errors = Vec::new();
+    let dialling = {
+        let connect = connect.clone();
+        // A task of its own, because the loser of a race is dropped and must not stop in the middle of a select.
+        move |carrier| {
+            let connect = connect.clone();
+            tasks.spawn_task("dial", async move { connect.connect(endpoint, carrier).await })
+        }
+    };
+    let mut quic = plan.quic.then(|| dialling(CarrierKind::Quic));
+    let mut turn = plan.tcp.into_iter();
+    let head_start = tokio::time::sleep(plan.head_start);
+    tokio::pin!(head_start);
+    let mut waiting = quic.is_some();
+    let mut tcp = None;
+    loop {
+        if tcp.is_none() && (!waiting || quic.is_none()) {
+            tcp = turn.next().map(|carrier| (carrier, dialling(carrier)));
+        }
+        if tcp.is_none() && quic.is_none() {
+            return Err(NoTunnel(errors));
+        }
+        let (carrier, result) = tokio::select! {
+            biased;
+            result = ended(&mut quic), if quic.is_some() => {
+                quic = None;
+                (CarrierKind::Quic, result)
+            }
+            result = ended_of(&mut tcp), if tcp.is_some() => {
+                let carrier = tcp.take().map_or(CarrierKind::Http2, |(carrier, _)| carrier);
+                (carrier, result)
+            }
+            () = &mut head_start, if waiting => {
+                waiting = false;
+                continue;
+            }
+        };
+        match result {
+            Ok(tunnel) => {
+                note(&|chooser| {
+                    if carrier != CarrierKind::Quic && plan.quic {
+                        // It lost the race or failed; the prober will find out.
+                        chooser.quic_failed(network, Instant::now());
+                    }
+                    chooser.worked(network, carrier, Instant::now());
+                });
+                return Ok(tunnel);
+            }
+            Err(err) => {
+                tracing::debug!(carrier = %carrier, error = %err.reason, "carrier failed");
+                if carrier == CarrierKind::Quic {
+                    note(&|chooser| chooser.quic_failed(network, Instant::now()));
+                }
+                let try_another = err.try_another;
+                errors.push(err);
+                if !try_another {
+                    turn = Vec::new().into_iter();
+                    if carrier == CarrierKind::Quic && tcp.is_none() {
+                        return Err(NoTunnel(errors));
+                    }
+                }
+            }
+        }
+    }
+}
+
+type Dialling = proto::process::Task<Result<TunnelHandle, ConnectError>>;
+
+async fn ended(task: &mut Option<Dialling>) -> Result<TunnelHandle, ConnectError> {
+    match task {
+        Some(task) => join(CarrierKind::Quic, task).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn ended_of(task: &mut Option<(CarrierKind, Dialling)>) -> Result<TunnelHandle, ConnectError> {
+    match task {
+        Some((carrier, task)) => join(*carrier, task).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn join(carrier: CarrierKind, task: &mut Dialling) -> Result<TunnelHandle, ConnectError> {
+    task.await.unwrap_or_else(|err| {
+        Err(ConnectError { carrier, reason: err.to_string(), retry_after: None, try_another: true })
+    })
+}

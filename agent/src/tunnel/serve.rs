@@ -1,0 +1,91 @@
+//! Accepts the streams of a tunnel and hands each to its role: one task per stream, bounded, and none waits for another.
+
+use std::{sync::Arc, time::Instant};
+
+use http::StatusCode;
+use proto::{
+    process::TaskGroup,
+    transport::{Closed, Incoming, TunnelHandle},
+    wire::{close::StreamCode, head::RequestHead},
+};
+use tokio::sync::Semaphore;
+
+use crate::{
+    metrics,
+    roles::{
+        Roles, Visit,
+        kube_aad_proxy::{Refusal, refuse},
+    },
+};
+
+/// Serves streams by the table of roles.
+#[derive(Clone)]
+pub struct Server {
+    roles: Roles,
+    slots: Arc<Semaphore>,
+    slots_max: usize,
+    tasks: TaskGroup,
+}
+
+impl Server {
+    /// At most `streams_max` at once, over all tunnels.
+    pub fn new(roles: Roles, streams_max: usize) -> Self {
+        let slots = Arc::new(Semaphore::new(streams_max));
+        Self { roles, slots, slots_max: streams_max, tasks: TaskGroup::new("streams") }
+    }
+
+    /// Streams being served.
+    pub fn running(&self) -> usize {
+        self.tasks.running()
+    }
+
+    /// Ends all streams.
+    pub fn abort(&self) {
+        self.tasks.abort();
+    }
+
+    /// Serves a tunnel until it is closed.
+    pub async fn serve(&self, tunnel: &TunnelHandle) -> Closed {
+        loop {
+            match tunnel.accept().await {
+                Ok(incoming) => self.start(incoming),
+                Err(closed) => return closed,
+            }
+        }
+    }
+
+    fn start(&self, incoming: Incoming) {
+        let received = Instant::now();
+        let Incoming { head, mut stream } = incoming;
+        let head = match RequestHead::decode(head) {
+            Ok(head) => head,
+            Err(err) => {
+                tracing::debug!(error = %err, "a stream's head cannot be read");
+                metrics::stream_refused("bad_head");
+                stream.send.reset(StreamCode::BadHead);
+                return;
+            }
+        };
+        let Some(role) = self.roles.find(&head.role).cloned() else {
+            metrics::stream_refused("unknown_role");
+            stream.send.reset(StreamCode::UnknownRole);
+            return;
+        };
+        let Ok(slot) = self.slots.clone().try_acquire_owned() else {
+            metrics::stream_refused("limit");
+            let message = format!("the agent serves {} exchanges at once, its limit (limits.streams)", self.slots_max);
+            let refusal = Refusal {
+                retry_after: Some(1),
+                ..Refusal::new("serve", StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message)
+            };
+            let request_id = head.request_id;
+            self.tasks.spawn("refusal", async move { refuse(stream.send, &refusal, request_id).await });
+            return;
+        };
+        self.tasks.spawn(role.name(), async move {
+            let _open = metrics::stream_opened();
+            role.serve(Visit { head, stream, received }).await;
+            drop(slot);
+        });
+    }
+}
