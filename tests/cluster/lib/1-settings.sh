@@ -10,9 +10,8 @@ say() { printf '%s\n' "$*" >&2; }
 fail() { say "cluster: $*"; exit 1; }
 
 settings() {
-    mkdir -p "$(dirname "$state")"
-    state=$(cd "$(dirname "$state")" && pwd)/$(basename "$state")
     local recorded_base
+    absolute_state
     recorded_base=$(recorded port_base)
     wanted_base=${CLUSTER_PORT_BASE:-${recorded_base:-16440}}
     apiserver_flags=${CLUSTER_APISERVER_FLAGS:-}
@@ -21,6 +20,11 @@ settings() {
     node_dir=$state/node
     admin=$state/admin.kubeconfig
     addresses "${recorded_base:-$wanted_base}"
+}
+
+absolute_state() {
+    mkdir -p "$(dirname "$state")"
+    state=$(cd "$(dirname "$state")" && pwd)/$(basename "$state")
 }
 
 addresses() {
@@ -63,9 +67,12 @@ fingerprint() {
     printf 'apiserver_flags=%s\nversion=%s\n' "$apiserver_flags" "$(version_of kubernetes)"
 }
 
+# The settings are read below the lock: another `up` may be about to record them.
 with_lock() {
+    absolute_state
     exec 9>"$state.lock"
     flock -w 1200 9 || fail "another command holds $state.lock"
+    settings
     "$@"
 }
 
