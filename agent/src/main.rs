@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use agent::{
     Agent, chain, check,
-    config::{CarrierChoice, Config},
+    config::{CarrierChoice, Cluster, Config},
     metrics,
 };
 use clap::{Parser, Subcommand, ValueEnum};
@@ -46,6 +46,12 @@ struct Common {
     /// Uses this carrier and no other: auto, quic, h2 or websocket. Goes before the file.
     #[arg(long)]
     carrier: Option<CarrierChoice>,
+    /// Reaches the cluster by this kubeconfig. Goes before the file.
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// The kubeconfig's context; its current one without this.
+    #[arg(long, requires = "kubeconfig")]
+    context: Option<String>,
     /// How log lines look. Goes before the file.
     #[arg(long, value_enum)]
     log_format: Option<Format>,
@@ -91,6 +97,9 @@ fn main() -> ExitCode {
 fn with_arguments(mut config: Config, common: &Common) -> Config {
     if let Some(carrier) = common.carrier {
         config.gateway.carrier = carrier;
+    }
+    if let Some(path) = &common.kubeconfig {
+        config.cluster = Cluster::Kubeconfig { path: path.clone(), context: common.context.clone() };
     }
     if let Some(format) = common.log_format {
         config.log.format = match format {

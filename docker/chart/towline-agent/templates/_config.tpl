@@ -63,6 +63,10 @@ outlive_token = {{ toJson .Values.sessions.outliveToken }}
 streams = {{ int .Values.limits.streams }}
 drain_grace = {{ toJson .Values.limits.drainGrace }}
 
+[log]
+level = {{ toJson .Values.log.level }}
+format = {{ toJson .Values.log.format }}
+
 [admin]
 listen = {{ printf "%s:%d" .Values.admin.address (int .Values.admin.port) | toJson }}
 {{- end }}
