@@ -392,3 +392,6 @@ fn take_length(headers: &mut HeaderMap) -> Result<Option<u64>, Refusal> {
     let length = std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok());
     length.map(Some).ok_or_else(|| refuse("Content-Length is not a number"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -283,3 +283,6 @@ fn encode_key(key: &str) -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests;
