@@ -1,4 +1,306 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
-//! placeholder
+//! The gateway: users come in over HTTPS, agents over tunnels that they dialled, and a request goes from one to the other
+//! once it is known who asks and that they may.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`config`] | valid settings, and what a file may say |
+//! | [`snapshot`] | clusters, issuers and grants of the moment; the seam to what delivers them |
+//! | [`request`] | the stages of one request, in order |
+//! | [`policy`] | who may reach what: a pure decision |
+//! | [`sessions`] | how long a request lives; re-authorised while it does |
+//! | [`tunnels`] | listeners for agents, the hello, the registry of live tunnels |
+//! | [`reload`] | another configuration while running |
+//! | [`admin`] | health, metrics, drain, sessions, on an address of its own |
+//! | [`metrics`] | every metric, named and described once |
+//! | [`issuer`] | the small built-in OIDC issuer |
+//! | [`core`] | what all of these share |
 
+pub mod admin;
+pub mod config;
+pub mod core;
 pub mod issuer;
+pub mod metrics;
+pub mod policy;
+pub mod reload;
+pub mod request;
+pub mod sessions;
+pub mod snapshot;
+pub mod tunnels;
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
+
+use proto::{
+    process::{Shutdown, TaskGroup, telemetry::LogLevel},
+    transport::quic::{Listener, QuicOptions},
+};
+use tokio::net::TcpListener;
+
+use self::{
+    config::{Config, Dynamic},
+    core::{Core, Trust, TrustError},
+    issuer::Issuer,
+    metrics::Metrics,
+    reload::{ReloadError, Reloader},
+    request::audit::AuditLog,
+    sessions::{EndReason, Sessions},
+    snapshot::{Snapshot, Snapshots},
+};
+
+/// How often a drain looks at what remains, and says so.
+const DRAIN_LOOK: Duration = Duration::from_millis(50);
+/// What is left after the grace gets this long to end by itself once it was told to.
+const END_GRACE: Duration = Duration::from_secs(2);
+/// Tries to find a port that is free for TCP and UDP.
+const PORT_TRIES: usize = 20;
+
+/// Why a gateway could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// Certificates or CA.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    /// Issuers.
+    #[error(transparent)]
+    Issuers(#[from] ReloadError),
+    /// An address that cannot be listened on.
+    #[error("cannot listen on {address} ({what})")]
+    Listen {
+        /// Which of them.
+        what: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The audit file.
+    #[error("the audit file cannot be opened")]
+    Audit(#[source] io::Error),
+}
+
+/// What a program hands in beside the configuration.
+#[derive(Default)]
+pub struct Extras {
+    /// The phases; the gateway drains when this does.
+    pub shutdown: Shutdown,
+    /// Lets the admin listener change the log level.
+    pub log_level: Option<LogLevel>,
+    /// The built-in issuer. One that needs to know the port first is set later, with [`Handle::set_issuer`].
+    pub issuer: Option<Arc<Issuer>>,
+}
+
+/// Addresses that are listened on; ports are known.
+#[derive(Debug, Clone, Copy)]
+pub struct Addresses {
+    /// Users, and agents over TCP.
+    pub public: SocketAddr,
+    /// Agents over QUIC.
+    pub tunnel: SocketAddr,
+    /// Admin.
+    pub admin: SocketAddr,
+}
+
+/// A gateway whose listeners are bound. Nothing is served before [`Gateway::run`].
+pub struct Gateway {
+    core: Arc<Core>,
+    reloader: Arc<Reloader>,
+    public: TcpListener,
+    quic: Arc<Listener>,
+    admin: TcpListener,
+    addresses: Addresses,
+    log_level: Option<LogLevel>,
+    audit_tasks: TaskGroup,
+    audit_shutdown: Shutdown,
+}
+
+/// A cloneable hold on a running gateway.
+#[derive(Clone)]
+pub struct Handle {
+    core: Arc<Core>,
+    reloader: Arc<Reloader>,
+    addresses: Addresses,
+}
+
+impl Handle {
+    /// The addresses.
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// Reads the configuration file again. On an error the old one stays.
+    pub async fn reload(&self) -> Result<(), ReloadError> {
+        self.reloader.reload().await
+    }
+
+    /// Takes other clusters, issuers and grants.
+    pub async fn replace(&self, dynamic: Dynamic) -> Result<(), ReloadError> {
+        self.reloader.replace(dynamic).await
+    }
+
+    /// Serves the built-in issuer below `/.towline/issuer` from now on.
+    pub fn set_issuer(&self, issuer: Arc<Issuer>) {
+        self.core.issuer.store(Some(issuer));
+    }
+
+    /// Begins to drain; [`Gateway::run`] ends when that is done.
+    pub fn drain(&self) {
+        self.core.shutdown.drain();
+    }
+
+    /// What the gateway's parts share, for tests.
+    pub fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+}
+
+impl Gateway {
+    /// Binds the listeners and reads certificates. Within a tokio runtime.
+    pub async fn build(config: Config, extras: Extras) -> Result<Self, BuildError> {
+        let trust = Trust::load(&config)?;
+        let verifier = reload::verifier(&config.dynamic.issuers)?;
+        let (audit_tasks, audit_shutdown) = (TaskGroup::new("audit"), Shutdown::new());
+        let audit = AuditLog::open(&config.audit, &audit_tasks, &audit_shutdown).await.map_err(BuildError::Audit)?;
+        let (public, udp) = bind_public(&config).await?;
+        let admin_address = config.listen.admin;
+        let admin = TcpListener::bind(admin_address).await.map_err(listen("admin", admin_address))?;
+        let addresses = Addresses {
+            public: public.local_addr().map_err(listen("public", config.listen.public))?,
+            tunnel: udp.local_addr().map_err(listen("tunnel", config.listen.public))?,
+            admin: admin.local_addr().map_err(listen("admin", admin_address))?,
+        };
+        let quic =
+            Listener::bind(udp, trust.tunnel(), QuicOptions::default()).map_err(listen("tunnel", addresses.tunnel))?;
+        let quic = Arc::new(quic);
+        let metrics = Arc::new(Metrics::new());
+        let core = Arc::new(Core {
+            snapshots: Arc::new(Snapshots::new(Snapshot::new(&config.dynamic, verifier))),
+            sessions: Sessions::new(Arc::clone(&metrics)),
+            tunnels: Arc::default(),
+            slots: Arc::default(),
+            admissions: Default::default(),
+            audit,
+            metrics,
+            limits: config.limits.clone(),
+            domain: config.listen.domain.clone(),
+            issuer: extras.issuer.into(),
+            tasks: TaskGroup::new("gateway"),
+            shutdown: extras.shutdown.child(),
+            trust,
+        });
+        let reloader = Arc::new(Reloader::new(Arc::clone(&core), Arc::clone(&quic), config));
+        let log_level = extras.log_level;
+        Ok(Self { core, reloader, public, quic, admin, addresses, log_level, audit_tasks, audit_shutdown })
+    }
+
+    /// The addresses that are bound.
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// A hold on the gateway for while it runs.
+    pub fn handle(&self) -> Handle {
+        Handle { core: Arc::clone(&self.core), reloader: Arc::clone(&self.reloader), addresses: self.addresses }
+    }
+
+    /// Serves until told to drain, then drains and returns.
+    pub async fn run(self) {
+        let Self { core, reloader, public, quic, admin, addresses, log_level, audit_tasks, audit_shutdown } = self;
+        let tasks = core.tasks.clone();
+        tasks.spawn("listen", request::accept::listen(Arc::clone(&core), public));
+        tasks.spawn("quic", tunnels::accept::quic(Arc::clone(&core), Arc::clone(&quic)));
+        let sweeper = Arc::clone(&core.sessions).run(Arc::clone(&core.snapshots), core.shutdown.clone());
+        tasks.spawn("sessions", sweeper);
+        tasks.spawn("reload", Arc::clone(&reloader).watch());
+        let router = admin::router(Arc::clone(&core), reloader, log_level);
+        tasks.spawn("admin", async move {
+            if let Err(error) = axum::serve(admin, router).await {
+                tracing::error!(%error, "the admin listener ended");
+            }
+        });
+        tracing::info!(
+            public = %addresses.public,
+            tunnel = %addresses.tunnel,
+            admin = %addresses.admin,
+            clusters = core.snapshots.load().cluster_count(),
+            "gateway serves"
+        );
+        core.shutdown.draining().await;
+        drain(&core).await;
+        core.shutdown.close();
+        quiet(END_GRACE, || core.metrics.tunnels_open()).await;
+        quic.close().await;
+        tasks.abort();
+        // A panic was logged where it happened.
+        let _ = tasks.join().await;
+        core.audit.flush().await;
+        audit_shutdown.close();
+        let _ = audit_tasks.join().await;
+        tracing::info!("gateway stopped");
+    }
+}
+
+/// Whether the files that a configuration names can be used, without starting anything.
+pub fn check(config: &Config) -> Result<(), BuildError> {
+    Trust::load(config)?;
+    reload::verifier(&config.dynamic.issuers)?;
+    Ok(())
+}
+
+/// Readiness is off and listeners are closed by the phase; agents and users were told. What is left is to wait.
+async fn drain(core: &Core) {
+    let left = || core.metrics.requests.now();
+    tracing::info!(requests = left(), tunnels = core.metrics.tunnels_open(), "draining");
+    let grace = core.limits.drain_grace;
+    let wait = quiet(grace, left);
+    tokio::select! {
+        biased;
+        () = core.shutdown.closed() => tracing::warn!(requests = left(), "stopped while draining"),
+        () = wait => {}
+    }
+    if left() > 0 {
+        tracing::warn!(requests = left(), "the grace is over; ending what is left");
+        core.sessions.end_all(EndReason::Shutdown);
+        quiet(END_GRACE, left).await;
+    }
+    tracing::info!(requests = left(), connections = core.metrics.connections.now(), "drained");
+}
+
+/// Waits until `left` is 0, at most for `longest`.
+async fn quiet(longest: Duration, left: impl Fn() -> i64) {
+    let deadline = tokio::time::Instant::now() + longest;
+    let mut said = left();
+    while left() > 0 && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(DRAIN_LOOK).await;
+        if left() != said {
+            said = left();
+            tracing::debug!(left = said, "waiting");
+        }
+    }
+}
+
+fn listen(what: &'static str, address: SocketAddr) -> impl FnOnce(io::Error) -> BuildError {
+    move |source| BuildError::Listen { what, address, source }
+}
+
+/// TCP and UDP, on one port unless `tunnel` names another.
+async fn bind_public(config: &Config) -> Result<(TcpListener, UdpSocket), BuildError> {
+    let address = config.listen.public;
+    let mut tries = 0;
+    loop {
+        let tcp = TcpListener::bind(address).await.map_err(listen("public", address))?;
+        let port = tcp.local_addr().map_err(listen("public", address))?.port();
+        let udp_address = config.listen.tunnel.unwrap_or(SocketAddr::new(address.ip(), port));
+        match UdpSocket::bind(udp_address) {
+            Ok(udp) => return Ok((tcp, udp)),
+            // The system chose a port that is taken for UDP; the next one may not be.
+            Err(_) if address.port() == 0 && config.listen.tunnel.is_none() && tries < PORT_TRIES => tries += 1,
+            Err(error) => return Err(listen("tunnel", udp_address)(error)),
+        }
+    }
+}

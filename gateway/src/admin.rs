@@ -1,0 +1,153 @@
+//! The admin listener: health, readiness, metrics, log level, drain, sessions, tunnels, reload. An address of its own that
+//! users must not reach; browsers are turned away, so that no page can press its buttons.
+
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    extract::{Path, Request, State},
+    http::{StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{delete, get, post, put},
+};
+use proto::{
+    ids::RequestId,
+    process::{Phase, telemetry::LogLevel},
+};
+use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use crate::{core::Core, reload::Reloader, sessions::EndReason};
+
+/// Sessions in one list.
+const LIST: usize = 10_000;
+
+struct Admin {
+    core: Arc<Core>,
+    reloader: Arc<Reloader>,
+    log_level: Option<LogLevel>,
+}
+
+type Shared = State<Arc<Admin>>;
+
+/// The routes.
+pub fn router(core: Arc<Core>, reloader: Arc<Reloader>, log_level: Option<LogLevel>) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/loglevel", put(set_log_level).get(log_level_now))
+        .route("/drain", post(drain))
+        .route("/reload", post(reload))
+        .route("/sessions", get(sessions))
+        .route("/sessions/{id}", delete(end_session))
+        .route("/tunnels", get(tunnels))
+        .layer(middleware::from_fn(no_browsers))
+        .with_state(Arc::new(Admin { core, reloader, log_level }))
+}
+
+async fn no_browsers(request: Request, next: Next) -> Response {
+    let browser = request.headers().contains_key(header::ORIGIN) || request.headers().contains_key("sec-fetch-site");
+    if browser { (StatusCode::FORBIDDEN, "not for browsers\n").into_response() } else { next.run(request).await }
+}
+
+/// Ready as long as it does not drain. Tunnels do not count: a gateway that is not ready would never get any.
+async fn ready(State(admin): Shared) -> Response {
+    match admin.core.shutdown.phase() {
+        Phase::Ready => "ready\n".into_response(),
+        Phase::Draining | Phase::Closed => (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response(),
+    }
+}
+
+async fn metrics(State(admin): Shared) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], admin.core.metrics.render()).into_response()
+}
+
+async fn log_level_now(State(admin): Shared) -> Response {
+    match &admin.log_level {
+        Some(level) => format!("{}\n", level.current()).into_response(),
+        None => (StatusCode::NOT_IMPLEMENTED, "this process has no log level to change\n").into_response(),
+    }
+}
+
+async fn set_log_level(State(admin): Shared, filter: String) -> Response {
+    match &admin.log_level {
+        Some(level) => match level.set(filter.trim()) {
+            Ok(()) => StatusCode::NO_CONTENT.into_response(),
+            Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+        },
+        None => (StatusCode::NOT_IMPLEMENTED, "this process has no log level to change\n").into_response(),
+    }
+}
+
+async fn drain(State(admin): Shared) -> Response {
+    admin.core.shutdown.drain();
+    (StatusCode::ACCEPTED, "draining\n").into_response()
+}
+
+async fn reload(State(admin): Shared) -> Response {
+    match admin.reloader.reload().await {
+        Ok(()) => "reloaded\n".into_response(),
+        Err(error) => {
+            (StatusCode::UNPROCESSABLE_ENTITY, format!("the old configuration stays: {error}\n")).into_response()
+        }
+    }
+}
+
+async fn sessions(State(admin): Shared) -> Json<Value> {
+    let list = admin.core.sessions.list(LIST);
+    let entries: Vec<Value> = list
+        .iter()
+        .map(|session| {
+            json!({
+                "id": session.id.to_string(),
+                "user": session.principal.name(),
+                "issuer": session.principal.issuer(),
+                "cluster": session.cluster.id.as_str(),
+                "what": session.what,
+                "started": rfc3339(session.started),
+            })
+        })
+        .collect();
+    Json(json!({ "sessions": entries, "total": admin.core.sessions.count() }))
+}
+
+async fn end_session(State(admin): Shared, Path(id): Path<String>) -> Response {
+    let Some(id) = RequestId::from_hex(&id) else {
+        return (StatusCode::BAD_REQUEST, "a session's id is 32 hex digits\n").into_response();
+    };
+    if admin.core.sessions.end(id, EndReason::Operator) {
+        tracing::info!(request.id = %id, "session ended by an operator");
+        StatusCode::NO_CONTENT.into_response()
+    } else {
+        (StatusCode::NOT_FOUND, "no such session\n").into_response()
+    }
+}
+
+async fn tunnels(State(admin): Shared) -> Json<Value> {
+    let tunnels = admin.core.tunnels.all();
+    let entries: Vec<Value> = tunnels
+        .iter()
+        .map(|tunnel| {
+            let info = tunnel.handle.info();
+            json!({
+                "id": tunnel.id(),
+                "cluster": tunnel.cluster.id.as_str(),
+                "carrier": info.carrier.as_str(),
+                "peer": info.peer.map(|peer| peer.to_string()),
+                "agent_version": info.agent_version,
+                "instance": info.instance.iter().map(|b| format!("{b:02x}")).collect::<String>(),
+                "since": rfc3339(tunnel.since),
+                "draining": tunnel.is_draining(),
+                "streams": tunnel.handle.open_streams(),
+                "rtt_ms": tunnel.handle.rtt().map(|rtt| rtt.as_secs_f64() * 1000.0),
+            })
+        })
+        .collect();
+    Json(json!({ "tunnels": entries }))
+}
+
+fn rfc3339(time: std::time::SystemTime) -> String {
+    OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
+}

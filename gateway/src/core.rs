@@ -1,0 +1,127 @@
+//! What the parts of a running gateway share.
+
+use std::{io, sync::Arc};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use certs::{Credentials, LoadError, Roots, ServerCertificate, tls};
+use proto::{
+    process::{Shutdown, TaskGroup},
+    transport::quic::Listener,
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::{
+    config::{Config, Limits},
+    issuer::Issuer,
+    metrics::Metrics,
+    request::{accept::limit::Admissions, audit::AuditLog, locate::Slots},
+    sessions::Sessions,
+    snapshot::Snapshots,
+    tunnels::registry::Registry,
+};
+
+/// The shared parts.
+pub struct Core {
+    /// Clusters, issuers, grants of now.
+    pub snapshots: Arc<Snapshots>,
+    /// Open sessions.
+    pub sessions: Arc<Sessions>,
+    /// Live tunnels.
+    pub tunnels: Arc<Registry>,
+    /// Streams by user and cluster.
+    pub slots: Arc<Slots>,
+    /// Connections and handshakes by address.
+    pub admissions: Admissions,
+    /// Where records go.
+    pub audit: Arc<AuditLog>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Bounds.
+    pub limits: Limits,
+    /// The wildcard name of host-form addresses.
+    pub domain: Option<String>,
+    /// The built-in issuer, if there is one.
+    pub issuer: ArcSwapOption<Issuer>,
+    /// All tasks but the audit writer.
+    pub tasks: TaskGroup,
+    /// The phases.
+    pub shutdown: Shutdown,
+    /// Certificates and trust.
+    pub trust: Trust,
+}
+
+impl Core {
+    /// The acceptor of the public TCP port.
+    pub fn tls_acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.trust.current.load().public))
+    }
+
+    /// The CA of agents' and access certificates.
+    pub fn roots(&self) -> Roots {
+        self.trust.current.load().roots.clone()
+    }
+}
+
+/// The server's certificate and the CA that clients are checked against, replaceable while running.
+pub struct Trust {
+    certificate: Arc<ServerCertificate>,
+    current: ArcSwap<Current>,
+}
+
+struct Current {
+    roots: Roots,
+    public: Arc<rustls::ServerConfig>,
+    tunnel: Arc<rustls::ServerConfig>,
+}
+
+/// Why certificates could not be taken into use.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustError {
+    /// A file.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// rustls refuses.
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
+    /// The QUIC listener refuses.
+    #[error("the QUIC listener does not take the certificate: {0}")]
+    Quic(#[from] io::Error),
+}
+
+impl Trust {
+    /// Reads the files that a configuration names.
+    pub fn load(config: &Config) -> Result<Self, TrustError> {
+        let credentials = Credentials::load(&config.tls.certificate_file, &config.tls.key_file)?;
+        let certificate = ServerCertificate::new(&credentials);
+        let current = ArcSwap::from_pointee(Current::load(config, &certificate)?);
+        Ok(Self { certificate, current })
+    }
+
+    /// Reads them again. On an error all stays as it was.
+    pub fn reload(&self, config: &Config, quic: Option<&Listener>) -> Result<(), TrustError> {
+        let credentials = Credentials::load(&config.tls.certificate_file, &config.tls.key_file)?;
+        let next = Current::load(config, &self.certificate)?;
+        if let Some(quic) = quic {
+            quic.set_tls(Arc::clone(&next.tunnel))?;
+        }
+        self.certificate.replace(&credentials);
+        self.current.store(Arc::new(next));
+        Ok(())
+    }
+
+    /// The TLS settings of the QUIC listener.
+    pub fn tunnel(&self) -> Arc<rustls::ServerConfig> {
+        Arc::clone(&self.current.load().tunnel)
+    }
+}
+
+impl Current {
+    fn load(config: &Config, certificate: &Arc<ServerCertificate>) -> Result<Self, TrustError> {
+        let roots = Roots::load(&config.agents_ca_file)?;
+        Ok(Self {
+            public: Arc::new(tls::server_public(Arc::clone(certificate), Some(&roots))?),
+            tunnel: Arc::new(tls::server_tunnel(Arc::clone(certificate), &roots)?),
+            roots,
+        })
+    }
+}

@@ -1,0 +1,186 @@
+//! Every metric of the gateway, named and described once. Labels are enums of ours, never a caller's text, so that
+//! nobody can make their number grow (attack D11). Each gateway has a registry of its own: a process may hold several.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use proto::transport::CarrierKind;
+
+use crate::request::Stage;
+
+/// A number of open things. Goes back to 0 when all are closed.
+pub struct Open {
+    gauge: Gauge,
+    now: AtomicI64,
+}
+
+impl Open {
+    /// Counts one up until the guard drops.
+    pub fn enter(self: &std::sync::Arc<Self>) -> OpenGuard {
+        self.gauge.increment(1.0);
+        self.now.fetch_add(1, Ordering::Relaxed);
+        OpenGuard(std::sync::Arc::clone(self))
+    }
+
+    /// How many are open.
+    pub fn now(&self) -> i64 {
+        self.now.load(Ordering::Relaxed)
+    }
+}
+
+/// One open thing.
+pub struct OpenGuard(std::sync::Arc<Open>);
+
+impl Drop for OpenGuard {
+    fn drop(&mut self) {
+        self.0.gauge.decrement(1.0);
+        self.0.now.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The gateway's metrics.
+pub struct Metrics {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    /// User connections.
+    pub connections: std::sync::Arc<Open>,
+    /// User requests from head to the last byte.
+    pub requests: std::sync::Arc<Open>,
+    /// Streams opened for users.
+    pub streams: std::sync::Arc<Open>,
+    /// Sessions in the registry.
+    pub sessions: std::sync::Arc<Open>,
+    /// Handshakes (TLS, hello) going on.
+    pub handshakes: std::sync::Arc<Open>,
+    /// Tunnels by carrier, in the order of [`CARRIERS`].
+    tunnels: [std::sync::Arc<Open>; CARRIERS.len()],
+    /// Time from a request's head to its answer's head, in seconds.
+    pub answer_seconds: Histogram,
+    /// Bytes from users to clusters.
+    pub bytes_up: Counter,
+    /// Bytes from clusters to users.
+    pub bytes_down: Counter,
+    /// Audit records that could not be written.
+    pub audit_dropped: Counter,
+    /// Reloads that failed.
+    pub reloads_failed: Counter,
+}
+
+const CARRIERS: [CarrierKind; 4] = [CarrierKind::Quic, CarrierKind::Http2, CarrierKind::WebSocket, CarrierKind::Memory];
+
+const METADATA: Metadata<'static> = Metadata::new("gateway", Level::INFO, None);
+
+const REQUESTS: &str = "gateway_requests_total";
+const OPEN_TUNNELS: &str = "gateway_tunnels_open";
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// A registry with all of them at 0.
+    pub fn new() -> Self {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let open = |name: &'static str, labels: Vec<Label>| {
+            let gauge = recorder.register_gauge(&Key::from_parts(name, labels), &METADATA);
+            gauge.set(0.0);
+            std::sync::Arc::new(Open { gauge, now: AtomicI64::new(0) })
+        };
+        let describe = |name: &'static str, text: &'static str| {
+            recorder.describe_gauge(KeyName::from(name), Some(Unit::Count), text.into());
+        };
+        describe("gateway_connections_open", "User connections that are open");
+        describe("gateway_requests_open", "User requests from their head to their last byte");
+        describe("gateway_streams_open", "Tunnel streams opened for users");
+        describe("gateway_sessions_open", "Sessions that are re-authorised");
+        describe("gateway_handshakes_open", "TLS and hello handshakes going on");
+        describe(OPEN_TUNNELS, "Tunnels that are up, by carrier");
+        let count = |name: &'static str, text: &'static str| {
+            recorder.describe_counter(KeyName::from(name), None, text.into());
+            recorder.register_counter(&Key::from_name(name), &METADATA)
+        };
+        recorder.describe_counter(
+            REQUESTS.into(),
+            None,
+            "User requests by the stage that ended them and status".into(),
+        );
+        recorder.describe_histogram(
+            "gateway_answer_seconds".into(),
+            Some(Unit::Seconds),
+            "Head to answer's head".into(),
+        );
+        Self {
+            connections: open("gateway_connections_open", vec![]),
+            requests: open("gateway_requests_open", vec![]),
+            streams: open("gateway_streams_open", vec![]),
+            sessions: open("gateway_sessions_open", vec![]),
+            handshakes: open("gateway_handshakes_open", vec![]),
+            tunnels: CARRIERS.map(|kind| open(OPEN_TUNNELS, vec![Label::from_static_parts("carrier", kind.as_str())])),
+            answer_seconds: recorder.register_histogram(&Key::from_name("gateway_answer_seconds"), &METADATA),
+            bytes_up: count("gateway_bytes_up_total", "Body and upgraded bytes from users to clusters"),
+            bytes_down: count("gateway_bytes_down_total", "Body and upgraded bytes from clusters to users"),
+            audit_dropped: count("gateway_audit_dropped_total", "Audit records that could not be written"),
+            reloads_failed: count("gateway_reloads_failed_total", "Reloads that kept the old configuration"),
+            handle: recorder.handle(),
+            recorder,
+        }
+    }
+
+    /// Counts a request that has ended.
+    pub fn request_ended(&self, stage: Stage, status: u16) {
+        let class = match status {
+            100..=199 => "1xx",
+            200..=299 => "2xx",
+            300..=399 => "3xx",
+            401 => "401",
+            403 => "403",
+            429 => "429",
+            400..=499 => "4xx",
+            502 => "502",
+            503 => "503",
+            500..=599 => "5xx",
+            _ => "none",
+        };
+        let labels = vec![Label::from_static_parts("stage", stage.as_str()), Label::from_static_parts("status", class)];
+        self.recorder.register_counter(&Key::from_parts(REQUESTS, labels), &METADATA).increment(1);
+    }
+
+    /// The gauge of tunnels on a carrier.
+    pub fn tunnels(&self, kind: CarrierKind) -> &std::sync::Arc<Open> {
+        let index = CARRIERS.iter().position(|other| *other == kind).unwrap_or(0);
+        &self.tunnels[index]
+    }
+
+    /// All tunnels that are up.
+    pub fn tunnels_open(&self) -> i64 {
+        self.tunnels.iter().map(|open| open.now()).sum()
+    }
+
+    /// The Prometheus text.
+    pub fn render(&self) -> String {
+        self.handle.run_upkeep();
+        self.handle.render()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gauges_return_to_zero_and_all_are_shown_from_the_start() {
+        let metrics = Metrics::new();
+        let guard = metrics.streams.enter();
+        assert_eq!(metrics.streams.now(), 1);
+        assert!(metrics.render().contains("gateway_streams_open 1"), "{}", metrics.render());
+        drop(guard);
+        metrics.request_ended(Stage::Relay, 200);
+        let text = metrics.render();
+        assert!(text.contains("gateway_streams_open 0"), "{text}");
+        assert!(text.contains("gateway_tunnels_open{carrier=\"quic\"} 0"), "{text}");
+        assert!(text.contains("stage=\"relay\""), "{text}");
+    }
+}

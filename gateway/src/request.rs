@@ -1,0 +1,322 @@
+//! One user request: the stages in order, and what travels through them.
+//!
+//! `accept` · `address` · `audit` · `authenticate` · `authorize` · `locate` · `open` · `relay` · `respond`; each is a file
+//! below, a span, a label of metrics and a field of the audit record.
+
+pub mod accept;
+pub mod address;
+pub mod audit;
+pub mod authenticate;
+pub mod authorize;
+pub mod headers;
+pub mod locate;
+pub mod open;
+pub mod relay;
+pub mod respond;
+pub mod whoami;
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Response, Version};
+use hyper::body::Incoming;
+use proto::{ids::RequestId, wire::head::RequestHead};
+
+use self::{
+    accept::Fault,
+    address::{Address, ClusterAddress, Endpoint},
+    audit::Record,
+    authenticate::{Access, AuthenticateError, Credential},
+    authorize::Permit,
+    respond::{Body, Kind, Refusal},
+};
+use crate::{core::Core, policy::DenialReason, sessions::SessionHandle, snapshot::Snapshot};
+
+/// A stage of a request's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// TLS and HTTP on the user's socket.
+    Accept,
+    /// Host and path.
+    Address,
+    /// Who it is.
+    Authenticate,
+    /// Whether they may.
+    Authorize,
+    /// Which tunnel.
+    Locate,
+    /// The stream on it.
+    Open,
+    /// Bytes both ways.
+    Relay,
+}
+
+impl Stage {
+    /// The word in spans, metrics, audit records and errors.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Accept => "accept",
+            Self::Address => "address",
+            Self::Authenticate => "authenticate",
+            Self::Authorize => "authorize",
+            Self::Locate => "locate",
+            Self::Open => "open",
+            Self::Relay => "relay",
+        }
+    }
+}
+
+/// What is known of a user's connection.
+#[derive(Debug)]
+pub struct Connection {
+    /// Where it comes from.
+    pub peer: SocketAddr,
+    /// The TLS server name that it asked for.
+    pub server_name: Option<String>,
+    /// The access certificate that it showed, if it showed one.
+    pub access: Option<Arc<Access>>,
+    /// All client certificates that it showed, for a tunnel in a WebSocket.
+    pub certificates: Vec<rustls::pki_types::CertificateDer<'static>>,
+}
+
+/// What a request carries from stage to stage.
+pub struct Request {
+    /// Its id.
+    pub id: RequestId,
+    /// Its method.
+    pub method: Method,
+    /// Its headers; the stages take out what must not go on.
+    pub headers: HeaderMap,
+    /// The protocol that it wants to change to.
+    pub upgrade: Option<Bytes>,
+    /// The way into the cluster.
+    pub address: ClusterAddress,
+    /// Its body, and the upgrade of its connection.
+    pub body: Incoming,
+    /// Hands over the connection after a 101.
+    pub on_upgrade: Option<hyper::upgrade::OnUpgrade>,
+    /// Who asks from where.
+    pub connection: Arc<Connection>,
+}
+
+/// Serves one request of a user. Never fails: every outcome is an answer.
+pub async fn serve(
+    core: Arc<Core>,
+    connection: Arc<Connection>,
+    fault: Option<Fault>,
+    http: http::Request<Incoming>,
+) -> Response<Body> {
+    let id = new_request_id();
+    let http1 = http.version() <= Version::HTTP_11;
+    let mut record =
+        Record::open(Arc::clone(&core.audit), Arc::clone(&core.metrics), id, connection.peer, http.method().as_str());
+    record.path(http.uri().path());
+    let mut slot = Some(record);
+    let outcome = Box::pin(stages(&core, connection, fault, id, http, &mut slot)).await;
+    match outcome {
+        Ok(response) => {
+            // Answers of ours keep their record until here; relayed ones took it along.
+            if let Some(record) = &mut slot {
+                record.answered(response.status());
+                record.outcome(audit::Outcome::Complete);
+            }
+            response
+        }
+        Err(refusal) => match &mut slot {
+            Some(record) => respond::refuse(&refusal, id, http1, record),
+            None => Response::new(Body::empty()),
+        },
+    }
+}
+
+async fn stages(
+    core: &Arc<Core>,
+    connection: Arc<Connection>,
+    fault: Option<Fault>,
+    id: RequestId,
+    http: http::Request<Incoming>,
+    slot: &mut Option<Record>,
+) -> Result<Response<Body>, Refusal> {
+    let record = slot.as_mut().expect("the record is taken by relay only, behind all other stages");
+    if let Some(fault) = fault {
+        return Err(Refusal::new(Stage::Accept, Kind::BadRequest(fault.text())));
+    }
+    let mut request = match address(core, connection, id, http)? {
+        Routed::Cluster(request) => *request,
+        Routed::Tunnel(http, connection) => return crate::tunnels::websocket::upgrade(core, &connection, http),
+        Routed::Issuer(http, connection) => return issuer(core, &connection, http).await,
+    };
+    describe(&request, record);
+    let snapshot = core.snapshots.load();
+
+    record.stage(Stage::Authenticate);
+    if request.address.endpoint == Endpoint::WhoAmI {
+        return whoami::serve(core, &snapshot, request, record).await;
+    }
+    let (permit, session) = admit(core, &snapshot, &mut request, record).await?;
+
+    record.stage(Stage::Locate);
+    let slot_of_streams = core.slots.acquire(&permit, &core.limits)?;
+    let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
+
+    record.stage(Stage::Open);
+    let opened = open::open(core, tunnels, head(&request, role(&request)), slot_of_streams).await?;
+    record.carrier(opened.carrier);
+
+    record.stage(Stage::Relay);
+    relay::relay(core, request, opened, session, slot).await
+}
+
+/// Authenticates and authorises; the right is then a session that can be taken back.
+async fn admit(
+    core: &Arc<Core>,
+    snapshot: &Snapshot,
+    request: &mut Request,
+    record: &mut Record,
+) -> Result<(Permit, SessionHandle), Refusal> {
+    let refused = |error: AuthenticateError| Refusal::new(Stage::Authenticate, Kind::Unauthorized).because(error);
+    let cluster = snapshot.cluster(&request.address.key);
+    let query = request.address.target.iter().position(|b| *b == b'?').map(|at| &request.address.target[at + 1..]);
+    let query = query.map(String::from_utf8_lossy);
+    let credential = Credential::take(&mut request.headers, query.as_deref()).map_err(refused)?;
+    let access = request.connection.access.as_ref();
+    let principal =
+        authenticate::authenticate(snapshot, &credential, access, cluster, SystemTime::now()).await.map_err(refused)?;
+    drop(credential);
+    record.user(principal.name(), principal.issuer());
+
+    record.stage(Stage::Authorize);
+    let permit = authorize::authorize(snapshot, &principal, cluster).map_err(|denial| {
+        record.decision(false, Some(denial.0.as_str()));
+        forbidden(principal.name(), denial.0)
+    })?;
+    record.decision(true, None);
+    record.cluster(permit.cluster().id.as_str());
+    if request.address.endpoint == Endpoint::Unknown {
+        return Err(Refusal::new(Stage::Address, Kind::NotFound));
+    }
+    if let Some(user) = headers::impersonation(&mut request.headers)? {
+        record.impersonated(user.as_bytes());
+    }
+    let what = format!("{} {}", request.method, path_of(&request.address.target));
+    let session = core.sessions.open(request.id, &permit, what, snapshot.sessions.outlive_token);
+    Ok((permit, session))
+}
+
+fn forbidden(user: &str, reason: DenialReason) -> Refusal {
+    Refusal::new(Stage::Authorize, Kind::Forbidden { user: user.to_owned() }).because(reason.as_str())
+}
+
+enum Routed {
+    Cluster(Box<Request>),
+    Tunnel(http::Request<Incoming>, Arc<Connection>),
+    Issuer(http::Request<Incoming>, Arc<Connection>),
+}
+
+/// Where it goes, and whether its head is one that may go anywhere. Takes out what no hop may forward.
+fn address(
+    core: &Core,
+    connection: Arc<Connection>,
+    id: RequestId,
+    mut http: http::Request<Incoming>,
+) -> Result<Routed, Refusal> {
+    let refuse = |kind| Refusal::new(Stage::Address, kind);
+    if matches!(*http.method(), Method::CONNECT | Method::TRACE) {
+        return Err(refuse(Kind::Method));
+    }
+    headers::check(http.version(), http.headers())?;
+    let domain = core.domain.as_deref();
+    let address = address::parse(http.version(), http.method(), http.uri(), http.headers(), domain)
+        .map_err(|error| refuse(Kind::Address(error)))?;
+    match address {
+        Address::Nowhere => Err(refuse(Kind::NotFound)),
+        Address::Tunnel => Ok(Routed::Tunnel(http, connection)),
+        Address::Issuer => Ok(Routed::Issuer(http, connection)),
+        Address::Cluster(address) => {
+            let named = connection.server_name.as_deref().zip(domain);
+            if named.and_then(|(name, domain)| address::host_key(name, domain)).is_some_and(|key| key != address.key) {
+                return Err(refuse(Kind::Misdirected));
+            }
+            let upgrade = headers::upgrade(&http)?;
+            let on_upgrade = upgrade.is_some().then(|| hyper::upgrade::on(&mut http));
+            let (parts, body) = http.into_parts();
+            let mut headers = parts.headers;
+            headers::strip_request(&mut headers, upgrade.is_some());
+            Ok(Routed::Cluster(Box::new(Request {
+                id,
+                method: parts.method,
+                headers,
+                upgrade,
+                address,
+                body,
+                on_upgrade,
+                connection,
+            })))
+        }
+    }
+}
+
+async fn issuer(
+    core: &Core,
+    connection: &Connection,
+    http: http::Request<Incoming>,
+) -> Result<Response<Body>, Refusal> {
+    let Some(issuer) = core.issuer.load_full() else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
+    Ok(issuer.handle(connection.peer.ip(), http).await.map(Body::Full))
+}
+
+fn describe(request: &Request, record: &mut Record) {
+    record.path(&String::from_utf8_lossy(&request.address.target));
+    record.cluster(&request.address.key.hex());
+    if let Endpoint::Kubernetes(info) = &request.address.endpoint {
+        record.info(info);
+    }
+    if let Some(upgrade) = &request.upgrade {
+        record.upgrade(upgrade);
+    }
+}
+
+fn role(request: &Request) -> &'static str {
+    match request.address.endpoint {
+        Endpoint::Refresh => "refresh",
+        Endpoint::WhoAmI => "whoami",
+        Endpoint::Kubernetes(_) | Endpoint::Unknown => "kube-aad-proxy",
+    }
+}
+
+/// What goes onto the stream: the bytes that were authorised, on headers that no hop-by-hop name touched.
+fn head(request: &Request, role: &str) -> RequestHead {
+    RequestHead {
+        role: role.to_owned(),
+        request_id: request.id,
+        method: request.method.clone(),
+        target: request.address.target.clone(),
+        headers: request.headers.clone(),
+        deadline_ms: None,
+        traceparent: None,
+        user_address: Some(Bytes::from(request.connection.peer.to_string())),
+    }
+}
+
+fn path_of(target: &[u8]) -> String {
+    let path = target.split(|b| *b == b'?').next().unwrap_or_default();
+    String::from_utf8_lossy(&path[..path.len().min(audit::TEXT_BYTES)]).into_owned()
+}
+
+/// 16 random bytes.
+pub fn random_16() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    aws_lc_rs::rand::fill(&mut bytes).expect("the operating system gives random bytes");
+    bytes
+}
+
+fn new_request_id() -> RequestId {
+    RequestId(random_16())
+}
+
+/// How long a single question to an agent may take (whoami).
+pub const QUESTION_DEADLINE: Duration = Duration::from_secs(10);

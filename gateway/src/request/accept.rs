@@ -1,0 +1,199 @@
+//! TLS and HTTP on the user's socket: limits on connections, handshakes, headers and idle time.
+//!
+//! One TCP port is shared: ALPN `towline/1` is an agent's HTTP/2 carrier, `h2` and `http/1.1` are users, and the WebSocket
+//! carrier is a path of the latter. A tunnel's credential is nothing on the users' side and the other way round.
+
+pub mod framing;
+pub mod limit;
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use certs::{Peer, PeerIdentity, tls};
+use http::{Request, Response};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use proto::limits;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::server::TlsStream;
+
+pub use self::framing::Fault;
+use self::{
+    framing::{Framing, Notes},
+    limit::Admission,
+};
+use super::{Connection, authenticate::Access, respond::Body};
+use crate::core::Core;
+
+/// Streams that a user may have open at once in one HTTP/2 connection.
+const H2_STREAMS: u32 = 4096;
+/// Resets of streams that were not answered yet, before the connection ends (CVE-2023-44487).
+const H2_PENDING_RESETS: usize = 200;
+/// Resets that a client provokes, before the connection ends (CVE-2025-8671).
+const H2_LOCAL_RESETS: usize = 1024;
+/// The largest HTTP/2 frame taken, in bytes.
+const H2_FRAME_BYTES: u32 = 256 * 1024;
+/// What one HTTP/2 stream may have queued unsent, in bytes.
+const H2_SEND_BYTES: usize = 512 * 1024;
+/// An idle HTTP/2 connection is asked for a sign of life so often, and must give one within the same time.
+const H2_PING: Duration = Duration::from_secs(30);
+/// A pause after a failed accept (no file descriptors left), so that the loop does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Accepts connections until the gateway drains.
+pub async fn listen(core: Arc<Core>, listener: TcpListener) {
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = core.shutdown.draining() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((socket, peer)) => {
+                let peer = canonical(peer);
+                let Some(admission) = core.admissions.connection(peer.ip(), &core.limits) else {
+                    tracing::debug!(%peer, "too many connections; closed");
+                    continue;
+                };
+                let core = Arc::clone(&core);
+                core.tasks.clone().spawn("connection", async move {
+                    if let Err(error) = connection(core, socket, peer, admission).await {
+                        tracing::debug!(%peer, error = %error, "connection ended");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// An IPv4 address that arrived on an IPv6 socket, as IPv4.
+fn canonical(peer: SocketAddr) -> SocketAddr {
+    SocketAddr::new(peer.ip().to_canonical(), peer.port())
+}
+
+async fn connection(core: Arc<Core>, socket: TcpStream, peer: SocketAddr, admission: Admission) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let stream = {
+        let Some(_handshake) = core.admissions.handshake(peer.ip(), &core.limits) else {
+            return Err(io::Error::other("too many handshakes"));
+        };
+        let _open = core.metrics.handshakes.enter();
+        let handshake = core.tls_acceptor().accept(socket);
+        tokio::time::timeout(limits::HELLO_DEADLINE, handshake)
+            .await
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "TLS handshake took too long"))??
+    };
+    let (_, session) = stream.get_ref();
+    let certificates: Vec<_> =
+        session.peer_certificates().unwrap_or_default().iter().map(|c| c.clone().into_owned()).collect();
+    match session.alpn_protocol() {
+        Some(tls::ALPN_TUNNEL) => {
+            drop(admission);
+            crate::tunnels::accept::http2(core, stream, peer, certificates).await;
+            Ok(())
+        }
+        alpn => {
+            let h2 = alpn == Some(tls::ALPN_H2);
+            let server_name = session.server_name().map(str::to_ascii_lowercase);
+            let access = access(&core, &certificates);
+            let connection = Arc::new(Connection { peer, server_name, access, certificates });
+            let _open = core.metrics.connections.enter();
+            let _admission = admission;
+            if h2 { serve_h2(core, stream, connection).await } else { serve_h1(core, stream, connection).await }
+        }
+    }
+}
+
+/// The access certificate of the connection, if it showed one. An agent's certificate is nothing here.
+fn access(core: &Core, certificates: &[rustls::pki_types::CertificateDer<'static>]) -> Option<Arc<Access>> {
+    if certificates.is_empty() {
+        return None;
+    }
+    match Peer::verify(certificates, &core.roots(), SystemTime::now()) {
+        Ok(Peer { identity: PeerIdentity::Access { id, name }, not_after, .. }) => {
+            let cluster = id.parse().ok()?;
+            Some(Arc::new(Access { cluster, name, expires: not_after }))
+        }
+        Ok(_) => None,
+        Err(error) => {
+            tracing::debug!(%error, "client certificate ignored");
+            None
+        }
+    }
+}
+
+async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
+    let notes = Notes::default();
+    let io = TokioIo::new(Framing::new(stream, notes.clone(), core.limits.header_timeout));
+    let service = {
+        let core = Arc::clone(&core);
+        service_fn(move |request: Request<Incoming>| {
+            let (number, fault) = notes.next();
+            let (core, connection, notes) = (Arc::clone(&core), Arc::clone(&connection), notes.clone());
+            async move {
+                let response = super::serve(core, connection, fault, request).await;
+                notes.answered(number, response.status() == http::StatusCode::SWITCHING_PROTOCOLS);
+                Ok::<Response<Body>, Infallible>(response)
+            }
+        })
+    };
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(core.limits.idle_timeout)
+        .max_headers(limits::HEADER_COUNT)
+        .max_buf_size(framing::HEAD_BYTES);
+    let serving = builder.serve_connection(io, service).with_upgrades();
+    let mut serving = std::pin::pin!(serving);
+    let result = tokio::select! {
+        biased;
+        result = serving.as_mut() => result,
+        () = core.shutdown.draining() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    result.map_err(io::Error::other)
+}
+
+async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
+    let service = {
+        let core = Arc::clone(&core);
+        service_fn(move |request: Request<Incoming>| {
+            let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
+            async move { Ok::<Response<Body>, Infallible>(super::serve(core, connection, None, request).await) }
+        })
+    };
+    let mut builder = hyper::server::conn::http2::Builder::new(core.tasks.clone());
+    builder
+        .timer(TokioTimer::new())
+        .adaptive_window(true)
+        .max_frame_size(H2_FRAME_BYTES)
+        .max_send_buf_size(H2_SEND_BYTES)
+        .max_concurrent_streams(H2_STREAMS)
+        .max_header_list_size(limits::HEADER_LIST_BYTES as u32)
+        .max_pending_accept_reset_streams(H2_PENDING_RESETS)
+        .max_local_error_reset_streams(H2_LOCAL_RESETS)
+        .keep_alive_interval(H2_PING)
+        .keep_alive_timeout(H2_PING);
+    let serving = builder.serve_connection(TokioIo::new(stream), service);
+    let mut serving = std::pin::pin!(serving);
+    let result = tokio::select! {
+        biased;
+        result = serving.as_mut() => result,
+        () = core.shutdown.draining() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    result.map_err(io::Error::other)
+}

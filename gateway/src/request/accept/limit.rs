@@ -1,0 +1,106 @@
+//! Who may come in: connections and handshakes at once, in all and from one address.
+
+use std::{
+    hash::Hash,
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use dashmap::DashMap;
+
+use crate::config::Limits;
+
+/// Counts of what is open.
+#[derive(Default)]
+pub struct Admissions {
+    connections: Arc<Counts>,
+    handshakes: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    all: AtomicU32,
+    by_address: DashMap<IpAddr, u32>,
+}
+
+/// One place in the counts, given back on drop.
+pub struct Admission {
+    counts: Arc<Counts>,
+    address: IpAddr,
+}
+
+impl Admissions {
+    /// A place for a connection; `None`: too many.
+    pub fn connection(&self, peer: IpAddr, limits: &Limits) -> Option<Admission> {
+        enter(&self.connections, peer, limits.connections, limits.connections_per_address)
+    }
+
+    /// A place for a handshake (TLS, hello); `None`: too many.
+    pub fn handshake(&self, peer: IpAddr, limits: &Limits) -> Option<Admission> {
+        enter(&self.handshakes, peer, limits.handshakes, limits.handshakes_per_address)
+    }
+}
+
+fn enter(counts: &Arc<Counts>, peer: IpAddr, limit: u32, limit_by_address: u32) -> Option<Admission> {
+    let address = network(peer);
+    if counts.all.fetch_add(1, Ordering::Relaxed) >= limit {
+        counts.all.fetch_sub(1, Ordering::Relaxed);
+        return None;
+    }
+    let mut count = counts.by_address.entry(address).or_default();
+    if *count >= limit_by_address {
+        counts.all.fetch_sub(1, Ordering::Relaxed);
+        return None;
+    }
+    *count += 1;
+    drop(count);
+    Some(Admission { counts: Arc::clone(counts), address })
+}
+
+/// One IPv6 customer has a whole /64.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer {
+        IpAddr::V4(_) => peer,
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from(u128::from(v6) & !u128::from(u64::MAX))),
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.counts.all.fetch_sub(1, Ordering::Relaxed);
+        leave(&self.counts.by_address, &self.address);
+    }
+}
+
+fn leave<K: Hash + Eq>(map: &DashMap<K, u32>, key: &K) {
+    if let Some(mut count) = map.get_mut(key) {
+        *count -= 1;
+    }
+    map.remove_if(key, |_, count| *count == 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_bounded_in_all_and_by_address_and_given_back() {
+        let limits = Limits { connections: 3, connections_per_address: 2, ..Limits::default() };
+        let admissions = Admissions::default();
+        let (a, b): (IpAddr, IpAddr) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        let first = admissions.connection(a, &limits).unwrap();
+        let _second = admissions.connection(a, &limits).unwrap();
+        assert!(admissions.connection(a, &limits).is_none());
+        let third = admissions.connection(b, &limits).unwrap();
+        assert!(admissions.connection(b, &limits).is_none());
+        drop(first);
+        let _fourth = admissions.connection(a, &limits).unwrap();
+        drop(third);
+        assert_eq!(admissions.connections.by_address.len(), 1);
+        let (x, y) = ("2001:db8::1".parse().unwrap(), "2001:db8::ffff".parse::<IpAddr>().unwrap());
+        assert_eq!(network(x), network(y));
+    }
+}

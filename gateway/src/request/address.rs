@@ -1,0 +1,317 @@
+//! Host and path to a cluster, and what Kubernetes makes of the rest. Parses, looks nothing up.
+//!
+//! What is routed, authorised, recorded and forwarded comes from the same bytes: [`ClusterAddress::target`] is the rest of
+//! the target exactly as received, and [`RequestInfo`] is read from it as the apiserver reads it (from the percent-decoded
+//! path, without cleaning). A target that some other reader could route elsewhere (`/./`, `%2e%2e`, backslash, an encoded
+//! key) is refused as a whole (attacks 4.4, I10).
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Uri, Version, header};
+use proto::ids::ClusterKey;
+
+/// The path of the WebSocket carrier on the users' port.
+pub const TUNNEL_PATH: &str = "/.towline/tunnel";
+/// Below it, routes of the built-in issuer are served, if there is one.
+pub const ISSUER_PATH: &str = "/.towline/issuer";
+
+/// Where a request wants to go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// To a cluster.
+    Cluster(ClusterAddress),
+    /// An agent that wants a WebSocket tunnel.
+    Tunnel,
+    /// The built-in issuer.
+    Issuer,
+    /// Nothing of ours.
+    Nowhere,
+}
+
+/// The way into a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterAddress {
+    /// The cluster that the host name or the first path segment names, known or not.
+    pub key: ClusterKey,
+    /// Path and query behind the key, byte for byte, beginning with `/`.
+    pub target: Bytes,
+    /// What is asked for there.
+    pub endpoint: Endpoint,
+}
+
+/// What is asked for below a cluster's address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A request for the apiserver.
+    Kubernetes(RequestInfo),
+    /// What gateway and agent make of a token.
+    WhoAmI,
+    /// A newer token for open sessions.
+    Refresh,
+    /// Another path below `/.towline`, which Kubernetes does not have.
+    Unknown,
+}
+
+/// What the apiserver will take the request for (its `RequestInfo`).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RequestInfo {
+    /// `get`, `list`, `watch`, `create`, `deletecollection`, ..., or the method in lower case for non-resource paths.
+    pub verb: Cow<'static, str>,
+    /// Whether the rest below is filled.
+    pub is_resource: bool,
+    /// Empty for the core group.
+    pub api_group: String,
+    /// Such as `v1`.
+    pub api_version: String,
+    /// Such as `pods`.
+    pub resource: String,
+    /// Such as `exec`.
+    pub subresource: String,
+    /// Empty for cluster-wide ones.
+    pub namespace: String,
+    /// Empty for collections.
+    pub name: String,
+}
+
+/// Why a target or host is refused with 400.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// No host, or more than one.
+    #[error("a request needs exactly one Host header")]
+    HostCount,
+    /// A host with characters that no host has.
+    #[error("the Host header is not a host name or address with an optional port")]
+    HostSyntax,
+    /// Target (or `:authority`) and `Host` differ.
+    #[error("the Host header names another host than the request target")]
+    HostMismatch,
+    /// Not `/...`.
+    #[error("the request target must be a path")]
+    Target,
+    /// Longer than [`proto::limits::TARGET_BYTES`].
+    #[error("the request target is longer than 32768 bytes")]
+    TooLong,
+    /// `.` or `..`, plain or encoded.
+    #[error("the path has a segment . or .., possibly percent-encoded; clean the path before sending it")]
+    DotSegment,
+    /// Backslash, NUL or another control character, plain or encoded.
+    #[error("the path has a backslash or control character, possibly percent-encoded")]
+    Character,
+    /// `%` without two hex digits, or an overlong encoding of a character.
+    #[error("the path has a broken percent-encoding")]
+    Encoding,
+    /// The first segment is a cluster's key in another spelling.
+    #[error("the cluster's key in the path must be 64 lower-case hex digits, not encoded, behind one slash")]
+    KeySpelling,
+}
+
+/// Reads where `request` wants to go. `domain` is the wildcard name under which clusters have host names.
+pub fn parse(
+    version: Version,
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+    domain: Option<&str>,
+) -> Result<Address, AddressError> {
+    let host = host(version, uri, headers)?;
+    let target = uri.path_and_query().map_or("/", |pq| pq.as_str());
+    if target.len() > proto::limits::TARGET_BYTES {
+        return Err(AddressError::TooLong);
+    }
+    let target = if target.starts_with('?') { Cow::Owned(format!("/{target}")) } else { Cow::Borrowed(target) };
+    if !target.starts_with('/') {
+        return Err(AddressError::Target);
+    }
+    let (path, query) = target.split_once('?').map_or((&*target, None), |(path, query)| (path, Some(query)));
+    let decoded = decode(path)?;
+
+    if let Some(key) = domain.and_then(|domain| host_key(&host, domain)) {
+        let target = Bytes::copy_from_slice(target.as_bytes());
+        return Ok(Address::Cluster(ClusterAddress { key, endpoint: endpoint(method, &decoded, query), target }));
+    }
+    let first = path[1..].split('/').next().unwrap_or_default();
+    if let Some(key) = ClusterKey::from_hex(first.as_bytes()) {
+        let rest = &target[1 + first.len()..];
+        let target = if rest.starts_with('/') {
+            Bytes::copy_from_slice(rest.as_bytes())
+        } else {
+            Bytes::from(format!("/{rest}"))
+        };
+        // The key has no `%`, so the decoded path has it in the same place.
+        let inner = &decoded[1 + first.len()..];
+        return Ok(Address::Cluster(ClusterAddress { key, endpoint: endpoint(method, inner, query), target }));
+    }
+    let normal = decoded.trim_start_matches('/').split('/').next().unwrap_or_default().to_ascii_lowercase();
+    if ClusterKey::from_hex(normal.as_bytes()).is_some() {
+        return Err(AddressError::KeySpelling);
+    }
+    Ok(if path == TUNNEL_PATH {
+        Address::Tunnel
+    } else if path.strip_prefix(ISSUER_PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+        Address::Issuer
+    } else {
+        Address::Nowhere
+    })
+}
+
+/// The host, in lower case, without port and final dot.
+fn host(version: Version, uri: &Uri, headers: &HeaderMap) -> Result<String, AddressError> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let from_header = match (hosts.next(), hosts.next()) {
+        (one, None) => one.map(|value| value.to_str().map_err(|_| AddressError::HostSyntax)).transpose()?,
+        _ => return Err(AddressError::HostCount),
+    };
+    let from_target = uri.authority().map(|authority| authority.as_str());
+    let host = match (from_target, from_header) {
+        (Some(target), Some(header)) if !target.eq_ignore_ascii_case(header) => {
+            return Err(AddressError::HostMismatch);
+        }
+        (Some(host), _) if version >= Version::HTTP_2 => host,
+        (_, Some(host)) => host,
+        // HTTP/1.0 may leave it out; HTTP/1.1 may not, not even beside an absolute target.
+        (_, None) if version < Version::HTTP_11 => "",
+        (_, None) => return Err(AddressError::HostCount),
+    };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.len() <= 5 && port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+    let literal = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let valid = match literal {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => name.bytes().all(fine) && (!name.is_empty() || host.is_empty()),
+    };
+    if !valid || (host.is_empty() && from_header.is_some()) {
+        return Err(AddressError::HostSyntax);
+    }
+    Ok(name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase())
+}
+
+/// The key in `<base32>.<domain>`.
+pub fn host_key(host: &str, domain: &str) -> Option<ClusterKey> {
+    let label = host.strip_suffix(domain)?.strip_suffix('.')?;
+    ClusterKey::from_base32(label.as_bytes())
+}
+
+/// Decodes a path once, as the apiserver does, and refuses what readers disagree about. What is not UTF-8 after decoding
+/// becomes the replacement character here; the forwarded bytes stay as they are.
+fn decode(path: &str) -> Result<String, AddressError> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let digit = |b: Option<u8>| b.and_then(|b| char::from(b).to_digit(16)).ok_or(AddressError::Encoding);
+        let (high, low) = (digit(bytes.next())?, digit(bytes.next())?);
+        out.push((high << 4 | low) as u8);
+    }
+    if out.iter().any(|b| *b < b' ' || *b == 0x7f || *b == b'\\') {
+        return Err(AddressError::Character);
+    }
+    let overlong = |pair: &[u8]| matches!(pair, [0xc0 | 0xc1, _] | [0xe0, 0x80..=0x9f] | [0xf0, 0x80..=0x8f]);
+    if out.windows(2).any(overlong) {
+        return Err(AddressError::Encoding);
+    }
+    // A parameter behind a dot segment (`..;x`) is cut off by some readers before they clean the path.
+    let dots = |segment: &[u8]| matches!(segment.split(|b| *b == b';').next(), Some(b"." | b".."));
+    if out.split(|b| *b == b'/').any(dots) {
+        return Err(AddressError::DotSegment);
+    }
+    Ok(String::from_utf8_lossy(&out).into_owned())
+}
+
+fn endpoint(method: &Method, path: &str, query: Option<&str>) -> Endpoint {
+    match path.trim_start_matches('/') {
+        ".towline/whoami" => Endpoint::WhoAmI,
+        ".towline/refresh" => Endpoint::Refresh,
+        other if other == ".towline" || other.starts_with(".towline/") => Endpoint::Unknown,
+        _ => Endpoint::Kubernetes(RequestInfo::parse(method, path, query)),
+    }
+}
+
+impl RequestInfo {
+    /// As `RequestInfoFactory.NewRequestInfo` of k8s.io/apiserver does it, from the decoded path.
+    pub fn parse(method: &Method, path: &str, query: Option<&str>) -> Self {
+        let mut info = Self { verb: Cow::Owned(method.as_str().to_ascii_lowercase()), ..Self::default() };
+        let mut parts: &[&str] = &path.trim_matches('/').split('/').collect::<Vec<_>>();
+        if parts.len() < 3 || !matches!(parts[0], "api" | "apis") {
+            return info;
+        }
+        let grouped = parts[0] == "apis";
+        parts = &parts[1..];
+        if grouped {
+            if parts.len() < 3 {
+                return info;
+            }
+            info.api_group = parts[0].to_owned();
+            parts = &parts[1..];
+        }
+        info.is_resource = true;
+        info.api_version = parts[0].to_owned();
+        parts = &parts[1..];
+        match parts.first() {
+            Some(&verb @ ("proxy" | "watch")) if parts.len() >= 2 => {
+                info.verb = Cow::Owned(verb.to_owned());
+                parts = &parts[1..];
+            }
+            _ => info.verb = Cow::Borrowed(verb_of(method)),
+        }
+        if let ["namespaces", namespace, rest @ ..] = parts {
+            info.namespace = (*namespace).to_owned();
+            if rest.first().is_some_and(|first| !matches!(*first, "status" | "finalize")) {
+                parts = rest;
+            }
+        }
+        let part = |index: usize| parts.get(index).map(|part| (*part).to_owned()).unwrap_or_default();
+        (info.resource, info.name) = (part(0), part(1));
+        if info.verb != "proxy" {
+            info.subresource = part(2);
+        }
+        info.verb_of_collection(query);
+        info
+    }
+
+    fn verb_of_collection(&mut self, query: Option<&str>) {
+        if !self.name.is_empty() {
+            return;
+        }
+        if self.verb == "get" {
+            let watch = query.unwrap_or_default().split('&').find_map(|pair| match pair.split_once('=') {
+                Some(("watch", value)) => Some(value),
+                None if pair == "watch" => Some(""),
+                _ => None,
+            });
+            let watch = watch.is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"));
+            self.verb = Cow::Borrowed(if watch { "watch" } else { "list" });
+        } else if self.verb == "delete" {
+            self.verb = Cow::Borrowed("deletecollection");
+        }
+    }
+
+    /// `resource/subresource`, for records.
+    pub fn resource_path(&self) -> String {
+        if self.subresource.is_empty() {
+            self.resource.clone()
+        } else {
+            format!("{}/{}", self.resource, self.subresource)
+        }
+    }
+}
+
+fn verb_of(method: &Method) -> &'static str {
+    match method.as_str() {
+        "POST" => "create",
+        "GET" | "HEAD" => "get",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" => "delete",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+use http::HeaderValue;
+use proptest::prelude::*;
+use proto::ids::ClusterId;
+
+use super::*;
+
+const DOMAIN: &str = "clusters.example.org";
+
+fn key() -> ClusterKey {
+    "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/a"
+        .parse::<ClusterId>()
+        .unwrap()
+        .key()
+}
+
+fn at(host: &str, target: &str) -> Result<Address, AddressError> {
+    let mut headers = HeaderMap::new();
+    headers.insert(header::HOST, HeaderValue::from_str(host).unwrap());
+    parse(Version::HTTP_11, &Method::GET, &target.parse().unwrap(), &headers, Some(DOMAIN))
+}
+
+fn cluster(host: &str, target: &str) -> ClusterAddress {
+    match at(host, target) {
+        Ok(Address::Cluster(address)) => address,
+        other => panic!("{target}: {other:?}"),
+    }
+}
+
+fn info(method: &Method, target: &str) -> RequestInfo {
+    let (path, query) = target.split_once('?').map_or((target, None), |(p, q)| (p, Some(q)));
+    RequestInfo::parse(method, path, query)
+}
+
+#[test]
+fn both_address_forms_lead_to_the_cluster_and_keep_the_bytes() {
+    let key = key();
+    for rest in ["/api/v1/pods?limit=5", "/a%2Fb//c;x=1?y=%2F..&z", "/\u{e4}/%C3%A4", "/api/", "//", "/?"] {
+        assert_eq!(cluster("gw:8443", &format!("/{key}{rest}")).target, rest);
+        assert_eq!(cluster(&format!("{}.{DOMAIN}:8443", key.base32()), rest).target, rest);
+        assert_eq!(cluster(&format!("{}.{DOMAIN}.", key.base32().to_uppercase()), rest).key, key);
+    }
+    assert_eq!(cluster("gw", &format!("/{key}")).target, "/");
+    assert_eq!(cluster("gw", &format!("/{key}?x")).target, "/?x");
+}
+
+#[test]
+fn targets_that_readers_route_differently_are_refused() {
+    let key = key();
+    let encoded = format!("%{:02x}{}", key.hex().as_bytes()[0], &key.hex()[1..]);
+    for (target, error) in [
+        (format!("/{key}/./api"), AddressError::DotSegment),
+        (format!("/{key}/../{key}/api"), AddressError::DotSegment),
+        (format!("/{key}/%2e%2E/api"), AddressError::DotSegment),
+        (format!("/{key}/a%2f..%2fb"), AddressError::DotSegment),
+        (format!("/{key}/..;x/b"), AddressError::DotSegment),
+        (format!("/{key}/.."), AddressError::DotSegment),
+        (format!("/{key}/a%5cb"), AddressError::Character),
+        (format!("/{key}/a%00"), AddressError::Character),
+        (format!("/{key}/a%0d%0aX:y"), AddressError::Character),
+        (format!("/{key}/%c0%ae%c0%ae/b"), AddressError::Encoding),
+        (format!("/{key}/a%2"), AddressError::Encoding),
+        (format!("/{key}/a%zz"), AddressError::Encoding),
+        (format!("//{key}/api"), AddressError::KeySpelling),
+        (format!("/%2f{key}/api"), AddressError::KeySpelling),
+        (format!("/{key}%2fapi"), AddressError::KeySpelling),
+        (format!("/{encoded}/api"), AddressError::KeySpelling),
+        (format!("/{}/api", key.hex().to_uppercase()), AddressError::KeySpelling),
+    ] {
+        assert_eq!(at("gw", &target), Err(error), "{target}");
+    }
+}
+
+#[test]
+fn hosts_are_checked() {
+    let key = key();
+    let mut headers = HeaderMap::new();
+    let uri: Uri = format!("/{key}/api").parse().unwrap();
+    assert_eq!(parse(Version::HTTP_11, &Method::GET, &uri, &headers, None), Err(AddressError::HostCount));
+    assert!(parse(Version::HTTP_10, &Method::GET, &uri, &headers, None).is_ok());
+    headers.append(header::HOST, HeaderValue::from_static("a"));
+    let absolute: Uri = format!("https://b/{key}/api").parse().unwrap();
+    assert_eq!(parse(Version::HTTP_11, &Method::GET, &absolute, &headers, None), Err(AddressError::HostMismatch));
+    assert_eq!(parse(Version::HTTP_2, &Method::GET, &absolute, &headers, None), Err(AddressError::HostMismatch));
+    headers.append(header::HOST, HeaderValue::from_static("a"));
+    assert_eq!(parse(Version::HTTP_11, &Method::GET, &uri, &headers, None), Err(AddressError::HostCount));
+    for bad in ["user@gw", "gw/x", "gw:port", "", "g w", "[::1", "a,b", ":80"] {
+        assert_eq!(at(bad, "/x"), Err(AddressError::HostSyntax), "{bad}");
+    }
+    for good in ["gw", "gw:8443", "127.0.0.1:1", "[::1]:8443", "[::1]"] {
+        assert_eq!(at(good, "/x"), Ok(Address::Nowhere), "{good}");
+    }
+}
+
+#[test]
+fn a_key_in_the_path_of_a_host_form_address_is_only_a_path() {
+    let key = key();
+    let other = ClusterKey::from_hex(&[b'a'; 64]).unwrap();
+    let address = cluster(&format!("{}.{DOMAIN}", key.base32()), &format!("/{other}/api"));
+    assert_eq!(address.key, key);
+    assert_eq!(address.target, format!("/{other}/api"));
+}
+
+#[test]
+fn our_own_paths() {
+    assert_eq!(at("gw", "/.towline/tunnel"), Ok(Address::Tunnel));
+    assert_eq!(at("gw", "/.towline/tunnel/x"), Ok(Address::Nowhere));
+    assert_eq!(at("gw", "/.towline/issuer/keys"), Ok(Address::Issuer));
+    assert_eq!(at("gw", "/.towline/issuers"), Ok(Address::Nowhere));
+    assert_eq!(at("gw", "/"), Ok(Address::Nowhere));
+    assert_eq!(cluster("gw", &format!("/{}/.towline/whoami", key())).endpoint, Endpoint::WhoAmI);
+    assert_eq!(cluster("gw", &format!("/{}/.towline/refresh?x", key())).endpoint, Endpoint::Refresh);
+    assert_eq!(cluster("gw", &format!("/{}//.towline/x", key())).endpoint, Endpoint::Unknown);
+    assert_eq!(cluster("gw", &format!("/{}/%2etowline/whoami", key())).endpoint, Endpoint::WhoAmI);
+}
+
+#[test]
+fn request_info_is_read_as_the_apiserver_reads_it() {
+    let get = Method::GET;
+    let row = |info: RequestInfo| {
+        let resource = info.resource_path();
+        (info.verb.into_owned(), info.api_group, resource, info.namespace, info.name)
+    };
+    let text = |a: &str, b: &str, c: &str, d: &str, e: &str| {
+        (a.to_owned(), b.to_owned(), c.to_owned(), d.to_owned(), e.to_owned())
+    };
+    for (method, target, expected) in [
+        (&get, "/api/v1/pods", text("list", "", "pods", "", "")),
+        (&get, "/api/v1/pods?watch=1", text("watch", "", "pods", "", "")),
+        (&get, "/api/v1/pods?watch=false", text("list", "", "pods", "", "")),
+        (&get, "/api/v1/watch/namespaces/n/pods", text("watch", "", "pods", "n", "")),
+        (&get, "/api/v1/namespaces/n/pods/p", text("get", "", "pods", "n", "p")),
+        (&get, "/api/v1/namespaces/n/pods/p/exec?command=a", text("get", "", "pods/exec", "n", "p")),
+        (&Method::POST, "/api/v1/namespaces/n/pods/p/exec/", text("create", "", "pods/exec", "n", "p")),
+        (
+            &get,
+            "/api/v1/namespaces/n/services/https:s:443/proxy/x",
+            text("get", "", "services/proxy", "n", "https:s:443"),
+        ),
+        (&get, "/api/v1/nodes/n/proxy/exec/a/b/c", text("get", "", "nodes/proxy", "", "n")),
+        (&get, "/api/v1/proxy/nodes/n/x", text("proxy", "", "nodes", "", "n")),
+        (&get, "/api/v1/namespaces/n", text("get", "", "namespaces", "n", "n")),
+        (&Method::PUT, "/api/v1/namespaces/n/finalize", text("update", "", "namespaces/finalize", "n", "n")),
+        (
+            &Method::DELETE,
+            "/apis/apps/v1/namespaces/n/deployments",
+            text("deletecollection", "apps", "deployments", "n", ""),
+        ),
+        (
+            &Method::PATCH,
+            "/apis/apps/v1/namespaces/n/deployments/d/scale",
+            text("patch", "apps", "deployments/scale", "n", "d"),
+        ),
+        (&get, "/api/v1//pods", text("get", "", "", "", "pods")),
+        (&get, "/healthz", text("get", "", "", "", "")),
+        (&get, "/apis/apps/v1", text("get", "", "", "", "")),
+        (&get, "/", text("get", "", "", "", "")),
+    ] {
+        assert_eq!(row(info(method, target)), expected, "{target}");
+    }
+}
+
+proptest! {
+    /// Whatever comes behind the key, it is either refused or forwarded byte for byte to that very cluster.
+    #[test]
+    fn targets_are_refused_or_kept_byte_for_byte(rest in "[/%.;?a-fA-F0-9\\\\#&=:~ä]{0,60}") {
+        let key = key();
+        let target = format!("/{key}/{rest}");
+        let Ok(uri) = target.parse::<Uri>() else { return Ok(()) };
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, HeaderValue::from_static("gw"));
+        match parse(Version::HTTP_11, &Method::GET, &uri, &headers, Some(DOMAIN)) {
+            Ok(Address::Cluster(address)) => {
+                prop_assert_eq!(address.key, key);
+                let sent = format!("/{}", rest.split('#').next().unwrap_or_default());
+                prop_assert_eq!(address.target.as_ref(), sent.as_bytes());
+            }
+            Ok(other) => prop_assert!(false, "{:?}", other),
+            Err(_) => {}
+        }
+    }
+
+    /// No target makes the parser panic.
+    #[test]
+    fn any_path_is_read(path in "\\PC{0,80}", query in proptest::option::of("\\PC{0,20}")) {
+        let _ = decode(&path);
+        let _ = RequestInfo::parse(&Method::GET, &path, query.as_deref());
+    }
+
+    /// A cleaned path names the same cluster as the raw one, or the raw one is refused.
+    #[test]
+    fn cleaning_a_path_never_changes_the_cluster(front in "[/.%2eEfF]{0,8}", back in "[/.%2eEfF]{0,8}") {
+        let key = key();
+        let Ok(uri) = format!("/{front}{key}{back}").parse::<Uri>() else { return Ok(()) };
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, HeaderValue::from_static("gw"));
+        if let Ok(address) = parse(Version::HTTP_11, &Method::GET, &uri, &headers, None) {
+            let decoded = decode(uri.path()).unwrap();
+            let cleaned = decoded.split('/').find(|s| !s.is_empty()).unwrap_or_default().to_owned();
+            let names_cluster = ClusterKey::from_hex(cleaned.to_ascii_lowercase().as_bytes()).is_some();
+            prop_assert_eq!(names_cluster, matches!(address, Address::Cluster(_)));
+        }
+    }
+}

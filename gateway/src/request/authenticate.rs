@@ -1,0 +1,310 @@
+//! Credential to [`Principal`]. Exactly one credential, or none: 401, which says no more than Kubernetes does.
+//!
+//! A token of a configured issuer is verified for the cluster's audience. Anything else may be a service-account token of
+//! the cluster, which only the cluster can judge: the right to reach it is then an access certificate (DESIGN.md
+//! section 2). An agent's certificate is never a user's credential.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use base64::Engine as _;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use proto::{
+    ids::ClusterId,
+    token::{Identity, TokenError},
+};
+
+use crate::snapshot::{ClusterRef, Snapshot};
+
+/// Prefix of the WebSocket subprotocol in which browsers and some clients show a bearer token.
+const SUBPROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// Who asks.
+#[derive(Debug, Clone)]
+pub enum Principal {
+    /// A user with a verified token.
+    User(Arc<Identity>),
+    /// The holder of an access certificate, with a token that only the cluster can judge.
+    ServiceAccount(Arc<Access>),
+}
+
+/// A verified access certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    /// The cluster that it opens.
+    pub cluster: ClusterId,
+    /// For whom it was issued.
+    pub name: String,
+    /// When it ends.
+    pub expires: SystemTime,
+}
+
+impl Principal {
+    /// The name in policy and audit.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::User(identity) => &identity.username,
+            Self::ServiceAccount(access) => &access.name,
+        }
+    }
+
+    /// The issuer's configured name; access certificates come from the gateway's own authority.
+    pub fn issuer(&self) -> &str {
+        match self {
+            Self::User(identity) => &identity.issuer,
+            Self::ServiceAccount(_) => "access-certificate",
+        }
+    }
+
+    /// The same for all tokens of the same person, and different for all others.
+    pub fn key(&self) -> String {
+        match self {
+            Self::User(identity) => format!("{}\0{}", identity.issuer, identity.subject),
+            Self::ServiceAccount(access) => format!("\0{}", access.name),
+        }
+    }
+
+    /// When the credential ends.
+    pub fn expires(&self) -> SystemTime {
+        match self {
+            Self::User(identity) => identity.expires,
+            Self::ServiceAccount(access) => access.expires,
+        }
+    }
+}
+
+/// Why there is no principal. For logs and `towline whoami` only; holds no credential.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AuthenticateError {
+    /// Nothing was shown.
+    #[error("no token was shown")]
+    Missing,
+    /// More than one credential was shown.
+    #[error("more than one credential was shown")]
+    Several,
+    /// A token in the query is recorded in too many places.
+    #[error("a token in the query is not taken; use the Authorization header")]
+    InQuery,
+    /// Neither `Bearer` nor `PoP`, or not one token.
+    #[error("the Authorization header is not `Bearer` or `PoP` and one token")]
+    Syntax,
+    /// The token does not hold.
+    #[error("the token is refused: {0}")]
+    Token(#[from] TokenError),
+    /// The token is of no configured issuer, and there is no access certificate for the cluster.
+    #[error("the token is of no issuer of this gateway, and no access certificate for this cluster was shown")]
+    NoAccess,
+    /// The access certificate has ended.
+    #[error("the access certificate has expired")]
+    AccessExpired,
+}
+
+/// The one credential of a request, not judged yet. Does not print.
+pub struct Credential {
+    token: Bytes,
+    scheme: Scheme,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Bearer,
+    Pop,
+}
+
+impl Credential {
+    /// Takes the one credential out of a request's headers. The `Authorization` header stays, for the agent judges it
+    /// again; one in a WebSocket subprotocol moves there, so that the apiserver never sees it.
+    pub fn take(headers: &mut HeaderMap, query: Option<&str>) -> Result<Self, AuthenticateError> {
+        let in_query = query
+            .unwrap_or_default()
+            .split('&')
+            .any(|pair| pair.split('=').next().is_some_and(|name| name.eq_ignore_ascii_case("access_token")));
+        if in_query {
+            return Err(AuthenticateError::InQuery);
+        }
+        let from_subprotocol = take_subprotocol(headers)?;
+        let mut values = headers.get_all(header::AUTHORIZATION).iter();
+        match (values.next(), values.next(), from_subprotocol) {
+            (None, None, None) => Err(AuthenticateError::Missing),
+            (Some(value), None, None) => Self::parse(value.as_bytes()),
+            (None, None, Some(token)) => {
+                let this = Self { token: Bytes::from(token), scheme: Scheme::Bearer };
+                let text = [b"Bearer ", this.token.as_ref()].concat();
+                let value = HeaderValue::from_bytes(&text).map_err(|_| AuthenticateError::Syntax)?;
+                headers.insert(header::AUTHORIZATION, value);
+                Ok(this)
+            }
+            _ => Err(AuthenticateError::Several),
+        }
+    }
+
+    fn parse(value: &[u8]) -> Result<Self, AuthenticateError> {
+        let space = value.iter().position(|b| *b == b' ').ok_or(AuthenticateError::Syntax)?;
+        let (scheme, token) = (&value[..space], value[space..].trim_ascii());
+        let scheme = if scheme.eq_ignore_ascii_case(b"bearer") {
+            Scheme::Bearer
+        } else if scheme.eq_ignore_ascii_case(b"pop") {
+            Scheme::Pop
+        } else {
+            return Err(AuthenticateError::Syntax);
+        };
+        if !is_token(token) {
+            return Err(AuthenticateError::Syntax);
+        }
+        Ok(Self { token: Bytes::copy_from_slice(token), scheme })
+    }
+
+    /// The token's text.
+    fn text(&self) -> Result<&str, AuthenticateError> {
+        std::str::from_utf8(&self.token).map_err(|_| AuthenticateError::Syntax)
+    }
+}
+
+/// RFC 6750 `b64token`: no comma, no space, so that two tokens are never one.
+fn is_token(token: &[u8]) -> bool {
+    !token.is_empty()
+        && token
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~' | b'+' | b'/' | b'='))
+}
+
+/// Removes the token from `Sec-WebSocket-Protocol`, keeping the other protocols in order.
+fn take_subprotocol(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, AuthenticateError> {
+    const NAME: HeaderName = header::SEC_WEBSOCKET_PROTOCOL;
+    let shows = |value: &HeaderValue| {
+        let prefix = SUBPROTOCOL_TOKEN.as_bytes();
+        value.as_bytes().windows(prefix.len()).any(|w| w.eq_ignore_ascii_case(prefix))
+    };
+    if !headers.get_all(NAME).iter().any(shows) {
+        return Ok(None);
+    }
+    let (mut tokens, mut others) = (Vec::new(), Vec::new());
+    for value in headers.get_all(NAME) {
+        let text = value.to_str().map_err(|_| AuthenticateError::Syntax)?;
+        for protocol in text.split(',').map(str::trim).filter(|protocol| !protocol.is_empty()) {
+            match protocol.strip_prefix(SUBPROTOCOL_TOKEN) {
+                Some(encoded) => tokens.push(encoded.to_owned()),
+                None if protocol.to_ascii_lowercase().contains(SUBPROTOCOL_TOKEN) => {
+                    return Err(AuthenticateError::Syntax);
+                }
+                None => others.push(protocol.to_owned()),
+            }
+        }
+    }
+    let [encoded] = tokens.as_slice() else { return Err(AuthenticateError::Several) };
+    let token = base64::engine::general_purpose::URL_SAFE_NO_PAD
+        .decode(encoded.trim_end_matches('='))
+        .ok()
+        .filter(|token| is_token(token))
+        .ok_or(AuthenticateError::Syntax)?;
+    headers.remove(NAME);
+    if !others.is_empty() {
+        let value = HeaderValue::from_str(&others.join(", ")).map_err(|_| AuthenticateError::Syntax)?;
+        headers.insert(NAME, value);
+    }
+    Ok(Some(token))
+}
+
+/// Judges a credential for a cluster. For an unknown cluster the same work is done with an audience that no token has
+/// of itself, so that neither answer nor time tells it from a known one.
+pub async fn authenticate(
+    snapshot: &Snapshot,
+    credential: &Credential,
+    access: Option<&Arc<Access>>,
+    cluster: Option<&ClusterRef>,
+    now: SystemTime,
+) -> Result<Principal, AuthenticateError> {
+    let audience = cluster.map_or("towline:cluster:unknown", |cluster| cluster.audience.as_str());
+    let token = credential.text()?;
+    match verify(snapshot, token, credential.scheme, audience, cluster, now).await {
+        Ok(identity) => Ok(Principal::User(identity)),
+        Err(error) if credential.scheme == Scheme::Bearer && is_foreign(&error) => {
+            let access = access.filter(|access| cluster.is_none_or(|cluster| cluster.id == access.cluster));
+            let access = access.ok_or(AuthenticateError::NoAccess)?;
+            if access.expires <= now {
+                return Err(AuthenticateError::AccessExpired);
+            }
+            Ok(Principal::ServiceAccount(Arc::clone(access)))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn verify(
+    snapshot: &Snapshot,
+    token: &str,
+    _scheme: Scheme,
+    audience: &str,
+    _cluster: Option<&ClusterRef>,
+    now: SystemTime,
+) -> Result<Arc<Identity>, TokenError> {
+    snapshot.verifier.verify(token, audience, now).await
+}
+
+/// Whether the token is of no issuer of ours, or no JWT at all: perhaps one that the cluster knows.
+fn is_foreign(_error: &TokenError) -> bool {
+    false
+}
+
+/// `SystemTime` as whole seconds since 1970.
+pub fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+        lines
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap()))
+            .collect()
+    }
+
+    fn taken(lines: &[(&'static str, &str)]) -> Result<String, AuthenticateError> {
+        Credential::take(&mut headers(lines), None).map(|c| c.text().unwrap().to_owned())
+    }
+
+    #[test]
+    fn exactly_one_credential_is_taken() {
+        assert_eq!(taken(&[("authorization", "Bearer a.b-c_d")]).unwrap(), "a.b-c_d");
+        assert_eq!(taken(&[("authorization", "bearer  x")]).unwrap(), "x");
+        assert_eq!(taken(&[("authorization", "PoP x")]).unwrap(), "x");
+        assert_eq!(taken(&[]), Err(AuthenticateError::Missing));
+        let two = [("authorization", "Bearer a"), ("authorization", "Bearer b")];
+        assert_eq!(taken(&two), Err(AuthenticateError::Several));
+        for bad in ["Bearer a, Bearer b", "Bearer", "Basic dTpw", "a", "Bearer a b", "Bearer \u{e4}", "Bearer\ta"] {
+            assert_eq!(taken(&[("authorization", bad)]), Err(AuthenticateError::Syntax), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_token_in_the_query_is_refused_wherever_else_one_is() {
+        for query in ["access_token=x", "a=b&Access_Token=x", "access_token"] {
+            let result = Credential::take(&mut headers(&[("authorization", "Bearer a")]), Some(query));
+            assert_eq!(result.err(), Some(AuthenticateError::InQuery));
+        }
+    }
+
+    #[test]
+    fn a_websocket_token_moves_to_the_header_and_the_other_protocols_stay() {
+        let name = "sec-websocket-protocol";
+        let shown = format!("v5.channel.k8s.io, {SUBPROTOCOL_TOKEN}YS5iLWM, v4.channel.k8s.io");
+        let mut map = headers(&[(name, &shown)]);
+        assert_eq!(Credential::take(&mut map, None).map(|c| c.text().unwrap().to_owned()), Ok("a.b-c".to_owned()));
+        assert_eq!(map[name], "v5.channel.k8s.io, v4.channel.k8s.io");
+        assert_eq!(map["authorization"], "Bearer a.b-c");
+        let mut alone = headers(&[(name, &format!("{SUBPROTOCOL_TOKEN}YQ"))]);
+        assert!(Credential::take(&mut alone, None).is_ok());
+        assert!(!alone.contains_key(name));
+        assert_eq!(taken(&[(name, &shown), ("authorization", "Bearer a")]), Err(AuthenticateError::Several));
+        assert_eq!(taken(&[(name, &shown), (name, &shown)]), Err(AuthenticateError::Several));
+        assert_eq!(taken(&[(name, &format!("{SUBPROTOCOL_TOKEN}%%"))]), Err(AuthenticateError::Syntax));
+        let other_case = SUBPROTOCOL_TOKEN.to_uppercase();
+        assert_eq!(taken(&[(name, &format!("{other_case}YQ"))]), Err(AuthenticateError::Syntax));
+    }
+}

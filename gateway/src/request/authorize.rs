@@ -1,0 +1,41 @@
+//! Principal and cluster to [`Permit`] or [`Denial`], by asking `policy`. Only a permit can go on: the stages behind take
+//! one, and nothing but this file makes one.
+
+use super::authenticate::Principal;
+use crate::{
+    policy::DenialReason,
+    snapshot::{ClusterRef, Snapshot},
+};
+
+/// The right of one principal to reach one cluster now.
+#[derive(Debug)]
+pub struct Permit {
+    principal: Principal,
+    cluster: ClusterRef,
+}
+
+/// No right. An unknown cluster is denied like a forbidden one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Denial(pub DenialReason);
+
+impl Permit {
+    /// Whose.
+    pub fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
+    /// To what.
+    pub fn cluster(&self) -> &ClusterRef {
+        &self.cluster
+    }
+}
+
+/// Asks the policy.
+pub fn authorize(snapshot: &Snapshot, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<Permit, Denial> {
+    let decision = snapshot.policy.decide(principal, cluster.map(|cluster| &cluster.id));
+    match (decision, cluster) {
+        (Ok(()), Some(cluster)) => Ok(Permit { principal: principal.clone(), cluster: cluster.clone() }),
+        (Ok(()), None) => Err(Denial(DenialReason::UnknownCluster)),
+        (Err(reason), _) => Err(Denial(reason)),
+    }
+}

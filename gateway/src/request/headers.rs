@@ -1,0 +1,233 @@
+//! What of a head may go on. Everything here looks at names and shapes; identity is not judged here.
+//!
+//! Requests: hop-by-hop headers go first (attack I2), then those that claim an identity or a path behind a proxy (I6).
+//! Answers: what a cluster must not say to the gateway's web origin is taken out (attacks 4.5).
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
+use hyper::body::Incoming;
+use proto::{exchange, limits};
+
+use super::{
+    Stage,
+    respond::{Kind, Refusal},
+};
+
+/// Request headers that claim something which only the gateway or the agent may say.
+const CLAIMS: &[&str] = &[
+    "forwarded",
+    "front-end-https",
+    "cookie",
+    "proxy-authorization",
+    "x-real-ip",
+    "x-client-ip",
+    "x-original-url",
+    "x-rewrite-url",
+    "x-http-method-override",
+    "x-ssl-client-cert",
+    "ssl-client-cert",
+    "client-cert",
+    "client-cert-chain",
+];
+/// The same, by prefix.
+const CLAIM_PREFIXES: &[&str] = &["x-remote-", "x-forwarded-", "x-envoy-", "x-ms-client-principal", "x-towline-"];
+/// Headers of answers that would act on the gateway's origin.
+const ORIGIN: &[&str] =
+    &["set-cookie", "set-cookie2", "clear-site-data", "alt-svc", "strict-transport-security", "public-key-pins"];
+
+fn bad(why: &'static str) -> Refusal {
+    Refusal::new(Stage::Address, Kind::BadRequest(why))
+}
+
+/// Refuses heads that readers disagree about or that are too large.
+pub fn check(version: Version, headers: &HeaderMap) -> Result<(), Refusal> {
+    let too_large = |name, value| Refusal::new(Stage::Accept, Kind::HeadTooLarge { name, value });
+    if headers.len() > limits::HEADER_COUNT {
+        return Err(too_large("headers", limits::HEADER_COUNT));
+    }
+    let size: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if size > limits::HEADER_LIST_BYTES {
+        return Err(too_large("header bytes", limits::HEADER_LIST_BYTES));
+    }
+    for name in headers.keys() {
+        // Some servers read `impersonate_user` as `impersonate-user` (attack I4).
+        if name.as_str().contains('_') {
+            return Err(bad("a header name has an underscore"));
+        }
+    }
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        if version != Version::HTTP_11 {
+            return Err(bad("Transfer-Encoding is for HTTP/1.1 alone"));
+        }
+        if headers.contains_key(header::CONTENT_LENGTH) {
+            return Err(bad("a request has Content-Length or Transfer-Encoding, not both"));
+        }
+        let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+        let chunked = codings.next().is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"chunked"));
+        if !chunked || codings.next().is_some() {
+            return Err(bad("the only transfer coding taken is chunked, once"));
+        }
+    }
+    if headers.get_all(header::CONTENT_LENGTH).iter().count() > 1 {
+        return Err(bad("Content-Length is there twice"));
+    }
+    Ok(())
+}
+
+/// The protocol that the request wants to change to, if it does and may. The body of such a request must be empty.
+pub fn upgrade(http: &http::Request<Incoming>) -> Result<Option<Bytes>, Refusal> {
+    if !http.headers().contains_key(header::UPGRADE) {
+        return Ok(None);
+    }
+    let Some(upgrade) = exchange::upgrade_of(http.headers()) else {
+        return Err(bad("Upgrade needs one protocol and `Connection: Upgrade`"));
+    };
+    if http.version() != Version::HTTP_11 {
+        return Err(bad("Upgrade is for HTTP/1.1 alone"));
+    }
+    let lower = upgrade.to_ascii_lowercase();
+    // To another version of HTTP or to TLS would be a connection inside which nobody authenticates.
+    if lower.starts_with(b"h2") || lower.starts_with(b"http") || lower.starts_with(b"tls") {
+        return Err(bad("the protocol in Upgrade is not taken"));
+    }
+    if !http_body::Body::is_end_stream(http.body()) {
+        return Err(bad("a request with Upgrade must not have a body"));
+    }
+    if *http.method() != Method::GET && *http.method() != Method::POST {
+        return Err(bad("Upgrade is taken with GET and POST alone"));
+    }
+    Ok(Some(upgrade))
+}
+
+/// Takes out hop-by-hop headers, then claims. What remains is the user's own and goes on.
+pub fn strip_request(headers: &mut HeaderMap, upgrade: bool) {
+    // The one hop-by-hop name that an upgrade keeps; the client's other names in `Connection` do not count.
+    exchange::strip_hop_by_hop(headers, upgrade);
+    for name in CLAIMS {
+        headers.remove(*name);
+    }
+    let claims: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| CLAIM_PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix)))
+        .cloned()
+        .collect();
+    for name in claims {
+        headers.remove(name);
+    }
+    // Answered here already, by the server library.
+    headers.remove(header::EXPECT);
+    if upgrade {
+        headers.remove(header::CONTENT_LENGTH);
+    }
+}
+
+/// Checks `Impersonate-*`: those of Kubernetes, well formed, go on to the agent, which asks the cluster whether the real
+/// user may; any other is refused by prefix (attacks I1, I3). Gives the impersonated user's name.
+pub fn impersonation(headers: &mut HeaderMap) -> Result<Option<HeaderValue>, Refusal> {
+    let refuse = |why| Refusal::new(Stage::Authorize, Kind::Impersonation(why));
+    let mut any = false;
+    for (name, value) in headers.iter() {
+        let Some(rest) = name.as_str().strip_prefix("impersonate-") else { continue };
+        any = true;
+        let known =
+            matches!(rest, "user" | "group" | "uid") || rest.strip_prefix("extra-").is_some_and(|k| !k.is_empty());
+        if !known {
+            return Err(refuse("the request has an Impersonate- header that is not understood"));
+        }
+        let fine = !value.is_empty() && value.len() <= 1024 && value.to_str().is_ok_and(|text| text.trim() == text);
+        if !fine {
+            return Err(refuse("the request has an Impersonate- header with an empty or malformed value"));
+        }
+    }
+    let mut users = headers.get_all("impersonate-user").iter();
+    match (users.next(), users.next()) {
+        (Some(user), None) => Ok(Some(user.clone())),
+        (None, _) if !any => Ok(None),
+        (None, _) => Err(refuse("Impersonate-Group, -Uid and -Extra need Impersonate-User beside them")),
+        (Some(_), Some(_)) => Err(refuse("Impersonate-User is there twice")),
+    }
+}
+
+/// What of an answer goes to the user.
+pub fn strip_response(headers: &mut HeaderMap, switching: bool) {
+    exchange::strip_hop_by_hop(headers, switching);
+    for name in ORIGIN {
+        headers.remove(*name);
+    }
+    // Trailers do not cross, and announcing them would be a promise.
+    headers.remove(header::TRAILER);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in lines {
+            map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        map
+    }
+
+    #[test]
+    fn impersonation_is_whole_or_refused() {
+        let fine = [("impersonate-user", "a"), ("impersonate-group", "g"), ("impersonate-extra-x%2fy", "v")];
+        assert_eq!(impersonation(&mut map(&fine)).unwrap().unwrap(), "a");
+        assert!(impersonation(&mut map(&[])).unwrap().is_none());
+        for bad in [
+            [("impersonate-group", "system:masters")].as_slice(),
+            &[("impersonate-user", "a"), ("impersonate-user", "b")],
+            &[("impersonate-user", "a"), ("impersonate-surprise", "b")],
+            &[("impersonate-user", "a"), ("impersonate-extra-", "b")],
+            &[("impersonate-user", "")],
+            &[("impersonate-user", "a"), ("impersonate-uid", " ")],
+        ] {
+            assert!(impersonation(&mut map(bad)).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn claims_of_identity_are_taken_out() {
+        let mut headers = map(&[
+            ("x-remote-user", "admin"),
+            ("x-remote-extra-a", "b"),
+            ("x-forwarded-for", "1"),
+            ("x-forwarded-client-cert", "1"),
+            ("forwarded", "1"),
+            ("front-end-https", "on"),
+            ("cookie", "a=b"),
+            ("accept", "*/*"),
+        ]);
+        strip_request(&mut headers, false);
+        assert_eq!(headers, map(&[("accept", "*/*")]));
+    }
+
+    #[test]
+    fn heads_that_readers_disagree_about_are_refused() {
+        for bad in [
+            [("transfer-encoding", "chunked"), ("content-length", "3")].as_slice(),
+            &[("transfer-encoding", "xchunked")],
+            &[("transfer-encoding", "chunked, identity")],
+            &[("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")],
+            &[("content-length", "3"), ("content-length", "3")],
+            &[("impersonate_user", "a")],
+        ] {
+            assert!(check(Version::HTTP_11, &map(bad)).is_err(), "{bad:?}");
+        }
+        assert!(check(Version::HTTP_11, &map(&[("transfer-encoding", "Chunked")])).is_ok());
+    }
+
+    #[test]
+    fn answers_cannot_act_on_the_gateways_origin() {
+        let mut headers = map(&[
+            ("set-cookie", "a=b"),
+            ("clear-site-data", "*"),
+            ("alt-svc", "h3"),
+            ("strict-transport-security", "x"),
+            ("warning", "299 - \"x\""),
+        ]);
+        strip_response(&mut headers, false);
+        assert_eq!(headers, map(&[("warning", "299 - \"x\"")]));
+    }
+}

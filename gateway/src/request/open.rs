@@ -1,0 +1,76 @@
+//! Opens a stream on one of the tunnels. The next tunnel is tried only where no byte of the request was sent, which
+//! `OpenError` promises in every case; once a stream is open there is no second try.
+
+use std::{sync::Arc, time::Instant};
+
+use proto::{
+    transport::{CarrierKind, OpenError, Stream},
+    wire::head::RequestHead,
+};
+
+use super::{
+    Stage,
+    locate::Slot,
+    respond::{Kind, Refusal},
+};
+use crate::{core::Core, metrics::OpenGuard, tunnels::registry::LiveTunnel};
+
+/// An open stream, with its place in the counts.
+pub struct Opened {
+    /// The stream; its head is on the way.
+    pub stream: Stream,
+    /// What bears it.
+    pub carrier: CarrierKind,
+    /// Its place in the counts, given back on drop.
+    pub place: Place,
+}
+
+/// A stream's place in the counts.
+pub struct Place {
+    _slot: Slot,
+    _open: OpenGuard,
+}
+
+/// Opens a stream for `head`, on the first tunnel that takes it.
+pub async fn open(
+    core: &Core,
+    tunnels: Vec<Arc<LiveTunnel>>,
+    head: RequestHead,
+    slot: Slot,
+) -> Result<Opened, Refusal> {
+    let limit = core.limits.streams_per_tunnel;
+    let head = head.encode().map_err(|error| {
+        let kind = Kind::HeadTooLarge { name: "head bytes", value: proto::limits::HEAD_BYTES };
+        Refusal::new(Stage::Open, kind).because(error)
+    })?;
+    let head = head.freeze();
+    let deadline = Instant::now() + core.limits.open_timeout;
+    let mut last = None;
+    for tunnel in tunnels {
+        if tunnel.handle.open_streams() >= limit as usize {
+            last = Some(OpenError::TooManyStreams(limit));
+            continue;
+        }
+        match tokio::time::timeout_at(deadline.into(), tunnel.handle.open(head.clone())).await {
+            Ok(Ok(stream)) => {
+                let place = Place { _slot: slot, _open: core.metrics.streams.enter() };
+                return Ok(Opened { stream, carrier: tunnel.handle.info().carrier, place });
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(tunnel = %tunnel, %error, "stream not opened; trying another tunnel");
+                if matches!(error, OpenError::Draining) {
+                    tunnel.set_draining();
+                }
+                last = Some(error);
+            }
+            Err(_) => return Err(Refusal::new(Stage::Open, Kind::OpenTimeout)),
+        }
+    }
+    Err(match last {
+        Some(OpenError::TooManyStreams(limit)) => {
+            Refusal::new(Stage::Open, Kind::Limit { name: "streams per tunnel", value: u64::from(limit) })
+        }
+        Some(error) => Refusal::new(Stage::Open, Kind::NoAgent).because(error),
+        None => Refusal::new(Stage::Open, Kind::NoAgent),
+    })
+}

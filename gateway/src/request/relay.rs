@@ -1,0 +1,332 @@
+//! Bodies, watches and upgraded bytes, both ways, half-close and back-pressure kept.
+//!
+//! The answer may begin, and end, while the request's body still flows. Whatever breaks off behind the gateway breaks off
+//! in front of it: an incomplete answer never ends cleanly. When the user goes away everything here is dropped, which
+//! resets the stream at once.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Method, Response, StatusCode, header};
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use proto::{
+    exchange::{self, StreamBody},
+    limits,
+    process::Task,
+    transport::{MessageError, RecvStream, SendStream, Stream},
+    wire::{close::StreamCode, head::ResponseHead},
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::{
+    Request, Stage,
+    audit::{self, Outcome, Record},
+    headers,
+    open::{Opened, Place},
+    respond::{Body, BodyError, Kind, Refusal},
+};
+use crate::{
+    core::Core,
+    sessions::{EndReason, SessionHandle},
+};
+
+/// Sends the request's body, waits for the answer's head and gives the answer back. Takes the record out of `slot` once
+/// the answer has begun; until then a refusal finds it there.
+pub async fn relay(
+    core: &Arc<Core>,
+    request: Request,
+    opened: Opened,
+    session: SessionHandle,
+    slot: &mut Option<Record>,
+) -> Result<Response<Body>, Refusal> {
+    let counted = slot.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
+    let Opened { stream: Stream { mut send, mut recv, .. }, place, .. } = opened;
+    let (mut sender, mut upload) = (None, None);
+    if request.upgrade.is_some() {
+        // No body and no finish yet: after a 101 this half carries the upgraded bytes.
+        sender = Some(send);
+    } else if request.body.is_end_stream() {
+        // A stream that is already over says so where the answer is read.
+        let _ = send.finish();
+    } else {
+        let body = Upload { body: request.body, bytes: Arc::clone(&counted) };
+        upload = Some(core.tasks.spawn_task("upload", send_body(send, body)));
+    }
+    let head = tokio::select! {
+        biased;
+        reason = session.ended() => {
+            recv.stop(StreamCode::Unauthorised);
+            return Err(Refusal::new(Stage::Relay, Kind::Ended(reason)));
+        }
+        head = read_head(&mut recv) => head?,
+    };
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        let (Some(asked), Some(send), Some(on_upgrade)) = (&request.upgrade, sender, request.on_upgrade) else {
+            return Err(bad_answer("the cluster changed protocols though nobody asked"));
+        };
+        check_switch(asked, &head)?;
+        let record = slot.take();
+        let upgraded = Upgraded { on_upgrade, send, recv, session, record, _place: place };
+        return Ok(switch(core, upgraded, head));
+    }
+    // The connection stays HTTP; whatever the client sends next is a new request (CVE-2018-1002105).
+    if let Some(mut send) = sender {
+        let _ = send.finish();
+    }
+    let mut record = slot.take();
+    if let Some(record) = &mut record {
+        record.answered(head.status);
+        if let Some(stage) = &head.refused_by {
+            record.reason(&format!("refused by the agent at {}", String::from_utf8_lossy(stage)));
+        }
+    }
+    let left = content_length(&head);
+    let bodiless = request.method == Method::HEAD
+        || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        || left == Some(0);
+    // Nobody asks such a body for its end.
+    if let (true, Some(record)) = (bodiless, &mut record) {
+        record.outcome(Outcome::Complete);
+    }
+    let relayed = Relayed {
+        body: StreamBody::new(recv),
+        left,
+        ended: Box::pin(session.ended()),
+        over: bodiless,
+        record,
+        bytes: counted,
+        _upload: upload,
+        _session: session,
+        _place: place,
+    };
+    Ok(answer(head, relayed))
+}
+
+fn bad_answer(why: &'static str) -> Refusal {
+    Refusal::new(Stage::Relay, Kind::BadAnswer(why))
+}
+
+async fn send_body(mut send: SendStream, body: Upload) {
+    match exchange::send_body(&mut send, body).await {
+        (_, Ok(_)) => {}
+        (sent, Err(error)) => tracing::debug!(sent, %error, "request body not sent whole"),
+    }
+}
+
+/// The answer's head, which the agent owes; there is no deadline, for the apiserver may take its time.
+pub async fn read_head(recv: &mut RecvStream) -> Result<ResponseHead, Refusal> {
+    match recv.recv_message(limits::HEAD_BYTES).await {
+        Ok(message) => ResponseHead::decode(message)
+            .map_err(|error| bad_answer("the cluster's answer cannot be read").because(error)),
+        Err(MessageError::Wire(error)) => Err(bad_answer("the cluster's answer cannot be read").because(error)),
+        Err(error) => Err(Refusal::new(Stage::Relay, Kind::BrokenOff).because(error)),
+    }
+}
+
+fn content_length(head: &ResponseHead) -> Option<u64> {
+    head.headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn answer(mut head: ResponseHead, body: Relayed) -> Response<Body> {
+    headers::strip_response(&mut head.headers, false);
+    let mut response = Response::new(Body::Relayed(Box::new(body)));
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    response
+}
+
+/// A 101 must be to the protocol that was asked for.
+fn check_switch(asked: &Bytes, head: &ResponseHead) -> Result<(), Refusal> {
+    match exchange::upgrade_of(&head.headers) {
+        Some(got) if got.eq_ignore_ascii_case(asked) => Ok(()),
+        _ => Err(bad_answer("the cluster changed to another protocol than was asked for")),
+    }
+}
+
+struct Upgraded {
+    on_upgrade: hyper::upgrade::OnUpgrade,
+    send: SendStream,
+    recv: RecvStream,
+    session: SessionHandle,
+    record: Option<Record>,
+    _place: Place,
+}
+
+fn switch(core: &Arc<Core>, mut upgraded: Upgraded, mut head: ResponseHead) -> Response<Body> {
+    headers::strip_response(&mut head.headers, true);
+    if let Some(record) = &mut upgraded.record {
+        record.answered(head.status);
+    }
+    core.tasks.spawn("upgraded", carry(upgraded));
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    response
+}
+
+/// Carries upgraded bytes until both directions have ended or the session is ended.
+async fn carry(upgraded: Upgraded) {
+    let Upgraded { on_upgrade, send, recv, session, mut record, _place } = upgraded;
+    let io = match on_upgrade.await {
+        Ok(io) => TokioIo::new(io),
+        Err(error) => return tracing::debug!(%error, "the user went away before the upgrade"),
+    };
+    let bytes = record.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
+    let io = Counted { io, bytes };
+    let outcome = tokio::select! {
+        biased;
+        reason = session.ended() => {
+            if let Some(record) = &mut record {
+                record.reason(reason.text());
+            }
+            Outcome::Ended
+        }
+        (_, result) = exchange::splice(io, send, recv) => match result {
+            Ok(()) => Outcome::Complete,
+            Err(error) => {
+                if let Some(record) = &mut record {
+                    record.reason(&error.to_string());
+                }
+                Outcome::BrokenOff
+            }
+        }
+    };
+    if let Some(record) = &mut record {
+        record.outcome(outcome);
+    }
+}
+
+/// The request's body, counted.
+struct Upload {
+    body: Incoming,
+    bytes: Arc<audit::Bytes>,
+}
+
+impl http_body::Body for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            self.bytes.up.fetch_add(length as u64, Ordering::Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}
+
+/// An answer's body on its way to the user, with everything that must live as long as it does.
+pub struct Relayed {
+    body: StreamBody,
+    /// Bytes still to come, where the answer announced them.
+    left: Option<u64>,
+    ended: BoxFuture<'static, EndReason>,
+    over: bool,
+    record: Option<Record>,
+    bytes: Arc<audit::Bytes>,
+    _upload: Option<Task<()>>,
+    _session: SessionHandle,
+    _place: Place,
+}
+
+impl Relayed {
+    fn end(&mut self, outcome: Outcome, reason: Option<&str>) {
+        self.over = true;
+        if let Some(mut record) = self.record.take() {
+            if let Some(reason) = reason {
+                record.reason(reason);
+            }
+            record.outcome(outcome);
+        }
+    }
+}
+
+impl http_body::Body for Relayed {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        if this.over {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(reason) = this.ended.as_mut().poll(cx) {
+            this.end(Outcome::Ended, Some(reason.text()));
+            return Poll::Ready(Some(Err(BodyError::Ended(reason))));
+        }
+        match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                let length = frame.data_ref().map_or(0, Bytes::len) as u64;
+                this.bytes.down.fetch_add(length, Ordering::Relaxed);
+                this.left = this.left.map(|left| left.saturating_sub(length));
+                // hyper does not ask again after the last announced byte, so the record ends here.
+                if this.left == Some(0) && length > 0 {
+                    if let Some(record) = &mut this.record {
+                        record.outcome(Outcome::Complete);
+                    }
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Some(Err(error)) => {
+                this.end(Outcome::BrokenOff, Some(&error.to_string()));
+                Poll::Ready(Some(Err(BodyError::BrokenOff(error))))
+            }
+            None => {
+                this.end(Outcome::Complete, None);
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.over
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
+
+/// Upgraded bytes, counted.
+struct Counted<T> {
+    io: T,
+    bytes: Arc<audit::Bytes>,
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Counted<T> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(cx, buffer))?;
+        self.bytes.up.fetch_add((buffer.filled().len() - before) as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Counted<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.io).poll_write(cx, bytes))?;
+        self.bytes.down.fetch_add(written as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

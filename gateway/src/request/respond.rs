@@ -1,0 +1,280 @@
+//! Every outcome to HTTP: the only file that writes a Kubernetes `Status` or picks a status code.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt, Full};
+use proto::{exchange::Status, ids::RequestId};
+
+use super::{Stage, address::AddressError, audit, relay::Relayed};
+use crate::sessions::EndReason;
+
+/// A refusal: whatever keeps a request from being relayed, or its answer from being used.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The stage that refused.
+    pub stage: Stage,
+    /// What the user is told.
+    pub kind: Kind,
+    /// What the log and the audit record are told beyond that. No credential.
+    pub detail: Option<String>,
+}
+
+/// What the user is told.
+#[derive(Debug)]
+pub enum Kind {
+    /// The address cannot be read.
+    Address(AddressError),
+    /// Something else in the request is malformed: why.
+    BadRequest(&'static str),
+    /// A method that is not for gateways.
+    Method,
+    /// Nothing is here.
+    NotFound,
+    /// The host belongs to another cluster than the TLS server name.
+    Misdirected,
+    /// No credential, or not one that holds. Says no more than Kubernetes does.
+    Unauthorized,
+    /// The policy says no, or there is no such cluster: the user cannot tell.
+    Forbidden {
+        /// The user's own name.
+        user: String,
+    },
+    /// An `Impersonate-*` header that is not understood.
+    Impersonation(&'static str),
+    /// No tunnel.
+    NoAgent,
+    /// A bound was reached: its name and value.
+    Limit {
+        /// The limit's name.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The request head is too large.
+    HeadTooLarge {
+        /// The limit's name.
+        name: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// The agent did not take the request in time.
+    OpenTimeout,
+    /// The tunnel or the agent broke off before an answer; the request may or may not have been carried out.
+    BrokenOff,
+    /// The agent's answer makes no sense.
+    BadAnswer(&'static str),
+    /// The session was ended before an answer.
+    Ended(EndReason),
+    /// The gateway drains.
+    Draining,
+}
+
+impl Refusal {
+    /// With nothing for the log alone.
+    pub fn new(stage: Stage, kind: Kind) -> Self {
+        Self { stage, kind, detail: None }
+    }
+
+    /// With a detail for log and audit.
+    #[must_use]
+    pub fn because(mut self, detail: impl std::fmt::Display) -> Self {
+        self.detail = Some(detail.to_string());
+        self
+    }
+
+    /// A word for the audit record.
+    pub fn summary(&self) -> String {
+        match &self.detail {
+            Some(detail) => detail.clone(),
+            None => self.text().2,
+        }
+    }
+
+    /// What the user is told.
+    pub fn public_text(&self) -> String {
+        self.text().2
+    }
+
+    fn text(&self) -> (StatusCode, &'static str, String, Option<u32>) {
+        let plain = |code, reason, message: &str| (code, reason, message.to_owned(), None);
+        match &self.kind {
+            Kind::Address(error @ AddressError::TooLong) => {
+                plain(StatusCode::URI_TOO_LONG, "RequestURITooLong", &error.to_string())
+            }
+            Kind::Address(error) => plain(StatusCode::BAD_REQUEST, "BadRequest", &error.to_string()),
+            Kind::BadRequest(why) => plain(StatusCode::BAD_REQUEST, "BadRequest", why),
+            Kind::Method => plain(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "MethodNotAllowed",
+                "the gateway does not take the methods CONNECT and TRACE",
+            ),
+            Kind::NotFound => plain(
+                StatusCode::NOT_FOUND,
+                "NotFound",
+                "nothing is at this address; a cluster is at https://<gateway>/<key>, with the key as 64 hex digits",
+            ),
+            Kind::Misdirected => plain(
+                StatusCode::MISDIRECTED_REQUEST,
+                "BadRequest",
+                "the host belongs to another cluster than the TLS server name of this connection",
+            ),
+            Kind::Unauthorized => plain(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized"),
+            Kind::Forbidden { user } => (
+                StatusCode::FORBIDDEN,
+                "Forbidden",
+                format!(
+                    "user {user:?} may not reach this cluster, or there is no such cluster at this gateway; \
+                     ask who runs the gateway for a grant, and check the address"
+                ),
+                None,
+            ),
+            Kind::Impersonation(why) => plain(StatusCode::FORBIDDEN, "Forbidden", why),
+            Kind::NoAgent => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "cannot connect to the cluster because no agent of it is connected to this gateway; \
+                 see whether the agent runs in the cluster and what its log says"
+                    .to_owned(),
+                Some(1),
+            ),
+            Kind::Limit { name, value } => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "TooManyRequests",
+                format!("limit {name} of {value} is reached; close some or try again"),
+                Some(1),
+            ),
+            Kind::HeadTooLarge { name, value } => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "RequestEntityTooLarge",
+                format!("the request head is over limit {name} of {value}"),
+                None,
+            ),
+            Kind::OpenTimeout => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "the cluster's agent did not take the request in time; nothing was sent, try again".to_owned(),
+                Some(1),
+            ),
+            Kind::BrokenOff => plain(
+                StatusCode::BAD_GATEWAY,
+                "InternalError",
+                "the connection to the cluster broke off before an answer; the request may have been carried out",
+            ),
+            Kind::BadAnswer(why) => plain(StatusCode::BAD_GATEWAY, "InternalError", why),
+            Kind::Ended(reason) => plain(StatusCode::FORBIDDEN, "Forbidden", reason.text()),
+            Kind::Draining => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "this gateway is shutting down; try again".to_owned(),
+                Some(1),
+            ),
+        }
+    }
+
+    /// Whether the user's connection must not be used again: where a request ends is in doubt.
+    fn closes(&self) -> bool {
+        matches!(self.kind, Kind::Address(_) | Kind::BadRequest(_) | Kind::Method | Kind::HeadTooLarge { .. })
+    }
+}
+
+/// The refusal as an answer, noted in the record.
+pub fn refuse(refusal: &Refusal, id: RequestId, http1: bool, record: &mut audit::Record) -> Response<Body> {
+    let (code, reason, message, retry_after) = refusal.text();
+    record.stage(refusal.stage);
+    record.reason(&refusal.summary());
+    record.outcome(audit::Outcome::Refused);
+    record.answered(code);
+    tracing::debug!(
+        request.id = %id,
+        stage = refusal.stage.as_str(),
+        status = code.as_u16(),
+        detail = refusal.detail.as_deref(),
+        message,
+        "request refused"
+    );
+    let named = matches!(code.as_u16(), 403 | 429 | 431 | 502 | 503);
+    let stage = named.then(|| refusal.stage.as_str());
+    let status = Status { code, reason, message, stage, request_id: id, retry_after };
+    let mut response = Response::new(Body::Full(Full::new(status.body())));
+    *response.status_mut() = code;
+    *response.headers_mut() = status.headers();
+    if http1 && refusal.closes() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// A JSON document of ours.
+pub fn json(value: &serde_json::Value) -> Response<Body> {
+    let mut response = Response::new(Body::Full(Full::new(Bytes::from(value.to_string()))));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// An answer's body.
+pub enum Body {
+    /// Ours.
+    Full(Full<Bytes>),
+    /// From a cluster.
+    Relayed(Box<Relayed>),
+}
+
+/// Why a body breaks off. The user sees a broken connection or a reset stream, never a clean end.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    /// Behind the gateway.
+    #[error("the answer broke off")]
+    BrokenOff(#[source] proto::transport::StreamError),
+    /// By the gateway.
+    #[error("the session was ended: {}", .0.text())]
+    Ended(EndReason),
+}
+
+impl Body {
+    /// No bytes.
+    pub fn empty() -> Self {
+        Self::Full(Full::default())
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            Self::Full(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+            Self::Relayed(body) => Pin::new(body.as_mut()).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Full(body) => body.is_end_stream(),
+            Self::Relayed(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Full(body) => body.size_hint(),
+            Self::Relayed(body) => body.size_hint(),
+        }
+    }
+}
+
+/// Reads a small body whole.
+pub async fn read_small<B>(body: B, limit: usize) -> Option<Bytes>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    http_body_util::Limited::new(body, limit).collect().await.ok().map(http_body_util::Collected::to_bytes)
+}

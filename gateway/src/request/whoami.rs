@@ -1,0 +1,105 @@
+//! What gateway and agent each make of a token, and why not. A 401 must say no more than Kubernetes does; this is where
+//! the holder of a token reads the reason (`towline whoami`). Nothing is told about a cluster that they may not reach.
+
+use std::{sync::Arc, time::SystemTime};
+
+use http::Response;
+use proto::{exchange::StreamBody, ids::RequestId, wire::head::RequestHead};
+use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use super::{
+    QUESTION_DEADLINE, Request, Stage,
+    audit::Record,
+    authenticate::{self, Credential, Principal},
+    authorize::{self, Permit},
+    head, locate, open, relay,
+    respond::{self, Body, Refusal},
+};
+use crate::{core::Core, snapshot::Snapshot};
+
+/// The longest answer of an agent, in bytes.
+const ANSWER_BYTES: usize = 64 * 1024;
+
+/// Answers 200 with a JSON object: `gateway` and `agent`, each with `accepted` and, where not, `why`.
+pub async fn serve(
+    core: &Arc<Core>,
+    snapshot: &Snapshot,
+    mut request: Request,
+    record: &mut Record,
+) -> Result<Response<Body>, Refusal> {
+    let (gateway, permit) = gateway(snapshot, &mut request, record).await;
+    let agent = match permit {
+        None => json!({ "accepted": false, "why": "not asked, because the gateway refuses" }),
+        Some(permit) => {
+            record.stage(Stage::Relay);
+            match tokio::time::timeout(QUESTION_DEADLINE, agent(core, &request, &permit)).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(refusal)) => json!({ "accepted": false, "why": refusal.public_text() }),
+                Err(_) => json!({ "accepted": false, "why": "the agent did not answer in time" }),
+            }
+        }
+    };
+    let id: RequestId = request.id;
+    Ok(respond::json(&json!({ "request_id": id.to_string(), "gateway": gateway, "agent": agent })))
+}
+
+async fn gateway(snapshot: &Snapshot, request: &mut Request, record: &mut Record) -> (Value, Option<Permit>) {
+    let refused = |why: String| (json!({ "accepted": false, "allowed": false, "why": why }), None);
+    let cluster = snapshot.cluster(&request.address.key);
+    let credential = match Credential::take(&mut request.headers, None) {
+        Ok(credential) => credential,
+        Err(error) => return refused(error.to_string()),
+    };
+    let access = request.connection.access.as_ref();
+    let principal = authenticate::authenticate(snapshot, &credential, access, cluster, SystemTime::now()).await;
+    let principal = match principal {
+        Ok(principal) => principal,
+        Err(error) => return refused(error.to_string()),
+    };
+    record.user(principal.name(), principal.issuer());
+    record.stage(Stage::Authorize);
+    let mut told = describe(&principal);
+    match authorize::authorize(snapshot, &principal, cluster) {
+        Ok(permit) => {
+            record.decision(true, None);
+            told["allowed"] = true.into();
+            (told, Some(permit))
+        }
+        Err(denial) => {
+            record.decision(false, Some(denial.0.as_str()));
+            told["allowed"] = false.into();
+            told["why"] = "no grant names this user or one of the groups for this cluster, the user is disabled, \
+                           or there is no such cluster"
+                .into();
+            (told, None)
+        }
+    }
+}
+
+fn describe(principal: &Principal) -> Value {
+    let expires = OffsetDateTime::from(principal.expires()).format(&Rfc3339).unwrap_or_default();
+    match principal {
+        Principal::User(identity) => json!({
+            "accepted": true, "kind": "user", "issuer": identity.issuer, "user": identity.username,
+            "uid": identity.uid, "groups": identity.groups, "extra": identity.extra, "expires": expires,
+        }),
+        Principal::ServiceAccount(access) => json!({
+            "accepted": true, "kind": "service_account", "access_certificate": access.name, "expires": expires,
+            "note": "the token itself is judged by the cluster alone",
+        }),
+    }
+}
+
+async fn agent(core: &Core, request: &Request, permit: &Permit) -> Result<Value, Refusal> {
+    let slot = core.slots.acquire(permit, &core.limits)?;
+    let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
+    let head = RequestHead { method: http::Method::GET, ..head(request, "whoami") };
+    let mut opened = open::open(core, tunnels, head, slot).await?;
+    // A stream that is already over says so where the answer is read.
+    let _ = opened.stream.send.finish();
+    let _head = relay::read_head(&mut opened.stream.recv).await?;
+    let body = respond::read_small(StreamBody::new(opened.stream.recv), ANSWER_BYTES).await;
+    let parsed = body.and_then(|body| serde_json::from_slice(&body).ok());
+    Ok(parsed.unwrap_or_else(|| json!({ "accepted": false, "why": "the agent's answer cannot be read" })))
+}

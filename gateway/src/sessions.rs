@@ -1,0 +1,273 @@
+//! How long a request lives (DESIGN.md section 2). Every request behind authorize is a session until its last byte; the
+//! long ones are exec, attach, port-forward, watch and `logs -f`. They are looked at again every `reauthorise_every` and
+//! at once when the snapshot changes: a withdrawn right or a disabled user ends them. A session may outlive its
+//! credential by `outlive_token`; a newer valid credential of the same principal for the cluster extends it.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use dashmap::DashMap;
+use proto::{
+    ids::{ClusterKey, RequestId},
+    process::Shutdown,
+};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    metrics::{Metrics, OpenGuard},
+    policy::DenialReason,
+    request::{
+        authenticate::{Principal, unix_seconds},
+        authorize::{self, Permit},
+    },
+    snapshot::{ClusterRef, Snapshot, Snapshots},
+};
+
+/// Why the gateway ended a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndReason {
+    /// The right to reach the cluster was withdrawn.
+    Withdrawn,
+    /// The user was disabled.
+    Disabled,
+    /// The credential has ended, and so has what a session may outlive it.
+    Expired,
+    /// An operator ended it.
+    Operator,
+    /// The gateway stops and the grace is over.
+    Shutdown,
+}
+
+impl EndReason {
+    /// For people.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Withdrawn => "the right to reach this cluster was withdrawn",
+            Self::Disabled => "the user was disabled",
+            Self::Expired => "the token has expired; log in again",
+            Self::Operator => "an operator ended the session",
+            Self::Shutdown => "the gateway shuts down",
+        }
+    }
+}
+
+/// The latest end of any credential that a principal has shown for a cluster, in seconds since 1970.
+#[derive(Debug)]
+struct Shown {
+    until: AtomicU64,
+}
+
+/// One open session.
+pub struct Session {
+    /// The request that it is.
+    pub id: RequestId,
+    /// Whose.
+    pub principal: Principal,
+    /// Where.
+    pub cluster: ClusterRef,
+    /// What, for the admin's list.
+    pub what: String,
+    /// Since when.
+    pub started: SystemTime,
+    shown: Arc<Shown>,
+    ended: CancellationToken,
+    why: OnceLock<EndReason>,
+}
+
+impl Session {
+    /// Ends it; the first reason stays.
+    pub fn end(&self, reason: EndReason) {
+        let _ = self.why.set(reason);
+        self.ended.cancel();
+    }
+
+    /// When it must end if nothing newer is shown.
+    fn deadline(&self, outlive: Duration) -> u64 {
+        self.shown.until.load(Ordering::Relaxed).saturating_add(outlive.as_secs())
+    }
+}
+
+/// The open sessions.
+pub struct Sessions {
+    open: DashMap<[u8; 16], Arc<Session>>,
+    shown: Mutex<HashMap<(String, ClusterKey), (Arc<Shown>, usize)>>,
+    /// The next time the sweeper wakes, in seconds since 1970.
+    wakes_at: AtomicU64,
+    earlier: Notify,
+    metrics: Arc<Metrics>,
+}
+
+/// Keeps a session in the registry.
+pub struct SessionHandle {
+    session: Arc<Session>,
+    sessions: Arc<Sessions>,
+    _open: OpenGuard,
+}
+
+impl SessionHandle {
+    /// Completes when the gateway ends the session.
+    pub fn ended(&self) -> impl Future<Output = EndReason> + Send + 'static {
+        let session = Arc::clone(&self.session);
+        async move {
+            session.ended.cancelled().await;
+            session.why.get().copied().unwrap_or(EndReason::Operator)
+        }
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl Drop for SessionHandle {
+    fn drop(&mut self) {
+        let session = &self.session;
+        self.sessions.open.remove(&session.id.0);
+        let key = (session.principal.key(), session.cluster.key);
+        let mut shown = self.sessions.shown();
+        if let Some((_, users)) = shown.get_mut(&key) {
+            *users -= 1;
+            if *users == 0 {
+                shown.remove(&key);
+            }
+        }
+    }
+}
+
+impl Sessions {
+    /// None open.
+    pub fn new(metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            open: DashMap::new(),
+            shown: Mutex::default(),
+            wakes_at: AtomicU64::new(u64::MAX),
+            earlier: Notify::new(),
+            metrics,
+        })
+    }
+
+    fn shown(&self) -> std::sync::MutexGuard<'_, HashMap<(String, ClusterKey), (Arc<Shown>, usize)>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a session. Its credential, which is valid, extends the other sessions of the same principal.
+    pub fn open(self: &Arc<Self>, id: RequestId, permit: &Permit, what: String, outlive: Duration) -> SessionHandle {
+        let (principal, cluster) = (permit.principal().clone(), permit.cluster().clone());
+        let until = unix_seconds(principal.expires());
+        let shown = {
+            let mut map = self.shown();
+            let (shown, users) = map
+                .entry((principal.key(), cluster.key))
+                .or_insert_with(|| (Arc::new(Shown { until: AtomicU64::new(0) }), 0));
+            *users += 1;
+            shown.until.fetch_max(until, Ordering::Relaxed);
+            Arc::clone(shown)
+        };
+        let session = Arc::new(Session {
+            id,
+            principal,
+            cluster,
+            what,
+            started: SystemTime::now(),
+            shown,
+            ended: CancellationToken::new(),
+            why: OnceLock::new(),
+        });
+        self.open.insert(id.0, Arc::clone(&session));
+        if session.deadline(outlive) < self.wakes_at.load(Ordering::Relaxed) {
+            self.earlier.notify_one();
+        }
+        SessionHandle { session, sessions: Arc::clone(self), _open: self.metrics.sessions.enter() }
+    }
+
+    /// How many sessions of this principal at this cluster a newly shown credential reaches.
+    pub fn reached_by(&self, permit: &Permit) -> usize {
+        let key = (permit.principal().key(), permit.cluster().key);
+        self.shown().get(&key).map_or(0, |(_, users)| *users)
+    }
+
+    /// All of them, at most `limit`, for the admin.
+    pub fn list(&self, limit: usize) -> Vec<Arc<Session>> {
+        self.open.iter().take(limit).map(|entry| Arc::clone(entry.value())).collect()
+    }
+
+    /// Ends one. False: there is none of this id.
+    pub fn end(&self, id: RequestId, reason: EndReason) -> bool {
+        self.open.get(&id.0).map(|session| session.end(reason)).is_some()
+    }
+
+    /// Ends all.
+    pub fn end_all(&self, reason: EndReason) {
+        self.open.iter().for_each(|entry| entry.value().end(reason));
+    }
+
+    /// How many are open.
+    pub fn count(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Looks at every session once and returns the earliest deadline of those that stay.
+    fn sweep(&self, snapshot: &Snapshot, now: SystemTime) -> u64 {
+        let now = unix_seconds(now);
+        let outlive = snapshot.sessions.outlive_token;
+        let mut earliest = u64::MAX;
+        for entry in &self.open {
+            let session = entry.value();
+            match verdict(snapshot, session, now) {
+                Some(reason) => {
+                    tracing::info!(request.id = %session.id, cluster.id = %session.cluster.id, ?reason, "session ended");
+                    session.end(reason);
+                }
+                None => earliest = earliest.min(session.deadline(outlive)),
+            }
+        }
+        earliest
+    }
+
+    /// Sweeps until shut down.
+    pub async fn run(self: Arc<Self>, snapshots: Arc<Snapshots>, shutdown: Shutdown) {
+        let mut changes = snapshots.watch();
+        loop {
+            let snapshot = snapshots.load();
+            let now = SystemTime::now();
+            let earliest = self.sweep(&snapshot, now);
+            let until_deadline = Duration::from_secs(earliest.saturating_sub(unix_seconds(now)).max(1));
+            let pause = snapshot.sessions.reauthorise_every.min(until_deadline);
+            self.wakes_at.store(unix_seconds(now + pause), Ordering::Relaxed);
+            drop(snapshot);
+            tokio::select! {
+                biased;
+                () = shutdown.closed() => return,
+                _ = changes.changed() => {}
+                () = self.earlier.notified() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+}
+
+fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason> {
+    if session.deadline(snapshot.sessions.outlive_token) <= now {
+        return Some(EndReason::Expired);
+    }
+    let issuer_gone = match &session.principal {
+        Principal::User(identity) => !snapshot.has_issuer(&identity.issuer),
+        Principal::ServiceAccount(_) => false,
+    };
+    if issuer_gone {
+        return Some(EndReason::Withdrawn);
+    }
+    match authorize::authorize(snapshot, &session.principal, snapshot.cluster(&session.cluster.key)) {
+        Ok(_) => None,
+        Err(denial) if denial.0 == DenialReason::Disabled => Some(EndReason::Disabled),
+        Err(_) => Some(EndReason::Withdrawn),
+    }
+}

@@ -1,0 +1,82 @@
+//! The listeners: UDP for QUIC, and the shared TCP port's connections with ALPN `towline/1`.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use proto::{
+    limits,
+    transport::{
+        CarrierKind,
+        carrier::{Carrier, CarrierError, Facts},
+        http2,
+        quic::{Connecting, Listener},
+    },
+};
+use rustls::pki_types::CertificateDer;
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+use super::handshake;
+use crate::core::Core;
+
+/// Accepts QUIC connections until the gateway drains.
+pub async fn quic(core: Arc<Core>, listener: Arc<Listener>) {
+    loop {
+        let connecting = tokio::select! {
+            biased;
+            () = core.shutdown.draining() => break,
+            connecting = listener.accept() => connecting,
+        };
+        let Some(connecting) = connecting else { break };
+        let core = Arc::clone(&core);
+        core.tasks.clone().spawn("tunnel", async move { quic_peer(core, connecting).await });
+    }
+    listener.stop_accepting();
+}
+
+async fn quic_peer(core: Arc<Core>, connecting: Connecting) {
+    let peer = connecting.peer();
+    carry(core, peer, CarrierKind::Quic, connecting.establish()).await;
+}
+
+/// An agent's connection on the TCP port.
+pub async fn http2(
+    core: Arc<Core>,
+    stream: TlsStream<TcpStream>,
+    peer: SocketAddr,
+    certificates: Vec<CertificateDer<'static>>,
+) {
+    let (socket, session) = stream.get_ref();
+    if session.protocol_version() != Some(rustls::ProtocolVersion::TLSv1_3) {
+        return tracing::warn!(%peer, "an agent's connection is not TLS 1.3; closed");
+    }
+    http2::tune_tcp(socket);
+    let facts = Facts { kind: CarrierKind::Http2, peer: Some(peer), certificates };
+    carry(core, peer, CarrierKind::Http2, http2::client_side(stream, facts)).await;
+}
+
+/// From a connection to a tunnel: the carrier's handshake and the hello, bounded in number and time.
+pub async fn carry(
+    core: Arc<Core>,
+    peer: SocketAddr,
+    kind: CarrierKind,
+    establish: impl Future<Output = Result<Carrier, CarrierError>>,
+) {
+    let welcomed = {
+        let Some(_handshake) = core.admissions.handshake(peer.ip().to_canonical(), &core.limits) else {
+            return tracing::warn!(%peer, carrier = %kind, "too many handshakes; an agent's connection is closed");
+        };
+        let _open = core.metrics.handshakes.enter();
+        let hello = async {
+            let carrier = establish.await.map_err(|error| error.to_string())?;
+            handshake::hello(&core, carrier).await.map_err(|error| error.to_string())
+        };
+        // Carrier and hello each have this deadline of their own; both together have twice that.
+        tokio::time::timeout(limits::HELLO_DEADLINE * 2, hello)
+            .await
+            .unwrap_or_else(|_| Err("took too long".to_owned()))
+    };
+    match welcomed {
+        Ok(welcomed) => super::session::run(core, welcomed).await,
+        Err(error) => tracing::info!(%peer, carrier = %kind, error, "no tunnel"),
+    }
+}

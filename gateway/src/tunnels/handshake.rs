@@ -1,0 +1,75 @@
+//! The hello: the agent's identity from its certificate, the cluster from the identity.
+
+use std::time::{Duration, SystemTime};
+
+use certs::Peer;
+use proto::{
+    ids::ClusterId,
+    transport::{
+        TunnelHandle,
+        carrier::Carrier,
+        session::{self, GatewaySide, HelloError, Presented},
+    },
+    wire::{close::CloseCode, hello::Refuse},
+};
+
+use crate::{core::Core, request::random_16, snapshot::ClusterRef};
+
+/// Tunnels of one cluster at once: several agents, each with a few connections.
+pub const TUNNELS_PER_CLUSTER: usize = 64;
+/// When a refused agent should try again.
+const RETRY: Duration = Duration::from_secs(30);
+/// The same, where the gateway is only too busy.
+const RETRY_BUSY: Duration = Duration::from_secs(2);
+
+/// A tunnel that is up, and what is known of its agent.
+pub struct Welcomed {
+    /// The tunnel.
+    pub handle: TunnelHandle,
+    /// Where it leads.
+    pub cluster: ClusterRef,
+    /// When the agent's certificate ends.
+    pub certificate_ends: SystemTime,
+}
+
+/// The gateway's end of the hello.
+pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError> {
+    let peer = carrier.facts().peer;
+    let gateway = GatewaySide {
+        session: random_16(),
+        authenticate: |presented: Presented| async move {
+            let result = authenticate(core, &presented);
+            if let Err(refuse) = &result {
+                tracing::warn!(peer = ?peer, code = %refuse.code, message = refuse.message, "agent refused");
+            }
+            result
+        },
+        options: session::SessionOptions::default(),
+    };
+    let (handle, (cluster, certificate_ends)) = session::accept(carrier, gateway).await?;
+    Ok(Welcomed { handle, cluster, certificate_ends })
+}
+
+fn authenticate(core: &Core, presented: &Presented) -> Result<(ClusterRef, SystemTime), Refuse> {
+    let refuse = |code, message: String, retry: Duration| Refuse {
+        code,
+        message,
+        retry_after_ms: u64::try_from(retry.as_millis()).ok(),
+    };
+    let unauthorised = |message: String| refuse(CloseCode::Unauthorised, message, RETRY);
+    let peer = Peer::verify(&presented.chain, &core.roots(), SystemTime::now())
+        .map_err(|error| unauthorised(error.to_string()))?;
+    let id = peer.identity.agent().map_err(|error| unauthorised(error.to_string()))?;
+    let id: ClusterId = id.parse().map_err(|_| unauthorised("the certificate names no cluster".to_owned()))?;
+    let cluster = core
+        .snapshots
+        .load()
+        .cluster(&id.key())
+        .cloned()
+        .ok_or_else(|| unauthorised(format!("cluster {id} is not registered at this gateway")))?;
+    if core.tunnels.count_of(&cluster.key) >= TUNNELS_PER_CLUSTER {
+        let message = format!("cluster {id} has {TUNNELS_PER_CLUSTER} tunnels, the limit");
+        return Err(refuse(CloseCode::Overloaded, message, RETRY_BUSY));
+    }
+    Ok((cluster, peer.not_after))
+}

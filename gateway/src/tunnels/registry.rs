@@ -1,0 +1,103 @@
+//! The live tunnels by cluster. A request looks here and nowhere else.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+
+use dashmap::DashMap;
+use proto::{ids::ClusterKey, transport::TunnelHandle};
+
+use crate::snapshot::ClusterRef;
+
+/// A tunnel that is up.
+pub struct LiveTunnel {
+    /// The tunnel.
+    pub handle: TunnelHandle,
+    /// Where it leads.
+    pub cluster: ClusterRef,
+    /// Since when.
+    pub since: SystemTime,
+    number: u64,
+    draining: AtomicBool,
+}
+
+impl LiveTunnel {
+    /// Takes no new streams from now on if there is another tunnel.
+    pub fn set_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its agent asked for no more streams.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// The name of the tunnel in logs and lists: 32 hex digits.
+    pub fn id(&self) -> String {
+        self.handle.info().session.iter().map(|b| format!("{b:02x}")).collect()
+    }
+}
+
+impl fmt::Display for LiveTunnel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}({})", self.handle.info().carrier, self.id())
+    }
+}
+
+/// The live tunnels.
+#[derive(Default)]
+pub struct Registry {
+    by_cluster: DashMap<ClusterKey, Vec<Arc<LiveTunnel>>>,
+    next: AtomicU64,
+}
+
+/// Keeps a tunnel in the registry.
+pub struct Registered {
+    registry: Arc<Registry>,
+    /// The tunnel.
+    pub tunnel: Arc<LiveTunnel>,
+}
+
+impl Registry {
+    /// Adds a tunnel until the guard drops.
+    pub fn add(self: &Arc<Self>, handle: TunnelHandle, cluster: ClusterRef) -> Registered {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let key = cluster.key;
+        let since = SystemTime::now();
+        let tunnel = Arc::new(LiveTunnel { handle, cluster, since, number, draining: AtomicBool::new(false) });
+        self.by_cluster.entry(key).or_default().push(Arc::clone(&tunnel));
+        Registered { registry: Arc::clone(self), tunnel }
+    }
+
+    /// The tunnels of a cluster: not draining ones first, then the least loaded, then the youngest.
+    pub fn of(&self, key: &ClusterKey) -> Vec<Arc<LiveTunnel>> {
+        let mut tunnels = self.by_cluster.get(key).map(|tunnels| tunnels.clone()).unwrap_or_default();
+        tunnels.sort_by_cached_key(|t| (t.is_draining(), t.handle.open_streams(), u64::MAX - t.number));
+        tunnels
+    }
+
+    /// How many tunnels a cluster has.
+    pub fn count_of(&self, key: &ClusterKey) -> usize {
+        self.by_cluster.get(key).map_or(0, |tunnels| tunnels.len())
+    }
+
+    /// All tunnels.
+    pub fn all(&self) -> Vec<Arc<LiveTunnel>> {
+        self.by_cluster.iter().flat_map(|entry| entry.value().clone()).collect()
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let key = self.tunnel.cluster.key;
+        if let Some(mut tunnels) = self.registry.by_cluster.get_mut(&key) {
+            tunnels.retain(|tunnel| tunnel.number != self.tunnel.number);
+        }
+        self.registry.by_cluster.remove_if(&key, |_, tunnels| tunnels.is_empty());
+    }
+}

@@ -1,0 +1,90 @@
+//! The owner of one tunnel, from welcome to close: keeps it in the registry, answers what the agent opens, drains and
+//! closes it, and ends it when its cluster is no longer registered.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use proto::{
+    transport::Incoming,
+    wire::{
+        close::{CloseCode, StreamCode},
+        head::RequestHead,
+    },
+};
+
+use super::handshake::Welcomed;
+use crate::core::Core;
+
+/// Agents dial elsewhere within this when the gateway drains.
+const RECONNECT_WITHIN: Duration = Duration::from_secs(1);
+/// A certificate that ends later than this is looked at again then.
+const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3600);
+
+/// Runs until the tunnel is closed.
+pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
+    let Welcomed { handle, cluster, certificate_ends } = welcomed;
+    let _open = core.metrics.tunnels(handle.info().carrier).enter();
+    let registered = core.tunnels.add(Arc::clone(&handle), cluster);
+    let tunnel = &registered.tunnel;
+    let info = handle.info();
+    tracing::info!(
+        cluster.id = %tunnel.cluster.id,
+        carrier = %info.carrier,
+        tunnel = tunnel.id(),
+        peer = ?info.peer,
+        agent.version = info.agent_version,
+        "tunnel up"
+    );
+    let mut changes = core.snapshots.watch();
+    let mut drained = false;
+    loop {
+        let left = certificate_ends.duration_since(SystemTime::now()).unwrap_or_default();
+        tokio::select! {
+            biased;
+            closed = handle.closed() => {
+                tracing::info!(cluster.id = %tunnel.cluster.id, tunnel = tunnel.id(), %closed, "tunnel down");
+                return;
+            }
+            () = core.shutdown.closed() => {
+                handle.close(CloseCode::Shutdown, "the gateway stops");
+                let _ = handle.closed().await;
+                return;
+            }
+            () = core.shutdown.draining(), if !drained => {
+                drained = true;
+                handle.drain(CloseCode::Shutdown, RECONNECT_WITHIN);
+            }
+            drain = handle.draining(), if !tunnel.is_draining() => {
+                tracing::info!(cluster.id = %tunnel.cluster.id, tunnel = tunnel.id(), code = %drain.code, "agent drains its tunnel");
+                tunnel.set_draining();
+            }
+            _ = changes.changed() => {
+                if core.snapshots.load().cluster(&tunnel.cluster.key).is_none() {
+                    handle.close(CloseCode::Unauthorised, "the cluster is no longer registered");
+                }
+            }
+            () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {
+                if certificate_ends <= SystemTime::now() {
+                    handle.close(CloseCode::Unauthorised, "the agent's certificate has expired");
+                    let _ = handle.closed().await;
+                    return;
+                }
+            }
+            incoming = handle.accept() => if let Ok(incoming) = incoming {
+                serve_agent(incoming);
+            },
+        }
+    }
+}
+
+/// A stream that the agent opened. No role is served here yet; each is told so.
+fn serve_agent(mut incoming: Incoming) {
+    let (code, role) = match RequestHead::decode(incoming.head) {
+        Ok(head) => (StreamCode::UnknownRole, head.role),
+        Err(error) => (StreamCode::BadHead, error.to_string()),
+    };
+    tracing::debug!(role, %code, "agent's stream reset");
+    incoming.stream.send.reset(code);
+}

@@ -1,0 +1,84 @@
+//! The WebSocket carrier on the users' port: `GET /.towline/tunnel`. Not a user's request: no credential of a user counts
+//! here, and none of an agent counts anywhere else.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use proto::transport::{
+    CarrierKind,
+    carrier::Facts,
+    websocket::{self, SUBPROTOCOL},
+};
+
+use crate::{
+    core::Core,
+    request::{
+        Connection, Stage,
+        respond::{Body, Kind, Refusal},
+    },
+};
+
+/// Answers the WebSocket handshake; the tunnel's hello follows inside.
+pub fn upgrade(
+    core: &Arc<Core>,
+    connection: &Connection,
+    mut http: http::Request<Incoming>,
+) -> Result<Response<Body>, Refusal> {
+    let refuse = |why| Refusal::new(Stage::Address, Kind::BadRequest(why));
+    if core.shutdown.phase() != proto::process::Phase::Ready {
+        return Err(Refusal::new(Stage::Accept, Kind::Draining));
+    }
+    if http.method() != Method::GET || http.version() != Version::HTTP_11 {
+        return Err(refuse("the tunnel is a WebSocket: GET over HTTP/1.1"));
+    }
+    let key = handshake_key(http.headers()).map_err(refuse)?;
+    let accept =
+        HeaderValue::from_str(&websocket::accept_key(&key)).map_err(|_| refuse("Sec-WebSocket-Key cannot be read"))?;
+    let on_upgrade = hyper::upgrade::on(&mut http);
+    let facts = Facts {
+        kind: CarrierKind::WebSocket,
+        peer: Some(connection.peer),
+        certificates: connection.certificates.clone(),
+    };
+    let (core, peer) = (Arc::clone(core), connection.peer);
+    core.tasks.clone().spawn("tunnel", async move {
+        match on_upgrade.await {
+            Ok(io) => {
+                let io = TokioIo::new(io);
+                super::accept::carry(core, peer, CarrierKind::WebSocket, websocket::accept(io, facts)).await;
+            }
+            Err(error) => tracing::debug!(%peer, %error, "an agent went away before its WebSocket was up"),
+        }
+    });
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
+    headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+    Ok(response)
+}
+
+fn handshake_key(headers: &HeaderMap) -> Result<Vec<u8>, &'static str> {
+    let one = |name| {
+        let mut values = headers.get_all(name).iter();
+        values.next().filter(|_| values.next().is_none()).map(HeaderValue::as_bytes)
+    };
+    let upgrade = proto::exchange::upgrade_of(headers);
+    if !upgrade.is_some_and(|upgrade| upgrade.eq_ignore_ascii_case(b"websocket")) {
+        return Err("the tunnel needs `Upgrade: websocket` and `Connection: Upgrade`");
+    }
+    if one(header::SEC_WEBSOCKET_VERSION) != Some(b"13") {
+        return Err("the tunnel needs Sec-WebSocket-Version 13");
+    }
+    if one(header::SEC_WEBSOCKET_PROTOCOL) != Some(SUBPROTOCOL.as_bytes()) {
+        return Err("the tunnel needs its own Sec-WebSocket-Protocol");
+    }
+    match one(header::SEC_WEBSOCKET_KEY) {
+        Some(key) if key.len() == 24 => Ok(key.to_vec()),
+        _ => Err("Sec-WebSocket-Key cannot be read"),
+    }
+}
