@@ -7,7 +7,7 @@ use http::{
 };
 
 /// The hop-by-hop headers whether `Connection` names them or not (RFC 9110 section 7.6.1 and what is seen in the wild).
-const HOP_BY_HOP: [HeaderName; 9] = [
+static HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),

@@ -79,7 +79,7 @@ impl Control {
             Self::Drain { code, reconnect_within_ms } => {
                 writer.integer(u64::from(code.number())).integer(*reconnect_within_ms)
             }
-            Self::Close { code, message } => writer.integer(u64::from(code.number())).bytes(message.as_bytes()),
+            Self::Close { code, message } => writer.integer(u64::from(code.number())).line(message),
         };
         writer.finish()
     }
@@ -106,7 +106,7 @@ impl Control {
                 reconnect_within_ms: reader.integer("reconnect within")?,
             },
             CLOSE => {
-                Self::Close { code: CloseCode::from_number(number(&mut reader)?), message: reader.text("message")? }
+                Self::Close { code: CloseCode::from_number(number(&mut reader)?), message: reader.line("message")? }
             }
             other => return Err(WireError::Kind(other)),
         };

@@ -29,6 +29,19 @@ pub enum WireError {
     /// A varint is longer than needed or than 64 bits.
     #[error("integer is not in its shortest form")]
     Varint,
+    /// More of something than its bound.
+    #[error("{what}: {got} is over the limit of {limit}")]
+    OverLimit {
+        /// What is counted, with its unit.
+        what: &'static str,
+        /// How many there are.
+        got: usize,
+        /// The bound, from [`crate::limits`].
+        limit: usize,
+    },
+    /// An extension that comes twice, or behind one with a larger tag.
+    #[error("extension {0} is out of order")]
+    Order(u64),
     /// An extension that must be understood and is not.
     #[error("extension {0} must be understood and is not")]
     Extension(u64),

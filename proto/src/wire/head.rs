@@ -1,11 +1,13 @@
 //! The head of an exchange: request line or status, headers, and what travels beside them.
 
+use std::fmt;
+
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::{
     error::WireError,
-    message::{LENGTH_BYTES, Reader, Writer},
+    message::{LENGTH_BYTES, Reader, WORD_BYTES, Writer, check_word, extension_u64, word},
 };
 use crate::{ids::RequestId, limits};
 
@@ -20,7 +22,7 @@ const EXT_USER_ADDRESS: u64 = 6;
 const EXT_REFUSED_BY: u64 = 8;
 
 /// The first bytes of an exchange, from its opener.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct RequestHead {
     /// The role at the other end that serves it: `kube-aad-proxy` for users' requests, `agent-api` for agents' at the
     /// gateway, `echo` for probes. Text, so that a role is one file and one table line.
@@ -42,7 +44,7 @@ pub struct RequestHead {
 }
 
 /// The first bytes of an answer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct ResponseHead {
     /// The status; of 1xx only 101 crosses.
     pub status: StatusCode,
@@ -54,9 +56,17 @@ pub struct ResponseHead {
 }
 
 impl RequestHead {
-    /// Encodes with the length prefix. Over [`limits::HEAD_BYTES`] is an error that names the limit.
+    /// Encodes with the length prefix. What the peer would not take is an error here: over a bound of [`limits`], which the
+    /// error names, or with a hop-by-hop header.
     pub fn encode(&self) -> Result<BytesMut, WireError> {
-        let mut writer = Writer::begin(BytesMut::with_capacity(256 + self.target.len()), REQUEST);
+        check_target(&self.target)?;
+        check_word(self.role.as_bytes(), "role")?;
+        check_word(self.method.as_str().as_bytes(), "method")?;
+        for (value, name) in [(&self.traceparent, "trace context"), (&self.user_address, "user address")] {
+            value.as_ref().map_or(Ok(()), |value| check_word(value, name))?;
+        }
+        let size = header_bytes(&self.headers)? + self.target.len() + FIXED_BYTES;
+        let mut writer = Writer::begin(BytesMut::with_capacity(size), REQUEST);
         writer
             .bytes(self.role.as_bytes())
             .bytes(&self.request_id.0)
@@ -78,27 +88,21 @@ impl RequestHead {
     /// Decodes a message given without its length prefix.
     pub fn decode(message: Bytes) -> Result<Self, WireError> {
         let mut reader = Reader::expect(message, REQUEST)?;
-        let role = reader.text("role")?;
+        let role = word(reader.bytes("role")?, "role")?;
+        let role = String::from_utf8(role.to_vec()).map_err(|_| WireError::Field("role"))?;
         let request_id = reader.bytes("request id")?;
         let request_id = RequestId(request_id.as_ref().try_into().map_err(|_| WireError::Field("request id"))?);
-        let method = Method::from_bytes(&reader.bytes("method")?).map_err(|_| WireError::Field("method"))?;
+        let method = word(reader.bytes("method")?, "method")?;
+        let method = Method::from_bytes(&method).map_err(|_| WireError::Field("method"))?;
         let target = reader.bytes("target")?;
-        if target.len() > limits::TARGET_BYTES
-            || !target.starts_with(b"/")
-            || target.iter().any(|b| *b <= b' ' || *b == 0x7f)
-        {
-            return Err(WireError::Field("target"));
-        }
+        check_target(&target)?;
         let headers = read_headers(&mut reader)?;
         let (mut deadline_ms, mut traceparent, mut user_address) = (None, None, None);
         reader.extensions(|tag, value| {
             match tag {
-                EXT_DEADLINE_MS => {
-                    deadline_ms =
-                        Some(u64::from_be_bytes(value.as_ref().try_into().map_err(|_| WireError::Field("deadline"))?));
-                }
-                EXT_TRACEPARENT => traceparent = Some(value),
-                EXT_USER_ADDRESS => user_address = Some(value),
+                EXT_DEADLINE_MS => deadline_ms = Some(extension_u64(&value, "deadline")?),
+                EXT_TRACEPARENT => traceparent = Some(word(value, "trace context")?),
+                EXT_USER_ADDRESS => user_address = Some(word(value, "user address")?),
                 _ => return Ok(false),
             }
             Ok(true)
@@ -108,9 +112,11 @@ impl RequestHead {
 }
 
 impl ResponseHead {
-    /// Encodes with the length prefix.
+    /// Encodes with the length prefix; errors as those of [`RequestHead::encode`].
     pub fn encode(&self) -> Result<BytesMut, WireError> {
-        let mut writer = Writer::begin(BytesMut::with_capacity(256), RESPONSE);
+        self.refused_by.as_ref().map_or(Ok(()), |stage| check_word(stage, "refused by"))?;
+        let size = header_bytes(&self.headers)? + FIXED_BYTES;
+        let mut writer = Writer::begin(BytesMut::with_capacity(size), RESPONSE);
         writer.integer(u64::from(self.status.as_u16()));
         write_headers(&mut writer, &self.headers);
         if let Some(stage) = &self.refused_by {
@@ -131,7 +137,7 @@ impl ResponseHead {
         let mut refused_by = None;
         reader.extensions(|tag, value| {
             if tag == EXT_REFUSED_BY {
-                refused_by = Some(value);
+                refused_by = Some(word(value, "refused by")?);
             }
             Ok(tag == EXT_REFUSED_BY)
         })?;
@@ -139,9 +145,83 @@ impl ResponseHead {
     }
 }
 
+/// Neither the query, which may hold a credential, nor any header's value is for a log.
+impl fmt::Debug for RequestHead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.target.split(|b| *b == b'?').next().unwrap_or_default();
+        f.debug_struct("RequestHead")
+            .field("role", &self.role)
+            .field("request_id", &self.request_id)
+            .field("method", &self.method)
+            .field("path", &String::from_utf8_lossy(path))
+            .field("headers", &self.headers.keys().collect::<Vec<_>>())
+            .field("deadline_ms", &self.deadline_ms)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ResponseHead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseHead")
+            .field("status", &self.status)
+            .field("headers", &self.headers.keys().collect::<Vec<_>>())
+            .field("refused_by", &self.refused_by)
+            .finish()
+    }
+}
+
+/// Room for what a head holds beside target and headers: length, version, kind, role, id, method, counts, extensions.
+const FIXED_BYTES: usize = 96 + 3 * WORD_BYTES;
+
+/// The two length varints of a header: names are shorter than 64 KiB, values than 2 MiB.
+const HEADER_OVERHEAD_BYTES: usize = 6;
+
+/// Hop-by-hop headers have no place on the wire ([`crate::exchange::strip_hop_by_hop`]): the next hop would take them for
+/// its own framing. `connection` and `upgrade` are there for upgrades.
+static NOT_CARRIED: [HeaderName; 7] = [
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+];
+
+/// Values that must not be shown or kept in a compression table.
+static SENSITIVE: [HeaderName; 4] =
+    [header::AUTHORIZATION, header::COOKIE, header::SET_COOKIE, header::SEC_WEBSOCKET_PROTOCOL];
+
 fn bounded(message: BytesMut) -> Result<BytesMut, WireError> {
     let got = message.len() - LENGTH_BYTES;
     if got > limits::HEAD_BYTES { Err(WireError::TooLong { got, limit: limits::HEAD_BYTES }) } else { Ok(message) }
+}
+
+/// Origin form, as it goes into a request line. A `#` would be taken for the beginning of a fragment by some and for a
+/// part of the path by others.
+fn check_target(target: &[u8]) -> Result<(), WireError> {
+    if target.len() > limits::TARGET_BYTES {
+        let (got, limit) = (target.len(), limits::TARGET_BYTES);
+        return Err(WireError::OverLimit { what: "bytes of the request target", got, limit });
+    }
+    let plain = target.first() == Some(&b'/') && !target.iter().any(|b| matches!(b, 0..=b' ' | 0x7f | b'#'));
+    if plain { Ok(()) } else { Err(WireError::Field("target")) }
+}
+
+fn check_count(got: usize) -> Result<(), WireError> {
+    let limit = limits::HEADER_COUNT;
+    if got > limit { Err(WireError::OverLimit { what: "number of headers", got, limit }) } else { Ok(()) }
+}
+
+/// Bytes that `headers` take at most, known before they are allocated.
+fn header_bytes(headers: &HeaderMap) -> Result<usize, WireError> {
+    check_count(headers.len())?;
+    if NOT_CARRIED.iter().any(|name| headers.contains_key(name)) {
+        return Err(WireError::Field("hop-by-hop header"));
+    }
+    let size = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + HEADER_OVERHEAD_BYTES).sum();
+    let limit = limits::HEAD_BYTES + limits::HEADER_COUNT * HEADER_OVERHEAD_BYTES;
+    if size > limit { Err(WireError::TooLong { got: size, limit: limits::HEAD_BYTES }) } else { Ok(size) }
 }
 
 fn write_headers(writer: &mut Writer, headers: &HeaderMap) {
@@ -152,11 +232,12 @@ fn write_headers(writer: &mut Writer, headers: &HeaderMap) {
 }
 
 fn read_headers(reader: &mut Reader) -> Result<HeaderMap, WireError> {
-    let count = reader.integer("header count")?;
-    let count = usize::try_from(count)
-        .ok()
-        .filter(|count| *count <= limits::HEADER_COUNT)
-        .ok_or(WireError::Field("header count"))?;
+    let count = usize::try_from(reader.integer("header count")?).unwrap_or(usize::MAX);
+    check_count(count)?;
+    // Two lengths each: fewer bytes than that, and the count is a lie for which nothing is allocated.
+    if count > reader.left() / 2 {
+        return Err(WireError::Truncated("headers"));
+    }
     let mut headers = HeaderMap::with_capacity(count);
     for _ in 0..count {
         let name = reader.bytes("header name")?;
@@ -165,8 +246,12 @@ fn read_headers(reader: &mut Reader) -> Result<HeaderMap, WireError> {
             return Err(WireError::Field("header name"));
         }
         let name = HeaderName::from_bytes(&name).map_err(|_| WireError::Field("header name"))?;
-        let value = HeaderValue::from_maybe_shared(reader.bytes("header value")?)
+        if NOT_CARRIED.contains(&name) {
+            return Err(WireError::Field("hop-by-hop header"));
+        }
+        let mut value = HeaderValue::from_maybe_shared(reader.bytes("header value")?)
             .map_err(|_| WireError::Field("header value"))?;
+        value.set_sensitive(SENSITIVE.contains(&name));
         headers.append(name, value);
     }
     Ok(headers)

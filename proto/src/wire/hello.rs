@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use super::{
     close::CloseCode,
     error::WireError,
-    message::{Reader, Writer},
+    message::{Reader, Writer, extension_u64},
 };
 use crate::version::{Features, Version};
 
@@ -115,6 +115,9 @@ impl Challenge {
             nonce: array(&mut reader, "nonce")?,
             proof_needed: flag(&mut reader, "proof needed")?,
         };
+        if this.oldest > this.newest {
+            return Err(WireError::Field("version"));
+        }
         reader.end()?;
         Ok(this)
     }
@@ -127,7 +130,7 @@ impl Hello {
         writer
             .integer(u64::from(self.version.0))
             .integer(self.features.0)
-            .bytes(self.agent_version.as_bytes())
+            .line(&self.agent_version)
             .bytes(&self.instance);
         if let Some(proof) = &self.proof {
             let mut value = BytesMut::new();
@@ -147,7 +150,7 @@ impl Hello {
         let mut this = Self {
             version: version(&mut reader)?,
             features: Features(reader.integer("features")?),
-            agent_version: reader.text("agent version")?,
+            agent_version: reader.line("agent version")?,
             instance: array(&mut reader, "instance")?,
             proof: None,
         };
@@ -187,7 +190,7 @@ impl Refuse {
     /// Encodes with the length prefix.
     pub fn encode(&self) -> BytesMut {
         let mut writer = Writer::begin(BytesMut::new(), REFUSE);
-        writer.integer(u64::from(self.code.number())).bytes(self.message.as_bytes());
+        writer.integer(u64::from(self.code.number())).line(&self.message);
         if let Some(ms) = self.retry_after_ms {
             writer.extension(EXT_RETRY_AFTER_MS, &ms.to_be_bytes());
         }
@@ -220,13 +223,11 @@ impl Answer {
             }
             REFUSE => {
                 let code = u32::try_from(reader.integer("code")?).map_err(|_| WireError::Field("code"))?;
-                let message = reader.text("message")?;
+                let message = reader.line("message")?;
                 let mut retry_after_ms = None;
                 reader.extensions(|tag, value| {
                     if tag == EXT_RETRY_AFTER_MS {
-                        retry_after_ms = Some(u64::from_be_bytes(
-                            value.as_ref().try_into().map_err(|_| WireError::Field("retry after"))?,
-                        ));
+                        retry_after_ms = Some(extension_u64(&value, "retry after")?);
                     }
                     Ok(tag == EXT_RETRY_AFTER_MS)
                 })?;

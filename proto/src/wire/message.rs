@@ -1,6 +1,6 @@
 //! The frame that all messages share: length, version, kind, fields, extensions.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{error::WireError, varint};
 
@@ -9,6 +9,12 @@ pub const WIRE_VERSION: u8 = 1;
 
 /// Bytes of the length prefix.
 pub const LENGTH_BYTES: usize = 4;
+
+/// Bytes of a text for people.
+pub const TEXT_BYTES: usize = 1024;
+
+/// Bytes of a short word such as a role, a stage, an address or a trace context.
+pub const WORD_BYTES: usize = 128;
 
 /// Writes one message.
 pub struct Writer {
@@ -39,7 +45,14 @@ impl Writer {
         self
     }
 
-    /// An extension. Even tags may be skipped by a reader that does not know them.
+    /// A text for people: cut at [`TEXT_BYTES`], and without control characters because it ends in the peer's log.
+    pub fn line(&mut self, text: &str) -> &mut Self {
+        let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT_BYTES).collect();
+        line.truncate(line.floor_char_boundary(TEXT_BYTES));
+        self.bytes(line.as_bytes())
+    }
+
+    /// An extension. Even tags may be skipped by a reader that does not know them. Tags go up.
     pub fn extension(&mut self, tag: u64, value: &[u8]) -> &mut Self {
         self.integer(tag).bytes(value)
     }
@@ -77,11 +90,11 @@ impl Reader {
         if message.len() < 2 {
             return Err(WireError::Truncated("version and kind"));
         }
-        let front = message.split_to(2);
-        if front[0] != WIRE_VERSION {
-            return Err(WireError::Version(front[0]));
+        let (version, kind) = (message.get_u8(), message.get_u8());
+        if version != WIRE_VERSION {
+            return Err(WireError::Version(version));
         }
-        Ok(Self { rest: message, kind: front[1] })
+        Ok(Self { rest: message, kind })
     }
 
     /// Reads fields of a value within a message: no version, no kind.
@@ -98,7 +111,7 @@ impl Reader {
     /// A varint field.
     pub fn integer(&mut self, name: &'static str) -> Result<u64, WireError> {
         let (value, taken) = varint::take(&self.rest)?.ok_or(WireError::Truncated(name))?;
-        let _ = self.rest.split_to(taken);
+        self.rest.advance(taken);
         Ok(value)
     }
 
@@ -111,9 +124,18 @@ impl Reader {
         }
     }
 
-    /// A UTF-8 field.
-    pub fn text(&mut self, name: &'static str) -> Result<String, WireError> {
-        String::from_utf8(self.bytes(name)?.to_vec()).map_err(|_| WireError::Field(name))
+    /// A text for people: UTF-8 of at most [`TEXT_BYTES`], without control characters because it ends in a log.
+    pub fn line(&mut self, name: &'static str) -> Result<String, WireError> {
+        let bytes = self.bytes(name)?;
+        match std::str::from_utf8(&bytes) {
+            Ok(text) if text.len() <= TEXT_BYTES && !text.chars().any(char::is_control) => Ok(text.to_owned()),
+            _ => Err(WireError::Field(name)),
+        }
+    }
+
+    /// How many bytes are left: a count that needs more than these is a lie, and nothing is allocated for it.
+    pub fn left(&self) -> usize {
+        self.rest.len()
     }
 
     /// Whether all fields were read: what is left, if anything, is extensions.
@@ -121,10 +143,16 @@ impl Reader {
         self.rest.is_empty()
     }
 
-    /// Reads the extensions to the end, handing each to `known`, which says whether it knows the tag.
+    /// Reads the extensions to the end, handing each to `known`, which says whether it knows the tag. Tags go up, so that
+    /// none comes twice and two readers cannot take different ones for the valid one.
     pub fn extensions(mut self, mut known: impl FnMut(u64, Bytes) -> Result<bool, WireError>) -> Result<(), WireError> {
+        let mut last = None;
         while !self.at_end() {
             let tag = self.integer("extension tag")?;
+            if last >= Some(tag) {
+                return Err(WireError::Order(tag));
+            }
+            last = Some(tag);
             let value = self.bytes("extension")?;
             if !known(tag, value)? && tag % 2 == 1 {
                 return Err(WireError::Extension(tag));
@@ -137,4 +165,20 @@ impl Reader {
     pub fn end(self) -> Result<(), WireError> {
         self.extensions(|_, _| Ok(false))
     }
+}
+
+/// An extension that holds a big-endian `u64`.
+pub fn extension_u64(value: &[u8], name: &'static str) -> Result<u64, WireError> {
+    value.try_into().map(u64::from_be_bytes).map_err(|_| WireError::Field(name))
+}
+
+/// Fails unless `value` is a word: 1 to [`WORD_BYTES`] visible ASCII characters.
+pub fn check_word(value: &[u8], name: &'static str) -> Result<(), WireError> {
+    let plain = (1..=WORD_BYTES).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic);
+    if plain { Ok(()) } else { Err(WireError::Field(name)) }
+}
+
+/// `value`, if it is a word.
+pub fn word(value: Bytes, name: &'static str) -> Result<Bytes, WireError> {
+    check_word(&value, name).map(|()| value)
 }
