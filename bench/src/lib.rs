@@ -1,1 +1,1 @@
-//! placeholder
+//! Measurements. So far the micro benches in `benches/`.

@@ -17,8 +17,11 @@ use crate::{
     limits,
 };
 
+/// One property over any bytes.
+pub type Target = fn(&[u8]);
+
 /// Every target by name.
-pub const TARGETS: [(&str, fn(&[u8])); 4] =
+pub const TARGETS: [(&str, Target); 4] =
     [("decode", decode), ("messages", messages), ("ids", ids), ("headers", headers)];
 
 /// One message without its length prefix, by every decoder: what can be read says the same when written and read again.
