@@ -1,8 +1,120 @@
-//! `towline-agent check`: why a connection does not come about, hop by hop.
+//! `towline-agent check` (features row B2): tries every hop to the gateway and to the apiserver, and says of each what was
+//! found, why it fails, and what to do.
 
-use crate::config::Config;
+mod cluster;
+mod gateway;
 
-/// Tries every hop and prints what it finds. The exit code: 0 if all is well.
-pub async fn run(_config: &Config, _json: bool) -> u8 {
-    0
+use serde_json::json;
+
+use crate::{chain, config::Config, tunnel::connect::Connector};
+
+/// Some check failed.
+const EXIT_FAILED: u8 = 1;
+/// The configuration cannot be used.
+const EXIT_CONFIG: u8 = 2;
+
+/// What came of one check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    /// The agent works without, perhaps less well.
+    Warning,
+    Failed,
+    /// Not tried, because of an earlier one or of the configuration.
+    Skipped,
+}
+
+impl Verdict {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Warning => "warning",
+            Self::Failed => "failed",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// One check.
+#[derive(Debug, Clone)]
+struct Finding {
+    check: String,
+    verdict: Verdict,
+    /// What was found.
+    detail: String,
+    /// What to do.
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn new(check: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Self {
+        Self { check: check.into(), verdict, detail: detail.into(), remedy: None }
+    }
+
+    fn passed(check: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::new(check, Verdict::Passed, detail)
+    }
+
+    fn failed(check: impl Into<String>, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { remedy: Some(remedy.into()), ..Self::new(check, Verdict::Failed, detail) }
+    }
+
+    fn skipped(check: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::new(check, Verdict::Skipped, detail)
+    }
+
+    fn warning(self) -> Self {
+        Self { verdict: Verdict::Warning, ..self }
+    }
+}
+
+/// Tries every hop and prints what it finds. The exit code: 0 if all that is needed is well, 1 if something failed, 2 if
+/// the configuration cannot be used.
+pub async fn run(config: &Config, as_json: bool) -> u8 {
+    let mut findings = Vec::new();
+    let connector = match Connector::new(config) {
+        Ok(connector) => connector,
+        Err(err) => {
+            let remedy = "correct gateway.ca_file, gateway.certificate_file and gateway.key_file";
+            findings.push(Finding::failed("certificates", chain(&err), remedy));
+            report(&findings, as_json);
+            return EXIT_CONFIG;
+        }
+    };
+    gateway::identity(&connector, &mut findings);
+    for (index, endpoint) in config.gateway.endpoints.iter().enumerate() {
+        gateway::endpoint(config, &connector, index, endpoint, &mut findings).await;
+    }
+    cluster::apiserver(config, &mut findings).await;
+    report(&findings, as_json);
+    if findings.iter().any(|finding| finding.verdict == Verdict::Failed) { EXIT_FAILED } else { 0 }
+}
+
+#[expect(clippy::print_stdout, reason = "the findings are what the command is for")]
+fn report(findings: &[Finding], as_json: bool) {
+    if as_json {
+        let checks: Vec<_> = findings
+            .iter()
+            .map(|finding| {
+                let Finding { check, verdict, detail, remedy } = finding;
+                json!({ "check": check, "verdict": verdict.as_str(), "detail": detail, "remedy": remedy })
+            })
+            .collect();
+        let ok = findings.iter().all(|finding| finding.verdict != Verdict::Failed);
+        println!("{}", json!({ "ok": ok, "checks": checks }));
+        return;
+    }
+    for finding in findings {
+        println!("{:<8} {}: {}", finding.verdict.as_str(), finding.check, finding.detail);
+        if let Some(remedy) = &finding.remedy {
+            println!("         -> {remedy}");
+        }
+    }
+    let failed = findings.iter().filter(|finding| finding.verdict == Verdict::Failed).count();
+    let warned = findings.iter().filter(|finding| finding.verdict == Verdict::Warning).count();
+    println!(
+        "check: {} of {} passed, {warned} warnings, {failed} failed",
+        findings.iter().filter(|finding| finding.verdict == Verdict::Passed).count(),
+        findings.len()
+    );
 }

@@ -1,7 +1,7 @@
 //! From a proved identity to `Impersonate-*`, on a fresh header map. The only file that writes those headers.
 //!
 //! An [`UpstreamHead`] cannot be made without a [`Principal`]: a request that carries the agent's own credential and
-//! impersonates nobody is not expressible (attack I7), but for the one review that [`UpstreamHead::review`] spells out.
+//! impersonates nobody is not expressible (attack I7), but for the reviews that [`UpstreamHead::review`] spells out.
 //!
 //! What RBAC cannot refuse is refused here: names that Kubernetes reserves (`system:`, attack I8 and I11). RBAC for the
 //! agent: `impersonate` on `users`, `groups`, `serviceaccounts`, and in `authentication.k8s.io` on `uids`,
@@ -31,8 +31,23 @@ const RESERVED: &str = "system:";
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 /// The namespace whose service accounts are as good as cluster-admin.
 const KUBE_SYSTEM: &str = "kube-system";
-/// The path of the one request that the agent makes in its own name.
-const REVIEW_PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+/// What the agent asks in its own name, and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Review {
+    /// What another user may do.
+    Subject,
+    /// What the agent may do.
+    Own,
+}
+
+impl Review {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Subject => "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+            Self::Own => "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+        }
+    }
+}
 
 /// Whose names may be impersonated.
 #[derive(Debug, Clone, Default)]
@@ -207,13 +222,13 @@ impl UpstreamHead {
         Ok(Self { method, target, headers, upgrade: upgrade.is_some(), own_credential })
     }
 
-    /// The one request that the agent makes in its own name: to ask what another user may do.
-    pub(super) fn review(body_bytes: usize) -> Self {
+    /// What the agent may ask in its own name.
+    pub(super) fn review(review: Review, body_bytes: usize) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body_bytes));
-        let target = PathAndQuery::from_static(REVIEW_PATH);
+        let target = PathAndQuery::from_static(review.path());
         Self { method: Method::POST, target, headers, upgrade: false, own_credential: true }
     }
 

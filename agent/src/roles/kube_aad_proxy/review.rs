@@ -15,7 +15,7 @@ use super::{
     Refusal,
     admit::Asked,
     dial::{Apiserver, body::RequestBody},
-    impersonate::{Names, Subject, UpstreamHead},
+    impersonate::{Names, Review, Subject, UpstreamHead},
 };
 
 /// The stage's name in logs, metrics and refusals.
@@ -146,7 +146,7 @@ fn spec(real: &Subject, question: &Question) -> Value {
 }
 
 async fn ask(apiserver: &Apiserver, real: &Subject, question: &Question) -> Result<bool, Refusal> {
-    let (status, answer) = review(apiserver, &spec(real, question)).await?;
+    let (status, answer) = review(apiserver, Review::Subject, &spec(real, question)).await?;
     if status != StatusCode::CREATED && status != StatusCode::OK {
         return Err(unavailable(format!("the apiserver answered {status} to a SubjectAccessReview")));
     }
@@ -154,10 +154,18 @@ async fn ask(apiserver: &Apiserver, real: &Subject, question: &Question) -> Resu
     Ok(verdict["allowed"] == true && verdict["denied"] != true)
 }
 
-/// One review in the agent's own name.
-pub(super) async fn review(apiserver: &Apiserver, review: &Value) -> Result<(StatusCode, Value), Refusal> {
-    let body = Bytes::from(review.to_string());
-    let head = UpstreamHead::review(body.len());
+/// What the agent itself may do, for `check`: the apiserver's status and answer.
+pub async fn own_review(apiserver: &Apiserver, attributes: &Value) -> Result<(StatusCode, Value), Refusal> {
+    let body = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": { "resourceAttributes": attributes },
+    });
+    review(apiserver, Review::Own, &body).await
+}
+
+async fn review(apiserver: &Apiserver, kind: Review, body: &Value) -> Result<(StatusCode, Value), Refusal> {
+    let body = Bytes::from(body.to_string());
+    let head = UpstreamHead::review(kind, body.len());
     let answer =
         apiserver.send(&head, RequestBody::whole(body)).await.map_err(|err| unavailable(crate::chain(&err)))?;
     let status = answer.status();

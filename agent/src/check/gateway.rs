@@ -1,0 +1,318 @@
+//! The hops to the gateway: name, proxy, TCP, TLS (and who ends it), each carrier to the end of its hello, the clock.
+
+use std::{
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use certs::PeerIdentity;
+use proto::transport::{
+    CarrierKind,
+    dial::{self, Target},
+};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use time::{
+    OffsetDateTime,
+    format_description::well_known::{Rfc2822, Rfc3339},
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_rustls::TlsConnector;
+
+use super::{Finding, Verdict};
+use crate::{
+    chain,
+    config::{CarrierChoice, Config, Endpoint},
+    tunnel::connect::{Connect as _, Connector},
+};
+
+/// How long one hop may take.
+const HOP_DEADLINE: Duration = Duration::from_secs(10);
+/// A clock that is off by more makes tokens fail.
+const SKEW_MAX: Duration = Duration::from_secs(30);
+/// The most bytes of the answer that the clock is read from.
+const ANSWER_BYTES: usize = 16 * 1024;
+/// Bytes of a certificate's name in a finding.
+const NAME_BYTES: usize = 300;
+
+/// The agent's own certificate.
+pub(super) fn identity(connector: &Connector, findings: &mut Vec<Finding>) {
+    let own = connector.credentials();
+    let remedy = "install the certificate that was issued to this cluster's agent";
+    let cluster = match PeerIdentity::claimed(own.chain()).as_ref().map(|peer| peer.agent().map(str::to_owned)) {
+        Ok(Ok(cluster)) => cluster,
+        Ok(Err(err)) => return findings.push(Finding::failed("own certificate", chain(&err), remedy)),
+        Err(err) => return findings.push(Finding::failed("own certificate", chain(err), remedy)),
+    };
+    let until = OffsetDateTime::from(own.not_after()).format(&Rfc3339).unwrap_or_default();
+    findings.push(if own.not_after() <= SystemTime::now() {
+        Finding::failed("own certificate", format!("of {cluster}, expired {until}"), "have a new one issued")
+    } else {
+        Finding::passed("own certificate", format!("of {cluster}, until {until}"))
+    });
+}
+
+/// One address of the gateway.
+pub(super) async fn endpoint(
+    config: &Config,
+    connector: &Connector,
+    index: usize,
+    endpoint: &Endpoint,
+    findings: &mut Vec<Finding>,
+) {
+    let gateway = endpoint.authority();
+    let target = match connector.target(index, CarrierKind::Http2) {
+        Ok(target) => target,
+        Err(err) => {
+            let remedy = "correct gateway.url or gateway.server_name";
+            return findings.push(Finding::failed(format!("{gateway} settings"), chain(&err), remedy));
+        }
+    };
+    let proxied = target.proxy.is_some();
+    let known = name(&gateway, endpoint, proxied, findings).await;
+    let tcp = known && tcp(&gateway, &target, findings).await;
+    if tcp && let Some(intercepted) = tls(&gateway, connector, &target, findings).await {
+        clock(&gateway, &intercepted, &target, findings).await;
+    }
+    let mut up = 0;
+    for carrier in [CarrierKind::Quic, CarrierKind::Http2, CarrierKind::WebSocket] {
+        up += usize::from(carrier_up(config, connector, index, carrier, tcp, findings).await);
+    }
+    // One carrier is enough.
+    if up > 0 && config.gateway.carrier == CarrierChoice::Auto {
+        let checks =
+            [CarrierKind::Quic, CarrierKind::Http2, CarrierKind::WebSocket].map(|kind| format!("{gateway} {kind}"));
+        for finding in findings.iter_mut().filter(|finding| checks.contains(&finding.check)) {
+            if finding.verdict == Verdict::Failed {
+                *finding = finding.clone().warning();
+            }
+        }
+    }
+}
+
+async fn name(gateway: &str, endpoint: &Endpoint, proxied: bool, findings: &mut Vec<Finding>) -> bool {
+    let check = format!("{gateway} DNS");
+    if !endpoint.addresses.is_empty() {
+        findings.push(Finding::skipped(check, format!("gateway.addresses says {:?}", endpoint.addresses)));
+        return true;
+    }
+    let looked = tokio::time::timeout(HOP_DEADLINE, tokio::net::lookup_host((endpoint.host.as_str(), endpoint.port)));
+    let cause = match looked.await {
+        Ok(Ok(found)) => {
+            let found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+            findings.push(Finding::passed(check, format!("{found:?}")));
+            return true;
+        }
+        Ok(Err(err)) => err.to_string(),
+        Err(_) => format!("no answer within {} s", HOP_DEADLINE.as_secs()),
+    };
+    let remedy = "ask for the gateway's name in this network's DNS, or set gateway.addresses";
+    let finding = Finding::failed(check, cause, remedy);
+    // A proxy looks the name up itself.
+    findings.push(if proxied { finding.warning() } else { finding });
+    proxied
+}
+
+async fn tcp(gateway: &str, target: &Target, findings: &mut Vec<Finding>) -> bool {
+    let check = match &target.proxy {
+        Some(proxy) => format!("{gateway} TCP through proxy {}:{}", proxy.host, proxy.port),
+        None => format!("{gateway} TCP"),
+    };
+    let remedy = match &target.proxy {
+        Some(_) => {
+            "the proxy must allow CONNECT to the gateway's host and port; see proxy.url, proxy.username_file, proxy.ca_file"
+        }
+        None => "allow outbound TCP to the gateway's port in the firewall, or set proxy.url",
+    };
+    match dial::open_tcp(target, &dial::DialOptions::default()).await {
+        Ok(_) => {
+            findings.push(Finding::passed(check, "connected"));
+            true
+        }
+        Err(err) => {
+            findings.push(Finding::failed(check, chain(&err), remedy));
+            false
+        }
+    }
+}
+
+/// TLS with the gateway, and which protocol came of it. Gives back settings that reach it for plain HTTPS.
+async fn tls(
+    gateway: &str,
+    connector: &Connector,
+    target: &Target,
+    findings: &mut Vec<Finding>,
+) -> Option<Arc<ClientConfig>> {
+    let check = format!("{gateway} TLS");
+    let offered = [certs::tls::ALPN_TUNNEL, certs::tls::ALPN_HTTP11];
+    let settings = certs::tls::client_https_with(connector.roots(), connector.credentials(), &offered).ok()?;
+    let seen = Arc::new(Seen::default());
+    match handshake(target, Arc::new(settings)).await {
+        Ok(alpn) => {
+            findings.push(Finding::passed(check, "the gateway's certificate holds"));
+            let check = format!("{gateway} ALPN");
+            findings.push(if alpn.as_deref() == Some(certs::tls::ALPN_TUNNEL) {
+                Finding::passed(check, "towline/1")
+            } else {
+                let found = alpn.map_or("nothing".to_owned(), |alpn| String::from_utf8_lossy(&alpn).into_owned());
+                let remedy =
+                    "something between here and the gateway ends the TLS: only the websocket carrier passes it";
+                Finding::failed(check, format!("{found} instead of towline/1"), remedy).warning()
+            });
+            certs::tls::client_https_with(connector.roots(), connector.credentials(), &[certs::tls::ALPN_HTTP11])
+                .ok()
+                .map(Arc::new)
+        }
+        Err(cause) => {
+            let mut lax = certs::tls::client_https(connector.roots()).ok()?;
+            lax.alpn_protocols.clear();
+            lax.dangerous().set_certificate_verifier(seen.clone());
+            // Nothing is sent over this one; it only shows who answers.
+            let _ = handshake(target, Arc::new(lax)).await;
+            let who =
+                seen.issuer().map_or(String::new(), |issuer| format!("; the certificate shown is issued by {issuer}"));
+            let remedy = "if that issuer is a proxy that intercepts TLS, exempt the gateway there or add its CA as \
+                          gateway.extra_ca_file; else correct gateway.ca_file or gateway.server_name";
+            findings.push(Finding::failed(check, format!("{cause}{who}"), remedy));
+            None
+        }
+    }
+}
+
+async fn handshake(target: &Target, settings: Arc<ClientConfig>) -> Result<Option<Vec<u8>>, String> {
+    let io = dial::open_tcp(target, &dial::DialOptions::default()).await.map_err(|err| chain(&err))?;
+    let connector = TlsConnector::from(settings);
+    let stream = tokio::time::timeout(HOP_DEADLINE, connector.connect(target.server_name.clone(), io)).await;
+    let stream = stream.map_err(|_| "no answer".to_owned())?.map_err(|err| err.to_string())?;
+    Ok(stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec))
+}
+
+/// The gateway's clock, from the `Date` of an answer.
+async fn clock(gateway: &str, settings: &Arc<ClientConfig>, target: &Target, findings: &mut Vec<Finding>) {
+    let check = format!("{gateway} clock");
+    let Some(theirs) = tokio::time::timeout(HOP_DEADLINE, date(settings, target)).await.ok().flatten() else {
+        return findings.push(Finding::skipped(check, "the gateway does not tell the time"));
+    };
+    let ours = OffsetDateTime::now_utc();
+    let skew = (ours - theirs).abs();
+    findings.push(if skew > SKEW_MAX {
+        let ahead = if ours > theirs { "ahead of" } else { "behind" };
+        let detail = format!("this machine's clock is {} s {ahead} the gateway's", skew.whole_seconds());
+        Finding::failed(check, detail, "set the clock (NTP): tokens and certificates are judged by it")
+    } else {
+        Finding::passed(check, format!("within {} s of the gateway's", SKEW_MAX.as_secs()))
+    });
+}
+
+async fn date(settings: &Arc<ClientConfig>, target: &Target) -> Option<OffsetDateTime> {
+    let io = dial::open_tcp(target, &dial::DialOptions::default()).await.ok()?;
+    let mut stream = TlsConnector::from(settings.clone()).connect(target.server_name.clone(), io).await.ok()?;
+    let host = &target.host;
+    stream.write_all(format!("HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes()).await.ok()?;
+    let mut answer = Vec::new();
+    while !answer.windows(4).any(|end| end == b"\r\n\r\n") && answer.len() < ANSWER_BYTES {
+        if stream.read_buf(&mut answer).await.ok()? == 0 {
+            break;
+        }
+    }
+    let text = String::from_utf8_lossy(&answer);
+    let line =
+        text.lines().find_map(|line| line.to_ascii_lowercase().starts_with("date:").then(|| line[5..].trim()))?;
+    OffsetDateTime::parse(&line.replace("GMT", "+0000"), &Rfc2822).ok()
+}
+
+async fn carrier_up(
+    config: &Config,
+    connector: &Connector,
+    index: usize,
+    carrier: CarrierKind,
+    tcp: bool,
+    findings: &mut Vec<Finding>,
+) -> bool {
+    let check = format!("{} {carrier}", config.gateway.endpoints[index].authority());
+    let quic = carrier == CarrierKind::Quic;
+    if let CarrierChoice::Pinned(pinned) = config.gateway.carrier
+        && pinned != carrier
+    {
+        findings.push(Finding::skipped(check, format!("gateway.carrier says {pinned}")));
+        return false;
+    }
+    if quic && connector.proxied(index) {
+        findings.push(Finding::skipped(check, "QUIC cannot go through an HTTP proxy"));
+        return false;
+    }
+    if !quic && !tcp {
+        findings.push(Finding::skipped(check, "no TCP connection"));
+        return false;
+    }
+    match connector.connect(index, carrier).await {
+        Ok(tunnel) => {
+            tunnel.close(proto::wire::close::CloseCode::Shutdown, "a check");
+            findings.push(Finding::passed(check, "a tunnel came up"));
+            true
+        }
+        Err(err) => {
+            let remedy = match carrier {
+                CarrierKind::Quic => "allow outbound UDP to the gateway's port; without it the agent uses TCP",
+                CarrierKind::WebSocket => "let proxies and balancers on the way pass WebSocket upgrades",
+                _ => "let proxies on the way pass TLS unopened; else the agent uses the websocket carrier",
+            };
+            findings.push(Finding::failed(check, err.reason, remedy));
+            false
+        }
+    }
+}
+
+/// Accepts any certificate and keeps it: only to name who answers in the gateway's place. Nothing is sent over such a
+/// connection.
+#[derive(Debug, Default)]
+struct Seen(Mutex<Option<CertificateDer<'static>>>);
+
+impl Seen {
+    fn issuer(&self) -> Option<String> {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, parsed) = x509_parser::parse_x509_certificate(seen.as_ref()?).ok()?;
+        let issuer: String = parsed.issuer().to_string().chars().filter(|c| !c.is_control()).take(NAME_BYTES).collect();
+        Some(format!("{issuer:?}"))
+    }
+}
+
+impl ServerCertVerifier for Seen {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(end_entity.clone().into_owned());
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
