@@ -97,7 +97,8 @@ pub async fn relay(
         record.outcome(Outcome::Complete);
     }
     let relayed = Relayed {
-        body: StreamBody::new(recv),
+        // An answer shorter than it announced is broken off, not complete.
+        body: StreamBody::of_response(recv, &request.method, head.status, &head.headers),
         left,
         ended: Box::pin(session.ended()),
         over: bodiless,

@@ -114,7 +114,11 @@ impl TaskGroup {
         // Made here and moved in, so that it runs also when the task is dropped before its first poll.
         let ended = Ended { tasks: tasks.clone(), id };
         let group = self.inner.name;
-        let span = tracing::debug_span!("task", group, task);
+        let mut span = tracing::debug_span!("task", group, task);
+        if span.is_disabled() {
+            // What the task logs still belongs to the connection or request that spawned it.
+            span = tracing::Span::current();
+        }
         let future = async move {
             let ended = ended;
             let result = AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| {
