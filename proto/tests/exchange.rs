@@ -19,10 +19,16 @@ use proto::{
     exchange::{Call, Counters, ExchangeError, Sent, StreamBody, respond, respond_head, send_body, splice},
     ids::RequestId,
     process::TaskGroup,
-    transport::{Stream, StreamError, TunnelHandle, memory},
+    transport::{
+        CarrierKind, Stream, StreamError, TunnelHandle,
+        carrier::Facts,
+        http2, memory,
+        session::{self, AgentSide, GatewaySide, SessionOptions},
+    },
     wire::{
         close::StreamCode,
         head::{RequestHead, ResponseHead},
+        hello::Refuse,
     },
 };
 use tokio::{
@@ -78,13 +84,32 @@ fn call(tasks: &TaskGroup) -> Call {
     Call::new(tasks, Instant::now() + Duration::from_secs(30))
 }
 
+/// Both ends of a tunnel: the gateway's, the agent's.
+async fn pair(carrier: CarrierKind) -> (TunnelHandle, TunnelHandle) {
+    if carrier == CarrierKind::Memory {
+        return memory::pair().await;
+    }
+    let (gateway, agent) = duplex(1 << 20);
+    // An empty certificate stands for mutual TLS.
+    let facts = Facts { kind: carrier, peer: None, certificates: vec![Vec::new().into()] };
+    let (gateway, agent) = tokio::join!(http2::client_side(gateway, facts.clone()), http2::server_side(agent, facts));
+    let options = SessionOptions::default();
+    let gateway_side =
+        GatewaySide { session: [7; 16], authenticate: |_| async { Ok::<_, Refuse>(()) }, options: options.clone() };
+    let prove = Box::new(|_: &[u8]| Err("no proof".to_owned()));
+    let agent_side = AgentSide { agent_version: "test".to_owned(), instance: [9; 16], prove, options };
+    let (gateway, agent) =
+        tokio::join!(session::accept(gateway.unwrap(), gateway_side), session::connect(agent.unwrap(), agent_side));
+    (gateway.unwrap().0, agent.unwrap())
+}
+
 /// A pair of ends whose agent serves each stream with `serve`.
-async fn served<F, S>(tasks: &TaskGroup, serve: S) -> TunnelHandle
+async fn served<F, S>(tasks: &TaskGroup, carrier: CarrierKind, serve: S) -> TunnelHandle
 where
     F: Future<Output = ()> + Send + 'static,
     S: Fn(RequestHead, Stream) -> F + Send + 'static,
 {
-    let (gateway, agent) = memory::pair().await;
+    let (gateway, agent) = pair(carrier).await;
     let group = tasks.clone();
     tasks.spawn("agent", async move {
         while let Ok(incoming) = agent.accept().await {
@@ -117,10 +142,9 @@ fn fed() -> (mpsc::Sender<Result<Bytes, io::Error>>, Fed) {
     (feed, Fed(body))
 }
 
-#[tokio::test]
-async fn large_bodies_cross_both_ways_unchanged() {
+async fn large_bodies_cross_both_ways_unchanged(carrier: CarrierKind) {
     let tasks = Tasks::new();
-    let tunnel = served(&tasks, |head, stream| async move {
+    let tunnel = served(&tasks, carrier, |head, stream| async move {
         let Stream { mut send, recv, .. } = stream;
         let body = StreamBody::of_request(recv, &head.headers);
         assert_eq!(respond(&mut send, &answer(StatusCode::OK), body, &Counters::default()).await.unwrap(), Sent::Whole);
@@ -139,10 +163,9 @@ async fn large_bodies_cross_both_ways_unchanged() {
     }
 }
 
-#[tokio::test]
-async fn an_answer_comes_while_the_request_body_goes_on_and_the_body_ends_quietly() {
+async fn an_answer_comes_while_the_request_body_goes_on_and_the_body_ends_quietly(carrier: CarrierKind) {
     let tasks = Tasks::new();
-    let tunnel = served(&tasks, |head, stream| async move {
+    let tunnel = served(&tasks, carrier, |head, stream| async move {
         let Stream { mut send, recv, .. } = stream;
         let _unread = StreamBody::of_request(recv, &head.headers);
         let refusal = Full::new(Bytes::from_static(b"too large"));
@@ -160,11 +183,10 @@ async fn an_answer_comes_while_the_request_body_goes_on_and_the_body_ends_quietl
     feed.closed().await;
 }
 
-#[tokio::test]
-async fn a_caller_that_goes_away_ends_a_silent_watch() {
+async fn a_caller_that_goes_away_ends_a_silent_watch(carrier: CarrierKind) {
     let tasks = Tasks::new();
     let (told, mut ended) = mpsc::channel(1);
-    let tunnel = served(&tasks, move |_, stream| {
+    let tunnel = served(&tasks, carrier, move |_, stream| {
         let told = told.clone();
         async move {
             let Stream { mut send, .. } = stream;
@@ -184,11 +206,10 @@ async fn a_caller_that_goes_away_ends_a_silent_watch() {
     assert_eq!(ended.recv().await, Some(Sent::Stopped));
 }
 
-#[tokio::test]
-async fn a_caller_that_goes_away_breaks_its_own_request_body_off() {
+async fn a_caller_that_goes_away_breaks_its_own_request_body_off(carrier: CarrierKind) {
     let tasks = Tasks::new();
     let (told, mut ended) = mpsc::channel(1);
-    let tunnel = served(&tasks, move |head, stream| {
+    let tunnel = served(&tasks, carrier, move |head, stream| {
         let told = told.clone();
         async move {
             let body = StreamBody::of_request(stream.recv, &head.headers);
@@ -212,10 +233,9 @@ async fn a_caller_that_goes_away_breaks_its_own_request_body_off() {
     feed.closed().await;
 }
 
-#[tokio::test]
-async fn an_answer_that_breaks_off_is_an_error_and_never_a_clean_end() {
+async fn an_answer_that_breaks_off_is_an_error_and_never_a_clean_end(carrier: CarrierKind) {
     let tasks = Tasks::new();
-    let tunnel = served(&tasks, |_, stream| async move {
+    let tunnel = served(&tasks, carrier, |_, stream| async move {
         let Stream { mut send, .. } = stream;
         let (feed, body) = fed();
         let (head, counters) = (answer(StatusCode::OK), Counters::default());
@@ -234,10 +254,9 @@ async fn an_answer_that_breaks_off_is_an_error_and_never_a_clean_end() {
     }
 }
 
-#[tokio::test]
-async fn a_body_shorter_than_its_content_length_is_an_error() {
+async fn a_body_shorter_than_its_content_length_is_an_error(carrier: CarrierKind) {
     let tasks = Tasks::new();
-    let tunnel = served(&tasks, |_, stream| async move {
+    let tunnel = served(&tasks, carrier, |_, stream| async move {
         let Stream { mut send, .. } = stream;
         let mut head = answer(StatusCode::OK);
         head.headers.insert(CONTENT_LENGTH, HeaderValue::from_static("100"));
@@ -258,8 +277,9 @@ async fn a_body_shorter_than_its_content_length_is_an_error() {
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_does_not_answer_is_given_up_at_the_deadline_and_learns_it() {
     let tasks = Tasks::new();
+    let carrier = CarrierKind::Memory;
     let (told, mut ended) = mpsc::channel(1);
-    let tunnel = served(&tasks, move |_, stream| {
+    let tunnel = served(&tasks, carrier, move |_, stream| {
         let told = told.clone();
         async move {
             let Stream { mut send, recv, .. } = stream;
@@ -276,10 +296,9 @@ async fn a_peer_that_does_not_answer_is_given_up_at_the_deadline_and_learns_it()
     assert_eq!(ended.recv().await, Some(StreamError::Stopped(StreamCode::Deadline)));
 }
 
-#[tokio::test]
-async fn an_upgrade_that_was_not_asked_for_is_refused() {
+async fn an_upgrade_that_was_not_asked_for_is_refused(carrier: CarrierKind) {
     let tasks = Tasks::new();
-    let tunnel = served(&tasks, |_, stream| async move {
+    let tunnel = served(&tasks, carrier, |_, stream| async move {
         let Stream { mut send, .. } = stream;
         respond_head(&mut send, &answer(StatusCode::SWITCHING_PROTOCOLS)).await.unwrap();
         send.stopped().await;
@@ -291,11 +310,10 @@ async fn an_upgrade_that_was_not_asked_for_is_refused() {
     assert!(matches!(result, Err(ExchangeError::Unasked)));
 }
 
-#[tokio::test]
-async fn watch_events_arrive_before_the_next_is_produced() {
+async fn watch_events_arrive_before_the_next_is_produced(carrier: CarrierKind) {
     let tasks = Tasks::new();
     let (feeds, mut feed) = mpsc::channel(1);
-    let tunnel = served(&tasks, move |_, stream| {
+    let tunnel = served(&tasks, carrier, move |_, stream| {
         let feeds = feeds.clone();
         async move {
             let Stream { mut send, .. } = stream;
@@ -318,12 +336,11 @@ async fn watch_events_arrive_before_the_next_is_produced() {
     assert!(body.frame().await.is_none());
 }
 
-#[tokio::test]
-async fn a_request_body_goes_on_while_nobody_reads_the_answer() {
+async fn a_request_body_goes_on_while_nobody_reads_the_answer(carrier: CarrierKind) {
     let tasks = Tasks::new();
     let (told, received) = oneshot::channel();
     let told = Arc::new(std::sync::Mutex::new(Some(told)));
-    let tunnel = served(&tasks, move |head, stream| {
+    let tunnel = served(&tasks, carrier, move |head, stream| {
         let told = told.clone();
         async move {
             let Stream { mut send, recv, .. } = stream;
@@ -342,11 +359,11 @@ async fn a_request_body_goes_on_while_nobody_reads_the_answer() {
 }
 
 /// An upgraded exchange: the user's connection, the server's connection.
-async fn upgraded(tasks: &TaskGroup) -> (tokio::io::DuplexStream, tokio::io::DuplexStream) {
+async fn upgraded(tasks: &TaskGroup, carrier: CarrierKind) -> (tokio::io::DuplexStream, tokio::io::DuplexStream) {
     let (server, agent_side) = duplex(10_000);
     let agent_side = std::sync::Mutex::new(Some(agent_side));
     let group = tasks.clone();
-    let tunnel = served(tasks, move |_, stream| {
+    let tunnel = served(tasks, carrier, move |_, stream| {
         let io = agent_side.lock().unwrap().take().unwrap();
         let group = group.clone();
         async move {
@@ -370,11 +387,10 @@ async fn upgraded(tasks: &TaskGroup) -> (tokio::io::DuplexStream, tokio::io::Dup
     (user, server)
 }
 
-#[tokio::test]
-async fn an_upgraded_connection_keeps_half_close_in_both_orders_and_truncates_nothing() {
+async fn an_upgraded_connection_keeps_half_close_in_both_orders_and_truncates_nothing(carrier: CarrierKind) {
     for user_first in [true, false] {
         let tasks = Tasks::new();
-        let (user, server) = upgraded(&tasks).await;
+        let (user, server) = upgraded(&tasks, carrier).await;
         let (mut first, mut second) = if user_first { (user, server) } else { (server, user) };
         let (there, back) = (pattern(2_000_000), pattern(3_000_000));
         let (_, all) = tokio::join!(
@@ -404,10 +420,9 @@ async fn an_upgraded_connection_keeps_half_close_in_both_orders_and_truncates_no
     }
 }
 
-#[tokio::test]
-async fn an_upgrade_that_is_refused_is_a_plain_answer() {
+async fn an_upgrade_that_is_refused_is_a_plain_answer(carrier: CarrierKind) {
     let tasks = Tasks::new();
-    let tunnel = served(&tasks, |head, stream| async move {
+    let tunnel = served(&tasks, carrier, |head, stream| async move {
         let Stream { mut send, recv, .. } = stream;
         assert!(StreamBody::of_request(recv, &head.headers).collect().await.unwrap().to_bytes().is_empty());
         let body = Full::new(Bytes::from_static(b"no"));
@@ -425,3 +440,29 @@ async fn an_upgrade_that_is_refused_is_a_plain_answer() {
         StreamBody::of_response(upgraded.stream.recv, &Method::POST, StatusCode::FORBIDDEN, &upgraded.head.headers);
     assert_eq!(body.collect().await.unwrap().to_bytes(), "no");
 }
+
+/// Each exchange on each carrier.
+macro_rules! on_each_carrier {
+    ($($case:ident),* $(,)?) => {
+        mod memory_carrier {
+            $(#[tokio::test] async fn $case() { super::$case(proto::transport::CarrierKind::Memory).await; })*
+        }
+        mod http2_carrier {
+            $(#[tokio::test] async fn $case() { super::$case(proto::transport::CarrierKind::Http2).await; })*
+        }
+    };
+}
+
+on_each_carrier!(
+    large_bodies_cross_both_ways_unchanged,
+    an_answer_comes_while_the_request_body_goes_on_and_the_body_ends_quietly,
+    a_caller_that_goes_away_ends_a_silent_watch,
+    a_caller_that_goes_away_breaks_its_own_request_body_off,
+    an_answer_that_breaks_off_is_an_error_and_never_a_clean_end,
+    a_body_shorter_than_its_content_length_is_an_error,
+    an_upgrade_that_was_not_asked_for_is_refused,
+    watch_events_arrive_before_the_next_is_produced,
+    a_request_body_goes_on_while_nobody_reads_the_answer,
+    an_upgraded_connection_keeps_half_close_in_both_orders_and_truncates_nothing,
+    an_upgrade_that_is_refused_is_a_plain_answer,
+);
