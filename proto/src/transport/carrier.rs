@@ -54,6 +54,9 @@ pub enum CarrierError {
     /// TLS failed: certificate, ALPN or a record.
     #[error("TLS: {0}")]
     Tls(String),
+    /// The WebSocket upgrade was answered with this status and not 101.
+    #[error("the upgrade was answered with status {0}")]
+    Upgrade(u16),
     /// The protocol of the carrier failed.
     #[error("{0}")]
     Protocol(String),

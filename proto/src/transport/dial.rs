@@ -2,16 +2,26 @@
 //! Each step has a deadline and an error of its own, so that a person sees which hop failed.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use rustls::{ClientConfig, pki_types::ServerName};
-use secrecy::SecretString;
-use tokio::io::{AsyncRead, AsyncWrite};
+mod proxy;
+mod tcp;
 
-use super::{CarrierKind, carrier::Carrier};
+use rustls::{AlertDescription, ClientConfig, pki_types::ServerName};
+use secrecy::SecretString;
+pub use tcp::TcpIo;
+use tokio::time::timeout;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::{
+    CarrierKind,
+    carrier::{Carrier, CarrierError, Facts},
+    http2, quic, websocket,
+};
 
 /// Where to, and how to get there.
 #[derive(Clone, Debug)]
@@ -166,14 +176,110 @@ pub enum DialError {
 }
 
 /// Dials the gateway on a carrier.
-pub async fn dial(_target: &Target, _carrier: CarrierKind, _options: &DialOptions) -> Result<Carrier, DialError> {
-    todo!()
+pub async fn dial(target: &Target, carrier: CarrierKind, options: &DialOptions) -> Result<Carrier, DialError> {
+    match carrier {
+        CarrierKind::Quic => dial_quic(target, options).await,
+        CarrierKind::Http2 => {
+            let (io, facts) = open_tls(target, carrier, http2::ALPN, options).await?;
+            if io.get_ref().1.alpn_protocol() != Some(http2::ALPN) {
+                return Err(DialError::NotOffered { host: target.host.clone(), carrier });
+            }
+            within(options.handshake, http2::server_side(io, facts))
+                .await
+                .map_err(|error| DialError::Tls { host: target.host.clone(), reason: error.to_string() })
+        }
+        CarrierKind::WebSocket => dial_websocket(target, options).await,
+        CarrierKind::Memory => Err(DialError::NotOffered { host: target.host.clone(), carrier }),
+    }
 }
 
 /// A TCP connection to the target, through its proxy if it has one, before any TLS with the target.
-pub async fn open_tcp(
-    _target: &Target,
-    _options: &DialOptions,
-) -> Result<impl AsyncRead + AsyncWrite + Send + Unpin + 'static, DialError> {
-    Ok(tokio::io::empty())
+pub async fn open_tcp(target: &Target, options: &DialOptions) -> Result<TcpIo, DialError> {
+    match &target.proxy {
+        Some(proxy) => proxy::connect(proxy, target, options).await,
+        None => {
+            let addresses = tcp::resolve(&target.host, target.port, &target.aliases, options.resolve).await?;
+            tcp::connect(&target.host, &addresses, false, options.connect).await.map(TcpIo::Direct)
+        }
+    }
+}
+
+async fn dial_quic(target: &Target, options: &DialOptions) -> Result<Carrier, DialError> {
+    if target.proxy.is_some() {
+        return Err(DialError::QuicThroughProxy);
+    }
+    let addresses = tcp::resolve(&target.host, target.port, &target.aliases, options.resolve).await?;
+    let name = target.server_name.to_str();
+    tcp::race(&addresses, async |address| {
+        let connecting = quic::connect(address, &name, &target.tls, &options.quic);
+        within(options.handshake, connecting)
+            .await
+            .map_err(|error| DialError::Quic { address, reason: error.to_string() })
+    })
+    .await
+}
+
+async fn dial_websocket(target: &Target, options: &DialOptions) -> Result<Carrier, DialError> {
+    let (io, facts) = open_tls(target, CarrierKind::WebSocket, b"http/1.1", options).await?;
+    let host = authority(&target.host, target.port);
+    let failed = |error: CarrierError| {
+        let status = if let CarrierError::Upgrade(status) = error { Some(status) } else { None };
+        DialError::WebSocket { host: target.host.clone(), status, reason: error.to_string() }
+    };
+    within(options.upgrade, websocket::connect(io, &host, facts)).await.map_err(failed)
+}
+
+/// TLS with the gateway, over TCP or through the proxy.
+async fn open_tls(
+    target: &Target,
+    carrier: CarrierKind,
+    alpn: &[u8],
+    options: &DialOptions,
+) -> Result<(TlsStream<TcpIo>, Facts), DialError> {
+    let io = open_tcp(target, options).await?;
+    let peer = io.peer_addr();
+    let host = || target.host.clone();
+    let io = match timeout(options.handshake, tls(io, &target.tls, &target.server_name, alpn)).await {
+        Ok(Ok(io)) => io,
+        Ok(Err(error)) if refuses_alpn(&error) => return Err(DialError::NotOffered { host: host(), carrier }),
+        Ok(Err(error)) => return Err(DialError::Tls { host: host(), reason: error.to_string() }),
+        Err(_) => return Err(DialError::Tls { host: host(), reason: "no answer in time".to_owned() }),
+    };
+    let certificates = io.get_ref().1.peer_certificates().map(|chain| chain.to_vec()).unwrap_or_default();
+    Ok((io, Facts { kind: carrier, peer, certificates }))
+}
+
+async fn tls<T>(io: T, config: &ClientConfig, name: &ServerName<'static>, alpn: &[u8]) -> io::Result<TlsStream<T>>
+where
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    let mut config = config.clone();
+    config.alpn_protocols = vec![alpn.to_vec()];
+    config.enable_early_data = false;
+    TlsConnector::from(Arc::new(config))
+        .connect_with(name.clone(), io, |connection| connection.set_buffer_limit(Some(http2::TLS_BUFFER_BYTES)))
+        .await
+}
+
+/// Whether TLS failed because the peer does not speak the protocol that was asked for.
+fn refuses_alpn(error: &io::Error) -> bool {
+    error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).is_some_and(|error| {
+        matches!(
+            error,
+            rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)
+                | rustls::Error::NoApplicationProtocol
+        )
+    })
+}
+
+async fn within<T>(time: Duration, step: impl Future<Output = Result<T, CarrierError>>) -> Result<T, CarrierError> {
+    timeout(time, step).await.unwrap_or(Err(CarrierError::Timeout))
+}
+
+/// `host:port` with brackets around an IPv6 address.
+fn authority(host: &str, port: u16) -> String {
+    match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        Ok(IpAddr::V6(address)) => format!("[{address}]:{port}"),
+        _ => format!("{host}:{port}"),
+    }
 }

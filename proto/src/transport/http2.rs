@@ -17,6 +17,9 @@ use tokio::net::TcpStream;
 /// The ALPN name of carriers 1 and 2.
 pub const ALPN: &[u8] = b"towline/1";
 
+/// What to give `set_buffer_limit` of a tunnel's TLS connection, in bytes: one large frame in one go.
+pub const TLS_BUFFER_BYTES: usize = 2 * crate::limits::CHUNK_BYTES;
+
 /// Bytes queued unsent in the kernel above which a socket takes no more: what has been handed to the kernel delays
 /// control messages and other streams.
 const UNSENT_BYTES: u32 = 512 * 1024;
