@@ -3,7 +3,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU8, Ordering},
+    },
     task::{Context, Poll, Waker},
 };
 
@@ -127,6 +130,8 @@ impl Drop for Link {
 #[derive(Default)]
 struct Stream {
     directions: [Mutex<Direction>; 2],
+    /// Halves that each end has dropped.
+    dropped: [AtomicU8; 2],
 }
 
 #[derive(Default)]
@@ -136,6 +141,8 @@ struct Direction {
     finished: bool,
     reset: Option<StreamCode>,
     reader_gone: bool,
+    /// The reading end has dropped both of its halves.
+    abandoned: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -144,6 +151,29 @@ impl Stream {
     fn direction(&self, index: usize) -> MutexGuard<'_, Direction> {
         // A panic in a test poisons only that test's stream.
         self.directions[index].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Stream {
+    /// As HTTP/2 does, tells the writer at the other end once both halves of this end are gone.
+    fn dropped(&self, end: usize) {
+        if self.dropped[end].fetch_add(1, Ordering::AcqRel) == 1 {
+            let mut direction = self.direction(1 - end);
+            direction.abandoned = true;
+            wake(&mut direction.writer);
+        }
+    }
+}
+
+impl Drop for PipeSend {
+    fn drop(&mut self) {
+        self.stream.dropped(self.index);
+    }
+}
+
+impl Drop for PipeRecv {
+    fn drop(&mut self) {
+        self.stream.dropped(1 - self.index);
     }
 }
 
@@ -210,6 +240,7 @@ impl PipeSend {
         let mut direction = self.stream.direction(self.index);
         match direction.reset {
             Some(code) => Poll::Ready(RawError::Reset(code)),
+            None if direction.abandoned => Poll::Ready(RawError::Stopped(StreamCode::NoMore)),
             None => {
                 direction.writer = Some(cx.waker().clone());
                 Poll::Pending

@@ -29,7 +29,7 @@ const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STREAMS_MAX as 
 /// Reset streams remembered, and reset streams not accepted yet: 10,000 requests may be cancelled at once. h2's default
 /// of 20 closes the connection; without a bound it is open to rapid reset (CVE-2023-44487).
 const RESET_STREAMS: usize = 16 * 1024;
-/// How long frames that crossed a reset on the wire are forgiven.
+/// How long frames that crossed a reset on the wire are forgiven, and how long a stopped writer may take to end.
 const RESET_REMEMBERED: Duration = Duration::from_secs(30);
 /// h2's allowance for small DATA frames not read yet, in bytes of overhead: the heads of all streams at once.
 const SMALL_FRAMES_BYTES: usize = 2 * 256 * STREAMS as usize;
@@ -66,12 +66,14 @@ where
         let result = connection.await;
         end.send_replace(Some(lost(result.err())));
     });
-    let parker = tokio::spawn(keep_parked(requests.clone(), park));
+    let (bury, buried) = mpsc::channel(STREAMS as usize);
+    let parker = tokio::spawn(keep_parked(requests.clone(), park, bury));
+    let digger = tokio::spawn(read_out(buried));
     let link = Link {
         opener: Opener::Request(requests),
         accepted: Mutex::new(accepted),
         closed,
-        tasks: vec![driver.abort_handle(), parker.abort_handle()],
+        tasks: vec![driver.abort_handle(), parker.abort_handle(), digger.abort_handle()],
     };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
@@ -171,7 +173,11 @@ async fn send(
 }
 
 /// Keeps the stock of parked streams filled; it grows while the agent takes them faster than one at a time.
-async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sender<RawPair>) {
+async fn keep_parked(
+    requests: client::SendRequest<Bytes>,
+    accepted: mpsc::Sender<RawPair>,
+    bury: mpsc::Sender<h2::RecvStream>,
+) {
     let mut parked = FuturesUnordered::new();
     let mut stock = limits::PARKED_STREAMS;
     loop {
@@ -186,7 +192,7 @@ async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sende
             match answer {
                 // The queue has room for every stream that a tunnel may have; dropping one over it resets it.
                 Ok(answer) => {
-                    let _ = accepted.try_send(streams::parked_pair(body, answer.into_body()));
+                    let _ = accepted.try_send(streams::parked_pair(body, answer.into_body(), bury.clone()));
                 }
                 Err(error) if error.is_reset() => {}
                 Err(_) => return,
@@ -195,6 +201,27 @@ async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sende
         }
         if taken * 2 > stock {
             stock = (stock * 2).min(limits::PARKED_STREAMS_MAX);
+        }
+    }
+}
+
+/// Reads stopped halves of streams that the agent opened out to their ends. If they were dropped instead, h2 as a client
+/// would reset the stream with CANCEL and discard the answer that is still queued in the other direction (h2 as a server
+/// resets with NO_ERROR, which sends what is queued first). The agent's writer has been told to stop, so that this is
+/// short.
+async fn read_out(mut buried: mpsc::Receiver<h2::RecvStream>) {
+    let mut reading = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            body = buried.recv() => match body {
+                Some(mut body) => reading.push(tokio::time::timeout(RESET_REMEMBERED, async move {
+                    while let Some(Ok(chunk)) = body.data().await {
+                        let _ = body.flow_control().release_capacity(chunk.len());
+                    }
+                })),
+                None => return,
+            },
+            Some(_) = reading.next() => {}
         }
     }
 }

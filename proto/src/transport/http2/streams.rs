@@ -8,6 +8,7 @@ use std::{
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::ResponseFuture, server::SendResponse};
 use http::Response;
+use tokio::sync::mpsc;
 
 use crate::{
     transport::carrier::{RawError, RawRecv, RawSend},
@@ -22,13 +23,13 @@ pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture) -> Ra
 }
 
 /// A parked stream that the agent opened, at the gateway.
-pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream) -> RawPair {
-    pair(H2Send::Body(body), H2Recv::Body(answer))
+pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, bury: mpsc::Sender<RecvStream>) -> RawPair {
+    pair(H2Send::Body(body), H2Recv::Body(answer, Some(bury)))
 }
 
 /// Any stream at the agent.
 pub(super) fn accepted_pair(respond: SendResponse<Bytes>, body: RecvStream) -> RawPair {
-    pair(H2Send::NotBegun(respond), H2Recv::Body(body))
+    pair(H2Send::NotBegun(respond), H2Recv::Body(body, None))
 }
 
 fn pair(send: H2Send, recv: H2Recv) -> RawPair {
@@ -114,7 +115,8 @@ impl H2Send {
 pub(crate) enum H2Recv {
     /// The answer's headers are not here yet.
     Waiting(ResponseFuture),
-    Body(RecvStream),
+    /// The sender is where a stopped half of an agent's stream is read out, at the gateway.
+    Body(RecvStream, Option<mpsc::Sender<RecvStream>>),
     Stopped,
 }
 
@@ -124,10 +126,10 @@ impl H2Recv {
             match self {
                 Self::Stopped => return Poll::Ready(Ok(None)),
                 Self::Waiting(answer) => match ready!(Pin::new(answer).poll(cx)) {
-                    Ok(answer) => *self = Self::Body(answer.into_body()),
+                    Ok(answer) => *self = Self::Body(answer.into_body(), None),
                     Err(error) => return Poll::Ready(Err(reader_error(&error))),
                 },
-                Self::Body(body) => match ready!(body.poll_data(cx)) {
+                Self::Body(body, _) => match ready!(body.poll_data(cx)) {
                     None => return Poll::Ready(Ok(None)),
                     Some(Err(error)) => return Poll::Ready(Err(reader_error(&error))),
                     Some(Ok(chunk)) => {
@@ -144,7 +146,10 @@ impl H2Recv {
     }
 
     pub(crate) fn stop(&mut self, _code: StreamCode, _broken: bool) -> bool {
-        *self = Self::Stopped;
+        if let Self::Body(body, Some(bury)) = std::mem::replace(self, Self::Stopped) {
+            // The queue has room for every stream that a connection may have.
+            let _ = bury.try_send(body);
+        }
         false
     }
 }

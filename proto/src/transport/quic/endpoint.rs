@@ -39,6 +39,9 @@ const STREAM_WINDOW_BYTES: u64 = limits::WINDOW_MAX + 2 * limits::HEAD_BYTES as 
 /// Unacknowledged bytes of one connection: several times the product of 1 Gbit/s and 100 ms.
 const SEND_WINDOW_BYTES: u64 = limits::WINDOW_GROWTH_PER_TUNNEL;
 
+/// Streams beside those that the session counts: the control stream, and those that have ended at one end only.
+const STREAMS_SLACK: u32 = 256;
+
 /// How a UDP endpoint behaves.
 #[derive(Clone, Debug)]
 pub struct QuicOptions {
@@ -207,7 +210,7 @@ fn enlarge_buffers(socket: &UdpSocket) {
 
 fn transport(options: &QuicOptions) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
-    let streams = VarInt::from_u32(limits::STREAMS_PER_TUNNEL + 1);
+    let streams = VarInt::from_u32(limits::STREAMS_PER_TUNNEL + STREAMS_SLACK);
     config
         .max_concurrent_bidi_streams(streams)
         .max_concurrent_uni_streams(VarInt::from_u32(0))

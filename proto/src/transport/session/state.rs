@@ -159,8 +159,9 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct Table {
     live: HashMap<StreamId, Arc<StreamState>>,
-    /// Stops that came before their stream's first bytes.
-    early: VecDeque<(StreamId, StreamCode)>,
+    /// Stops that came before their stream's first bytes (or after its end), and their order.
+    early: HashMap<StreamId, StreamCode>,
+    early_order: VecDeque<StreamId>,
     /// Set once: streams added later are lost at once.
     lost: Option<CloseCode>,
 }
@@ -242,9 +243,7 @@ impl Shared {
         if let Some(code) = table.lost {
             state.set_lost(code);
         }
-        if let Some(at) = table.early.iter().position(|(early, _)| *early == id)
-            && let Some((_, code)) = table.early.remove(at)
-        {
+        if let Some(code) = table.early.remove(&id) {
             state.set_stopped(code);
         }
         table.live.insert(id, state.clone());
@@ -278,10 +277,14 @@ impl Shared {
         } else if !self.side.owns(id) {
             // The control stream may overtake a stream's first bytes. The oldest is forgotten over the bound: the
             // carrier tells the writer too, once the peer has dropped the stream.
-            if table.early.len() >= limits::EARLY_STOPS {
-                table.early.pop_front();
+            if table.early_order.len() >= limits::EARLY_STOPS
+                && let Some(oldest) = table.early_order.pop_front()
+            {
+                table.early.remove(&oldest);
             }
-            table.early.push_back((id, code));
+            if table.early.insert(id, code).is_none() {
+                table.early_order.push_back(id);
+            }
         }
     }
 
