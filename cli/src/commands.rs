@@ -7,7 +7,17 @@ mod target;
 mod token;
 mod whoami;
 
-use std::{io::Write, process::ExitCode};
+use std::{
+    io::Write,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use proto::process::{TaskGroup, telemetry::LogLevel};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     args::Command,
@@ -15,9 +25,9 @@ use crate::{
 };
 
 /// Runs a command.
-pub async fn run(command: Command) -> Outcome {
+pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
     match command {
-        Command::Dev(args) => dev::run(args).await,
+        Command::Dev(args) => dev::run(args, log_level).await,
         Command::Proxy(args) => proxy::run(args).await,
         Command::Token(args) => interruptible(token::run(args)).await,
         Command::Whoami(args) => interruptible(whoami::run(args)).await,
@@ -39,4 +49,24 @@ fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
+}
+
+/// Whether Ctrl+C was among what ended a command that runs until told: the exit code says so.
+struct Interrupts(Arc<AtomicBool>);
+
+impl Interrupts {
+    fn watch(tasks: &TaskGroup) -> anyhow::Result<Self> {
+        let heard = Arc::new(AtomicBool::new(false));
+        let (mut interrupts, flag) = (signal(SignalKind::interrupt())?, heard.clone());
+        tasks.spawn("interrupts", async move {
+            while interrupts.recv().await.is_some() {
+                flag.store(true, Ordering::Relaxed);
+            }
+        });
+        Ok(Self(heard))
+    }
+
+    fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }

@@ -30,14 +30,15 @@ use proto::process::telemetry::{self, LogFormat};
 fn main() -> ExitCode {
     let args = args::Args::parse();
     let format = if args.log_json { LogFormat::Json } else { LogFormat::Text };
-    if let Err(error) = telemetry::init(format, &args.log) {
-        return failure::Failure::usage(error).report();
-    }
+    let log_level = match telemetry::init(format, &args.log) {
+        Ok(log_level) => log_level,
+        Err(error) => return failure::Failure::usage(error).report(),
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failure::Failure::from(anyhow::Error::from(error)).report(),
     };
-    let result = runtime.block_on(commands::run(args.command));
+    let result = runtime.block_on(commands::run(args.command, log_level));
     // What still waits for a peer must not keep the command from ending.
     runtime.shutdown_background();
     match result {

@@ -1,10 +1,164 @@
 //! `towline proxy`: the Arc way of working, a local address for a cluster (features rows K3 to K5).
 
-use anyhow::anyhow;
+use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
-use crate::{args::ProxyArgs, failure::Outcome};
+use anyhow::Context;
+use certs::Credentials;
+use http::{Method, Request, header};
+use http_body_util::Full;
+use proto::process::{Shutdown, TaskGroup, signals};
+use secrecy::{ExposeSecret, SecretString};
+use tokio::time::timeout;
+
+use super::{Interrupts, kubeconfig, print, target::Target};
+use crate::{
+    args::ProxyArgs,
+    client::Client,
+    credential::{Source, claims},
+    failure::{Hint, INTERRUPTED, Outcome},
+    kubeconfig::{Entry, UserEntry},
+    local_proxy::{Forward, Keeper, Listener, Upstream, bind},
+};
+
+/// Life of the access certificate that a proxy makes for itself; it never leaves the process's memory.
+const ACCESS_TTL: Duration = Duration::from_secs(7 * 86_400);
+/// How long open requests may go on after SIGTERM, and after Ctrl+C.
+const DRAIN_GRACE: Duration = Duration::from_secs(30);
+const INTERRUPT_GRACE: Duration = Duration::from_secs(1);
 
 /// Serves until Ctrl+C.
-pub async fn run(_args: ProxyArgs) -> Outcome {
-    Err(anyhow!("not in this build yet").into())
+pub async fn run(args: ProxyArgs) -> Outcome {
+    let target = Target::new(&args.cluster, &args.outbound)?;
+    let source = target.source(args.token_file.as_deref(), &args.user)?;
+    // Before anything is asked of others: a port that is taken is known at once.
+    let listener = Listener::new(bind(args.port).await?)?;
+    let who = who(&source);
+    let credentials = credentials(&args, &target, &source).await?;
+    let keeper =
+        Keeper::start(source).await.hint(|| "is the gateway running, and is it this user's password?".to_owned())?;
+    let client = target.client(credentials.as_ref())?;
+    let (tasks, shutdown) = (TaskGroup::new("proxy"), Shutdown::new());
+    let interrupts = Interrupts::watch(&tasks)?;
+    let _reloads = signals(&tasks, &shutdown)?;
+    let local_token = SecretString::from(gateway::issuer::users::generate_password()?);
+    let entry = entry(&args, &target, &who, &listener, &local_token)?;
+    kubeconfig::write(&args.file, &entry).await?;
+    say(&args, &entry, listener.port()?)?;
+    let forward = Arc::new(Forward {
+        local_token,
+        key: target.key,
+        keeper: keeper.clone(),
+        upstream: Upstream::new(&client, tasks.clone()),
+        tasks: tasks.clone(),
+    });
+    tasks.spawn("token", keeper.clone().run(shutdown.clone()));
+    let (mut renewals, path) = (keeper.renewals(), format!("/{}/.towline/refresh", target.key));
+    tasks.spawn("announce", async move {
+        while renewals.changed().await.is_ok() {
+            announce(&client, &keeper, &path).await;
+        }
+    });
+    let serving = tasks.spawn_task("listen", listener.run(forward, tasks.clone(), shutdown.clone()));
+    tokio::select! {
+        biased;
+        () = shutdown.draining() => {}
+        _ = serving => return Err(anyhow::anyhow!("the local listener ended").into()),
+    }
+    let grace = if interrupts.any() { INTERRUPT_GRACE } else { DRAIN_GRACE };
+    shutdown.drain();
+    drain(&tasks, &shutdown, grace).await;
+    Ok(ExitCode::from(if interrupts.any() { INTERRUPTED } else { 0 }))
+}
+
+/// Lets what is open end, for so long at most.
+async fn drain(tasks: &TaskGroup, shutdown: &Shutdown, grace: Duration) {
+    // Two tasks for signals and the one that announces tokens run until all is closed.
+    const HOUSEKEEPING: usize = 3;
+    let quiet = async {
+        while tasks.running() > HOUSEKEEPING {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let ended = shutdown.until_closed(timeout(grace, quiet)).await;
+    if !matches!(ended, Some(Ok(()))) {
+        tracing::info!("ending what is still open");
+    }
+    shutdown.close();
+    tasks.abort();
+}
+
+/// Shows the gateway a newer token, so that open sessions outlive the old one (DESIGN.md section 2).
+async fn announce(client: &Client, keeper: &Keeper, path: &str) {
+    let Ok(authorization) = keeper.authorization() else { return };
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header(header::AUTHORIZATION, authorization)
+        .body(Full::default());
+    let Ok(request) = request else { return };
+    match client.request(request).await {
+        Ok(answer) if answer.status().is_success() => tracing::debug!("open sessions go on with the newer token"),
+        Ok(answer) => tracing::warn!(status = %answer.status(), "the gateway did not take the newer token"),
+        Err(error) => tracing::warn!("the newer token could not be shown to the gateway: {error:#}"),
+    }
+}
+
+fn who(source: &Source) -> String {
+    match source {
+        Source::SignIn(sign_in) => sign_in.user.clone(),
+        Source::File(_) | Source::Fixed(_) => "token".to_owned(),
+    }
+}
+
+/// A service-account token needs a certificate beside it; with a state one is made.
+async fn credentials(args: &ProxyArgs, target: &Target, source: &Source) -> Outcome<Option<Credentials>> {
+    if let (Some(certificate), Some(key)) = (&args.client_certificate, &args.client_key) {
+        return Ok(Some(Credentials::load(certificate, key)?));
+    }
+    let (Some(state), Source::File(_) | Source::Fixed(_)) = (&target.state, source) else { return Ok(None) };
+    let token = source.obtain().await?;
+    let issuer = claims(token.secret.expose_secret()).and_then(|claims| Some(claims["iss"].as_str()?.to_owned()));
+    if issuer.is_some_and(|issuer| issuer == state.issuer_url()) {
+        return Ok(None);
+    }
+    let person = kubeconfig::service_account_name(token.secret.expose_secret());
+    Ok(Some(target.issue_access(&person, ACCESS_TTL)?.credentials().clone()))
+}
+
+fn entry(
+    args: &ProxyArgs,
+    target: &Target,
+    who: &str,
+    listener: &Listener,
+    local_token: &SecretString,
+) -> anyhow::Result<Entry> {
+    let port = listener.port()?;
+    // The port is part of the names: proxies side by side do not take each other's entries.
+    let name = format!("towline-proxy-{}-{port}", target.name);
+    Ok(Entry {
+        context: args.file.kube_context.clone().unwrap_or_else(|| format!("{name}-{who}")),
+        user: format!("{name}-{who}"),
+        server: format!("https://127.0.0.1:{port}/{}", target.key),
+        ca: Some(listener.ca().to_owned()),
+        proxy_url: None,
+        credential: UserEntry::Token { token: local_token.expose_secret().to_owned(), certificate: None },
+        cluster: name,
+    })
+}
+
+/// What Arc's users know to look for; on standard error where standard output is the kubeconfig.
+fn say(args: &ProxyArgs, entry: &Entry, port: u16) -> anyhow::Result<()> {
+    if args.file.file.as_deref() == Some(Path::new("-")) {
+        tracing::info!("Proxy is listening on port {port}. Press Ctrl+C to close proxy.");
+        return Ok(());
+    }
+    let file = args.file.file.clone().or_else(crate::environment::kubeconfig).context("no kubeconfig")?;
+    print(&format!(
+        "Proxy is listening on port {port}\n\
+         Merged \"{context}\" as current context in {file}\n\
+         Start sending kubectl requests on '{context}' context using kubeconfig at {file}\n\
+         Press Ctrl+C to close proxy.",
+        context = entry.context,
+        file = file.display(),
+    ))
 }

@@ -1,14 +1,15 @@
 //! Runs the gateway on a state.
 
-use std::{path::Path, process::ExitCode};
+use std::{path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
-use gateway::issuer::Issuer;
+use gateway::{Extras, Gateway, config::Config, issuer::Issuer};
+use proto::process::{Shutdown, TaskGroup, signals, telemetry::LogLevel};
 
 use super::{edit, ports, ready};
 use crate::{
     args::DevRun,
-    commands::print,
+    commands::{Interrupts, print},
     failure::{Failure, INTERRUPTED, Outcome},
     state::{Data, State, check_name},
 };
@@ -17,18 +18,30 @@ use crate::{
 const FIRST_CLUSTER: &str = "dev";
 
 /// Makes or opens the state, runs until told, drains.
-pub async fn run(dir: &Path, args: DevRun) -> Outcome {
+pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     let _running = State::lock_running(dir)?;
     let state = State::edit(dir, |data| apply(data, &args))?;
     edit::add_first_users(&state)?;
-    let issuer = Issuer::open(state.issuer_settings())?;
-    let _ = (issuer, ready::text(&state), INTERRUPTED);
-    if args.json {
-        print(&ready::json(&state)?.to_string())?;
-    } else {
-        print(&ready::text(&state))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let issuer = Arc::new(Issuer::open(state.issuer_settings())?);
+    // Faults in it come from what was typed with --set.
+    let config = Config::load(&state.path("gateway.toml")).map_err(Failure::usage)?;
+    let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
+    let interrupts = Interrupts::watch(&tasks)?;
+    let mut reloads = signals(&tasks, &shutdown)?;
+    let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: Some(issuer) };
+    let gateway = Gateway::build(config, extras).await?;
+    let handle = gateway.handle();
+    tasks.spawn("reload", async move {
+        loop {
+            reloads.next().await;
+            // The result is in the log.
+            let _ = handle.reload().await;
+        }
+    });
+    // The listeners are bound: who connects from now on is served.
+    print(&if args.json { ready::json(&state)?.to_string() } else { ready::text(&state) })?;
+    gateway.run().await;
+    Ok(ExitCode::from(if interrupts.any() { INTERRUPTED } else { 0 }))
 }
 
 /// What was typed becomes part of the state; what was not stays as it was.
