@@ -203,10 +203,11 @@ impl RequestId {
         Ok(Self(bytes))
     }
 
-    /// Reads 32 hex digits.
+    /// Reads 32 hex digits, in any case.
     pub fn from_hex(text: &str) -> Option<Self> {
         let mut out = [0; 16];
-        if text.len() != 32 || !text.is_ascii() {
+        // `from_str_radix` alone would take a plus sign.
+        if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
             return None;
         }
         for (byte, pair) in out.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
@@ -271,5 +272,14 @@ mod tests {
         other.pop();
         other.push('7');
         assert_eq!(ClusterKey::from_base32(other.as_bytes()), None);
+    }
+
+    #[test]
+    fn request_ids_are_hex_digits_and_nothing_else() {
+        let id = RequestId([0xaf; 16]);
+        assert_eq!(RequestId::from_hex(&id.to_string()), Some(id));
+        // Found by the `ids` fuzz target.
+        assert_eq!(RequestId::from_hex(&"+f".repeat(16)), None);
+        assert_eq!(RequestId::from_hex(&"ä".repeat(16)), None);
     }
 }
