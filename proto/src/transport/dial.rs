@@ -11,6 +11,7 @@ use std::{
 mod proxy;
 mod tcp;
 
+use futures_util::{FutureExt, TryFutureExt};
 use rustls::{AlertDescription, ClientConfig, pki_types::ServerName};
 use secrecy::SecretString;
 pub use tcp::TcpIo;
@@ -210,11 +211,11 @@ async fn dial_quic(target: &Target, options: &DialOptions) -> Result<Carrier, Di
     }
     let addresses = tcp::resolve(&target.host, target.port, &target.aliases, options.resolve).await?;
     let name = target.server_name.to_str();
-    tcp::race(&addresses, async |address| {
-        let connecting = quic::connect(address, &name, &target.tls, &options.quic);
-        within(options.handshake, connecting)
-            .await
-            .map_err(|error| DialError::Quic { address, reason: error.to_string() })
+    let name = &*name;
+    tcp::race(&addresses, |address| {
+        let connecting = quic::connect(address, name, &target.tls, &options.quic);
+        let bounded = within(options.handshake, connecting);
+        bounded.map_err(move |error| DialError::Quic { address, reason: error.to_string() }).boxed()
     })
     .await
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt, stream::FuturesUnordered};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -61,8 +61,11 @@ pub(super) async fn connect(
     time: Duration,
 ) -> Result<TcpStream, DialError> {
     let failed = |address: String, reason: String| DialError::Connect { address, proxy, reason };
-    let all = race(addresses, async |address| {
-        TcpStream::connect(address).await.map_err(|error| failed(address.to_string(), error.to_string()))
+    let all = race(addresses, |address| {
+        let connecting = async move {
+            TcpStream::connect(address).await.map_err(|error| failed(address.to_string(), error.to_string()))
+        };
+        connecting.boxed()
     });
     match timeout(time, all).await {
         Ok(Ok(socket)) => {
@@ -82,23 +85,23 @@ pub(super) async fn connect(
 
 /// Tries the addresses one after the other, each a little later; the first that succeeds wins, else the last error.
 /// `addresses` is not empty.
-pub(super) async fn race<T>(
+///
+/// Boxed: of an `AsyncFn` the compiler cannot tell that the whole is `Send`, and a caller that spawns needs that.
+pub(super) async fn race<'a, T: 'a>(
     addresses: &[SocketAddr],
-    attempt: impl AsyncFn(SocketAddr) -> Result<T, DialError>,
+    attempt: impl Fn(SocketAddr) -> BoxFuture<'a, Result<T, DialError>>,
 ) -> Result<T, DialError> {
-    let mut attempts: FuturesUnordered<_> = addresses
-        .iter()
-        .zip(0u32..)
-        .map(|(address, index)| {
-            let attempt = &attempt;
-            async move {
-                if index > 0 {
-                    sleep(NEXT_ADDRESS * index).await;
-                }
-                attempt(*address).await
+    let mut attempts = FuturesUnordered::new();
+    for (address, index) in addresses.iter().zip(0u32..) {
+        let attempt = attempt(*address);
+        let delayed = async move {
+            if index > 0 {
+                sleep(NEXT_ADDRESS * index).await;
             }
-        })
-        .collect();
+            attempt.await
+        };
+        attempts.push(delayed.boxed());
+    }
     let mut last = None;
     while let Some(result) = attempts.next().await {
         match result {
