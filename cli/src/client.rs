@@ -11,12 +11,12 @@ use certs::{Credentials, Roots};
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
-use proto::{process::TaskGroup, transport::dial::Target};
-use rustls::pki_types::ServerName;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    time::timeout,
+use proto::{
+    process::TaskGroup,
+    transport::dial::{DialOptions, Target, TcpIo, open_tcp},
 };
+use rustls::pki_types::ServerName;
+use tokio::time::timeout;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 pub use self::outbound::Outbound;
@@ -128,7 +128,7 @@ impl Client {
     }
 
     /// An established TLS connection.
-    pub async fn connect(&self) -> anyhow::Result<TlsStream<impl AsyncRead + AsyncWrite + Send + Unpin + 'static>> {
+    pub async fn connect(&self) -> anyhow::Result<TlsStream<TcpIo>> {
         let target = Target {
             host: self.address.host.clone(),
             port: self.address.port,
@@ -137,7 +137,7 @@ impl Client {
             proxy: self.outbound.proxy_for(&self.address.host, self.address.port),
             aliases: Vec::new(),
         };
-        let tcp = dial(&target).await?;
+        let tcp = open_tcp(&target, &DialOptions::default()).await?;
         let tls = TlsConnector::from(self.tls.clone()).connect(self.server_name.clone(), tcp);
         match timeout(TLS_TIMEOUT, tls).await {
             Ok(Ok(stream)) => Ok(stream),
@@ -167,13 +167,6 @@ impl Client {
         let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(|error| anyhow!(error))?;
         Ok(Response::from_parts(head, body.to_bytes()))
     }
-}
-
-async fn dial(target: &Target) -> anyhow::Result<tokio::net::TcpStream> {
-    if target.proxy.is_some() {
-        bail!("proxies are not there yet");
-    }
-    Ok(tokio::net::TcpStream::connect((target.host.as_str(), target.port)).await?)
 }
 
 #[cfg(test)]

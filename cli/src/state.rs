@@ -193,6 +193,16 @@ impl State {
         }
     }
 
+    /// Where the gateway is reached on this machine.
+    fn own_address(&self) -> SocketAddr {
+        let ip = match self.data.listen.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
+            ip => ip,
+        };
+        SocketAddr::new(ip, self.data.listen.port())
+    }
+
     /// The built-in issuer's URL.
     pub fn issuer_url(&self) -> String {
         self.url() + issuer::MOUNT

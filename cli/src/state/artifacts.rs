@@ -22,6 +22,8 @@ const SERVER_DAYS: u32 = 397;
 const AGENT_DAYS: u32 = 90;
 /// The issuer's name at gateway and agents.
 pub const ISSUER_NAME: &str = "towline";
+/// Users are known to clusters by the name that they sign in with.
+const USERNAME_CLAIM: &str = "preferred_username";
 /// Which names the certificate at hand was made for.
 const NAMES_FILE: &str = "tls/names";
 
@@ -127,7 +129,10 @@ impl State {
         put("tls.key_file", "tls/tls.key")?;
         put("agents.ca_file", "ca/ca.crt")?;
         put("audit.file", "audit.jsonl")?;
-        config.insert("issuers".to_owned(), Value::Array(vec![self.issuer_table("ca/ca.crt", None)]));
+        // The gateway reads its own issuer's keys at the address it listens at: its names may not lead there from here.
+        let keys = format!("https://{}{}/keys", self.own_address(), gateway::issuer::MOUNT);
+        let issuer = self.issuer_table("ca/ca.crt", [("jwks_url", keys)]);
+        config.insert("issuers".to_owned(), Value::Array(vec![issuer]));
         let clusters = self.data.clusters.iter().map(|cluster| table([("id", text(&cluster.id))]));
         config.insert("clusters".to_owned(), Value::Array(clusters.collect()));
         let grants = self.data.grants.iter().map(|grant| {
@@ -142,14 +147,14 @@ impl State {
         Ok(toml::to_string(&config)?)
     }
 
-    fn issuer_table(&self, ca_file: &str, pinned: Option<&str>) -> Value {
-        let mut issuer = vec![
-            ("name", Value::String(ISSUER_NAME.to_owned())),
-            ("url", Value::String(self.issuer_url())),
-            ("ca_file", Value::String(ca_file.to_owned())),
+    fn issuer_table<const N: usize>(&self, ca_file: &str, more: [(&str, String); N]) -> Value {
+        let fields = [
+            ("name", ISSUER_NAME.to_owned()),
+            ("url", self.issuer_url()),
+            ("ca_file", ca_file.to_owned()),
+            ("username_claim", USERNAME_CLAIM.to_owned()),
         ];
-        issuer.extend(pinned.map(|file| ("pinned_keys_file", Value::String(file.to_owned()))));
-        table(issuer)
+        table(fields.into_iter().chain(more).map(|(key, value)| (key, Value::String(value))))
     }
 
     /// An agent's configuration as TOML; paths are relative to its folder.
@@ -167,7 +172,7 @@ impl State {
         if let Some(kubeconfig) = &self.data.kubeconfig {
             settings::set(&mut config, "cluster.kubeconfig", &text(&kubeconfig.display().to_string()))?;
         }
-        let issuer = self.issuer_table("ca.crt", Some("issuer-keys.json"));
+        let issuer = self.issuer_table("ca.crt", [("pinned_keys_file", "issuer-keys.json".to_owned())]);
         config.insert("issuers".to_owned(), Value::Array(vec![issuer]));
         for (key, value) in &self.data.agent_settings {
             settings::set(&mut config, key, value)?;
@@ -188,6 +193,7 @@ impl State {
                 "name": ISSUER_NAME,
                 "url": self.issuer_url(),
                 "ca": file("ca.crt")?,
+                "usernameClaim": USERNAME_CLAIM,
                 "pinnedKeys": file("issuer-keys.json")?,
             }],
         });
