@@ -101,13 +101,13 @@ fn agents_run_as_pods() -> anyhow::Result<()> {
     for (verb, what) in [
         ("impersonate", "users"),
         ("impersonate", "groups"),
+        ("impersonate", "serviceaccounts"),
         ("impersonate", "uids.authentication.k8s.io"),
         ("create", "subjectaccessreviews.authorization.k8s.io"),
     ] {
         ensure!(can(verb, what)?, "the agent may not {verb} {what}");
     }
     for (verb, what) in [
-        ("impersonate", "serviceaccounts"),
         ("impersonate", "userextras.authentication.k8s.io"),
         ("get", "secrets"),
         ("list", "pods"),
