@@ -131,6 +131,9 @@ impl H2Recv {
                 },
                 Self::Body(body, _) => match ready!(body.poll_data(cx)) {
                     None => return Poll::Ready(Ok(None)),
+                    // The peer dropped both halves after it had finished; h2 then resets the stream, and the end that
+                    // came before it is forgotten here. A half that was dropped unfinished has a code of ours.
+                    Some(Err(error)) if is_implicit_reset(&error) => return Poll::Ready(Ok(None)),
                     Some(Err(error)) => return Poll::Ready(Err(reader_error(&error))),
                     Some(Ok(chunk)) => {
                         // The session's credit bounds what is in flight; h2's window is given back at once. Fails only
@@ -176,6 +179,10 @@ fn writer_error(error: &h2::Error) -> RawError {
         Some(reason) if error.is_reset() => writer_reason(reason),
         _ => RawError::Lost,
     }
+}
+
+fn is_implicit_reset(error: &h2::Error) -> bool {
+    error.is_reset() && matches!(error.reason(), Some(Reason::NO_ERROR | Reason::CANCEL))
 }
 
 fn reader_error(error: &h2::Error) -> RawError {
