@@ -54,3 +54,7 @@ pub const EARLY_STOPS: usize = STREAMS_PER_TUNNEL as usize;
 pub const CONTROL_QUEUE: usize = 4 * STREAMS_PER_TUNNEL as usize;
 /// How long closing waits for the peer to have read why.
 pub const CLOSE_LINGER: Duration = Duration::from_secs(1);
+/// Bytes of a token, a proof of possession around it included. One with 300 groups has about 40 KB.
+pub const TOKEN_BYTES: usize = 96 * 1024;
+/// Groups of one user; each becomes one header of the request to the apiserver ([`HEADER_COUNT`]).
+pub const GROUPS: usize = 800;

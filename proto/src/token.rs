@@ -1,64 +1,248 @@
 //! OIDC verification, the same code at the gateway and in the cluster (each with its own configuration: the agent trusts
 //! nothing that the gateway says about a user).
+//!
+//! The way of a token: the decisions already made ([`decisions`]); its syntax, before any cryptography ([`jws`],
+//! [`json`]); a proof of possession around it ([`pop`]); its issuer, byte for byte ([`config`]); the key ([`keys`],
+//! [`jwk`], [`fetch`]) and the signature; its kind, times and audience ([`claims`]); who it speaks for ([`identity`],
+//! [`names`]). Every check that fails is one [`TokenError`].
+//!
+//! A token that is no JWT, or of an issuer that is not configured, is [`TokenError::is_foreign`]: it may be a service
+//! account's, which the cluster alone can judge. Every other refusal is final.
 
-use std::{collections::BTreeMap, path::PathBuf, time::SystemTime};
+mod claims;
+mod config;
+mod decisions;
+mod error;
+mod fetch;
+mod identity;
+mod json;
+mod jwk;
+mod jws;
+mod keys;
+mod names;
+mod pop;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
-/// Who a verified token speaks for. There is no other way to make one outside this module but from a verified token.
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use certs::Roots;
+
+pub use self::{
+    config::{Fault, Faults, Issuer, IssuerKind, OneOrMore, Pop, RawIssuer, Tokens},
+    decisions::KEEP,
+    error::{PopError, TokenError},
+    fetch::{Boxed, Connect, DOCUMENT_BYTES, Direct, FETCH_DEADLINE, Fetch, FetchError, HttpsFetch, Socket},
+    identity::{Details, GroupsResolver, Identity, Overage},
+    jwk::{Algorithm, KeySetError},
+    keys::{BACKOFF_MAX, FRESH, REFETCH, STALE},
+};
+use self::{
+    decisions::{Decision, Decisions},
+    jws::Compact,
+    keys::IssuerKeys,
+};
+
+/// What the audience of a cluster begins with ([`crate::ids::ClusterId::audience`]); the rest is the ARM id, which is
+/// what `u` of a proof of possession must be.
+const CLUSTER_AUDIENCE: &str = "towline:cluster:";
+
+/// Whose token it is, read from `iss` without trust: to choose a way, never to allow anything.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// User name with the issuer's prefix.
-    pub username: String,
-    /// `uid` for `Impersonate-Uid`.
-    pub uid: Option<String>,
-    /// Groups with the issuer's prefix, in the token's order.
-    pub groups: Vec<String>,
-    /// Extra, keys lower-case (`oid` for Entra users, features row A2).
-    pub extra: BTreeMap<String, Vec<String>>,
-    /// The configured name of the issuer.
-    pub issuer: String,
-    /// `sub` as in the token.
-    pub subject: String,
-    /// When the token ends.
-    pub expires: SystemTime,
+pub enum TokenKind {
+    /// The configured issuer of this name.
+    Issuer(String),
+    /// No JWT, or of no configured issuer: perhaps a service account's.
+    Foreign,
 }
 
-/// Why a token was refused. `Display` is for logs and `towline whoami`; a 401 says no more than Kubernetes does. Never
-/// holds the token.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum TokenError {
-    /// To be filled in: one variant per check.
-    #[error("token refused")]
-    Refused,
-}
-
-/// One issuer in a configuration file, the same table at gateway and agent.
-#[derive(Debug, Clone, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "snake_case")]
-pub struct RawIssuer {
-    /// Its name in logs, audit and grants.
-    pub name: String,
-    /// `iss`, compared byte for byte; discovery is read below it.
-    pub url: String,
-    /// Accepted `aud` values, beside the cluster's own audience.
-    #[serde(default)]
-    pub audiences: Vec<String>,
-    /// CA file for discovery and key set.
-    pub ca_file: Option<PathBuf>,
-}
-
-/// Verifies tokens of a set of issuers.
+/// Verifies tokens of a set of issuers. Cheap to share in an `Arc`; a changed configuration is a new one.
 pub struct Verifier {
-    _todo: (),
+    issuers: Vec<Trusted>,
+    decisions: Decisions,
+    groups: Option<Arc<dyn GroupsResolver>>,
+}
+
+struct Trusted {
+    config: Issuer,
+    keys: IssuerKeys,
+}
+
+impl fmt::Debug for Verifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.issuers.iter().map(|issuer| &issuer.config.name)).finish()
+    }
+}
+
+impl TokenKind {
+    /// Which issuer of the verifier a token names.
+    ///
+    /// # Errors
+    /// For a token that can be nobody's: broken, or hostile.
+    pub fn of(verifier: &Verifier, token: &str) -> Result<Self, TokenError> {
+        let place = jws::parse(token).and_then(|compact| match compact.header.typ.as_deref() {
+            Some(pop::TYPE) => verifier.issuer_of(&jws::parse(pop::access_token(&compact)?)?),
+            _ => verifier.issuer_of(&compact),
+        });
+        match place {
+            Ok(place) => Ok(Self::Issuer(verifier.issuers[place].config.name.clone())),
+            Err(error) if error.is_foreign() => Ok(Self::Foreign),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl Verifier {
-    /// The whole check of one token: syntax, issuer, signature, times, audience, claims.
-    pub async fn verify(
+    /// Reads keys over HTTPS; `connect` opens the connections ([`Direct`], or through a proxy).
+    ///
+    /// # Errors
+    /// When TLS cannot be set up.
+    pub fn new(issuers: Vec<Issuer>, connect: Arc<dyn Connect>) -> Result<Self, certs::tls::TlsError> {
+        let public = std::sync::LazyLock::new(Roots::public);
+        let mut fetching = Vec::with_capacity(issuers.len());
+        for issuer in issuers {
+            let roots = issuer.roots.clone().unwrap_or_else(|| public.clone());
+            let tls = Arc::new(certs::tls::client_https(&roots)?);
+            let fetch: Arc<dyn Fetch> = Arc::new(HttpsFetch::new(tls, connect.clone()));
+            fetching.push((issuer, fetch));
+        }
+        Ok(Self::build(fetching))
+    }
+
+    /// Reads keys of all issuers through `fetch`.
+    pub fn with_fetch(issuers: Vec<Issuer>, fetch: &Arc<dyn Fetch>) -> Self {
+        Self::build(issuers.into_iter().map(|issuer| (issuer, fetch.clone())).collect())
+    }
+
+    fn build(issuers: Vec<(Issuer, Arc<dyn Fetch>)>) -> Self {
+        let trusted = |(config, fetch)| Trusted { keys: IssuerKeys::new(&config, fetch), config };
+        Self { issuers: issuers.into_iter().map(trusted).collect(), decisions: Decisions::new(), groups: None }
+    }
+
+    /// Looks up groups that an issuer left out; without it such tokens are refused.
+    #[must_use]
+    pub fn with_groups_resolver(mut self, resolver: Arc<dyn GroupsResolver>) -> Self {
+        self.groups = Some(resolver);
+        self
+    }
+
+    /// Keeps all issuers' keys fresh; runs until dropped. Whoever owns the verifier runs it beside, so that no request
+    /// waits for an issuer; without it requests read keys when they need them.
+    pub async fn keep_fresh(&self) {
+        let mut tick = tokio::time::interval(Duration::from_secs(30));
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            futures_util::future::join_all(self.issuers.iter().map(|issuer| issuer.keys.refresh_if_older(FRESH))).await;
+        }
+    }
+
+    /// The whole check of one token: syntax, issuer, signature, times, audience, claims; and of a proof of possession
+    /// around it. `audience` is what the token must be for, beside the issuer's configured audiences: for a cluster
+    /// [`crate::ids::ClusterId::audience`], whose ARM id a proof must name.
+    ///
+    /// # Errors
+    /// One [`TokenError`] per check.
+    pub async fn verify(&self, token: &str, audience: &str, now: SystemTime) -> Result<Arc<Identity>, TokenError> {
+        if token.len() > crate::limits::TOKEN_BYTES {
+            return jws::parse(token).and(Err(TokenError::Opaque));
+        }
+        let digest = jws::sha256(&[&audience.len().to_be_bytes(), audience.as_bytes(), token.as_bytes()]);
+        if let Some(decision) = self.decisions.kept(&digest, now).filter(|d| self.is_current(d)) {
+            return Ok(decision.identity.clone());
+        }
+        let decision = self.decisions.decide(digest, self.decide(token, audience, now)).await?;
+        Ok(decision.identity.clone())
+    }
+
+    fn is_current(&self, decision: &Decision) -> bool {
+        self.issuers.get(decision.issuer).is_some_and(|issuer| issuer.keys.generation() == decision.generation)
+    }
+
+    async fn decide(&self, token: &str, audience: &str, now: SystemTime) -> Result<Arc<Decision>, TokenError> {
+        let compact = jws::parse(token)?;
+        if compact.header.typ.as_deref() == Some(pop::TYPE) {
+            return self.with_proof(&compact, audience, now).await;
+        }
+        let place = self.issuer_of(&compact)?;
+        // A token that names a key is worth nothing without its proof (RFC 7800), whatever is configured.
+        if self.issuers[place].config.pop == Pop::Required || compact.payload.contains_key("cnf") {
+            return Err(TokenError::PopRequired);
+        }
+        self.judge(&compact, place, audience, now, None).await
+    }
+
+    async fn with_proof(
         &self,
-        _token: &str,
-        _audience: &str,
-        _now: SystemTime,
-    ) -> Result<std::sync::Arc<Identity>, TokenError> {
-        todo!()
+        outer: &Compact<'_>,
+        audience: &str,
+        now: SystemTime,
+    ) -> Result<Arc<Decision>, TokenError> {
+        let host = audience.strip_prefix(CLUSTER_AUDIENCE).unwrap_or(audience);
+        let default = (Duration::from_secs(900), Duration::from_secs(30));
+        let inner = match pop::access_token(outer) {
+            Ok(token) => jws::parse(token).map_err(|e| match e {
+                TokenError::Opaque => PopError::AccessToken.into(),
+                other => other,
+            })?,
+            // The checks before that of the access token come first.
+            Err(e) => return Err(pop::check(outer, Err(e), host, default.0, default.1, now).err().unwrap_or(e).into()),
+        };
+        if inner.header.typ.as_deref() == Some(pop::TYPE) {
+            return Err(PopError::Nested.into());
+        }
+        let place = self.issuer_of(&inner)?;
+        let config = &self.issuers[place].config;
+        if config.pop == Pop::Off {
+            return Err(TokenError::PopOff);
+        }
+        let until = pop::check(outer, Ok(&inner), host, config.pop_validity, config.skew, now)?;
+        self.judge(&inner, place, audience, now, Some(until)).await
+    }
+
+    /// The issuer that a token names. No trust in it before the signature holds.
+    fn issuer_of(&self, compact: &Compact<'_>) -> Result<usize, TokenError> {
+        let iss = compact.payload.get("iss").and_then(serde_json::Value::as_str);
+        let known = |iss| self.issuers.iter().position(|issuer| issuer.config.url == iss);
+        iss.and_then(known).ok_or(TokenError::UnknownIssuer)
+    }
+
+    async fn judge(
+        &self,
+        compact: &Compact<'_>,
+        place: usize,
+        audience: &str,
+        now: SystemTime,
+        proof_until: Option<SystemTime>,
+    ) -> Result<Arc<Decision>, TokenError> {
+        let Trusted { config, keys } = &self.issuers[place];
+        let algorithm = Algorithm::from_name(&compact.header.alg)
+            .filter(|algorithm| config.algorithms.contains(algorithm))
+            .ok_or_else(|| jwk::refused(&compact.header.alg))?;
+        let (key, generation) = keys.find(compact.header.kid.as_deref(), algorithm).await?;
+        key.verify(algorithm, compact.signed, &compact.signature)?;
+        let expires = claims::check(&compact.header, &compact.payload, config, audience, now)?;
+        let resolved = match identity::overage(&compact.payload, config)? {
+            None => None,
+            Some(overage) => Some(self.resolve(overage).await?),
+        };
+        let identity = Arc::new(identity::identity(&compact.payload, config, resolved, expires)?);
+        let until = expires.min(now + KEEP).min(proof_until.unwrap_or(expires));
+        Ok(Arc::new(Decision { identity, issuer: place, generation, from: now - config.skew, until }))
+    }
+
+    async fn resolve(&self, overage: Overage) -> Result<Vec<String>, TokenError> {
+        let refused = TokenError::GroupsOverage { service_principal: overage.service_principal };
+        match &self.groups {
+            Some(resolver) => resolver.resolve(overage).await.ok_or(refused),
+            None => Err(refused),
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,546 @@
+//! An issuer in a configuration file, and its conversion: everything is checked once, and all faults are told at once.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use certs::Roots;
+use serde::{Deserialize, Serialize};
+use url::{Host, Url};
+
+use super::{
+    jwk::{Algorithm, KeySet, KeySetError},
+    names,
+};
+
+/// Bytes of a file of keys.
+const KEYS_FILE_BYTES: u64 = 1024 * 1024;
+/// The largest clock skew that can be configured.
+const SKEW_MAX: Duration = Duration::from_secs(600);
+
+/// One issuer in a configuration file, the same table at gateway and agent. Only `name` and `url` are needed.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub struct RawIssuer {
+    /// Its name in logs, audit and grants.
+    pub name: String,
+    /// `iss`, compared byte for byte; discovery is read below it.
+    pub url: String,
+    /// `oidc` (default), or `entra` with Microsoft Entra ID's claims.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<IssuerKind>,
+    /// Accepted `aud` values, beside the cluster's own audience. One that several clusters share lets a token shown at
+    /// one of them be used at the others.
+    #[serde(default)]
+    pub audiences: Vec<String>,
+    /// Accepted `azp`. Where this is set, `azp` must be there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub authorized_parties: Vec<String>,
+    /// Accepted `alg` (default `RS256` and `ES256`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub algorithms: Vec<String>,
+    /// CA file for discovery and key set; without it what the machine trusts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
+    /// A JWKS file instead of discovery: these keys and no others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys_file: Option<PathBuf>,
+    /// A JWKS file of keys that are trusted from the start; keys found by discovery are accepted only if one of these
+    /// vouches for them (`towline_attestation`), directly or through others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned_keys_file: Option<PathBuf>,
+    /// The key set's address, instead of what discovery says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jwks_url: Option<String>,
+    /// Whether `http://` is allowed for an issuer on a loopback address.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_http_loopback: bool,
+    /// How long keys are used while the issuer cannot be reached (default `24h`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys_max_age: Option<String>,
+    /// The claim with the user name. Default: `sub`; for `entra`: `upn`, and `oid` where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub username_claim: Option<String>,
+    /// What user names begin with (default: nothing). Two issuers with the same prefix must both say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub username_prefix: Option<String>,
+    /// The claim with the groups (default `groups`); empty: no groups are read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups_claim: Option<String>,
+    /// What group names begin with (default: nothing). Two issuers with the same prefix must both say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups_prefix: Option<String>,
+    /// The claim for `Impersonate-Uid` (default: none).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid_claim: Option<String>,
+    /// Extra key to claim; for `entra` also `oid = "oid"`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub extra: BTreeMap<String, String>,
+    /// Claims that must have this text, or one of these, or contain it in a list.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub required_claims: BTreeMap<String, OneOrMore>,
+    /// By how much clocks may differ (default `30s`, at most `10m`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_skew: Option<String>,
+    /// Proof of possession (default `allowed`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pop: Option<Pop>,
+    /// How old a proof may be (default `15m`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pop_validity: Option<String>,
+    /// Whether id tokens, access tokens or both are taken (default `any`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Tokens>,
+    /// Resulting names beginning with `system:` that this issuer may give, exactly.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allow_reserved: Vec<String>,
+}
+
+/// Presets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IssuerKind {
+    /// Any OpenID Connect issuer.
+    #[default]
+    Oidc,
+    /// Microsoft Entra ID, one tenant.
+    Entra,
+}
+
+/// Proof of possession.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pop {
+    /// Tokens with a proof are refused.
+    Off,
+    /// Tokens with and without are taken; one that is bound to a key only with.
+    #[default]
+    Allowed,
+    /// Only tokens with a proof are taken.
+    Required,
+}
+
+/// Which tokens are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tokens {
+    /// Both; the audience decides.
+    #[default]
+    Any,
+    /// Access tokens.
+    Access,
+    /// Id tokens.
+    Id,
+}
+
+/// One text or several.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(untagged)]
+pub enum OneOrMore {
+    /// One.
+    One(String),
+    /// Several.
+    More(Vec<String>),
+}
+
+/// One thing that is wrong with an issuer's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Name of the issuer.
+    pub issuer: String,
+    /// Name of the key in its table.
+    pub key: &'static str,
+    /// What is wrong and what is expected.
+    pub message: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "issuer {:?}: {}: {}", self.issuer, self.key, self.message)
+    }
+}
+
+/// Everything that is wrong, at once.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+pub struct Faults(pub Vec<Fault>);
+
+/// Where the user name comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Username {
+    Claim(String),
+    /// `upn`, or `oid` where there is none (features row A3).
+    Entra,
+}
+
+/// Where the keys come from.
+#[derive(Debug, Clone)]
+pub(super) enum KeySource {
+    Static(KeySet),
+    Discovered,
+    Pinned(KeySet),
+}
+
+/// A valid issuer.
+#[derive(Debug, Clone)]
+pub struct Issuer {
+    pub(super) name: String,
+    pub(super) url: String,
+    pub(super) audiences: Vec<String>,
+    pub(super) authorized_parties: Vec<String>,
+    pub(super) algorithms: Vec<Algorithm>,
+    pub(super) roots: Option<Roots>,
+    pub(super) keys: KeySource,
+    pub(super) jwks_url: Option<Url>,
+    pub(super) http_loopback: bool,
+    pub(super) keys_max_age: Duration,
+    pub(super) username: Username,
+    pub(super) username_prefix: String,
+    pub(super) groups_claim: Option<String>,
+    pub(super) groups_prefix: String,
+    pub(super) uid_claim: Option<String>,
+    pub(super) extra: BTreeMap<String, String>,
+    pub(super) required: Vec<(String, Vec<String>)>,
+    pub(super) skew: Duration,
+    pub(super) pop: Pop,
+    pub(super) pop_validity: Duration,
+    pub(super) tokens: Tokens,
+    pub(super) reserved: Vec<String>,
+    /// Whether the two prefixes were written down.
+    prefixes_said: (bool, bool),
+}
+
+impl RawIssuer {
+    /// An issuer with defaults for everything else.
+    pub fn new(name: impl Into<String>, url: impl Into<String>) -> Self {
+        Self { name: name.into(), url: url.into(), ..Self::default() }
+    }
+
+    /// Makes relative paths relative to the folder of the configuration file.
+    pub fn resolve_paths(&mut self, base: &Path) {
+        for path in [&mut self.ca_file, &mut self.keys_file, &mut self.pinned_keys_file].into_iter().flatten() {
+            *path = base.join(&*path);
+        }
+    }
+}
+
+impl Issuer {
+    /// Its name in logs, audit and grants.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its `iss`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Checks a list of issuers, each alone and all together.
+    ///
+    /// # Errors
+    /// All faults of all of them.
+    pub fn all(raws: Vec<RawIssuer>) -> Result<Vec<Self>, Faults> {
+        let (mut issuers, mut faults) = (Vec::<Self>::new(), Vec::new());
+        for raw in raws {
+            match Self::try_from(raw) {
+                Ok(issuer) => {
+                    issuers.iter().for_each(|other| apart(other, &issuer, &mut faults));
+                    issuers.push(issuer);
+                }
+                Err(Faults(more)) => faults.extend(more),
+            }
+        }
+        if faults.is_empty() { Ok(issuers) } else { Err(Faults(faults)) }
+    }
+}
+
+/// Two issuers must not give the same names without anybody having said so.
+fn apart(one: &Issuer, other: &Issuer, faults: &mut Vec<Fault>) {
+    let mut fault = |key, message| faults.push(Fault { issuer: other.name.clone(), key, message });
+    if one.name == other.name {
+        fault("name", "is there twice".to_owned());
+    }
+    if one.url == other.url {
+        fault("url", format!("is the url of issuer {:?} too", one.name));
+    }
+    let same = |key: &str| {
+        format!(
+            "gives the same names as issuer {:?}; set different prefixes, or the same {key} explicitly on both",
+            one.name
+        )
+    };
+    if one.username_prefix == other.username_prefix && !(one.prefixes_said.0 && other.prefixes_said.0) {
+        fault("username_prefix", same("username_prefix"));
+    }
+    let both = one.groups_claim.is_some() && other.groups_claim.is_some();
+    if both && one.groups_prefix == other.groups_prefix && !(one.prefixes_said.1 && other.prefixes_said.1) {
+        fault("groups_prefix", same("groups_prefix"));
+    }
+}
+
+/// Collects faults while values are read.
+struct Check {
+    issuer: String,
+    faults: Vec<Fault>,
+}
+
+impl Check {
+    fn fault(&mut self, key: &'static str, message: impl Into<String>) {
+        self.faults.push(Fault { issuer: self.issuer.clone(), key, message: message.into() });
+    }
+
+    fn duration(&mut self, key: &'static str, raw: Option<String>, default: Duration, max: Duration) -> Duration {
+        match raw.as_deref().map(duration) {
+            None => default,
+            Some(Some(value)) if value <= max => value,
+            Some(_) => {
+                let most = max.as_secs();
+                self.fault(key, format!("expected a duration such as 30s, 15m or 24h, at most {most}s"));
+                default
+            }
+        }
+    }
+
+    fn address(&mut self, key: &'static str, text: &str, http_loopback: bool) -> Option<Url> {
+        match acceptable_url(text, http_loopback) {
+            Ok(url) if key == "url" && url.query().is_some() => {
+                self.fault(key, "must have no query");
+                None
+            }
+            Ok(url) => Some(url),
+            Err(message) => {
+                self.fault(key, message);
+                None
+            }
+        }
+    }
+
+    fn keys(&mut self, key: &'static str, path: Option<&Path>) -> Option<KeySet> {
+        match read_keys(path?) {
+            Ok(set) => Some(set),
+            Err(message) => {
+                self.fault(key, format!("{}: {message}", path?.display()));
+                None
+            }
+        }
+    }
+
+    fn prefix(&mut self, key: &'static str, raw: Option<String>) -> String {
+        let prefix = raw.unwrap_or_default();
+        if names::has_forbidden(&prefix) || prefix.starts_with(' ') || prefix.len() > 128 {
+            self.fault(key, "is too long or has control characters or a space in front");
+        }
+        prefix
+    }
+
+    fn claim(&mut self, key: &'static str, name: Option<String>) -> Option<String> {
+        if name.as_deref() == Some("") {
+            self.fault(key, "is empty");
+        }
+        name
+    }
+}
+
+/// https, or http on loopback where allowed; no user and no fragment.
+pub(super) fn acceptable_url(text: &str, http_loopback: bool) -> Result<Url, &'static str> {
+    let url = Url::parse(text).map_err(|_| "expected an address such as https://issuer.example.org")?;
+    let loopback = match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(Host::Ipv6(ip)) => ip.is_loopback(),
+        None => return Err("expected an address with a host"),
+    };
+    match url.scheme() {
+        "https" => {}
+        "http" if http_loopback && loopback => {}
+        "http" if loopback => return Err("http is taken on a loopback address only with allow_http_loopback = true"),
+        _ => return Err("must begin with https://"),
+    }
+    if !url.username().is_empty() || url.password().is_some() || url.fragment().is_some() {
+        return Err("must have no user and no fragment");
+    }
+    Ok(url)
+}
+
+fn read_keys(path: &Path) -> Result<KeySet, String> {
+    let unreadable = |e: std::io::Error| format!("cannot be read ({})", e.kind());
+    if std::fs::metadata(path).map_err(unreadable)?.len() > KEYS_FILE_BYTES {
+        return Err(format!("is larger than {KEYS_FILE_BYTES} bytes"));
+    }
+    let bytes = std::fs::read(path).map_err(unreadable)?;
+    let set = KeySet::read(&bytes).map_err(|e: KeySetError| format!("is no JWKS document: {e}"))?;
+    match set.left_out.1 {
+        Some(why) => Err(format!("{} of its keys cannot be used: {why}", set.left_out.0)),
+        None if set.keys.is_empty() => Err("has no key".to_owned()),
+        None => Ok(set),
+    }
+}
+
+/// `30s`, `15m`, `24h`, `7d`.
+fn duration(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let factor = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor).map(Duration::from_secs)
+}
+
+impl TryFrom<RawIssuer> for Issuer {
+    type Error = Faults;
+
+    fn try_from(raw: RawIssuer) -> Result<Self, Faults> {
+        let mut check = Check { issuer: raw.name.clone(), faults: Vec::new() };
+        let kind = raw.kind.unwrap_or_default();
+        identity_of(&raw, kind, &mut check);
+        let keys = keys_of(&raw, &mut check);
+        let roots = raw.ca_file.as_deref().and_then(|path| match Roots::load(path) {
+            Ok(roots) => Some(roots),
+            Err(e) => {
+                check.fault("ca_file", e.to_string());
+                None
+            }
+        });
+        let prefixes_said = (raw.username_prefix.is_some(), raw.groups_prefix.is_some());
+        let day = Duration::from_secs(86_400);
+        let this = Self {
+            algorithms: algorithms_of(&raw.algorithms, &mut check),
+            jwks_url: raw.jwks_url.as_deref().and_then(|u| check.address("jwks_url", u, raw.allow_http_loopback)),
+            keys_max_age: check.duration("keys_max_age", raw.keys_max_age, day, 30 * day),
+            username: username_of(raw.username_claim, kind, &mut check),
+            username_prefix: check.prefix("username_prefix", raw.username_prefix),
+            groups_claim: raw.groups_claim.map_or_else(|| Some("groups".to_owned()), |c| (!c.is_empty()).then_some(c)),
+            groups_prefix: check.prefix("groups_prefix", raw.groups_prefix),
+            uid_claim: check.claim("uid_claim", raw.uid_claim),
+            extra: extra_of(raw.extra, kind, &mut check),
+            required: required_of(raw.required_claims, kind, &raw.url, &mut check),
+            skew: check.duration("clock_skew", raw.clock_skew, Duration::from_secs(30), SKEW_MAX),
+            pop: raw.pop.unwrap_or_default(),
+            pop_validity: check.duration("pop_validity", raw.pop_validity, Duration::from_secs(900), day),
+            tokens: raw.tokens.unwrap_or_default(),
+            name: raw.name,
+            url: raw.url,
+            audiences: raw.audiences,
+            authorized_parties: raw.authorized_parties,
+            roots,
+            keys,
+            http_loopback: raw.allow_http_loopback,
+            reserved: raw.allow_reserved,
+            prefixes_said,
+        };
+        if check.faults.is_empty() { Ok(this) } else { Err(Faults(check.faults)) }
+    }
+}
+
+fn identity_of(raw: &RawIssuer, kind: IssuerKind, check: &mut Check) {
+    let plain = |name: &str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    if raw.name.is_empty() || raw.name.len() > 64 || !plain(&raw.name) {
+        check.fault("name", "expected 1 to 64 of the characters a-z A-Z 0-9 - _ .");
+    }
+    let url = check.address("url", &raw.url, raw.allow_http_loopback);
+    if raw.audiences.iter().any(String::is_empty) {
+        check.fault("audiences", "has an empty entry");
+    }
+    if raw.allow_reserved.iter().any(|name| !names::is_reserved(name)) {
+        check.fault("allow_reserved", "every entry must begin with system:");
+    }
+    if let Some(segments) = url.filter(|_| kind == IssuerKind::Entra).as_ref().and_then(Url::path_segments) {
+        let tenants = ["common", "organizations", "consumers"];
+        if segments.into_iter().any(|segment| tenants.iter().any(|t| segment.eq_ignore_ascii_case(t))) {
+            check.fault("url", "must name one tenant; common, organizations and consumers stand for many");
+        }
+    }
+}
+
+fn keys_of(raw: &RawIssuer, check: &mut Check) -> KeySource {
+    let keys = check.keys("keys_file", raw.keys_file.as_deref());
+    let pinned = check.keys("pinned_keys_file", raw.pinned_keys_file.as_deref());
+    if raw.keys_file.is_some() && (raw.pinned_keys_file.is_some() || raw.jwks_url.is_some()) {
+        check.fault("keys_file", "stands alone: remove pinned_keys_file and jwks_url, or keys_file");
+    }
+    match (keys, pinned) {
+        (Some(keys), _) => KeySource::Static(keys),
+        (None, Some(pinned)) => KeySource::Pinned(pinned),
+        (None, None) => KeySource::Discovered,
+    }
+}
+
+fn algorithms_of(names: &[String], check: &mut Check) -> Vec<Algorithm> {
+    if names.is_empty() {
+        return vec![Algorithm::Rs256, Algorithm::Es256];
+    }
+    let mut out = Vec::new();
+    for name in names {
+        match Algorithm::from_name(name) {
+            Some(algorithm) => out.push(algorithm),
+            None => {
+                let known = Algorithm::ALL.map(Algorithm::name).join(", ");
+                check.fault("algorithms", format!("{name:?} is not one of {known}"));
+            }
+        }
+    }
+    out
+}
+
+fn username_of(claim: Option<String>, kind: IssuerKind, check: &mut Check) -> Username {
+    match (check.claim("username_claim", claim), kind) {
+        (Some(claim), _) => Username::Claim(claim),
+        (None, IssuerKind::Entra) => Username::Entra,
+        (None, IssuerKind::Oidc) => Username::Claim("sub".to_owned()),
+    }
+}
+
+fn extra_of(mut extra: BTreeMap<String, String>, kind: IssuerKind, check: &mut Check) -> BTreeMap<String, String> {
+    if kind == IssuerKind::Entra {
+        extra.entry("oid".to_owned()).or_insert_with(|| "oid".to_owned());
+    }
+    for (key, claim) in &extra {
+        let domain = key.split('/').next().unwrap_or_default();
+        let ours = ["towline.io", "kubernetes.io", "k8s.io"]
+            .iter()
+            .any(|d| domain.strip_suffix(d).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')));
+        if key.is_empty() || key.len() > 128 || key.bytes().any(|b| !b.is_ascii_graphic() || b.is_ascii_uppercase()) {
+            check.fault("extra", format!("key {key:?} must be of visible ASCII characters without upper case"));
+        } else if ours && key.contains('/') {
+            check.fault("extra", format!("key {key:?} is reserved"));
+        }
+        if claim.is_empty() {
+            check.fault("extra", format!("the claim of {key:?} is empty"));
+        }
+    }
+    extra
+}
+
+fn required_of(
+    raw: BTreeMap<String, OneOrMore>,
+    kind: IssuerKind,
+    url: &str,
+    check: &mut Check,
+) -> Vec<(String, Vec<String>)> {
+    let mut out = Vec::new();
+    for (claim, values) in raw {
+        let values = match values {
+            OneOrMore::One(value) => vec![value],
+            OneOrMore::More(values) => values,
+        };
+        if values.is_empty() || claim.is_empty() {
+            check.fault("required_claims", format!("{claim:?} needs a name and at least one value"));
+        }
+        out.push((claim, values));
+    }
+    // Entra: the tenant in the claim must be the tenant in the issuer's address (tenant confusion, attacks 4.2).
+    let tenant = url.trim_end_matches('/').trim_end_matches("/v2.0").rsplit('/').next().unwrap_or_default();
+    if kind == IssuerKind::Entra && tenant.len() == 36 && !out.iter().any(|(claim, _)| claim == "tid") {
+        out.push(("tid".to_owned(), vec![tenant.to_owned()]));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;
