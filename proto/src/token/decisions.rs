@@ -82,10 +82,9 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let mut map = self.all.in_flight();
         // Two: the map and this one. Counted under the lock, under which alone clones are made.
-        if Arc::strong_count(&self.cell) <= 2 || self.cell.initialized() {
-            if map.get(&self.digest).is_some_and(|cell| Arc::ptr_eq(cell, &self.cell)) {
-                map.remove(&self.digest);
-            }
+        let done = Arc::strong_count(&self.cell) <= 2 || self.cell.initialized();
+        if done && map.get(&self.digest).is_some_and(|cell| Arc::ptr_eq(cell, &self.cell)) {
+            map.remove(&self.digest);
         }
     }
 }
