@@ -499,3 +499,40 @@ async fn many_ready_reads_become_few_chunks_and_all_bytes_cross() {
     assert!(all == whole);
     assert!(count < 80, "{count} chunks");
 }
+
+#[tokio::test]
+async fn lesson_60_output_survives_a_client_that_still_sends_when_its_socket_is_closed() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (io, _) = listener.accept().await.unwrap();
+    let (send, peer) = out(100);
+    let (feed, recv, _) = input();
+    let whole: Vec<u8> = (0..8_000_000u32).map(|n| (n * 3) as u8).collect();
+    for chunk in whole.chunks(100_000) {
+        feed.send(Ok(Some(Bytes::copy_from_slice(chunk)))).unwrap();
+    }
+    feed.send(Ok(None)).unwrap();
+    peer.end.send(stop()).unwrap();
+    let (mut from, mut to) = client.into_split();
+    // It goes on typing; a socket closed over unread input would be reset and its output thrown away.
+    let typing = tokio::spawn(async move { while to.write_all(&[b'y'; 1000]).await.is_ok() {} });
+    let mut reading = tokio::spawn(async move {
+        let mut all = Vec::new();
+        let mut buffer = vec![0; 20_000];
+        loop {
+            tokio::task::yield_now().await;
+            match from.read(&mut buffer).await {
+                Ok(0) => return (all, None),
+                Ok(n) => all.extend_from_slice(&buffer[..n]),
+                Err(error) => return (all, Some(error)),
+            }
+        }
+    });
+    let counters = Counters::default();
+    let (all, error) = tokio::select! {
+        _ = both(io, send, recv, &counters) => reading.await.unwrap(),
+        read = &mut reading => read.unwrap(),
+    };
+    typing.abort();
+    assert!(error.is_none() && all == whole, "{} bytes, {error:?}", all.len());
+}
