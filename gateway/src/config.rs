@@ -11,7 +11,11 @@ use std::{
     time::Duration,
 };
 
-use proto::{ids::ClusterId, limits, token::RawIssuer};
+use proto::{
+    ids::ClusterId,
+    limits,
+    token::{Issuer, RawIssuer},
+};
 
 use self::raw::{Fault, Faults, Section};
 
@@ -250,9 +254,7 @@ impl Config {
             *path = folder.join(&*path);
         }
         for issuer in &mut self.dynamic.issuers {
-            if let Some(path) = &mut issuer.ca_file {
-                *path = folder.join(&*path);
-            }
+            issuer.resolve_paths(folder);
         }
     }
 
@@ -265,6 +267,11 @@ impl Config {
         for (key, path) in named {
             if let Err(error) = std::fs::File::open(path) {
                 faults.push(key, format!("{} cannot be read: {error}", path.display()));
+            }
+        }
+        if let Err(found) = Issuer::all(self.dynamic.issuers.clone()) {
+            for fault in found.0 {
+                faults.push(format!("issuers.{}.{}", fault.issuer, fault.key), fault.message);
             }
         }
     }

@@ -217,6 +217,7 @@ impl Gateway {
         let sweeper = Arc::clone(&core.sessions).run(Arc::clone(&core.snapshots), core.shutdown.clone());
         tasks.spawn("sessions", sweeper);
         tasks.spawn("reload", Arc::clone(&reloader).watch());
+        tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));
         let router = admin::router(Arc::clone(&core), reloader, log_level);
         tasks.spawn("admin", async move {
             if let Err(error) = axum::serve(admin, router).await {

@@ -9,7 +9,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use proto::{
-    token::{RawIssuer, Verifier},
+    token::{Direct, Issuer, RawIssuer, Verifier},
     transport::quic::Listener,
 };
 
@@ -112,9 +112,24 @@ impl Reloader {
     }
 }
 
+/// Keeps the keys of the current issuers fresh, so that no request waits for an issuer, until the gateway stops.
+pub async fn keep_keys_fresh(core: Arc<Core>) {
+    let mut changes = core.snapshots.watch();
+    loop {
+        let verifier = Arc::clone(&core.snapshots.load().verifier);
+        tokio::select! {
+            biased;
+            () = core.shutdown.closed() => return,
+            _ = changes.changed() => {}
+            () = verifier.keep_fresh() => {}
+        }
+    }
+}
+
 /// A verifier for a configuration's issuers.
-pub fn verifier(_issuers: &[RawIssuer]) -> Result<Arc<Verifier>, ReloadError> {
-    Err(ReloadError::Issuers("not there yet".to_owned()))
+pub fn verifier(issuers: &[RawIssuer]) -> Result<Arc<Verifier>, ReloadError> {
+    let issuers = Issuer::all(issuers.to_vec()).map_err(|faults| ReloadError::Issuers(faults.to_string()))?;
+    Ok(Arc::new(Verifier::new(issuers, Arc::new(Direct)).map_err(TrustError::from)?))
 }
 
 fn stamps(config: &Config) -> Vec<Option<(SystemTime, u64)>> {

@@ -25,6 +25,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Response, Version};
 use hyper::body::Incoming;
 use proto::{ids::RequestId, wire::head::RequestHead};
+use tracing::Instrument as _;
 
 use self::{
     accept::Fault,
@@ -116,7 +117,8 @@ pub async fn serve(
         Record::open(Arc::clone(&core.audit), Arc::clone(&core.metrics), id, connection.peer, http.method().as_str());
     record.path(http.uri().path());
     let mut slot = Some(record);
-    let outcome = Box::pin(stages(&core, connection, fault, id, http, &mut slot)).await;
+    let span = tracing::info_span!("request", request.id = %id);
+    let outcome = Box::pin(stages(&core, connection, fault, id, http, &mut slot)).instrument(span).await;
     match outcome {
         Ok(response) => {
             // Answers of ours keep their record until here; relayed ones took it along.
@@ -178,7 +180,10 @@ async fn admit(
     request: &mut Request,
     record: &mut Record,
 ) -> Result<(Permit, SessionHandle), Refusal> {
-    let refused = |error: AuthenticateError| Refusal::new(Stage::Authenticate, Kind::Unauthorized).because(error);
+    let refused = |error: AuthenticateError| {
+        let kind = if error.is_unavailable() { Kind::IssuerUnavailable } else { Kind::Unauthorized };
+        Refusal::new(Stage::Authenticate, kind).because(error)
+    };
     let cluster = snapshot.cluster(&request.address.key);
     let query = request.address.target.iter().position(|b| *b == b'?').map(|at| &request.address.target[at + 1..]);
     let query = query.map(String::from_utf8_lossy);

@@ -208,8 +208,16 @@ fn take_subprotocol(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Authenti
     Ok(Some(token))
 }
 
+impl AuthenticateError {
+    /// Whether the fault is neither the credential's nor the user's: an issuer's keys could not be read.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Token(error) if error.is_unavailable())
+    }
+}
+
 /// Judges a credential for a cluster. For an unknown cluster the same work is done with an audience that no token has
 /// of itself, so that neither answer nor time tells it from a known one.
+#[tracing::instrument(name = "authenticate", level = "debug", skip_all)]
 pub async fn authenticate(
     snapshot: &Snapshot,
     credential: &Credential,
@@ -219,9 +227,9 @@ pub async fn authenticate(
 ) -> Result<Principal, AuthenticateError> {
     let audience = cluster.map_or("towline:cluster:unknown", |cluster| cluster.audience.as_str());
     let token = credential.text()?;
-    match verify(snapshot, token, credential.scheme, audience, cluster, now).await {
+    match snapshot.verifier.verify(token, audience, now).await {
         Ok(identity) => Ok(Principal::User(identity)),
-        Err(error) if credential.scheme == Scheme::Bearer && is_foreign(&error) => {
+        Err(error) if credential.scheme == Scheme::Bearer && error.is_foreign() => {
             let access = access.filter(|access| cluster.is_none_or(|cluster| cluster.id == access.cluster));
             let access = access.ok_or(AuthenticateError::NoAccess)?;
             if access.expires <= now {
@@ -231,22 +239,6 @@ pub async fn authenticate(
         }
         Err(error) => Err(error.into()),
     }
-}
-
-async fn verify(
-    snapshot: &Snapshot,
-    token: &str,
-    _scheme: Scheme,
-    audience: &str,
-    _cluster: Option<&ClusterRef>,
-    now: SystemTime,
-) -> Result<Arc<Identity>, TokenError> {
-    snapshot.verifier.verify(token, audience, now).await
-}
-
-/// Whether the token is of no issuer of ours, or no JWT at all: perhaps one that the cluster knows.
-fn is_foreign(_error: &TokenError) -> bool {
-    false
 }
 
 /// `SystemTime` as whole seconds since 1970.

@@ -31,6 +31,7 @@ impl Permit {
 }
 
 /// Asks the policy.
+#[tracing::instrument(name = "authorize", level = "debug", skip_all)]
 pub fn authorize(snapshot: &Snapshot, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<Permit, Denial> {
     let decision = snapshot.policy.decide(principal, cluster.map(|cluster| &cluster.id));
     match (decision, cluster) {

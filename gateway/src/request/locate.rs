@@ -21,6 +21,7 @@ use crate::{
 };
 
 /// The tunnels of a cluster: not draining ones first, then by load.
+#[tracing::instrument(name = "locate", level = "debug", skip_all)]
 pub fn locate(registry: &Registry, cluster: &ClusterRef) -> Result<Vec<Arc<LiveTunnel>>, Refusal> {
     let tunnels = registry.of(&cluster.key);
     if tunnels.is_empty() { Err(Refusal::new(Stage::Locate, Kind::NoAgent)) } else { Ok(tunnels) }

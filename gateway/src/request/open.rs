@@ -32,6 +32,7 @@ pub struct Place {
 }
 
 /// Opens a stream for `head`, on the first tunnel that takes it.
+#[tracing::instrument(name = "open", level = "debug", skip_all)]
 pub async fn open(
     core: &Core,
     tunnels: Vec<Arc<LiveTunnel>>,

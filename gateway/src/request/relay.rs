@@ -40,6 +40,7 @@ use crate::{
 
 /// Sends the request's body, waits for the answer's head and gives the answer back. Takes the record out of `slot` once
 /// the answer has begun; until then a refusal finds it there.
+#[tracing::instrument(name = "relay", level = "debug", skip_all)]
 pub async fn relay(
     core: &Arc<Core>,
     request: Request,

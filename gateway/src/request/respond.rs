@@ -40,6 +40,8 @@ pub enum Kind {
     Misdirected,
     /// No credential, or not one that holds. Says no more than Kubernetes does.
     Unauthorized,
+    /// The issuer's keys could not be read, so that nobody can tell whether the token holds.
+    IssuerUnavailable,
     /// The policy says no, or there is no such cluster: the user cannot tell.
     Forbidden {
         /// The user's own name.
@@ -125,6 +127,14 @@ impl Refusal {
                 "the host belongs to another cluster than the TLS server name of this connection",
             ),
             Kind::Unauthorized => plain(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized"),
+            Kind::IssuerUnavailable => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "the gateway cannot read the keys of the token's issuer, so that it cannot tell whether the token holds; \
+                 try again, and see whether the issuer runs"
+                    .to_owned(),
+                Some(1),
+            ),
             Kind::Forbidden { user } => (
                 StatusCode::FORBIDDEN,
                 "Forbidden",

@@ -135,6 +135,8 @@ enum At {
     Opaque,
     /// Behind a faulty head: nothing more is read.
     Cut,
+    /// In a body whose framing is broken, and why: the connection ends.
+    Broken(&'static str),
 }
 
 /// The reader, between the socket and the server library.
@@ -169,32 +171,43 @@ impl<T> Framing<T> {
         }
     }
 
-    /// Follows `bytes` and says how many of them may be given on now.
-    fn follow(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    /// Follows `bytes` and says how many of them may be given on now. Broken framing is an error behind what came
+    /// before it.
+    fn follow(&mut self, bytes: &[u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
-            let rest = &bytes[done..];
-            done += match self.at {
-                At::Head => self.head(rest),
-                At::Body(left) => {
-                    let taken = clamp(left, rest.len());
-                    let left = left - taken as u64;
-                    self.at = if left == 0 { At::Head } else { At::Body(left) };
-                    taken
+            match self.step(&bytes[done..]) {
+                Ok(0) => break,
+                Ok(taken) => done += taken,
+                Err(why) => {
+                    self.at = At::Broken(why);
+                    break;
                 }
-                At::ChunkLine => self.chunk_line(rest)?,
-                At::Chunk(left) => {
-                    let taken = clamp(left, rest.len());
-                    let left = left - taken as u64;
-                    self.at = if left == 0 { At::ChunkLine } else { At::Chunk(left) };
-                    taken
-                }
-                At::Trailers => self.trailers(rest)?,
-                At::Opaque => rest.len(),
-                At::Held | At::Cut => break,
-            };
+            }
         }
-        Ok(done)
+        done
+    }
+
+    fn step(&mut self, rest: &[u8]) -> Result<usize, &'static str> {
+        Ok(match self.at {
+            At::Head => self.head(rest),
+            At::Body(left) => {
+                let taken = clamp(left, rest.len());
+                let left = left - taken as u64;
+                self.at = if left == 0 { At::Head } else { At::Body(left) };
+                taken
+            }
+            At::ChunkLine => self.chunk_line(rest)?,
+            At::Chunk(left) => {
+                let taken = clamp(left, rest.len());
+                let left = left - taken as u64;
+                self.at = if left == 0 { At::ChunkLine } else { At::Chunk(left) };
+                taken
+            }
+            At::Trailers => self.trailers(rest)?,
+            At::Opaque => rest.len(),
+            At::Held | At::Cut | At::Broken(_) => 0,
+        })
     }
 
     /// Collects a head up to its empty line.
@@ -233,13 +246,13 @@ impl<T> Framing<T> {
         self.at = at;
     }
 
-    fn chunk_line(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    fn chunk_line(&mut self, bytes: &[u8]) -> Result<usize, &'static str> {
         let taken = self.take_line(bytes, CHUNK_LINE_BYTES)?;
         if !self.line.ends_with(b"\n") {
             return Ok(taken);
         }
         let line = std::mem::take(&mut self.line);
-        let line = line.strip_suffix(b"\r\n").ok_or_else(|| broken("a chunk's line does not end in CR LF"))?;
+        let line = line.strip_suffix(b"\r\n").ok_or("a chunk's line does not end in CR LF")?;
         let digits = line.iter().take_while(|b| b.is_ascii_hexdigit()).count();
         let extension = &line[digits..];
         let fine = (1..=15).contains(&digits)
@@ -249,12 +262,12 @@ impl<T> Framing<T> {
         match (fine, size) {
             (true, Some(0)) => self.at = At::Trailers,
             (true, Some(size)) => self.at = At::Chunk(size + 2),
-            _ => return Err(broken("a chunk's size cannot be read")),
+            _ => return Err("a chunk's size cannot be read"),
         }
         Ok(taken)
     }
 
-    fn trailers(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    fn trailers(&mut self, bytes: &[u8]) -> Result<usize, &'static str> {
         let taken = self.take_line(bytes, TRAILER_BYTES)?;
         let ends = self.line == b"\r\n" || self.line.ends_with(b"\n\r\n");
         if ends {
@@ -265,26 +278,26 @@ impl<T> Framing<T> {
     }
 
     /// Moves bytes to `line` up to and with the next line feed.
-    fn take_line(&mut self, bytes: &[u8], limit: usize) -> io::Result<usize> {
+    fn take_line(&mut self, bytes: &[u8], limit: usize) -> Result<usize, &'static str> {
         let taken = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
         if self.line.len() + taken > limit {
-            return Err(broken("a line of the body's framing is too long"));
+            return Err("a line of the body's framing is too long");
         }
         self.line.extend_from_slice(&bytes[..taken]);
         Ok(taken)
     }
 
     /// Gives on what was held, following it. Returns whether anything was.
-    fn release(&mut self, buffer: &mut ReadBuf<'_>) -> io::Result<bool> {
+    fn release(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
         if self.held.is_empty() {
-            return Ok(false);
+            return false;
         }
         let room = self.held.len().min(buffer.remaining());
         let held = std::mem::take(&mut self.held);
-        let given = self.follow(&held[..room])?;
+        let given = self.follow(&held[..room]);
         buffer.put_slice(&held[..given]);
         self.held = held[given..].to_vec();
-        Ok(given > 0)
+        given > 0
     }
 
     fn poll_head_deadline(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
@@ -323,10 +336,12 @@ impl<T: AsyncRead + Unpin> AsyncRead for Framing<T> {
                     None => return this.poll_held(cx),
                 }
             }
-            if this.at == At::Cut {
-                return Poll::Pending;
+            match this.at {
+                At::Cut => return Poll::Pending,
+                At::Broken(why) => return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why))),
+                _ => {}
             }
-            if this.release(buffer)? {
+            if this.release(buffer) {
                 return Poll::Ready(Ok(()));
             }
             if !this.held.is_empty() {
@@ -344,7 +359,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Framing<T> {
             if fresh.is_empty() {
                 return Poll::Ready(Ok(()));
             }
-            let given = this.follow(fresh)?;
+            let given = this.follow(fresh);
             this.held.extend_from_slice(&fresh[given..]);
             buffer.set_filled(before + given);
             if given > 0 {
@@ -400,10 +415,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Framing<T> {
 
 fn clamp(left: u64, available: usize) -> usize {
     usize::try_from(left).unwrap_or(usize::MAX).min(available)
-}
-
-fn broken(why: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// Checks a whole head, its empty line included, and says what follows it.

@@ -1,0 +1,49 @@
+//! The admin listener.
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::world::{World, config};
+
+#[tokio::test]
+async fn health_readiness_and_metrics_need_no_tunnel() {
+    let world = World::new().await;
+    assert_eq!(world.admin("GET", "/healthz", "").await.0, 200);
+    assert_eq!(world.admin("GET", "/readyz", "").await.0, 200);
+    let _agent = world.agent("a").await;
+    let (status, text) = world.admin("GET", "/metrics", "").await;
+    assert_eq!(status, 200);
+    assert!(text.contains("gateway_tunnels_open{carrier=\"h2\"} 1"), "{text}");
+    let tunnels: serde_json::Value = serde_json::from_str(&world.admin("GET", "/tunnels", "").await.1).unwrap();
+    assert_eq!(tunnels["tunnels"][0]["carrier"], "h2");
+}
+
+#[tokio::test]
+async fn a_bad_reload_keeps_the_old_configuration_and_says_so() {
+    let world = World::new().await;
+    let error = world.reconfigure("[listen]\npublic = 1\n").await.unwrap_err();
+    assert!(error.contains("gateway.toml") && error.contains("listen.public"), "{error}");
+    let (status, text) = world.admin("POST", "/reload", "").await;
+    assert_eq!(status, 422);
+    assert!(text.contains("the old configuration stays"), "{text}");
+    assert!(world.admin("GET", "/metrics", "").await.1.contains("gateway_reloads_failed_total 2"));
+    assert_eq!(world.gateway.core().snapshots.load().cluster_count(), 2);
+    world.reconfigure(&config("")).await.unwrap();
+}
+
+#[tokio::test]
+async fn browsers_are_turned_away() {
+    let world = World::new().await;
+    let mut tcp = TcpStream::connect(world.addresses.admin).await.unwrap();
+    tcp.write_all(
+        b"POST /drain HTTP/1.1\r\nhost: a\r\norigin: http://evil\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+    )
+    .await
+    .unwrap();
+    let mut answer = String::new();
+    tcp.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+    assert_eq!(world.admin("GET", "/readyz", "").await.0, 200);
+}

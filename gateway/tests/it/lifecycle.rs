@@ -1,0 +1,73 @@
+//! Drain, removed clusters, limits on peers.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use proto::wire::close::CloseCode;
+
+use crate::world::{LONG, World, at, cluster, config, get};
+
+#[tokio::test]
+async fn a_drain_lets_accepted_requests_finish() {
+    let mut world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/slow"), &token, "")).await;
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &[("content-length", "4")]).await;
+    user.head().await;
+    assert_eq!(world.admin("POST", "/drain", "").await.0, 202);
+    let drain = tokio::time::timeout(LONG, agent.tunnel.draining()).await.unwrap();
+    assert_eq!(drain.code, CloseCode::Shutdown);
+    assert_eq!(world.admin("GET", "/readyz", "").await.0, 503);
+    arrived.stream.send.send(Bytes::from_static(b"done")).await.unwrap();
+    arrived.stream.send.finish().unwrap();
+    user.until(b"done").await;
+    user.closed().await;
+    world.stop().await;
+    let record = world.audit_text();
+    assert!(record.contains("\"complete\""), "{record}");
+}
+
+#[tokio::test]
+async fn the_grace_ends_what_does_not_finish() {
+    let mut world = World::with("[limits]\ndrain_grace = \"200ms\"").await;
+    let agent = world.agent("a").await;
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/endless"), &world.token("ann", "a"), "")).await;
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &[]).await;
+    user.head().await;
+    world.stop().await;
+    user.closed().await;
+    assert!(world.audit_text().contains("\"ended\""), "{}", world.audit_text());
+}
+
+#[tokio::test]
+async fn removing_a_cluster_closes_its_tunnels() {
+    let world = World::new().await;
+    let agent = world.agent("b").await;
+    let text = config("").replace(&format!("[[clusters]]\n        id = \"{}\"", cluster("b")), "");
+    world.reconfigure(&text).await.unwrap();
+    let closed = tokio::time::timeout(LONG, agent.tunnel.closed()).await.unwrap();
+    assert_eq!(closed.code, CloseCode::Unauthorised);
+}
+
+#[tokio::test]
+async fn a_tunnel_that_dies_fails_its_requests_and_503_follows() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/x"), &token, "")).await;
+    let arrived = agent.next().await;
+    agent.tunnel.close(CloseCode::Shutdown, "");
+    assert_eq!(user.answer().await.status, 502);
+    drop(arrived);
+    while world.gateway.core().metrics.tunnels_open() > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    user.send(get(&at("a", "/x"), &token, "")).await;
+    assert_eq!(user.answer().await.status, 503);
+}

@@ -1,0 +1,13 @@
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, missing_docs)]
+//! The gateway on real sockets with real TLS; agents and users are played by hand. Heads are judged as they arrived at the
+//! agent's end of the tunnel.
+
+mod admin;
+mod identity;
+mod lifecycle;
+mod paths;
+mod request;
+mod sessions;
+mod smuggling;
+mod upgrade;
+mod world;

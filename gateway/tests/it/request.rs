@@ -1,0 +1,279 @@
+//! Plain requests: what arrives, what comes back, what is refused with which words.
+
+use std::time::{Instant, SystemTime};
+
+use bytes::Bytes;
+use certs::{Validity, tls};
+use proto::wire::close::StreamCode;
+
+use crate::world::{HEADER_LIST, World, at, cluster, get};
+
+#[tokio::test]
+async fn a_get_arrives_as_sent_and_its_answer_comes_back_as_given() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let mut user = world.user().await;
+    let token = world.token("ann", "a");
+    user.send(get(&at("a", "/api/v1/pods?limit=5"), &token, "Accept: application/json\r\n")).await;
+    let arrived = agent.next().await;
+    assert_eq!(arrived.head.role, "kube-aad-proxy");
+    assert_eq!(arrived.head.method, "GET");
+    assert_eq!(arrived.head.target, "/api/v1/pods?limit=5");
+    assert_eq!(arrived.header("accept"), Some("application/json"));
+    assert_eq!(arrived.header("authorization"), Some(format!("Bearer {token}").as_str()));
+    arrived.answer(200, &[("warning", "299 - \"old\""), ("set-cookie", "a=b")], "{}").await;
+    let answer = user.answer().await;
+    assert_eq!((answer.status, answer.text().as_str()), (200, "{}"));
+    assert_eq!(answer.header("warning"), Some("299 - \"old\""));
+    assert_eq!(answer.header("set-cookie"), None);
+    world.quiet().await;
+    let records = world.audit().await;
+    let record = records.last().unwrap();
+    for (key, value) in [
+        ("user", "dev:ann"),
+        ("issuer", "dev"),
+        ("verb", "list"),
+        ("resource", "pods"),
+        ("path", "/api/v1/pods"),
+        ("decision", "allow"),
+        ("stage", "relay"),
+        ("outcome", "complete"),
+        ("carrier", "h2"),
+        ("cluster", cluster("a").as_str()),
+    ] {
+        assert_eq!(record[key], value, "{record}");
+    }
+    assert_eq!((&record["status"], &record["bytes_down"]), (&200.into(), &2.into()));
+}
+
+#[tokio::test]
+async fn bodies_flow_both_ways_and_an_early_answer_is_delivered() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    let line = format!("POST {} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n", at("a", "/x"));
+    user.send(format!("{line}Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")).await;
+    let mut arrived = agent.next().await;
+    assert_eq!(arrived.stream.recv.recv().await.unwrap().unwrap(), "hello");
+    assert_eq!(arrived.header("transfer-encoding"), None);
+    arrived.answer_head(200, &[]).await;
+    arrived.stream.send.send(Bytes::from_static(b"early")).await.unwrap();
+    assert_eq!(user.head().await.status, 200);
+    user.until(b"early").await;
+    user.send("6\r\n world\r\n0\r\n\r\n").await;
+    assert_eq!(arrived.body().await, b" world");
+    arrived.stream.send.finish().unwrap();
+    user.until(b"0\r\n\r\n").await;
+    // The connection is good for the next request.
+    user.send(get(&at("a", "/y"), &token, "")).await;
+    agent.next().await.answer(200, &[], "y").await;
+    assert_eq!(user.answer().await.text(), "y");
+    world.quiet().await;
+}
+
+#[tokio::test]
+async fn expect_100_continue_is_answered_here_and_does_not_cross() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let mut user = world.user().await;
+    let token = world.token("ann", "a");
+    user.send(format!(
+        "POST {} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+        at("a", "/x")
+    ))
+    .await;
+    let mut arrived = agent.next().await;
+    assert_eq!(arrived.header("expect"), None);
+    assert_eq!(user.head().await.status, 100);
+    user.send("ok").await;
+    assert_eq!(arrived.body().await, b"ok");
+    arrived.answer(201, &[], "").await;
+    assert_eq!(user.answer().await.status, 201);
+}
+
+#[tokio::test]
+async fn no_agent_is_503_at_once_with_a_status_that_says_so() {
+    let world = World::new().await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    // The first one also pays for reading the keys.
+    for _ in 0..2 {
+        let before = Instant::now();
+        user.send(get(&at("a", "/api"), &token, "")).await;
+        let answer = user.answer().await;
+        assert_eq!(answer.status, 503);
+        assert!(before.elapsed().as_millis() < 500, "{:?}", before.elapsed());
+        assert!(answer.header("retry-after").unwrap().parse::<u32>().unwrap() >= 1);
+        let status = answer.json();
+        assert_eq!((&status["kind"], &status["reason"]), (&"Status".into(), &"ServiceUnavailable".into()));
+        assert!(status["message"].as_str().unwrap().contains("no agent"), "{status}");
+        assert!(answer.text().contains("locate"), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_broken_answer_never_ends_cleanly() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    // Without a length: the last chunk must not come.
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/x"), &token, "")).await;
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &[]).await;
+    arrived.stream.send.send(Bytes::from_static(b"half")).await.unwrap();
+    user.head().await;
+    user.until(b"half").await;
+    arrived.stream.send.reset(StreamCode::Upstream);
+    while user.more().await {}
+    assert!(!user.buffer.ends_with(b"0\r\n\r\n"), "{:?}", user.buffer);
+    // With a length: the connection ends before it is reached.
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/x"), &token, "")).await;
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &[("content-length", "100")]).await;
+    arrived.stream.send.send(Bytes::from_static(b"half")).await.unwrap();
+    user.head().await;
+    drop(arrived);
+    while user.more().await {}
+    assert!(user.buffer.len() < 100);
+    // Before a head: 502.
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/x"), &token, "")).await;
+    agent.next().await.stream.send.reset(StreamCode::Upstream);
+    let answer = user.answer().await;
+    assert_eq!(answer.status, 502, "{answer:?}");
+    world.quiet().await;
+    let outcomes: Vec<_> = world.audit().await.iter().map(|r| r["outcome"].clone()).collect();
+    assert_eq!(outcomes, ["broken_off", "broken_off", "refused"]);
+}
+
+#[tokio::test]
+async fn a_user_who_goes_away_resets_the_stream_at_once() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    for begun in [false, true] {
+        let mut user = world.user().await;
+        user.send(get(&at("a", "/api/v1/pods?watch=1"), &token, "")).await;
+        let mut arrived = agent.next().await;
+        if begun {
+            arrived.answer_head(200, &[]).await;
+            user.head().await;
+        }
+        drop(user);
+        let ended = tokio::time::timeout(crate::world::LONG, arrived.stream.send.stopped()).await;
+        assert!(ended.is_ok(), "{begun}");
+    }
+    world.quiet().await;
+    assert!(world.audit().await.iter().all(|record| record["outcome"] == "cancelled"));
+}
+
+#[tokio::test]
+async fn three_hundred_groups_fit_over_both_protocols() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let groups: Vec<String> = (0..300).map(|n| format!("{n:03}-{}", "g".repeat(96))).collect();
+    let names: Vec<&str> = groups.iter().map(String::as_str).chain(["ops"]).collect();
+    let token = world.issuer.token("otto", &names, &cluster("a").audience(), SystemTime::now());
+    assert!(token.len() > 40_000);
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/x"), &token, "")).await;
+    let arrived = agent.next().await;
+    assert_eq!(arrived.header("authorization").unwrap().len(), "Bearer ".len() + token.len());
+    arrived.answer(200, &[], "h1").await;
+    assert_eq!(user.answer().await.text(), "h1");
+    let (status, body) = {
+        let stream = world.user_with("localhost", None, &[tls::ALPN_H2]).await.stream;
+        let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
+        world.tasks.spawn("h2", async move { drop(connection.await) });
+        let request = http::Request::get(format!("https://localhost{}", at("a", "/x")))
+            .header("authorization", format!("Bearer {token}"))
+            .body(())
+            .unwrap();
+        let (response, _) = sender.send_request(request, true).unwrap();
+        agent.next().await.answer(200, &[], "h2").await;
+        let response = response.await.unwrap();
+        let status = response.status();
+        let mut body = response.into_body();
+        (status, body.data().await.unwrap().unwrap())
+    };
+    assert_eq!((status.as_u16(), body.as_ref()), (200, b"h2".as_slice()));
+}
+
+#[tokio::test]
+async fn a_head_over_the_limit_is_431() {
+    let world = World::new().await;
+    let mut user = world.user().await;
+    let token = world.token("ann", "a");
+    let long = format!("X-Long: {}\r\n", "x".repeat(HEADER_LIST));
+    user.send(get(&at("a", "/x"), &token, &long)).await;
+    assert_eq!(user.head().await.status, 431);
+    let mut user = world.user().await;
+    let many: String = (0..2000).map(|n| format!("X-{n}: 1\r\n")).collect();
+    user.send(get(&at("a", "/x"), &token, &many)).await;
+    assert_eq!(user.head().await.status, 431);
+}
+
+#[tokio::test]
+async fn stream_limits_are_429_and_named() {
+    let world = World::with("[limits]\nstreams_per_user = 2").await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut waiting = Vec::new();
+    for _ in 0..2 {
+        let mut user = world.user().await;
+        user.send(get(&at("a", "/x"), &token, "")).await;
+        waiting.push((user, agent.next().await));
+    }
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/x"), &token, "")).await;
+    let answer = user.answer().await;
+    assert_eq!(answer.status, 429);
+    assert!(answer.text().contains("streams per user of 2"), "{}", answer.text());
+    assert!(answer.header("retry-after").is_some());
+    drop(waiting);
+    world.quiet().await;
+    user.send(get(&at("a", "/x"), &token, "")).await;
+    agent.next().await.answer(200, &[], "").await;
+    assert_eq!(user.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn one_reader_that_never_reads_delays_nobody() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut stalled = world.user().await;
+    stalled.send(get(&at("a", "/logs"), &token, "")).await;
+    let mut flood = agent.next().await;
+    flood.answer_head(200, &[]).await;
+    let flooding = world.tasks.spawn_task("flood", async move {
+        while flood.stream.send.send(Bytes::from(vec![7; 64 * 1024])).await.is_ok() {}
+    });
+    for _ in 0..20 {
+        let mut user = world.user().await;
+        user.send(get(&at("a", "/x"), &token, "")).await;
+        agent.next().await.answer(200, &[], "fine").await;
+        assert_eq!(user.answer().await.text(), "fine");
+    }
+    drop(flooding);
+}
+
+#[tokio::test]
+async fn a_second_tunnel_takes_over_when_the_first_is_gone() {
+    let world = World::new().await;
+    let first = world.agent("a").await;
+    let second = world.agent("a").await;
+    let token = world.token("ann", "a");
+    second.tunnel.close(proto::wire::close::CloseCode::Shutdown, "");
+    let mut user = world.user().await;
+    for _ in 0..3 {
+        user.send(get(&at("a", "/x"), &token, "")).await;
+        first.next().await.answer(200, &[], "first").await;
+        assert_eq!(user.answer().await.text(), "first");
+    }
+    let own = world.authority.issue_agent(cluster("a").as_str(), Validity::days(1)).unwrap();
+    assert!(world.dial(own.credentials()).await.is_ok());
+}

@@ -1,0 +1,110 @@
+//! How long a session lives: DESIGN.md section 2.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use serde_json::json;
+
+use crate::world::{Agent, Arrived, User, World, at, cluster, config, get};
+
+const SHORT: &str = "[sessions]\nreauthorise_every = \"100ms\"\noutlive_token = \"0\"";
+
+/// A watch that has begun.
+async fn watch(world: &World, agent: &Agent, token: &str) -> (User, Arrived) {
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/api/v1/pods?watch=1"), token, "")).await;
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &[]).await;
+    arrived.stream.send.send(Bytes::from_static(b"event")).await.unwrap();
+    user.head().await;
+    user.until(b"event").await;
+    (user, arrived)
+}
+
+/// That the user's connection breaks off, without a clean end of the body.
+async fn broken_off(mut user: User) {
+    while user.more().await {}
+    assert!(!user.buffer.ends_with(b"0\r\n\r\n"));
+}
+
+fn short_token(world: &World, seconds: u64) -> String {
+    let now = SystemTime::now();
+    let mut claims = world.issuer.claims("ann", &cluster("a").audience(), now);
+    let exp = now.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() + seconds;
+    claims["exp"] = json!(exp);
+    world.issuer.mint(&claims)
+}
+
+#[tokio::test]
+async fn a_withdrawn_right_and_a_disabled_user_end_sessions_at_once() {
+    for disabled in [false, true] {
+        // With the default of 30 s: a change of the snapshot does not wait for it.
+        let world = World::new().await;
+        let agent = world.agent("a").await;
+        let (user, mut arrived) = watch(&world, &agent, &world.token("ann", "a")).await;
+        let text = if disabled {
+            config("[[disabled]]\nuser = \"dev:ann\"")
+        } else {
+            config("").replace("dev:ann", "dev:bob")
+        };
+        world.reconfigure(&text).await.unwrap();
+        broken_off(user).await;
+        arrived.stream.send.stopped().await;
+        world.quiet().await;
+        assert_eq!(world.audit().await[0]["outcome"], "ended");
+    }
+}
+
+#[tokio::test]
+async fn an_expired_token_ends_a_session_unless_a_newer_one_was_shown() {
+    let world = World::with(SHORT).await;
+    let agent = world.agent("a").await;
+    let token = short_token(&world, 2);
+    let (user, _arrived) = watch(&world, &agent, &token).await;
+    let before = SystemTime::now();
+    broken_off(user).await;
+    assert!(before.elapsed().unwrap() < Duration::from_secs(10));
+    // A newer token in any request of the same principal extends.
+    let (mut user, mut arrived) = watch(&world, &agent, &short_token(&world, 2)).await;
+    let mut other = world.user().await;
+    other.send(get(&at("a", "/.towline/refresh"), &short_token(&world, 3600), "")).await;
+    let refresh = agent.next().await;
+    assert_eq!(refresh.head.role, "refresh");
+    refresh.answer(200, &[], "{}").await;
+    assert_eq!(other.answer().await.status, 200);
+    let until = SystemTime::now() + Duration::from_secs(3);
+    while SystemTime::now() < until {
+        arrived.stream.send.send(Bytes::from_static(b"tick")).await.unwrap();
+        user.until(b"tick").await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_session_may_outlive_its_token() {
+    let world = World::with("[sessions]\nreauthorise_every = \"100ms\"\noutlive_token = \"1h\"").await;
+    let agent = world.agent("a").await;
+    let (mut user, mut arrived) = watch(&world, &agent, &short_token(&world, 1)).await;
+    let until = SystemTime::now() + Duration::from_secs(3);
+    while SystemTime::now() < until {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    arrived.stream.send.send(Bytes::from_static(b"tick")).await.unwrap();
+    user.until(b"tick").await;
+}
+
+#[tokio::test]
+async fn an_operator_lists_and_ends_sessions() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let (user, _arrived) = watch(&world, &agent, &world.token("ann", "a")).await;
+    let list: serde_json::Value = serde_json::from_str(&world.admin("GET", "/sessions", "").await.1).unwrap();
+    let session = &list["sessions"][0];
+    assert_eq!((&session["user"], &session["what"]), (&"dev:ann".into(), &"GET /api/v1/pods".into()), "{list}");
+    let id = session["id"].as_str().unwrap();
+    assert_eq!(world.admin("DELETE", &format!("/sessions/{id}"), "").await.0, 204);
+    broken_off(user).await;
+    world.quiet().await;
+    assert_eq!(world.admin("DELETE", &format!("/sessions/{id}"), "").await.0, 404);
+    assert_eq!(world.admin("DELETE", "/sessions/x", "").await.0, 400);
+}
