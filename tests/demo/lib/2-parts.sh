@@ -5,8 +5,7 @@ build_programs() {
     title "programs"
     need_commands
     "$root/tests/cluster/cluster" build kubectl
-    bin=$("$root/docker/build" binaries)
-    PATH=$bin:$PATH
+    PATH=${TOWLINE_BIN_DIR:-$("$root/docker/build" binaries)}:$PATH
 }
 
 # As root what is missing is installed, else it is named.
@@ -56,8 +55,9 @@ start_cluster() {
     fi
     unset KUBECONFIG
     # The agent runs in the cluster when that is ours: its image can be loaded there and its pods reach this machine.
+    # With programs from elsewhere there is no image of them.
     in_cluster=
-    if [[ $own_cluster ]] && ((has_node)); then
+    if [[ $own_cluster && ! ${TOWLINE_BIN_DIR:-} ]] && ((has_node)); then
         in_cluster=1
     fi
     say "cluster is ready after $(seconds_since "$begin")"
@@ -74,14 +74,13 @@ start_gateway() {
     run_apart gateway "$out/ready.json" \
         towline dev --state "$out/state" --listen "$host_ip:0" --cluster demo --json
     gateway_pid=$(cat "$out/gateway.pid")
-    await 30 "the gateway" gateway_ready || fail "the gateway does not start: $(tail -n 5 "$out/logs/gateway.log")"
+    await 30 "the gateway" gateway_answered || true
+    [[ -s $out/ready.json ]] || fail "the gateway does not start: $(tail -n 5 "$out/logs/gateway.log")"
     url=$(jq -r .clusters[0].url "$out/ready.json")
     say "towline dev listens at $(jq -r .url "$out/ready.json") after $(seconds_since "$begin")"
 }
 
-gateway_ready() {
-    jq -e .url "$out/ready.json" || { gone "$gateway_pid" && fail "the gateway ended: $(tail -n 5 "$out/logs/gateway.log")"; }
-}
+gateway_answered() { [[ -s $out/ready.json ]] || gone "$gateway_pid"; }
 
 # run_apart NAME OUTPUT COMMAND... : in a session of its own, so that Ctrl+C reaches only this script, which ends it.
 run_apart() {
