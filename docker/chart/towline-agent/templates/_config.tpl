@@ -37,18 +37,22 @@ no_proxy = {{ toJson .noProxy }}
 {{- range $index, $issuer := .Values.issuers }}
 
 [[issuers]]
-{{- with $issuer }}
-name = {{ toJson .name }}
-url = {{ toJson .url }}
-{{- with .audiences }}
-audiences = {{ toJson . }}
+{{- range $key, $value := omit $issuer "ca" "keys" "pinnedKeys" "extra" "requiredClaims" }}
+{{ snakecase $key }} = {{ toJson $value }}
 {{- end }}
-{{- if .ca }}
+{{- range $key := list "extra" "requiredClaims" }}
+{{- with get $issuer $key }}
+{{ snakecase $key }} = { {{ range $index, $claim := keys . | sortAlpha }}{{ if $index }}, {{ end }}{{ toJson $claim }} = {{ get (get $issuer $key) $claim | toJson }}{{ end }} }
+{{- end }}
+{{- end }}
+{{- if $issuer.ca }}
 ca_file = "issuer-{{ $index }}-ca.crt"
 {{- end }}
-{{- if .pinnedKeys }}
-pinned_keys_file = "issuer-{{ $index }}-keys.json"
+{{- if $issuer.keys }}
+keys_file = "issuer-{{ $index }}-keys.json"
 {{- end }}
+{{- if $issuer.pinnedKeys }}
+pinned_keys_file = "issuer-{{ $index }}-pinned.json"
 {{- end }}
 {{- end }}
 
