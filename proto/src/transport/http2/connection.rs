@@ -9,12 +9,12 @@ use http::{Method, Request, Version};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{Mutex, mpsc, watch},
-    task::AbortHandle,
 };
 
 use super::streams::{self, RawPair};
 use crate::{
     limits,
+    process::TaskGroup,
     transport::{
         Closed,
         carrier::{self, Carrier, CarrierError, Facts, RawError},
@@ -43,7 +43,8 @@ pub(crate) struct Link {
     opener: Opener,
     accepted: Mutex<mpsc::Receiver<RawPair>>,
     closed: watch::Receiver<Option<Closed>>,
-    tasks: Vec<AbortHandle>,
+    /// What drives the session; ends with the link.
+    tasks: TaskGroup,
 }
 
 enum Opener {
@@ -62,19 +63,15 @@ where
     connection.set_target_window_size(connection_window());
     let (park, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let (end, closed) = watch::channel(None);
-    let driver = tokio::spawn(async move {
+    let tasks = TaskGroup::new("h2");
+    tasks.spawn("driver", async move {
         let result = connection.await;
         end.send_replace(Some(lost(result.err())));
     });
     let (bury, buried) = mpsc::channel(STREAMS as usize);
-    let parker = tokio::spawn(keep_parked(requests.clone(), park, bury));
-    let digger = tokio::spawn(read_out(buried));
-    let link = Link {
-        opener: Opener::Request(requests),
-        accepted: Mutex::new(accepted),
-        closed,
-        tasks: vec![driver.abort_handle(), parker.abort_handle(), digger.abort_handle()],
-    };
+    tasks.spawn("parker", keep_parked(requests.clone(), park, bury));
+    tasks.spawn("digger", read_out(buried));
+    let link = Link { opener: Opener::Request(requests), accepted: Mutex::new(accepted), closed, tasks };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
 
@@ -87,16 +84,12 @@ where
     let (accept, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let (park, parked) = mpsc::channel(STREAMS as usize);
     let (end, closed) = watch::channel(None);
-    let driver = tokio::spawn(async move {
+    let tasks = TaskGroup::new("h2");
+    tasks.spawn("driver", async move {
         let error = serve(connection, accept, park).await;
         end.send_replace(Some(lost(error)));
     });
-    let link = Link {
-        opener: Opener::Parked(Mutex::new(parked)),
-        accepted: Mutex::new(accepted),
-        closed,
-        tasks: vec![driver.abort_handle()],
-    };
+    let link = Link { opener: Opener::Parked(Mutex::new(parked)), accepted: Mutex::new(accepted), closed, tasks };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
 
@@ -280,9 +273,7 @@ impl Link {
     }
 
     pub(crate) fn close(&self, _code: CloseCode, _message: &str) {
-        for task in &self.tasks {
-            task.abort();
-        }
+        self.tasks.abort();
     }
 }
 

@@ -20,6 +20,7 @@ use super::{
 use crate::{
     ids::StreamId,
     limits,
+    process::TaskGroup,
     transport::{
         Closed, Drain, Incoming,
         carrier::{Link, RawError, RawRecv, RawSend},
@@ -57,8 +58,24 @@ pub(super) fn spawn(
     options: SessionOptions,
 ) -> mpsc::Receiver<Incoming> {
     let (queue, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
-    tokio::spawn(run(side, shared, link, control, options, queue));
+    let tasks = TaskGroup::new("tunnel");
+    let group = tasks.clone();
+    tasks.spawn("session", async move {
+        let _ended = EndOnPanic(shared.clone());
+        run(side, shared, link, control, options, queue).await;
+        // Only this task owns the group: it has to outlive the tunnel's handle to say why the tunnel ends.
+        drop(group);
+    });
     accepted
+}
+
+/// A tunnel whose task is gone is over, also when that is a fault of ours.
+struct EndOnPanic(Arc<Shared>);
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        self.0.end(Closed { code: CloseCode::Internal, message: String::new(), by_peer: false });
+    }
 }
 
 async fn run(
