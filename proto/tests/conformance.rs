@@ -1,4 +1,5 @@
 //! One suite over all carriers: what a tunnel promises, whoever opens the stream. Sockets and TLS are real.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "conformance/cancel.rs"]
 mod cancel;

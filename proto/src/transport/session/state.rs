@@ -36,7 +36,7 @@ pub(crate) enum Side {
 impl Side {
     /// Whether this end chooses ids like `id`.
     fn owns(self, id: StreamId) -> bool {
-        (id.0 % 2 == 0) == (self == Self::Gateway)
+        id.0.is_multiple_of(2) == (self == Self::Gateway)
     }
 }
 
@@ -335,11 +335,6 @@ impl Shared {
                 (bytes <= left / 4).then_some(grown + bytes)
             })
             .is_ok()
-    }
-
-    /// Bytes that windows have grown.
-    pub(crate) fn growth(&self) -> u64 {
-        self.growth.load(Ordering::Acquire)
     }
 
     fn enqueue(&self, fill: impl FnOnce(&mut Outbox)) {
