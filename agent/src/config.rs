@@ -55,7 +55,12 @@ use std::{
     time::Duration,
 };
 
-use proto::{limits, process::telemetry::LogFormat, token::RawIssuer, transport::CarrierKind};
+use proto::{
+    limits,
+    process::telemetry::LogFormat,
+    token::{Issuer, RawIssuer},
+    transport::CarrierKind,
+};
 use secrecy::SecretString;
 use serde::Deserialize as _;
 
@@ -77,9 +82,7 @@ pub struct Config {
     /// How the cluster is reached.
     pub cluster: Cluster,
     /// Who may issue users' tokens.
-    pub issuers: Vec<RawIssuer>,
-    /// The folder of the file: relative paths within issuers are relative to it.
-    pub base: PathBuf,
+    pub issuers: Vec<Issuer>,
     /// The outbound proxy, if any.
     pub proxy: Option<Proxy>,
     /// Bounds on who is impersonated.
@@ -303,9 +306,7 @@ impl Config {
         let mut root = Section::root(table);
         let gateway = read_gateway(root.section("gateway", &mut out), &mut out);
         let cluster = read_cluster(root.section("cluster", &mut out), &mut out);
-        let issuers = root.tables("issuers", &mut out, |table| {
-            RawIssuer::deserialize(toml::Value::Table(table)).map_err(|err| err.to_string())
-        });
+        let issuers = read_issuers(&mut root, base, &mut out);
         let proxy = if root.has("proxy") { read_proxy(root.section("proxy", &mut out), &mut out) } else { None };
         let impersonation = read_impersonation(root.section("impersonation", &mut out), &mut out);
         let mut sessions = root.section("sessions", &mut out);
@@ -329,7 +330,6 @@ impl Config {
                 gateway,
                 cluster,
                 issuers,
-                base: base.to_owned(),
                 proxy,
                 impersonation,
                 outlive_token,
@@ -392,6 +392,22 @@ fn read_gateway(mut section: Section, out: &mut Collector) -> Option<Gateway> {
         key_file: key_file?,
         carrier,
     })
+}
+
+fn read_issuers(root: &mut Section, base: &Path, out: &mut Collector) -> Vec<Issuer> {
+    let mut raws = root.tables("issuers", out, |table| {
+        RawIssuer::deserialize(toml::Value::Table(table)).map_err(|err| err.to_string())
+    });
+    raws.iter_mut().for_each(|raw| raw.resolve_paths(base));
+    match Issuer::all(raws) {
+        Ok(issuers) => issuers,
+        Err(faults) => {
+            for fault in faults.0 {
+                out.fault(&format!("issuers ({}).{}", fault.issuer, fault.key), fault.message);
+            }
+            Vec::new()
+        }
+    }
 }
 
 fn read_cluster(mut section: Section, out: &mut Collector) -> Cluster {

@@ -24,7 +24,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use proto::{
     ids::ClusterId,
     process::{Panicked, Shutdown, TaskGroup},
-    token::Verifier,
+    token::{Direct, Verifier},
 };
 
 use self::{
@@ -65,9 +65,9 @@ pub enum BuildError {
     /// The apiserver's address.
     #[error("the way to the apiserver")]
     Apiserver(#[from] roles::kube_aad_proxy::dial::DialError),
-    /// The issuers.
-    #[error("the issuers of tokens: {0}")]
-    Issuers(String),
+    /// TLS for reading the issuers' keys.
+    #[error("the issuers of tokens")]
+    Issuers(#[from] certs::tls::TlsError),
     /// The admin listener.
     #[error("the admin listener {address}")]
     Admin {
@@ -87,36 +87,32 @@ pub struct Agent {
     roles: Vec<Arc<dyn Role>>,
     admin: Option<Admin>,
     facts: Facts,
+    authenticator: Arc<Authenticator>,
 }
 
 impl Agent {
     /// Reads certificates, keys and the kubeconfig; binds the admin listener; dials nothing yet.
     pub async fn build(config: Config, metrics: Option<PrometheusHandle>) -> Result<Self, BuildError> {
         let shutdown = Shutdown::new();
-        let connector = Connector::new(&config)?;
+        let connector = Arc::new(Connector::new(&config)?);
         let cluster = own_cluster(connector.credentials())?;
         let access = Access::new(&config.cluster).await?;
         let connections = TaskGroup::new("apiserver");
         let apiserver = Arc::new(Apiserver::new(access, connections.clone())?);
-        let verifier = verifier(&config, &shutdown)?;
+        let verifier = verifier(&config, &connector)?;
         let names = Names::new(&config.impersonation);
         let sessions = Sessions::new(config.outlive_token);
         let authenticator = Arc::new(Authenticator::new(verifier, cluster.clone()));
         let served: Vec<Arc<dyn Role>> = vec![
             Arc::new(KubeAadProxy::new(authenticator.clone(), apiserver.clone(), names.clone(), sessions.clone())),
             Arc::new(Whoami::new(authenticator.clone(), names)),
-            Arc::new(Refresh::new(authenticator, sessions)),
+            Arc::new(Refresh::new(authenticator.clone(), sessions)),
             Arc::new(Echo),
         ];
         let server = Server::new(Roles::new(served.clone()), config.streams_max);
         let status = Arc::new(StatusBoard::default());
-        let tunnels = Tunnels::new(
-            Arc::new(connector),
-            config.gateway.carrier,
-            server.clone(),
-            status.clone(),
-            config.drain_grace,
-        );
+        let tunnels =
+            Tunnels::new(connector, config.gateway.carrier, server.clone(), status.clone(), config.drain_grace);
         let mut roles: Vec<Arc<dyn Role>> = vec![Arc::new(ClusterconnectAgent::new(tunnels))];
         roles.extend(served);
         let admin = match config.admin {
@@ -131,7 +127,7 @@ impl Agent {
             shutdown: shutdown.clone(),
             metrics,
         };
-        Ok(Self { shutdown, tasks: TaskGroup::new("agent"), connections, roles, admin, facts })
+        Ok(Self { shutdown, tasks: TaskGroup::new("agent"), connections, roles, admin, facts, authenticator })
     }
 
     /// Where the process stands; `drain` and `close` on it end [`Self::run`].
@@ -156,12 +152,13 @@ impl Agent {
 
     /// Runs every role until told to drain, drains, and ends.
     pub async fn run(self) -> Result<(), Panicked> {
-        let Self { shutdown, tasks, connections, roles, admin, facts } = self;
+        let Self { shutdown, tasks, connections, roles, admin, facts, authenticator } = self;
         let running = TaskGroup::new("roles");
         for role in roles {
             let shutdown = shutdown.clone();
             running.spawn(role.name(), async move { role.run(shutdown).await });
         }
+        tasks.spawn("issuers", async move { authenticator.keep_fresh().await });
         if let Some(admin) = admin {
             tasks.spawn("admin", admin.serve(facts));
         }
@@ -191,9 +188,26 @@ fn own_cluster(credentials: &certs::Credentials) -> Result<ClusterId, BuildError
     id.parse().map_err(BuildError::ClusterId)
 }
 
-fn verifier(config: &Config, shutdown: &Shutdown) -> Result<Verifier, BuildError> {
-    let _ = (config, shutdown);
-    todo!()
+/// Verifies with the agent's own issuers; their keys are read the same way as the gateway is reached.
+fn verifier(config: &Config, connector: &Arc<Connector>) -> Result<Verifier, BuildError> {
+    let connect: Arc<dyn proto::token::Connect> = match config.proxy {
+        Some(_) => Arc::new(ThroughProxy(connector.clone())),
+        None => Arc::new(Direct),
+    };
+    Ok(Verifier::new(config.issuers.clone(), connect)?)
+}
+
+/// Reads issuers' keys through the agent's proxy.
+struct ThroughProxy(Arc<Connector>);
+
+impl proto::token::Connect for ThroughProxy {
+    fn connect(&self, host: String, port: u16) -> proto::token::Boxed<std::io::Result<Box<dyn proto::token::Socket>>> {
+        let connector = self.0.clone();
+        Box::pin(async move {
+            let io = connector.open_tcp(&host, port).await.map_err(|err| std::io::Error::other(chain(&err)))?;
+            Ok(Box::new(io) as Box<dyn proto::token::Socket>)
+        })
+    }
 }
 
 /// An error with its causes on one line.

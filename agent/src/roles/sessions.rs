@@ -45,11 +45,15 @@ impl Sessions {
     /// A verified token was shown: extends all sessions of its principal. Gives back how many principals' entries that
     /// were (0 or 1).
     pub fn shown(&self, identity: &Identity) -> usize {
+        self.extend(&owner(identity), identity.expires)
+    }
+
+    fn extend(&self, owner: &Owner, expires: SystemTime) -> usize {
         // Under the lock, so that a session's end does not count this clone as another session.
         let open = self.open();
-        match open.get(&owner(identity)).and_then(Weak::upgrade) {
+        match open.get(owner).and_then(Weak::upgrade) {
             Some(entry) => {
-                entry.extend(identity.expires);
+                entry.extend(expires);
                 drop(entry);
                 1
             }
@@ -59,15 +63,18 @@ impl Sessions {
 
     /// Opens a session for the principal of `identity`.
     pub fn begin(self: &Arc<Self>, identity: &Identity) -> Session {
-        let owner = owner(identity);
+        self.begin_for(owner(identity), identity.expires)
+    }
+
+    fn begin_for(self: &Arc<Self>, owner: Owner, expires: SystemTime) -> Session {
         let mut open = self.open();
         let entry = open.get(&owner).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let entry = Arc::new(Entry { expires: watch::Sender::new(identity.expires) });
+            let entry = Arc::new(Entry { expires: watch::Sender::new(expires) });
             open.insert(owner.clone(), Arc::downgrade(&entry));
             entry
         });
         drop(open);
-        entry.extend(identity.expires);
+        entry.extend(expires);
         Session { owner, entry, sessions: self.clone() }
     }
 
@@ -130,29 +137,21 @@ impl Drop for Session {
 mod tests {
     use super::*;
 
-    fn identity(subject: &str, expires: SystemTime) -> Identity {
-        Identity {
-            username: subject.to_owned(),
-            uid: None,
-            groups: Vec::new(),
-            extra: Default::default(),
-            issuer: "test".to_owned(),
-            subject: subject.to_owned(),
-            expires,
-        }
+    fn owner(subject: &str) -> Owner {
+        ("test".to_owned(), subject.to_owned())
     }
 
     #[tokio::test]
     async fn a_session_ends_with_its_token_unless_a_newer_one_is_shown() {
         let sessions = Sessions::new(Duration::ZERO);
         let now = SystemTime::now();
-        let expired = sessions.begin(&identity("a", now - Duration::from_secs(1)));
+        let expired = sessions.begin_for(owner("a"), now - Duration::from_secs(1));
         expired.ended().await;
-        sessions.shown(&identity("a", now + Duration::from_secs(3600)));
+        sessions.extend(&owner("a"), now + Duration::from_secs(3600));
         assert!(futures_util::FutureExt::now_or_never(expired.ended()).is_none());
         // Somebody else's token extends nothing, an older one shortens nothing.
-        let other = sessions.begin(&identity("b", now - Duration::from_secs(1)));
-        sessions.shown(&identity("a", now - Duration::from_secs(9)));
+        let other = sessions.begin_for(owner("b"), now - Duration::from_secs(1));
+        sessions.extend(&owner("a"), now - Duration::from_secs(9));
         other.ended().await;
         assert!(futures_util::FutureExt::now_or_never(expired.ended()).is_none());
     }
@@ -160,8 +159,8 @@ mod tests {
     #[tokio::test]
     async fn a_session_wakes_when_it_is_extended_or_expires_and_leaves_nothing_behind() {
         let sessions = Sessions::new(Duration::from_secs(8 * 3600));
-        let first = sessions.begin(&identity("a", SystemTime::now() - Duration::from_secs(3600)));
-        let second = sessions.begin(&identity("a", SystemTime::now()));
+        let first = sessions.begin_for(owner("a"), SystemTime::now() - Duration::from_secs(3600));
+        let second = sessions.begin_for(owner("a"), SystemTime::now());
         assert!(futures_util::FutureExt::now_or_never(first.ended()).is_none());
         assert_eq!(sessions.principals(), 1);
         drop(first);

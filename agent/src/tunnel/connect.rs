@@ -103,6 +103,17 @@ pub enum SetupError {
     Random,
 }
 
+/// Why there is no TCP connection.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenTcpError {
+    /// The settings.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// The network or the proxy.
+    #[error(transparent)]
+    Dial(#[from] DialError),
+}
+
 impl Connector {
     /// From the configuration: reads certificates and key.
     pub fn new(config: &Config) -> Result<Self, SetupError> {
@@ -155,12 +166,7 @@ impl Connector {
             CarrierKind::WebSocket => certs::tls::client_websocket(&self.roots, &self.credentials)?,
             _ => certs::tls::client_tunnel(&self.roots, &self.credentials, &[certs::tls::ALPN_TUNNEL])?,
         };
-        let proxy = self.proxy_for(endpoint).map(|proxy| dial::Proxy {
-            host: proxy.host.clone(),
-            port: proxy.port,
-            tls: self.proxy_tls.clone(),
-            credentials: proxy.credentials.clone(),
-        });
+        let proxy = self.proxy_for(endpoint).map(|proxy| self.proxy(proxy));
         Ok(Target {
             host: endpoint.host.clone(),
             port: endpoint.port,
@@ -169,6 +175,27 @@ impl Connector {
             proxy,
             aliases: endpoint.addresses.iter().map(|address| (endpoint.host.clone(), *address)).collect(),
         })
+    }
+
+    /// A TCP connection to another host by the same way: through the proxy unless it is exempt.
+    pub async fn open_tcp(
+        &self,
+        host: &str,
+        port: u16,
+    ) -> Result<impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static, OpenTcpError> {
+        let mut target = self.target(0, CarrierKind::WebSocket)?;
+        target.proxy = self.proxy.as_ref().filter(|proxy| !proxy.bypasses(host)).map(|proxy| self.proxy(proxy));
+        (target.host, target.port) = (host.to_owned(), port);
+        Ok(dial::open_tcp(&target, &self.options).await?)
+    }
+
+    fn proxy(&self, proxy: &Proxy) -> dial::Proxy {
+        dial::Proxy {
+            host: proxy.host.clone(),
+            port: proxy.port,
+            tls: self.proxy_tls.clone(),
+            credentials: proxy.credentials.clone(),
+        }
     }
 
     /// Times and options of dialling.

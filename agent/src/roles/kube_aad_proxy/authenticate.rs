@@ -40,6 +40,11 @@ impl Authenticator {
         Self { verifier, cluster, audience }
     }
 
+    /// Keeps the issuers' keys fresh; runs until dropped.
+    pub async fn keep_fresh(&self) {
+        self.verifier.keep_fresh().await;
+    }
+
     /// The cluster.
     pub fn cluster(&self) -> &ClusterId {
         &self.cluster
@@ -47,12 +52,7 @@ impl Authenticator {
 
     /// What a token is worth here.
     pub async fn judge(&self, credential: &Credential) -> Result<Arc<Identity>, TokenError> {
-        let token = credential.token.expose_secret();
-        let now = SystemTime::now();
-        match credential.scheme {
-            Scheme::Bearer => self.verifier.verify(token, &self.audience, now).await,
-            Scheme::Pop => self.verifier.verify(token, &self.audience, now).await,
-        }
+        self.verifier.verify(credential.token.expose_secret(), &self.audience, SystemTime::now()).await
     }
 
     /// Without a credential, or with one that a known issuer's checks refuse: 401, which says no more than Kubernetes
@@ -64,6 +64,10 @@ impl Authenticator {
             Err(err) if credential.scheme == Scheme::Bearer && is_unjudged(&err) => {
                 Ok(Authenticated::Unjudged(credential.token))
             }
+            Err(err) if err.is_unavailable() => {
+                let message = "the issuer's keys cannot be read, so the token cannot be judged; try again";
+                Err(Refusal::unavailable(STAGE, message).because(crate::chain(&err)))
+            }
             Err(err) => Err(Refusal::unauthorized(STAGE, crate::chain(&err))),
         }
     }
@@ -71,6 +75,5 @@ impl Authenticator {
 
 /// Whether the token is of nobody that the agent knows, and so the apiserver's to judge.
 pub fn is_unjudged(err: &TokenError) -> bool {
-    let _ = err;
-    false
+    err.is_foreign()
 }

@@ -104,19 +104,26 @@ impl Subject {
     /// The user of a verified token, if none of the names is reserved. All groups or none: a group left out would be a
     /// wrong authorisation (attack I9).
     pub fn of(identity: &Identity, names: &Names) -> Result<Self, Refusal> {
-        names.may("user", &identity.username)?;
-        identity.groups.iter().try_for_each(|group| names.may("group", group))?;
-        if identity.uid.as_ref().is_some_and(|uid| !is_plain_name(uid)) {
+        let extra = identity.extra.iter().filter(|(key, _)| names.extras.contains(*key));
+        let subject = Self {
+            user: identity.username.clone(),
+            uid: identity.uid.clone(),
+            groups: identity.groups.clone(),
+            extra: extra.map(|(key, values)| (key.clone(), values.clone())).collect(),
+        };
+        subject.checked(names)
+    }
+
+    fn checked(self, names: &Names) -> Result<Self, Refusal> {
+        names.may("user", &self.user)?;
+        self.groups.iter().try_for_each(|group| names.may("group", group))?;
+        if self.uid.as_ref().is_some_and(|uid| !is_plain_name(uid)) {
             return Err(Refusal::forbidden(STAGE, "the uid is empty, too long or not plain text"));
         }
-        let mut extra = BTreeMap::new();
-        for (key, values) in identity.extra.iter().filter(|(key, _)| names.extras.contains(*key)) {
-            if !values.iter().all(|value| is_plain_name(value)) {
-                return Err(Refusal::forbidden(STAGE, format!("extra {key:?} is not plain text")));
-            }
-            extra.insert(key.clone(), values.clone());
+        if let Some((key, _)) = self.extra.iter().find(|(_, values)| !values.iter().all(|value| is_plain_name(value))) {
+            return Err(Refusal::forbidden(STAGE, format!("extra {key:?} is not plain text")));
         }
-        Ok(Self { user: identity.username.clone(), uid: identity.uid.clone(), groups: identity.groups.clone(), extra })
+        Ok(self)
     }
 
     /// Checks names that a client asks for; whether this user may have them is for the cluster to say.

@@ -1,0 +1,128 @@
+//! The HTTP/2 pool: as many connections as the streams need, and a GOAWAY fails nobody.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use bytes::Bytes;
+use proto::process::TaskGroup;
+use tokio::net::TcpListener;
+
+use crate::{
+    apiserver::{access, tls},
+    harness::{Harness, head, response_head},
+};
+
+/// An HTTP/2 apiserver: streams of one connection at most, requests after which a connection says GOAWAY.
+struct Http2 {
+    harness: Harness,
+    connections: Arc<AtomicUsize>,
+    _tasks: TaskGroup,
+}
+
+async fn http2(streams_max: u32, goaway_after: usize) -> Http2 {
+    let (acceptor, roots) = tls(&[b"h2"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskGroup::new("http2 apiserver");
+    let connections = Arc::new(AtomicUsize::new(0));
+    let (spawner, counter) = (tasks.clone(), connections.clone());
+    tasks.spawn("accept", async move {
+        loop {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let (acceptor, serving, counter) = (acceptor.clone(), spawner.clone(), counter.clone());
+            spawner.spawn("connection", async move {
+                let io = acceptor.accept(tcp).await.unwrap();
+                counter.fetch_add(1, Ordering::SeqCst);
+                let mut builder = h2::server::Builder::new();
+                builder.max_concurrent_streams(streams_max).max_header_list_size(1 << 20);
+                let mut connection = builder.handshake::<_, Bytes>(io).await.unwrap();
+                let mut served = 0;
+                while let Some(Ok((request, mut respond))) = connection.accept().await {
+                    served += 1;
+                    if served == goaway_after {
+                        connection.graceful_shutdown();
+                    }
+                    let groups = request.headers().get_all("impersonate-group").iter().count();
+                    let watch = request.uri().path() == "/watch";
+                    let answer = http::Response::builder().header("x-groups", groups).body(()).unwrap();
+                    let mut send = respond.send_response(answer, false).unwrap();
+                    send.send_data(Bytes::from_static(b"event"), !watch).unwrap();
+                    if watch {
+                        serving.spawn("watch", async move {
+                            // Until the reader goes away.
+                            let _ = std::future::poll_fn(|cx| send.poll_reset(cx)).await;
+                        });
+                    }
+                }
+            });
+        }
+    });
+    let harness = Harness::with(access(address, &roots), std::time::Duration::from_secs(3600), 4096).await;
+    Http2 { harness, connections, _tasks: tasks }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_watches_share_as_many_connections_as_they_need() {
+    let Http2 { harness, connections, _tasks } = http2(100, usize::MAX).await;
+    let jane = harness.jane();
+    let mut watches = Vec::new();
+    for _ in 0..1000 {
+        let mut stream = harness.open(&head("GET", "/watch", &[("authorization", &jane)])).await;
+        stream.send.finish().unwrap();
+        watches.push(stream);
+    }
+    for watch in &mut watches {
+        assert_eq!(response_head(&mut watch.recv).await.status, 200);
+        assert_eq!(watch.recv.recv().await.unwrap().unwrap(), "event");
+    }
+    let opened = connections.load(Ordering::SeqCst);
+    assert!((10..=40).contains(&opened), "{opened} connections");
+    assert_eq!(harness.upstream.open().1, 1000);
+    assert_eq!(harness.get("/api", &[]).await.status, 200);
+    drop(watches);
+    // Every gauge goes back to nothing.
+    tokio::time::timeout(std::time::Duration::from_secs(20), async {
+        while harness.upstream.open().1 > 0 || harness.server.running() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("all watches end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fewer_streams_than_usual_are_respected() {
+    let Http2 { harness, connections, _tasks } = http2(5, usize::MAX).await;
+    let jane = harness.jane();
+    assert_eq!(harness.get("/api", &[]).await.status, 200, "the apiserver's settings are known after this");
+    let mut watches = Vec::new();
+    for _ in 0..20 {
+        let mut stream = harness.open(&head("GET", "/watch", &[("authorization", &jane)])).await;
+        stream.send.finish().unwrap();
+        assert_eq!(response_head(&mut stream.recv).await.status, 200);
+        watches.push(stream);
+    }
+    assert!(connections.load(Ordering::SeqCst) >= 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn goaway_fails_no_request() {
+    let Http2 { harness, connections, _tasks } = http2(100, 7).await;
+    for number in 0..100 {
+        let answer = harness.get("/api", &[]).await;
+        assert_eq!((answer.status, answer.body.as_str(), answer.end), (200, "event", Ok(())), "request {number}");
+    }
+    assert!(connections.load(Ordering::SeqCst) > 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i9_three_hundred_groups_arrive_over_http2() {
+    let Http2 { harness, _tasks, .. } = http2(100, usize::MAX).await;
+    let groups: Vec<String> = (0..300).map(|number| format!("{number:0>100}")).collect();
+    let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
+    let credential = format!("Bearer {}", harness.token("jane", &groups));
+    let answer = harness.send(&head("GET", "/api", &[("authorization", &credential)]), b"").await;
+    assert_eq!((answer.status, answer.headers["x-groups"].to_str().unwrap()), (200, "300"));
+}

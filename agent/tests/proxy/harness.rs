@@ -1,0 +1,183 @@
+//! A gateway that does as the test says, a tunnel in memory, and the agent's real roles behind it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use agent::{
+    config,
+    roles::{
+        Role, Roles,
+        echo::Echo,
+        kube_aad_proxy::{
+            KubeAadProxy,
+            authenticate::Authenticator,
+            dial::{Apiserver as Upstream, access::Access},
+            impersonate::Names,
+        },
+        refresh::Refresh,
+        sessions::Sessions,
+        whoami::Whoami,
+    },
+    tunnel::serve::Server,
+};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use proto::{
+    ids::{ClusterId, RequestId},
+    limits,
+    process::TaskGroup,
+    token::testing::TestIssuer,
+    transport::{RecvStream, Stream, StreamError, TunnelHandle, memory},
+    wire::head::{RequestHead, ResponseHead},
+};
+
+pub const CLUSTER: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+pub const ISSUER: &str = "https://issuer.test";
+
+pub struct Harness {
+    pub gateway: TunnelHandle,
+    pub issuer: TestIssuer,
+    pub upstream: Arc<Upstream>,
+    pub server: Server,
+    _tasks: [TaskGroup; 2],
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub refused_by: Option<String>,
+    pub body: String,
+    pub end: Result<(), StreamError>,
+}
+
+impl Harness {
+    pub async fn new(access: Access) -> Self {
+        Self::with(access, Duration::from_secs(8 * 3600), 64).await
+    }
+
+    pub async fn with(access: Access, outlive_token: Duration, streams_max: usize) -> Self {
+        let connections = TaskGroup::new("connections");
+        let upstream = Arc::new(Upstream::new(access, connections.clone()).unwrap());
+        let issuer = TestIssuer::new(ISSUER);
+        let names = Names::new(&config::Impersonation::default());
+        let sessions = Sessions::new(outlive_token);
+        let authenticator = Arc::new(Authenticator::new(issuer.verifier(), CLUSTER.parse().unwrap()));
+        let roles: Vec<Arc<dyn Role>> = vec![
+            Arc::new(KubeAadProxy::new(authenticator.clone(), upstream.clone(), names.clone(), sessions.clone())),
+            Arc::new(Whoami::new(authenticator.clone(), names)),
+            Arc::new(Refresh::new(authenticator, sessions)),
+            Arc::new(Echo),
+        ];
+        let server = Server::new(Roles::new(roles), streams_max);
+        let (gateway, agent) = memory::pair().await;
+        let tasks = TaskGroup::new("agent");
+        let serving = server.clone();
+        tasks.spawn("serve", async move {
+            serving.serve(&agent).await;
+        });
+        Self { gateway, issuer, upstream, server, _tasks: [tasks, connections] }
+    }
+
+    pub fn token(&self, user: &str, groups: &[&str]) -> String {
+        let cluster: ClusterId = CLUSTER.parse().unwrap();
+        self.issuer.token(user, groups, &cluster.audience(), SystemTime::now())
+    }
+
+    /// A good credential of `jane`.
+    pub fn jane(&self) -> String {
+        format!("Bearer {}", self.token("jane", &["dev"]))
+    }
+
+    /// Opens a stream with a head as given and leaves the request body open.
+    pub async fn open(&self, head: &RequestHead) -> Stream {
+        self.gateway.open(head.encode().unwrap().freeze()).await.unwrap()
+    }
+
+    /// A whole exchange with a body.
+    pub async fn send(&self, head: &RequestHead, body: &'static [u8]) -> Answer {
+        let mut stream = self.open(head).await;
+        if !body.is_empty() {
+            let _ = stream.send.send(Bytes::from_static(body)).await;
+        }
+        let _ = stream.send.finish();
+        answer(&mut stream.recv).await
+    }
+
+    /// GET as jane.
+    pub async fn get(&self, target: &str, headers: &[(&str, &str)]) -> Answer {
+        let jane = self.jane();
+        let mut all = vec![("authorization", jane.as_str())];
+        all.extend(headers);
+        self.send(&head("GET", target, &all), b"").await
+    }
+
+    /// An upgrade as jane; the stream stays open.
+    pub async fn upgrade(&self, target: &str, protocol: &str, headers: &[(&str, &str)]) -> (ResponseHead, Stream) {
+        let jane = self.jane();
+        let mut all = vec![("authorization", jane.as_str()), ("connection", "Upgrade"), ("upgrade", protocol)];
+        all.extend(headers);
+        let mut stream = self.open(&head("POST", target, &all)).await;
+        let head = response_head(&mut stream.recv).await;
+        (head, stream)
+    }
+}
+
+pub fn head(method: &str, target: &str, headers: &[(&str, &str)]) -> RequestHead {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.append(
+            HeaderName::from_bytes(name.as_bytes()).unwrap(),
+            HeaderValue::from_bytes(value.as_bytes()).unwrap(),
+        );
+    }
+    RequestHead {
+        role: "kube-aad-proxy".to_owned(),
+        request_id: RequestId([7; 16]),
+        method: Method::from_bytes(method.as_bytes()).unwrap(),
+        target: Bytes::copy_from_slice(target.as_bytes()),
+        headers: map,
+        deadline_ms: None,
+        traceparent: None,
+        user_address: None,
+    }
+}
+
+pub async fn response_head(recv: &mut RecvStream) -> ResponseHead {
+    let message = recv.recv_message(limits::HEAD_BYTES).await.expect("an answer");
+    ResponseHead::decode(message).unwrap()
+}
+
+pub async fn answer(recv: &mut RecvStream) -> Answer {
+    let head = response_head(recv).await;
+    let (body, end) = rest(recv).await;
+    Answer {
+        status: head.status.as_u16(),
+        headers: head.headers,
+        refused_by: head.refused_by.map(|stage| String::from_utf8(stage.to_vec()).unwrap()),
+        body,
+        end,
+    }
+}
+
+pub async fn rest(recv: &mut RecvStream) -> (String, Result<(), StreamError>) {
+    let mut body = Vec::new();
+    loop {
+        match recv.recv().await {
+            Ok(Some(chunk)) => body.extend_from_slice(&chunk),
+            Ok(None) => return (String::from_utf8_lossy(&body).into_owned(), Ok(())),
+            Err(err) => return (String::from_utf8_lossy(&body).into_owned(), Err(err)),
+        }
+    }
+}
+
+/// The lines of a raw request whose header has this name, in lower case.
+pub fn lines<'a>(raw: &'a str, name: &str) -> Vec<&'a str> {
+    raw.split("\r\n")
+        .filter(|line| line.split(':').next().is_some_and(|front| front.eq_ignore_ascii_case(name)))
+        .map(|line| line.split_once(':').unwrap().1.trim())
+        .collect()
+}

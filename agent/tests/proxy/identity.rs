@@ -1,0 +1,320 @@
+//! Attacks I1 to I10 and a hostile gateway, judged by the raw bytes that the apiserver received.
+
+use std::time::{Duration, SystemTime};
+
+use proto::{ids::ClusterId, token::testing::TestIssuer};
+use serde_json::{Value, json};
+
+use crate::{
+    apiserver::{Act, Apiserver, OWN_TOKEN},
+    harness::{CLUSTER, Harness, ISSUER, head, lines},
+};
+
+async fn ok() -> Apiserver {
+    Apiserver::start(|_| vec![Act::Ok("fine")]).await
+}
+
+fn reviewing(allowed: impl Fn(usize) -> bool + Send + 'static) -> impl FnMut(&str) -> Vec<Act> + Send + 'static {
+    let mut asked = 0;
+    move |head| {
+        if !head.starts_with("POST /apis/authorization.k8s.io/v1/subjectaccessreviews ") {
+            return vec![Act::Ok("fine")];
+        }
+        asked += 1;
+        let body = json!({ "kind": "SubjectAccessReview", "status": { "allowed": allowed(asked) } }).to_string();
+        let length = body.len();
+        vec![Act::write(&format!("HTTP/1.1 201 Created\r\nContent-Length: {length}\r\n\r\n{body}"))]
+    }
+}
+
+fn review_of(raw: &str) -> Value {
+    serde_json::from_str(raw.split_once("\r\n\r\n").unwrap().1).unwrap()
+}
+
+#[tokio::test]
+async fn a_user_is_impersonated_with_the_agents_own_credential() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let answer = harness.get("/api/v1/pods?watch=0", &[("accept", "application/json")]).await;
+    assert_eq!((answer.status, answer.body.as_str(), answer.refused_by), (200, "fine", None));
+    let raw = &apiserver.requests()[0];
+    assert!(raw.starts_with("GET /api/v1/pods?watch=0 HTTP/1.1\r\n"), "{raw}");
+    assert_eq!(lines(raw, "authorization"), [format!("Bearer {OWN_TOKEN}")]);
+    assert_eq!(lines(raw, "impersonate-user"), ["jane"]);
+    assert_eq!(lines(raw, "impersonate-group"), ["dev"]);
+    assert_eq!(lines(raw, "host"), [apiserver.address.to_string()]);
+    assert!(lines(raw, "transfer-encoding").is_empty() && lines(raw, "content-length").is_empty(), "{raw}");
+}
+
+#[tokio::test]
+async fn i1_impersonation_needs_the_clusters_word_for_each_part() {
+    let apiserver = Apiserver::start(reviewing(|_| true)).await;
+    let harness = Harness::new(apiserver.access()).await;
+    let asked = [("impersonate-user", "bob"), ("impersonate-group", "ops"), ("impersonate-extra-scopes", "s")];
+    assert_eq!(harness.get("/api", &asked).await.status, 200);
+    let raw = apiserver.requests();
+    assert_eq!(raw.len(), 4, "three reviews and the request");
+    let review = review_of(&raw[0]);
+    assert_eq!(review["spec"]["user"], "jane");
+    assert_eq!(review["spec"]["groups"], json!(["dev", "system:authenticated"]));
+    let wanted = json!({ "verb": "impersonate", "group": "", "resource": "users", "name": "bob" });
+    assert_eq!(review["spec"]["resourceAttributes"], wanted);
+    assert_eq!(review_of(&raw[1])["spec"]["resourceAttributes"]["resource"], "groups");
+    assert_eq!(review_of(&raw[2])["spec"]["resourceAttributes"]["subresource"], "scopes");
+    for review in &raw[..3] {
+        assert!(lines(review, "impersonate-user").is_empty(), "asked in the agent's own name");
+    }
+    assert_eq!(lines(&raw[3], "impersonate-user"), ["bob"]);
+    assert_eq!(lines(&raw[3], "impersonate-group"), ["ops"]);
+    assert_eq!(lines(&raw[3], "impersonate-extra-towline.io%2foriginal-user"), ["jane"]);
+    assert_eq!(lines(&raw[3], "impersonate-extra-scopes"), ["s"]);
+}
+
+#[tokio::test]
+async fn i1_impersonation_that_the_cluster_does_not_allow_is_refused() {
+    let apiserver = Apiserver::start(reviewing(|number| number == 1)).await;
+    let harness = Harness::new(apiserver.access()).await;
+    let asked = [("impersonate-user", "admin"), ("impersonate-group", "ops")];
+    let answer = harness.get("/api", &asked).await;
+    assert_eq!((answer.status, answer.refused_by.as_deref()), (403, Some("review")));
+    let status: Value = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!((&status["kind"], &status["reason"]), (&json!("Status"), &json!("Forbidden")));
+    assert_eq!(apiserver.requests().len(), 2, "only the reviews reached the apiserver");
+}
+
+#[tokio::test]
+async fn i1_reserved_names_are_refused_whatever_the_cluster_says() {
+    let apiserver = Apiserver::start(reviewing(|_| true)).await;
+    let harness = Harness::new(apiserver.access()).await;
+    for (user, group) in [("jane", "system:masters"), ("system:admin", "dev"), ("jane", "System:Masters")] {
+        let answer = harness.get("/api", &[("impersonate-user", user), ("impersonate-group", group)]).await;
+        assert_eq!(answer.status, 403, "{user} {group}");
+    }
+    assert!(apiserver.requests().is_empty());
+}
+
+#[tokio::test]
+async fn i1_a_service_account_may_be_asked_for() {
+    let apiserver = Apiserver::start(reviewing(|_| true)).await;
+    let harness = Harness::new(apiserver.access()).await;
+    assert_eq!(harness.get("/api", &[("impersonate-user", "system:serviceaccount:apps:web")]).await.status, 200);
+    let raw = apiserver.requests();
+    let wanted = json!({ "verb": "impersonate", "group": "", "resource": "serviceaccounts", "name": "web", "namespace": "apps" });
+    assert_eq!(review_of(&raw[0])["spec"]["resourceAttributes"], wanted);
+    assert_eq!(lines(&raw[1], "impersonate-user"), ["system:serviceaccount:apps:web"]);
+}
+
+#[tokio::test]
+async fn i2_connection_cannot_take_identity_headers_away() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let hop = [
+        ("connection", "close, Impersonate-User, Impersonate-Group, X-Remote-User"),
+        ("connection", "impersonate-extra-oid"),
+        ("impersonate-user", "admin"),
+        ("x-remote-user", "admin"),
+    ];
+    assert_eq!(harness.get("/api", &hop).await.status, 200);
+    let raw = &apiserver.requests()[0];
+    assert_eq!(lines(raw, "impersonate-user"), ["jane"]);
+    assert_eq!(lines(raw, "impersonate-group"), ["dev"]);
+    assert!(lines(raw, "x-remote-user").is_empty() && lines(raw, "connection").is_empty(), "{raw}");
+    let lost = harness.get("/api", &[("connection", "authorization")]).await;
+    assert_eq!(lost.status, 401);
+    assert_eq!(apiserver.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn i3_i4_unknown_and_misspelt_identity_headers_reach_nobody() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    for name in ["impersonate-foo", "impersonate_user", "impersonate-extra-", "x_remote_user", "impersonate-users"] {
+        let answer = harness.get("/api", &[(name, "admin")]).await;
+        assert_eq!((answer.status, answer.refused_by.as_deref()), (400, Some("admit")), "{name}");
+    }
+    assert!(apiserver.requests().is_empty());
+}
+
+#[tokio::test]
+async fn i5_one_credential_and_never_beside_the_agents() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    assert_eq!(harness.get("/api", &[("authorization", "Bearer other")]).await.status, 401);
+    assert!(apiserver.requests().is_empty());
+    use base64::Engine as _;
+    let encoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(harness.token("jane", &[]));
+    let protocols = format!("v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.{encoded}");
+    let answer = harness.send(&head("GET", "/api", &[("sec-websocket-protocol", &protocols)]), b"").await;
+    assert_eq!(answer.status, 200);
+    let raw = &apiserver.requests()[0];
+    assert_eq!(lines(raw, "sec-websocket-protocol"), ["v4.channel.k8s.io"]);
+    assert_eq!(lines(raw, "impersonate-user"), ["jane"]);
+    assert!(!raw.contains(&encoded));
+}
+
+#[tokio::test]
+async fn i6_other_identity_headers_are_removed() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let names =
+        ["x-remote-user", "x-remote-group", "x-remote-extra-a", "x-forwarded-for", "forwarded", "front-end-https"];
+    let headers: Vec<_> =
+        names.iter().chain(&["x-forwarded-client-cert", "cookie"]).map(|&name| (name, "evil")).collect();
+    assert_eq!(harness.get("/api", &headers).await.status, 200);
+    assert!(!apiserver.requests()[0].contains("evil"));
+}
+
+#[tokio::test]
+async fn i7_i8_a_token_that_maps_to_nobody_or_to_a_reserved_name_is_refused() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
+    let good = harness.issuer.claims("jane", &audience, SystemTime::now());
+    let changed = |name: &str, value: Value| {
+        let mut claims = good.clone();
+        claims[name] = value;
+        format!("Bearer {}", harness.issuer.mint(&claims))
+    };
+    for (name, value) in [
+        ("sub", json!("system:admin")),
+        ("sub", json!("system:serviceaccount:kube-system:x")),
+        ("sub", json!("")),
+        ("sub", json!(null)),
+        ("sub", json!(7)),
+        ("sub", json!("a\nb")),
+        ("sub", json!("x".repeat(64 * 1024))),
+        ("groups", json!(["system:masters"])),
+        ("groups", json!(["dev", " system:masters"])),
+        ("groups", json!({ "a": 1 })),
+        ("groups", json!([["dev"]])),
+    ] {
+        let credential = changed(name, value.clone());
+        let answer = harness.send(&head("GET", "/api", &[("authorization", &credential)]), b"").await;
+        assert!(matches!(answer.status, 401 | 403 | 431), "{name} {value}: {}", answer.status);
+    }
+    assert!(apiserver.requests().is_empty());
+}
+
+#[tokio::test]
+async fn i9_three_hundred_groups_arrive() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let groups: Vec<String> = (0..300).map(|number| format!("{number:0>100}")).collect();
+    let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
+    let credential = format!("Bearer {}", harness.token("jane", &groups));
+    let answer = harness.send(&head("GET", "/api", &[("authorization", &credential)]), b"").await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(lines(&apiserver.requests()[0], "impersonate-group"), groups);
+}
+
+#[tokio::test]
+async fn a6_a_token_of_nobody_known_passes_unchanged_and_alone() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let foreign = TestIssuer::new("https://kubernetes.default.svc").token("sa", &[], "x", SystemTime::now());
+    for token in ["opaque-token", foreign.as_str()] {
+        let credential = format!("Bearer {token}");
+        let asked = [("authorization", credential.as_str()), ("x-remote-user", "admin"), ("impersonate-user", "bob")];
+        assert_eq!(harness.send(&head("GET", "/a", &asked), b"").await.status, 200);
+        let raw = apiserver.requests().pop().unwrap();
+        assert_eq!(lines(&raw, "authorization"), [credential.as_str()]);
+        assert_eq!(lines(&raw, "impersonate-user"), ["bob"], "the apiserver judges what it asks for");
+        assert!(!raw.contains(OWN_TOKEN) && !raw.contains("x-remote-user"));
+        assert_eq!(harness.send(&head("GET", "/b", &asked[..1]), b"").await.status, 200);
+        let raw = apiserver.requests().pop().unwrap();
+        assert!(!raw.to_ascii_lowercase().contains("impersonate"), "{raw}");
+    }
+}
+
+#[tokio::test]
+async fn i10_a_hostile_gateway_gets_refusals_only() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let now = SystemTime::now();
+    let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
+    let other_audience = CLUSTER.replace("clusters/c", "clusters/other").parse::<ClusterId>().unwrap().audience();
+    // The same issuer's name, with keys of the gateway's own making.
+    let forged = TestIssuer::new(ISSUER).token("admin", &["ops"], &audience, now);
+    let other_cluster = harness.issuer.token("admin", &[], &other_audience, now);
+    let expired = harness.issuer.token("admin", &[], &audience, now - Duration::from_secs(7200));
+    let unsigned = {
+        let parts: Vec<&str> = forged.split('.').collect();
+        format!("{}.{}.", parts[0], parts[1])
+    };
+    for token in [forged, other_cluster, expired, unsigned] {
+        let credential = format!("Bearer {token}");
+        let headers =
+            [("authorization", credential.as_str()), ("x-remote-user", "admin"), ("impersonate-user", "admin")];
+        let answer = harness.send(&head("GET", "/api", &headers), b"").await;
+        assert_eq!((answer.status, answer.refused_by.as_deref()), (401, Some("authenticate")));
+        assert!(
+            !answer.body.contains("audience") && !answer.body.contains("expired"),
+            "a 401 tells nothing: {}",
+            answer.body
+        );
+    }
+    for headers in [&[][..], &[("x-remote-user", "admin")], &[("impersonate-user", "admin")]] {
+        assert_eq!(harness.send(&head("GET", "/api", headers), b"").await.status, 401);
+    }
+    assert!(apiserver.requests().is_empty());
+}
+
+#[tokio::test]
+async fn whoami_says_why_a_token_is_refused() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let whoami = async |credential: &str| -> Value {
+        let mut head = head("GET", "/.towline/whoami", &[("authorization", credential)]);
+        head.role = "whoami".to_owned();
+        serde_json::from_str(&harness.send(&head, b"").await.body).unwrap()
+    };
+    let good = whoami(&harness.jane()).await;
+    assert_eq!((&good["accepted"], &good["user"], &good["groups"]), (&json!(true), &json!("jane"), &json!(["dev"])));
+    let other = harness.issuer.token("jane", &[], "towline:cluster:/other", SystemTime::now());
+    let refused = whoami(&format!("Bearer {other}")).await;
+    assert_eq!(refused["accepted"], false);
+    assert!(refused["why"].as_str().unwrap().contains("audience"), "{refused}");
+    assert_eq!(whoami("Bearer opaque").await["credential"], "service-account");
+}
+
+#[tokio::test]
+async fn a_session_ends_when_its_tokens_time_is_over() {
+    let apiserver = Apiserver::start(|_| {
+        vec![Act::write("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"), Act::Hang]
+    })
+    .await;
+    let harness = Harness::with(apiserver.access(), Duration::ZERO, 64).await;
+    let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
+    let now = SystemTime::now();
+    let mut claims = harness.issuer.claims("jane", &audience, now);
+    claims["exp"] = json!(proto::token::testing::unix_seconds(now) + 1);
+    let credential = format!("Bearer {}", harness.issuer.mint(&claims));
+    let answer = harness.send(&head("GET", "/watch", &[("authorization", &credential)]), b"").await;
+    assert_eq!((answer.status, answer.body.as_str()), (200, "abc"));
+    let expected = proto::transport::StreamError::Reset(proto::wire::close::StreamCode::Unauthorised);
+    assert_eq!(answer.end, Err(expected));
+    apiserver.until(|seen| seen.gone == 1).await;
+}
+
+#[tokio::test]
+async fn refresh_extends_what_the_same_principal_has_open() {
+    let apiserver =
+        Apiserver::start(|_| vec![Act::write("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"), Act::Hang]).await;
+    let harness = Harness::new(apiserver.access()).await;
+    let jane = harness.jane();
+    let mut watch = harness.open(&head("GET", "/watch", &[("authorization", &jane)])).await;
+    watch.send.finish().unwrap();
+    assert_eq!(crate::harness::response_head(&mut watch.recv).await.status, 200);
+    let refresh = async |credential: &str| {
+        let mut head = head("POST", "/.towline/refresh", &[("authorization", credential)]);
+        head.role = "refresh".to_owned();
+        harness.send(&head, b"").await
+    };
+    let answer = refresh(&jane).await;
+    let body: Value = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!((answer.status, &body["extended"]), (200, &json!(true)));
+    let other = format!("Bearer {}", harness.token("bob", &[]));
+    let body: Value = serde_json::from_str(&refresh(&other).await.body).unwrap();
+    assert_eq!(body["extended"], false);
+    assert_eq!(refresh("Bearer opaque").await.status, 401);
+}

@@ -1,0 +1,9 @@
+#![allow(clippy::unwrap_used, missing_docs)]
+//! The agent's proxy between a gateway that may be hostile and an apiserver that records raw bytes.
+
+mod apiserver;
+mod connections;
+mod exchanges;
+mod harness;
+mod identity;
+mod upgrades;
