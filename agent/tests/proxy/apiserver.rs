@@ -48,6 +48,8 @@ impl Act {
 pub struct Seen {
     /// Head and body of each request: the connection's number and the bytes.
     pub requests: Vec<(usize, Vec<u8>)>,
+    /// Heads, also of requests whose body is not whole yet.
+    pub heads: usize,
     /// Connections that the peer closed or broke off.
     pub gone: usize,
 }
@@ -136,6 +138,7 @@ async fn serve(mut stream: TlsStream<TcpStream>, number: usize, script: &Script,
     let mut buffer = Vec::new();
     loop {
         let Some(head) = head(&mut stream, &mut buffer).await else { break };
+        seen.send_modify(|seen| seen.heads += 1);
         let text = String::from_utf8_lossy(&head).into_owned();
         let mut whole = head;
         let Some(body) = body(&mut stream, &mut buffer, &text).await else { break };

@@ -22,15 +22,19 @@ use agent::{
     },
     tunnel::serve::Server,
 };
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use proto::{
     ids::{ClusterId, RequestId},
     limits,
     process::TaskGroup,
     token::testing::TestIssuer,
-    transport::{RecvStream, Stream, StreamError, TunnelHandle, memory},
-    wire::head::{RequestHead, ResponseHead},
+    transport::{MessageError, RecvStream, Stream, StreamError, TunnelHandle, memory},
+    wire::{
+        close::StreamCode,
+        head::{REQUEST, RequestHead, ResponseHead},
+        message::Writer,
+    },
 };
 
 pub const CLUSTER: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
@@ -95,6 +99,31 @@ impl Harness {
     /// Opens a stream with a head as given and leaves the request body open.
     pub async fn open(&self, head: &RequestHead) -> Stream {
         self.gateway.open(head.encode().unwrap().freeze()).await.unwrap()
+    }
+
+    /// Opens a stream as a hostile gateway would: with a head that no honest one encodes.
+    pub async fn open_hostile(&self, head: &RequestHead) -> Stream {
+        let mut writer = Writer::begin(BytesMut::new(), REQUEST);
+        writer.bytes(head.role.as_bytes()).bytes(&head.request_id.0).bytes(head.method.as_str().as_bytes());
+        writer.bytes(&head.target).integer(head.headers.len() as u64);
+        for (name, value) in &head.headers {
+            writer.bytes(name.as_str().as_bytes()).bytes(value.as_bytes());
+        }
+        self.gateway.open(writer.finish().freeze()).await.unwrap()
+    }
+
+    /// A whole exchange with such a head; `None` if the stream was reset instead of answered.
+    pub async fn send_hostile(&self, head: &RequestHead) -> Option<Answer> {
+        let mut stream = self.open_hostile(head).await;
+        let _ = stream.send.finish();
+        let message = stream.recv.recv_message(limits::HEAD_BYTES).await;
+        if let Err(MessageError::Stream(StreamError::Reset(StreamCode::BadHead))) = message {
+            return None;
+        }
+        let head = ResponseHead::decode(message.expect("an answer")).unwrap();
+        let (body, end) = rest(&mut stream.recv).await;
+        let refused_by = head.refused_by.map(|stage| String::from_utf8(stage.to_vec()).unwrap());
+        Some(Answer { status: head.status.as_u16(), headers: head.headers, refused_by, body, end })
     }
 
     /// A whole exchange with a body.

