@@ -49,7 +49,7 @@ pub const CARRIER_WINDOW_BYTES: u64 =
 /// Parked streams at most, when an agent opens many at once.
 pub const PARKED_STREAMS_MAX: usize = 256;
 /// Stops remembered for streams whose first bytes have not arrived yet.
-pub const EARLY_STOPS: usize = STREAMS_PER_TUNNEL as usize;
+pub const EARLY_STOPS: usize = 2 * STREAMS_PER_TUNNEL as usize;
 /// Control messages waiting to be sent; more means that the peer does not read its control stream.
 pub const CONTROL_QUEUE: usize = 4 * STREAMS_PER_TUNNEL as usize;
 /// How long closing waits for the peer to have read why.

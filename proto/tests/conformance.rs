@@ -49,6 +49,7 @@ conformance!(
     endings::stop_ends_one_direction_with_its_code,
     endings::half_close,
     endings::early_answer_is_read_whole,
+    endings::finished_request_outlives_its_opener,
     endings::dropped_send_half_is_a_reset,
     endings::dropped_receive_half_is_a_stop,
     endings::stop_wakes_a_writer_that_waits_for_its_source,

@@ -130,6 +130,21 @@ pub async fn early_answer_is_read_whole(pair: Arc<Pair>) {
     assert_eq!(upload.await.unwrap(), StreamError::Stopped(StreamCode::NoMore));
 }
 
+/// As a client h2 resets a stream with CANCEL once both halves are dropped, and forgets what is queued: the request must
+/// neither be cut nor, worse, be cut and look whole.
+pub async fn finished_request_outlives_its_opener(pair: Arc<Pair>) {
+    for length in [1, 1000, 100_000] {
+        let (mut near, mut far) = pair.stream().await;
+        let data = Random::new(6).bytes(length);
+        let sum = Sum::of(&data);
+        near.send.send(data).await.unwrap();
+        near.send.finish().unwrap();
+        drop(near);
+        assert_eq!(read_sum(&mut far.recv).await.unwrap(), sum);
+        assert!(matches!(far.send.stopped().await, StreamError::Stopped(StreamCode::NoMore)));
+    }
+}
+
 pub async fn dropped_send_half_is_a_reset(pair: Arc<Pair>) {
     let (mut near, mut far) = pair.stream().await;
     near.send.send(Bytes::from_static(b"not all")).await.unwrap();

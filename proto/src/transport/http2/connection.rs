@@ -11,7 +11,7 @@ use tokio::{
     sync::{Mutex, mpsc, watch},
 };
 
-use super::streams::{self, RawPair};
+use super::streams::{self, Body, RawPair};
 use crate::{
     limits,
     process::TaskGroup,
@@ -49,7 +49,7 @@ pub(crate) struct Link {
 
 enum Opener {
     /// The gateway sends requests.
-    Request(client::SendRequest<Bytes>),
+    Request(client::SendRequest<Bytes>, mpsc::Sender<Body>),
     /// The agent takes parked ones.
     Parked(Mutex<mpsc::Receiver<RawPair>>),
 }
@@ -69,9 +69,9 @@ where
         end.send_replace(Some(lost(result.err())));
     });
     let (bury, buried) = mpsc::channel(STREAMS as usize);
-    tasks.spawn("parker", keep_parked(requests.clone(), park, bury));
+    tasks.spawn("parker", keep_parked(requests.clone(), park, bury.clone()));
     tasks.spawn("digger", read_out(buried));
-    let link = Link { opener: Opener::Request(requests), accepted: Mutex::new(accepted), closed, tasks };
+    let link = Link { opener: Opener::Request(requests, bury), accepted: Mutex::new(accepted), closed, tasks };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
 
@@ -166,11 +166,7 @@ async fn send(
 }
 
 /// Keeps the stock of parked streams filled; it grows while the agent takes them faster than one at a time.
-async fn keep_parked(
-    requests: client::SendRequest<Bytes>,
-    accepted: mpsc::Sender<RawPair>,
-    bury: mpsc::Sender<h2::RecvStream>,
-) {
+async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sender<RawPair>, bury: mpsc::Sender<Body>) {
     let mut parked = FuturesUnordered::new();
     let mut stock = limits::PARKED_STREAMS;
     loop {
@@ -198,20 +194,15 @@ async fn keep_parked(
     }
 }
 
-/// Reads stopped halves of streams that the agent opened out to their ends. If they were dropped instead, h2 as a client
-/// would reset the stream with CANCEL and discard the answer that is still queued in the other direction (h2 as a server
-/// resets with NO_ERROR, which sends what is queued first). The agent's writer has been told to stop, so that this is
-/// short.
-async fn read_out(mut buried: mpsc::Receiver<h2::RecvStream>) {
+/// Reads stopped halves out to their ends. If they were dropped instead, h2 as a client would reset the stream with
+/// CANCEL and discard what is still queued in the other direction, though it was finished (h2 as a server resets with
+/// NO_ERROR, which sends what is queued first). The peer's writer has been told to stop, so that this is short.
+async fn read_out(mut buried: mpsc::Receiver<Body>) {
     let mut reading = FuturesUnordered::new();
     loop {
         tokio::select! {
             body = buried.recv() => match body {
-                Some(mut body) => reading.push(tokio::time::timeout(RESET_REMEMBERED, async move {
-                    while let Some(Ok(chunk)) = body.data().await {
-                        let _ = body.flow_control().release_capacity(chunk.len());
-                    }
-                })),
+                Some(body) => reading.push(tokio::time::timeout(RESET_REMEMBERED, body.read_out())),
                 None => return,
             },
             Some(_) = reading.next() => {}
@@ -252,9 +243,9 @@ fn lost(error: Option<h2::Error>) -> Closed {
 impl Link {
     pub(crate) async fn open(&self) -> Result<RawPair, RawError> {
         match &self.opener {
-            Opener::Request(requests) => {
+            Opener::Request(requests, bury) => {
                 let (answer, body) = send(requests, PATH_STREAM).await.map_err(|_| RawError::Lost)?;
-                Ok(streams::opened_pair(body, answer))
+                Ok(streams::opened_pair(body, answer, bury.clone()))
             }
             Opener::Parked(parked) => parked.lock().await.recv().await.ok_or(RawError::Lost),
         }

@@ -18,22 +18,22 @@ use crate::{
 pub(super) type RawPair = (RawSend, RawRecv);
 
 /// A stream that the gateway opened, at the gateway.
-pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture) -> RawPair {
-    pair(H2Send::Body(body), H2Recv::Waiting(answer))
+pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, bury: mpsc::Sender<Body>) -> RawPair {
+    pair(H2Send::Body(body), Body::Waiting(answer), Some(bury))
 }
 
 /// A parked stream that the agent opened, at the gateway.
-pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, bury: mpsc::Sender<RecvStream>) -> RawPair {
-    pair(H2Send::Body(body), H2Recv::Body(answer, Some(bury)))
+pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, bury: mpsc::Sender<Body>) -> RawPair {
+    pair(H2Send::Body(body), Body::Here(answer), Some(bury))
 }
 
 /// Any stream at the agent.
 pub(super) fn accepted_pair(respond: SendResponse<Bytes>, body: RecvStream) -> RawPair {
-    pair(H2Send::NotBegun(respond), H2Recv::Body(body, None))
+    pair(H2Send::NotBegun(respond), Body::Here(body), None)
 }
 
-fn pair(send: H2Send, recv: H2Recv) -> RawPair {
-    (RawSend::Http2(send), RawRecv::Http2(recv))
+fn pair(send: H2Send, body: Body, bury: Option<mpsc::Sender<Body>>) -> RawPair {
+    (RawSend::Http2(send), RawRecv::Http2(H2Recv { body, bury }))
 }
 
 pub(crate) enum H2Send {
@@ -112,28 +112,30 @@ impl H2Send {
     }
 }
 
-pub(crate) enum H2Recv {
+pub(crate) struct H2Recv {
+    body: Body,
+    /// Where a stopped half is read out, at the gateway.
+    bury: Option<mpsc::Sender<Body>>,
+}
+
+pub(super) enum Body {
     /// The answer's headers are not here yet.
     Waiting(ResponseFuture),
-    /// The sender is where a stopped half of an agent's stream is read out, at the gateway.
-    Body(RecvStream, Option<mpsc::Sender<RecvStream>>),
+    Here(RecvStream),
     Stopped,
 }
 
-impl H2Recv {
-    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
+impl Body {
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
         loop {
             match self {
                 Self::Stopped => return Poll::Ready(Ok(None)),
                 Self::Waiting(answer) => match ready!(Pin::new(answer).poll(cx)) {
-                    Ok(answer) => *self = Self::Body(answer.into_body(), None),
+                    Ok(answer) => *self = Self::Here(answer.into_body()),
                     Err(error) => return Poll::Ready(Err(reader_error(&error))),
                 },
-                Self::Body(body, _) => match ready!(body.poll_data(cx)) {
+                Self::Here(body) => match ready!(body.poll_data(cx)) {
                     None => return Poll::Ready(Ok(None)),
-                    // The peer dropped both halves after it had finished; h2 then resets the stream, and the end that
-                    // came before it is forgotten here. A half that was dropped unfinished has a code of ours.
-                    Some(Err(error)) if is_implicit_reset(&error) => return Poll::Ready(Ok(None)),
                     Some(Err(error)) => return Poll::Ready(Err(reader_error(&error))),
                     Some(Ok(chunk)) => {
                         // The session's credit bounds what is in flight; h2's window is given back at once. Fails only
@@ -148,8 +150,20 @@ impl H2Recv {
         }
     }
 
-    pub(crate) fn stop(&mut self, _code: StreamCode, _broken: bool) -> bool {
-        if let Self::Body(body, Some(bury)) = std::mem::replace(self, Self::Stopped) {
+    /// Reads to the end, whichever it is.
+    pub(super) async fn read_out(mut self) {
+        while let Ok(Some(_)) = std::future::poll_fn(|cx| self.poll_recv(cx)).await {}
+    }
+}
+
+impl H2Recv {
+    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
+        self.body.poll_recv(cx)
+    }
+
+    pub(crate) fn stop(&mut self, _code: StreamCode, broken: bool) -> bool {
+        let body = std::mem::replace(&mut self.body, Body::Stopped);
+        if let (Some(bury), false) = (&self.bury, broken) {
             // The queue has room for every stream that a connection may have.
             let _ = bury.try_send(body);
         }
@@ -160,7 +174,8 @@ impl H2Recv {
 /// The reason of a reset as a writer sees it.
 fn writer_reason(reason: Reason) -> RawError {
     match reason {
-        // h2's own reset once the peer dropped both halves: it has all it wants.
+        // h2's own reset once the peer dropped both halves: it has all it wants. A reader never takes these for an
+        // end: as a client h2 discards what is queued before CANCEL, so that the end is only where `END_STREAM` was.
         Reason::NO_ERROR | Reason::CANCEL => RawError::Stopped(StreamCode::NoMore),
         reason => reset(reason),
     }
@@ -179,10 +194,6 @@ fn writer_error(error: &h2::Error) -> RawError {
         Some(reason) if error.is_reset() => writer_reason(reason),
         _ => RawError::Lost,
     }
-}
-
-fn is_implicit_reset(error: &h2::Error) -> bool {
-    error.is_reset() && matches!(error.reason(), Some(Reason::NO_ERROR | Reason::CANCEL))
 }
 
 fn reader_error(error: &h2::Error) -> RawError {
