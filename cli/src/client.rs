@@ -162,7 +162,7 @@ impl Client {
         let stream = self.connect().await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         // The task ends with the connection, and that with `sender`.
-        let _connection = self.tasks.spawn_task("connection", async move { connection.await });
+        let _connection = self.tasks.spawn_task("connection", connection);
         let (head, body) = sender.send_request(request).await?.into_parts();
         let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(|error| anyhow!(error))?;
         Ok(Response::from_parts(head, body.to_bytes()))

@@ -217,3 +217,39 @@ async fn tokens_come_from_the_issuer_and_refusals_are_told() {
     .await
     .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_corporate_proxy_on_the_users_side_is_passed() {
+    let gateway = SmallGateway::start(BOTH).await;
+    let (asked, mut seen) = tokio::sync::mpsc::channel(64);
+    let plain = support::connect_proxy(None, "ann:geheim", asked.clone()).await;
+    let (tls, pem) = support::tls_of_its_own();
+    let tls = support::connect_proxy(Some(tls), "ann:geheim", asked).await;
+    let (password, ca) = (gateway.file("proxy-password"), gateway.file("proxy-ca"));
+    std::fs::write(&password, "geheim\n").unwrap();
+    std::fs::write(&ca, pem).unwrap();
+    let way = format!("http://ann@127.0.0.1:{plain}");
+    let through = ["--proxy-url", &way, "--proxy-password-file", &password];
+    let proxy = start(&gateway, &gateway.dir.path().join("kubeconfig"), 0, &through).await;
+    let request = get(&proxy.local, "/api", &proxy.local.token, "Connection: close\r\n");
+    assert!(proxy.local.raw(&request).await.starts_with("HTTP/1.1 200"));
+    let mut token = vec!["token".to_owned()];
+    token.extend(gateway.options());
+    tokio::task::spawn_blocking(move || {
+        let token: Vec<&str> = token.iter().map(String::as_str).collect();
+        let way = format!("https://ann@127.0.0.1:{tls}");
+        ok(&[&token[..], &["--proxy-url", &way, "--proxy-ca", &ca, "--proxy-password-file", &password]].concat());
+        let error = fails(1, &[&token[..], &["--proxy-url", &format!("http://ann@127.0.0.1:{plain}")]].concat());
+        assert!(error.contains("407"), "{error}");
+        let error = fails(2, &[&token[..], &["--proxy-url", "http://ann:geheim@127.0.0.1:1"]].concat());
+        assert!(error.contains("--proxy-password-file") && !error.contains("geheim"), "{error}");
+        // As in other programs the environment's proxy is not asked for this machine.
+        let straight = towline(&token).env("HTTPS_PROXY", "http://127.0.0.1:1").output().unwrap();
+        assert!(straight.status.success());
+    })
+    .await
+    .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    let here = gateway.address.to_string();
+    let seen: Vec<_> = std::iter::from_fn(|| seen.try_recv().ok()).collect();
+    assert_eq!(seen, [&here, &here, &here].map(String::clone), "sign-in, request and the second sign-in");
+}

@@ -34,7 +34,8 @@ pub async fn run(args: WhoamiArgs) -> Outcome {
         .body(Full::default())?;
     let (head, body) = client.request(request).await?.into_parts();
     let answer = read(head.status, &body)?;
-    let accepted = ["gateway", "agent"].iter().all(|side| answer[side]["accepted"] == Value::Bool(true));
+    let accepted = ["gateway", "agent"].iter().all(|side| answer[side]["accepted"] == true)
+        && answer["gateway"]["allowed"] != false;
     print(&if args.json { answer.to_string() } else { text(&answer) })?;
     Ok(ExitCode::from(if accepted { 0 } else { FAILED }))
 }
@@ -57,16 +58,17 @@ fn text(answer: &Value) -> String {
             lines.push(format!("{side}: did not say"));
             continue;
         };
-        let verdict = match said["accepted"].as_bool() {
-            Some(true) => "accepts the token",
-            Some(false) => "refuses the token",
-            None => "does not know",
+        let verdict = match (said["accepted"].as_bool(), said["allowed"].as_bool()) {
+            (Some(true), Some(false)) => "accepts the token, and lets its user not reach this cluster",
+            (Some(true), _) => "accepts the token",
+            (Some(false), _) => "refuses the token",
+            (None, _) => "does not know",
         };
         lines.push(format!("{side}: {verdict}"));
         for (key, value) in said.as_object().into_iter().flatten() {
             match value {
                 Value::Null => {}
-                Value::Bool(_) if key == "accepted" => {}
+                Value::Bool(_) if key == "accepted" || key == "allowed" => {}
                 Value::Array(list) if list.is_empty() => {}
                 Value::Object(map) if map.is_empty() => {}
                 Value::String(text) => lines.push(format!("  {key}: {text}")),
@@ -93,6 +95,8 @@ mod tests {
             text(&answer),
             "gateway: accepts the token\n  groups: [\"a\",\"b\"]\n  user: ann\nagent: refuses the token\n  why: expired"
         );
+        let denied = text(&json!({"gateway": {"accepted": true, "allowed": false}}));
+        assert!(denied.contains("not reach this cluster"), "{denied}");
         assert!(text(&json!({"gateway": {}})).contains("agent: did not say"));
     }
 

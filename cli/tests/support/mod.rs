@@ -283,3 +283,62 @@ pub fn text(path: &Path) -> String {
 pub fn in_state(state: &Path, name: &str) -> PathBuf {
     state.join(name)
 }
+
+/// A CONNECT proxy with basic authentication, over TLS if it has a certificate. Returns its port; what it was asked for is
+/// sent to `asked`.
+pub async fn connect_proxy(
+    tls: Option<TlsAcceptor>,
+    credentials: &'static str,
+    asked: tokio::sync::mpsc::Sender<String>,
+) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::task::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (tls, asked) = (tls.clone(), asked.clone());
+            tokio::task::spawn(async move {
+                match tls {
+                    None => relay(stream, credentials, asked).await,
+                    Some(tls) => {
+                        let Ok(stream) = tls.accept(stream).await else { return };
+                        relay(stream, credentials, asked).await;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+async fn relay<T>(mut stream: T, credentials: &str, asked: tokio::sync::mpsc::Sender<String>)
+where
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    use base64::Engine;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let Ok(byte) = stream.read_u8().await else { return };
+        head.push(byte);
+    }
+    let head = String::from_utf8(head).unwrap();
+    let wanted = base64::engine::general_purpose::STANDARD.encode(credentials);
+    if !head.contains(&format!("Basic {wanted}")) {
+        stream.write_all(b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+        return;
+    }
+    let target = head.split(' ').nth(1).unwrap().to_owned();
+    asked.send(target.clone()).await.unwrap();
+    let mut upstream = TcpStream::connect(target).await.unwrap();
+    stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+    let _ = tokio::io::copy_bidirectional(&mut stream, &mut upstream).await;
+}
+
+/// A TLS certificate for 127.0.0.1 and the PEM of its authority.
+pub fn tls_of_its_own() -> (TlsAcceptor, String) {
+    let authority = Authority::create("proxy", Validity::days(1)).unwrap();
+    let own = authority.issue_server(&["127.0.0.1"], Validity::days(1)).unwrap();
+    let mut tls = certs::tls::server_public(ServerCertificate::new(own.credentials()), None).unwrap();
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    (TlsAcceptor::from(Arc::new(tls)), authority.certificate_pem().to_owned())
+}
