@@ -136,3 +136,39 @@ async fn a_rotated_key_signs_the_next_token_and_the_old_one_stays_published() {
     let kids: Vec<_> = f.issuer.key_set()["keys"].as_array().unwrap().iter().map(|k| k["kid"].clone()).collect();
     assert_eq!(kids, [Value::from(after), Value::from(before)]);
 }
+
+#[tokio::test]
+async fn its_tokens_verify_against_pinned_keys_and_through_rotations() {
+    use proto::token::{Fetch, Issuer as Trusted, RawIssuer, Verifier, testing::MemoryFetch};
+    let f = fixture();
+    let url = f.issuer.settings().url.clone();
+    let pinned = f.dir.path().join("pinned.json");
+    std::fs::write(&pinned, f.issuer.key_set().to_string()).unwrap();
+    let raw = RawIssuer {
+        pinned_keys_file: Some(pinned),
+        username_claim: Some("preferred_username".to_owned()),
+        ..RawIssuer::new("built-in", &url)
+    };
+    let fetch = MemoryFetch::new();
+    let dynamic: std::sync::Arc<dyn Fetch> = fetch.clone();
+    let verifier = Verifier::with_fetch(vec![Trusted::try_from(raw).unwrap()], &dynamic);
+    let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
+    let now = std::time::SystemTime::now();
+    for rotations in [0, 2] {
+        for _ in 0..rotations {
+            Keys::rotate(&f.dir.path().join(KEYS_FILE)).unwrap();
+        }
+        // Opened anew: when a running one looks at its files is another test's matter.
+        let issuer = Issuer::open(f.issuer.settings().clone()).unwrap();
+        for path in ["/.well-known/openid-configuration", "/keys"] {
+            let (_, document) = send(&issuer, Method::GET, path, "").await;
+            fetch.put(&format!("{url}{path}"), Ok(document.to_string().as_bytes()));
+        }
+        let (_, answer) = token(&issuer, "ann", "secret", "").await;
+        let identity = verifier.verify(answer["access_token"].as_str().unwrap(), &audience, now).await.unwrap();
+        assert_eq!((identity.username.as_str(), &identity.groups[..]), ("ann", &["ops".to_owned()][..]));
+    }
+    let stranger = fixture();
+    let (_, answer) = token(&stranger.issuer, "ann", "secret", "").await;
+    assert!(verifier.verify(answer["access_token"].as_str().unwrap(), &audience, now).await.is_err());
+}

@@ -66,6 +66,12 @@ impl Decisions {
         outcome
     }
 
+    /// How many tokens are being verified.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.in_flight().len()
+    }
+
     fn in_flight(&self) -> MutexGuard<'_, HashMap<Digest, Arc<OnceCell<Outcome>>>> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }

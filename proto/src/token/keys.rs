@@ -113,7 +113,7 @@ impl IssuerKeys {
                 Ok((key, generation))
             }
             Err(TokenError::UnknownKey | TokenError::KeysUnavailable(_)) if self.0.fetch.is_some() => {
-                if let Some((fetching, _)) = self.0.begin() {
+                if let Some((fetching, _)) = self.0.begin_soon().await {
                     fetching.await;
                 }
                 match self.look(kid, algorithm) {
@@ -185,6 +185,23 @@ impl Inner {
         let fetching = fetching.shared();
         state.in_flight = Some(fetching.clone());
         Some((fetching, true))
+    }
+
+    /// As [`Inner::begin`]; after one failure without any keys it waits for the next attempt, which is near: programs
+    /// that start together (the built-in issuer and its gateway) do not refuse their first users.
+    async fn begin_soon(self: &Arc<Self>) -> Option<(Shared<Boxed<()>>, bool)> {
+        let begun = self.begin();
+        if begun.is_some() || self.current.load().is_some() {
+            return begun;
+        }
+        let (failures, next) = {
+            let state = self.state();
+            (state.failures, state.next_attempt)
+        };
+        if failures == 1 {
+            tokio::time::sleep_until(next).await;
+        }
+        self.begin()
     }
 
     async fn load(&self) -> Result<KeySet, FetchError> {

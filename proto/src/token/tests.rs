@@ -127,13 +127,51 @@ async fn an_algorithm_outside_the_issuers_list_is_refused() {
 
 #[tokio::test]
 async fn pss_is_taken_where_it_is_allowed_and_the_key_does_not_say_otherwise() {
-    let mut issuer = TestIssuer { url: URL.into(), keys: vec![TestKey::rs256("k1", 0)] };
-    let header = json!({"alg": "PS256", "kid": "k1"});
+    let issuer = TestIssuer { url: URL.into(), keys: vec![TestKey::rs256("k1", 0)] };
     let site = of(issuer.clone(), |raw| raw.algorithms = vec!["PS256".into()]);
-    let token = issuer.key().jws_pss(&header, site.claims().to_string().as_bytes());
-    // The JWK says RS256.
-    assert_eq!(site.try_token(&token).await.unwrap_err(), TokenError::KeyAlgorithm);
-    issuer.keys.clear();
+    let token = issuer.key().jws_pss(&json!({"alg": "PS256", "kid": "k1"}), site.claims().to_string().as_bytes());
+    assert_eq!(site.try_token(&token).await.unwrap_err(), TokenError::KeyAlgorithm, "the key says RS256");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("keys.json");
+    let mut set = issuer.jwks();
+    set["keys"][0].as_object_mut().unwrap().remove("alg");
+    std::fs::write(&file, set.to_string()).unwrap();
+    let raw = RawIssuer { algorithms: vec!["PS256".into()], keys_file: Some(file), ..RawIssuer::new("test", URL) };
+    let verifier = verifier(vec![Issuer::try_from(raw).unwrap()]);
+    verifier.verify(&token, AUD, site.now).await.unwrap();
+    let pkcs1 = issuer.mint(&site.claims());
+    assert_eq!(verifier.verify(&pkcs1, AUD, site.now).await.unwrap_err(), TokenError::Algorithm("RS256"));
+}
+
+#[tokio::test]
+async fn one_token_shown_by_many_at_once_is_verified_once() {
+    let site = site();
+    let token = site.issuer.mint(&site.claims());
+    let all = futures_util::future::join_all((0..100).map(|_| site.try_token(&token))).await;
+    let first = all[0].clone().unwrap();
+    assert!(all.iter().all(|identity| Arc::ptr_eq(identity.as_ref().unwrap(), &first)));
+    assert_eq!(site.verifier.decisions.waiting(), 0);
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_panics_or_verifies(token in "[ -~]{0,200}|([A-Za-z0-9_-]{0,80}\\.){0,5}[A-Za-z0-9_-]{0,80}") {
+        let site = site();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        proptest::prop_assert!(runtime.block_on(site.try_token(&token)).is_err());
+        let _ = TokenKind::of(&site.verifier, &token);
+    }
+
+    #[test]
+    fn a_token_with_one_byte_changed_never_gives_another_identity(at in 0usize..400, to in "[A-Za-z0-9_.-]") {
+        let site = site();
+        let mut token = site.issuer.mint(&site.claims());
+        let at = at % token.len();
+        let same = &token[at..=at] == to.as_str();
+        token.replace_range(at..=at, &to);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        proptest::prop_assert_eq!(runtime.block_on(site.try_token(&token)).is_ok(), same);
+    }
 }
 
 #[tokio::test]

@@ -149,12 +149,21 @@ async fn an_issuer_that_never_answered_is_not_asked_by_every_request() {
     for i in 0..100 {
         assert!(site.verify(&i.to_string()).await.unwrap_err().is_unavailable());
     }
-    assert_eq!(site.fetch.fetches(), 1);
+    assert_eq!(site.fetch.fetches(), 2, "the second request waits for the second attempt, nobody for a third");
     for _ in 0..10 {
         tokio::time::advance(BACKOFF_MAX).await;
         let _ = site.verify("ann").await;
     }
-    assert_eq!(site.fetch.fetches(), 11);
+    assert_eq!(site.fetch.fetches(), 12);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_users_of_an_issuer_that_is_just_starting_are_served() {
+    let site = fetched(|_| {});
+    site.fetch.down();
+    site.verify("ann").await.unwrap_err();
+    site.fetch.publish(&site.issuer);
+    site.verify("ann").await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

