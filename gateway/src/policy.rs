@@ -79,3 +79,60 @@ fn covers(scope: &GrantScope, cluster: Option<&ClusterId>) -> bool {
         GrantScope::Cluster(id) => Some(id) == cluster,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::SystemTime};
+
+    use proto::token::testing::TestIssuer;
+
+    use super::*;
+    use crate::request::authenticate::Access;
+
+    fn cluster(name: &str) -> ClusterId {
+        format!("/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/{name}")
+            .parse()
+            .unwrap()
+    }
+
+    async fn user(name: &str, groups: &[&str]) -> Principal {
+        let (issuer, now) = (TestIssuer::new("https://issuer.test"), SystemTime::now());
+        let token = issuer.token(name, groups, &cluster("a").audience(), now);
+        Principal::User(issuer.verifier().verify(&token, &cluster("a").audience(), now).await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn grants_are_by_user_or_group_and_for_one_or_all_clusters() {
+        let ann = user("ann", &[]).await;
+        let ops = user("otto", &["ops"]).await;
+        let Principal::User(identity) = &ops else { unreachable!("made as a user") };
+        let group = identity.groups[0].clone();
+        let grants = vec![
+            Grant {
+                cluster: GrantScope::Cluster(cluster("a")),
+                users: [ann.name().to_owned()].into(),
+                groups: Default::default(),
+            },
+            Grant { cluster: GrantScope::AllClusters, users: Default::default(), groups: [group].into() },
+        ];
+        let policy = Policy::new(grants.clone(), HashSet::new());
+        assert_eq!(policy.decide(&ann, Some(&cluster("a"))), Ok(()));
+        assert_eq!(policy.decide(&ann, Some(&cluster("b"))), Err(DenialReason::NoGrant));
+        assert_eq!(policy.decide(&ops, Some(&cluster("b"))), Ok(()));
+        // What is not registered is nobody's, not even for a grant everywhere.
+        assert_eq!(policy.decide(&ops, None), Err(DenialReason::UnknownCluster));
+        let policy = Policy::new(grants, [ops.name().to_owned()].into());
+        assert_eq!(policy.decide(&ops, Some(&cluster("b"))), Err(DenialReason::Disabled));
+    }
+
+    #[test]
+    fn an_access_certificate_opens_its_own_cluster_only() {
+        let access = Access { cluster: cluster("a"), name: "ann".to_owned(), expires: SystemTime::now() };
+        let principal = Principal::ServiceAccount(Arc::new(access));
+        let policy = Policy::default();
+        assert_eq!(policy.decide(&principal, Some(&cluster("a"))), Ok(()));
+        assert_eq!(policy.decide(&principal, Some(&cluster("b"))), Err(DenialReason::OtherCluster));
+        let disabled = Policy::new(vec![], ["ann".to_owned()].into());
+        assert_eq!(disabled.decide(&principal, Some(&cluster("a"))), Err(DenialReason::Disabled));
+    }
+}

@@ -3,9 +3,12 @@
 //! agent's end of the tunnel.
 
 mod admin;
+mod carriers;
+mod http2;
 mod identity;
 mod lifecycle;
 mod paths;
+mod process;
 mod request;
 mod sessions;
 mod smuggling;

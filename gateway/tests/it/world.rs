@@ -18,6 +18,7 @@ use proto::{
     transport::{
         CarrierKind, Stream, TunnelHandle,
         carrier::Facts,
+        dial::{DialOptions, Target, dial},
         http2,
         session::{self, AgentSide, HelloError, SessionOptions},
     },
@@ -95,6 +96,26 @@ impl World {
         Agent { tunnel: self.dial(own.credentials()).await.unwrap() }
     }
 
+    /// An agent of a cluster, dialled as agents do.
+    pub async fn agent_on(&self, name: &str, carrier: CarrierKind) -> Agent {
+        let own = self.authority.issue_agent(cluster(name).as_str(), Validity::days(1)).unwrap();
+        let roots = self.authority.roots().unwrap();
+        let tls = match carrier {
+            CarrierKind::WebSocket => tls::client_websocket(&roots, own.credentials()),
+            _ => tls::client_tunnel(&roots, own.credentials(), &[tls::ALPN_TUNNEL]),
+        };
+        let target = Target {
+            host: "127.0.0.1".to_owned(),
+            port: self.addresses.public.port(),
+            server_name: server_name("localhost"),
+            tls: Arc::new(tls.unwrap()),
+            proxy: None,
+            aliases: Vec::new(),
+        };
+        let carrier = dial(&target, carrier, &DialOptions::default()).await.unwrap();
+        Agent { tunnel: session::connect(carrier, agent_side()).await.unwrap() }
+    }
+
     /// Dials the gateway as an agent with any certificate.
     pub async fn dial(&self, own: &Credentials) -> Result<TunnelHandle, HelloError> {
         let config = tls::client_tunnel(&self.authority.roots().unwrap(), own, &[tls::ALPN_TUNNEL]).unwrap();
@@ -103,13 +124,7 @@ impl World {
         let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: vec![] };
         let lost = |error: proto::transport::carrier::CarrierError| HelloError::Lost(error.to_string());
         let carrier = http2::server_side(stream, facts).await.map_err(lost)?;
-        let agent = AgentSide {
-            agent_version: "test".to_owned(),
-            instance: [1; 16],
-            prove: Box::new(|_| Err("no proof in this test".to_owned())),
-            options: SessionOptions::default(),
-        };
-        session::connect(carrier, agent).await
+        session::connect(carrier, agent_side()).await
     }
 
     /// A user's raw connection over HTTP/1.1.
@@ -174,6 +189,15 @@ impl World {
     pub async fn stop(&mut self) {
         self.gateway.drain();
         tokio::time::timeout(LONG, self.running.take().unwrap()).await.unwrap().unwrap();
+    }
+}
+
+fn agent_side() -> AgentSide {
+    AgentSide {
+        agent_version: "test".to_owned(),
+        instance: [1; 16],
+        prove: Box::new(|_| Err("no proof in this test".to_owned())),
+        options: SessionOptions::default(),
     }
 }
 
