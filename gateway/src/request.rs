@@ -95,7 +95,7 @@ pub struct Request {
     /// The protocol that it wants to change to.
     pub upgrade: Option<Bytes>,
     /// The way into the cluster.
-    pub address: ClusterAddress,
+    pub address: Box<ClusterAddress>,
     /// Its body, and the upgrade of its connection.
     pub body: Incoming,
     /// Hands over the connection after a 101.

@@ -64,6 +64,9 @@ struct Shown {
     until: AtomicU64,
 }
 
+/// By principal and cluster, with how many sessions look at it.
+type ShownMap = HashMap<(String, ClusterKey), (Arc<Shown>, usize)>;
+
 /// One open session.
 pub struct Session {
     /// The request that it is.
@@ -97,7 +100,7 @@ impl Session {
 /// The open sessions.
 pub struct Sessions {
     open: DashMap<[u8; 16], Arc<Session>>,
-    shown: Mutex<HashMap<(String, ClusterKey), (Arc<Shown>, usize)>>,
+    shown: Mutex<ShownMap>,
     /// The next time the sweeper wakes, in seconds since 1970.
     wakes_at: AtomicU64,
     earlier: Notify,
@@ -154,7 +157,7 @@ impl Sessions {
         })
     }
 
-    fn shown(&self) -> std::sync::MutexGuard<'_, HashMap<(String, ClusterKey), (Arc<Shown>, usize)>> {
+    fn shown(&self) -> std::sync::MutexGuard<'_, ShownMap> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

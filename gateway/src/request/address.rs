@@ -20,7 +20,7 @@ pub const ISSUER_PATH: &str = "/.towline/issuer";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// To a cluster.
-    Cluster(ClusterAddress),
+    Cluster(Box<ClusterAddress>),
     /// An agent that wants a WebSocket tunnel.
     Tunnel,
     /// The built-in issuer.
@@ -128,7 +128,11 @@ pub fn parse(
 
     if let Some(key) = domain.and_then(|domain| host_key(&host, domain)) {
         let target = Bytes::copy_from_slice(target.as_bytes());
-        return Ok(Address::Cluster(ClusterAddress { key, endpoint: endpoint(method, &decoded, query), target }));
+        return Ok(Address::Cluster(Box::new(ClusterAddress {
+            key,
+            endpoint: endpoint(method, &decoded, query),
+            target,
+        })));
     }
     let first = path[1..].split('/').next().unwrap_or_default();
     if let Some(key) = ClusterKey::from_hex(first.as_bytes()) {
@@ -140,7 +144,11 @@ pub fn parse(
         };
         // The key has no `%`, so the decoded path has it in the same place.
         let inner = &decoded[1 + first.len()..];
-        return Ok(Address::Cluster(ClusterAddress { key, endpoint: endpoint(method, inner, query), target }));
+        return Ok(Address::Cluster(Box::new(ClusterAddress {
+            key,
+            endpoint: endpoint(method, inner, query),
+            target,
+        })));
     }
     let normal = decoded.trim_start_matches('/').split('/').next().unwrap_or_default().to_ascii_lowercase();
     if ClusterKey::from_hex(normal.as_bytes()).is_some() {

@@ -9,6 +9,7 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -20,11 +21,13 @@ use hyper_util::rt::TokioIo;
 use proto::{
     exchange::{self, StreamBody},
     limits,
-    process::Task,
     transport::{MessageError, RecvStream, SendStream, Stream},
     wire::{close::StreamCode, head::ResponseHead},
 };
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::oneshot,
+};
 
 use super::{
     Request, Stage,
@@ -37,6 +40,9 @@ use crate::{
     core::Core,
     sessions::{EndReason, SessionHandle},
 };
+
+/// How long a request body may go on after its answer was whole.
+const UPLOAD_LINGER: Duration = Duration::from_secs(10);
 
 /// Sends the request's body, waits for the answer's head and gives the answer back. Takes the record out of `slot` once
 /// the answer has begun; until then a refusal finds it there.
@@ -59,7 +65,9 @@ pub async fn relay(
         let _ = send.finish();
     } else {
         let body = Upload { body: request.body, bytes: Arc::clone(&counted) };
-        upload = Some(core.tasks.spawn_task("upload", send_body(send, body)));
+        let (cancel, cancelled) = oneshot::channel();
+        core.tasks.spawn("upload", send_body(send, body, cancelled));
+        upload = Some(UploadGuard(Some(cancel)));
     }
     let head = tokio::select! {
         biased;
@@ -93,11 +101,7 @@ pub async fn relay(
     let bodiless = request.method == Method::HEAD
         || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
         || left == Some(0);
-    // Nobody asks such a body for its end.
-    if let (true, Some(record)) = (bodiless, &mut record) {
-        record.outcome(Outcome::Complete);
-    }
-    let relayed = Relayed {
+    let mut relayed = Relayed {
         // An answer shorter than it announced is broken off, not complete.
         body: StreamBody::of_response(recv, &request.method, head.status, &head.headers),
         left,
@@ -105,10 +109,13 @@ pub async fn relay(
         over: bodiless,
         record,
         bytes: counted,
-        _upload: upload,
+        upload,
         _session: session,
         _place: place,
     };
+    if bodiless || relayed.body.is_end_stream() {
+        relayed.whole();
+    }
     Ok(answer(head, relayed))
 }
 
@@ -116,10 +123,41 @@ fn bad_answer(why: &'static str) -> Refusal {
     Refusal::new(Stage::Relay, Kind::BadAnswer(why))
 }
 
-async fn send_body(mut send: SendStream, body: Upload) {
-    match exchange::send_body(&mut send, body).await {
-        (_, Ok(_)) => {}
-        (sent, Err(error)) => tracing::debug!(sent, %error, "request body not sent whole"),
+/// Sends the request's body. It is broken off when the exchange is; after a whole answer it may go on for a while, until
+/// the agent stops it, so that the user's connection stays good for the next request.
+async fn send_body(mut send: SendStream, body: Upload, cancelled: oneshot::Receiver<()>) {
+    let broken_off = async {
+        if cancelled.await.is_err() {
+            tokio::time::sleep(UPLOAD_LINGER).await;
+        }
+    };
+    let result = tokio::select! {
+        biased;
+        () = broken_off => None,
+        (sent, result) = exchange::send_body(&mut send, body) => Some((sent, result)),
+    };
+    match result {
+        None => send.reset(StreamCode::Cancelled),
+        Some((_, Ok(_))) => {}
+        Some((sent, Err(error))) => tracing::debug!(sent, %error, "request body not sent whole"),
+    }
+}
+
+/// Breaks the sending of a request body off when dropped before the answer was whole.
+struct UploadGuard(Option<oneshot::Sender<()>>);
+
+impl UploadGuard {
+    /// The answer is whole.
+    fn release(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl Drop for UploadGuard {
+    fn drop(&mut self) {
+        if let Some(cancel) = self.0.take() {
+            let _ = cancel.send(());
+        }
     }
 }
 
@@ -239,7 +277,7 @@ pub struct Relayed {
     over: bool,
     record: Option<Record>,
     bytes: Arc<audit::Bytes>,
-    _upload: Option<Task<()>>,
+    upload: Option<UploadGuard>,
     _session: SessionHandle,
     _place: Place,
 }
@@ -247,11 +285,26 @@ pub struct Relayed {
 impl Relayed {
     fn end(&mut self, outcome: Outcome, reason: Option<&str>) {
         self.over = true;
+        if let (Outcome::Complete, Some(upload)) = (outcome, self.upload.take()) {
+            upload.release();
+        }
         if let Some(mut record) = self.record.take() {
             if let Some(reason) = reason {
                 record.reason(reason);
             }
             record.outcome(outcome);
+        }
+    }
+}
+
+impl Relayed {
+    /// The last announced byte is there; nobody will ask for the end.
+    fn whole(&mut self) {
+        if let Some(record) = &mut self.record {
+            record.outcome(Outcome::Complete);
+        }
+        if let Some(upload) = self.upload.take() {
+            upload.release();
         }
     }
 }
@@ -266,6 +319,7 @@ impl http_body::Body for Relayed {
             return Poll::Ready(None);
         }
         if let Poll::Ready(reason) = this.ended.as_mut().poll(cx) {
+            this.body.stop(StreamCode::Unauthorised);
             this.end(Outcome::Ended, Some(reason.text()));
             return Poll::Ready(Some(Err(BodyError::Ended(reason))));
         }
@@ -275,10 +329,8 @@ impl http_body::Body for Relayed {
                 this.bytes.down.fetch_add(length, Ordering::Relaxed);
                 this.left = this.left.map(|left| left.saturating_sub(length));
                 // hyper does not ask again after the last announced byte, so the record ends here.
-                if this.left == Some(0) && length > 0 {
-                    if let Some(record) = &mut this.record {
-                        record.outcome(Outcome::Complete);
-                    }
+                if this.left == Some(0) || this.body.is_end_stream() {
+                    this.whole();
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
@@ -294,7 +346,7 @@ impl http_body::Body for Relayed {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.over
+        self.over || self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

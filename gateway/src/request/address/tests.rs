@@ -19,7 +19,7 @@ fn at(host: &str, target: &str) -> Result<Address, AddressError> {
     parse(Version::HTTP_11, &Method::GET, &target.parse().unwrap(), &headers, Some(DOMAIN))
 }
 
-fn cluster(host: &str, target: &str) -> ClusterAddress {
+fn cluster(host: &str, target: &str) -> Box<ClusterAddress> {
     match at(host, target) {
         Ok(Address::Cluster(address)) => address,
         other => panic!("{target}: {other:?}"),
