@@ -29,7 +29,7 @@ mod file;
 
 pub use authority::{Authority, AuthorityError, Issued, Validity};
 pub use credentials::Credentials;
-pub use file::{LoadError, Problem};
+pub use file::{FILE_BYTES, LoadError, Problem};
 pub use peer::{Peer, PeerError, PeerIdentity};
 pub use proof::{ProofError, sign_proof, verify_proof};
 pub use roots::Roots;

@@ -1,10 +1,10 @@
 //! OIDC verification, the same code at the gateway and in the cluster (each with its own configuration: the agent trusts
 //! nothing that the gateway says about a user).
 //!
-//! The way of a token: the decisions already made ([`decisions`]); its syntax, before any cryptography ([`jws`],
-//! [`json`]); a proof of possession around it ([`pop`]); its issuer, byte for byte ([`config`]); the key ([`keys`],
-//! [`jwk`], [`fetch`]) and the signature; its kind, times and audience ([`claims`]); who it speaks for ([`identity`],
-//! [`names`]). Every check that fails is one [`TokenError`].
+//! The way of a token: the decisions already made (`decisions`); its syntax, before any cryptography (`jws`,
+//! `json`); a proof of possession around it (`pop`); its issuer, byte for byte (`config`); the key (`keys`,
+//! `jwk`, `fetch`) and the signature; its kind, times and audience (`claims`); who it speaks for (`identity`,
+//! `names`). Every check that fails is one [`TokenError`].
 //!
 //! A token that is no JWT, or of an issuer that is not configured, is [`TokenError::is_foreign`]: it may be a service
 //! account's, which the cluster alone can judge. Every other refusal is final.

@@ -256,8 +256,12 @@ impl Inner {
             }
             Err(error) => {
                 let pause = Duration::from_secs(1 << state.failures.min(5)).min(BACKOFF_MAX);
-                tracing::warn!(issuer = self.issuer, %error, ?pause, "cannot read the issuer's keys");
-                state.failures = state.failures.saturating_add(1);
+                // Not one line per attempt: an issuer may be out of reach for days while pinned keys serve.
+                if (state.failures + 1).is_power_of_two() {
+                    let failures = state.failures + 1;
+                    tracing::warn!(issuer = self.issuer, %error, failures, "cannot read the issuer's keys");
+                }
+                state.failures = (state.failures + 1).min(1 << 30);
                 state.error = Some(error);
                 state.next_attempt = now + pause;
             }
