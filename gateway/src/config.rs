@@ -32,7 +32,7 @@ pub struct Config {
     pub agents_ca_file: PathBuf,
     /// Where audit records go.
     pub audit: AuditTo,
-    /// Bounds that hold for the life of the process.
+    /// Bounds; a reload replaces them for what comes from then on.
     pub limits: Limits,
     /// What a reload replaces.
     pub dynamic: Dynamic,

@@ -36,8 +36,8 @@ pub struct Core {
     pub audit: Arc<AuditLog>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
-    /// Bounds.
-    pub limits: Limits,
+    /// Bounds, replaceable while running.
+    pub limits: ArcSwap<Limits>,
     /// The wildcard name of host-form addresses.
     pub domain: Option<String>,
     /// The built-in issuer, if there is one.
@@ -51,6 +51,11 @@ pub struct Core {
 }
 
 impl Core {
+    /// The bounds of now.
+    pub fn limits(&self) -> Arc<Limits> {
+        self.limits.load_full()
+    }
+
     /// The acceptor of the public TCP port.
     pub fn tls_acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.trust.current.load().public))

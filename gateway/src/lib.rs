@@ -186,7 +186,7 @@ impl Gateway {
             admissions: Default::default(),
             audit,
             metrics,
-            limits: config.limits.clone(),
+            limits: arc_swap::ArcSwap::from_pointee(config.limits.clone()),
             domain: config.listen.domain.clone(),
             issuer: extras.issuer.into(),
             tasks: TaskGroup::new("gateway"),
@@ -257,7 +257,7 @@ pub fn check(config: &Config) -> Result<(), BuildError> {
 async fn drain(core: &Core) {
     let left = || core.metrics.requests.now();
     tracing::info!(requests = left(), tunnels = core.metrics.tunnels_open(), "draining");
-    let grace = core.limits.drain_grace;
+    let grace = core.limits().drain_grace;
     let wait = quiet(grace, left);
     tokio::select! {
         biased;

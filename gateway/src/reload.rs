@@ -53,7 +53,7 @@ impl Reloader {
         Self { core, quic, config: ArcSwap::from_pointee(config), one_at_a_time: tokio::sync::Mutex::new(()) }
     }
 
-    /// Reads the file again: clusters, issuers, grants, disabled users, sessions, and the files of certificates.
+    /// Reads the file again: clusters, issuers, grants, disabled users, sessions, limits, and the files of certificates.
     pub async fn reload(&self) -> Result<(), ReloadError> {
         let _alone = self.one_at_a_time.lock().await;
         let result = self.try_reload();
@@ -73,10 +73,9 @@ impl Reloader {
         let snapshot = self.snapshot(&old.dynamic, &next.dynamic)?;
         self.core.trust.reload(&next, Some(&self.quic))?;
         self.core.snapshots.replace(snapshot);
-        if format!("{:?}{:?}{:?}", old.listen, old.limits, old.audit)
-            != format!("{:?}{:?}{:?}", next.listen, next.limits, next.audit)
-        {
-            tracing::warn!("changes in [listen], [limits] and [audit] take effect at the next start");
+        self.core.limits.store(Arc::new(next.limits.clone()));
+        if format!("{:?}{:?}", old.listen, old.audit) != format!("{:?}{:?}", next.listen, next.audit) {
+            tracing::warn!("changes in [listen] and [audit] take effect at the next start");
         }
         self.config.store(Arc::new(next));
         Ok(())

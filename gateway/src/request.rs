@@ -17,7 +17,10 @@ pub mod whoami;
 
 use std::{
     net::SocketAddr,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -82,6 +85,8 @@ pub struct Connection {
     pub access: Option<Arc<Access>>,
     /// All client certificates that it showed, for a tunnel in a WebSocket.
     pub certificates: Vec<rustls::pki_types::CertificateDer<'static>>,
+    /// How many requests it has made.
+    pub requests: AtomicU64,
 }
 
 /// What a request carries from stage to stage.
@@ -116,6 +121,7 @@ pub async fn serve(
     let mut record =
         Record::open(Arc::clone(&core.audit), Arc::clone(&core.metrics), id, connection.peer, http.method().as_str());
     record.path(http.uri().path());
+    connection.requests.fetch_add(1, Ordering::Relaxed);
     let mut slot = Some(record);
     let span = tracing::info_span!("request", request.id = %id);
     let outcome = Box::pin(stages(&core, connection, fault, id, http, &mut slot)).instrument(span).await;
@@ -162,7 +168,7 @@ async fn stages(
     let (permit, session) = admit(core, &snapshot, &mut request, record).await?;
 
     record.stage(Stage::Locate);
-    let slot_of_streams = core.slots.acquire(&permit, &core.limits)?;
+    let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
     let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
 
     record.stage(Stage::Open);

@@ -10,7 +10,10 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -19,6 +22,7 @@ use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::limits;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 
@@ -42,6 +46,11 @@ const H2_FRAME_BYTES: u32 = 256 * 1024;
 const H2_SEND_BYTES: usize = 512 * 1024;
 /// An idle HTTP/2 connection is asked for a sign of life so often, and must give one within the same time.
 const H2_PING: Duration = Duration::from_secs(30);
+/// A user who is gone without a word, such as one behind a NAT that forgot the connection, is noticed within 2 minutes.
+const KEEPALIVE: TcpKeepalive =
+    TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15)).with_retries(4);
+/// How long an idle connection may take to answer that it is to end.
+const GOODBYE: Duration = Duration::from_secs(2);
 /// A pause after a failed accept (no file descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -56,7 +65,7 @@ pub async fn listen(core: Arc<Core>, listener: TcpListener) {
         match accepted {
             Ok((socket, peer)) => {
                 let peer = canonical(peer);
-                let Some(admission) = core.admissions.connection(peer.ip(), &core.limits) else {
+                let Some(admission) = core.admissions.connection(peer.ip(), &core.limits()) else {
                     tracing::debug!(%peer, "too many connections; closed");
                     continue;
                 };
@@ -82,8 +91,9 @@ fn canonical(peer: SocketAddr) -> SocketAddr {
 
 async fn connection(core: Arc<Core>, socket: TcpStream, peer: SocketAddr, admission: Admission) -> io::Result<()> {
     socket.set_nodelay(true)?;
+    SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
     let stream = {
-        let Some(_handshake) = core.admissions.handshake(peer.ip(), &core.limits) else {
+        let Some(_handshake) = core.admissions.handshake(peer.ip(), &core.limits()) else {
             return Err(io::Error::other("too many handshakes"));
         };
         let _open = core.metrics.handshakes.enter();
@@ -105,7 +115,8 @@ async fn connection(core: Arc<Core>, socket: TcpStream, peer: SocketAddr, admiss
             let h2 = alpn == Some(tls::ALPN_H2);
             let server_name = session.server_name().map(str::to_ascii_lowercase);
             let access = access(&core, &certificates);
-            let connection = Arc::new(Connection { peer, server_name, access, certificates });
+            let requests = AtomicU64::new(0);
+            let connection = Arc::new(Connection { peer, server_name, access, certificates, requests });
             let _open = core.metrics.connections.enter();
             let _admission = admission;
             if h2 { serve_h2(core, stream, connection).await } else { serve_h1(core, stream, connection).await }
@@ -133,7 +144,7 @@ fn access(core: &Core, certificates: &[rustls::pki_types::CertificateDer<'static
 
 async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
     let notes = Notes::default();
-    let io = TokioIo::new(Framing::new(stream, notes.clone(), core.limits.header_timeout));
+    let io = TokioIo::new(Framing::new(stream, notes.clone(), core.limits().header_timeout));
     let service = {
         let core = Arc::clone(&core);
         service_fn(move |request: Request<Incoming>| {
@@ -149,7 +160,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(core.limits.idle_timeout)
+        .header_read_timeout(core.limits().idle_timeout)
         .max_headers(limits::HEADER_COUNT)
         .max_buf_size(framing::HEAD_BYTES);
     let serving = builder.serve_connection(io, service).with_upgrades();
@@ -167,7 +178,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
 
 async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
     let service = {
-        let core = Arc::clone(&core);
+        let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
         service_fn(move |request: Request<Incoming>| {
             let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
             async move { Ok::<Response<Body>, Infallible>(super::serve(core, connection, None, request).await) }
@@ -194,6 +205,29 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
             serving.as_mut().graceful_shutdown();
             serving.await
         }
+        () = idle(&connection, core.limits().idle_timeout) => {
+            serving.as_mut().graceful_shutdown();
+            // A request that crosses the goodbye is still answered; who does not answer it is gone.
+            tokio::select! {
+                result = serving.as_mut() => result,
+                () = idle(&connection, GOODBYE) => return Ok(()),
+            }
+        }
     };
     result.map_err(io::Error::other)
+}
+
+/// Completes when the connection made no request for `timeout` and no answer is under way.
+async fn idle(connection: &Arc<Connection>, timeout: Duration) {
+    /// The connection's own holds: here, and in the service.
+    const OWN: usize = 2;
+    let mut seen = connection.requests.load(Ordering::Relaxed);
+    loop {
+        tokio::time::sleep(timeout).await;
+        let now = connection.requests.load(Ordering::Relaxed);
+        if now == seen && Arc::strong_count(connection) <= OWN {
+            return;
+        }
+        seen = now;
+    }
 }

@@ -39,13 +39,13 @@ pub async fn open(
     head: RequestHead,
     slot: Slot,
 ) -> Result<Opened, Refusal> {
-    let limit = core.limits.streams_per_tunnel;
+    let limit = core.limits().streams_per_tunnel;
     let head = head.encode().map_err(|error| {
         let kind = Kind::HeadTooLarge { name: "head bytes", value: proto::limits::HEAD_BYTES };
         Refusal::new(Stage::Open, kind).because(error)
     })?;
     let head = head.freeze();
-    let deadline = Instant::now() + core.limits.open_timeout;
+    let deadline = Instant::now() + core.limits().open_timeout;
     let mut last = None;
     for tunnel in tunnels {
         if tunnel.handle.open_streams() >= limit as usize {

@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use super::{
-    Request, Stage,
+    Connection, Request, Stage,
     audit::{self, Outcome, Record},
     headers,
     open::{Opened, Place},
@@ -112,6 +112,7 @@ pub async fn relay(
         upload,
         _session: session,
         _place: place,
+        _connection: request.connection,
     };
     if bodiless || relayed.body.is_end_stream() {
         relayed.whole();
@@ -280,6 +281,8 @@ pub struct Relayed {
     upload: Option<UploadGuard>,
     _session: SessionHandle,
     _place: Place,
+    /// A connection with an answer under way is not idle.
+    _connection: Arc<Connection>,
 }
 
 impl Relayed {

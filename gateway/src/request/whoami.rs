@@ -92,7 +92,7 @@ fn describe(principal: &Principal) -> Value {
 }
 
 async fn agent(core: &Core, request: &Request, permit: &Permit) -> Result<Value, Refusal> {
-    let slot = core.slots.acquire(permit, &core.limits)?;
+    let slot = core.slots.acquire(permit, &core.limits())?;
     let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
     let head = RequestHead { method: http::Method::GET, ..head(request, "whoami") };
     let mut opened = open::open(core, tunnels, head, slot).await?;

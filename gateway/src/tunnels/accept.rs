@@ -62,7 +62,7 @@ pub async fn carry(
     establish: impl Future<Output = Result<Carrier, CarrierError>>,
 ) {
     let welcomed = {
-        let Some(_handshake) = core.admissions.handshake(peer.ip().to_canonical(), &core.limits) else {
+        let Some(_handshake) = core.admissions.handshake(peer.ip().to_canonical(), &core.limits()) else {
             return tracing::warn!(%peer, carrier = %kind, "too many handshakes; an agent's connection is closed");
         };
         let _open = core.metrics.handshakes.enter();

@@ -188,3 +188,21 @@ async fn many_cancelled_requests_leave_nothing_open() {
     world.quiet().await;
     drop(sink);
 }
+
+#[tokio::test]
+async fn an_idle_connection_is_ended_and_one_with_a_watch_is_not() {
+    let world = World::with("[limits]\nidle_timeout = \"100ms\"").await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut watching = client(&world).await;
+    let (response, _) = watching.send_request(request(&at("a", "/w?watch=1"), &token).body(()).unwrap(), true).unwrap();
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &[]).await;
+    let mut events = response.await.unwrap().into_body();
+    // A second connection that does nothing sees GOAWAY, and then its end.
+    let mut idle = world.user_with("localhost", None, &[tls::ALPN_H2]).await;
+    idle.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+    while idle.more().await {}
+    arrived.stream.send.send(Bytes::from_static(b"event")).await.unwrap();
+    assert_eq!(events.data().await.unwrap().unwrap(), "event");
+}
