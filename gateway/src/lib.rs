@@ -37,7 +37,7 @@ use std::{
 
 use proto::{
     process::{Shutdown, TaskGroup, telemetry::LogLevel},
-    transport::quic::{Listener, QuicOptions},
+    transport::quic::{Listener, QuicOptions, ResetSecret},
 };
 use tokio::net::TcpListener;
 
@@ -174,8 +174,8 @@ impl Gateway {
             tunnel: udp.local_addr().map_err(listen("tunnel", config.listen.public))?,
             admin: admin.local_addr().map_err(listen("admin", admin_address))?,
         };
-        let quic =
-            Listener::bind(udp, trust.tunnel(), QuicOptions::default()).map_err(listen("tunnel", addresses.tunnel))?;
+        let quic = Listener::bind(udp, trust.tunnel(), quic_options(&config, listen("tunnel", addresses.tunnel))?)
+            .map_err(listen("tunnel", addresses.tunnel))?;
         let quic = Arc::new(quic);
         let metrics = Arc::new(Metrics::new());
         let core = Arc::new(Core {
@@ -283,6 +283,12 @@ async fn quiet(longest: Duration, left: impl Fn() -> i64) {
             tracing::debug!(left = said, "waiting");
         }
     }
+}
+
+/// With a reset secret that outlives a restart: agents then learn at once that this process does not know them.
+fn quic_options(config: &Config, failed: impl FnOnce(io::Error) -> BuildError) -> Result<QuicOptions, BuildError> {
+    let key = std::fs::read(&config.tls.key_file).map_err(failed)?;
+    Ok(QuicOptions { reset_secret: Some(ResetSecret::derive(&key)), ..QuicOptions::default() })
 }
 
 fn listen(what: &'static str, address: SocketAddr) -> impl FnOnce(io::Error) -> BuildError {

@@ -5,5 +5,5 @@ mod endpoint;
 mod streams;
 
 pub(crate) use endpoint::connect;
-pub use endpoint::{Connecting, Listener, QuicOptions};
+pub use endpoint::{Connecting, Listener, QuicOptions, ResetSecret};
 pub(crate) use streams::{Link, QuicRecv, QuicSend};

@@ -10,11 +10,13 @@ use std::{
     time::Duration,
 };
 
+use aws_lc_rs::hmac;
 use quinn::{
     ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TokioRuntime,
     TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
+use quinn_proto::HashedConnectionIdGenerator;
 use rustls::pki_types::CertificateDer;
 
 use super::Link;
@@ -34,6 +36,9 @@ const SOCKET_BUFFER_BYTES: usize = 8 * 1024 * 1024;
 const SOCKET_BUFFER_LOW_BYTES: usize = 1024 * 1024;
 /// After the session's own probe has given up, QUIC does too.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(25);
+/// An agent says something at least so often: a gateway that has restarted answers with a reset, a NAT that has changed
+/// learns of it.
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// What one stream may have in flight before the session's credit is looked at: head and the largest window.
 const STREAM_WINDOW_BYTES: u64 = limits::WINDOW_MAX + 2 * limits::HEAD_BYTES as u64;
 /// Unacknowledged bytes of one connection: several times the product of 1 Gbit/s and 100 ms.
@@ -49,11 +54,46 @@ pub struct QuicOptions {
     pub gso: bool,
     /// Handshakes in progress above which a new peer must first prove its address (Retry).
     pub retry_above: usize,
+    /// A secret that a gateway has again after a restart, such as a digest over its private key. With it the gateway
+    /// tells an agent at once that it knows nothing of its connection (RFC 9000 section 10.3), where the agent would
+    /// otherwise wait for a sign of life. Without it resets are of a key that dies with the process.
+    pub reset_secret: Option<ResetSecret>,
+}
+
+/// A secret that prints nothing.
+#[derive(Clone)]
+pub struct ResetSecret([u8; 32]);
+
+impl ResetSecret {
+    /// Derived from `material`, which may be a private key: what is derived means nothing elsewhere.
+    pub fn derive(material: &[u8]) -> Self {
+        let label = b"towline quic stateless reset v1\0".as_slice();
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &[label, material].concat());
+        let mut secret = [0; 32];
+        secret.copy_from_slice(digest.as_ref());
+        Self(secret)
+    }
+
+    /// Tokens of resets by one key, and connection ids that are recognised after a restart by another.
+    fn endpoint(&self) -> EndpointConfig {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.0);
+        let ids = hmac::sign(&key, b"connection ids");
+        let ids = ids.as_ref().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        let mut config = EndpointConfig::new(Arc::new(key));
+        config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(ids)));
+        config
+    }
+}
+
+impl std::fmt::Debug for ResetSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ResetSecret")
+    }
 }
 
 impl Default for QuicOptions {
     fn default() -> Self {
-        Self { gso: true, retry_above: limits::QUIC_RETRY_ABOVE }
+        Self { gso: true, retry_above: limits::QUIC_RETRY_ABOVE, reset_secret: None }
     }
 }
 
@@ -69,7 +109,8 @@ impl Listener {
     /// whether client certificates are asked for.
     pub fn bind(socket: UdpSocket, tls: Arc<rustls::ServerConfig>, options: QuicOptions) -> io::Result<Self> {
         let config = server_config(&tls, &options)?;
-        let endpoint = endpoint(socket, Some(config))?;
+        let known = options.reset_secret.as_ref().map(ResetSecret::endpoint).unwrap_or_default();
+        let endpoint = endpoint(socket, known, Some(config))?;
         Ok(Self { endpoint, options, handshakes: Arc::default() })
     }
 
@@ -156,7 +197,7 @@ pub(crate) async fn connect(
     let config = client_config(tls, options).map_err(|error| CarrierError::Tls(error.to_string()))?;
     let local: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let lost = |error: io::Error| CarrierError::Lost(error.to_string());
-    let endpoint = endpoint(UdpSocket::bind(local).map_err(lost)?, None).map_err(lost)?;
+    let endpoint = endpoint(UdpSocket::bind(local).map_err(lost)?, EndpointConfig::default(), None).map_err(lost)?;
     let connecting = endpoint
         .connect_with(config, address, server_name)
         .map_err(|error| CarrierError::Protocol(error.to_string()))?;
@@ -188,9 +229,9 @@ fn failed(error: &ConnectionError) -> CarrierError {
     }
 }
 
-fn endpoint(socket: UdpSocket, server: Option<ServerConfig>) -> io::Result<Endpoint> {
+fn endpoint(socket: UdpSocket, config: EndpointConfig, server: Option<ServerConfig>) -> io::Result<Endpoint> {
     enlarge_buffers(&socket);
-    Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))
+    Endpoint::new(config, server, socket, Arc::new(TokioRuntime))
 }
 
 /// Asks for large buffers; says once if the system gives small ones (cloudflared #522: containers).
@@ -208,7 +249,7 @@ fn enlarge_buffers(socket: &UdpSocket) {
     }
 }
 
-fn transport(options: &QuicOptions) -> Arc<TransportConfig> {
+fn transport(options: &QuicOptions, keep_alive: Option<Duration>) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
     let streams = VarInt::from_u32(limits::STREAMS_PER_TUNNEL + STREAMS_SLACK);
     config
@@ -219,6 +260,7 @@ fn transport(options: &QuicOptions) -> Arc<TransportConfig> {
         .receive_window(window(limits::CARRIER_WINDOW_BYTES))
         .send_window(SEND_WINDOW_BYTES)
         .max_idle_timeout(IdleTimeout::try_from(IDLE_TIMEOUT).ok())
+        .keep_alive_interval(keep_alive)
         .enable_segmentation_offload(options.gso);
     Arc::new(config)
 }
@@ -233,7 +275,7 @@ fn server_config(tls: &rustls::ServerConfig, options: &QuicOptions) -> io::Resul
     tls.max_early_data_size = 0;
     let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(transport(options)).migration(true);
+    config.transport_config(transport(options, None)).migration(true);
     Ok(config)
 }
 
@@ -243,6 +285,6 @@ fn client_config(tls: &rustls::ClientConfig, options: &QuicOptions) -> io::Resul
     tls.enable_early_data = false;
     let crypto = QuicClientConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(transport(options));
+    config.transport_config(transport(options, Some(KEEP_ALIVE)));
     Ok(config)
 }
