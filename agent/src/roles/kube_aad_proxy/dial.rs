@@ -91,6 +91,8 @@ pub struct Apiserver {
     access: Access,
     authority: uri::Authority,
     pool: Arc<Pool>,
+    /// Connections without the agent's client certificate, for tokens that are passed through.
+    bare: Arc<Pool>,
     dialling: tokio::sync::Mutex<()>,
     tasks: TaskGroup,
 }
@@ -214,7 +216,14 @@ impl Apiserver {
     /// Nothing is dialled yet. Connections run as tasks of `tasks`.
     pub fn new(access: Access, tasks: TaskGroup) -> Result<Self, DialError> {
         let authority = access.authority().parse().map_err(|err: uri::InvalidUri| DialError::Request(err.into()))?;
-        Ok(Self { access, authority, pool: Arc::default(), dialling: tokio::sync::Mutex::new(()), tasks })
+        Ok(Self {
+            access,
+            authority,
+            pool: Arc::default(),
+            bare: Arc::default(),
+            dialling: tokio::sync::Mutex::new(()),
+            tasks,
+        })
     }
 
     /// How it is reached.
@@ -224,8 +233,15 @@ impl Apiserver {
 
     /// HTTP/2 connections open now, and streams on them.
     pub fn open(&self) -> (usize, usize) {
-        let connections = self.pool.lock();
-        (connections.http2.len(), connections.http2.iter().map(|connection| connection.load.streams()).sum())
+        let count = |pool: &Pool| {
+            let connections = pool.lock();
+            (
+                connections.http2.len(),
+                connections.http2.iter().map(|connection| connection.load.streams()).sum::<usize>(),
+            )
+        };
+        let (own, bare) = (count(&self.pool), count(&self.bare));
+        (own.0 + bare.0, own.1 + bare.1)
     }
 
     /// Sends a plain request; completes with the head of the answer. Dropping the future or the answer's body cancels
@@ -235,7 +251,7 @@ impl Apiserver {
         let repeatable = head.method().is_safe() && body.is_empty();
         let mut body = body;
         for _ in 0..ATTEMPTS {
-            match self.acquire().await? {
+            match self.acquire(head.needs_own_credential()).await? {
                 Sender::Http2(mut send, claim) => {
                     let request = self.request(head, own.clone(), Version::HTTP_2, body)?;
                     match send.try_send_request(request).await {
@@ -253,7 +269,7 @@ impl Apiserver {
                     let request = self.request(head, own.clone(), Version::HTTP_11, body)?;
                     match send.try_send_request(request).await {
                         Ok(answer) => {
-                            let lease = Lease::Connection(Some(send), self.pool.clone());
+                            let lease = Lease::Connection(Some(send), self.pool(head.needs_own_credential()).clone());
                             return Ok(answer.map(|body| AnswerBody::new(body, Some(lease))));
                         }
                         Err(mut err) => match err.take_message() {
@@ -271,7 +287,7 @@ impl Apiserver {
     /// upgraded one, after anything else it ends with the answer's body.
     pub async fn upgrade(&self, head: &UpstreamHead) -> Result<Response<Incoming>, DialError> {
         let own = self.own_credential(head).await?;
-        let tls = self.connect(true).await?;
+        let tls = self.connect(true, head.needs_own_credential()).await?;
         let mut send = self.http1(tls).await?;
         let request = self.request(head, own, Version::HTTP_11, RequestBody::empty())?;
         send.send_request(request).await.map_err(DialError::Broken)
@@ -316,26 +332,32 @@ impl Apiserver {
         Ok(request)
     }
 
-    /// A connection with room; dials one at a time, so that a burst shares what it opens.
-    async fn acquire(&self) -> Result<Sender, DialError> {
-        if let Some(sender) = self.pool.take() {
+    fn pool(&self, own: bool) -> &Arc<Pool> {
+        if own { &self.pool } else { &self.bare }
+    }
+
+    /// A connection with room; dials one at a time, so that a burst shares what it opens. `own` is whether it may show the
+    /// agent's certificate.
+    async fn acquire(&self, own: bool) -> Result<Sender, DialError> {
+        let pool = self.pool(own);
+        if let Some(sender) = pool.take() {
             return Ok(sender);
         }
         let dialling = self.dialling.lock().await;
-        if let Some(sender) = self.pool.take() {
+        if let Some(sender) = pool.take() {
             return Ok(sender);
         }
-        let tls = self.connect(false).await?;
+        let tls = self.connect(false, own).await?;
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
             let (send, allowed) = self.http2(tls).await?;
-            return Ok(self.pool.add(send, allowed));
+            return Ok(pool.add(send, allowed));
         }
         // HTTP/1.1 carries one request at a time: others need not wait for this one's handshake.
         drop(dialling);
         Ok(Sender::Http1(self.http1(tls).await?))
     }
 
-    async fn connect(&self, upgrade: bool) -> Result<TlsStream<TcpStream>, DialError> {
+    async fn connect(&self, upgrade: bool, own: bool) -> Result<TlsStream<TcpStream>, DialError> {
         let failed = |step: String| DialError::Connect { address: self.authority.to_string(), step };
         let late = |what: &str| failed(format!("{what} took longer than {} s", STEP_DEADLINE.as_secs()));
         let addresses: Vec<SocketAddr> =
@@ -349,7 +371,7 @@ impl Apiserver {
             .map_err(|_| late("connecting"))?
             .map_err(|err| failed(format!("connecting: {err}")))?;
         tcp.set_nodelay(true).map_err(|err| failed(format!("socket option: {err}")))?;
-        let connector = TlsConnector::from(self.access.tls(upgrade));
+        let connector = TlsConnector::from(self.access.tls(upgrade, own));
         tokio::time::timeout(STEP_DEADLINE, connector.connect(self.access.server_name(), tcp))
             .await
             .map_err(|_| late("TLS"))?

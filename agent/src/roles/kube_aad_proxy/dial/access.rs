@@ -13,8 +13,10 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use rustls::{
-    ClientConfig, RootCertStore,
+    ClientConfig, RootCertStore, SignatureScheme,
+    client::{ResolvesClientCert, Resumption},
     pki_types::{CertificateDer, ServerName, pem::PemObject as _},
+    sign::CertifiedKey,
 };
 use secrecy::{ExposeSecret as _, SecretString};
 use tower::{Layer as _, ServiceExt as _, util::BoxCloneSyncService};
@@ -62,7 +64,23 @@ pub struct Access {
     server_name: ServerName<'static>,
     tls: Arc<ClientConfig>,
     tls_http1: Arc<ClientConfig>,
+    /// The same two without the agent's client certificate, for tokens that are passed through.
+    bare: [Arc<ClientConfig>; 2],
     own: Own,
+}
+
+/// Shows no certificate, whatever the kubeconfig has.
+#[derive(Debug)]
+struct NoCertificate;
+
+impl ResolvesClientCert for NoCertificate {
+    fn resolve(&self, _roots: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
 }
 
 enum Own {
@@ -149,7 +167,14 @@ impl Access {
         let mut tls_http1 = tls.clone();
         tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         tls_http1.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Self { host, port, server_name, tls: Arc::new(tls), tls_http1: Arc::new(tls_http1), own }
+        // A resumed session would bring the certificate of the first one along: the apiserver asks it before any token.
+        let bare = [&tls, &tls_http1].map(|tls| {
+            let mut tls = tls.clone();
+            tls.client_auth_cert_resolver = Arc::new(NoCertificate);
+            tls.resumption = Resumption::disabled();
+            Arc::new(tls)
+        });
+        Self { host, port, server_name, tls: Arc::new(tls), tls_http1: Arc::new(tls_http1), bare, own }
     }
 
     /// Host name or address.
@@ -176,9 +201,15 @@ impl Access {
         self.server_name.clone()
     }
 
-    /// TLS settings; for an upgrade only HTTP/1.1 is offered.
-    pub fn tls(&self, upgrade: bool) -> Arc<ClientConfig> {
-        if upgrade { self.tls_http1.clone() } else { self.tls.clone() }
+    /// TLS settings; for an upgrade only HTTP/1.1 is offered. `own` is whether the agent speaks for itself: an apiserver
+    /// believes a client certificate before a token, so a token that is passed through must not travel beside the
+    /// agent's certificate.
+    pub fn tls(&self, upgrade: bool, own: bool) -> Arc<ClientConfig> {
+        match (upgrade, own) {
+            (false, true) => self.tls.clone(),
+            (true, true) => self.tls_http1.clone(),
+            (upgrade, false) => self.bare[usize::from(upgrade)].clone(),
+        }
     }
 
     /// What kind of credential the agent shows, for `check`.
@@ -293,5 +324,44 @@ mod tests {
         drop(state);
         assert_eq!(file.current().unwrap(), "Bearer two");
         assert!(file.current().unwrap().is_sensitive());
+    }
+
+    /// Found on a real cluster: beside the agent's client certificate a passed-through token was never looked at, and its
+    /// bearer was the agent.
+    #[tokio::test]
+    async fn a_passed_through_token_does_not_travel_beside_the_agents_certificate() {
+        let authority = certs::Authority::create("test", certs::Validity::days(1)).unwrap();
+        let roots = authority.roots().unwrap();
+        let server = authority.issue_server(&["127.0.0.1"], certs::Validity::days(1)).unwrap();
+        let own = authority.issue_agent("/x", certs::Validity::days(1)).unwrap();
+        let shown = certs::ServerCertificate::new(server.credentials());
+        let mut tls = certs::tls::server_public(shown, Some(&roots)).unwrap();
+        // As an apiserver does, and unlike our own listeners: sessions may be resumed, with the certificate they had.
+        tls.send_tls13_tickets = 2;
+        tls.session_storage = rustls::server::ServerSessionMemoryCache::new(32);
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut client = certs::tls::client_https_with(&roots, own.credentials(), &[]).unwrap();
+        client.resumption = Resumption::in_memory_sessions(32);
+        let name = server_name("127.0.0.1").unwrap();
+        let access = Access::with("127.0.0.1".into(), port, name, client, Own::Certificate);
+        for (upgrade, own) in [(false, true), (false, false), (true, true), (true, false), (false, false)] {
+            let connector = tokio_rustls::TlsConnector::from(access.tls(upgrade, own));
+            let dial = async {
+                let tcp = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                let mut tls = connector.connect(access.server_name(), tcp).await.unwrap();
+                // Reads the session tickets that come with the first byte.
+                tokio::io::AsyncReadExt::read_u8(&mut tls).await.unwrap();
+            };
+            let accept = async {
+                let (tcp, _) = listener.accept().await.unwrap();
+                let mut tls = acceptor.accept(tcp).await.unwrap();
+                tokio::io::AsyncWriteExt::write_all(&mut tls, b"x").await.unwrap();
+                tls.get_ref().1.peer_certificates().is_some()
+            };
+            let ((), shown) = tokio::join!(dial, accept);
+            assert_eq!(shown, own, "upgrade {upgrade}");
+        }
     }
 }
