@@ -8,6 +8,9 @@ mod hello;
 pub(crate) mod state;
 mod tunnel;
 
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 pub use hello::{accept, connect};

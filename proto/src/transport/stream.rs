@@ -378,3 +378,21 @@ impl Drop for RecvStream {
         self.stop(StreamCode::NoMore);
     }
 }
+
+#[cfg(test)]
+impl SendStream {
+    pub(crate) fn early_stops_for_test(&self) -> usize {
+        self.lease.shared.early_stops_for_test()
+    }
+}
+
+#[cfg(test)]
+impl RecvStream {
+    pub(crate) fn window_for_test(&self) -> u64 {
+        self.window
+    }
+
+    pub(crate) fn growth_for_test(&self) -> u64 {
+        self.lease.shared.growth_for_test()
+    }
+}

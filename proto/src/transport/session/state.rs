@@ -459,3 +459,16 @@ impl Drop for Lease {
         }
     }
 }
+
+#[cfg(test)]
+impl Shared {
+    pub(crate) fn early_stops_for_test(&self) -> usize {
+        let table = lock(&self.table);
+        assert!(table.early.len() <= table.early_order.len());
+        table.early_order.len()
+    }
+
+    pub(crate) fn growth_for_test(&self) -> u64 {
+        self.growth.load(Ordering::Acquire)
+    }
+}
