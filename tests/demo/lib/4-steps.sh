@@ -156,7 +156,8 @@ copy_back() {
 forward_port() {
     show "kubectl port-forward pod/web :8080 & curl http://127.0.0.1:<port>/    # as admin"
     local pid port code=0
-    as admin port-forward --namespace "$namespace" pod/web :8080 >"$out/files/forward" 2>&1 &
+    "$kubectl" --kubeconfig "$out/admin.kubeconfig" port-forward --namespace "$namespace" pod/web :8080 \
+        >"$out/files/forward" 2>&1 &
     pid=$!
     await 15 "the port" grep -q Forwarding "$out/files/forward" || code=1
     port=$(sed -n 's/^Forwarding from 127.0.0.1:\([0-9]*\) .*/\1/p' "$out/files/forward")
@@ -176,7 +177,7 @@ forward_port() {
 watch_change() {
     show "kubectl get configmaps --watch & kubectl annotate configmap settings seen=...    # as admin"
     local pid code=0
-    as admin get configmap settings --namespace "$namespace" --watch \
+    "$kubectl" --kubeconfig "$out/admin.kubeconfig" get configmap settings --namespace "$namespace" --watch \
         -o 'jsonpath={.metadata.name} seen={.metadata.annotations.seen}{"\n"}' >"$out/files/watch" 2>&1 &
     pid=$!
     await 15 "the watch to begin" grep -q '^settings' "$out/files/watch" || code=1
