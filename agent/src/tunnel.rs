@@ -318,3 +318,6 @@ async fn sleep_until(when: Option<tokio::time::Instant>) {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+//! The race and the supervision with carriers that do as the test says; time is virtual.
+
+use std::{collections::HashMap, sync::Mutex};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use proto::transport::memory;
+use tokio::sync::mpsc;
+
+use super::{connect::ConnectError, *};
+use crate::roles::{Role, Roles, echo::Echo};
+
+/// What dialling a carrier does.
+#[derive(Clone)]
+enum Does {
+    Works,
+    Hangs,
+    Fails(bool, Option<Duration>),
+}
+
+struct Fake {
+    does: Mutex<HashMap<CarrierKind, Does>>,
+    /// Each attempt, and the gateway's end of each tunnel that came up.
+    dialled: mpsc::Sender<(CarrierKind, tokio::time::Instant, Option<TunnelHandle>)>,
+    proxied: bool,
+}
+
+type Dialled = mpsc::Receiver<(CarrierKind, tokio::time::Instant, Option<TunnelHandle>)>;
+
+fn fake(does: &[(CarrierKind, Does)]) -> (Arc<Fake>, Dialled) {
+    let (dialled, receiver) = mpsc::channel(1000);
+    (Arc::new(Fake { does: Mutex::new(does.iter().cloned().collect()), dialled, proxied: false }), receiver)
+}
+
+impl Fake {
+    fn set(&self, carrier: CarrierKind, does: Does) {
+        self.does.lock().unwrap().insert(carrier, does);
+    }
+}
+
+impl Connect for Fake {
+    fn connect(&self, _: usize, carrier: CarrierKind) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>> {
+        Box::pin(async move {
+            let does = self.does.lock().unwrap().get(&carrier).cloned().unwrap_or(Does::Fails(true, None));
+            let now = tokio::time::Instant::now();
+            match does {
+                Does::Works => {
+                    let (gateway, agent) = memory::pair().await;
+                    let _ = self.dialled.send((carrier, now, Some(gateway))).await;
+                    Ok(agent)
+                }
+                Does::Hangs => {
+                    let _ = self.dialled.send((carrier, now, None)).await;
+                    std::future::pending().await
+                }
+                Does::Fails(try_another, retry_after) => {
+                    let _ = self.dialled.send((carrier, now, None)).await;
+                    Err(ConnectError { carrier, reason: "as the test says".to_owned(), retry_after, try_another })
+                }
+            }
+        })
+    }
+
+    fn endpoints(&self) -> usize {
+        1
+    }
+
+    fn network(&self, _: usize) -> BoxFuture<'_, Network> {
+        Box::pin(async { Network { gateway: "gw:443".to_owned(), local: None } })
+    }
+
+    fn proxied(&self, _: usize) -> bool {
+        self.proxied
+    }
+}
+
+fn tunnels(fake: &Arc<Fake>, choice: CarrierChoice) -> Arc<Tunnels> {
+    let roles: Vec<Arc<dyn Role>> = vec![Arc::new(Echo)];
+    let server = Server::new(Roles::new(roles), 100);
+    Arc::new(Tunnels::new(fake.clone(), choice, server, Arc::default(), Duration::from_secs(30)))
+}
+
+async fn race_of(does: &[(CarrierKind, Does)]) -> (Result<Live, NoTunnel>, Vec<(CarrierKind, Duration)>) {
+    let (fake, mut dialled) = fake(does);
+    let start = tokio::time::Instant::now();
+    let result = tunnels(&fake, CarrierChoice::Auto).dial().await;
+    let mut order = Vec::new();
+    while let Ok((carrier, at, _)) = dialled.try_recv() {
+        order.push((carrier, at - start));
+    }
+    (result, order)
+}
+
+use CarrierKind::{Http2, Quic, WebSocket};
+
+#[tokio::test(start_paused = true)]
+async fn quic_wins_and_tcp_is_not_even_tried() {
+    let (result, order) = race_of(&[(Quic, Does::Works), (Http2, Does::Works)]).await;
+    assert!(result.is_ok());
+    assert_eq!(order, [(Quic, Duration::ZERO)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tcp_joins_after_the_head_start_when_udp_is_dropped() {
+    let (result, order) = race_of(&[(Quic, Does::Hangs), (Http2, Does::Works)]).await;
+    assert!(result.is_ok());
+    assert_eq!(order.len(), 2);
+    assert!(order[1].0 == Http2 && order[1].1 < Duration::from_millis(300), "{order:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stripped_alpn_leads_to_websocket() {
+    let (result, order) =
+        race_of(&[(Quic, Does::Hangs), (Http2, Does::Fails(true, None)), (WebSocket, Does::Works)]).await;
+    assert!(result.is_ok());
+    assert_eq!(order.iter().map(|(carrier, _)| *carrier).collect::<Vec<_>>(), [Quic, Http2, WebSocket]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateways_refusal_is_final_and_its_hint_is_kept() {
+    let hint = Some(Duration::from_secs(7));
+    let (result, order) = race_of(&[(Quic, Does::Fails(false, hint)), (Http2, Does::Works)]).await;
+    assert_eq!(result.err().unwrap().retry_after(), hint);
+    assert_eq!(order.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_errors_are_told() {
+    let (result, _) = race_of(&[]).await;
+    let text = result.err().unwrap().to_string();
+    assert_eq!(text, "quic: as the test says; h2: as the test says; websocket: as the test says");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_is_away_is_tried_every_second_or_sooner() {
+    let (fake, mut dialled) = fake(&[]);
+    let tunnels = tunnels(&fake, CarrierChoice::Pinned(Http2));
+    let group = TaskGroup::new("test");
+    let shutdown = Shutdown::new();
+    let (running, until) = (tunnels.clone(), shutdown.clone());
+    group.spawn("run", async move { running.run(until).await });
+    let mut last = dialled.recv().await.unwrap().1;
+    for _ in 0..30 {
+        let (_, at, _) = dialled.recv().await.unwrap();
+        assert!(at - last <= Duration::from_millis(1001), "{:?}", at - last);
+        last = at;
+    }
+    fake.set(Http2, Does::Works);
+    while dialled.recv().await.unwrap().2.is_none() {}
+    shutdown.drain();
+    group.join().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_gateway_drains_another_tunnel_is_up_first_and_streams_go_on() {
+    let (fake, mut dialled) = fake(&[(Quic, Does::Works)]);
+    let tunnels = tunnels(&fake, CarrierChoice::Auto);
+    let group = TaskGroup::new("test");
+    let shutdown = Shutdown::new();
+    let (running, until) = (tunnels.clone(), shutdown.clone());
+    group.spawn("run", async move { running.run(until).await });
+    let old = dialled.recv().await.unwrap().2.unwrap();
+    let mut stream = old.open(echo_head()).await.unwrap();
+    stream.recv.recv_message(65536).await.unwrap();
+    old.drain(CloseCode::Shutdown, Duration::from_secs(2));
+    let new = dialled.recv().await.unwrap().2.unwrap();
+    // The old one still serves what it has, until that ends.
+    stream.send.send(Bytes::from_static(b"still")).await.unwrap();
+    assert_eq!(stream.recv.recv().await.unwrap().unwrap(), "still");
+    stream.send.finish().unwrap();
+    assert!(stream.recv.recv().await.unwrap().is_none());
+    drop(stream);
+    old.closed().await;
+    let mut stream = new.open(echo_head()).await.unwrap();
+    stream.recv.recv_message(65536).await.unwrap();
+    drop(stream);
+    shutdown.drain();
+    group.join().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn quic_is_back_within_a_minute_and_no_stream_is_disturbed() {
+    let (fake, mut dialled) = fake(&[(Quic, Does::Fails(true, None)), (Http2, Does::Works)]);
+    let tunnels = tunnels(&fake, CarrierChoice::Auto);
+    let group = TaskGroup::new("test");
+    let shutdown = Shutdown::new();
+    let (running, until) = (tunnels.clone(), shutdown.clone());
+    group.spawn("run", async move { running.run(until).await });
+    let tcp = loop {
+        if let (Http2, _, Some(gateway)) = dialled.recv().await.unwrap() {
+            break gateway;
+        }
+    };
+    let mut stream = tcp.open(echo_head()).await.unwrap();
+    stream.recv.recv_message(65536).await.unwrap();
+    // For five minutes QUIC fails.
+    let begun = tokio::time::Instant::now();
+    while tokio::time::Instant::now() - begun < Duration::from_secs(300) {
+        assert_eq!(dialled.recv().await.unwrap().0, Quic);
+    }
+    let restored = tokio::time::Instant::now();
+    fake.set(Quic, Does::Works);
+    let (carrier, at, _quic) = dialled.recv().await.unwrap();
+    assert!(carrier == Quic && at - restored <= Duration::from_secs(60), "{:?}", at - restored);
+    stream.send.send(Bytes::from_static(b"still")).await.unwrap();
+    assert_eq!(stream.recv.recv().await.unwrap().unwrap(), "still");
+    drop(stream);
+    shutdown.drain();
+    group.join().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_ends_finishes_what_it_accepted() {
+    let (fake, mut dialled) = fake(&[(Quic, Does::Works)]);
+    let tunnels = tunnels(&fake, CarrierChoice::Auto);
+    let group = TaskGroup::new("test");
+    let shutdown = Shutdown::new();
+    let (running, until) = (tunnels.clone(), shutdown.clone());
+    group.spawn("run", async move { running.run(until).await });
+    let gateway = dialled.recv().await.unwrap().2.unwrap();
+    let mut stream = gateway.open(echo_head()).await.unwrap();
+    stream.recv.recv_message(65536).await.unwrap();
+    shutdown.drain();
+    gateway.draining().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    stream.send.send(Bytes::from_static(b"last")).await.unwrap();
+    stream.send.finish().unwrap();
+    assert_eq!(stream.recv.recv().await.unwrap().unwrap(), "last");
+    assert!(stream.recv.recv().await.unwrap().is_none());
+    let finished = tokio::time::Instant::now();
+    drop(stream);
+    group.join().await.unwrap();
+    assert!(tokio::time::Instant::now() - finished < Duration::from_secs(5), "no longer than needed");
+}
+
+fn echo_head() -> Bytes {
+    let head = proto::wire::head::RequestHead {
+        role: "echo".to_owned(),
+        request_id: proto::ids::RequestId([1; 16]),
+        method: http::Method::POST,
+        target: Bytes::from_static(b"/"),
+        headers: http::HeaderMap::new(),
+        deadline_ms: None,
+        traceparent: None,
+        user_address: None,
+    };
+    head.encode().unwrap().freeze()
+}
