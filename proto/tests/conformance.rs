@@ -9,6 +9,8 @@ mod carriers;
 mod credit;
 #[path = "conformance/data.rs"]
 mod data;
+#[path = "conformance/dial.rs"]
+mod dial;
 #[path = "conformance/endings.rs"]
 mod endings;
 #[path = "conformance/load.rs"]
