@@ -15,6 +15,8 @@ mod dial;
 mod endings;
 #[path = "conformance/load.rs"]
 mod load;
+#[path = "conformance/measure.rs"]
+mod measure;
 #[path = "conformance/tunnel.rs"]
 mod tunnel;
 
