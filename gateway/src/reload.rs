@@ -44,13 +44,21 @@ pub struct Reloader {
     core: Arc<Core>,
     quic: Arc<Listener>,
     config: ArcSwap<Config>,
+    /// As the issuers' own files (CA, keys) were when the verifier was made.
+    issuer_files: ArcSwap<Vec<Stamp>>,
     one_at_a_time: tokio::sync::Mutex<()>,
 }
 
 impl Reloader {
     /// Of a gateway that began with `config`.
     pub fn new(core: Arc<Core>, quic: Arc<Listener>, config: Config) -> Self {
-        Self { core, quic, config: ArcSwap::from_pointee(config), one_at_a_time: tokio::sync::Mutex::new(()) }
+        Self {
+            core,
+            quic,
+            issuer_files: ArcSwap::from_pointee(issuer_stamps(&config.dynamic)),
+            config: ArcSwap::from_pointee(config),
+            one_at_a_time: tokio::sync::Mutex::new(()),
+        }
     }
 
     /// Reads the file again: clusters, issuers, grants, disabled users, sessions, limits, and the files of certificates.
@@ -90,10 +98,12 @@ impl Reloader {
         Ok(())
     }
 
-    /// Issuers that did not change keep their verifier and with it the key sets that it has read.
+    /// Issuers that did not change, nor their files, keep their verifier and with it the key sets that it has read.
     fn snapshot(&self, old: &Dynamic, next: &Dynamic) -> Result<Snapshot, ReloadError> {
-        let same = format!("{:?}", old.issuers) == format!("{:?}", next.issuers);
+        let files = issuer_stamps(next);
+        let same = format!("{:?}", old.issuers) == format!("{:?}", next.issuers) && files == **self.issuer_files.load();
         let verifier = if same { Arc::clone(&self.core.snapshots.load().verifier) } else { verifier(&next.issuers)? };
+        self.issuer_files.store(Arc::new(files));
         Ok(Snapshot::new(next, verifier))
     }
 
@@ -131,16 +141,24 @@ pub fn verifier(issuers: &[RawIssuer]) -> Result<Arc<Verifier>, ReloadError> {
     Ok(Arc::new(Verifier::new(issuers, Arc::new(Direct)).map_err(TrustError::from)?))
 }
 
-fn stamps(config: &Config) -> Vec<Option<(SystemTime, u64)>> {
-    let stamp = |path: &Path| {
-        let metadata = std::fs::metadata(path).ok()?;
-        Some((metadata.modified().ok()?, metadata.len()))
-    };
+/// When a file changed last, and its size.
+type Stamp = Option<(SystemTime, u64)>;
+
+fn stamp(path: &Path) -> Stamp {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.modified().ok()?, metadata.len()))
+}
+
+fn stamps(config: &Config) -> Vec<Stamp> {
     let files: [Option<&PathBuf>; 4] = [
         config.file.as_ref(),
         Some(&config.tls.certificate_file),
         Some(&config.tls.key_file),
         Some(&config.agents_ca_file),
     ];
-    files.into_iter().flatten().map(|path| stamp(path)).collect()
+    files.into_iter().flatten().map(|path| stamp(path)).chain(issuer_stamps(&config.dynamic)).collect()
+}
+
+fn issuer_stamps(dynamic: &Dynamic) -> Vec<Stamp> {
+    dynamic.issuers.iter().flat_map(RawIssuer::files).map(stamp).collect()
 }

@@ -34,6 +34,23 @@ async fn a_bad_reload_keeps_the_old_configuration_and_says_so() {
 }
 
 #[tokio::test]
+async fn a_reload_reads_an_issuers_changed_keys_file_and_keeps_the_verifier_otherwise() {
+    let mut world = World::new().await;
+    let audience = crate::world::cluster("a").audience();
+    let verifier = |world: &World| std::sync::Arc::clone(&world.gateway.core().snapshots.load().verifier);
+    let now = std::time::SystemTime::now();
+    let first = verifier(&world);
+    world.gateway.reload().await.unwrap();
+    assert!(std::sync::Arc::ptr_eq(&first, &verifier(&world)));
+    world.issuer.keys.insert(0, proto::token::testing::TestKey::es256("k2"));
+    let token = world.token("ann", "a");
+    assert!(first.verify(&token, &audience, now).await.is_err());
+    world.issuer.raw("dev", world.dir.path()).unwrap();
+    world.gateway.reload().await.unwrap();
+    assert_eq!(verifier(&world).verify(&token, &audience, now).await.unwrap().username, "dev:ann");
+}
+
+#[tokio::test]
 async fn browsers_are_turned_away() {
     let world = World::new().await;
     let mut tcp = TcpStream::connect(world.addresses.admin).await.unwrap();
