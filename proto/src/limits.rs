@@ -28,6 +28,11 @@ pub const WINDOW_MAX: u64 = 16 * 1024 * 1024;
 pub const WINDOW_GROWTH_PER_TUNNEL: u64 = 64 * 1024 * 1024;
 /// The largest chunk handed to a carrier at once, in bytes; one HTTP/2 DATA frame at the most.
 pub const CHUNK_BYTES: usize = 256 * 1024;
+/// The smallest a chunk becomes when many streams wait for the carrier at once, in bytes.
+pub const CHUNK_BYTES_MIN: usize = 16 * 1024;
+/// What all streams that wait for the carrier may hand to it in one round together, in bytes. HTTP/2 knows no priorities:
+/// a control message or a small answer waits for one frame of each stream that has bulk queued.
+pub const ROUND_BYTES: usize = 1024 * 1024;
 /// What one stream may have queued in a TCP carrier and not yet sent, in bytes, so that bulk does not delay others.
 pub const CARRIER_QUEUE_BYTES: usize = 512 * 1024;
 /// Parked streams that the gateway keeps ready for an agent on the HTTP/2 carriers.

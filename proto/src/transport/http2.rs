@@ -9,6 +9,9 @@
 mod connection;
 mod streams;
 
+#[cfg(test)]
+mod tests;
+
 pub(crate) use connection::Link;
 pub use connection::{client_side, server_side};
 pub(crate) use streams::{H2Recv, H2Send};
@@ -22,7 +25,7 @@ pub const TLS_BUFFER_BYTES: usize = 2 * crate::limits::CHUNK_BYTES;
 
 /// Bytes queued unsent in the kernel above which a socket takes no more: what has been handed to the kernel delays
 /// control messages and other streams.
-const UNSENT_BYTES: u32 = 512 * 1024;
+const UNSENT_BYTES: u32 = 128 * 1024;
 
 /// Socket options of a tunnel's TCP connection: no delay, little queued unsent in the kernel.
 pub fn tune_tcp(socket: &TcpStream) {

@@ -37,7 +37,7 @@ const RTT_GUESS: Duration = Duration::from_millis(50);
 pub(crate) fn stream(lease: Arc<Lease>, (send, recv): (RawSend, RawRecv)) -> Stream {
     Stream {
         id: lease.state.id,
-        send: SendStream { raw: send, lease: lease.clone(), position: 0, over: false },
+        send: SendStream { raw: send, lease: lease.clone(), position: 0, over: false, blocked: false },
         recv: RecvStream::new(recv, lease),
     }
 }
@@ -50,6 +50,8 @@ pub struct SendStream {
     position: u64,
     /// Finished, reset or ended because of a stop.
     over: bool,
+    /// Waits for room in the carrier.
+    blocked: bool,
 }
 
 impl SendStream {
@@ -73,13 +75,14 @@ impl SendStream {
                 return Poll::Ready(Ok(()));
             }
             let credit = self.lease.state.send_limit.load(Ordering::Acquire).saturating_sub(self.position);
-            let max = usize::try_from(credit).unwrap_or(usize::MAX).min(limits::CHUNK_BYTES);
+            let max = usize::try_from(credit).unwrap_or(usize::MAX).min(self.lease.shared.chunk_bytes());
             let polled = if max == 0 {
                 // Without credit there is nothing to send, but the peer may end the stream.
                 self.raw.poll_stopped(cx).map(Err)
             } else {
                 self.raw.poll_send(cx, chunk, max)
             };
+            self.set_blocked(max > 0 && polled.is_pending());
             match polled {
                 Poll::Ready(Ok(taken)) => self.position += taken as u64,
                 Poll::Ready(Err(error)) => {
@@ -147,6 +150,12 @@ impl SendStream {
         }
     }
 
+    fn set_blocked(&mut self, blocked: bool) {
+        if std::mem::replace(&mut self.blocked, blocked) != blocked {
+            self.lease.shared.set_blocked(blocked);
+        }
+    }
+
     /// Notes what the carrier said.
     fn raw_end(&self, error: RawError) -> StreamError {
         let state = &self.lease.state;
@@ -169,6 +178,7 @@ impl SendStream {
 
 impl Drop for SendStream {
     fn drop(&mut self) {
+        self.set_blocked(false);
         if !self.over {
             match self.lease.state.send_end() {
                 Some(end) => {

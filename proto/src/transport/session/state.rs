@@ -147,6 +147,8 @@ pub(crate) struct Shared {
     pub(crate) outbox_filled: Notify,
     /// Bytes that windows have grown beyond their first size.
     growth: AtomicU64,
+    /// Senders that wait for room in the carrier.
+    blocked: AtomicUsize,
     /// Bytes received on any stream: the sign of life.
     pub(crate) received: AtomicU64,
     rtt_us: AtomicU64,
@@ -199,6 +201,7 @@ impl Shared {
             outbox: Mutex::default(),
             outbox_filled: Notify::new(),
             growth: AtomicU64::new(0),
+            blocked: AtomicUsize::new(0),
             received: AtomicU64::new(0),
             rtt_us: AtomicU64::new(micros(rtt)),
             closed: watch::Sender::new(None),
@@ -257,6 +260,21 @@ impl Shared {
 
     pub(crate) fn open_streams(&self) -> usize {
         self.open.load(Ordering::Acquire)
+    }
+
+    /// The largest chunk to hand to the carrier now, in bytes: small when many wait for it.
+    pub(crate) fn chunk_bytes(&self) -> usize {
+        let blocked = self.blocked.load(Ordering::Relaxed).max(1);
+        (limits::ROUND_BYTES / blocked).clamp(limits::CHUNK_BYTES_MIN, limits::CHUNK_BYTES)
+    }
+
+    /// Counts a sender that begins or ends to wait for room in the carrier.
+    pub(crate) fn set_blocked(&self, blocked: bool) {
+        if blocked {
+            self.blocked.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.blocked.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// The peer lets us send on `id` up to `position`.

@@ -1,0 +1,119 @@
+//! HTTP/2 over a cable that can be slow or swallow everything, in virtual time.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf},
+    sync::watch,
+    time::{Instant, sleep},
+};
+
+use super::*;
+use crate::{
+    limits,
+    transport::{
+        CarrierKind, StreamError, TunnelHandle,
+        carrier::Facts,
+        session::{self, AgentSide, GatewaySide, SessionOptions},
+    },
+    wire::{close::CloseCode, hello::Refuse, message::Writer},
+};
+
+const TURN: Duration = Duration::from_millis(10);
+
+fn head() -> Bytes {
+    Writer::begin(BytesMut::new(), 16).finish().freeze()
+}
+
+/// Carries so many bytes per [`TURN`]; none is a black hole that still takes them.
+async fn carry(mut from: ReadHalf<DuplexStream>, mut to: WriteHalf<DuplexStream>, rate: watch::Receiver<usize>) {
+    loop {
+        let rate = *rate.borrow();
+        let mut buffer = vec![0; if rate == 0 { 65_536 } else { rate }];
+        match from.read(&mut buffer).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) if rate == 0 => {}
+            Ok(got) => {
+                if to.write_all(&buffer[..got]).await.is_err() {
+                    return;
+                }
+            }
+        }
+        sleep(TURN).await;
+    }
+}
+
+/// A tunnel over a cable, and the knob of its rate.
+async fn tunnel(rate: usize) -> (TunnelHandle, TunnelHandle, watch::Sender<usize>) {
+    let (gateway_io, gateway_plug) = tokio::io::duplex(64 * 1024);
+    let (agent_io, agent_plug) = tokio::io::duplex(64 * 1024);
+    let (knob, rate) = watch::channel(rate);
+    let (gateway_read, gateway_write) = tokio::io::split(gateway_plug);
+    let (agent_read, agent_write) = tokio::io::split(agent_plug);
+    tokio::spawn(carry(gateway_read, agent_write, rate.clone()));
+    tokio::spawn(carry(agent_read, gateway_write, rate));
+    let facts = || Facts { kind: CarrierKind::Http2, peer: None, certificates: vec![Vec::new().into()] };
+    let (gateway, agent) = tokio::join!(client_side(gateway_io, facts()), server_side(agent_io, facts()));
+    let gateway_side = GatewaySide {
+        session: [1; 16],
+        authenticate: |_| async { Ok::<_, Refuse>(()) },
+        options: SessionOptions::default(),
+    };
+    let agent_side = AgentSide {
+        agent_version: String::new(),
+        instance: [2; 16],
+        prove: Box::new(|_| Err(String::new())),
+        options: SessionOptions::default(),
+    };
+    let gateway = session::accept(gateway.unwrap(), gateway_side);
+    let (gateway, agent) = tokio::join!(gateway, session::connect(agent.unwrap(), agent_side));
+    (gateway.unwrap().0, agent.unwrap(), knob)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_path_that_swallows_everything_is_dead_at_both_ends_within_30_s() {
+    let (gateway, agent, knob) = tunnel(100_000).await;
+    let mut stream = gateway.open(head()).await.unwrap();
+    let _far = agent.accept().await.unwrap();
+    knob.send(0).unwrap();
+    let began = Instant::now();
+    let bulk = tokio::spawn(async move {
+        loop {
+            if let Err(error) = stream.send.send(Bytes::from(vec![0; 65_536])).await {
+                return error;
+            }
+        }
+    });
+    let (gateway, agent) = tokio::join!(gateway.closed(), agent.closed());
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert_eq!((gateway.code, agent.code), (CloseCode::Dead, CloseCode::Dead));
+    assert_eq!(bulk.await.unwrap(), StreamError::Lost(CloseCode::Dead));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_bulk_streams_on_a_slow_path_do_not_delay_a_small_exchange_for_long() {
+    // 1 MB/s, and a hundred streams that each have more than it carries in a second.
+    let (gateway, agent, _knob) = tunnel(10_000).await;
+    let mut bulk = Vec::new();
+    for _ in 0..100 {
+        let mut near = gateway.open(head()).await.unwrap();
+        let mut far = agent.accept().await.unwrap().stream;
+        bulk.push(tokio::spawn(async move { while far.send.send(Bytes::from(vec![0; 1 << 18])).await.is_ok() {} }));
+        bulk.push(tokio::spawn(async move { while let Ok(Some(_)) = near.recv.recv().await {} }));
+    }
+    sleep(Duration::from_secs(60)).await;
+    let began = Instant::now();
+    let mut near = gateway.open(head()).await.unwrap();
+    let mut far = agent.accept().await.unwrap().stream;
+    far.send.send(Bytes::from_static(b"small")).await.unwrap();
+    assert_eq!(near.recv.recv().await.unwrap().unwrap(), "small");
+    let took = began.elapsed();
+    // A round of all streams at their smallest chunk, twice, and what is on its way.
+    let bound = Duration::from_secs((2 * 100 * limits::CHUNK_BYTES_MIN / 1_000_000) as u64 + 2);
+    assert!(took < bound, "{took:?}");
+    assert!(gateway.rtt().unwrap() < bound, "{:?}", gateway.rtt());
+    for task in bulk {
+        task.abort();
+    }
+}
