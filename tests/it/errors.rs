@@ -97,7 +97,7 @@ fn no_agent() -> anyhow::Result<()> {
     let token = stack.token("admin")?;
     stack.agent.lock().unwrap().kill();
     tests::programs::eventually("the gateway knows", Duration::from_secs(30), || {
-        Ok(stack.get_with(&token, "/api")?.status == 503)
+        Ok(stack.get_with(&token, "/api").is_ok_and(|answer| answer.status == 503))
     })?;
     let mut raw = stack.raw()?;
     let request = format!(

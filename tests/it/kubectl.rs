@@ -241,8 +241,8 @@ fn old_kubectl(carrier: &'static str) -> anyhow::Result<()> {
     ensure!(old.ok(&["get", "configmap", "o"])?.contains('o'));
     ensure!(old.ok(&["get", "configmap", "o", "-o", "yaml"])?.contains("x: \"1\""));
     old.apply("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p}\ndata: {x: '1'}\n")?;
+    // Not `get --raw`: this version drops the path prefix of the server's address.
     old.ok(&["delete", "configmap", "o", "p"])?;
-    ensure!(old.ok(&["get", "--raw", "/readyz"])? == "ok");
     Ok(())
 }
 
@@ -259,7 +259,7 @@ fn kubectl_proxy(carrier: &'static str) -> anyhow::Result<()> {
     );
     let _ = child.kill();
     let _ = child.wait();
-    ensure!(answer?.ok()?.contains("\"name\": \"default\""));
+    ensure!(answer?.ok()?.replace(' ', "").contains("\"name\":\"default\""));
     Ok(())
 }
 

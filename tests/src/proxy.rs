@@ -50,17 +50,24 @@ impl Proxy {
         let mut config = None;
         let mut ca = None;
         if tls {
-            let certified = rcgen::generate_simple_self_signed(vec!["localhost".into(), "127.0.0.1".into()])?;
+            let authority_key = rcgen::KeyPair::generate()?;
+            let mut parameters = rcgen::CertificateParams::new(Vec::<String>::new())?;
+            parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+            parameters.distinguished_name.push(rcgen::DnType::CommonName, "the proxy's own authority");
+            let authority = rcgen::CertifiedIssuer::self_signed(parameters, authority_key)?;
+            let key_pair = rcgen::KeyPair::generate()?;
+            let certificate = rcgen::CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()])?
+                .signed_by(&key_pair, &authority)?;
             let path = dir.join("proxy-ca.crt");
-            std::fs::write(&path, certified.cert.pem())?;
+            std::fs::write(&path, authority.pem())?;
             ca = Some(path);
-            let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der()).map_err(anyhow::Error::msg)?;
+            let key = PrivateKeyDer::try_from(key_pair.serialize_der()).map_err(anyhow::Error::msg)?;
             let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
             config = Some(Arc::new(
                 ServerConfig::builder_with_provider(provider)
                     .with_safe_default_protocol_versions()?
                     .with_no_client_auth()
-                    .with_single_cert(vec![certified.cert.der().clone()], key)?,
+                    .with_single_cert(vec![certificate.der().clone()], key)?,
             ));
         }
         let manner = Arc::new(Mutex::new(manner));

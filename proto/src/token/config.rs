@@ -253,7 +253,11 @@ impl TryFrom<RawIssuer> for Issuer {
             username_prefix: check.prefix("username_prefix", raw.username_prefix),
             groups_claim: raw.groups_claim.map_or_else(|| Some("groups".to_owned()), |c| (!c.is_empty()).then_some(c)),
             groups_prefix: check.prefix("groups_prefix", raw.groups_prefix),
-            uid_claim: check.claim("uid_claim", raw.uid_claim),
+            uid_claim: match raw.uid_claim.as_deref() {
+                None => Some("sub".to_owned()),
+                Some("") => None,
+                Some(_) => check.claim("uid_claim", raw.uid_claim),
+            },
             extra: extra_of(raw.extra, kind, &mut check),
             required: required_of(raw.required_claims, kind, &raw.url, &mut check),
             skew: check.duration("clock_skew", raw.clock_skew, Duration::from_secs(30), SKEW_MAX),

@@ -126,7 +126,7 @@ pub(super) fn identity(
         username: names::prefixed("user name", &issuer.username_prefix, username(claims, issuer)?, &issuer.reserved)?,
         uid: match &issuer.uid_claim {
             None => None,
-            Some(claim) => Some(names::prefixed("uid", "", required_text(claims, claim)?, &issuer.reserved)?),
+            Some(claim) => Some(names::id("uid", required_text(claims, claim)?)?),
         },
         groups: groups.iter().map(group).collect::<Result<_, _>>()?,
         extra: extra(claims, issuer)?,

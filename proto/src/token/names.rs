@@ -20,12 +20,18 @@ pub(super) fn has_forbidden(name: &str) -> bool {
     })
 }
 
+/// Checks an id, which names nobody to a reader and gives no right by itself: `system:` means nothing in it.
+pub(super) fn id(what: &'static str, id: &str) -> Result<String, TokenError> {
+    if id.is_empty() || id.len() > NAME_BYTES || has_forbidden(id) || id.trim() != id {
+        return Err(TokenError::BadName(what));
+    }
+    Ok(id.to_owned())
+}
+
 /// Puts the prefix in front and checks the whole.
 pub(super) fn prefixed(what: &'static str, prefix: &str, name: &str, allowed: &[String]) -> Result<String, TokenError> {
     let whole = [prefix, name].concat();
-    if name.is_empty() || whole.len() > NAME_BYTES || has_forbidden(&whole) || whole.trim() != whole {
-        return Err(TokenError::BadName(what));
-    }
+    id(what, name).and_then(|_| id(what, &whole))?;
     if is_reserved(&whole) && !allowed.contains(&whole) {
         return Err(TokenError::Reserved(what));
     }

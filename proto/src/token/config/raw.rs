@@ -60,7 +60,8 @@ pub struct RawIssuer {
     /// What group names begin with (default: nothing). Two issuers with the same prefix must both say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups_prefix: Option<String>,
-    /// The claim for `Impersonate-Uid` (default: none).
+    /// The claim for `Impersonate-Uid` (default `sub`: a user name may be given to somebody else one day, an id is not);
+    /// empty: no uid is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid_claim: Option<String>,
     /// Extra key to claim; for `entra` also `oid = "oid"`.
