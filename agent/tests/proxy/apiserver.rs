@@ -27,8 +27,6 @@ pub enum Act {
     Write(Vec<u8>),
     /// Answers 200 with this body.
     Ok(&'static str),
-    /// Reads until the peer ends its direction, and records it.
-    ReadToEnd,
     /// Gives back what comes, until the peer ends its direction; then ends its own.
     Echo,
     /// Waits until the peer has gone.
@@ -156,11 +154,6 @@ async fn serve(mut stream: TlsStream<TcpStream>, number: usize, script: &Script,
                     let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len());
                     let _ = stream.write_all(answer.as_bytes()).await;
                     let _ = stream.flush().await;
-                }
-                Act::ReadToEnd => {
-                    let mut rest = std::mem::take(&mut buffer);
-                    let _ = stream.read_to_end(&mut rest).await;
-                    seen.send_modify(|seen| seen.requests.push((number, rest)));
                 }
                 Act::Echo => {
                     let (mut from, mut to) = tokio::io::split(&mut stream);

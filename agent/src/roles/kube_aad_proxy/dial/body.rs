@@ -20,7 +20,7 @@ pub struct RequestBody(Kind);
 enum Kind {
     Empty,
     Whole(Option<Bytes>),
-    Stream { first: Option<Bytes>, rest: StreamBody, over: oneshot::Receiver<()> },
+    Stream { first: Option<Bytes>, rest: Box<StreamBody>, over: oneshot::Receiver<()> },
 }
 
 /// Held by whoever runs the exchange. When it is dropped, a request body that still flows ends: the answer is complete,
@@ -41,7 +41,7 @@ impl RequestBody {
     /// The rest of a stream, behind a chunk that was already taken from it.
     pub fn stream(first: Option<Bytes>, rest: StreamBody) -> (Self, BodyGuard) {
         let (guard, over) = oneshot::channel();
-        (Self(Kind::Stream { first, rest, over }), BodyGuard(Some(guard)))
+        (Self(Kind::Stream { first, rest: Box::new(rest), over }), BodyGuard(Some(guard)))
     }
 
     /// Whether there is no body.
@@ -72,7 +72,7 @@ impl Body for RequestBody {
                 if over.poll_unpin(cx).is_ready() {
                     return Poll::Ready(Some(Err(StreamError::Over)));
                 }
-                Pin::new(rest).poll_frame(cx)
+                Pin::new(&mut **rest).poll_frame(cx)
             }
         }
     }
