@@ -253,3 +253,23 @@ async fn a_corporate_proxy_on_the_users_side_is_passed() {
     let seen: Vec<_> = std::iter::from_fn(|| seen.try_recv().ok()).collect();
     assert_eq!(seen, [&here, &here, &here].map(String::clone), "sign-in, request and the second sign-in");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_renewed_before_it_ends_and_shown_to_the_gateway() {
+    let gateway = SmallGateway::start(BOTH).await;
+    let proxy = start(&gateway, &gateway.dir.path().join("kubeconfig"), 0, &["--ttl", "2s"]).await;
+    let request = get(&proxy.local, "/api", &proxy.local.token, "Connection: close\r\n");
+    assert!(proxy.local.raw(&request).await.starts_with("HTTP/1.1 200"));
+    let first = gateway.received.lock().unwrap().pop().unwrap().headers["authorization"].clone();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let shown = loop {
+        assert!(std::time::Instant::now() < deadline, "no newer token was shown");
+        if let Some(received) = gateway.received.lock().unwrap().pop() {
+            break received;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(shown.method, "POST");
+    assert_eq!(shown.target, format!("{}/.towline/refresh", proxy.local.path));
+    assert_ne!(shown.headers["authorization"], first);
+}

@@ -5,12 +5,15 @@ use std::{path::Path, process::ExitCode, time::SystemTime};
 use anyhow::{Context, anyhow};
 use secrecy::ExposeSecret;
 
-use super::{print, target::Target};
+use super::{
+    print,
+    target::{Target, service_account_name},
+};
 use crate::{
     args::{KubeconfigArgs, KubeconfigFileArgs, OutboundArgs},
-    credential::{self, Token, claims, timestamp},
+    credential::{self, Token, timestamp},
     environment,
-    failure::{Failure, Hint, Outcome},
+    failure::{Failure, Outcome},
     kubeconfig::{Entry, UserEntry, merge, merge_file},
 };
 
@@ -24,7 +27,7 @@ pub async fn run(args: KubeconfigArgs) -> Outcome {
         let who = sign_in.user.clone();
         if args.embed_token {
             let token = credential::Source::SignIn(sign_in).obtain().await;
-            let token = token.hint(|| "is the gateway running?".to_owned())?;
+            let token = token?;
             if let Some(expires) = token.expires {
                 tracing::info!("the token in this kubeconfig ends at {}", timestamp(expires)?);
             }
@@ -142,11 +145,4 @@ fn service_account(args: &KubeconfigArgs, target: &Target, file: &Path) -> Outco
     let entry = UserEntry::Token { token: token.secret.expose_secret().to_owned(), certificate };
     let name = person.rsplit(':').next().unwrap_or("service-account").to_owned();
     Ok((name, entry))
-}
-
-/// What audit records call the holder: the token's `sub`, which is not verified here and gives no rights.
-pub fn service_account_name(token: &str) -> String {
-    let sub = claims(token).and_then(|claims| Some(claims["sub"].as_str()?.to_owned()));
-    let plain = sub.filter(|sub| sub.len() <= 64 && !sub.is_empty() && sub.bytes().all(|b| b.is_ascii_graphic()));
-    plain.unwrap_or_else(|| "service-account".to_owned())
 }

@@ -3,7 +3,6 @@
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use certs::Credentials;
 use http::{Method, Request, header};
 use http_body_util::Full;
 use proto::process::{Shutdown, TaskGroup, signals};
@@ -14,8 +13,8 @@ use super::{Interrupts, kubeconfig, print, target::Target};
 use crate::{
     args::ProxyArgs,
     client::Client,
-    credential::{Source, claims},
-    failure::{Hint, INTERRUPTED, Outcome},
+    credential::Source,
+    failure::{INTERRUPTED, Outcome},
     kubeconfig::{Entry, UserEntry},
     local_proxy::{Forward, Keeper, Listener, Upstream, bind},
 };
@@ -33,9 +32,9 @@ pub async fn run(args: ProxyArgs) -> Outcome {
     // Before anything is asked of others: a port that is taken is known at once.
     let listener = Listener::new(bind(args.port).await?)?;
     let who = who(&source);
-    let credentials = credentials(&args, &target, &source).await?;
-    let keeper =
-        Keeper::start(source).await.hint(|| "is the gateway running, and is it this user's password?".to_owned())?;
+    let files = (args.client_certificate.as_deref(), args.client_key.as_deref());
+    let credentials = target.credentials(files, &source, ACCESS_TTL).await?;
+    let keeper = Keeper::start(source).await?;
     let client = target.client(credentials.as_ref())?;
     let (tasks, shutdown) = (TaskGroup::new("proxy"), Shutdown::new());
     let interrupts = Interrupts::watch(&tasks)?;
@@ -108,21 +107,6 @@ fn who(source: &Source) -> String {
         Source::SignIn(sign_in) => sign_in.user.clone(),
         Source::File(_) | Source::Fixed(_) => "token".to_owned(),
     }
-}
-
-/// A service-account token needs a certificate beside it; with a state one is made.
-async fn credentials(args: &ProxyArgs, target: &Target, source: &Source) -> Outcome<Option<Credentials>> {
-    if let (Some(certificate), Some(key)) = (&args.client_certificate, &args.client_key) {
-        return Ok(Some(Credentials::load(certificate, key)?));
-    }
-    let (Some(state), Source::File(_) | Source::Fixed(_)) = (&target.state, source) else { return Ok(None) };
-    let token = source.obtain().await?;
-    let issuer = claims(token.secret.expose_secret()).and_then(|claims| Some(claims["iss"].as_str()?.to_owned()));
-    if issuer.is_some_and(|issuer| issuer == state.issuer_url()) {
-        return Ok(None);
-    }
-    let person = kubeconfig::service_account_name(token.secret.expose_secret());
-    Ok(Some(target.issue_access(&person, ACCESS_TTL)?.credentials().clone()))
 }
 
 fn entry(

@@ -1,15 +1,19 @@
 //! Which cluster, at which gateway, as whom: from a state's folder or from options of their own.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow};
 use certs::{Credentials, Roots, Validity};
 use proto::ids::{ClusterId, ClusterKey};
+use secrecy::ExposeSecret;
 
 use crate::{
     args::{ClusterArgs, OutboundArgs, UserArgs},
     client::{self, Address, Client, Outbound},
-    credential::{self, SignIn, Source},
+    credential::{self, SignIn, Source, claims},
     environment,
     failure::{Failure, Outcome},
     state::State,
@@ -117,8 +121,28 @@ impl Target {
         Ok(state.authority()?.issue_access(id.as_str(), person, Validity::for_duration(ttl))?)
     }
 
+    /// The certificate of the options; for a service-account token of a state one is made, good for `ttl`.
+    pub async fn credentials(
+        &self,
+        files: (Option<&Path>, Option<&Path>),
+        source: &Source,
+        ttl: Duration,
+    ) -> Outcome<Option<Credentials>> {
+        if let (Some(certificate), Some(key)) = files {
+            return Ok(Some(Credentials::load(certificate, key)?));
+        }
+        let (Some(state), Source::File(_) | Source::Fixed(_)) = (&self.state, source) else { return Ok(None) };
+        let token = source.obtain().await?;
+        let token = token.secret.expose_secret();
+        let issuer = claims(token).and_then(|claims| Some(claims["iss"].as_str()?.to_owned()));
+        if issuer.is_some_and(|issuer| issuer == state.issuer_url()) {
+            return Ok(None);
+        }
+        Ok(Some(self.issue_access(&service_account_name(token), ttl)?.credentials().clone()))
+    }
+
     /// The token of `--token-file`, or a sign-in.
-    pub fn source(&self, token_file: Option<&std::path::Path>, user: &UserArgs) -> Outcome<Source> {
+    pub fn source(&self, token_file: Option<&Path>, user: &UserArgs) -> Outcome<Source> {
         match token_file {
             Some(file) => Ok(Source::file(file)?),
             None => Ok(Source::SignIn(self.sign_in(user)?)),
@@ -158,4 +182,11 @@ pub fn sign_in(
     let address = Address::parse(issuer).map_err(Failure::usage)?;
     let client = Client::new(address, roots, None, outbound).context("the issuer's address")?;
     Ok(SignIn { client, user, password, audience, ttl: args.ttl })
+}
+
+/// What audit records call the holder: the token's `sub`, which is not verified here and gives no rights.
+pub fn service_account_name(token: &str) -> String {
+    let sub = claims(token).and_then(|claims| Some(claims["sub"].as_str()?.to_owned()));
+    let plain = sub.filter(|sub| sub.len() <= 64 && !sub.is_empty() && sub.bytes().all(|b| b.is_ascii_graphic()));
+    plain.unwrap_or_else(|| "service-account".to_owned())
 }

@@ -20,7 +20,7 @@ use crate::{
     client::{self, Outbound},
     credential::{ExecVersion, Source, Token, claims, exec_credential, read_secret, timestamp},
     environment,
-    failure::{Failure, Hint, Outcome},
+    failure::{Failure, Outcome},
 };
 
 /// A kept token is shown again while so much of its life is left, but never less than a quarter of it.
@@ -33,7 +33,7 @@ pub async fn run(args: TokenArgs) -> Outcome {
     let token = match token {
         Some(token) => token,
         None => {
-            let token = source.obtain().await.hint(|| hint(&args))?;
+            let token = source.obtain().await?;
             if let (true, Some(kept)) = (args.exec_credential, &kept) {
                 kept.write(&token);
             }
@@ -54,13 +54,6 @@ pub async fn run(args: TokenArgs) -> Outcome {
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn hint(args: &TokenArgs) -> String {
-    match &args.cluster.state {
-        Some(dir) => format!("is it running? towline dev --state {}", dir.display()),
-        None => "--ca names the authority of the issuer's certificate, --issuer its address".to_owned(),
-    }
 }
 
 /// An issuer and an audience suffice: no gateway needs to be named.

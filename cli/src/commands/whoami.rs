@@ -1,9 +1,8 @@
 //! `towline whoami`: what gateway and agent each make of a token, and why not. A 401 does not tell.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
-use certs::Credentials;
 use http::{Request, StatusCode, header};
 use http_body_util::Full;
 use secrecy::ExposeSecret;
@@ -12,18 +11,19 @@ use serde_json::Value;
 use super::{print, target::Target};
 use crate::{
     args::WhoamiArgs,
-    failure::{FAILED, Hint, Outcome},
+    failure::{FAILED, Outcome},
 };
+
+/// Life of the access certificate that is made for one question about a service-account token.
+const ACCESS_TTL: Duration = Duration::from_secs(300);
 
 /// Asks below the cluster's address. The exit code is 0 if both take the token.
 pub async fn run(args: WhoamiArgs) -> Outcome {
     let target = Target::new(&args.cluster, &args.outbound)?;
     let source = target.source(args.token_file.as_deref(), &args.user)?;
-    let token = source.obtain().await.hint(|| "is the gateway running?".to_owned())?;
-    let credentials = match (&args.client_certificate, &args.client_key) {
-        (Some(certificate), Some(key)) => Some(Credentials::load(certificate, key)?),
-        _ => None,
-    };
+    let token = source.obtain().await?;
+    let files = (args.client_certificate.as_deref(), args.client_key.as_deref());
+    let credentials = target.credentials(files, &source, ACCESS_TTL).await?;
     let client = target.client(credentials.as_ref())?;
     let mut bearer = header::HeaderValue::try_from(format!("Bearer {}", token.secret.expose_secret()))
         .map_err(|_| anyhow!("the token has characters that no token has"))?;

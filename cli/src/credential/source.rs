@@ -66,7 +66,8 @@ impl SignIn {
             .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
             .header(header::ACCEPT, "application/json")
             .body(Full::new(Bytes::from(self.form())))?;
-        let answer = self.client.request(request).await?;
+        let reached = self.client.request(request).await;
+        let answer = reached.with_context(|| format!("the issuer at {issuer} was not reached: is it running?"))?;
         let (status, body) = (answer.status(), answer.into_body());
         let fields: Value = serde_json::from_slice(&body).unwrap_or_default();
         if !status.is_success() {
