@@ -1,4 +1,4 @@
-#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods))]
 //! The agent in a cluster: dials out to the gateway, keeps a tunnel up, and serves the streams that come through it.
 //!
 //! | module | what it holds |

@@ -1,5 +1,5 @@
 //! `towline dev` as a script uses it: one JSON line, tokens, edits while it runs, the same state at the next start.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod support;
 

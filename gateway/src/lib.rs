@@ -1,4 +1,4 @@
-#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods))]
 //! The gateway: users come in over HTTPS, agents over tunnels that they dialled, and a request goes from one to the other
 //! once it is known who asks and that they may.
 //!

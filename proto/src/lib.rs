@@ -1,4 +1,4 @@
-#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods))]
 //! What the gateway and the agent agree on: the wire format, the tunnel and its carriers, the mapping of an HTTP
 //! exchange onto a stream, the verification of tokens, and what both programs need to be a process.
 //!

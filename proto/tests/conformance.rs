@@ -1,5 +1,5 @@
 //! One suite over all carriers: what a tunnel promises, whoever opens the stream. Sockets and TLS are real.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests")]
 
 #[path = "conformance/cancel.rs"]
 mod cancel;

@@ -1,5 +1,5 @@
 //! Whole exchanges between two ends, over every carrier. Sockets and TLS are real.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests")]
 
 #[path = "conformance/carriers.rs"]
 #[allow(dead_code, reason = "the conformance suite uses the rest")]

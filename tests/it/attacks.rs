@@ -400,7 +400,7 @@ fn smuggling() -> Vec<(&'static str, String)> {
         ("bare_cr", post("X-A: b\rImpersonate-User: root\r\n", "")),
         ("nul_in_header", post("X-A: b\0c\r\n", "")),
         ("obs_fold", post("X-A: b\r\n c\r\n", "")),
-        ("h2c_upgrade", format!("GET /{{key}}/api/outer-h2c HTTP/1.1\r\nHost: {{host}}\r\nAuthorization: Bearer {{token}}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n")),
+        ("h2c_upgrade", "GET /{key}/api/outer-h2c HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n".into()),
         ("absolute_form_other_host", "GET https://other.example/{key}/api/outer HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n".into()),
         ("two_hosts", "GET /{key}/api/outer HTTP/1.1\r\nHost: {host}\r\nHost: other.example\r\nAuthorization: Bearer {token}\r\n\r\n".into()),
         ("connect", "CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n".into()),

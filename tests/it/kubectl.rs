@@ -11,8 +11,11 @@ use tests::{
     stack::{CARRIERS, shared},
 };
 
+/// What a test does on a carrier.
+type Run = fn(&'static str) -> anyhow::Result<()>;
+
 /// Each test on one carrier, in turn; on all of them in the long run.
-pub fn spread(tests: &[(&'static str, Needs, fn(&'static str) -> anyhow::Result<()>)], turn: usize) -> Vec<Trial> {
+pub fn spread(tests: &[(&'static str, Needs, Run)], turn: usize) -> Vec<Trial> {
     let mut trials = Vec::new();
     for (index, &(name, needs, run)) in tests.iter().enumerate() {
         for (place, carrier) in CARRIERS.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
 //! The agent's proxy between a gateway that may be hostile and an apiserver that records raw bytes.
 
 mod apiserver;

@@ -130,6 +130,7 @@ impl TaskGroup {
             drop(ended);
             result
         };
+        #[expect(clippy::disallowed_methods, reason = "the one place")]
         let handle = tokio::spawn(future.instrument(span));
         let mut state = tasks.state();
         if state.entries.remove(&id).is_none() {

@@ -35,7 +35,9 @@ fn preface(id: u64) -> BytesMut {
     out
 }
 
-fn gateway() -> GatewaySide<fn(Presented) -> std::future::Ready<Result<(), Refuse>>> {
+type Authenticate = fn(Presented) -> std::future::Ready<Result<(), Refuse>>;
+
+fn gateway() -> GatewaySide<Authenticate> {
     GatewaySide { session: [7; 16], authenticate: |_| std::future::ready(Ok(())), options: SessionOptions::default() }
 }
 
