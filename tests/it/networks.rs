@@ -167,9 +167,7 @@ fn black_hole(carrier: &'static str) -> anyhow::Result<()> {
     let token = stack.token("admin")?;
     namespace.firewall(&["output oif != lo drop", "input iif != lo drop"])?;
     let start = Instant::now();
-    eventually("the gateway knows", Duration::from_secs(30), || {
-        Ok(carrier_of(&stack)?.is_empty())
-    })?;
+    eventually("the gateway knows", Duration::from_secs(30), || Ok(carrier_of(&stack)?.is_empty()))?;
     let at_once = Instant::now();
     let answer = stack.get_with(&token, "/api")?;
     ensure!(answer.status == 503 && at_once.elapsed() < Duration::from_secs(2), "{}", answer.head);

@@ -17,7 +17,6 @@ use super::Lease;
 /// What goes to the apiserver.
 pub struct RequestBody(Kind);
 
-#[expect(clippy::large_enum_variant, reason = "one for each request; a box would be an allocation for each")]
 enum Kind {
     Empty,
     Whole(Option<Bytes>),
