@@ -196,7 +196,9 @@ async fn admit(
     let credential = Credential::take(&mut request.headers, query.as_deref()).map_err(refused)?;
     let access = request.connection.access.as_ref();
     let principal =
-        authenticate::authenticate(snapshot, &credential, access, cluster, SystemTime::now()).await.map_err(refused)?;
+        authenticate::authenticate(snapshot, &credential, access, (&request.address.key, cluster), SystemTime::now())
+            .await
+            .map_err(refused)?;
     drop(credential);
     record.user(principal.name(), principal.issuer());
 

@@ -96,6 +96,19 @@ impl TokenKind {
     }
 }
 
+/// The audiences that a token names, **not verified**: for choosing what to verify it against, never for deciding
+/// anything. Empty for what is no JWT.
+pub fn claimed_audiences(token: &str) -> Vec<String> {
+    let Ok(compact) = jws::parse(token) else { return Vec::new() };
+    match compact.payload.get("aud") {
+        Some(serde_json::Value::String(audience)) => vec![audience.clone()],
+        Some(serde_json::Value::Array(several)) => {
+            several.iter().filter_map(|audience| audience.as_str().map(str::to_owned)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
 impl Verifier {
     /// Reads keys over HTTPS; `connect` opens the connections ([`Direct`], or through a proxy).
     ///

@@ -61,8 +61,7 @@ fn no_token() -> anyhow::Result<()> {
 
 fn alike() -> anyhow::Result<()> {
     let (_apiserver, stack) = scripted("alike")?;
-    let token = stack.token("stranger")?;
-    let ask = |key: &str| {
+    let ask = |token: &str, key: &str| {
         let mut raw = stack.raw()?;
         raw.send(
             format!(
@@ -73,17 +72,29 @@ fn alike() -> anyhow::Result<()> {
         )?;
         raw.answer()
     };
-    let (known, unknown) = (ask(&stack.key())?, ask(&"ab".repeat(32))?);
+    // With a token for the very cluster: one that is there and forbidden, one that is not there.
+    let guessed = stack.info["clusters"][0]["id"].as_str().unwrap_or_default().to_owned() + "-guessed";
+    let guessed_key = guessed.parse::<proto::ids::ClusterId>()?.key().hex();
+    let known = ask(&stack.token("stranger")?, &stack.key())?;
+    let unknown = ask(&stack.token_for("stranger", &guessed)?, &guessed_key)?;
+    status(&known, 403, "Forbidden")?;
+    // With a token for another cluster.
+    stack.towline(&["dev", "add-cluster", "other"])?.ok()?;
+    let other = stack.token_for("stranger", "other")?;
+    let (known_to_other, unknown_to_other) = (ask(&other, &stack.key())?, ask(&other, &"ab".repeat(32))?);
+    status(&known_to_other, 401, "Unauthorized")?;
     let strip = |answer: &Answer| -> anyhow::Result<String> {
         let mut body = answer.json()?.to_string();
-        for key in [stack.key(), "ab".repeat(32)] {
+        for key in [stack.key(), guessed_key.clone(), "ab".repeat(32)] {
             body = body.replace(&key, "KEY");
         }
         let id = regex_id(&body);
         Ok(body.replace(&id, "ID"))
     };
-    ensure!(known.status == unknown.status, "{} {}", known.head, unknown.head);
-    ensure!(strip(&known)? == strip(&unknown)?, "{}\n{}", strip(&known)?, strip(&unknown)?);
+    for (known, unknown) in [(&known, &unknown), (&known_to_other, &unknown_to_other)] {
+        ensure!(known.status == unknown.status, "{} {}", known.head, unknown.head);
+        ensure!(strip(known)? == strip(unknown)?, "{}\n{}", strip(known)?, strip(unknown)?);
+    }
     Ok(())
 }
 

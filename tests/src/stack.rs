@@ -211,7 +211,12 @@ impl Stack {
 
     /// A fresh token of a user for this cluster. It is noted, so that the sweep for secrets knows it.
     pub fn token(&self, user: &str) -> anyhow::Result<String> {
-        let token = self.towline(&["token", "--user", user, "--cluster", "dev"])?.ok()?.trim().to_owned();
+        self.token_for(user, "dev")
+    }
+
+    /// A fresh token of a user for a cluster by name or id.
+    pub fn token_for(&self, user: &str, cluster: &str) -> anyhow::Result<String> {
+        let token = self.towline(&["token", "--user", user, "--cluster", cluster])?.ok()?.trim().to_owned();
         note_secret(&token)?;
         Ok(token)
     }

@@ -5,6 +5,7 @@
 //! section 2). An agent's certificate is never a user's credential.
 
 use std::{
+    borrow::Cow,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -13,7 +14,7 @@ use base64::Engine as _;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use proto::{
-    ids::ClusterId,
+    ids::{ClusterId, ClusterKey},
     token::{Identity, TokenError},
 };
 
@@ -215,19 +216,23 @@ impl AuthenticateError {
     }
 }
 
-/// Judges a credential for a cluster. For an unknown cluster the same work is done with an audience that no token has
-/// of itself, so that neither answer nor time tells it from a known one.
+/// Judges a credential for a cluster. For an unknown cluster the same work is done for the id that the token itself names,
+/// if that is the id behind the address: whoever has a token for a cluster, real or guessed, then sees what a stranger
+/// of a real one sees, and neither answer nor time tells which it is.
 #[tracing::instrument(name = "authenticate", level = "debug", skip_all)]
 pub async fn authenticate(
     snapshot: &Snapshot,
     credential: &Credential,
     access: Option<&Arc<Access>>,
-    cluster: Option<&ClusterRef>,
+    (key, cluster): (&ClusterKey, Option<&ClusterRef>),
     now: SystemTime,
 ) -> Result<Principal, AuthenticateError> {
-    let audience = cluster.map_or("towline:cluster:unknown", |cluster| cluster.audience.as_str());
     let token = credential.text()?;
-    match snapshot.verifier.verify(token, audience, now).await {
+    let audience = match cluster {
+        Some(cluster) => Cow::Borrowed(cluster.audience.as_str()),
+        None => Cow::Owned(audience_of_unknown(key, token)),
+    };
+    match snapshot.verifier.verify(token, &audience, now).await {
         Ok(identity) => Ok(Principal::User(identity)),
         Err(error) if credential.scheme == Scheme::Bearer && error.is_foreign() => {
             let access = access.filter(|access| cluster.is_none_or(|cluster| cluster.id == access.cluster));
@@ -239,6 +244,19 @@ pub async fn authenticate(
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// The audience to check for an address that no cluster has: the one in the token that belongs to this very address, else
+/// one that no token has.
+fn audience_of_unknown(key: &ClusterKey, token: &str) -> String {
+    let names_it = |audience: &String| {
+        let id = audience.strip_prefix("towline:cluster:").and_then(|id| id.parse::<ClusterId>().ok());
+        id.is_some_and(|id| id.key() == *key && id.audience() == *audience)
+    };
+    proto::token::claimed_audiences(token)
+        .into_iter()
+        .find(names_it)
+        .unwrap_or_else(|| "towline:cluster:unknown".to_owned())
 }
 
 /// `SystemTime` as whole seconds since 1970.

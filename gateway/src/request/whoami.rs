@@ -52,7 +52,9 @@ async fn gateway(snapshot: &Snapshot, request: &mut Request, record: &mut Record
         Err(error) => return refused(error.to_string()),
     };
     let access = request.connection.access.as_ref();
-    let principal = authenticate::authenticate(snapshot, &credential, access, cluster, SystemTime::now()).await;
+    let principal =
+        authenticate::authenticate(snapshot, &credential, access, (&request.address.key, cluster), SystemTime::now())
+            .await;
     let principal = match principal {
         Ok(principal) => principal,
         Err(error) => return refused(error.to_string()),
