@@ -16,6 +16,7 @@ mod endings;
 #[path = "conformance/load.rs"]
 mod load;
 #[path = "conformance/measure.rs"]
+#[allow(clippy::print_stdout, reason = "what it measures")]
 mod measure;
 #[path = "conformance/tunnel.rs"]
 mod tunnel;
