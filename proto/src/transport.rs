@@ -65,6 +65,20 @@ pub trait Tunnel: Send + Sync + 'static {
     fn received(&self) -> u64 {
         0
     }
+
+    /// Packets of the carrier so far. `None` where the system keeps them to itself (TCP).
+    fn packets(&self) -> Option<Packets> {
+        None
+    }
+}
+
+/// Packets that this end sent on a carrier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Packets {
+    /// Sent, in all.
+    pub sent: u64,
+    /// Of these lost, as far as is known.
+    pub lost: u64,
 }
 
 /// A shared tunnel.

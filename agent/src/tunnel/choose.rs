@@ -120,6 +120,10 @@ impl Chooser {
             known.quic = Some(false);
             known.quic_not_before = Some(now + known.penalty);
             known.penalty = (known.penalty * 2).min(PENALTY_LONGEST);
+        } else {
+            // TCP fares no better: whatever ails the path, QUIC copes best with loss.
+            known.quic = None;
+            known.quic_not_before = None;
         }
     }
 
@@ -191,6 +195,8 @@ mod tests {
         assert!(!chooser.plan(&network(1), false, now).quic);
         assert!(chooser.plan(&network(1), false, now + PENALTY_FIRST).quic);
         assert_eq!(chooser.next_probe(&network(1), CarrierKind::Quic, false, now), None);
+        chooser.collapsed(&network(1), CarrierKind::Http2, now);
+        assert!(chooser.plan(&network(1), false, now).quic, "when TCP collapses as well, QUIC may come back");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use rustls::pki_types::CertificateDer;
 
-use super::{CarrierKind, Closed, http2, memory, quic};
+use super::{CarrierKind, Closed, Packets, http2, memory, quic};
 use crate::wire::close::{CloseCode, StreamCode};
 
 /// What is known of a connection when a carrier is made of it.
@@ -112,6 +112,14 @@ impl Link {
     /// Closes at once. Whether the carrier itself carries the code to the peer.
     pub(crate) fn close(&self, code: CloseCode, message: &str) {
         each!(self, link => link.close(code, message))
+    }
+
+    /// Packets so far, where the carrier counts them.
+    pub(crate) fn packets(&self) -> Option<Packets> {
+        match self {
+            Self::Quic(link) => Some(link.packets()),
+            Self::Memory(_) | Self::Http2(_) => None,
+        }
     }
 
     /// Whether [`Self::close`] tells the peer code and message, so that no control message is needed.

@@ -10,7 +10,7 @@ use quinn::{Connection, ConnectionError, ReadError, StoppedError, VarInt, WriteE
 
 use crate::{
     transport::{
-        Closed,
+        Closed, Packets,
         carrier::{RawError, RawRecv, RawSend},
     },
     wire::close::{CloseCode, StreamCode},
@@ -38,6 +38,11 @@ impl Link {
 
     pub(crate) async fn closed(&self) -> Closed {
         closed(self.connection.closed().await)
+    }
+
+    pub(crate) fn packets(&self) -> Packets {
+        let path = self.connection.stats().path;
+        Packets { sent: path.sent_packets, lost: path.lost_packets }
     }
 
     pub(crate) fn close(&self, code: CloseCode, message: &str) {

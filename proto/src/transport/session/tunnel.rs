@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, mpsc};
 use super::state::Shared;
 use crate::{
     transport::{
-        Closed, Drain, Incoming, OpenError, Stream, Tunnel, TunnelInfo,
+        Closed, Drain, Incoming, OpenError, Packets, Stream, Tunnel, TunnelInfo,
         carrier::{Link, RawError},
         stream,
     },
@@ -129,6 +129,10 @@ impl Tunnel for SessionTunnel {
 
     fn received(&self) -> u64 {
         self.shared.received.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    fn packets(&self) -> Option<Packets> {
+        self.link.packets()
     }
 }
 
