@@ -47,6 +47,10 @@ pub fn tests() -> Vec<Trial> {
         ],
         0,
     )
+    .into_iter()
+    // An APIService is one for the whole cluster: on one carrier only.
+    .chain([case("kubectl::aggregated_api::h2", Needs::Pods, || aggregated_api("h2"))])
+    .collect()
 }
 
 /// A namespace for one test on one carrier, made anew.
@@ -299,4 +303,57 @@ fn as_another_user(carrier: &'static str) -> anyhow::Result<()> {
     let error = kubectl.run(&["get", "nodes", "--as", "x", "--as-group", "system:masters"])?.refused()?;
     ensure!(error.to_lowercase().contains("forbidden"), "{error}");
     Ok(())
+}
+
+/// An API that another server than the apiserver serves, behind it.
+fn aggregated_api(carrier: &'static str) -> anyhow::Result<()> {
+    use tests::programs::{Program, eventually, run, scratch};
+    let (cluster, dir) = (cluster(), scratch("aggregated"));
+    run(
+        std::process::Command::new(tests::programs::root().join("tests/cluster/cluster"))
+            .args(["build", "sample-apiserver"]),
+        Duration::from_secs(600),
+    )?
+    .ok()?;
+    let port = std::net::TcpListener::bind((cluster.get("CLUSTER_HOST_IP"), 0))?.local_addr()?.port();
+    let kubeconfig = cluster.get("KUBECONFIG");
+    let mut server = std::process::Command::new(cluster.get("CLUSTER_SAMPLE_APISERVER"));
+    server
+        .args(["--etcd-servers", cluster.get("CLUSTER_ETCD"), "--cert-dir", &dir.display().to_string()])
+        .args(["--bind-address", cluster.get("CLUSTER_HOST_IP"), "--secure-port", &port.to_string()])
+        .args([
+            "--kubeconfig",
+            kubeconfig,
+            "--authentication-kubeconfig",
+            kubeconfig,
+            "--authorization-kubeconfig",
+            kubeconfig,
+        ])
+        .stdout(std::process::Stdio::null());
+    let server = Program::start("sample-apiserver", server, &dir.join("sample.log"))?;
+    let kubectl = shared(carrier).kubectl("admin")?;
+    kubectl.apply(&format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: sample, namespace: default}}\nspec: {{ports: [{{port: 443, targetPort: {port}}}]}}\n---\n\
+         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: sample, namespace: default, labels: {{kubernetes.io/service-name: sample}}}}\n\
+         addressType: IPv4\nports: [{{port: {port}}}]\nendpoints: [{{addresses: [{}]}}]\n---\n\
+         apiVersion: apiregistration.k8s.io/v1\nkind: APIService\nmetadata: {{name: v1alpha1.wardle.example.com}}\n\
+         spec: {{group: wardle.example.com, version: v1alpha1, groupPriorityMinimum: 1000, versionPriority: 15, insecureSkipTLSVerify: true, service: {{name: sample, namespace: default}}}}\n",
+        cluster.get("CLUSTER_HOST_IP")
+    ))?;
+    let outcome = eventually("the aggregated API is served", Duration::from_secs(40), || {
+        Ok(kubectl.run(&["get", "flunders.wardle.example.com"])?.code == Some(0))
+    })
+    .with_context(|| server.tail())
+    .and_then(|_| {
+        kubectl
+            .run_with(
+                &["create", "-n", "default", "-f", "-"],
+                b"apiVersion: wardle.example.com/v1alpha1\nkind: Flunder\nmetadata: {name: f}\n",
+            )?
+            .ok()?;
+        ensure!(kubectl.ok(&["get", "flunders", "-n", "default", "-o", "name"])?.contains("flunder"));
+        kubectl.ok(&["delete", "flunder", "f", "-n", "default"])
+    });
+    kubectl.ok(&["delete", "apiservice", "v1alpha1.wardle.example.com"])?;
+    outcome.map(drop)
 }

@@ -191,7 +191,7 @@ fn nat_rebinding() -> anyhow::Result<()> {
     stack.await_connected(Duration::from_secs(10))?;
     let before = stack.tunnels()?;
     // From now on the agent's packets leave with another source port, as from a NAT that forgot and made a new binding.
-    let script = "table ip towline_nat { chain post { type nat hook postrouting priority 100; meta l4proto udp masquerade to :40000-40100; } }";
+    let script = "table ip towline_nat {\n chain post {\n  type nat hook postrouting priority 100;\n  meta l4proto udp masquerade to :40000-40100\n }\n}\n";
     tests::programs::run_with_input(
         std::process::Command::new("ip").args(["netns", "exec", &namespace.name, "nft", "-f", "-"]),
         Some(script.as_bytes()),

@@ -55,6 +55,11 @@ pub fn tests() -> Vec<Trial> {
         }
     }
     trials.push(case("sessions::old_kubectl_exec_logs_cp_port_forward", Needs::Pods, old_kubectl));
+    for carrier in CARRIERS {
+        trials.push(case(format!("sessions::idle_exec_and_watch_live_on::{carrier}"), Needs::Pods, move || {
+            idle(carrier)
+        }));
+    }
     trials
 }
 
@@ -231,4 +236,50 @@ fn old_kubectl() -> anyhow::Result<()> {
         let _ = child.wait();
         result
     })
+}
+
+/// Longer than every probe's deadline and every timer of the carriers; ten minutes in the long run.
+fn idle(carrier: &'static str) -> anyhow::Result<()> {
+    use std::io::BufRead;
+    let name = namespace("idle", carrier)?;
+    let stack = shared(carrier);
+    let kubectl = stack.kubectl("admin")?.namespace(&name);
+    kubectl.apply(&pod("p", "sleep 100000"))?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    let begin = "echo begun; read -r line; echo got $line";
+    let mut exec = kubectl
+        .command(&["exec", "-i", "p", "--", "sh", "-c", begin])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut lines = std::io::BufReader::new(exec.stdout.take().unwrap()).lines();
+    ensure!(lines.next().context("exec ended")?? == "begun");
+    let mut watch = stack.raw()?;
+    let path = format!("/{}/api/v1/namespaces/{name}/secrets?watch=true", stack.key());
+    watch.send(
+        format!(
+            "GET {path} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n",
+            stack.authority(),
+            stack.token("admin")?
+        )
+        .as_bytes(),
+    )?;
+    ensure!(watch.head()?.contains(" 200 "));
+    let until = std::time::Instant::now() + Duration::from_secs(if full() { 600 } else { 45 });
+    eventually("the time of silence has passed", Duration::from_secs(700), || {
+        ensure!(exec.try_wait()?.is_none(), "the idle exec ended");
+        Ok(std::time::Instant::now() > until)
+    })?;
+    writeln!(exec.stdin.take().unwrap(), "word")?;
+    ensure!(lines.next().context("exec ended")?? == "got word");
+    exec.wait()?;
+    kubectl.ok(&["create", "secret", "generic", "news"])?;
+    let mut seen = String::new();
+    while !seen.contains("\"news\"") {
+        let bytes = watch.some()?;
+        ensure!(!bytes.is_empty(), "the idle watch ended");
+        seen += &String::from_utf8_lossy(&bytes);
+    }
+    kubectl.ok(&["delete", "pod", "p", "--wait=false"])?;
+    Ok(())
 }
