@@ -181,7 +181,12 @@ async fn service_account_tokens_need_the_right_to_reach_the_cluster() {
         user.send(get(&at("a", "/x"), foreign, "")).await;
         assert_eq!(user.answer().await.status, status);
     }
+    // With a certificate for another cluster, what is there and what is not look alike.
     let mut user = world.user_with("localhost", Some(&own), &[tls::ALPN_HTTP11]).await;
+    for name in ["b", "unheard-of"] {
+        user.send(get(&at(name, "/x"), foreign, "")).await;
+        assert_eq!(user.answer().await.status, 401, "{name}");
+    }
     user.send(get(&at("a", "/x"), foreign, "")).await;
     let arrived = agent.next().await;
     assert_eq!(arrived.header("authorization"), Some(format!("Bearer {foreign}").as_str()));
