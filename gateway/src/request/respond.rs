@@ -148,7 +148,7 @@ impl Refusal {
             Kind::NoAgent => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
-                "cannot connect to the cluster because no agent of it is connected to this gateway; \
+                "cannot connect to the cluster because no agent is connected to this gateway for it; \
                  see whether the agent runs in the cluster and what its log says"
                     .to_owned(),
                 Some(1),
