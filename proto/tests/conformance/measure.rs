@@ -77,6 +77,8 @@ async fn bulk(pair: &Pair, streams: usize) {
     let mut tasks = Vec::new();
     for _ in 0..streams {
         let (near, mut far) = pair.stream().await;
+        // A half that is dropped unfinished would break the stream off.
+        far.send.finish().unwrap();
         let (mut send, chunk) = (near.send, chunk.clone());
         tasks.push(tokio::spawn(async move {
             for _ in 0..BYTES / CHUNK / streams {
