@@ -108,6 +108,9 @@ impl Tunnels {
                 Next::Closed(closed) => {
                     tracing::warn!(carrier = %live.carrier, reason = %closed, "tunnel closed");
                     self.status.down(&closed.to_string());
+                    if closed.code == CloseCode::Dead {
+                        self.with_chooser(|chooser| chooser.died(&live.network, live.carrier, Instant::now()));
+                    }
                     backoff.lived(live.since.elapsed());
                     // Full jitter also for the first attempt: a gateway that ends had many agents (attack D13).
                     let delay = backoff.failed(Instant::now(), random_unit());
@@ -208,7 +211,10 @@ impl Tunnels {
                     let now = Instant::now();
                     let why = match health.look(&live.tunnel, now) {
                         Verdict::Stay => continue,
-                        Verdict::Silent => "nothing is heard from the gateway",
+                        Verdict::Silent => {
+                            self.with_chooser(|chooser| chooser.died(&live.network, live.carrier, now));
+                            "nothing is heard from the gateway"
+                        }
                         Verdict::Leave(why) => {
                             self.with_chooser(|chooser| chooser.collapsed(&live.network, live.carrier, now));
                             why

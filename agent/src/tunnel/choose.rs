@@ -20,6 +20,9 @@ const PROBE_LONGEST: Duration = Duration::from_secs(25);
 /// QUIC is left alone for so long after its goodput collapsed; doubles with each collapse.
 const PENALTY_FIRST: Duration = Duration::from_secs(120);
 const PENALTY_LONGEST: Duration = Duration::from_secs(3600);
+/// QUIC tunnels that came up and then fell silent, within this time: so many count as a collapse.
+const DEATHS_MAX: usize = 3;
+const DEATHS_WITHIN: Duration = Duration::from_secs(300);
 /// Networks remembered at once.
 const NETWORKS_MAX: usize = 16;
 
@@ -42,12 +45,22 @@ struct Known {
     penalty: Duration,
     quic_not_before: Option<Instant>,
     probe: Duration,
+    /// When QUIC tunnels died lately; at most [`DEATHS_MAX`].
+    deaths: Vec<Instant>,
     used: Instant,
 }
 
 impl Known {
     fn new(now: Instant) -> Self {
-        Self { tcp: None, quic: None, penalty: PENALTY_FIRST, quic_not_before: None, probe: PROBE_FIRST, used: now }
+        Self {
+            tcp: None,
+            quic: None,
+            penalty: PENALTY_FIRST,
+            quic_not_before: None,
+            probe: PROBE_FIRST,
+            deaths: Vec::new(),
+            used: now,
+        }
     }
 }
 
@@ -111,6 +124,22 @@ impl Chooser {
     /// QUIC did not come up.
     pub fn quic_failed(&mut self, network: &Network, now: Instant) {
         self.known(network, now).quic = Some(false);
+    }
+
+    /// A tunnel that was up fell silent. TCP is tried beside QUIC at once; a path where QUIC comes up again and again only
+    /// to fall silent (most packets lost) is one where it does not work.
+    pub fn died(&mut self, network: &Network, carrier: CarrierKind, now: Instant) {
+        if carrier != CarrierKind::Quic {
+            return;
+        }
+        let known = self.known(network, now);
+        known.quic = Some(false);
+        known.deaths.retain(|death| now.duration_since(*death) < DEATHS_WITHIN);
+        known.deaths.push(now);
+        if known.deaths.len() >= DEATHS_MAX {
+            known.deaths.clear();
+            self.collapsed(network, carrier, now);
+        }
     }
 
     /// A carrier's goodput collapsed: QUIC is left alone for a while.
@@ -197,6 +226,21 @@ mod tests {
         assert_eq!(chooser.next_probe(&network(1), CarrierKind::Quic, false, now), None);
         chooser.collapsed(&network(1), CarrierKind::Http2, now);
         assert!(chooser.plan(&network(1), false, now).quic, "when TCP collapses as well, QUIC may come back");
+    }
+
+    #[test]
+    fn quic_that_falls_silent_again_and_again_is_left_alone_for_a_while() {
+        let (mut chooser, now) = (Chooser::new(CarrierChoice::Auto), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        for seconds in [0, 400, 800] {
+            chooser.died(&network(1), CarrierKind::Quic, at(seconds));
+            let plan = chooser.plan(&network(1), false, at(seconds));
+            assert!(plan.quic && plan.head_start.is_zero(), "an outage now and then is none of QUIC's doing");
+        }
+        chooser.died(&network(1), CarrierKind::Quic, at(830));
+        chooser.died(&network(1), CarrierKind::Quic, at(860));
+        assert!(!chooser.plan(&network(1), false, at(861)).quic);
+        assert!(chooser.plan(&network(1), false, at(861) + PENALTY_FIRST).quic);
     }
 
     #[test]
