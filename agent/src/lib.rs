@@ -95,7 +95,7 @@ impl Agent {
     pub async fn build(config: Config, metrics: Option<PrometheusHandle>) -> Result<Self, BuildError> {
         let shutdown = Shutdown::new();
         let connector = Arc::new(Connector::new(&config)?);
-        let cluster = own_cluster(connector.credentials())?;
+        let cluster = own_cluster(&connector.credentials())?;
         let access = Access::new(&config.cluster).await?;
         let connections = TaskGroup::new("apiserver");
         let apiserver = Arc::new(Apiserver::new(access, connections.clone())?);

@@ -149,7 +149,7 @@ async fn tls(
 ) -> Option<Arc<ClientConfig>> {
     let check = format!("{gateway} TLS");
     let offered = [certs::tls::ALPN_TUNNEL, certs::tls::ALPN_HTTP11];
-    let settings = certs::tls::client_https_with(connector.roots(), connector.credentials(), &offered).ok()?;
+    let settings = certs::tls::client_https_with(connector.roots(), &connector.credentials(), &offered).ok()?;
     let seen = Arc::new(Seen::default());
     match handshake(target, Arc::new(settings)).await {
         Ok(alpn) => {
@@ -163,7 +163,7 @@ async fn tls(
                     "something between here and the gateway ends the TLS: only the websocket carrier passes it";
                 Finding::failed(check, format!("{found} instead of towline/1"), remedy).warning()
             });
-            certs::tls::client_https_with(connector.roots(), connector.credentials(), &[certs::tls::ALPN_HTTP11])
+            certs::tls::client_https_with(connector.roots(), &connector.credentials(), &[certs::tls::ALPN_HTTP11])
                 .ok()
                 .map(Arc::new)
         }

@@ -2,13 +2,14 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
-use certs::{Credentials, Roots};
+use certs::{Credentials, PeerIdentity, Roots};
 use futures_util::future::BoxFuture;
 use proto::{
     process::TaskGroup,
@@ -23,6 +24,7 @@ use rustls::{ClientConfig, pki_types::ServerName};
 
 use super::choose::{Chooser, Network, Plan};
 use crate::{
+    chain,
     config::{Config, Endpoint, Proxy},
     metrics,
 };
@@ -79,7 +81,10 @@ pub struct Connector {
     endpoints: Vec<Endpoint>,
     proxy: Option<Proxy>,
     proxy_tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
-    credentials: Credentials,
+    /// Read again before each dial: certificates are renewed while the agent runs.
+    credentials: ArcSwap<Credentials>,
+    certificate_file: PathBuf,
+    key_file: PathBuf,
     roots: Roots,
     instance: [u8; 16],
     options: DialOptions,
@@ -140,7 +145,9 @@ impl Connector {
             endpoints: gateway.endpoints.clone(),
             proxy: config.proxy.clone(),
             proxy_tls,
-            credentials,
+            credentials: ArcSwap::from_pointee(credentials),
+            certificate_file: gateway.certificate_file.clone(),
+            key_file: gateway.key_file.clone(),
             roots,
             instance,
             options: DialOptions { handshake: STEP_DEADLINE, upgrade: STEP_DEADLINE, ..DialOptions::default() },
@@ -149,8 +156,30 @@ impl Connector {
     }
 
     /// The agent's certificate and key.
-    pub fn credentials(&self) -> &Credentials {
-        &self.credentials
+    pub fn credentials(&self) -> Arc<Credentials> {
+        self.credentials.load_full()
+    }
+
+    /// Reads certificate and key again. What cannot be used, or is another cluster's, changes nothing.
+    fn renew(&self) {
+        let old = self.credentials.load();
+        let new = match Credentials::load(&self.certificate_file, &self.key_file) {
+            Ok(new) => new,
+            Err(err) => {
+                tracing::warn!(error = chain(&err), "the agent's certificate cannot be read again; the old one stays");
+                return;
+            }
+        };
+        if new.chain() == old.chain() {
+            return;
+        }
+        let cluster = |credentials: &Credentials| PeerIdentity::claimed(credentials.chain()).ok();
+        if cluster(&new).is_none() || cluster(&new) != cluster(&old) {
+            tracing::warn!("the agent's new certificate is of another cluster or of none; the old one stays");
+            return;
+        }
+        tracing::info!("the agent's certificate was renewed");
+        self.credentials.store(Arc::new(new));
     }
 
     /// The roots that the gateway's certificate is checked against.
@@ -161,10 +190,11 @@ impl Connector {
     /// Where a carrier is dialled.
     pub fn target(&self, endpoint: usize, carrier: CarrierKind) -> Result<Target, SetupError> {
         let endpoint = &self.endpoints[endpoint];
+        let own = self.credentials();
         let tls = match carrier {
             // A middlebox may end this one's TLS, and may be old.
-            CarrierKind::WebSocket => certs::tls::client_websocket(&self.roots, &self.credentials)?,
-            _ => certs::tls::client_tunnel(&self.roots, &self.credentials, &[certs::tls::ALPN_TUNNEL])?,
+            CarrierKind::WebSocket => certs::tls::client_websocket(&self.roots, &own)?,
+            _ => certs::tls::client_tunnel(&self.roots, &own, &[certs::tls::ALPN_TUNNEL])?,
         };
         let proxy = self.proxy_for(endpoint).map(|proxy| self.proxy(proxy));
         Ok(Target {
@@ -210,7 +240,8 @@ impl Connector {
     async fn attempt(&self, endpoint: usize, carrier: CarrierKind) -> Result<TunnelHandle, ConnectError> {
         let failed =
             |reason: String, try_another, retry_after| ConnectError { carrier, reason, retry_after, try_another };
-        let target = self.target(endpoint, carrier).map_err(|err| failed(crate::chain(&err), false, None))?;
+        self.renew();
+        let target = self.target(endpoint, carrier).map_err(|err| failed(chain(&err), false, None))?;
         let dialled = dial::dial(&target, carrier, &self.options).await.map_err(|err| {
             let elsewhere = matches!(
                 err,
@@ -220,13 +251,13 @@ impl Connector {
                     | DialError::ProxyAuthentication { .. }
                     | DialError::ProxyBroken { .. }
             );
-            failed(crate::chain(&err), carrier == CarrierKind::Quic || !elsewhere, None)
+            failed(chain(&err), carrier == CarrierKind::Quic || !elsewhere, None)
         })?;
-        let own = self.credentials.clone();
+        let own = self.credentials();
         let prove = Box::new(move |message: &[u8]| {
-            let signature = certs::sign_proof(&own, message).map_err(|err| crate::chain(&err))?;
-            let chain = own.chain().iter().map(|der| Bytes::copy_from_slice(der)).collect();
-            Ok(Proof { chain, signature: signature.into() })
+            let signature = certs::sign_proof(&own, message).map_err(|err| chain(&err))?;
+            let certificates = own.chain().iter().map(|der| Bytes::copy_from_slice(der)).collect();
+            Ok(Proof { chain: certificates, signature: signature.into() })
         });
         let side = AgentSide {
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -240,7 +271,7 @@ impl Connector {
                 HelloError::Proof(_) | HelloError::Version => (None, true),
                 _ => (None, false),
             };
-            failed(crate::chain(&err), !refused, retry_after)
+            failed(chain(&err), !refused, retry_after)
         })
     }
 }
@@ -394,4 +425,39 @@ async fn join(carrier: CarrierKind, task: &mut Dialling) -> Result<TunnelHandle,
     task.await.unwrap_or_else(|err| {
         Err(ConnectError { carrier, reason: err.to_string(), retry_after: None, try_another: true })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use certs::{Authority, Validity};
+
+    use super::*;
+
+    fn id(name: &str) -> String {
+        format!("/subscriptions/s/resourcegroups/g/providers/microsoft.kubernetes/connectedclusters/{name}")
+    }
+
+    #[test]
+    fn a_renewed_certificate_is_used_and_another_clusters_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+        let authority = Authority::create("test", Validity::days(2)).unwrap();
+        let write = |name: &str| {
+            let issued = authority.issue_agent(&id(name), Validity::days(1)).unwrap();
+            issued.save(&certificate, &key).unwrap();
+            issued.credentials().chain().to_vec()
+        };
+        let first = write("a");
+        let text = "[gateway]\nurl = \"https://gw\"\ncertificate_file = \"tls.crt\"\nkey_file = \"tls.key\"";
+        let connector = Connector::new(&Config::parse(text, dir.path()).unwrap()).unwrap();
+        write("b");
+        connector.renew();
+        assert_eq!(connector.credentials().chain(), first);
+        std::fs::write(&certificate, "no certificate").unwrap();
+        connector.renew();
+        assert_eq!(connector.credentials().chain(), first);
+        let second = write("a");
+        connector.renew();
+        assert_eq!(connector.credentials().chain(), second);
+    }
 }
