@@ -42,6 +42,8 @@ const H2_PENDING_RESETS: usize = 200;
 const H2_LOCAL_RESETS: usize = 1024;
 /// The largest HTTP/2 frame taken, in bytes.
 const H2_FRAME_BYTES: u32 = 256 * 1024;
+/// Above what is taken: the library's own 431 names no limit, and it counts 32 bytes more for each header.
+const H2_HEADER_LIST_BYTES: u32 = 2 * limits::HEADER_LIST_BYTES as u32;
 /// What one HTTP/2 stream may have queued unsent, in bytes.
 const H2_SEND_BYTES: usize = 512 * 1024;
 /// An idle HTTP/2 connection is asked for a sign of life so often, and must give one within the same time.
@@ -191,7 +193,7 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         .max_frame_size(H2_FRAME_BYTES)
         .max_send_buf_size(H2_SEND_BYTES)
         .max_concurrent_streams(H2_STREAMS)
-        .max_header_list_size(limits::HEADER_LIST_BYTES as u32)
+        .max_header_list_size(H2_HEADER_LIST_BYTES)
         .max_pending_accept_reset_streams(H2_PENDING_RESETS)
         .max_local_error_reset_streams(H2_LOCAL_RESETS)
         .keep_alive_interval(H2_PING)

@@ -219,11 +219,33 @@ async fn a_head_over_the_limit_is_431() {
     let token = world.token("ann", "a");
     let long = format!("X-Long: {}\r\n", "x".repeat(HEADER_LIST));
     user.send(get(&at("a", "/x"), &token, &long)).await;
-    assert_eq!(user.head().await.status, 431);
-    let mut user = world.user().await;
-    let many: String = (0..2000).map(|n| format!("X-{n}: 1\r\n")).collect();
-    user.send(get(&at("a", "/x"), &token, &many)).await;
-    assert_eq!(user.head().await.status, 431);
+    let named = |answer: crate::world::Answer| {
+        assert_eq!(answer.status, 431, "{answer:?}");
+        let status = answer.json();
+        assert!(status["message"].as_str().unwrap().contains("limit header"), "{status}");
+        assert_eq!(status["details"]["causes"][0]["message"], "accept");
+    };
+    named(user.answer().await);
+    user.closed().await;
+    for more in [
+        (0..2000).map(|n| format!("X-{n}: 1\r\n")).collect::<String>(),
+        format!("X-Long: {}\r\n", "x".repeat(2 * HEADER_LIST)),
+    ] {
+        let mut user = world.user().await;
+        user.send(get(&at("a", "/x"), &token, &more)).await;
+        named(user.answer().await);
+    }
+    // Over HTTP/2 too.
+    let stream = world.user_with("localhost", None, &[certs::tls::ALPN_H2]).await.stream;
+    let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
+    world.tasks.spawn("h2", async move { drop(connection.await) });
+    let request = http::Request::get(format!("https://localhost{}", at("a", "/x")));
+    let request = (0..1100).fold(request, |request, n| request.header(format!("x-{n}"), "1")).body(()).unwrap();
+    let (response, _) = sender.send_request(request, true).unwrap();
+    let response = response.await.unwrap();
+    assert_eq!(response.status(), 431);
+    let body = response.into_body().data().await.unwrap().unwrap();
+    assert!(String::from_utf8_lossy(&body).contains("limit headers of"));
 }
 
 #[tokio::test]

@@ -6,6 +6,8 @@
 //! read (attacks 4.3). It also holds back what follows an upgrade request until the answer is known, so that bytes glued
 //! to it are delivered to whom they belong.
 
+mod write;
+
 use std::{
     collections::VecDeque,
     io,
@@ -15,10 +17,11 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use proto::limits;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, Sleep},
+    io::{AsyncRead, ReadBuf},
+    time::Sleep,
 };
 
 /// The longest head, in bytes.
@@ -29,8 +32,6 @@ const CHUNK_LINE_BYTES: usize = 256;
 const TRAILER_BYTES: usize = 8 * 1024;
 /// What may be held back behind an upgrade request, in bytes; more stays in the socket.
 const HELD_BYTES: usize = 64 * 1024;
-/// What is read and thrown away after a refusal, so that the answer is not lost to a TCP reset.
-const LINGER: (usize, Duration) = (256 * 1024, Duration::from_secs(1));
 
 /// What is wrong with a request head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,6 +153,8 @@ pub struct Framing<T> {
     head_timeout: Duration,
     head_deadline: Option<Pin<Box<Sleep>>>,
     linger: Option<(usize, Pin<Box<Sleep>>)>,
+    /// Written instead of an answer of the library's own.
+    instead: Option<Bytes>,
 }
 
 impl<T> Framing<T> {
@@ -168,6 +171,7 @@ impl<T> Framing<T> {
             head_timeout,
             head_deadline: None,
             linger: None,
+            instead: None,
         }
     }
 
@@ -269,6 +273,9 @@ impl<T> Framing<T> {
 
     fn trailers(&mut self, bytes: &[u8]) -> Result<usize, &'static str> {
         let taken = self.take_line(bytes, TRAILER_BYTES)?;
+        if self.line.ends_with(b"\n") && !self.line.ends_with(b"\r\n") {
+            return Err("a trailer does not end in CR LF");
+        }
         let ends = self.line == b"\r\n" || self.line.ends_with(b"\n\r\n");
         if ends {
             self.line.clear();
@@ -366,50 +373,6 @@ impl<T: AsyncRead + Unpin> AsyncRead for Framing<T> {
                 return Poll::Ready(Ok(()));
             }
         }
-    }
-}
-
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Framing<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if this.linger.is_none() {
-            ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-            if this.at != At::Cut {
-                return Poll::Ready(Ok(()));
-            }
-        }
-        let (left, deadline) = this
-            .linger
-            .get_or_insert_with(|| (LINGER.0, Box::pin(tokio::time::sleep_until(Instant::now() + LINGER.1))));
-        while *left > 0 && deadline.as_mut().poll(cx).is_pending() {
-            let mut room = [0; 4096];
-            let mut buffer = ReadBuf::new(&mut room);
-            match ready!(Pin::new(&mut this.io).poll_read(cx, &mut buffer)) {
-                Ok(()) if !buffer.filled().is_empty() => *left = left.saturating_sub(buffer.filled().len()),
-                _ => break,
-            }
-        }
-        Poll::Ready(Ok(()))
     }
 }
 

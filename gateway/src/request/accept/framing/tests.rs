@@ -96,6 +96,45 @@ async fn broken_chunks_break_the_connection() {
     assert!(through(long.as_bytes(), 100).await.1.is_err());
 }
 
+/// The library takes `X: y\n` for an unfinished trailer: behind it the two readers told different requests apart, and the
+/// fault of one request was noted for another.
+#[tokio::test]
+async fn a_bare_line_feed_in_the_trailers_breaks_the_connection() {
+    for trailers in ["X: y\n\r\n", "\n", "X: y\r\n\n", "X: y\n\n"] {
+        let input =
+            format!("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n{trailers}GET / HTTP/1.1\r\n\r\n");
+        for size in [1, 1000] {
+            let (_, result, faults) = through(input.as_bytes(), size).await;
+            assert!(result.is_err(), "{trailers:?}");
+            assert_eq!(faults, [None], "{trailers:?}");
+        }
+    }
+}
+
+/// An answer that came before the body was read was lost: closing a socket over unread bytes resets it.
+#[tokio::test]
+async fn a_connection_that_ends_within_a_body_or_a_head_reads_on_for_a_while() {
+    for (input, reads_on) in [
+        ("POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc", true),
+        ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", true),
+        ("GARBAGE", true),
+        ("GET / HTTP/1.1\r\n\r\n", false),
+    ] {
+        let (mut client, server) = tokio::io::duplex(1024);
+        let mut framing = Framing::new(server, Notes::default(), Duration::from_secs(5));
+        client.write_all(input.as_bytes()).await.unwrap();
+        let mut buffer = [0; 1024];
+        assert_eq!(framing.read(&mut buffer).await.unwrap(), input.len());
+        client.write_all(b"more of it").await.unwrap();
+        let mut closing = Box::pin(framing.shutdown());
+        assert_eq!(futures_util::FutureExt::now_or_never(&mut closing).is_none(), reads_on, "{input}");
+        drop(client);
+        if reads_on {
+            closing.await.unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_follows_an_upgrade_request_waits_for_the_answer() {
     for switched in [true, false] {
