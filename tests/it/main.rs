@@ -41,6 +41,7 @@ fn main() {
     let conclusion = libtest_mimic::run(&arguments, trials);
     // Last, over the logs of everything above.
     let sweep = libtest_mimic::run(&arguments, secrets::tests());
+    tests::programs::end_all();
     if conclusion.has_failed() || sweep.has_failed() {
         std::process::exit(101);
     }

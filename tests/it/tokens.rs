@@ -19,6 +19,7 @@ pub fn tests() -> Vec<Trial> {
         case("tokens::a_token_of_another_cluster_is_401", Needs::Nothing, other_cluster),
         case("tokens::keys_rotated_in_mid_run", Needs::Nothing, rotated),
         case("tokens::service_account_tokens_pass_unchanged", Needs::Cluster, service_account),
+        case("tokens::an_expired_token_ends_a_watch_when_sessions_may_not_outlive_it", Needs::Nothing, expired),
         alone("tokens::a_withdrawn_right_ends_watch_and_exec", Needs::Cluster, withdrawn),
     ]
 }
@@ -145,5 +146,45 @@ fn withdrawn() -> anyhow::Result<()> {
         let error = kubectl.run(&["get", "configmaps"])?.refused()?;
         ensure!(error.contains("orbidden") || error.contains("nauthorized"), "{error}");
     }
+    Ok(())
+}
+
+fn expired() -> anyhow::Result<()> {
+    use std::io::Write;
+    let apiserver = Apiserver::start(
+        &scratch("expired"),
+        false,
+        std::sync::Arc::new(|request, connection| {
+            if request.target().starts_with(b"/silent") {
+                connection.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
+                connection.flush()?;
+                // Until the other side goes away.
+                let _ = connection.read(&mut [0]);
+                return Ok(false);
+            }
+            tests::apiserver::answer(connection, "200 OK", b"{}")
+        }),
+    )?;
+    let strict =
+        ["--token-ttl", "10s", "--set", "sessions.outlive_token=\"0s\"", "--set", "sessions.reauthorise_every=\"1s\""];
+    let stack = Stack::start(&Plan { dev_args: &strict, ..Plan::scripted("expired", &apiserver) })?;
+    let token = stack.token("admin")?;
+    let mut raw = stack.raw()?;
+    raw.read_timeout(Duration::from_secs(90))?;
+    raw.send(
+        format!(
+            "GET /{}/silent?watch=true HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\r\n",
+            stack.key(),
+            stack.authority()
+        )
+        .as_bytes(),
+    )?;
+    ensure!(raw.head()?.contains(" 200 "));
+    // Broken off, never a clean end of the watch: no last chunk.
+    let rest = raw.some().unwrap_or_default();
+    ensure!(rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
+    eventually("the token itself is refused", Duration::from_secs(90), || {
+        Ok(stack.get_with(&token, "/api")?.status == 401)
+    })?;
     Ok(())
 }

@@ -34,6 +34,19 @@ pub fn scratch(name: &str) -> PathBuf {
     dir
 }
 
+/// Process ids of programs that were started and not killed.
+fn running() -> std::sync::MutexGuard<'static, Vec<u32>> {
+    static RUNNING: std::sync::Mutex<Vec<u32>> = std::sync::Mutex::new(Vec::new());
+    RUNNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Kills what still runs: programs that tests share live in statics, which are never dropped.
+pub fn end_all() {
+    for pid in running().drain(..) {
+        let _ = Command::new("kill").arg("-KILL").arg(pid.to_string()).status();
+    }
+}
+
 /// A running program; killed when dropped.
 pub struct Program {
     child: Child,
@@ -52,6 +65,7 @@ impl Program {
             .stderr(file)
             .spawn()
             .with_context(|| format!("start {name}: {:?}", command.get_program()))?;
+        running().push(child.id());
         Ok(Self { child, log: log.to_owned(), name: name.to_owned() })
     }
 
@@ -94,6 +108,8 @@ impl Program {
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let pid = self.pid();
+        running().retain(|running| *running != pid);
     }
 
     /// The last lines of its log.

@@ -32,8 +32,8 @@ pub struct Plan<'a> {
     pub apiserver: PathBuf,
     /// Where the gateway listens.
     pub listen: &'a str,
-    /// Lines appended to the gateway's configuration file.
-    pub gateway_config: &'a str,
+    /// More arguments of `towline dev`.
+    pub dev_args: &'a [&'a str],
     /// Lines appended to the agent's configuration file.
     pub agent_config: &'a str,
     /// The namespace in which the agent runs.
@@ -48,7 +48,7 @@ impl Plan<'_> {
             carrier: None,
             apiserver: cluster().admin_kubeconfig().to_owned(),
             listen: "127.0.0.1:0",
-            gateway_config: "",
+            dev_args: &[],
             agent_config: "",
             namespace: None,
         }
@@ -65,7 +65,7 @@ impl Plan<'_> {
             carrier: None,
             apiserver: PathBuf::new(),
             listen: "127.0.0.1:0",
-            gateway_config: "",
+            dev_args: &[],
             agent_config: "",
             namespace: None,
         }
@@ -122,8 +122,7 @@ impl Stack {
     /// Starts gateway and agent.
     pub fn start_without_waiting(plan: &Plan<'_>) -> anyhow::Result<Self> {
         let dir = scratch(plan.name);
-        let state = dir.join("state");
-        let (gateway, info) = start_gateway(&dir, plan.listen, plan.gateway_config)?;
+        let (gateway, info) = start_gateway(&dir, plan.listen, plan.dev_args)?;
         let config =
             PathBuf::from(info["clusters"][0]["agent_config"].as_str().context("no agent_config in the JSON line")?);
         let text = std::fs::read_to_string(&config)? + plan.agent_config;
@@ -140,7 +139,6 @@ impl Stack {
         }
         let agent_start = (dir.join("agent.log"), args, plan.namespace.map(|namespace| namespace.name.clone()));
         let agent = start_agent(&agent_start)?;
-        let _ = state;
         Ok(Self {
             gateway: Mutex::new(gateway),
             agent: Mutex::new(agent),
@@ -160,7 +158,7 @@ impl Stack {
     pub fn restart_gateway(&self) -> anyhow::Result<()> {
         let mut gateway = self.gateway.lock().unwrap();
         gateway.kill();
-        let (program, _) = start_gateway(&self.dir, &self.authority(), "")?;
+        let (program, _) = start_gateway(&self.dir, &self.authority(), &[])?;
         *gateway = program;
         Ok(())
     }
@@ -289,11 +287,16 @@ fn admin_call(address: &str, method: &str, path: &str) -> anyhow::Result<String>
     Ok(body.to_owned())
 }
 
-fn start_gateway(dir: &Path, listen: &str, extra: &str) -> anyhow::Result<(Program, Value)> {
+fn start_gateway(dir: &Path, listen: &str, more: &[&str]) -> anyhow::Result<(Program, Value)> {
     let state = dir.join("state");
     let mut command = Command::new(binary("towline"));
-    command.arg("dev").arg("--state").arg(&state).args(["--json", "--listen", listen]).stdout(Stdio::piped());
-    let _ = extra;
+    command
+        .arg("dev")
+        .arg("--state")
+        .arg(&state)
+        .args(["--json", "--listen", listen])
+        .args(more)
+        .stdout(Stdio::piped());
     let mut program = Program::start("towline dev", command, &dir.join("gateway.log"))?;
     let line = program.first_line(Duration::from_secs(30))?;
     let info = serde_json::from_str(&line).with_context(|| format!("towline dev printed {line}"))?;
