@@ -38,7 +38,7 @@ use crate::metrics;
 
 /// How long an answer may take to begin when the gateway names no deadline.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
-/// The longest deadline that a gateway may name.
+/// The longest deadline that a gateway may name, and that of requests which Kubernetes itself lets take their time.
 const ANSWER_DEADLINE_MAX: Duration = Duration::from_secs(3600);
 
 /// Why a request goes no further. What the caller is told and what the log says are kept apart.
@@ -149,8 +149,9 @@ impl KubeAadProxy {
     async fn respond(&self, visit: Visit) {
         let Visit { head, stream, received, .. } = visit;
         let (request_id, method) = (head.request_id, head.method.clone());
-        let allowed = head.deadline_ms.map_or(ANSWER_DEADLINE, Duration::from_millis).min(ANSWER_DEADLINE_MAX);
-        let deadline = received + allowed;
+        let named = head.deadline_ms.map(|ms| Duration::from_millis(ms).min(ANSWER_DEADLINE_MAX));
+        let deadline = received + named.unwrap_or(ANSWER_DEADLINE);
+        let patient = received + named.unwrap_or_else(|| answer_deadline(&head.target));
         let Stream { mut send, recv, .. } = stream;
         let decided = tokio::select! {
             biased;
@@ -162,7 +163,9 @@ impl KubeAadProxy {
         };
         let result = match decided {
             Ok(Decided { head, content_length, session }) => {
-                Exchange { apiserver: &self.apiserver, head, content_length, deadline, session }.run(send, recv).await
+                let exchange =
+                    Exchange { apiserver: &self.apiserver, head, content_length, deadline: patient, session };
+                exchange.run(send, recv).await
             }
             Err(refusal) => Err((send, refusal)),
         };
@@ -181,6 +184,14 @@ impl KubeAadProxy {
             }
         }
     }
+}
+
+/// How long an answer may take to begin. An apiserver ends most requests after a minute, but not those that it calls long
+/// running: what is proxied to a service or node may take as long to answer as that likes, and so may logs.
+fn answer_deadline(target: &[u8]) -> Duration {
+    let path = target.split(|b| *b == b'?').next().unwrap_or_default();
+    let long = path.split(|b| *b == b'/').any(|part| matches!(part, b"proxy" | b"log" | b"watch"));
+    if long { ANSWER_DEADLINE_MAX } else { ANSWER_DEADLINE }
 }
 
 struct Decided {
@@ -207,5 +218,21 @@ impl Role for KubeAadProxy {
 
     fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
         Box::pin(self.respond(visit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A service behind the apiserver's proxy that thought for more than two minutes was cut off with 504.
+    #[test]
+    fn what_kubernetes_lets_take_its_time_is_waited_for() {
+        for long in ["/api/v1/namespaces/n/services/s:80/proxy/slow", "/api/v1/namespaces/n/pods/p/log?follow=true"] {
+            assert_eq!(answer_deadline(long.as_bytes()), ANSWER_DEADLINE_MAX, "{long}");
+        }
+        for short in ["/api/v1/pods", "/api/v1/namespaces/proxyless/pods?x=/proxy/"] {
+            assert_eq!(answer_deadline(short.as_bytes()), ANSWER_DEADLINE, "{short}");
+        }
     }
 }
