@@ -294,6 +294,9 @@ impl Cable {
         let task = tokio::spawn(async move {
             let (mut near, _) = listener.accept().await.unwrap();
             let mut far = tokio::net::TcpStream::connect(target).await.unwrap();
+            for end in [&near, &far] {
+                end.set_nodelay(true).unwrap();
+            }
             let _ = tokio::io::copy_bidirectional_with_sizes(&mut near, &mut far, 1 << 18, 1 << 18).await;
         });
         (address, Self(task.abort_handle()))
