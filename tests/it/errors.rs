@@ -76,7 +76,10 @@ fn alike() -> anyhow::Result<()> {
     let guessed = stack.info["clusters"][0]["id"].as_str().unwrap_or_default().to_owned() + "-guessed";
     let guessed_key = guessed.parse::<proto::ids::ClusterId>()?.key().hex();
     let known = ask(&stack.token("stranger")?, &stack.key())?;
-    let unknown = ask(&stack.token_for("stranger", &guessed)?, &guessed_key)?;
+    let unknown = ask(
+        &stack.token_for_audience("stranger", &guessed.parse::<proto::ids::ClusterId>()?.audience())?,
+        &guessed_key,
+    )?;
     status(&known, 403, "Forbidden")?;
     // With a token for another cluster.
     stack.towline(&["dev", "add-cluster", "other"])?.ok()?;

@@ -256,7 +256,8 @@ fn old_kubectl(carrier: &'static str) -> anyhow::Result<()> {
 fn kubectl_proxy(carrier: &'static str) -> anyhow::Result<()> {
     use std::io::{BufRead, BufReader};
     let kubectl = shared(carrier).kubectl("admin")?;
-    let mut child = kubectl.command(&["proxy", "--port=0"]).stdout(std::process::Stdio::piped()).spawn()?;
+    let mut child =
+        kubectl.command(&["proxy", "--port=0", "--append-server-path"]).stdout(std::process::Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line)?;
     let address = line.trim().rsplit(' ').next().unwrap_or_default().to_owned();

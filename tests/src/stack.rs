@@ -219,6 +219,14 @@ impl Stack {
         Ok(token)
     }
 
+    /// A fresh token of a user for any audience that the issuer lets them ask for.
+    pub fn token_for_audience(&self, user: &str, audience: &str) -> anyhow::Result<String> {
+        let token = self.towline(&["token", "--user", user, "--cluster", "dev", "--audience", audience])?.ok()?;
+        let token = token.trim().to_owned();
+        note_secret(&token)?;
+        Ok(token)
+    }
+
     /// A kubeconfig of a user through the tunnel.
     pub fn kubeconfig(&self, user: &str) -> anyhow::Result<PathBuf> {
         let mut known = self.kubeconfigs.lock().unwrap();
