@@ -52,6 +52,8 @@ pub enum Fault {
     Fragment,
     /// Not `METHOD target HTTP/1.x`.
     RequestLine,
+    /// More headers than are taken.
+    Count,
 }
 
 impl Fault {
@@ -65,6 +67,7 @@ impl Fault {
             Self::Length => "Content-Length must be one whole number, once",
             Self::Coding => "the only transfer coding taken is chunked, once",
             Self::Fragment => "the request target has a fragment",
+            Self::Count => "the request has too many headers",
             Self::RequestLine => "the request line is not `METHOD target HTTP/1.1`",
         }
     }
@@ -388,6 +391,9 @@ fn read_head(head: &[u8]) -> Result<At, Fault> {
         let line = line.strip_suffix(b"\r\n").ok_or(Fault::LineEnd)?;
         if line.iter().any(|b| matches!(b, b'\r' | 0)) {
             return Err(Fault::LineEnd);
+        }
+        if index > limits::HEADER_COUNT {
+            return Err(Fault::Count);
         }
         if index == 0 { request_line(line)? } else { lengths.header(line)? }
     }

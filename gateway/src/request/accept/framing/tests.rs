@@ -135,6 +135,22 @@ async fn a_connection_that_ends_within_a_body_or_a_head_reads_on_for_a_while() {
     }
 }
 
+/// A body that looked like the library's own answer was replaced, and the answers behind it moved out of step.
+#[tokio::test]
+async fn a_body_that_looks_like_an_answer_of_ours_stays_as_it_is() {
+    let canned = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    for (request, replaced) in [("GET / HTTP/1.1\r\n\r\n", false), ("GET / HTTP/1.1\n\n", true)] {
+        let (mut client, server) = tokio::io::duplex(4096);
+        let mut framing = Framing::new(server, Notes::default(), Duration::from_secs(5));
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut buffer = [0; 1024];
+        assert_eq!(framing.read(&mut buffer).await.unwrap(), request.len());
+        assert_eq!(framing.write(canned).await.unwrap(), canned.len());
+        let length = client.read(&mut buffer).await.unwrap();
+        assert_eq!(buffer[..length] != canned[..], replaced);
+    }
+}
+
 #[tokio::test]
 async fn what_follows_an_upgrade_request_waits_for_the_answer() {
     for switched in [true, false] {

@@ -65,7 +65,8 @@ fn instead_of(written: &[u8]) -> Option<Bytes> {
 
 impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Framing<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.instead.is_none() && self.at != At::Opaque {
+        // Only where this very connection sent such a head: a cluster's body that looks like an answer stays as it is.
+        if self.instead.is_none() && self.at == At::Cut {
             self.instead = instead_of(bytes);
         }
         let this = &mut *self;
@@ -84,7 +85,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Framing<T> {
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match bytes.iter().find(|slice| !slice.is_empty()) {
-            Some(first) if self.at != At::Opaque && (self.instead.is_some() || instead_of(first).is_some()) => {
+            Some(first) if self.at == At::Cut && (self.instead.is_some() || instead_of(first).is_some()) => {
                 self.poll_write(cx, first)
             }
             _ => Pin::new(&mut self.io).poll_write_vectored(cx, bytes),
