@@ -45,6 +45,10 @@ fn sweep() -> anyhow::Result<()> {
                 folders.push(path);
                 continue;
             }
+            // Sockets and the like hold nothing.
+            if !path.is_file() {
+                continue;
+            }
             let audit = path.to_string_lossy().contains("audit");
             if (holds_secrets_on_purpose(&path) && !audit) || path.metadata()?.len() > 200_000_000 {
                 continue;

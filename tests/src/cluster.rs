@@ -71,6 +71,7 @@ impl Cluster {
 
     /// kubectl as cluster administrator, not through the tunnel.
     pub fn admin(&self) -> crate::kubectl::Kubectl {
-        crate::kubectl::Kubectl::new(self.admin_kubeconfig())
+        // The cluster's own folder is to hold nothing of ours: it would not be taken for a cluster's any more.
+        crate::kubectl::Kubectl::new(self.admin_kubeconfig()).home(crate::stack::scratch_root().join("home"))
     }
 }

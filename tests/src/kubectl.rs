@@ -30,6 +30,8 @@ impl Protocol {
 pub struct Kubectl {
     program: PathBuf,
     kubeconfig: PathBuf,
+    /// Where it keeps its caches.
+    home: PathBuf,
     protocol: Protocol,
     within: Duration,
     namespace: Option<String>,
@@ -41,6 +43,7 @@ impl Kubectl {
         Self {
             program: cluster().get("CLUSTER_KUBECTL").into(),
             kubeconfig: kubeconfig.to_owned(),
+            home: kubeconfig.parent().unwrap().to_owned(),
             protocol: Protocol::WebSocket,
             within: Duration::from_secs(60),
             namespace: None,
@@ -52,6 +55,13 @@ impl Kubectl {
     pub fn old(mut self) -> Self {
         self.program = cluster().get("CLUSTER_KUBECTL_OLD").into();
         self.protocol = Protocol::Spdy;
+        self
+    }
+
+    /// With its caches in another folder than the kubeconfig's.
+    #[must_use]
+    pub fn home(mut self, home: PathBuf) -> Self {
+        self.home = home;
         self
     }
 
@@ -84,7 +94,7 @@ impl Kubectl {
             .env("KUBECONFIG", &self.kubeconfig)
             .env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", &websocket)
             .env("KUBECTL_PORT_FORWARD_WEBSOCKETS", &websocket)
-            .env("HOME", self.kubeconfig.parent().unwrap());
+            .env("HOME", &self.home);
         if let Some(namespace) = &self.namespace {
             command.args(["--namespace", namespace]);
         }
