@@ -45,8 +45,9 @@ fn sweep() -> anyhow::Result<()> {
                 folders.push(path);
                 continue;
             }
-            // Sockets and the like hold nothing.
-            if !path.is_file() {
+            // Sockets and the like hold nothing; what clients cache is the apiserver's, not ours.
+            let cached = path.components().any(|part| part.as_os_str() == ".kube" || part.as_os_str() == ".cache");
+            if cached || !path.is_file() {
                 continue;
             }
             let audit = path.to_string_lossy().contains("audit");
