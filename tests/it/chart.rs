@@ -38,9 +38,7 @@ fn helm(args: &[&str]) -> anyhow::Result<String> {
 
 /// Carriers of the tunnels that the gateway holds.
 fn carriers(stack: &Stack) -> anyhow::Result<Vec<String>> {
-    let tunnels = stack.tunnels()?;
-    let list = tunnels.as_array().or_else(|| tunnels["tunnels"].as_array()).context("no list of tunnels")?;
-    Ok(list.iter().filter_map(|tunnel| tunnel["carrier"].as_str().map(str::to_owned)).collect())
+    Ok(stack.tunnels()?.iter().filter_map(|tunnel| tunnel["carrier"].as_str().map(str::to_owned)).collect())
 }
 
 fn agents_run_as_pods() -> anyhow::Result<()> {

@@ -82,9 +82,8 @@ impl Forward {
 }
 
 fn carrier_of(stack: &Stack) -> anyhow::Result<String> {
-    let tunnels = stack.tunnels()?;
-    let list = tunnels.as_array().or_else(|| tunnels["tunnels"].as_array()).context("no list of tunnels")?.clone();
-    Ok(list
+    Ok(stack
+        .tunnels()?
         .iter()
         .filter(|tunnel| tunnel["draining"] != true)
         .filter_map(|tunnel| tunnel["carrier"].as_str())
@@ -206,13 +205,8 @@ fn nat_rebinding() -> anyhow::Result<()> {
         ensure!(stack.get_with(&token, "/api")?.status == 200);
     }
     ensure!(start.elapsed() < Duration::from_secs(15), "requests took {:?} over the change", start.elapsed());
-    let session = |value: &serde_json::Value| {
-        value
-            .as_array()
-            .or_else(|| value["tunnels"].as_array())
-            .and_then(|list| list.first())
-            .map(|tunnel| tunnel["session"].clone())
-    };
-    ensure!(session(&before).is_some() && session(&before) == session(&stack.tunnels()?), "the tunnel was made anew");
+    let id =
+        |tunnels: &[serde_json::Value]| tunnels.first().map(|tunnel| tunnel["id"].clone()).filter(|id| !id.is_null());
+    ensure!(id(&before).is_some() && id(&before) == id(&stack.tunnels()?), "the tunnel was made anew");
     Ok(())
 }

@@ -144,10 +144,7 @@ fn agents_replaced() -> anyhow::Result<()> {
     let stack = Stack::start(&Plan::scripted("replaced", &apiserver))?;
     let token = stack.token("admin")?;
     let stop = AtomicBool::new(false);
-    let tunnels = || -> anyhow::Result<usize> {
-        let list = stack.tunnels()?;
-        Ok(list.as_array().or_else(|| list["tunnels"].as_array()).map_or(0, Vec::len))
-    };
+    let tunnels = || -> anyhow::Result<usize> { Ok(stack.tunnels()?.len()) };
     std::thread::scope(|scope| {
         let loads: Vec<_> = (0..3)
             .map(|n| {

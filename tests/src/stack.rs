@@ -280,8 +280,9 @@ impl Stack {
     }
 
     /// Facts of the tunnels at the gateway.
-    pub fn tunnels(&self) -> anyhow::Result<Value> {
-        Ok(serde_json::from_str(&self.admin_get("/tunnels")?)?)
+    pub fn tunnels(&self) -> anyhow::Result<Vec<Value>> {
+        let answer: Value = serde_json::from_str(&self.admin_get("/tunnels")?)?;
+        answer["tunnels"].as_array().cloned().context("no list of tunnels")
     }
 }
 
