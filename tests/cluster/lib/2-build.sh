@@ -64,16 +64,27 @@ build() {
     fi
     for name in "$@"; do
         package_of "$name" >/dev/null
-        [[ -x $(program "$name") ]] || build_one "$name"
+        [[ -x $(program "$name") ]] || build_one "$name" || return
     done
+    drop_go_caches
 }
+
+# Sources and objects of Kubernetes are ten gigabytes that nothing needs once the programs stand; a full disk fails what
+# is built beside them.
+drop_go_caches() (
+    [[ -d $cache/go ]] || exit 0
+    exec 8>"$cache/build.lock"
+    # Who builds now drops them at its own end.
+    flock -n 8 || exit 0
+    rm -rf "$cache/go"
+)
 
 build_one() (
     name=$1
     family=$(family_of "$name")
     target=$(bin_dir_of "$family")/$name
     check_go
-    mkdir -p "$(dirname "$target")"
+    mkdir -p "$(dirname "$target")" "$cache/go"
     exec 8>"$cache/build.lock"
     flock -n 8 || { say "waiting for another build"; flock 8; }
     [[ ! -x $target ]] || exit 0
@@ -82,7 +93,8 @@ build_one() (
     begin=$SECONDS
     package=$(package_of "$name")
     cd "$here/$family" || exit
-    CGO_ENABLED=0 go build -mod=readonly -buildvcs=false -trimpath \
+    CGO_ENABLED=0 GOCACHE=$cache/go/build GOMODCACHE=$cache/go/modules go build \
+        -mod=readonly -modcacherw -buildvcs=false -trimpath \
         -ldflags "$(stamps "$family")" -o "$target.part" "$package" >&2
     mv "$target.part" "$target"
     say "built $name in $((SECONDS - begin)) s"
