@@ -97,9 +97,13 @@ impl TokenKind {
 }
 
 /// The audiences that a token names, **not verified**: for choosing what to verify it against, never for deciding
-/// anything. Empty for what is no JWT.
+/// anything. A proof of possession names the cluster in its `u`. Empty for what is no JWT.
 pub fn claimed_audiences(token: &str) -> Vec<String> {
     let Ok(compact) = jws::parse(token) else { return Vec::new() };
+    if compact.header.typ.as_deref() == Some(pop::TYPE) {
+        let host = compact.payload.get("u").and_then(serde_json::Value::as_str);
+        return host.map(|host| format!("{CLUSTER_AUDIENCE}{}", host.to_ascii_lowercase())).into_iter().collect();
+    }
     match compact.payload.get("aud") {
         Some(serde_json::Value::String(audience)) => vec![audience.clone()],
         Some(serde_json::Value::Array(several)) => {

@@ -188,3 +188,12 @@ async fn proofs_can_be_off_or_required() {
     required.try_token(&required.pop()).await.unwrap();
     assert_eq!(required.refused(|_| {}).await, TokenError::PopRequired);
 }
+
+/// A gateway chooses by this what to verify a token for an unknown cluster against; without `u` a proof for a cluster
+/// that is not there was refused as bad, one for a forbidden cluster as forbidden, and whoever holds a key could tell.
+#[test]
+fn a_proof_names_the_cluster_that_it_is_for() {
+    assert_eq!(claimed_audiences(&site().pop()), [AUD]);
+    let upper = holder().pop("a.b.c", &HOST.to_uppercase(), 1);
+    assert_eq!(claimed_audiences(&upper), [AUD]);
+}
