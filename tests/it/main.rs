@@ -10,6 +10,7 @@ mod errors;
 mod kubectl;
 mod load;
 mod networks;
+mod pop;
 mod proxies;
 mod restarts;
 mod secrets;
@@ -31,6 +32,7 @@ fn main() {
         clients::tests,
         chart::tests,
         tokens::tests,
+        pop::tests,
         load::tests,
         networks::tests,
         proxies::tests,
