@@ -47,22 +47,125 @@ async fn what_http1_refuses_is_refused_over_http2() {
     agent.nothing().await;
 }
 
-/// A HEADERS frame with literal fields (RFC 7541 section 6.2.2), the whole request.
-fn headers_frame(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
+/// What a client sends first: the preface and empty settings.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const GOAWAY: u8 = 7;
+
+/// A length with a prefix of 7 bits (RFC 7541 section 5.1).
+fn length(out: &mut Vec<u8>, length: usize) {
+    let Some(mut rest) = length.checked_sub(127) else { return out.push(length as u8) };
+    out.push(127);
+    while rest >= 128 {
+        out.push(128 | (rest % 128) as u8);
+        rest /= 128;
+    }
+    out.push(rest as u8);
+}
+
+/// A whole request with literal fields (RFC 7541 section 6.2.2) in frames of `size`: HEADERS with END_STREAM, and
+/// CONTINUATION.
+fn head_frames(stream: u32, size: usize, fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
-        assert!(name.len() < 127 && value.len() < 127);
-        block.extend_from_slice(&[0, name.len() as u8]);
-        block.extend_from_slice(name.as_bytes());
-        block.push(value.len() as u8);
-        block.extend_from_slice(value.as_bytes());
+        block.push(0);
+        for text in [name, value] {
+            length(&mut block, text.len());
+            block.extend_from_slice(text.as_bytes());
+        }
     }
-    let mut frame = (block.len() as u32).to_be_bytes()[1..].to_vec();
-    // HEADERS with END_STREAM and END_HEADERS.
-    frame.extend_from_slice(&[1, 0x5]);
-    frame.extend_from_slice(&stream.to_be_bytes());
-    frame.extend_from_slice(&block);
-    frame
+    let mut frames = Vec::new();
+    let last = block.chunks(size).count() - 1;
+    for (index, piece) in block.chunks(size).enumerate() {
+        let (kind, end_stream) = if index == 0 { (1, 0x1) } else { (9, 0) };
+        frames.extend_from_slice(&(piece.len() as u32).to_be_bytes()[1..]);
+        frames.extend_from_slice(&[kind, end_stream | if index == last { 0x4 } else { 0 }]);
+        frames.extend_from_slice(&stream.to_be_bytes());
+        frames.extend_from_slice(piece);
+    }
+    frames
+}
+
+fn headers_frame(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
+    head_frames(stream, 16 * 1024, fields)
+}
+
+/// The next frame: kind, stream, payload. `None`: the connection is closed.
+async fn frame(user: &mut crate::world::User) -> Option<(u8, u32, Vec<u8>)> {
+    while user.buffer.len() < 9 {
+        if !user.more().await {
+            return None;
+        }
+    }
+    let length = u32::from_be_bytes([0, user.buffer[0], user.buffer[1], user.buffer[2]]) as usize;
+    while user.buffer.len() < 9 + length {
+        if !user.more().await {
+            return None;
+        }
+    }
+    let frame: Vec<u8> = user.buffer.drain(..9 + length).collect();
+    Some((frame[3], u32::from_be_bytes(frame[5..9].try_into().unwrap()), frame[9..].to_vec()))
+}
+
+/// Heads over 112 KiB in frames of 16 KiB ended the connection, for the h2 crate allowed as many CONTINUATION frames as the
+/// longest list takes in frames of 256 KiB. Now what is within the limits works, and what is over them is a 431 for that
+/// request alone, which names the limit.
+#[tokio::test]
+async fn long_heads_in_small_frames_are_taken_or_431_and_the_connection_lives() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = format!("Bearer {}", world.token("ann", "a"));
+    let mut user = world.user_with("localhost", None, &[tls::ALPN_H2]).await;
+    user.send(PREFACE).await;
+    let whole = "x".repeat(proto::limits::HEADER_LIST_BYTES - 2048);
+    let group = "g".repeat(100);
+    for (round, (filler, count, query, refused)) in [
+        (whole.as_str(), 1, "", None),
+        (&group, 300, "", None),
+        (&group, 1000, "", None),
+        ("y", 1, &*"q".repeat(30_000), None),
+        (&"x".repeat(140_000), 1, "", Some("header bytes of 131072")),
+        (&"x".repeat(300_000), 1, "", Some("header bytes of 131072")),
+        (&group, 1025, "", Some("headers of 1024")),
+        ("y", 1, "", None),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let stream = 2 * round as u32 + 1;
+        let path = at("a", &format!("/{round}?{query}"));
+        let mut fields = vec![
+            (":method", "GET"),
+            (":scheme", "https"),
+            (":authority", "localhost"),
+            (":path", path.as_str()),
+            ("authorization", token.as_str()),
+        ];
+        fields.extend(std::iter::repeat_n(("x-filler", filler), count));
+        user.send(head_frames(stream, 16 * 1024, &fields)).await;
+        if refused.is_none() {
+            let arrived = agent.next().await;
+            assert_eq!(arrived.head.target, format!("/{round}?{query}"));
+            assert_eq!(arrived.head.headers.get_all("x-filler").iter().count(), count);
+            arrived.answer(200, &[], "fine").await;
+        }
+        let mut body = Vec::new();
+        while body.is_empty() || (refused.is_some() && !body.ends_with(b"}")) {
+            let (kind, on, payload) = frame(&mut user).await.unwrap_or_else(|| panic!("{round}: closed"));
+            assert!(kind != GOAWAY && kind != 3, "{round}: {kind} {payload:?}");
+            if kind == 0 && on == stream {
+                body.extend_from_slice(&payload);
+            }
+        }
+        match refused {
+            None => assert_eq!(body, b"fine"),
+            Some(limit) => {
+                let status: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                assert_eq!((&status["kind"], &status["code"]), (&"Status".into(), &431.into()));
+                assert!(status["message"].as_str().unwrap().contains(limit), "{status}");
+            }
+        }
+    }
+    agent.nothing().await;
 }
 
 /// Attack I2 and 4.3 over HTTP/2: connection-specific headers, upper-case names and contradicting lengths are a protocol
@@ -84,24 +187,17 @@ async fn malformed_heads_over_http2_are_a_protocol_error() {
         (":surprise", "x"),
     ] {
         let mut user = world.user_with("localhost", None, &[tls::ALPN_H2]).await;
-        user.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+        user.send(PREFACE).await;
         let pseudo =
             [(":method", "GET"), (":scheme", "https"), (":authority", "localhost"), (":path", target.as_str())];
         user.send(headers_frame(1, &[&pseudo[..], &[(name, value)]].concat())).await;
         let reset = loop {
-            while user.buffer.len() < 9 {
-                assert!(user.more().await, "{name}: closed without a frame");
-            }
-            let length = u32::from_be_bytes([0, user.buffer[0], user.buffer[1], user.buffer[2]]) as usize;
-            while user.buffer.len() < 9 + length {
-                assert!(user.more().await, "{name}: closed within a frame");
-            }
-            let frame: Vec<u8> = user.buffer.drain(..9 + length).collect();
-            match frame[3] {
-                1 => panic!("{name}: answered"),
-                3 => break u32::from_be_bytes(frame[9..13].try_into().unwrap()),
-                7 => break u32::from_be_bytes(frame[13..17].try_into().unwrap()),
-                _ => {}
+            match frame(&mut user).await {
+                None => panic!("{name}: closed without a frame"),
+                Some((1, ..)) => panic!("{name}: answered"),
+                Some((3, _, payload)) => break u32::from_be_bytes(payload[..4].try_into().unwrap()),
+                Some((GOAWAY, _, payload)) => break u32::from_be_bytes(payload[4..8].try_into().unwrap()),
+                Some(_) => {}
             }
         };
         assert_eq!(reset, u32::from(Reason::PROTOCOL_ERROR), "{name}");
@@ -201,7 +297,7 @@ async fn an_idle_connection_is_ended_and_one_with_a_watch_is_not() {
     let mut events = response.await.unwrap().into_body();
     // A second connection that does nothing sees GOAWAY, and then its end.
     let mut idle = world.user_with("localhost", None, &[tls::ALPN_H2]).await;
-    idle.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+    idle.send(PREFACE).await;
     while idle.more().await {}
     arrived.stream.send.send(Bytes::from_static(b"event")).await.unwrap();
     assert_eq!(events.data().await.unwrap().unwrap(), "event");
