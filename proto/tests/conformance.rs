@@ -67,7 +67,7 @@ conformance!(
     credit::sixteen_stalled_readers_and_bulk,
     credit::heads_larger_than_the_window,
     load::five_thousand_streams,
-    load::two_hundred_streams_of_random_chunks,
+    load::thousand_streams_of_random_chunks,
     load::bulk_both_ways,
     tunnel::drain_is_seen_and_the_gateway_closes,
     tunnel::close_code_reaches_the_peer,
