@@ -7,6 +7,7 @@ mod attacks;
 mod chart;
 mod clients;
 mod errors;
+mod k9s;
 mod kubectl;
 mod load;
 mod networks;
@@ -30,6 +31,7 @@ fn main() {
         kubectl::tests,
         sessions::tests,
         clients::tests,
+        k9s::tests,
         chart::tests,
         tokens::tests,
         pop::tests,

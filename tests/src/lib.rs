@@ -10,6 +10,7 @@
 //! | [`apiserver`] | a scripted apiserver that records the raw bytes it received |
 //! | [`proxy`] | a scripted HTTP proxy, good or bad |
 //! | [`raw`] | raw HTTP/1.1 over TLS, for what client libraries would tidy up |
+//! | [`screen`] | a program on a terminal, its keys and its screen |
 //! | [`network`] | network namespaces: firewalls, NAT, black holes |
 //! | [`case`] | one test: name, what it needs, how it runs beside others |
 
@@ -23,4 +24,5 @@ pub mod network;
 pub mod programs;
 pub mod proxy;
 pub mod raw;
+pub mod screen;
 pub mod stack;
