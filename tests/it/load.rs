@@ -1,7 +1,7 @@
 //! Many things at once, and readers that do not read.
 
 use std::{
-    process::Stdio,
+    process::{Child, Stdio},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -15,7 +15,7 @@ use tests::{
     apiserver::{Apiserver, answer},
     case::{Needs, alone, full},
     cluster::cluster,
-    kubectl::pod,
+    kubectl::{Kubectl, pod},
     programs::{eventually, scratch},
     raw::Raw,
     stack::{CARRIERS, Plan, Stack, shared},
@@ -32,9 +32,11 @@ pub fn tests() -> Vec<Trial> {
             move || stalled_reader(carrier),
         ));
         if full() || index == 0 {
-            trials.push(alone(format!("load::a_thousand_watches_at_once::{carrier}"), Needs::Cluster, move || {
-                watches(carrier)
-            }));
+            trials.push(alone(
+                format!("load::a_thousand_watches_and_200_execs_at_once::{carrier}"),
+                Needs::Pods,
+                move || watches_and_execs(carrier),
+            ));
             trials.push(alone(
                 format!("load::ten_thousand_cancelled_requests::{carrier}"),
                 Needs::Nothing,
@@ -42,7 +44,6 @@ pub fn tests() -> Vec<Trial> {
             ));
         }
         if full() || index == 1 {
-            trials.push(alone(format!("load::200_execs_at_once::{carrier}"), Needs::Pods, move || execs(carrier)));
             trials.push(alone(format!("load::chatty_pod_with_logs_follow::{carrier}"), Needs::Pods, move || {
                 chatty(carrier)
             }));
@@ -159,13 +160,43 @@ fn cancelled(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn watches(carrier: &'static str) -> anyhow::Result<()> {
-    let name = namespace("watches", carrier)?;
+/// A thousand watches and 200 execs, all open at the same time on one tunnel; then each of them must carry.
+fn watches_and_execs(carrier: &'static str) -> anyhow::Result<()> {
+    let name = namespace("many", carrier)?;
     let stack = shared(carrier);
+    let kubectl = stack.kubectl("admin")?.namespace(&name).within(Duration::from_secs(300));
+    kubectl.apply(&pod("p", "sleep 100000"))?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    let mut watches = open_watches(stack, &name, 1000)?;
+    let mut children = open_execs(&kubectl, 200)?;
+    let opened = eventually("200 execs and 1000 watches are open", Duration::from_secs(480), || {
+        let sessions = sessions(stack)?;
+        let count = |what: &str| sessions.iter().filter(|session| session.contains(what)).count();
+        Ok(count("exec") >= 200 && sessions.len() >= 1200)
+    })
+    .with_context(|| format!("{} sessions", sessions(stack).map_or(0, |sessions| sessions.len())));
+    let tunnels = stack.tunnels()?.len();
+    // Both at once again: the event goes to all watches while the execs read, answer and end.
+    let outcome = std::thread::scope(|scope| {
+        let seen = scope.spawn(|| all_see(&mut watches, &name));
+        let answered = all_answer(&mut children);
+        seen.join().unwrap().and(answered)
+    });
+    for child in &mut children {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    opened?;
+    outcome?;
+    ensure!(tunnels == 1, "{tunnels} tunnels");
+    Ok(())
+}
+
+fn open_watches(stack: &Stack, namespace: &str, count: usize) -> anyhow::Result<Vec<Raw>> {
     let token = stack.token("admin")?;
-    let path = format!("/api/v1/namespaces/{name}/configmaps?watch=true&resourceVersion=0");
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps?watch=true&resourceVersion=0");
     let mut watches: Vec<Raw> = Vec::new();
-    for _ in 0..1000 {
+    for _ in 0..count {
         let mut raw = stack.raw()?;
         raw.send(&request(stack, &token, &path))?;
         watches.push(raw);
@@ -173,8 +204,12 @@ fn watches(carrier: &'static str) -> anyhow::Result<()> {
     for raw in &mut watches {
         ensure!(raw.head()?.contains(" 200 "));
     }
-    cluster().admin().namespace(&name).ok(&["create", "configmap", "news"])?;
-    let seen = AtomicUsize::new(0);
+    Ok(watches)
+}
+
+fn all_see(watches: &mut [Raw], namespace: &str) -> anyhow::Result<()> {
+    cluster().admin().namespace(namespace).ok(&["create", "configmap", "news"])?;
+    let (seen, count) = (AtomicUsize::new(0), watches.len());
     std::thread::scope(|scope| {
         for part in watches.chunks_mut(250) {
             scope.spawn(|| {
@@ -191,50 +226,49 @@ fn watches(carrier: &'static str) -> anyhow::Result<()> {
             });
         }
     });
-    ensure!(seen.load(Ordering::Relaxed) == 1000, "{} of 1000 watches saw the event", seen.load(Ordering::Relaxed));
+    let seen = seen.into_inner();
+    ensure!(seen == count, "{seen} of {count} watches saw the event");
     Ok(())
 }
 
-fn execs(carrier: &'static str) -> anyhow::Result<()> {
-    let name = namespace("execs", carrier)?;
-    let kubectl = shared(carrier).kubectl("admin")?.namespace(&name).within(Duration::from_secs(300));
-    kubectl.apply(&pod("p", "sleep 100000"))?;
-    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
-    // All are open at once: each waits for a line that is sent when the last has begun.
-    let mut children = Vec::new();
-    for _ in 0..200 {
-        children.push(
-            kubectl
-                .command(&["exec", "-i", "p", "--", "sh", "-c", "read -r line; echo got $line"])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()?,
-        );
-    }
-    let sessions = |stack: &Stack| -> anyhow::Result<usize> {
-        let list: serde_json::Value = serde_json::from_str(&stack.admin_get("/sessions")?)?;
-        let list = list.as_array().or_else(|| list["sessions"].as_array()).context("no list of sessions")?.clone();
-        Ok(list.iter().filter(|session| session.to_string().contains("exec")).count())
+/// Each waits for a line, so that all are open at once.
+fn open_execs(kubectl: &Kubectl, count: usize) -> anyhow::Result<Vec<Child>> {
+    let exec = || {
+        kubectl
+            .command(&["exec", "-i", "p", "--", "sh", "-c", "read -r line; echo got $line"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
     };
-    let opened = eventually("200 execs are open", Duration::from_secs(240), || Ok(sessions(shared(carrier))? >= 200));
-    for child in &mut children {
-        use std::io::Write;
-        let _ = child.stdin.take().unwrap().write_all(b"word\n");
+    Ok((0..count).map(|_| exec()).collect::<Result<_, _>>()?)
+}
+
+fn all_answer(children: &mut [Child]) -> anyhow::Result<()> {
+    use std::io::{Read, Write};
+    for (number, child) in children.iter_mut().enumerate() {
+        let _ = writeln!(child.stdin.take().context("no standard input")?, "word {number}");
     }
-    let mut good = 0;
-    let mut bad = String::new();
-    for child in children {
-        let output = child.wait_with_output()?;
-        if output.stdout == b"got word\n" {
+    let (mut good, mut bad, count) = (0, String::new(), children.len());
+    for (number, child) in children.iter_mut().enumerate() {
+        let (mut out, mut err) = (String::new(), String::new());
+        child.stdout.take().context("no standard output")?.read_to_string(&mut out)?;
+        child.stderr.take().context("no standard error")?.read_to_string(&mut err)?;
+        if out == format!("got word {number}\n") && child.wait()?.success() {
             good += 1;
         } else {
-            bad = String::from_utf8_lossy(&output.stderr).into_owned();
+            bad = format!("{number}: {out}{err}");
         }
     }
-    opened?;
-    ensure!(good == 200, "{good} of 200 answered: {bad}");
+    ensure!(good == count, "{good} of {count} answered: {bad}");
     Ok(())
+}
+
+/// The gateway's open sessions.
+fn sessions(stack: &Stack) -> anyhow::Result<Vec<String>> {
+    let list: serde_json::Value = serde_json::from_str(&stack.admin_get("/sessions")?)?;
+    let list = list.as_array().or_else(|| list["sessions"].as_array()).context("no list of sessions")?;
+    Ok(list.iter().map(ToString::to_string).collect())
 }
 
 fn chatty(carrier: &'static str) -> anyhow::Result<()> {
