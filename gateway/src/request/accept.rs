@@ -3,6 +3,7 @@
 //! One TCP port is shared: ALPN `towline/1` is an agent's HTTP/2 carrier, `h2` and `http/1.1` are users, and the WebSocket
 //! carrier is a path of the latter. A tunnel's credential is nothing on the users' side and the other way round.
 
+pub mod cut;
 pub mod framing;
 pub mod limit;
 
@@ -28,6 +29,7 @@ use tokio_rustls::server::TlsStream;
 
 pub use self::framing::Fault;
 use self::{
+    cut::{Streams, cuttable},
     framing::{Framing, Notes},
     limit::Admission,
 };
@@ -187,15 +189,20 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         .max_buf_size(framing::HEAD_BYTES);
     let serving = builder.serve_connection(io, service).with_upgrades();
     let mut serving = std::pin::pin!(serving);
-    let result = tokio::select! {
-        biased;
-        result = serving.as_mut() => result,
-        () = core.shutdown.draining() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
+    let serving = async {
+        tokio::select! {
+            biased;
+            result = serving.as_mut() => result,
+            () = core.shutdown.draining() => {
+                serving.as_mut().graceful_shutdown();
+                serving.await
+            }
         }
     };
-    result.map_err(io::Error::other)
+    match cuttable(serving).await {
+        Some(result) => result.map_err(io::Error::other),
+        None => Err(io::Error::other("cut: an answer's session is over and nobody reads")),
+    }
 }
 
 async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
@@ -206,7 +213,7 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
             async move { Ok::<Response<Body>, Infallible>(super::serve(core, connection, None, request).await) }
         })
     };
-    let mut builder = hyper::server::conn::http2::Builder::new(core.tasks.clone());
+    let mut builder = hyper::server::conn::http2::Builder::new(Streams(core.tasks.clone()));
     builder
         .timer(TokioTimer::new())
         .adaptive_window(true)

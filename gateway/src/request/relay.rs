@@ -8,7 +8,7 @@ use std::{
     io,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -21,6 +21,7 @@ use hyper_util::rt::TokioIo;
 use proto::{
     exchange::{self, StreamBody},
     limits,
+    process::Task,
     transport::{MessageError, RecvStream, SendStream, Stream},
     wire::{close::StreamCode, head::ResponseHead},
 };
@@ -31,6 +32,7 @@ use tokio::{
 
 use super::{
     Connection, Request, Stage,
+    accept::cut,
     audit::{self, Outcome, Record},
     headers,
     open::{Opened, Place},
@@ -107,15 +109,19 @@ pub async fn relay(
         left,
         ended: Box::pin(session.ended()),
         over: bodiless,
+        whole: false,
         record,
         bytes: counted,
         upload,
-        _session: session,
+        cut: None,
+        session,
         _place: place,
         _connection: request.connection,
     };
     if bodiless || relayed.body.is_end_stream() {
         relayed.whole();
+    } else {
+        relayed.cut = cut::once_ended(&core.tasks, &relayed.session);
     }
     Ok(answer(head, relayed))
 }
@@ -276,10 +282,14 @@ pub struct Relayed {
     left: Option<u64>,
     ended: BoxFuture<'static, EndReason>,
     over: bool,
+    /// The last byte was given; nobody asks for the end.
+    whole: bool,
     record: Option<Record>,
     bytes: Arc<audit::Bytes>,
     upload: Option<UploadGuard>,
-    _session: SessionHandle,
+    /// Ends a reader that has stopped reading when the session is over.
+    cut: Option<Task<()>>,
+    session: SessionHandle,
     _place: Place,
     /// A connection with an answer under way is not idle.
     _connection: Arc<Connection>,
@@ -288,6 +298,7 @@ pub struct Relayed {
 impl Relayed {
     fn end(&mut self, outcome: Outcome, reason: Option<&str>) {
         self.over = true;
+        self.cut = None;
         if let (Outcome::Complete, Some(upload)) = (outcome, self.upload.take()) {
             upload.release();
         }
@@ -303,11 +314,25 @@ impl Relayed {
 impl Relayed {
     /// The last announced byte is there; nobody will ask for the end.
     fn whole(&mut self) {
+        self.whole = true;
         if let Some(record) = &mut self.record {
             record.outcome(Outcome::Complete);
         }
         if let Some(upload) = self.upload.take() {
             upload.release();
+        }
+        self.cut = None;
+    }
+}
+
+impl Drop for Relayed {
+    fn drop(&mut self) {
+        // A reader that was cut did not ask for the end.
+        if !(self.over || self.whole)
+            && let Poll::Ready(reason) = self.ended.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        {
+            self.body.stop(StreamCode::Unauthorised);
+            self.end(Outcome::Ended, Some(reason.text()));
         }
     }
 }

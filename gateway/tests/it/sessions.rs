@@ -1,11 +1,17 @@
 //! How long a session lives: DESIGN.md section 2.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
+use proto::{process::Task, transport::StreamError};
 use serde_json::json;
+use tokio::sync::Notify;
 
-use crate::world::{Agent, Arrived, User, World, at, cluster, config, get};
+use crate::world::{Agent, Arrived, LONG, User, World, at, cluster, config, get};
 
 const SHORT: &str = "[sessions]\nreauthorise_every = \"100ms\"\noutlive_token = \"0\"";
 
@@ -25,6 +31,84 @@ async fn watch(world: &World, agent: &Agent, token: &str) -> (User, Arrived) {
 async fn broken_off(mut user: User) {
     while user.more().await {}
     assert!(!user.buffer.ends_with(b"0\r\n\r\n"));
+}
+
+/// Sends until the way to the user is full, and on until told to stop; the end that the sender saw.
+async fn flood(arrived: Arrived, full: Arc<Notify>) -> StreamError {
+    let mut send = arrived.stream.send;
+    loop {
+        let mut sending = pin!(send.send(Bytes::from(vec![b'x'; 64 * 1024])));
+        let sent = tokio::select! {
+            biased;
+            sent = &mut sending => sent,
+            // Too short a time only makes the case an easier one.
+            () = tokio::time::sleep(Duration::from_millis(500)) => {
+                full.notify_one();
+                sending.await
+            }
+        };
+        if let Err(error) = sent {
+            return error;
+        }
+    }
+}
+
+/// Withdraws ann's right to cluster a and waits until the flood was told to stop and nothing is left open.
+async fn withdraw(world: &World, flood: Task<StreamError>) {
+    world.reconfigure(&config("").replace("dev:ann", "dev:bob")).await.unwrap();
+    let told = tokio::time::timeout(LONG, flood).await.expect("the agent is told").unwrap();
+    assert!(matches!(told, StreamError::Stopped(_) | StreamError::Reset(_)), "{told}");
+    world.quiet().await;
+    let record = &world.audit().await[0];
+    assert_eq!((&record["outcome"], &record["user"]), (&"ended".into(), &"dev:ann".into()), "{record}");
+}
+
+#[tokio::test]
+async fn a_reader_that_stopped_reading_is_cut_when_its_right_is_withdrawn() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let (user, arrived) = watch(&world, &agent, &world.token("ann", "a")).await;
+    let full = Arc::new(Notify::new());
+    let flood = world.tasks.spawn_task("flood", flood(arrived, Arc::clone(&full)));
+    full.notified().await;
+    withdraw(&world, flood).await;
+    broken_off(user).await;
+}
+
+#[tokio::test]
+async fn over_http2_only_the_stream_that_stopped_reading_is_cut() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let stream = world.user_with("localhost", None, &[certs::tls::ALPN_H2]).await.stream;
+    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    world.tasks.spawn("h2", async move { drop(connection.await) });
+    let request = |token: String| {
+        http::Request::get(format!("https://localhost{}", at("a", "/api/v1/pods?watch=1")))
+            .header("authorization", format!("Bearer {token}"))
+            .body(())
+            .unwrap()
+    };
+    let mut sender = sender.ready().await.unwrap();
+    let (stalled, _) = sender.send_request(request(world.token("ann", "a")), true).unwrap();
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &[]).await;
+    let full = Arc::new(Notify::new());
+    let flood = world.tasks.spawn_task("flood", flood(arrived, Arc::clone(&full)));
+    let mut stalled = stalled.await.unwrap().into_body();
+    full.notified().await;
+    withdraw(&world, flood).await;
+    let error = loop {
+        match stalled.data().await.expect("no clean end") {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_reset(), "{error}");
+    // The connection goes on.
+    let mut sender = sender.ready().await.unwrap();
+    let (answer, _) = sender.send_request(request(world.token("bob", "a")), true).unwrap();
+    agent.next().await.answer(200, &[], "{}").await;
+    assert_eq!(answer.await.unwrap().status(), 200);
 }
 
 fn short_token(world: &World, seconds: u64) -> String {
