@@ -19,7 +19,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use proto::{
-    exchange::{self, StreamBody},
+    exchange::{self, SendBodyError, StreamBody},
     limits,
     process::Task,
     transport::{MessageError, RecvStream, SendStream, Stream},
@@ -58,7 +58,7 @@ pub async fn relay(
 ) -> Result<Response<Body>, Refusal> {
     let counted = slot.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
     let Opened { stream: Stream { mut send, mut recv, .. }, place, .. } = opened;
-    let (mut sender, mut upload) = (None, None);
+    let (mut sender, mut upload, mut unreadable) = (None, None, None);
     if request.upgrade.is_some() {
         // No body and no finish yet: after a 101 this half carries the upgraded bytes.
         sender = Some(send);
@@ -68,14 +68,20 @@ pub async fn relay(
     } else {
         let body = Upload { body: request.body, bytes: Arc::clone(&counted) };
         let (cancel, cancelled) = oneshot::channel();
-        core.tasks.spawn("upload", send_body(send, body, cancelled));
+        let (report, reported) = oneshot::channel();
+        core.tasks.spawn("upload", send_body(send, body, cancelled, report));
         upload = Some(UploadGuard(Some(cancel)));
+        unreadable = Some(reported);
     }
     let head = tokio::select! {
         biased;
         reason = session.ended() => {
             recv.stop(StreamCode::Unauthorised);
             return Err(Refusal::new(Stage::Relay, Kind::Ended(reason)));
+        }
+        () = reported(unreadable) => {
+            recv.stop(StreamCode::NoMore);
+            return Err(Refusal::new(Stage::Relay, Kind::BadRequest("the request's body broke off or cannot be read")));
         }
         head = read_head(&mut recv) => head?,
     };
@@ -132,7 +138,12 @@ fn bad_answer(why: &'static str) -> Refusal {
 
 /// Sends the request's body. It is broken off when the exchange is; after a whole answer it may go on for a while, until
 /// the agent stops it, so that the user's connection stays good for the next request.
-async fn send_body(mut send: SendStream, body: Upload, cancelled: oneshot::Receiver<()>) {
+async fn send_body(
+    mut send: SendStream,
+    body: Upload,
+    cancelled: oneshot::Receiver<()>,
+    unreadable: oneshot::Sender<()>,
+) {
     let broken_off = async {
         if cancelled.await.is_err() {
             tokio::time::sleep(UPLOAD_LINGER).await;
@@ -146,7 +157,25 @@ async fn send_body(mut send: SendStream, body: Upload, cancelled: oneshot::Recei
     match result {
         None => send.reset(StreamCode::Cancelled),
         Some((_, Ok(_))) => {}
-        Some((sent, Err(error))) => tracing::debug!(sent, %error, "request body not sent whole"),
+        Some((sent, Err(error))) => {
+            tracing::debug!(sent, %error, "request body not sent whole");
+            if matches!(error, SendBodyError::Source(_)) {
+                // Nobody listens once the answer has begun.
+                let _ = unreadable.send(());
+            }
+        }
+    }
+}
+
+/// Completes when the body's sender reports that it could not read the body; never otherwise. The user is told so, and not
+/// that the cluster broke off.
+async fn reported(unreadable: Option<oneshot::Receiver<()>>) {
+    let report = match unreadable {
+        Some(unreadable) => unreadable.await.ok(),
+        None => None,
+    };
+    if report.is_none() {
+        std::future::pending().await
     }
 }
 

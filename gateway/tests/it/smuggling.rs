@@ -98,6 +98,9 @@ async fn broken_chunks_never_become_a_whole_body() {
             result = arrived.stream.recv.recv().await;
         }
         assert!(result.is_err(), "{chunk:?} ended cleanly");
+        // It was the user's fault, not the cluster's: they were told 502.
+        assert_eq!(user.answer().await.status, 400, "{chunk:?}");
+        user.closed().await;
     }
     world.quiet().await;
 }
