@@ -128,6 +128,25 @@ async fn bodies_have_their_declared_length_or_chunks() {
     assert_eq!(apiserver.requests().len(), 2);
 }
 
+/// Over HTTP/1.1 the body was dropped without a word, as hyper does when nobody declared its length.
+#[tokio::test]
+async fn a_get_with_a_body_of_unknown_length_keeps_it() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let jane = harness.jane();
+    for method in ["GET", "DELETE", "POST"] {
+        let request =
+            head(method, "/api/v1/namespaces/n/services/search:9200/proxy/_search", &[("authorization", &jane)]);
+        assert_eq!(harness.send(&request, b"body").await.status, 200);
+        let raw = apiserver.requests().pop().unwrap();
+        assert!(raw.ends_with("\r\n\r\n4\r\nbody\r\n0\r\n\r\n"), "{raw}");
+        assert_eq!(lines(&raw, "transfer-encoding"), ["chunked"], "{raw}");
+        assert_eq!(harness.send(&request, b"").await.status, 200);
+        let raw = apiserver.requests().pop().unwrap();
+        assert!(lines(&raw, "transfer-encoding").is_empty() || method == "POST", "{raw}");
+    }
+}
+
 #[tokio::test]
 async fn a_body_beyond_its_length_smuggles_nothing() {
     let apiserver = ok().await;

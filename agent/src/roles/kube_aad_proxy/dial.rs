@@ -325,6 +325,12 @@ impl Apiserver {
         if version != Version::HTTP_2 {
             let host = HeaderValue::from_str(self.authority.as_str()).map_err(|err| DialError::Request(err.into()))?;
             request.headers_mut().insert(header::HOST, host);
+            // hyper drops the body of a GET or HEAD whose length nobody declared, without a word.
+            if !http_body::Body::is_end_stream(request.body())
+                && !request.headers().contains_key(header::CONTENT_LENGTH)
+            {
+                request.headers_mut().insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
         }
         if let Some(own) = own {
             request.headers_mut().insert(header::AUTHORIZATION, own);
