@@ -119,10 +119,9 @@ impl Credential {
     /// Takes the one credential out of a request's headers. The `Authorization` header stays, for the agent judges it
     /// again; one in a WebSocket subprotocol moves there, so that the apiserver never sees it.
     pub fn take(headers: &mut HeaderMap, query: Option<&str>) -> Result<Self, AuthenticateError> {
-        let in_query = query
-            .unwrap_or_default()
-            .split('&')
-            .any(|pair| pair.split('=').next().is_some_and(|name| name.eq_ignore_ascii_case("access_token")));
+        // Decoded, for `%61ccess_token` is the same name to every reader of forms.
+        let in_query = url::form_urlencoded::parse(query.unwrap_or_default().as_bytes())
+            .any(|(name, _)| name.eq_ignore_ascii_case("access_token"));
         if in_query {
             return Err(AuthenticateError::InQuery);
         }
@@ -295,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_token_in_the_query_is_refused_wherever_else_one_is() {
-        for query in ["access_token=x", "a=b&Access_Token=x", "access_token"] {
+        for query in ["access_token=x", "a=b&Access_Token=x", "access_token", "%61ccess%5Ftoken=x"] {
             let result = Credential::take(&mut headers(&[("authorization", "Bearer a")]), Some(query));
             assert_eq!(result.err(), Some(AuthenticateError::InQuery));
         }
