@@ -31,9 +31,25 @@ const CLAIMS: &[&str] = &[
 ];
 /// The same, by prefix.
 const CLAIM_PREFIXES: &[&str] = &["x-remote-", "x-forwarded-", "x-envoy-", "x-ms-client-principal", "x-towline-"];
-/// Headers of answers that would act on the gateway's origin.
-const ORIGIN: &[&str] =
-    &["set-cookie", "set-cookie2", "clear-site-data", "alt-svc", "strict-transport-security", "public-key-pins"];
+/// Headers of answers that would act on the gateway's origin, which all clusters with a path address share: what a browser
+/// stores for it, where it reports on it, and what a cluster's scripts may do outside of the cluster's own path.
+const ORIGIN: &[&str] = &[
+    "accept-ch",
+    "alt-svc",
+    "clear-site-data",
+    "expect-ct",
+    "nel",
+    "origin-agent-cluster",
+    "public-key-pins",
+    "public-key-pins-report-only",
+    "report-to",
+    "reporting-endpoints",
+    "service-worker-allowed",
+    "set-cookie",
+    "set-cookie2",
+    "set-login",
+    "strict-transport-security",
+];
 
 fn bad(why: &'static str) -> Refusal {
     Refusal::new(Stage::Address, Kind::BadRequest(why))
@@ -225,6 +241,10 @@ mod tests {
             ("clear-site-data", "*"),
             ("alt-svc", "h3"),
             ("strict-transport-security", "x"),
+            ("service-worker-allowed", "/"),
+            ("nel", "{}"),
+            ("report-to", "{}"),
+            ("reporting-endpoints", "a=\"https://evil\""),
             ("warning", "299 - \"x\""),
         ]);
         strip_response(&mut headers, false);
