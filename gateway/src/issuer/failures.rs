@@ -13,6 +13,8 @@ use std::{
 
 use moka::sync::Cache;
 
+use crate::request::accept::limit::network;
+
 /// A window; also what a refused client is told to wait.
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// Failures of one user from one address in a window.
@@ -39,12 +41,14 @@ impl Failures {
 
     /// Whether there were too many failures to try again now.
     pub fn too_many(&self, address: IpAddr, user: &str) -> bool {
+        let address = network(address);
         let count = |key| self.counters.get(&key).map_or(0, |counter| counter.load(Ordering::Relaxed));
         count(Key::User(address, user.to_owned())) >= PER_USER || count(Key::Address(address)) >= PER_ADDRESS
     }
 
     /// Counts one.
     pub fn count(&self, address: IpAddr, user: &str) {
+        let address = network(address);
         for key in [Key::User(address, user.to_owned()), Key::Address(address)] {
             self.counters.get_with(key, Arc::default).fetch_add(1, Ordering::Relaxed);
         }
@@ -52,7 +56,7 @@ impl Failures {
 
     /// Forgets those of a user who has now signed in.
     pub fn forgive(&self, address: IpAddr, user: &str) {
-        self.counters.invalidate(&Key::User(address, user.to_owned()));
+        self.counters.invalidate(&Key::User(network(address), user.to_owned()));
     }
 }
 
@@ -72,6 +76,18 @@ mod tests {
         assert!(!failures.too_many(there, "ann") && !failures.too_many(here, "bob"));
         failures.forgive(here, "ann");
         assert!(!failures.too_many(here, "ann"));
+    }
+
+    /// Who has an IPv6 network had a fresh count for each of its 2^64 addresses.
+    #[test]
+    fn another_address_of_the_same_ipv6_network_is_no_fresh_start() {
+        let address = |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last]);
+        let failures = Failures::new();
+        for last in 0..PER_USER {
+            failures.count(address(last as u16), "ann");
+        }
+        assert!(failures.too_many(address(999), "ann"));
+        assert!(!failures.too_many(IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, 1]), "ann"));
     }
 
     #[test]

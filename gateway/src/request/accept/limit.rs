@@ -60,8 +60,8 @@ fn enter(counts: &Arc<Counts>, peer: IpAddr, limit: u32, limit_by_address: u32) 
     Some(Admission { counts: Arc::clone(counts), address })
 }
 
-/// One IPv6 customer has a whole /64.
-fn network(peer: IpAddr) -> IpAddr {
+/// What counts as one address: one IPv6 customer has a whole /64.
+pub fn network(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V4(_) => peer,
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from(u128::from(v6) & !u128::from(u64::MAX))),
