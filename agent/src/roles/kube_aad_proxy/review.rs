@@ -2,7 +2,7 @@
 //! part of what was asked may be impersonated. Only then does [`Subject::nested`] come to be (attack I1, lesson 20).
 
 use std::{
-    hash::{DefaultHasher, Hash, Hasher},
+    hash::{BuildHasher as _, RandomState},
     time::{Duration, Instant},
 };
 
@@ -33,6 +33,9 @@ const ANSWER_BYTES: usize = 256 * 1024;
 /// Asks the cluster, and remembers for a short while.
 pub struct Reviews {
     remembered: moka::sync::Cache<(u64, Question), bool>,
+    /// With keys of this process: with known keys somebody could make up groups that hash like another user, and get that
+    /// user's answers.
+    hasher: RandomState,
 }
 
 /// One thing to be impersonated.
@@ -47,7 +50,8 @@ struct Question {
 
 impl Default for Reviews {
     fn default() -> Self {
-        Self { remembered: moka::sync::Cache::builder().max_capacity(REMEMBERED_MAX).time_to_live(REMEMBER).build() }
+        let remembered = moka::sync::Cache::builder().max_capacity(REMEMBERED_MAX).time_to_live(REMEMBER).build();
+        Self { remembered, hasher: RandomState::new() }
     }
 }
 
@@ -66,9 +70,7 @@ impl Reviews {
         if questions.len() > REVIEWS_MAX {
             return Err(Refusal::forbidden(STAGE, format!("more than {REVIEWS_MAX} things to impersonate at once")));
         }
-        let mut hasher = DefaultHasher::new();
-        real.hash(&mut hasher);
-        let who = hasher.finish();
+        let who = self.hasher.hash_one(real);
         for question in questions {
             let key = (who, question);
             let allowed = match self.remembered.get(&key) {
@@ -182,6 +184,12 @@ fn unavailable(detail: String) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_hashes_like_whom_cannot_be_known_outside() {
+        let who = |reviews: &Reviews| reviews.hasher.hash_one("jane");
+        assert_ne!(who(&Reviews::default()), who(&Reviews::default()));
+    }
 
     #[test]
     fn each_part_is_a_question_of_its_own() {
