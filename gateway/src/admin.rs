@@ -1,7 +1,10 @@
 //! The admin listener: health, readiness, metrics, log level, drain, sessions, tunnels, reload. An address of its own that
 //! users must not reach; browsers are turned away, so that no page can press its buttons.
 
-use std::sync::Arc;
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use axum::{
     Json, Router,
@@ -32,7 +35,8 @@ struct Admin {
 type Shared = State<Arc<Admin>>;
 
 /// The routes.
-pub fn router(core: Arc<Core>, reloader: Arc<Reloader>, log_level: Option<LogLevel>) -> Router {
+pub fn router(core: Arc<Core>, reloader: Arc<Reloader>, log_level: Option<LogLevel>, address: SocketAddr) -> Router {
+    let loopback = address.ip().is_loopback();
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
@@ -43,13 +47,31 @@ pub fn router(core: Arc<Core>, reloader: Arc<Reloader>, log_level: Option<LogLev
         .route("/sessions", get(sessions))
         .route("/sessions/{id}", delete(end_session))
         .route("/tunnels", get(tunnels))
-        .layer(middleware::from_fn(no_browsers))
+        .layer(middleware::from_fn_with_state(loopback, no_browsers))
         .with_state(Arc::new(Admin { core, reloader, log_level }))
 }
 
-async fn no_browsers(request: Request, next: Next) -> Response {
+/// Browsers say where a request comes from, but for a GET within what they hold for one site; there a name tells, which an
+/// attacker's DNS can point at this machine. So an address that only this machine reaches is not served under other names.
+async fn no_browsers(State(loopback): State<bool>, request: Request, next: Next) -> Response {
     let browser = request.headers().contains_key(header::ORIGIN) || request.headers().contains_key("sec-fetch-site");
-    if browser { (StatusCode::FORBIDDEN, "not for browsers\n").into_response() } else { next.run(request).await }
+    if browser || (loopback && has_foreign_name(&request)) {
+        (StatusCode::FORBIDDEN, "not for browsers\n").into_response()
+    } else {
+        next.run(request).await
+    }
+}
+
+/// Whether the request names a host that is neither an address nor `localhost`.
+fn has_foreign_name(request: &Request) -> bool {
+    let header = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or("?"));
+    let Some(host) = request.uri().authority().map(|authority| authority.as_str()).or(header) else { return false };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
+    bare.parse::<IpAddr>().is_err() && !name.eq_ignore_ascii_case("localhost")
 }
 
 /// Ready as long as it does not drain. Tunnels do not count: a gateway that is not ready would never get any.

@@ -218,7 +218,7 @@ impl Gateway {
         tasks.spawn("sessions", sweeper);
         tasks.spawn("reload", Arc::clone(&reloader).watch());
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));
-        let router = admin::router(Arc::clone(&core), reloader, log_level);
+        let router = admin::router(Arc::clone(&core), reloader, log_level, addresses.admin);
         tasks.spawn("admin", async move {
             if let Err(error) = axum::serve(admin, router).await {
                 tracing::error!(%error, "the admin listener ended");

@@ -64,3 +64,19 @@ async fn browsers_are_turned_away() {
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
     assert_eq!(world.admin("GET", "/readyz", "").await.0, 200);
 }
+
+/// A page of a name that an attacker's DNS points at this machine could read the list of sessions.
+#[tokio::test]
+async fn a_loopback_listener_is_not_served_under_other_names() {
+    let world = World::new().await;
+    for (host, status) in
+        [("127.0.0.1:1", 200), ("localhost:1", 200), ("[::1]", 200), ("evil.test:1", 403), ("127.0.0.1.evil.test", 403)]
+    {
+        let mut tcp = TcpStream::connect(world.addresses.admin).await.unwrap();
+        let request = format!("GET /sessions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        tcp.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        tcp.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{host}: {answer}");
+    }
+}

@@ -150,7 +150,7 @@ impl World {
         let mut tcp = TcpStream::connect(self.addresses.admin).await.unwrap();
         let length = body.len();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         tcp.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
