@@ -88,6 +88,8 @@ pub struct Limits {
     pub handshakes_per_address: u32,
     /// How long a request head may take from its first byte on.
     pub header_timeout: Duration,
+    /// How long an answer of the gateway's own may wait for its reader; relayed ones wait as long as both ends live.
+    pub answer_timeout: Duration,
     /// How long a user's connection may be without a request.
     pub idle_timeout: Duration,
     /// How long a stream may wait to be opened.
@@ -107,6 +109,7 @@ impl Default for Limits {
             handshakes: 1_024,
             handshakes_per_address: 256,
             header_timeout: Duration::from_secs(20),
+            answer_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(180),
             open_timeout: Duration::from_secs(10),
             drain_grace: Duration::from_secs(30),
@@ -333,6 +336,7 @@ fn parse_limits(mut section: Section, faults: &mut Faults) -> Limits {
     let short = Duration::from_millis(100)..=Duration::from_secs(3600);
     let limits = Limits {
         header_timeout: section.duration("header_timeout", default.header_timeout, short.clone(), faults),
+        answer_timeout: section.duration("answer_timeout", default.answer_timeout, short.clone(), faults),
         idle_timeout: section.duration("idle_timeout", default.idle_timeout, short.clone(), faults),
         open_timeout: section.duration("open_timeout", default.open_timeout, short, faults),
         drain_grace: section.duration(

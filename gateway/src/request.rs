@@ -31,7 +31,7 @@ use proto::{ids::RequestId, wire::head::RequestHead};
 use tracing::Instrument as _;
 
 use self::{
-    accept::Fault,
+    accept::Faulty,
     address::{Address, ClusterAddress, Endpoint},
     audit::Record,
     authenticate::{Access, AuthenticateError, Credential},
@@ -113,18 +113,21 @@ pub struct Request {
 pub async fn serve(
     core: Arc<Core>,
     connection: Arc<Connection>,
-    fault: Option<Fault>,
+    faulty: Option<Faulty>,
     http: http::Request<Incoming>,
 ) -> Response<Body> {
     let id = new_request_id();
     let http1 = http.version() <= Version::HTTP_11;
-    let mut record =
-        Record::open(Arc::clone(&core.audit), Arc::clone(&core.metrics), id, connection.peer, http.method().as_str());
-    record.path(http.uri().path());
+    let (method, target) = match &faulty {
+        Some(faulty) => (faulty.method.as_str(), faulty.target.as_str()),
+        None => (http.method().as_str(), http.uri().path()),
+    };
+    let mut record = Record::open(Arc::clone(&core.audit), Arc::clone(&core.metrics), id, connection.peer, method);
+    record.path(target);
     connection.requests.fetch_add(1, Ordering::Relaxed);
     let mut slot = Some(record);
     let span = tracing::info_span!("request", request.id = %id);
-    let outcome = Box::pin(stages(&core, connection, fault, id, http, &mut slot)).instrument(span).await;
+    let outcome = Box::pin(stages(&core, connection, faulty, id, http, &mut slot)).instrument(span).await;
     match outcome {
         Ok(response) => {
             // Answers of ours keep their record until here; relayed ones took it along.
@@ -144,14 +147,14 @@ pub async fn serve(
 async fn stages(
     core: &Arc<Core>,
     connection: Arc<Connection>,
-    fault: Option<Fault>,
+    faulty: Option<Faulty>,
     id: RequestId,
     http: http::Request<Incoming>,
     slot: &mut Option<Record>,
 ) -> Result<Response<Body>, Refusal> {
     let record = slot.as_mut().expect("the record is taken by relay only, behind all other stages");
-    if let Some(fault) = fault {
-        return Err(Refusal::new(Stage::Accept, Kind::BadRequest(fault.text())));
+    if let Some(faulty) = faulty {
+        return Err(Refusal::new(Stage::Accept, faulty.fault.kind()));
     }
     let mut request = match address(core, connection, id, http)? {
         Routed::Cluster(request) => *request,

@@ -27,10 +27,10 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 
-pub use self::framing::Fault;
+pub use self::framing::Faulty;
 use self::{
     cut::{Streams, cuttable},
-    framing::{Framing, Notes},
+    framing::{Framing, Notes, Timeouts},
     limit::Admission,
 };
 use super::{Connection, authenticate::Access, respond::Body};
@@ -168,7 +168,9 @@ fn access(core: &Core, certificates: &[rustls::pki_types::CertificateDer<'static
 
 async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
     let notes = Notes::default();
-    let io = TokioIo::new(Framing::new(stream, notes.clone(), core.limits().header_timeout));
+    let limits = core.limits();
+    let timeouts = Timeouts { head: limits.header_timeout, answer: limits.answer_timeout };
+    let io = TokioIo::new(Framing::new(stream, notes.clone(), timeouts));
     let service = {
         let core = Arc::clone(&core);
         service_fn(move |request: Request<Incoming>| {
@@ -176,7 +178,8 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
             let (core, connection, notes) = (Arc::clone(&core), Arc::clone(&connection), notes.clone());
             async move {
                 let response = super::serve(core, connection, fault, request).await;
-                notes.answered(number, response.status() == http::StatusCode::SWITCHING_PROTOCOLS);
+                let own = matches!(response.body(), Body::Full(_));
+                notes.answered(number, response.status() == http::StatusCode::SWITCHING_PROTOCOLS, own);
                 Ok::<Response<Body>, Infallible>(response)
             }
         })
@@ -184,9 +187,10 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(core.limits().idle_timeout)
-        .max_headers(limits::HEADER_COUNT)
-        .max_buf_size(framing::HEAD_BYTES);
+        .header_read_timeout(limits.idle_timeout)
+        .max_headers(proto::limits::HEADER_COUNT)
+        // Above what is let through, so that the refusal is ours.
+        .max_buf_size(2 * framing::HEAD_BYTES);
     let serving = builder.serve_connection(io, service).with_upgrades();
     let mut serving = std::pin::pin!(serving);
     let serving = async {

@@ -5,9 +5,11 @@ use crate::world::{World, at, get};
 async fn refused(world: &World, request: &[u8]) {
     let mut user = world.user().await;
     user.send(request).await;
-    let head = user.head().await;
+    let answer = user.answer().await;
     let shown = String::from_utf8_lossy(request).chars().take(300).collect::<String>();
-    assert!(matches!(head.status, 400 | 405 | 414 | 431 | 505), "{shown:?}: {head:?}");
+    assert!(matches!(answer.status, 400 | 405 | 414 | 431), "{shown:?}: {answer:?}");
+    let status = answer.json();
+    assert_eq!((&status["kind"], &status["code"]), (&"Status".into(), &answer.status.into()), "{shown:?}");
     // Whatever else was in the flight is never answered.
     while user.more().await {}
     let rest = String::from_utf8_lossy(&user.buffer);
@@ -79,6 +81,43 @@ async fn strange_request_lines_and_hosts_are_refused() {
         refused(&world, head.as_bytes()).await;
     }
     agent.nothing().await;
+}
+
+/// The server library answered garbage itself: no body, no record.
+#[tokio::test]
+async fn garbage_is_answered_with_a_status_and_recorded() {
+    let world = World::new().await;
+    let token = world.token("ann", "a");
+    let target = at("a", "/x");
+    let long = format!("GET {} HTTP/1.1\r\n", at("a", &"x".repeat(40_000)));
+    let many = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "a: b\r\n".repeat(2000));
+    let large = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\na: {}", "b".repeat(200_000));
+    let (strange, fragment) = (format!("{target}<b>"), format!("{target}#y"));
+    let cases = [
+        ("\x16\x03\x01\x02".to_owned(), 400, "", "HTTP/1.1"),
+        ("hello?\n".to_owned(), 400, "", "HTTP/1.1"),
+        (format!("SECRET {token}\r\n"), 400, "", "HTTP/1.1"),
+        (format!("GET {strange} HTTP/1.1\r\n"), 400, &strange, "percent-encoded"),
+        (format!("GET {fragment} HTTP/1.1\r\n"), 400, &fragment, "fragment"),
+        (long.clone(), 414, &long[4..1028], "32768"),
+        (many, 431, &target, "headers of 1024"),
+        (large, 431, &target, "header bytes of 131072"),
+    ];
+    for (bytes, code, path, message) in cases {
+        let mut user = world.user().await;
+        user.send(bytes).await;
+        let answer = user.answer().await;
+        let status = answer.json();
+        assert_eq!((answer.status, &status["kind"]), (code, &"Status".into()), "{status}");
+        assert!(status["message"].as_str().unwrap().contains(message), "{status}");
+        user.closed().await;
+        world.quiet().await;
+        let record = world.audit().await.pop().unwrap();
+        assert_eq!((&record["status"], &record["stage"]), (&code.into(), &"accept".into()), "{record}");
+        assert_eq!(record["path"].as_str().unwrap().trim_end_matches('.'), path, "{record}");
+        assert!(answer.text().contains(record["request_id"].as_str().unwrap()), "{status}");
+    }
+    assert!(!world.audit_text().contains(&token));
 }
 
 #[tokio::test]

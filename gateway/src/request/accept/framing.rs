@@ -1,11 +1,13 @@
 //! A second, strict reader of HTTP/1.1 framing beside the server library's own.
 //!
 //! The library is lenient where a gateway must not be: it prefers `Transfer-Encoding` where `Content-Length` is there too,
-//! cuts off a fragment, takes bare line feeds. [`Framing`] sits under it, lets the bytes through and notes for each request
-//! head what is wrong with it; the request is then refused before anything looks at it, and no byte behind such a head is
-//! read (attacks 4.3). It also holds back what follows an upgrade request until the answer is known, so that bytes glued
-//! to it are delivered to whom they belong.
+//! cuts off a fragment, takes bare line feeds. And what it refuses it answers itself, without a body and a record.
+//! [`Framing`] sits under it. Heads are given on whole; in the place of a faulty one goes a head of ours, with a note of
+//! what is wrong, so that the service refuses it as it refuses all else, and no byte behind a faulty head is read
+//! (attacks 4.3). Bodies pass as they come. What follows an upgrade request is held back until the answer is known, so that
+//! bytes glued to it are delivered to whom they belong.
 
+mod head;
 mod write;
 
 use std::{
@@ -17,15 +19,17 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use proto::limits;
+use bytes::{Buf as _, Bytes};
 use tokio::{
     io::{AsyncRead, ReadBuf},
     time::Sleep,
 };
 
-/// The longest head, in bytes.
-pub const HEAD_BYTES: usize = limits::HEADER_LIST_BYTES + limits::TARGET_BYTES + 16 * 1024;
+use self::head::Head;
+pub use self::head::{Fault, Faulty, HEAD_BYTES};
+
+/// What the library reads in the place of a faulty head.
+const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: faulty\r\nconnection: close\r\n\r\n";
 /// The longest line of a chunk's size, with its extensions, in bytes.
 const CHUNK_LINE_BYTES: usize = 256;
 /// All trailers of a request, which are dropped, in bytes.
@@ -33,56 +37,18 @@ const TRAILER_BYTES: usize = 8 * 1024;
 /// What may be held back behind an upgrade request, in bytes; more stays in the socket.
 const HELD_BYTES: usize = 64 * 1024;
 
-/// What is wrong with a request head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// `\n` without `\r`, or `\r` without `\n`.
-    LineEnd,
-    /// A header that goes on in the next line.
-    Folded,
-    /// A header line without a name and a colon right behind it.
-    Name,
-    /// Both lengths.
-    TwoLengths,
-    /// Not one plain number.
-    Length,
-    /// Not `chunked`, once.
-    Coding,
-    /// `#` in the target.
-    Fragment,
-    /// Not `METHOD target HTTP/1.x`.
-    RequestLine,
-    /// More headers than are taken.
-    Count,
-}
-
-impl Fault {
-    /// For people.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::LineEnd => "lines end in CR LF",
-            Self::Folded => "a header goes on in the next line",
-            Self::Name => "a header line is no name, colon and value",
-            Self::TwoLengths => "a request has Content-Length or Transfer-Encoding, not both",
-            Self::Length => "Content-Length must be one whole number, once",
-            Self::Coding => "the only transfer coding taken is chunked, once",
-            Self::Fragment => "the request target has a fragment",
-            Self::Count => "the request has too many headers",
-            Self::RequestLine => "the request line is not `METHOD target HTTP/1.1`",
-        }
-    }
-}
-
 /// What was noted, shared with the service that answers the requests in turn.
 #[derive(Clone, Default)]
 pub struct Notes(Arc<Mutex<Noted>>);
 
 #[derive(Default)]
 struct Noted {
-    faults: VecDeque<Option<Fault>>,
+    faults: VecDeque<Option<Faulty>>,
     served: u64,
     /// The latest request answered, and whether it changed protocols.
     answered: Option<(u64, bool)>,
+    /// Whether the answer that goes out is the gateway's own.
+    own: bool,
     waker: Option<Waker>,
 }
 
@@ -92,20 +58,26 @@ impl Notes {
     }
 
     /// The service begins with the next request: its number, and what is wrong with its head.
-    pub fn next(&self) -> (u64, Option<Fault>) {
+    pub fn next(&self) -> (u64, Option<Faulty>) {
         let mut noted = self.lock();
         let number = noted.served;
         noted.served += 1;
+        noted.own = false;
         (number, noted.faults.pop_front().flatten())
     }
 
-    /// The request of this number is answered.
-    pub fn answered(&self, number: u64, switched: bool) {
+    /// The request of this number is answered: by a change of protocols, by an answer of our own, or by one that is relayed.
+    pub fn answered(&self, number: u64, switched: bool, own: bool) {
         let mut noted = self.lock();
         noted.answered = Some((number, switched));
+        noted.own = own && !switched;
         if let Some(waker) = noted.waker.take() {
             waker.wake();
         }
+    }
+
+    fn own(&self) -> bool {
+        self.lock().own
     }
 
     fn decision(&self, number: u64, cx: &Context<'_>) -> Option<bool> {
@@ -143,46 +115,60 @@ enum At {
     Broken(&'static str),
 }
 
+/// How long things may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// A head, from its first byte on.
+    pub head: Duration,
+    /// The way out of an answer of our own. What is relayed may stand still as long as both ends like.
+    pub answer: Duration,
+}
+
 /// The reader, between the socket and the server library.
 pub struct Framing<T> {
     io: T,
     notes: Notes,
     at: At,
+    head: Head,
+    /// A line of a body's framing under way.
     line: Vec<u8>,
     heads: u64,
-    /// Read from the socket and not given on yet.
+    /// A head, to be given on before all else.
+    ready: Bytes,
+    /// Read from the socket and not followed yet.
     held: Vec<u8>,
     eof: bool,
-    head_timeout: Duration,
+    timeouts: Timeouts,
     head_deadline: Option<Pin<Box<Sleep>>>,
+    answer_deadline: Option<Pin<Box<Sleep>>>,
     linger: Option<(usize, Pin<Box<Sleep>>)>,
-    /// Written instead of an answer of the library's own.
-    instead: Option<Bytes>,
 }
 
 impl<T> Framing<T> {
-    /// Reads from `io`; a head may take `head_timeout` from its first byte on.
-    pub fn new(io: T, notes: Notes, head_timeout: Duration) -> Self {
+    /// Reads from `io`.
+    pub fn new(io: T, notes: Notes, timeouts: Timeouts) -> Self {
         Self {
             io,
             notes,
             at: At::Head,
+            head: Head::default(),
             line: Vec::new(),
             heads: 0,
+            ready: Bytes::new(),
             held: Vec::new(),
             eof: false,
-            head_timeout,
+            timeouts,
             head_deadline: None,
+            answer_deadline: None,
             linger: None,
-            instead: None,
         }
     }
 
-    /// Follows `bytes` and says how many of them may be given on now. Broken framing is an error behind what came
-    /// before it.
-    fn follow(&mut self, bytes: &[u8]) -> usize {
+    /// Follows `bytes` up to the end of the next head: how many of them may be given on as they are, and how many were
+    /// taken; between the two is the head. Broken framing is an error behind what came before it.
+    fn follow(&mut self, bytes: &[u8]) -> (usize, usize) {
         let mut done = 0;
-        while done < bytes.len() {
+        while done < bytes.len() && self.at != At::Head {
             match self.step(&bytes[done..]) {
                 Ok(0) => break,
                 Ok(taken) => done += taken,
@@ -192,12 +178,20 @@ impl<T> Framing<T> {
                 }
             }
         }
-        done
+        if self.at != At::Head {
+            return (done, done);
+        }
+        let (taken, end) = self.head.take(&bytes[done..]);
+        match end {
+            Some(Ok(at)) => self.head_ended(at),
+            Some(Err(fault)) => self.refuse(fault),
+            None => {}
+        }
+        (done, done + taken)
     }
 
     fn step(&mut self, rest: &[u8]) -> Result<usize, &'static str> {
         Ok(match self.at {
-            At::Head => self.head(rest),
             At::Body(left) => {
                 let taken = clamp(left, rest.len());
                 let left = left - taken as u64;
@@ -213,44 +207,28 @@ impl<T> Framing<T> {
             }
             At::Trailers => self.trailers(rest)?,
             At::Opaque => rest.len(),
-            At::Held | At::Cut | At::Broken(_) => 0,
+            At::Head | At::Held | At::Cut | At::Broken(_) => 0,
         })
     }
 
-    /// Collects a head up to its empty line.
-    fn head(&mut self, bytes: &[u8]) -> usize {
-        for (index, byte) in bytes.iter().enumerate() {
-            // Empty lines before a request are skipped (RFC 9112 section 2.2).
-            if self.line.is_empty() && matches!(byte, b'\r' | b'\n') {
-                continue;
-            }
-            self.line.push(*byte);
-            let ends = *byte == b'\n' && (self.line.ends_with(b"\n\n") || self.line.ends_with(b"\n\r\n"));
-            if ends {
-                let line = std::mem::take(&mut self.line);
-                self.head_ended(&line);
-                return index + 1;
-            }
-            if self.line.len() > HEAD_BYTES {
-                // The library answers 431; nothing behind it is read.
-                self.at = At::Cut;
-                return index + 1;
-            }
-        }
-        bytes.len()
-    }
-
-    fn head_ended(&mut self, head: &[u8]) {
-        let number = self.heads;
+    fn head_ended(&mut self, follows: At) {
         self.heads += 1;
         self.head_deadline = None;
-        let (fault, at) = match read_head(head) {
-            Ok(at) => (None, at),
-            Err(fault) => (Some(fault), At::Cut),
-        };
-        tracing::trace!(number, ?fault, ?at, "head read");
-        self.notes.lock().faults.push_back(fault);
-        self.at = at;
+        self.ready = self.head.whole().into();
+        self.notes.lock().faults.push_back(None);
+        self.at = follows;
+    }
+
+    /// The head is refused; nothing behind it is read.
+    fn refuse(&mut self, fault: Fault) {
+        let faulty = self.head.faulty(fault);
+        tracing::trace!(?fault, "head refused");
+        self.heads += 1;
+        self.head_deadline = None;
+        self.head = Head::default();
+        self.ready = Bytes::from_static(STAND_IN);
+        self.notes.lock().faults.push_back(Some(faulty));
+        self.at = At::Cut;
     }
 
     fn chunk_line(&mut self, bytes: &[u8]) -> Result<usize, &'static str> {
@@ -297,25 +275,31 @@ impl<T> Framing<T> {
         Ok(taken)
     }
 
-    /// Gives on what was held, following it. Returns whether anything was.
+    /// Gives on what is ready or was held, following it. Returns whether anything was given.
     fn release(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
-        if self.held.is_empty() {
+        if !self.ready.is_empty() {
+            let room = self.ready.len().min(buffer.remaining());
+            buffer.put_slice(&self.ready[..room]);
+            self.ready.advance(room);
+            return true;
+        }
+        if self.held.is_empty() || matches!(self.at, At::Held | At::Cut | At::Broken(_)) {
             return false;
         }
         let room = self.held.len().min(buffer.remaining());
         let held = std::mem::take(&mut self.held);
-        let given = self.follow(&held[..room]);
+        let (given, taken) = self.follow(&held[..room]);
         buffer.put_slice(&held[..given]);
-        self.held = held[given..].to_vec();
+        self.held = held[taken..].to_vec();
         given > 0
     }
 
     fn poll_head_deadline(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        if self.at != At::Head || self.line.is_empty() {
+        if self.at != At::Head || self.head.is_empty() {
             self.head_deadline = None;
             return Poll::Pending;
         }
-        let timeout = self.head_timeout;
+        let timeout = self.timeouts.head;
         let deadline = self.head_deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
         deadline.as_mut().poll(cx).map(|()| io::Error::new(io::ErrorKind::TimedOut, "request head took too long"))
     }
@@ -339,25 +323,33 @@ impl<T: AsyncRead + Unpin> Framing<T> {
 impl<T: AsyncRead + Unpin> AsyncRead for Framing<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
         loop {
-            if this.at == At::Held {
-                match this.notes.decision(this.heads - 1, cx) {
-                    Some(switched) => this.at = if switched { At::Opaque } else { At::Head },
-                    None => return this.poll_held(cx),
-                }
-            }
-            match this.at {
-                At::Cut => return Poll::Pending,
-                At::Broken(why) => return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why))),
-                _ => {}
-            }
             if this.release(buffer) {
                 return Poll::Ready(Ok(()));
             }
-            if !this.held.is_empty() {
+            match this.at {
+                At::Held => match this.notes.decision(this.heads - 1, cx) {
+                    Some(switched) => {
+                        this.at = if switched { At::Opaque } else { At::Head };
+                        continue;
+                    }
+                    None => return this.poll_held(cx),
+                },
+                At::Cut if this.ready.is_empty() => return Poll::Pending,
+                At::Broken(why) => return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why))),
+                _ => {}
+            }
+            if !this.ready.is_empty() || !this.held.is_empty() {
                 continue;
             }
             if this.eof {
+                if this.at == At::Head && !this.head.is_empty() {
+                    this.refuse(Fault::Unfinished);
+                    continue;
+                }
                 return Poll::Ready(Ok(()));
             }
             if let Poll::Ready(error) = this.poll_head_deadline(cx) {
@@ -366,11 +358,9 @@ impl<T: AsyncRead + Unpin> AsyncRead for Framing<T> {
             let before = buffer.filled().len();
             ready!(Pin::new(&mut this.io).poll_read(cx, buffer))?;
             let fresh = &buffer.filled()[before..];
-            if fresh.is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            let given = this.follow(fresh);
-            this.held.extend_from_slice(&fresh[given..]);
+            this.eof = fresh.is_empty();
+            let (given, taken) = this.follow(fresh);
+            this.held.extend_from_slice(&fresh[taken..]);
             buffer.set_filled(before + given);
             if given > 0 {
                 return Poll::Ready(Ok(()));
@@ -381,86 +371,6 @@ impl<T: AsyncRead + Unpin> AsyncRead for Framing<T> {
 
 fn clamp(left: u64, available: usize) -> usize {
     usize::try_from(left).unwrap_or(usize::MAX).min(available)
-}
-
-/// Checks a whole head, its empty line included, and says what follows it.
-fn read_head(head: &[u8]) -> Result<At, Fault> {
-    let lines = head.strip_suffix(b"\r\n").ok_or(Fault::LineEnd)?;
-    let mut lengths = Lengths::default();
-    for (index, line) in lines.split_inclusive(|b| *b == b'\n').enumerate() {
-        let line = line.strip_suffix(b"\r\n").ok_or(Fault::LineEnd)?;
-        if line.iter().any(|b| matches!(b, b'\r' | 0)) {
-            return Err(Fault::LineEnd);
-        }
-        if index > limits::HEADER_COUNT {
-            return Err(Fault::Count);
-        }
-        if index == 0 { request_line(line)? } else { lengths.header(line)? }
-    }
-    lengths.follows()
-}
-
-fn request_line(line: &[u8]) -> Result<(), Fault> {
-    let mut words = line.split(|b| *b == b' ');
-    match (words.next(), words.next(), words.next(), words.next()) {
-        (Some(method), Some(target), Some(b"HTTP/1.1" | b"HTTP/1.0"), None)
-            if !method.is_empty() && !target.is_empty() =>
-        {
-            if target.contains(&b'#') {
-                Err(Fault::Fragment)
-            } else {
-                Ok(())
-            }
-        }
-        _ => Err(Fault::RequestLine),
-    }
-}
-
-#[derive(Default)]
-struct Lengths {
-    length: Option<u64>,
-    chunked: bool,
-    upgrade: bool,
-}
-
-impl Lengths {
-    fn header(&mut self, line: &[u8]) -> Result<(), Fault> {
-        if matches!(line.first(), Some(b' ' | b'\t')) {
-            return Err(Fault::Folded);
-        }
-        let colon = line.iter().position(|b| *b == b':').ok_or(Fault::Name)?;
-        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
-        let token = |b: &u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(b);
-        if name.is_empty() || !name.iter().all(token) {
-            return Err(Fault::Name);
-        }
-        if name.eq_ignore_ascii_case(b"content-length") {
-            let digits = (1..=18).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
-            let number = std::str::from_utf8(value).ok().filter(|_| digits).and_then(|text| text.parse().ok());
-            if number.is_none() || self.length.is_some() {
-                return Err(Fault::Length);
-            }
-            self.length = number;
-        } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
-            if self.chunked || !value.eq_ignore_ascii_case(b"chunked") {
-                return Err(Fault::Coding);
-            }
-            self.chunked = true;
-        } else if name.eq_ignore_ascii_case(b"upgrade") {
-            self.upgrade = true;
-        }
-        Ok(())
-    }
-
-    fn follows(self) -> Result<At, Fault> {
-        Ok(match (self.length, self.chunked) {
-            (Some(_), true) => return Err(Fault::TwoLengths),
-            (None, true) => At::ChunkLine,
-            (Some(length @ 1..), false) => At::Body(length),
-            _ if self.upgrade => At::Held,
-            _ => At::Head,
-        })
-    }
 }
 
 #[cfg(test)]
