@@ -31,7 +31,7 @@ pub use self::framing::Faulty;
 use self::{
     cut::{Streams, cuttable},
     framing::{Framing, Notes, Timeouts},
-    limit::Admission,
+    limit::{Admission, Unread},
 };
 use super::{Connection, authenticate::Access, respond::Body};
 use crate::core::Core;
@@ -210,11 +210,15 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
 }
 
 async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
+    let unread = Unread::default();
     let service = {
         let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
         service_fn(move |request: Request<Incoming>| {
-            let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
-            async move { Ok::<Response<Body>, Infallible>(super::serve(core, connection, None, request).await) }
+            let (core, connection, unread) = (Arc::clone(&core), Arc::clone(&connection), unread.clone());
+            async move {
+                let response = super::serve(Arc::clone(&core), connection, None, request).await;
+                Ok::<Response<Body>, Infallible>(Body::counted(response, || core.admissions.unread(&unread)))
+            }
         })
     };
     let mut builder = hyper::server::conn::http2::Builder::new(Streams(core.tasks.clone()));

@@ -11,7 +11,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
 use proto::{exchange::Status, ids::RequestId};
 
-use super::{Stage, address::AddressError, audit, relay::Relayed};
+use super::{Stage, accept::limit::UnreadAnswer, address::AddressError, audit, relay::Relayed};
 use crate::sessions::EndReason;
 
 /// A refusal: whatever keeps a request from being relayed, or its answer from being used.
@@ -232,6 +232,8 @@ pub fn json(value: &serde_json::Value) -> Response<Body> {
 pub enum Body {
     /// Ours.
     Full(Full<Bytes>),
+    /// Ours, counted until it was taken.
+    Counted(Full<Bytes>, UnreadAnswer),
     /// From a cluster.
     Relayed(Box<Relayed>),
 }
@@ -252,6 +254,23 @@ impl Body {
     pub fn empty() -> Self {
         Self::Full(Full::default())
     }
+
+    /// Counts an answer of ours until its reader has taken it. Over the bound it goes without its body, which needs no
+    /// window: who opens none would make us hold thousands of answers on each connection, without a credential.
+    pub fn counted(response: Response<Self>, place: impl FnOnce() -> Option<UnreadAnswer>) -> Response<Self> {
+        let (mut head, body) = response.into_parts();
+        let body = match body {
+            Self::Full(body) if !http_body::Body::is_end_stream(&body) => match place() {
+                Some(place) => Self::Counted(body, place),
+                None => {
+                    head.headers.remove(header::CONTENT_LENGTH);
+                    Self::empty()
+                }
+            },
+            body => body,
+        };
+        Response::from_parts(head, body)
+    }
 }
 
 impl http_body::Body for Body {
@@ -260,21 +279,21 @@ impl http_body::Body for Body {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self.get_mut() {
-            Self::Full(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+            Self::Full(body) | Self::Counted(body, _) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
             Self::Relayed(body) => Pin::new(body.as_mut()).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Full(body) => body.is_end_stream(),
+            Self::Full(body) | Self::Counted(body, _) => body.is_end_stream(),
             Self::Relayed(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Full(body) => body.size_hint(),
+            Self::Full(body) | Self::Counted(body, _) => body.size_hint(),
             Self::Relayed(body) => body.size_hint(),
         }
     }

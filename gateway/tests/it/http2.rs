@@ -302,3 +302,28 @@ async fn an_idle_connection_is_ended_and_one_with_a_watch_is_not() {
     arrived.stream.send.send(Bytes::from_static(b"event")).await.unwrap();
     assert_eq!(events.data().await.unwrap().unwrap(), "event");
 }
+
+/// A client that opens no window made the gateway hold thousands of refusals on each connection, without a credential:
+/// 15 MB a connection. Over the bound they come without their body, which needs no window.
+#[tokio::test]
+async fn answers_that_a_client_never_takes_are_bounded() {
+    let world = World::new().await;
+    let stream = world.user_with("localhost", None, &[tls::ALPN_H2]).await.stream;
+    let (sender, connection) =
+        h2::client::Builder::new().initial_window_size(0).handshake::<_, Bytes>(stream).await.unwrap();
+    world.tasks.spawn("h2", async move { drop(connection.await) });
+    let mut held = Vec::new();
+    for _ in 0..600 {
+        let mut sender = sender.clone().ready().await.unwrap();
+        let request = Request::get(format!("https://localhost{}", at("a", "/x"))).body(()).unwrap();
+        let (response, _) = sender.send_request(request, true).unwrap();
+        let response = tokio::time::timeout(LONG, response).await.unwrap().unwrap();
+        assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+        held.push(response);
+    }
+    let with_body = held.iter().filter(|response| !response.body().is_end_stream()).count();
+    assert_eq!(with_body, 128);
+    // What was taken makes room again.
+    drop(held);
+    world.quiet().await;
+}

@@ -13,11 +13,32 @@ use dashmap::DashMap;
 
 use crate::config::Limits;
 
+/// Answers of ours that one connection may have waiting for its windows with their bodies.
+const UNREAD: u32 = 128;
+/// The same for all connections: about 100 MB.
+const UNREAD_ALL: u32 = 32 * 1024;
+
 /// Counts of what is open.
 #[derive(Default)]
 pub struct Admissions {
     connections: Arc<Counts>,
     handshakes: Arc<Counts>,
+    unread: Arc<AtomicU32>,
+}
+
+/// The answers of ours that one connection has not taken yet.
+#[derive(Default, Clone)]
+pub struct Unread(Arc<AtomicU32>);
+
+/// One of them, until its body is taken or dropped.
+pub struct UnreadAnswer([Arc<AtomicU32>; 2]);
+
+impl Drop for UnreadAnswer {
+    fn drop(&mut self) {
+        for count in &self.0 {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -41,6 +62,14 @@ impl Admissions {
     /// A place for a handshake (TLS, hello); `None`: too many.
     pub fn handshake(&self, peer: IpAddr, limits: &Limits) -> Option<Admission> {
         enter(&self.handshakes, peer, limits.handshakes, limits.handshakes_per_address)
+    }
+
+    /// A place for the body of one more answer; `None`: too many wait, and this one goes without.
+    pub fn unread(&self, connection: &Unread) -> Option<UnreadAnswer> {
+        // Counted first and looked at then: the guard gives both back.
+        let before = [&connection.0, &self.unread].map(|count| count.fetch_add(1, Ordering::Relaxed));
+        let place = UnreadAnswer([Arc::clone(&connection.0), Arc::clone(&self.unread)]);
+        (before[0] < UNREAD && before[1] < UNREAD_ALL).then_some(place)
     }
 }
 
@@ -102,5 +131,17 @@ mod tests {
         assert_eq!(admissions.connections.by_address.len(), 1);
         let (x, y) = ("2001:db8::1".parse().unwrap(), "2001:db8::ffff".parse::<IpAddr>().unwrap());
         assert_eq!(network(x), network(y));
+    }
+
+    #[test]
+    fn answers_that_nobody_takes_are_bounded_and_given_back() {
+        let admissions = Admissions::default();
+        let (one, other) = (Unread::default(), Unread::default());
+        let held: Vec<_> = (0..UNREAD).map(|_| admissions.unread(&one).unwrap()).collect();
+        assert!(admissions.unread(&one).is_none());
+        assert!(admissions.unread(&other).is_some());
+        drop(held);
+        assert!(admissions.unread(&one).is_some());
+        assert_eq!(admissions.unread.load(Ordering::Relaxed), 0);
     }
 }
