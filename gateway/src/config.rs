@@ -106,7 +106,7 @@ impl Default for Limits {
             streams_per_tunnel: limits::STREAMS_PER_TUNNEL,
             connections: 20_000,
             connections_per_address: 10_000,
-            handshakes: 1_024,
+            handshakes: 8_192,
             handshakes_per_address: 256,
             header_timeout: Duration::from_secs(20),
             answer_timeout: Duration::from_secs(30),

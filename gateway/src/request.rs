@@ -31,7 +31,7 @@ use proto::{ids::RequestId, wire::head::RequestHead};
 use tracing::Instrument as _;
 
 use self::{
-    accept::Faulty,
+    accept::{Faulty, limit::SIGN_INS_PER_ADDRESS},
     address::{Address, ClusterAddress, Endpoint},
     audit::Record,
     authenticate::{Access, AuthenticateError, Credential},
@@ -282,6 +282,10 @@ async fn issuer(
     http: http::Request<Incoming>,
 ) -> Result<Response<Body>, Refusal> {
     let Some(issuer) = core.issuer.load_full() else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
+    let Some(_place) = core.admissions.sign_in(connection.peer.ip()) else {
+        let kind = Kind::Limit { name: "sign-ins at once from one address", value: SIGN_INS_PER_ADDRESS.into() };
+        return Err(Refusal::new(Stage::Authenticate, kind));
+    };
     Ok(issuer.handle(connection.peer.ip(), http).await.map(Body::Full))
 }
 

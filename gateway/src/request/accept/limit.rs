@@ -18,11 +18,17 @@ const UNREAD: u32 = 128;
 /// The same for all connections: about 100 MB.
 const UNREAD_ALL: u32 = 32 * 1024;
 
+/// Requests to the built-in issuer at once, whose forms may take their time, without a credential.
+const SIGN_INS: u32 = 4096;
+/// The same from one address.
+pub const SIGN_INS_PER_ADDRESS: u32 = 128;
+
 /// Counts of what is open.
 #[derive(Default)]
 pub struct Admissions {
     connections: Arc<Counts>,
     handshakes: Arc<Counts>,
+    sign_ins: Arc<Counts>,
     unread: Arc<AtomicU32>,
 }
 
@@ -62,6 +68,11 @@ impl Admissions {
     /// A place for a handshake (TLS, hello); `None`: too many.
     pub fn handshake(&self, peer: IpAddr, limits: &Limits) -> Option<Admission> {
         enter(&self.handshakes, peer, limits.handshakes, limits.handshakes_per_address)
+    }
+
+    /// A place for a request to the built-in issuer; `None`: too many.
+    pub fn sign_in(&self, peer: IpAddr) -> Option<Admission> {
+        enter(&self.sign_ins, peer, SIGN_INS, SIGN_INS_PER_ADDRESS)
     }
 
     /// A place for the body of one more answer; `None`: too many wait, and this one goes without.
@@ -131,6 +142,17 @@ mod tests {
         assert_eq!(admissions.connections.by_address.len(), 1);
         let (x, y) = ("2001:db8::1".parse().unwrap(), "2001:db8::ffff".parse::<IpAddr>().unwrap());
         assert_eq!(network(x), network(y));
+    }
+
+    /// Forms that never arrive were held for 10 s each, 4096 on each connection.
+    #[test]
+    fn sign_ins_at_once_are_bounded_by_address() {
+        let admissions = Admissions::default();
+        let (a, b): (IpAddr, IpAddr) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        let held: Vec<_> = (0..SIGN_INS_PER_ADDRESS).map(|_| admissions.sign_in(a).unwrap()).collect();
+        assert!(admissions.sign_in(a).is_none() && admissions.sign_in(b).is_some());
+        drop(held);
+        assert!(admissions.sign_in(a).is_some());
     }
 
     #[test]
