@@ -10,6 +10,7 @@
 //! server_name = "gateway.example.org" # when the certificate has another name than the url
 //! carrier = "auto"                    # auto, quic, h2, websocket
 //! addresses = ["192.0.2.7"]           # instead of DNS
+//! udp_segmentation_offload = true     # false where a driver or a middlebox breaks QUIC's bundled datagrams (GSO)
 //!
 //! [cluster]                           # absent: in the cluster, by the pod's service account
 //! kubeconfig = "kubeconfig"
@@ -123,6 +124,8 @@ pub struct Gateway {
     pub key_file: PathBuf,
     /// Which carriers may be used.
     pub carrier: CarrierChoice,
+    /// Whether the kernel may cut QUIC's datagrams out of larger ones (GSO). Off where a driver or a middlebox breaks it.
+    pub udp_segmentation_offload: bool,
 }
 
 /// One address of the gateway.
@@ -383,6 +386,7 @@ fn read_gateway(mut section: Section, out: &mut Collector) -> Option<Gateway> {
     };
     let (certificate_file, key_file) = (required("certificate_file"), required("key_file"));
     let carrier = section.parsed("carrier", out, CarrierChoice::from_str).unwrap_or_default();
+    let udp_segmentation_offload = section.flag("udp_segmentation_offload", out).unwrap_or(true);
     section.end(out);
     Some(Gateway {
         endpoints,
@@ -391,6 +395,7 @@ fn read_gateway(mut section: Section, out: &mut Collector) -> Option<Gateway> {
         certificate_file: certificate_file?,
         key_file: key_file?,
         carrier,
+        udp_segmentation_offload,
     })
 }
 
@@ -548,6 +553,7 @@ mod tests {
             [gateway]
             url = "http://user@gw/path"
             carrier = "pigeon"
+            udp_segmentation_offload = "no"
             certificate_file = 7
             sever_name = "x"
             [cluster]
@@ -569,6 +575,7 @@ mod tests {
             "colour: unknown key; allowed here: admin, cluster, gateway",
             "gateway.url:",
             "gateway.carrier:",
+            "gateway.udp_segmentation_offload: expected true or false",
             "gateway.certificate_file:",
             "gateway.key_file: is required",
             "gateway.sever_name: unknown key",

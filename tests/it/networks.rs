@@ -20,12 +20,28 @@ pub fn tests() -> Vec<Trial> {
         alone("networks::black_hole_is_known_within_30_s::quic", Needs::Namespaces, || black_hole("quic")),
         alone("networks::black_hole_is_known_within_30_s::h2", Needs::Namespaces, || black_hole("h2")),
         alone("networks::black_hole_is_known_within_30_s::websocket", Needs::Namespaces, || black_hole("websocket")),
-        alone("networks::nat_gives_another_port_under_quic", Needs::Namespaces, nat_rebinding),
+        alone("networks::nat_gives_another_port_under_quic", Needs::Namespaces, || nat_rebinding(Nat::Port, true)),
+        alone("networks::nat_gives_another_address_under_quic", Needs::Namespaces, || {
+            nat_rebinding(Nat::Address, true)
+        }),
+        alone("networks::nat_gives_another_port_without_gso", Needs::Namespaces, || nat_rebinding(Nat::Port, false)),
+        alone("networks::nat_gives_another_address_without_gso", Needs::Namespaces, || {
+            nat_rebinding(Nat::Address, false)
+        }),
     ]
 }
 
 /// A stack whose agent is in the namespace. The scripted apiserver is inside too, because that is where a cluster is.
 fn stack(name: &'static str, namespace: &Namespace, carrier: Option<&'static str>) -> anyhow::Result<(Stack, Forward)> {
+    stack_with(name, namespace, carrier, &[])
+}
+
+fn stack_with(
+    name: &'static str,
+    namespace: &Namespace,
+    carrier: Option<&'static str>,
+    dev_args: &[&str],
+) -> anyhow::Result<(Stack, Forward)> {
     let apiserver = Apiserver::plain(&scratch(name))?;
     let listen = format!("{}:0", namespace.outside);
     let forward = Forward::start(namespace, apiserver)?;
@@ -34,6 +50,7 @@ fn stack(name: &'static str, namespace: &Namespace, carrier: Option<&'static str
         listen: Box::leak(listen.into_boxed_str()),
         apiserver: forward.apiserver.kubeconfig.clone(),
         namespace: Some(namespace),
+        dev_args,
         ..Plan::scripted(name, &forward.apiserver)
     };
     Ok((Stack::start_without_waiting(&plan)?, forward))
@@ -184,27 +201,51 @@ fn black_hole(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn nat_rebinding() -> anyhow::Result<()> {
+/// What a NAT changes when it forgot and makes a new binding.
+#[derive(Clone, Copy)]
+enum Nat {
+    Port,
+    Address,
+}
+
+fn nat_rebinding(nat: Nat, gso: bool) -> anyhow::Result<()> {
     let namespace = Namespace::new()?;
-    let (stack, _forward) = stack("nat", &namespace, Some("quic"))?;
+    let second = namespace.second_address()?;
+    let offload = if gso { "gateway.udp_segmentation_offload=true" } else { "gateway.udp_segmentation_offload=false" };
+    let (stack, _forward) = stack_with("nat", &namespace, Some("quic"), &["--agent-set", offload])?;
     stack.await_connected(Duration::from_secs(10))?;
     let before = stack.tunnels()?;
-    // From now on the agent's packets leave with another source port, as from a NAT that forgot and made a new binding.
-    let script = "table ip towline_nat {\n chain post {\n  type nat hook postrouting priority 100;\n  meta l4proto udp masquerade to :40000-40100\n }\n}\n";
+    // From now on the agent's packets leave with another source. Without connection tracking: it would keep what it knows.
+    let peer = before.first().and_then(|tunnel| tunnel["peer"].as_str()).context("the tunnel has no peer")?;
+    let port = peer.rsplit_once(':').context("a peer without a port")?.1;
+    let (there, back) = match nat {
+        Nat::Port => (format!("udp sport {port} counter udp sport set 40001"), format!("udp dport set {port}")),
+        Nat::Address => (format!("udp sport {port} counter ip saddr set {second}"), {
+            format!("ip daddr set {}", namespace.inside)
+        }),
+    };
+    let changed = match nat {
+        Nat::Port => "udp dport 40001".to_owned(),
+        Nat::Address => format!("ip daddr {second}"),
+    };
+    let script = format!(
+        "table ip towline_nat {{\n chain there {{\n  type filter hook postrouting priority 300;\n  {there}\n }}\n \
+         chain back {{\n  type filter hook prerouting priority -300;\n  {changed} {back}\n }}\n}}\n"
+    );
     tests::programs::run_with_input(
         std::process::Command::new("ip").args(["netns", "exec", &namespace.name, "nft", "-f", "-"]),
         Some(script.as_bytes()),
         Duration::from_secs(10),
     )?
     .ok()?;
-    // Bindings that exist keep their port: forget them.
-    let _ = tests::network::sh(&format!("ip netns exec {} conntrack -F", namespace.name));
     let token = stack.token("admin")?;
     let start = Instant::now();
     for _ in 0..50 {
         ensure!(stack.get_with(&token, "/api")?.status == 200);
     }
     ensure!(start.elapsed() < Duration::from_secs(15), "requests took {:?} over the change", start.elapsed());
+    let rules = tests::network::sh(&format!("ip netns exec {} nft list table ip towline_nat", namespace.name))?;
+    ensure!(!rules.contains("counter packets 0 "), "the NAT changed nothing: {rules}");
     let id =
         |tunnels: &[serde_json::Value]| tunnels.first().map(|tunnel| tunnel["id"].clone()).filter(|id| !id.is_null());
     ensure!(id(&before).is_some() && id(&before) == id(&stack.tunnels()?), "the tunnel was made anew");

@@ -60,6 +60,16 @@ impl Namespace {
         format!("tla{}", self.number)
     }
 
+    /// Gives the inner end another address that the host reaches too, for a NAT to change to; returns it.
+    pub fn second_address(&self) -> anyhow::Result<String> {
+        let (address, n, number) = (format!("10.214.{}.2", self.number), &self.name, self.number);
+        sh(&format!(
+            "ip -n {n} addr add {address}/32 dev tlb{number}; ip route add {address}/32 dev {}",
+            self.host_link()
+        ))?;
+        Ok(address)
+    }
+
     /// A command that runs inside.
     pub fn command(&self, program: &std::path::Path) -> Command {
         let mut command = Command::new("ip");

@@ -185,6 +185,18 @@ impl Section {
         }
     }
 
+    /// True or false.
+    pub fn flag(&mut self, key: &'static str, out: &mut Collector) -> Option<bool> {
+        let name = self.key(key);
+        match self.take(key)? {
+            Value::Boolean(value) => Some(value),
+            other => {
+                out.fault(&name, format_args!("expected true or false, found {}", other.type_str()));
+                None
+            }
+        }
+    }
+
     /// A duration such as `30s`, `8h`, `0s`.
     pub fn duration(&mut self, key: &'static str, out: &mut Collector) -> Option<Duration> {
         self.parsed(key, out, parse_duration)

@@ -16,6 +16,7 @@ use proto::{
     transport::{
         CarrierKind, TunnelHandle,
         dial::{self, DialError, DialOptions, Target},
+        quic::QuicOptions,
         session::{self, AgentSide, HelloError, SessionOptions},
     },
     wire::hello::Proof,
@@ -150,7 +151,12 @@ impl Connector {
             key_file: gateway.key_file.clone(),
             roots,
             instance,
-            options: DialOptions { handshake: STEP_DEADLINE, upgrade: STEP_DEADLINE, ..DialOptions::default() },
+            options: DialOptions {
+                handshake: STEP_DEADLINE,
+                upgrade: STEP_DEADLINE,
+                quic: QuicOptions { gso: gateway.udp_segmentation_offload, ..QuicOptions::default() },
+                ..DialOptions::default()
+            },
             session: SessionOptions::default(),
         })
     }

@@ -4,6 +4,7 @@
 {{- with .Values.gateway }}
 urls = {{ .urls | default (list .url) | toJson }}
 carrier = {{ .carrier | toJson }}
+udp_segmentation_offload = {{ .udpSegmentationOffload }}
 {{- if .ca }}
 ca_file = "gateway-ca.crt"
 {{- end }}
