@@ -10,6 +10,7 @@ mod errors;
 mod k9s;
 mod kubectl;
 mod load;
+mod local_proxy;
 mod networks;
 mod pop;
 mod proxies;
@@ -30,6 +31,7 @@ fn main() {
         attacks::tests,
         kubectl::tests,
         sessions::tests,
+        local_proxy::tests,
         clients::tests,
         k9s::tests,
         chart::tests,

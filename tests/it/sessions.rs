@@ -76,7 +76,7 @@ fn with_pod(carrier: &'static str, test: &str, protocol: Protocol, run: Test) ->
     Ok(())
 }
 
-fn exec_exit_codes_and_stdin(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+pub fn exec_exit_codes_and_stdin(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
     ensure!(kubectl.ok(&["exec", "p", "--", "echo", "hello"])? == "hello\n");
     let output = kubectl.run(&["exec", "p", "--", "sh", "-c", "echo out; echo err >&2; exit 42"])?;
     ensure!(output.code == Some(42) && output.text() == "out\n" && output.err.contains("err"), "{output:?}");
@@ -86,7 +86,7 @@ fn exec_exit_codes_and_stdin(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<(
     Ok(())
 }
 
-fn exec_with_a_terminal(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+pub fn exec_with_a_terminal(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
     // `script` gives kubectl a terminal whose size the far shell must see, before and after it changes.
     let inner = kubectl.command(&["exec", "-it", "p", "--", "sh"]);
     let words: Vec<_> = std::iter::once(inner.get_program())
@@ -103,7 +103,7 @@ fn exec_with_a_terminal(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn attach(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+pub fn attach(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
     kubectl.apply(&pod("q", "while read -r line; do echo got $line; done; echo end of input"))?;
     kubectl.ok(&["wait", "--for=condition=Ready", "pod/q", "--timeout=60s"])?;
     let mut child = kubectl
@@ -154,7 +154,7 @@ fn fetch_hosts(port: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn port_forward(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+pub fn port_forward(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
     let (mut child, port) = forward(kubectl)?;
     let result = (|| {
         for _ in 0..100 {
@@ -169,10 +169,15 @@ fn port_forward(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
 }
 
 fn copy(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+    copy_there_and_back(kubectl, 200_000_000)
+}
+
+/// Copies so many random bytes into the pod and back.
+pub fn copy_there_and_back(kubectl: &Kubectl, count: usize) -> anyhow::Result<()> {
     let dir = tests::programs::scratch("copy");
     let (there, back) = (dir.join("there"), dir.join("back"));
     let mut seed = 0x9e37_79b9_7f4a_7c15u64;
-    let bytes: Vec<u8> = (0..200_000_000 / 8)
+    let bytes: Vec<u8> = (0..count / 8)
         .flat_map(|_| {
             seed ^= seed << 13;
             seed ^= seed >> 7;
@@ -184,12 +189,12 @@ fn copy(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
     let path = |path: &std::path::Path| path.display().to_string();
     kubectl.ok(&["cp", &path(&there), "p:/tmp/there"])?;
     kubectl.ok(&["cp", "p:/tmp/there", &path(&back), "--retries=0"])?;
-    ensure!(std::fs::read(&back)? == bytes, "200 MB came back changed");
+    ensure!(std::fs::read(&back)? == bytes, "{count} bytes came back changed");
     std::fs::remove_dir_all(&dir)?;
     Ok(())
 }
 
-fn exec_output_is_whole(kubectl: &Kubectl, protocol: Protocol) -> anyhow::Result<()> {
+pub fn exec_output_is_whole(kubectl: &Kubectl, protocol: Protocol) -> anyhow::Result<()> {
     // Lesson 60: output truncated at EOF. A hundred times on one carrier, five times on the others.
     let expected: String = (1..=2_000_000).map(|n| format!("{n}\n")).collect();
     let carrier_with_most = kubectl.command(&[]).get_envs().any(|(key, value)| {
@@ -209,7 +214,7 @@ fn exec_output_is_whole(kubectl: &Kubectl, protocol: Protocol) -> anyhow::Result
     Ok(())
 }
 
-fn logs_follow(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+pub fn logs_follow(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
     ensure!(kubectl.ok(&["logs", "p"])?.contains("begun"));
     kubectl.apply(&pod("l", "seq 1 50000; sleep 2; echo the last line"))?;
     eventually("the pod has ended or runs", Duration::from_secs(60), || {
