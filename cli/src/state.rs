@@ -139,10 +139,12 @@ impl State {
         let before = read(&dir)?;
         let mut data = before.clone().unwrap_or_default();
         change(&mut data)?;
-        if before.as_ref() != Some(&data) {
-            files::write_private(&file, &serde_json::to_vec_pretty(&data)?)?;
-        }
         let state = Self { dir, data };
+        // Settings that contradict the rest are found before anything is kept.
+        state.check_settings().map_err(Failure::usage)?;
+        if before.as_ref() != Some(&state.data) {
+            files::write_private(&file, &serde_json::to_vec_pretty(&state.data)?)?;
+        }
         // Under the same lock: two edits at once must not write each other's configuration.
         state.write_artifacts()?;
         Ok(state)

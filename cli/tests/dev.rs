@@ -175,6 +175,23 @@ fn a_restart_keeps_addresses_authority_keys_and_users() {
 }
 
 #[test]
+fn a_mistyped_setting_is_refused_and_not_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = text(dir.path());
+    // The second one contradicts what the state says itself, so that there is no file to find the fault in.
+    for setting in ["sessions.reauthorize_every=1s", "listen.public.port=1"] {
+        let refused = fails(2, &["dev", "--state", &state, "--listen", "127.0.0.1:0", "--set", setting]);
+        assert!(refused.contains(setting.split('=').next().unwrap()), "{refused}");
+    }
+    let mut dev = start(dir.path(), &["--listen", "127.0.0.1:0", "--set", "sessions.reauthorise_every=1s"]);
+    dev.running.signal("KILL");
+    dev.running.code();
+    fails(2, &["dev", "--state", &state, "--set", "sessions.reauthorise_every=often"]);
+    start(dir.path(), &[]);
+    assert!(std::fs::read_to_string(in_state(dir.path(), "gateway.toml")).unwrap().contains("reauthorise_every = \"1s\""));
+}
+
+#[test]
 fn edits_reach_the_running_gateway() {
     let dir = tempfile::tempdir().unwrap();
     let dev = start(dir.path(), &["--listen", "127.0.0.1:0"]);

@@ -40,6 +40,13 @@ impl State {
         write_if_changed(&self.path("gateway.toml"), &self.gateway_config()?)
     }
 
+    /// Whether `--set` and `--agent-set` can be part of the files they are for.
+    pub(super) fn check_settings(&self) -> anyhow::Result<()> {
+        self.gateway_config()?;
+        self.agent_config()?;
+        Ok(())
+    }
+
     /// The throw-away authority; made if there is none.
     pub fn authority(&self) -> anyhow::Result<Authority> {
         let dir = self.path("ca");

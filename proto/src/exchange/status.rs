@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WARNING, WWW_AUTHENTICATE},
 };
 
 /// A Kubernetes `Status` object, the error body that kubectl prints.
@@ -25,6 +25,8 @@ pub struct Status {
 
 /// The longest message in an error body, in bytes: an error may quote what a client sent.
 const MESSAGE_BYTES: usize = 4096;
+/// How much of it a `Warning` header repeats.
+const WARNING_BYTES: usize = 512;
 
 #[derive(serde::Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -111,9 +113,10 @@ impl Status {
         serde_json::to_vec(&body).unwrap_or_default().into()
     }
 
-    /// `content-type`, `cache-control`; `retry-after` where set; `www-authenticate` for 401.
+    /// `content-type`, `cache-control`; `retry-after` where set; `www-authenticate` for 401, `warning` for all others:
+    /// where client-go reads which APIs there are it throws an error's body away, and kubectl would print "unknown".
     pub fn headers(&self) -> HeaderMap {
-        let mut headers = HeaderMap::with_capacity(4);
+        let mut headers = HeaderMap::with_capacity(5);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
         if let Some(seconds) = self.retry_after() {
@@ -121,6 +124,8 @@ impl Status {
         }
         if self.code == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"towline\""));
+        } else if let Ok(warning) = HeaderValue::from_bytes(warning(&self.message).as_bytes()) {
+            headers.insert(WARNING, warning);
         }
         headers
     }
@@ -138,6 +143,20 @@ impl Status {
     fn retry_after(&self) -> Option<u32> {
         self.retry_after.map(|seconds| seconds.max(1))
     }
+}
+
+/// The value of a `Warning` header that kubectl prints: `299 - "<message>"`, with the message as a quoted string.
+fn warning(message: &str) -> String {
+    let mut text = String::with_capacity(message.len().min(WARNING_BYTES) + 16);
+    text.push_str("299 - \"");
+    for character in message[..message.floor_char_boundary(WARNING_BYTES)].chars().filter(|c| !c.is_control()) {
+        if matches!(character, '"' | '\\') {
+            text.push('\\');
+        }
+        text.push(character);
+    }
+    text.push('"');
+    text
 }
 
 #[cfg(test)]
@@ -164,6 +183,20 @@ mod tests {
         assert_eq!(headers[RETRY_AFTER], "1");
         assert_eq!(headers[CONTENT_TYPE], "application/json");
         assert!(!headers.contains_key(WWW_AUTHENTICATE));
+    }
+
+    #[test]
+    fn kubectl_prints_why_where_it_throws_the_body_away() {
+        let warning = |code, message: &str| {
+            let headers = Status::new(code, RequestId([0; 16]), message).headers();
+            headers.get(WARNING).map(|value| String::from_utf8(value.as_bytes().to_vec()).unwrap())
+        };
+        let (refused, unavailable) = (StatusCode::FORBIDDEN, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(warning(unavailable, "no agent is connected").unwrap(), r#"299 - "no agent is connected""#);
+        assert_eq!(warning(refused, r#"user "a\b" may not"#).unwrap(), r#"299 - "user \"a\\b\" may not""#);
+        assert_eq!(warning(refused, "a\r\nSet-Cookie: ä\u{7f}").unwrap(), "299 - \"aSet-Cookie: ä\"", "one line");
+        assert!(warning(refused, &"ä".repeat(10_000)).unwrap().len() <= WARNING_BYTES + 8, "bounded");
+        assert_eq!(warning(StatusCode::UNAUTHORIZED, "Unauthorized"), None, "says no more than Kubernetes does");
     }
 
     #[test]

@@ -20,11 +20,9 @@ const FIRST_CLUSTER: &str = "dev";
 /// Makes or opens the state, runs until told, drains.
 pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     let _running = State::lock_running(dir)?;
-    let state = State::edit(dir, |data| apply(data, &args))?;
+    let (state, config) = prepare(dir, &args)?;
     edit::add_first_users(&state)?;
     let issuer = Arc::new(Issuer::open(state.issuer_settings())?);
-    // Faults in it come from what was typed with --set.
-    let config = Config::load(&state.path("gateway.toml")).map_err(Failure::usage)?;
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
     let interrupts = Interrupts::watch(&tasks)?;
     let mut reloads = signals(&tasks, &shutdown)?;
@@ -42,6 +40,26 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     print(&if args.json { ready::json(&state)?.to_string() } else { ready::text(&state) })?;
     gateway.run().await;
     Ok(ExitCode::from(if interrupts.any() { INTERRUPTED } else { 0 }))
+}
+
+/// The state with what was typed, and the gateway's configuration made of it.
+fn prepare(dir: &Path, args: &DevRun) -> Outcome<(State, Config)> {
+    let before = State::open(dir).map(|state| state.data).unwrap_or_default();
+    let made = State::edit(dir, |data| apply(data, args)).and_then(|state| {
+        // Faults in it come from what was typed with --set.
+        let config = Config::load(&state.path("gateway.toml")).map_err(Failure::usage)?;
+        Ok((state, config))
+    });
+    if made.is_err() && !(args.gateway_settings.is_empty() && args.agent_settings.is_empty()) {
+        // A mistyped setting must not be in the way of the next start, which may not repeat it. Without a state (what was
+        // typed did not even become one) there is nothing to put back, and the first failure says all there is to say.
+        let _ = State::edit_existing(dir, |data| {
+            data.gateway_settings = before.gateway_settings;
+            data.agent_settings = before.agent_settings;
+            Ok(())
+        });
+    }
+    made
 }
 
 /// What was typed becomes part of the state; what was not stays as it was.
