@@ -188,7 +188,9 @@ fn a_mistyped_setting_is_refused_and_not_kept() {
     dev.running.code();
     fails(2, &["dev", "--state", &state, "--set", "sessions.reauthorise_every=often"]);
     start(dir.path(), &[]);
-    assert!(std::fs::read_to_string(in_state(dir.path(), "gateway.toml")).unwrap().contains("reauthorise_every = \"1s\""));
+    assert!(
+        std::fs::read_to_string(in_state(dir.path(), "gateway.toml")).unwrap().contains("reauthorise_every = \"1s\"")
+    );
 }
 
 #[test]

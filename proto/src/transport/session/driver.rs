@@ -88,10 +88,9 @@ async fn run(
 ) {
     let ControlStream { mut send, mut messages } = control;
     let pending: Pending = watch::Sender::new(None);
-    let mut ended = shared.closed.subscribe();
     let closed = tokio::select! {
         biased;
-        _ = ended.wait_for(Option::is_some) => shared.ended(),
+        closed = shared.wait_ended() => Some(closed),
         closed = read_control(&shared, &mut messages, &pending) => closed,
         () = write_control(&shared, &mut send) => None,
         () = accept_streams(&shared, &link, &queue) => None,

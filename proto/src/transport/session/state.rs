@@ -333,6 +333,15 @@ impl Shared {
         self.closed.borrow().clone()
     }
 
+    /// Waits until the tunnel has ended, and says why.
+    pub(crate) async fn wait_ended(&self) -> Closed {
+        let mut closed = self.closed.subscribe();
+        // What `wait_for` gives is a read lock. It must be gone before anybody reads again: a writer that comes in between
+        // waits for the first reader, and the second reader waits for the writer.
+        let _ = closed.wait_for(Option::is_some).await;
+        self.ended().unwrap_or(Closed { code: CloseCode::Lost, message: String::new(), by_peer: false })
+    }
+
     pub(crate) fn rtt(&self) -> Option<Duration> {
         match self.rtt_us.load(Ordering::Relaxed) {
             0 => None,

@@ -43,10 +43,10 @@ impl SessionTunnel {
         let lease = self.shared.lease()?;
         let raw = tokio::select! {
             biased;
-            closed = self.wait_closed() => return Err(closed.into()),
+            closed = self.shared.wait_ended() => return Err(closed.into()),
             raw = self.link.open() => match raw {
                 Ok(raw) => raw,
-                Err(_) => return Err(self.wait_closed().await.into()),
+                Err(_) => return Err(self.shared.wait_ended().await.into()),
             },
         };
         // From here on dropping this future resets the stream.
@@ -57,14 +57,8 @@ impl SessionTunnel {
         match stream.send.raw.send_all(first.freeze()).await {
             // A peer that refuses the stream at once says so to the reader.
             Ok(()) | Err(RawError::Reset(_) | RawError::Stopped(_)) => Ok(stream),
-            Err(RawError::Lost) => Err(self.wait_closed().await.into()),
+            Err(RawError::Lost) => Err(self.shared.wait_ended().await.into()),
         }
-    }
-
-    async fn wait_closed(&self) -> Closed {
-        let mut closed = self.shared.closed.subscribe();
-        let _ = closed.wait_for(Option::is_some).await;
-        self.shared.ended().unwrap_or(Closed { code: CloseCode::Lost, message: String::new(), by_peer: false })
     }
 }
 
@@ -77,15 +71,15 @@ impl Tunnel for SessionTunnel {
         async {
             let mut accepted = tokio::select! {
                 biased;
-                closed = self.wait_closed() => return Err(closed),
+                closed = self.shared.wait_ended() => return Err(closed),
                 accepted = self.accepted.lock() => accepted,
             };
             tokio::select! {
                 biased;
-                closed = self.wait_closed() => Err(closed),
+                closed = self.shared.wait_ended() => Err(closed),
                 incoming = accepted.recv() => match incoming {
                     Some(incoming) => Ok(incoming),
-                    None => Err(self.wait_closed().await),
+                    None => Err(self.shared.wait_ended().await),
                 },
             }
         }
@@ -112,7 +106,7 @@ impl Tunnel for SessionTunnel {
     }
 
     fn closed(&self) -> BoxFuture<'_, Closed> {
-        self.wait_closed().boxed()
+        self.shared.wait_ended().boxed()
     }
 
     fn info(&self) -> &TunnelInfo {
