@@ -118,7 +118,7 @@ async fn run(config: Config) -> Result<(), (u8, anyhow::Error)> {
     let recorder = recorder.map_err(|err| (1, err.into()))?;
     metrics::describe();
     let agent = Agent::build(config, Some(recorder)).await.map_err(|err| (EXIT_CONFIG, err.into()))?;
-    let _reloads = signals(agent.tasks(), agent.shutdown()).map_err(|err| (1, err.into()))?;
+    let _signals = signals(agent.tasks(), agent.shutdown()).map_err(|err| (1, err.into()))?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         cluster.id = agent.facts().cluster,

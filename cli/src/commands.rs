@@ -7,17 +7,9 @@ mod target;
 mod token;
 mod whoami;
 
-use std::{
-    io::Write,
-    process::ExitCode,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{io::Write, process::ExitCode};
 
-use proto::process::{TaskGroup, telemetry::LogLevel};
-use tokio::signal::unix::{SignalKind, signal};
+use proto::process::telemetry::LogLevel;
 
 use crate::{
     args::Command,
@@ -49,24 +41,4 @@ fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
-}
-
-/// Whether Ctrl+C was among what ended a command that runs until told: the exit code says so.
-struct Interrupts(Arc<AtomicBool>);
-
-impl Interrupts {
-    fn watch(tasks: &TaskGroup) -> anyhow::Result<Self> {
-        let heard = Arc::new(AtomicBool::new(false));
-        let (mut interrupts, flag) = (signal(SignalKind::interrupt())?, heard.clone());
-        tasks.spawn("interrupts", async move {
-            while interrupts.recv().await.is_some() {
-                flag.store(true, Ordering::Relaxed);
-            }
-        });
-        Ok(Self(heard))
-    }
-
-    fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
 }

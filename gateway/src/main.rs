@@ -61,13 +61,13 @@ fn main() -> ExitCode {
 
 async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<()> {
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
-    let mut reloads = signals(&tasks, &shutdown)?;
+    let mut signals = signals(&tasks, &shutdown)?;
     let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: None };
     let gateway = Gateway::build(config, extras).await?;
     let handle = gateway.handle();
     tasks.spawn("reload", async move {
         loop {
-            reloads.next().await;
+            signals.reload().await;
             // The result is in the log.
             let _ = handle.reload().await;
         }

@@ -11,5 +11,5 @@ pub mod telemetry;
 
 pub use backoff::{Backoff, BackoffPolicy, random_unit};
 pub use shutdown::{Phase, Shutdown};
-pub use signals::{Reloads, signals};
+pub use signals::{Signals, signals};
 pub use tasks::{Panicked, Task, TaskEnded, TaskGroup};

@@ -9,7 +9,7 @@ use proto::process::{Shutdown, TaskGroup, signals};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::time::timeout;
 
-use super::{Interrupts, kubeconfig, print, target::Target};
+use super::{kubeconfig, print, target::Target};
 use crate::{
     args::ProxyArgs,
     client::Client,
@@ -37,8 +37,7 @@ pub async fn run(args: ProxyArgs) -> Outcome {
     let keeper = Keeper::start(source).await?;
     let client = target.client(credentials.as_ref())?;
     let (tasks, shutdown) = (TaskGroup::new("proxy"), Shutdown::new());
-    let interrupts = Interrupts::watch(&tasks)?;
-    let _reloads = signals(&tasks, &shutdown)?;
+    let signals = signals(&tasks, &shutdown)?;
     let local_token = SecretString::from(gateway::issuer::users::generate_password()?);
     let entry = entry(&args, &target, &who, &listener, &local_token)?;
     kubeconfig::write(&args.file, &entry).await?;
@@ -63,16 +62,16 @@ pub async fn run(args: ProxyArgs) -> Outcome {
         () = shutdown.draining() => {}
         _ = serving => return Err(anyhow::anyhow!("the local listener ended").into()),
     }
-    let grace = if interrupts.any() { INTERRUPT_GRACE } else { DRAIN_GRACE };
+    let grace = if signals.interrupted() { INTERRUPT_GRACE } else { DRAIN_GRACE };
     shutdown.drain();
     drain(&tasks, &shutdown, grace).await;
-    Ok(ExitCode::from(if interrupts.any() { INTERRUPTED } else { 0 }))
+    Ok(ExitCode::from(if signals.interrupted() { INTERRUPTED } else { 0 }))
 }
 
 /// Lets what is open end, for so long at most.
 async fn drain(tasks: &TaskGroup, shutdown: &Shutdown, grace: Duration) {
-    // Two tasks for signals and the one that announces tokens run until all is closed.
-    const HOUSEKEEPING: usize = 3;
+    // The tasks that hear signals and announce tokens run until all is closed.
+    const HOUSEKEEPING: usize = 2;
     let quiet = async {
         while tasks.running() > HOUSEKEEPING {
             tokio::time::sleep(Duration::from_millis(20)).await;

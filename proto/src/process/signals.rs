@@ -1,6 +1,12 @@
 //! Signals of the operating system: SIGTERM and SIGINT drain and, the second time, stop at once; SIGHUP reloads.
 
-use std::io;
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -9,26 +15,36 @@ use tokio::{
 
 use super::{Shutdown, TaskGroup};
 
-/// Tells when to read the configuration again. Requests that come while one is served count once.
-pub struct Reloads {
-    count: watch::Receiver<u64>,
+/// What was heard, beside what [`Shutdown`] says.
+#[derive(Clone)]
+pub struct Signals {
+    reloads: watch::Receiver<u64>,
+    interrupted: Arc<AtomicBool>,
 }
 
-impl Reloads {
-    /// Completes at the next SIGHUP that was not seen yet. Never, once the process is closed. Cancel-safe.
-    pub async fn next(&mut self) {
-        if self.count.changed().await.is_err() {
+impl Signals {
+    /// Completes at the next SIGHUP that was not seen yet; several that come while one is served count once. Never, once
+    /// the process is closed. Cancel-safe.
+    pub async fn reload(&mut self) {
+        if self.reloads.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Whether SIGINT (Ctrl+C) was among what ended the process. Known before the drain begins that it caused.
+    pub fn interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::SeqCst)
     }
 }
 
 /// Installs the handlers and listens in `tasks` until `shutdown` is closed. Fails if the handlers cannot be installed.
-pub fn signals(tasks: &TaskGroup, shutdown: &Shutdown) -> io::Result<Reloads> {
+pub fn signals(tasks: &TaskGroup, shutdown: &Shutdown) -> io::Result<Signals> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let (reload, count) = watch::channel(0u64);
+    let (reload, reloads) = watch::channel(0u64);
+    let signals = Signals { reloads, interrupted: Arc::default() };
+    let interrupted = signals.interrupted.clone();
     let shutdown = shutdown.clone();
     tasks.spawn("signals", async move {
         let mut heard = 0;
@@ -37,7 +53,10 @@ pub fn signals(tasks: &TaskGroup, shutdown: &Shutdown) -> io::Result<Reloads> {
                 biased;
                 () = shutdown.closed() => return,
                 _ = terminate.recv() => "SIGTERM",
-                _ = interrupt.recv() => "SIGINT",
+                _ = interrupt.recv() => {
+                    interrupted.store(true, Ordering::SeqCst);
+                    "SIGINT"
+                }
                 _ = hangup.recv() => {
                     tracing::info!("SIGHUP: reloading the configuration");
                     reload.send_modify(|count| *count += 1);
@@ -54,7 +73,7 @@ pub fn signals(tasks: &TaskGroup, shutdown: &Shutdown) -> io::Result<Reloads> {
             }
         }
     });
-    Ok(Reloads { count })
+    Ok(signals)
 }
 
 #[cfg(test)]
@@ -68,16 +87,19 @@ mod tests {
 
     // One test for all, because signals belong to the whole test process.
     #[tokio::test]
-    async fn hangup_reloads_the_first_term_drains_and_the_second_closes() {
+    async fn hangup_reloads_the_first_interrupt_drains_and_term_then_closes() {
         let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
-        let mut reloads = signals(&tasks, &shutdown).unwrap();
+        let mut signals = signals(&tasks, &shutdown).unwrap();
         send("-HUP");
-        reloads.next().await;
+        signals.reload().await;
         assert_eq!(shutdown.phase(), crate::process::Phase::Ready);
-        send("-TERM");
-        shutdown.draining().await;
-        assert_eq!(shutdown.phase(), crate::process::Phase::Draining);
+        assert!(!signals.interrupted());
         send("-INT");
+        shutdown.draining().await;
+        // At once: an exit code and a grace time hang on it.
+        assert!(signals.interrupted());
+        assert_eq!(shutdown.phase(), crate::process::Phase::Draining);
+        send("-TERM");
         shutdown.closed().await;
         tasks.join().await.unwrap();
     }

@@ -9,7 +9,7 @@ use proto::process::{Shutdown, TaskGroup, signals, telemetry::LogLevel};
 use super::{edit, ports, ready};
 use crate::{
     args::DevRun,
-    commands::{Interrupts, print},
+    commands::print,
     failure::{Failure, INTERRUPTED, Outcome},
     state::{Data, State, check_name},
 };
@@ -24,14 +24,14 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     edit::add_first_users(&state)?;
     let issuer = Arc::new(Issuer::open(state.issuer_settings())?);
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
-    let interrupts = Interrupts::watch(&tasks)?;
-    let mut reloads = signals(&tasks, &shutdown)?;
+    let signals = signals(&tasks, &shutdown)?;
+    let mut reloads = signals.clone();
     let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: Some(issuer) };
     let gateway = Gateway::build(config, extras).await?;
     let handle = gateway.handle();
     tasks.spawn("reload", async move {
         loop {
-            reloads.next().await;
+            reloads.reload().await;
             // The result is in the log.
             let _ = handle.reload().await;
         }
@@ -39,7 +39,7 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     // The listeners are bound: who connects from now on is served.
     print(&if args.json { ready::json(&state)?.to_string() } else { ready::text(&state) })?;
     gateway.run().await;
-    Ok(ExitCode::from(if interrupts.any() { INTERRUPTED } else { 0 }))
+    Ok(ExitCode::from(if signals.interrupted() { INTERRUPTED } else { 0 }))
 }
 
 /// The state with what was typed, and the gateway's configuration made of it.
