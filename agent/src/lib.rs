@@ -119,6 +119,9 @@ impl Agent {
             Some(address) => Some(Admin::bind(address).await.map_err(|source| BuildError::Admin { address, source })?),
             None => None,
         };
+        if let Some(address) = admin.as_ref().and_then(|admin| admin.address().ok()) {
+            tracing::info!(%address, "agent admin listener");
+        }
         let facts = Facts {
             status,
             server,

@@ -1,13 +1,17 @@
 //! Logs, metrics, audit records and error texts of the whole run hold no token, key or password: this reads them all.
 
-use std::path::Path;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
-use anyhow::ensure;
+use anyhow::{Context, bail, ensure};
 use libtest_mimic::Trial;
 use tests::{
-    apiserver::AGENT_TOKEN,
+    apiserver::{AGENT_TOKEN, Apiserver},
     case::{Needs, alone},
-    stack::scratch_root,
+    programs::{scratch, scratch_root},
+    stack::{Plan, Stack, keep_all_metrics},
 };
 
 pub fn tests() -> Vec<Trial> {
@@ -23,10 +27,52 @@ fn holds_secrets_on_purpose(path: &Path) -> bool {
         || path.components().any(|part| part.as_os_str() == "state")
 }
 
+/// What every run leaves, by the names of the files. A sweep that does not find one of them has lost it.
+const KEPT: [&str; 6] = ["gateway.log", "agent.log", "audit.jsonl", "metrics", "error-answers", "towline.stderr"];
+
 fn sweep() -> anyhow::Result<()> {
+    // A stack of its own, so that there is something to read whatever else ran.
+    let stack = busy_stack()?;
+    keep_all_metrics();
+    let metrics = std::fs::read_to_string(stack.dir.join("metrics"))?;
+    for name in ["gateway_requests_total", "agent_tunnels"] {
+        ensure!(metrics.contains(name), "no {name} among the metrics that were kept");
+    }
     let root = scratch_root();
-    let mut secrets: Vec<String> =
-        std::fs::read_to_string(root.join("secrets")).unwrap_or_default().lines().map(str::to_owned).collect();
+    let secrets = secrets(&root)?;
+    let planted = secrets.first().context("no secret was noted")?;
+    for text in [format!("a line\nwith {planted} in it"), "eyJhbGciOiJ".to_owned(), "-BEGIN PRIVATE KEY-".to_owned()] {
+        ensure!(fault(&text, &secrets).is_some(), "a planted secret is not found");
+    }
+    let mut read: BTreeMap<String, usize> = BTreeMap::new();
+    for path in files(root)? {
+        let text = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();
+        if let Some(fault) = fault(&text, &secrets) {
+            bail!("{}: {fault}", path.display());
+        }
+        *read.entry(path.file_name().unwrap_or_default().to_string_lossy().into_owned()).or_default() += 1;
+    }
+    eprintln!("   read {} files for {} secrets", read.values().sum::<usize>(), secrets.len());
+    for name in KEPT {
+        ensure!(read.contains_key(name), "no {name} was kept; there are {:?}", read.keys());
+    }
+    Ok(())
+}
+
+/// A stack that has answered, refused and told a client why.
+fn busy_stack() -> anyhow::Result<Stack> {
+    let stack = Stack::start(&Plan::scripted("sweep", &Apiserver::plain(&scratch("sweep-apiserver"))?))?;
+    let token = stack.token("admin")?;
+    let cut = &token[..token.len() - 4];
+    ensure!(stack.get_with(&token, "/version")?.status == 200);
+    ensure!(stack.get_with(cut, "/version")?.status == 401);
+    ensure!(stack.towline(&["token", "--user", "nobody", "--cluster", "dev"])?.code != Some(0));
+    Ok(stack)
+}
+
+/// All that must be seen nowhere.
+fn secrets(root: &Path) -> anyhow::Result<Vec<String>> {
+    let mut secrets: Vec<String> = std::fs::read_to_string(root.join("secrets"))?.lines().map(str::to_owned).collect();
     secrets.push(AGENT_TOKEN.to_owned());
     // Of a JWT no part may be seen: its payload says as much as the whole, its signature is the secret.
     let parts: Vec<String> = secrets
@@ -36,8 +82,12 @@ fn sweep() -> anyhow::Result<()> {
         .map(str::to_owned)
         .collect();
     secrets.extend(parts);
-    let mut files = 0;
-    let mut folders = vec![root];
+    Ok(secrets)
+}
+
+/// The files below a folder that are read.
+fn files(root: PathBuf) -> anyhow::Result<Vec<PathBuf>> {
+    let (mut files, mut folders) = (Vec::new(), vec![root]);
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder)? {
             let path = entry?.path();
@@ -54,20 +104,22 @@ fn sweep() -> anyhow::Result<()> {
             if (holds_secrets_on_purpose(&path) && !audit) || path.metadata()?.len() > 200_000_000 {
                 continue;
             }
-            files += 1;
-            let text = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();
-            ensure!(!text.contains("PRIVATE KEY"), "{} holds a private key", path.display());
-            for (number, line) in text.lines().enumerate() {
-                ensure!(!line.contains("eyJ"), "{}:{} holds what looks like a token", path.display(), number + 1);
-                ensure!(
-                    !secrets.iter().any(|secret| line.contains(secret.as_str())),
-                    "{}:{} holds a secret",
-                    path.display(),
-                    number + 1
-                );
-            }
+            files.push(path);
         }
     }
-    eprintln!("   read {files} files for {} secrets", secrets.len());
-    Ok(())
+    Ok(files)
+}
+
+/// What is wrong with a text, without the secret.
+fn fault(text: &str, secrets: &[String]) -> Option<String> {
+    if text.contains("PRIVATE KEY") {
+        return Some("holds a private key".to_owned());
+    }
+    text.lines().enumerate().find_map(|(number, line)| {
+        if line.contains("eyJ") {
+            return Some(format!("line {} holds what looks like a token", number + 1));
+        }
+        let found = secrets.iter().any(|secret| line.contains(secret.as_str()));
+        found.then(|| format!("line {} holds a secret", number + 1))
+    })
 }

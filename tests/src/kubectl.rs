@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     cluster::cluster,
-    programs::{Output, run, run_with_input},
+    programs::{Output, keep, run, run_with_input},
 };
 
 /// How kubectl asks for an upgraded connection.
@@ -104,12 +104,18 @@ impl Kubectl {
 
     /// Runs to the end.
     pub fn run(&self, args: &[&str]) -> anyhow::Result<Output> {
-        run(&mut self.command(args), self.within)
+        self.kept(run(&mut self.command(args), self.within)?)
     }
 
     /// Runs to the end with bytes for standard input.
     pub fn run_with(&self, args: &[&str], input: &[u8]) -> anyhow::Result<Output> {
-        run_with_input(&mut self.command(args), Some(input), self.within)
+        self.kept(run_with_input(&mut self.command(args), Some(input), self.within)?)
+    }
+
+    /// What it said on standard error is kept for the sweep for secrets.
+    fn kept(&self, output: Output) -> anyhow::Result<Output> {
+        keep(&self.home.join("kubectl.stderr"), &output.err);
+        Ok(output)
     }
 
     /// Runs; an exit code other than 0 is an error. Returns standard output.

@@ -25,11 +25,17 @@ pub fn binary(name: &str) -> PathBuf {
     exe.parent().and_then(Path::parent).unwrap().join(name)
 }
 
+/// The folder of all files of this run.
+pub fn scratch_root() -> PathBuf {
+    let root = std::env::var_os("TOWLINE_E2E_DIR").map_or_else(|| root().join("target/e2e"), PathBuf::from);
+    std::fs::create_dir_all(&root).unwrap();
+    root
+}
+
 /// A folder below the target folder for this run's files: `target/e2e/<name>`.
 pub fn scratch(name: &str) -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let base = std::env::var_os("TOWLINE_E2E_DIR").map_or_else(|| root().join("target/e2e"), PathBuf::from);
-    let dir = base.join(format!("{name}-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
+    let dir = scratch_root().join(format!("{name}-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
     std::fs::create_dir_all(&dir).unwrap();
     dir
 }
@@ -44,6 +50,17 @@ fn running() -> std::sync::MutexGuard<'static, Vec<u32>> {
 pub fn end_all() {
     for pid in running().drain(..) {
         let _ = Command::new("kill").arg("-KILL").arg(pid.to_string()).status();
+    }
+}
+
+/// Appends to a file of this run what a client was told, for the sweep for secrets. What cannot be kept is not missed: the
+/// folder of a test that cleans up after itself may be gone.
+pub fn keep(file: &Path, text: &str) {
+    use std::io::Write;
+    if !text.is_empty()
+        && let Ok(mut file) = File::options().create(true).append(true).open(file)
+    {
+        let _ = writeln!(file, "{text}");
     }
 }
 

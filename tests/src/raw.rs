@@ -11,6 +11,8 @@ use std::{
 use anyhow::{Context, bail};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, pki_types::ServerName};
 
+use crate::programs::{keep, scratch_root};
+
 /// A TLS connection to a gateway.
 pub struct Raw {
     io: StreamOwned<ClientConnection, TcpStream>,
@@ -147,8 +149,19 @@ impl Raw {
         }
     }
 
-    /// Reads one answer whole; 1xx other than 101 are passed over.
+    /// Reads one answer whole; 1xx other than 101 are passed over. Errors are kept for the sweep for secrets.
     pub fn answer(&mut self) -> anyhow::Result<Answer> {
+        let answer = self.any_answer()?;
+        if answer.status >= 400 {
+            keep(
+                &scratch_root().join("error-answers"),
+                &format!("{}{}", answer.head, String::from_utf8_lossy(&answer.body)),
+            );
+        }
+        Ok(answer)
+    }
+
+    fn any_answer(&mut self) -> anyhow::Result<Answer> {
         loop {
             let head = self.head()?;
             let status: u16 = head.split_whitespace().nth(1).context("no status")?.parse()?;

@@ -15,7 +15,7 @@ use crate::{
     cluster::cluster,
     kubectl::Kubectl,
     network::Namespace,
-    programs::{Program, binary, eventually, run, scratch},
+    programs::{Program, binary, eventually, keep, run, scratch, scratch_root},
     raw::{Answer, Raw},
 };
 
@@ -125,7 +125,11 @@ impl Stack {
         let (gateway, info) = start_gateway(&dir, plan.listen, plan.dev_args)?;
         let config =
             PathBuf::from(info["clusters"][0]["agent_config"].as_str().context("no agent_config in the JSON line")?);
-        let text = std::fs::read_to_string(&config)? + plan.agent_config;
+        let mut text = std::fs::read_to_string(&config)? + plan.agent_config;
+        if !text.contains("[admin]") {
+            // So that its metrics can be read before it ends.
+            text += "\n[admin]\nlisten = \"127.0.0.1:0\"\n";
+        }
         std::fs::write(&config, text)?;
         let mut args = vec![
             "run".to_owned(),
@@ -139,6 +143,7 @@ impl Stack {
         }
         let agent_start = (dir.join("agent.log"), args, plan.namespace.map(|namespace| namespace.name.clone()));
         let agent = start_agent(&agent_start)?;
+        stacks().push((dir.clone(), info["admin"].as_str().unwrap_or_default().to_owned()));
         Ok(Self {
             gateway: Mutex::new(gateway),
             agent: Mutex::new(agent),
@@ -157,6 +162,7 @@ impl Stack {
     /// Starts the gateway again on the same address and state.
     pub fn restart_gateway(&self) -> anyhow::Result<()> {
         let mut gateway = self.gateway.lock().unwrap();
+        keep_metrics(&self.dir, &self.text("admin"));
         gateway.kill();
         let (program, _) = start_gateway(&self.dir, &self.authority(), &[])?;
         *gateway = program;
@@ -204,7 +210,10 @@ impl Stack {
 
     /// Runs `towline` on this stack's state: `towline <args> --state DIR`.
     pub fn towline(&self, args: &[&str]) -> anyhow::Result<crate::programs::Output> {
-        run(Command::new(binary("towline")).args(args).arg("--state").arg(self.state()), Duration::from_secs(30))
+        let mut command = Command::new(binary("towline"));
+        let output = run(command.args(args).arg("--state").arg(self.state()), Duration::from_secs(30))?;
+        keep(&self.dir.join("towline.stderr"), &output.err);
+        Ok(output)
     }
 
     /// A fresh token of a user for this cluster. It is noted, so that the sweep for secrets knows it.
@@ -286,9 +295,40 @@ impl Stack {
     }
 }
 
+impl Drop for Stack {
+    fn drop(&mut self) {
+        keep_metrics(&self.dir, &self.text("admin"));
+        stacks().retain(|(dir, _)| *dir != self.dir);
+    }
+}
+
+/// Folder and admin URL of every stack that was started and not dropped.
+fn stacks() -> std::sync::MutexGuard<'static, Vec<(PathBuf, String)>> {
+    static STACKS: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
+    STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Keeps the metrics of the stacks that still run: those that tests share live in statics, which are never dropped.
+pub fn keep_all_metrics() {
+    stacks().iter().for_each(|(dir, admin)| keep_metrics(dir, admin));
+}
+
+/// Keeps what gateway and agents of a stack count, for the sweep for secrets. Those that a test has ended have none.
+fn keep_metrics(dir: &Path, gateway: &str) {
+    let log = std::fs::read_to_string(dir.join("agent.log")).unwrap_or_default();
+    let agents = log.lines().filter_map(|line| line.split_once("agent admin listener address=")).map(|(_, rest)| rest);
+    let agents = agents.filter_map(|rest| rest.split_whitespace().next());
+    for address in agents.chain([gateway.trim_start_matches("http://").trim_end_matches('/')]) {
+        if let Ok(text) = admin_call(address, "GET", "/metrics") {
+            keep(&dir.join("metrics"), &text);
+        }
+    }
+}
+
 fn admin_call(address: &str, method: &str, path: &str) -> anyhow::Result<String> {
     use std::io::{Read, Write};
     let mut socket = std::net::TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     write!(socket, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")?;
     let mut text = String::new();
     socket.read_to_string(&mut text)?;
@@ -332,12 +372,4 @@ pub fn note_secret(secret: &str) -> anyhow::Result<()> {
     let mut file = std::fs::File::options().create(true).append(true).open(path)?;
     writeln!(file, "{secret}")?;
     Ok(())
-}
-
-/// The folder that holds every stack's files.
-pub fn scratch_root() -> PathBuf {
-    let dir = scratch("note");
-    let root = dir.parent().unwrap().to_owned();
-    let _ = std::fs::remove_dir(dir);
-    root
 }
