@@ -22,6 +22,7 @@ settings() {
     passed=0
     skipped=()
     own_cluster=
+    gave_rights=
     gateway_pid=
     agent_pid=
     release=
@@ -66,6 +67,8 @@ end_leftovers() {
     if [[ -e $cluster_state/settings ]]; then
         "$root/tests/cluster/cluster" --state "$cluster_state" down
     fi
+    # A copy of somebody's credentials. What is in that cluster is removed by the next demo there.
+    rm -f "$out/direct.kubeconfig"
 }
 
 gone() { ! kill -0 "$1" 2>/dev/null; }

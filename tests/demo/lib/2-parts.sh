@@ -21,24 +21,42 @@ need_commands() {
 }
 
 # Direct access to the cluster, not through the tunnel: rights, pods of the agent, clean-up.
-direct() { "$kubectl" --kubeconfig "$admin_kubeconfig" ${context:+--context "$context"} "$@"; }
+direct() { "$kubectl" --kubeconfig "$admin_kubeconfig" "$@"; }
+
+# Whether the cluster of KUBECONFIG is there; when not, why.
+answers() {
+    local said
+    if said=$(timeout 10 "$kubectl" get --raw /readyz 2>&1); then
+        return 0
+    fi
+    say "KUBECONFIG is set, but its cluster does not answer: ${said:-no answer in 10 s}"
+    say "a cluster is brought up here instead"
+    return 1
+}
+
+# What the nodes have already needs no registry.
+image_there() {
+    local known
+    known=$(direct get nodes -o 'jsonpath={range .items[*].status.images[*]}{.names[*]}{"\n"}{end}' |
+        tr ' ' '\n' | grep -E '(^|/)busybox:' | head -n 1 || true)
+    echo "${DEMO_IMAGE:-${known:-busybox:1.36}}"
+}
 
 start_cluster() {
     title "cluster"
     local begin
     begin=$(now)
     kubectl=$("$root/tests/cluster/cluster" program kubectl)
-    admin_kubeconfig=${KUBECONFIG:-}
-    context=
-    if [[ $admin_kubeconfig ]] && timeout 10 "$kubectl" get --raw /readyz >/dev/null 2>&1; then
+    admin_kubeconfig=
+    if [[ ${KUBECONFIG:-} ]] && answers; then
         # One file, whatever list of files KUBECONFIG was.
-        "$kubectl" config view --raw --minify --flatten >"$out/direct.kubeconfig"
-        chmod 600 "$out/direct.kubeconfig"
+        (umask 077 && "$kubectl" config view --raw --minify --flatten >"$out/direct.kubeconfig")
         admin_kubeconfig=$out/direct.kubeconfig
-        image=${DEMO_IMAGE:-busybox:1.36}
+        image=$(image_there)
         has_node=$(direct get nodes -o name | grep -c . || true)
         host_ip=127.0.0.1
-        say "using the cluster of KUBECONFIG, image $image (DEMO_IMAGE)"
+        say "using the cluster of KUBECONFIG, $(direct config view -o 'jsonpath={.clusters[0].cluster.server}')"
+        say "pods are of the image $image (DEMO_IMAGE)"
     else
         own_cluster=1
         CLUSTER_PORT_BASE=${CLUSTER_PORT_BASE:-$("$root/tests/cluster/cluster" --state "$cluster_state" free-base)}
@@ -161,10 +179,11 @@ explain() {
 
 tear_down() {
     title "tidying up"
-    if [[ ! $own_cluster && ${admin_kubeconfig:-} ]]; then
-        direct delete --ignore-not-found --wait=false namespace/towline-demo \
-            clusterrolebinding/towline-demo-admin >/dev/null 2>&1 || true
+    if [[ $gave_rights && ! $own_cluster ]]; then
+        say "removing namespace $namespace and the rights of admin from the cluster of KUBECONFIG"
+        remove_traces || say "they could not be removed"
     fi
+    rm -f "$out/direct.kubeconfig"
     end_process agent "$agent_pid"
     end_process gateway "$gateway_pid"
     if [[ $own_cluster ]]; then

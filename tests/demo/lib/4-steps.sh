@@ -18,7 +18,7 @@ step() {
     fi
     printf '%s$ %s%s\n' "$bold" "$(cat "$out/shown" 2>/dev/null || echo "$shown")" "$plain"
     rm -f "$out/shown"
-    head -n "$lines_shown" "$out/answer" | cut -c 1-160 | sed 's/^/    /'
+    head -n "$lines_shown" "$out/answer" | cut -c 1-240 | sed 's/^/    /'
     if (($(wc -l <"$out/answer") > lines_shown)); then
         say "    ... ($(wc -l <"$out/answer") lines)"
     fi
@@ -122,13 +122,13 @@ refused() {
 
 # Follows until the fifth line has come, which is written after the following has begun.
 follow_logs() {
-    show "kubectl logs --follow counter    # as admin"
+    show "kubectl logs --namespace $namespace --follow counter    # as admin"
     timeout 20 bash -c 'while read -r line; do echo "$line"; [[ $line != "line 5" ]] || exit 0; done; exit 1' \
         < <(exec timeout 20 "$kubectl" --kubeconfig "$out/admin.kubeconfig" logs --namespace "$namespace" --follow counter)
 }
 
 exec_with_input() {
-    show "echo Hello | kubectl exec --stdin web -- tr a-z A-Z    # as admin"
+    show "echo Hello | kubectl exec --namespace $namespace --stdin web -- tr a-z A-Z    # as admin"
     local answer
     answer=$(echo Hello | as admin exec --namespace "$namespace" --stdin web -- tr a-z A-Z)
     echo "$answer"
@@ -136,7 +136,7 @@ exec_with_input() {
 }
 
 copy_there() {
-    show "kubectl cp big web:/tmp/big && kubectl exec web -- sha256sum /tmp/big    # 16 MiB, as admin"
+    show "kubectl cp big $namespace/web:/tmp/big && kubectl exec --namespace $namespace web -- sha256sum /tmp/big    # 16 MiB, as admin"
     [[ -s $out/files/big ]] || head -c 16777216 /dev/urandom >"$out/files/big"
     as admin cp --namespace "$namespace" "$out/files/big" web:/tmp/big
     local wanted got
@@ -147,14 +147,14 @@ copy_there() {
 }
 
 copy_back() {
-    show "kubectl cp web:/tmp/big copy && cmp big copy    # as admin"
+    show "kubectl cp $namespace/web:/tmp/big copy && cmp big copy    # as admin"
     rm -f "$out/files/copy"
     as admin cp --namespace "$namespace" web:/tmp/big "$out/files/copy"
     cmp "$out/files/big" "$out/files/copy" && echo "equal"
 }
 
 forward_port() {
-    show "kubectl port-forward pod/web :8080 & curl http://127.0.0.1:<port>/    # as admin"
+    show "kubectl port-forward --namespace $namespace pod/web :8080 & curl http://127.0.0.1:<port>/    # as admin"
     local pid port code=0
     "$kubectl" --kubeconfig "$out/admin.kubeconfig" port-forward --namespace "$namespace" pod/web :8080 \
         >"$out/files/forward" 2>&1 &
@@ -175,7 +175,7 @@ forward_port() {
 
 # The change is made once the watch has shown what was there before.
 watch_change() {
-    show "kubectl get configmaps --watch & kubectl annotate configmap settings seen=...    # as admin"
+    show "kubectl get configmap settings --namespace $namespace --watch & kubectl annotate configmap settings --namespace $namespace seen=yes    # as admin"
     local pid code=0
     "$kubectl" --kubeconfig "$out/admin.kubeconfig" get configmap settings --namespace "$namespace" --watch \
         -o 'jsonpath={.metadata.name} seen={.metadata.annotations.seen}{"\n"}' >"$out/files/watch" 2>&1 &
@@ -190,6 +190,8 @@ watch_change() {
 }
 
 stay() {
+    # The end that a user asks for is no failure.
+    trap finish INT TERM
     start_agent "${CARRIER:-auto}"
     title "up"
     say "kubeconfigs, all through the tunnel:"
