@@ -191,7 +191,7 @@ watch_change() {
 
 stay() {
     # The end that a user asks for is no failure.
-    trap finish INT TERM
+    trap 'finish; exit' INT TERM
     start_agent "${CARRIER:-auto}"
     title "up"
     say "kubeconfigs, all through the tunnel:"
