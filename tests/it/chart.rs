@@ -69,7 +69,7 @@ fn agents_run_as_pods() -> anyhow::Result<()> {
             "--values",
             values,
             "--set",
-            "image.tag=dev,image.pullPolicy=Never,replicas=2,limits.drainGrace=5s",
+            "image.pullPolicy=Never,replicas=2,limits.drainGrace=5s",
             "--set",
             &carrier,
             "--wait",

@@ -142,7 +142,7 @@ install_chart() {
     helm=$("$root/tests/cluster/cluster" program helm)
     "$helm" upgrade --install towline-agent "$root/docker/chart/towline-agent" --kubeconfig "$admin_kubeconfig" \
         --namespace towline --values "$(jq -r .clusters[0].helm_values "$out/ready.json")" \
-        --set image.tag=dev --set image.pullPolicy=Never --set replicas=1 --set "gateway.carrier=$1" \
+        --set image.pullPolicy=Never --set replicas=1 --set "gateway.carrier=$1" \
         --wait --timeout 90s >"$out/logs/helm.log" 2>&1 || { tail -n 20 "$out/logs/helm.log"; return 1; }
     # Until the pod of the carrier before has let go of its tunnel, requests may still go there.
     await 60 "the pod of the carrier before to end" one_pod
