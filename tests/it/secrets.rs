@@ -72,7 +72,9 @@ fn busy_stack() -> anyhow::Result<Stack> {
 
 /// All that must be seen nowhere.
 fn secrets(root: &Path) -> anyhow::Result<Vec<String>> {
-    let mut secrets: Vec<String> = std::fs::read_to_string(root.join("secrets"))?.lines().map(str::to_owned).collect();
+    let noted = std::fs::read_to_string(root.join("secrets"))?;
+    // A secret that was noted with a line end leaves an empty line, which every text has.
+    let mut secrets: Vec<String> = noted.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect();
     secrets.push(AGENT_TOKEN.to_owned());
     // Of a JWT no part may be seen: its payload says as much as the whole, its signature is the secret.
     let parts: Vec<String> = secrets
