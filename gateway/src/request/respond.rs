@@ -119,7 +119,8 @@ impl Refusal {
             Kind::NotFound => plain(
                 StatusCode::NOT_FOUND,
                 "NotFound",
-                "nothing is at this address; a cluster is at https://<gateway>/<key>, with the key as 64 hex digits",
+                "nothing is at this address; a cluster is at https://<gateway>/<key>, with the key as 64 hex digits \
+                 (kubectl proxy keeps that path only with --append-server-path)",
             ),
             Kind::Misdirected => plain(
                 StatusCode::MISDIRECTED_REQUEST,

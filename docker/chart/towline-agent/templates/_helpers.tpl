@@ -60,10 +60,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if $faults }}{{ fail (printf "\n%s" (join "\n" $faults)) }}{{ end }}
 {{- end }}
 
-{{/* The drain and a little more, in seconds: drainGrace is a number with one of the units ms, s, m, h. */}}
+{{/* The drain and a little more, in seconds: drainGrace is 0 or a number with one of the units ms, s, m, h, d. */}}
 {{- define "agent.graceSeconds" -}}
 {{- $text := .Values.limits.drainGrace }}
 {{- $number := int (regexFind "^[0-9]+" $text) }}
 {{- $unit := regexFind "[a-z]*$" $text }}
-{{- add 10 (get (dict "ms" (div $number 1000) "s" $number "m" (mul $number 60) "h" (mul $number 3600)) $unit | default 0) }}
+{{- add 10 (get (dict "ms" (div $number 1000) "s" $number "m" (mul $number 60) "h" (mul $number 3600) "d" (mul $number 86400)) $unit | default 0) }}
 {{- end }}
