@@ -55,9 +55,10 @@ const SEND_BUFFER_BYTES: usize = 512 * 1024;
 const HTTP1_BUFFER_BYTES: usize = 512 * 1024;
 /// Looking up the name, connecting and TLS, each.
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
-/// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take (lesson 11).
+/// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take (lesson 11). Together as long as
+/// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten seconds.
 const PING_PERIOD: Duration = Duration::from_secs(15);
-const PING_DEADLINE: Duration = Duration::from_secs(10);
+const PING_DEADLINE: Duration = Duration::from_secs(30);
 /// How many connections a request that was not sent may try.
 const ATTEMPTS: usize = 4;
 
