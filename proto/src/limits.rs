@@ -39,6 +39,10 @@ pub const CARRIER_QUEUE_BYTES: usize = 512 * 1024;
 pub const PARKED_STREAMS: usize = 8;
 /// How long the hello may take from the first byte to the last.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+/// Heads of streams that the gateway opened that the agent reads at once; each may hold [`HEAD_BYTES`] and a chunk.
+pub const HEADS_AT_AGENT: usize = 512;
+/// Heads of streams that the agent opened that the gateway reads at once. It serves none of them yet, and has many agents.
+pub const HEADS_AT_GATEWAY: usize = 16;
 /// How long a stream's head may take to arrive once the stream exists.
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// Period of the liveness probe, at most 15 s (features row T6); it also keeps NAT bindings.
@@ -47,10 +51,16 @@ pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 /// QUIC handshakes in progress above which a new peer must first prove its address (attack D5).
 pub const QUIC_RETRY_ABOVE: usize = 64;
-/// What a carrier's own flow control allows on one connection, in bytes: the sum of what all windows may be, so that it
-/// never decides before the session's credit, and yet bounds what a hostile peer can make this end hold.
-pub const CARRIER_WINDOW_BYTES: u64 =
-    STREAMS_PER_TUNNEL as u64 * WINDOW_INITIAL + WINDOW_GROWTH_PER_TUNNEL + 16 * 1024 * 1024;
+/// What a carrier's own flow control lets a peer send before its hello was accepted, in bytes, so that nobody can fill this
+/// end's memory without an identity. HTTP/2 begins with 65,535 and knows no less (RFC 9113 section 6.9.2).
+pub const CARRIER_WINDOW_HELLO: u64 = 64 * 1024;
+/// What it allows on one connection beside [`WINDOW_INITIAL`] for each open stream and what windows have grown, in bytes:
+/// heads on their way, and streams that this end does not know yet. So the carrier never decides before the session's
+/// credit, and a hostile peer holds about what its streams may hold, and no more.
+pub const CARRIER_WINDOW_BASE: u64 = 8 * 1024 * 1024;
+/// The carrier's window is made for twice the streams that are open, so that it is ahead of those that come, and looked at
+/// again when there are so many more.
+pub const CARRIER_WINDOW_STREAMS: u64 = 16;
 /// Parked streams at most, when an agent opens many at once.
 pub const PARKED_STREAMS_MAX: usize = 256;
 /// Stops remembered for streams whose first bytes have not arrived yet.

@@ -114,6 +114,15 @@ impl Link {
         each!(self, link => link.close(code, message))
     }
 
+    /// Lets the peer have so many bytes in flight and unread on the whole connection from now on.
+    pub(crate) fn allow(&self, bytes: u64) {
+        match self {
+            Self::Memory(_) => {}
+            Self::Quic(link) => link.allow(bytes),
+            Self::Http2(link) => link.allow(bytes),
+        }
+    }
+
     /// Packets so far, where the carrier counts them.
     pub(crate) fn packets(&self) -> Option<Packets> {
         match self {

@@ -33,6 +33,8 @@ const RESET_STREAMS: usize = 16 * 1024;
 const RESET_REMEMBERED: Duration = Duration::from_secs(30);
 /// h2's allowance for small DATA frames not read yet, in bytes of overhead: the heads of all streams at once.
 const SMALL_FRAMES_BYTES: usize = 2 * 256 * STREAMS as usize;
+/// Pause before streams are parked in the place of those that the agent reset.
+const PARK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Bytes of a request's or answer's header list: ours are empty.
 const HEADER_LIST_BYTES: u32 = 1024;
 
@@ -43,6 +45,8 @@ pub(crate) struct Link {
     opener: Opener,
     accepted: Mutex<mpsc::Receiver<RawPair>>,
     closed: watch::Receiver<Option<Closed>>,
+    /// The connection's window, for the driver to set.
+    window: watch::Sender<u32>,
     /// What drives the session; ends with the link.
     tasks: TaskGroup,
 }
@@ -59,19 +63,26 @@ pub async fn client_side<T>(io: T, facts: Facts) -> Result<Carrier, CarrierError
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (requests, mut connection) = deadline(client_builder().handshake(io)).await?;
-    connection.set_target_window_size(connection_window());
+    let (requests, connection) = deadline(client_builder().handshake(io)).await?;
     let (park, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let (end, closed) = watch::channel(None);
+    let (window, wanted) = watch::channel(0);
+    let mut known = wanted.clone();
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
-        let result = connection.await;
-        end.send_replace(Some(lost(result.err())));
+        let error = drive(connection, wanted).await;
+        end.send_replace(Some(lost(error)));
     });
     let (bury, buried) = mpsc::channel(STREAMS as usize);
-    tasks.spawn("parker", keep_parked(requests.clone(), park, bury.clone()));
+    let (requests_of_parker, bury_of_parker) = (requests.clone(), bury.clone());
+    tasks.spawn("parker", async move {
+        // A larger window is the session's word that the peer's hello was accepted; before that it gets nothing.
+        if known.changed().await.is_ok() {
+            keep_parked(requests_of_parker, park, bury_of_parker).await;
+        }
+    });
     tasks.spawn("digger", read_out(buried));
-    let link = Link { opener: Opener::Request(requests, bury), accepted: Mutex::new(accepted), closed, tasks };
+    let link = Link { opener: Opener::Request(requests, bury), accepted: Mutex::new(accepted), closed, window, tasks };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
 
@@ -84,12 +95,14 @@ where
     let (accept, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let (park, parked) = mpsc::channel(STREAMS as usize);
     let (end, closed) = watch::channel(None);
+    let (window, wanted) = watch::channel(0);
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
-        let error = serve(connection, accept, park).await;
+        let error = serve(connection, wanted, accept, park).await;
         end.send_replace(Some(lost(error)));
     });
-    let link = Link { opener: Opener::Parked(Mutex::new(parked)), accepted: Mutex::new(accepted), closed, tasks };
+    let link =
+        Link { opener: Opener::Parked(Mutex::new(parked)), accepted: Mutex::new(accepted), closed, window, tasks };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
 
@@ -102,10 +115,6 @@ async fn deadline<T>(handshake: impl Future<Output = Result<T, h2::Error>>) -> R
     }
 }
 
-fn connection_window() -> u32 {
-    u32::try_from(limits::CARRIER_WINDOW_BYTES).map_or(MAX_WINDOW, |bytes| bytes.min(MAX_WINDOW))
-}
-
 /// RFC 9113 section 6.9.1.
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 
@@ -113,7 +122,6 @@ fn client_builder() -> client::Builder {
     let mut builder = client::Builder::new();
     builder
         .initial_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(connection_window())
         .max_frame_size(limits::CHUNK_BYTES as u32)
         .max_header_list_size(HEADER_LIST_BYTES)
         .max_send_buffer_size(limits::CARRIER_QUEUE_BYTES)
@@ -132,7 +140,6 @@ fn server_builder() -> server::Builder {
     let mut builder = server::Builder::new();
     builder
         .initial_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(connection_window())
         .max_frame_size(limits::CHUNK_BYTES as u32)
         .max_header_list_size(HEADER_LIST_BYTES)
         .max_send_buffer_size(limits::CARRIER_QUEUE_BYTES)
@@ -174,7 +181,7 @@ async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sende
             let Ok((answer, body)) = send(&requests, PATH_PARKED).await else { return };
             parked.push(answer.map(|answer| (answer, body)));
         }
-        let mut taken = 0;
+        let (mut taken, mut reset) = (0, false);
         let mut next = parked.next().await;
         while let Some((answer, body)) = next.take() {
             taken += 1;
@@ -183,10 +190,14 @@ async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sende
                 Ok(answer) => {
                     let _ = accepted.try_send(streams::parked_pair(body, answer.into_body(), bury.clone()));
                 }
-                Err(error) if error.is_reset() => {}
+                Err(error) if error.is_reset() => reset = true,
                 Err(_) => return,
             }
             next = parked.next().now_or_never().flatten();
+        }
+        if reset {
+            // An agent seldom resets what it was given; one that always does would keep both ends busy.
+            tokio::time::sleep(PARK_AGAIN_AFTER).await;
         }
         if taken * 2 > stock {
             stock = (stock * 2).min(limits::PARKED_STREAMS_MAX);
@@ -210,9 +221,24 @@ async fn read_out(mut buried: mpsc::Receiver<Body>) {
     }
 }
 
+/// Drives the gateway's end until the connection is over, at the window that is wanted.
+async fn drive<T>(mut connection: client::Connection<T, Bytes>, mut wanted: watch::Receiver<u32>) -> Option<h2::Error>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        tokio::select! {
+            biased;
+            Ok(()) = wanted.changed() => connection.set_target_window_size(*wanted.borrow_and_update()),
+            result = &mut connection => return result.err(),
+        }
+    }
+}
+
 /// Sorts what the gateway sends into streams it opens and streams it parks; ends with the connection.
 async fn serve<T>(
     mut connection: server::Connection<T, Bytes>,
+    mut wanted: watch::Receiver<u32>,
     accept: mpsc::Sender<RawPair>,
     park: mpsc::Sender<RawPair>,
 ) -> Option<h2::Error>
@@ -220,7 +246,15 @@ where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     loop {
-        match connection.accept().await {
+        let accepted = tokio::select! {
+            biased;
+            Ok(()) = wanted.changed() => {
+                connection.set_target_window_size(*wanted.borrow_and_update());
+                continue;
+            }
+            accepted = connection.accept() => accepted,
+        };
+        match accepted {
             None => return None,
             Some(Err(error)) => return Some(error),
             Some(Ok((request, mut respond))) => {
@@ -261,6 +295,10 @@ impl Link {
             Ok(state) => state.clone().unwrap_or_else(|| lost(None)),
             Err(_) => lost(None),
         }
+    }
+
+    pub(crate) fn allow(&self, bytes: u64) {
+        self.window.send_replace(u32::try_from(bytes).map_or(MAX_WINDOW, |bytes| bytes.min(MAX_WINDOW)));
     }
 
     pub(crate) fn close(&self, _code: CloseCode, _message: &str) {

@@ -71,6 +71,29 @@ async fn tunnel(rate: usize) -> (TunnelHandle, TunnelHandle, watch::Sender<usize
     (gateway.unwrap().0, agent.unwrap(), knob)
 }
 
+/// What the gateway's carrier lets anybody send who has not shown who they are. On its parked streams that was 1.1 GB on
+/// each connection.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_has_not_said_hello_cannot_fill_memory() {
+    let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
+    let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: vec![Vec::new().into()] };
+    let side = GatewaySide {
+        session: [1; 16],
+        authenticate: |_| async { Ok::<_, Refuse>(()) },
+        options: SessionOptions::default(),
+    };
+    tokio::spawn(async move { session::accept(client_side(gateway_io, facts).await.unwrap(), side).await.map(drop) });
+    let mut hostile = h2::server::handshake(agent_io).await.unwrap();
+    let (_, mut respond) = hostile.accept().await.unwrap().unwrap();
+    let mut body = respond.send_response(http::Response::new(()), false).unwrap();
+    body.reserve_capacity(64 << 20);
+    // Whatever more streams and windows the gateway would give, it gives within this.
+    let another = tokio::time::timeout(Duration::from_secs(5), hostile.accept()).await;
+    assert!(another.is_err(), "a stream beside the control stream");
+    let allowed = body.capacity();
+    assert!(allowed as u64 <= limits::CARRIER_WINDOW_HELLO, "{allowed} bytes");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_path_that_swallows_everything_is_dead_at_both_ends_within_30_s() {
     let (gateway, agent, knob) = tunnel(100_000).await;

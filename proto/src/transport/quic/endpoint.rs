@@ -19,7 +19,7 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use rustls::pki_types::CertificateDer;
 
-use super::Link;
+use super::{Link, streams};
 use crate::{
     limits,
     transport::{
@@ -220,12 +220,12 @@ fn failed(error: &ConnectionError) -> CarrierError {
         ConnectionError::TimedOut => CarrierError::Timeout,
         // 0x100..0x200 is CRYPTO_ERROR: a TLS alert of either side.
         ConnectionError::TransportError(fault) if (0x100..0x200).contains(&u64::from(fault.code)) => {
-            CarrierError::Tls(error.to_string())
+            CarrierError::Tls(streams::line(&error.to_string()))
         }
         ConnectionError::ConnectionClosed(close) if (0x100..0x200).contains(&u64::from(close.error_code)) => {
-            CarrierError::Tls(error.to_string())
+            CarrierError::Tls(streams::line(&error.to_string()))
         }
-        _ => CarrierError::Lost(error.to_string()),
+        _ => CarrierError::Lost(streams::line(&error.to_string())),
     }
 }
 
@@ -257,7 +257,7 @@ fn transport(options: &QuicOptions, keep_alive: Option<Duration>) -> Arc<Transpo
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)
         .stream_receive_window(window(STREAM_WINDOW_BYTES))
-        .receive_window(window(limits::CARRIER_WINDOW_BYTES))
+        .receive_window(window(limits::CARRIER_WINDOW_HELLO))
         .send_window(SEND_WINDOW_BYTES)
         .max_idle_timeout(IdleTimeout::try_from(IDLE_TIMEOUT).ok())
         .keep_alive_interval(keep_alive)

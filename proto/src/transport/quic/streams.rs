@@ -13,7 +13,10 @@ use crate::{
         Closed, Packets,
         carrier::{RawError, RawRecv, RawSend},
     },
-    wire::close::{CloseCode, StreamCode},
+    wire::{
+        close::{CloseCode, StreamCode},
+        message::TEXT_BYTES,
+    },
 };
 
 /// Marks a `STOP_SENDING` whose sender broke the whole stream off, so that the writer sees a reset and not a stop.
@@ -40,6 +43,10 @@ impl Link {
         closed(self.connection.closed().await)
     }
 
+    pub(crate) fn allow(&self, bytes: u64) {
+        self.connection.set_receive_window(VarInt::from_u64(bytes).unwrap_or(VarInt::MAX));
+    }
+
     pub(crate) fn packets(&self) -> Packets {
         let path = self.connection.stats().path;
         Packets { sent: path.sent_packets, lost: path.lost_packets }
@@ -60,12 +67,17 @@ fn closed(error: ConnectionError) -> Closed {
     match error {
         ConnectionError::ApplicationClosed(close) => Closed {
             code: CloseCode::from_number(u32::try_from(close.error_code.into_inner()).unwrap_or(0)),
-            message: String::from_utf8_lossy(&close.reason).into_owned(),
+            message: line(&String::from_utf8_lossy(&close.reason)),
             by_peer: true,
         },
         ConnectionError::TimedOut => Closed { code: CloseCode::Dead, message: String::new(), by_peer: false },
-        other => Closed { code: CloseCode::Lost, message: other.to_string(), by_peer: false },
+        other => Closed { code: CloseCode::Lost, message: line(&other.to_string()), by_peer: false },
     }
+}
+
+/// A peer's text for people: it ends in a log, and must not make up lines of it.
+pub(super) fn line(text: &str) -> String {
+    text.chars().take(TEXT_BYTES).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 fn raw((send, recv): (quinn::SendStream, quinn::RecvStream)) -> (RawSend, RawRecv) {
@@ -183,5 +195,22 @@ impl QuicRecv {
         // 33 bits always fit into 62.
         let _ = self.half.stop(VarInt::from_u64(number).unwrap_or_default());
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The reason of a close is the peer's, and is written to logs as it is.
+    #[test]
+    fn a_peers_text_makes_up_no_line_of_a_log() {
+        let close = quinn::ApplicationClose {
+            error_code: VarInt::from_u32(CloseCode::Shutdown.number()),
+            reason: Bytes::from(format!("bye\r\n2026-01-01 ERROR made up \u{1b}[31m{}", "x".repeat(5000))),
+        };
+        let closed = closed(ConnectionError::ApplicationClosed(close));
+        assert!(closed.by_peer && !closed.message.chars().any(char::is_control), "{closed}");
+        assert_eq!(closed.message.len(), TEXT_BYTES);
     }
 }

@@ -93,7 +93,8 @@ async fn run(
         closed = shared.wait_ended() => Some(closed),
         closed = read_control(&shared, &mut messages, &pending) => closed,
         () = write_control(&shared, &mut send) => None,
-        () = accept_streams(&shared, &link, &queue) => None,
+        () = keep_room(&shared, &link) => None,
+        () = accept_streams(side, &shared, &link, &queue) => None,
         closed = probe(&shared, &pending, &options) => Some(closed),
         closed = drained(side, &shared) => Some(closed),
         closed = link.closed() => Some(closed),
@@ -136,6 +137,8 @@ async fn read_control(shared: &Shared, messages: &mut Messages, pending: &Pendin
             Err(_) => return Some(protocol("the control stream was broken off")),
         };
         shared.received.fetch_add(message.len() as u64, Ordering::Relaxed);
+        // A chunk may hold a million of them: others get their turn in between.
+        tokio::task::coop::consume_budget().await;
         match Control::decode(message) {
             Ok(Control::Ping(number)) => shared.queue_pong(number),
             Ok(Control::Pong(number)) => {
@@ -173,13 +176,27 @@ async fn write_control(shared: &Shared, send: &mut RawSend) {
     }
 }
 
+/// Keeps the carrier's window as large as the windows of all streams together. Never ends.
+async fn keep_room(shared: &Shared, link: &Link) {
+    loop {
+        if let Some(bytes) = shared.take_room() {
+            link.allow(bytes);
+        }
+        shared.room_wanted.notified().await;
+    }
+}
+
 /// Streams that the peer opens; their heads are read side by side, so that a silent one delays no other. Ends when the
 /// carrier fails.
-async fn accept_streams(shared: &Arc<Shared>, link: &Link, queue: &mpsc::Sender<Incoming>) {
+async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &mpsc::Sender<Incoming>) {
+    let at_once = match side {
+        Side::Gateway => limits::HEADS_AT_GATEWAY,
+        Side::Agent => limits::HEADS_AT_AGENT,
+    };
     let mut heads = FuturesUnordered::new();
     loop {
         tokio::select! {
-            raw = link.accept(), if heads.len() < limits::STREAMS_PER_TUNNEL as usize => match raw {
+            raw = link.accept(), if heads.len() < at_once => match raw {
                 Ok(raw) => heads.push(admit(shared, raw)),
                 Err(_) => return,
             },

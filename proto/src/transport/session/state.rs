@@ -3,6 +3,8 @@
 //! Locks here are taken when a stream opens or ends and when a control message is queued (at most once per half a
 //! window), never per chunk.
 
+mod room;
+
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
@@ -147,6 +149,10 @@ pub(crate) struct Shared {
     pub(crate) outbox_filled: Notify,
     /// Bytes that windows have grown beyond their first size.
     growth: AtomicU64,
+    /// What the carrier lets the peer have in flight on the whole connection, in bytes.
+    room: AtomicU64,
+    /// Told when that should be more or much less.
+    pub(crate) room_wanted: Notify,
     /// Senders that wait for room in the carrier.
     blocked: AtomicUsize,
     /// Bytes received on any stream: the sign of life.
@@ -201,6 +207,8 @@ impl Shared {
             outbox: Mutex::default(),
             outbox_filled: Notify::new(),
             growth: AtomicU64::new(0),
+            room: AtomicU64::new(limits::CARRIER_WINDOW_HELLO),
+            room_wanted: Notify::new(),
             blocked: AtomicUsize::new(0),
             received: AtomicU64::new(0),
             rtt_us: AtomicU64::new(micros(rtt)),
@@ -255,7 +263,10 @@ impl Shared {
 
     fn count(&self) -> bool {
         let limit = limits::STREAMS_PER_TUNNEL as usize;
-        self.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, |open| (open < limit).then_some(open + 1)).is_ok()
+        let one_more = |open| (open < limit).then_some(open + 1);
+        let counted = self.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok();
+        self.look_at_room();
+        counted
     }
 
     pub(crate) fn open_streams(&self) -> usize {
@@ -457,6 +468,7 @@ impl Lease {
         let grown = self.shared.grow(bytes);
         if grown {
             self.growth.fetch_add(bytes, Ordering::AcqRel);
+            self.shared.look_at_room();
         }
         grown
     }
@@ -484,6 +496,7 @@ impl Drop for Lease {
         if self.shared.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.shared.idle.notify_one();
         }
+        self.shared.look_at_room();
     }
 }
 

@@ -560,3 +560,24 @@ impl ClosedNow for TunnelHandle {
 fn messages_of_this_test_are_messages() {
     assert_eq!(Reader::new(head().slice(4..)).unwrap().kind, 16);
 }
+
+/// What the carrier lets a peer send is made for the streams there are, so that a peer with few streams cannot make this end
+/// hold as much as one with thousands.
+#[tokio::test]
+async fn the_carriers_window_follows_the_streams() {
+    let shared = std::sync::Arc::new(state::Shared::new(state::Side::Gateway, Duration::ZERO));
+    let of = |streams: u64| limits::CARRIER_WINDOW_BASE + 2 * streams * limits::WINDOW_INITIAL;
+    let step = limits::CARRIER_WINDOW_STREAMS;
+    assert_eq!(shared.take_room(), Some(of(step)));
+    assert_eq!(shared.take_room(), None);
+    let mut leases = Vec::new();
+    for open in 1..=1000 {
+        leases.push(shared.lease().unwrap());
+        let room = shared.take_room();
+        assert_eq!(room, (open % step == 0).then(|| of(open + step)), "{open} streams");
+    }
+    assert!(leases[0].grow(limits::WINDOW_MAX));
+    assert_eq!(shared.take_room(), Some(of(1000 / step * step + step) + limits::WINDOW_MAX));
+    drop(leases);
+    assert_eq!(shared.take_room(), Some(of(step)));
+}
