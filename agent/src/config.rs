@@ -303,8 +303,7 @@ impl Config {
 
     /// Reads the text of a file in the folder `base`.
     pub fn parse(text: &str, base: &Path) -> Result<Self, Vec<String>> {
-        let table: toml::Table =
-            text.parse().map_err(|err: toml::de::Error| vec![err.to_string().trim().to_owned()])?;
+        let table: toml::Table = text.parse().map_err(|err: toml::de::Error| vec![unreadable(text, &err)])?;
         let mut out = Collector::new(base);
         let mut root = Section::root(table);
         let gateway = read_gateway(root.section("gateway", &mut out), &mut out);
@@ -493,6 +492,12 @@ fn read_impersonation(mut section: Section, out: &mut Collector) -> Impersonatio
     settings
 }
 
+/// Why a file is no TOML, and in which line; not the line itself, which may hold what is not for a log.
+fn unreadable(text: &str, err: &toml::de::Error) -> String {
+    let line = err.span().and_then(|span| text.get(..span.start)).map_or(1, |before| before.matches('\n').count() + 1);
+    format!("line {line}: {}", err.message())
+}
+
 /// Scheme, host and port of an address without a path, user or query.
 fn split_url(text: &str, schemes: &[&'static str]) -> Result<(&'static str, String, u16), String> {
     let expected = || format!("expected {}://host[:port] and nothing else", schemes.join(":// or "));
@@ -605,6 +610,15 @@ mod tests {
         assert!(matches("fd00::/8", "fd12::1"));
         assert!(matches("::/0", "fd12::1"));
         assert!(!matches("10.0.0.0/8", "gateway"));
+    }
+
+    /// The fault of a proxy's address was told with the password in it, in the pod's log.
+    #[test]
+    fn a_fault_shows_no_password() {
+        for proxy in ["url = \"http://u:pa55@proxy:1\"", "url = \"u:pa55@proxy\"", "url = \"http://u:pa55@proxy:1"] {
+            let faults = Config::parse(&format!("{SMALL}[proxy]\n{proxy}\n"), Path::new(".")).unwrap_err();
+            assert!(!faults.is_empty() && !format!("{faults:?}").contains("pa55"), "{faults:?}");
+        }
     }
 
     #[test]

@@ -53,6 +53,15 @@ impl Collector {
     }
 }
 
+/// A value as a fault may show it: a user with a password in an address is not for a log.
+fn without_user(text: &str) -> String {
+    match (text.split_once("://"), text.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://<removed>@{host}"),
+        (None, Some((_, host))) => format!("<removed>@{host}"),
+        (_, None) => text.to_owned(),
+    }
+}
+
 /// One table of the file.
 pub struct Section {
     name: String,
@@ -144,7 +153,7 @@ impl Section {
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
         let text = self.text(key, out)?;
-        parse(&text).map_err(|err| out.fault(&self.key(key), format_args!("{text:?}: {err}"))).ok()
+        parse(&text).map_err(|err| out.fault(&self.key(key), format_args!("{:?}: {err}", without_user(&text)))).ok()
     }
 
     /// Texts.

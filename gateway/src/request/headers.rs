@@ -37,6 +37,7 @@ const ORIGIN: &[&str] = &[
     "accept-ch",
     "alt-svc",
     "clear-site-data",
+    "critical-ch",
     "expect-ct",
     "nel",
     "origin-agent-cluster",
@@ -44,11 +45,14 @@ const ORIGIN: &[&str] = &[
     "public-key-pins-report-only",
     "report-to",
     "reporting-endpoints",
+    "sec-session-registration",
+    "secure-session-registration",
     "service-worker-allowed",
     "set-cookie",
     "set-cookie2",
     "set-login",
     "strict-transport-security",
+    "use-as-dictionary",
 ];
 
 fn bad(why: &'static str) -> Refusal {
@@ -245,6 +249,9 @@ mod tests {
             ("nel", "{}"),
             ("report-to", "{}"),
             ("reporting-endpoints", "a=\"https://evil\""),
+            ("critical-ch", "x"),
+            ("secure-session-registration", "(ES256);path=\"/\""),
+            ("use-as-dictionary", "match=\"/*\""),
             ("warning", "299 - \"x\""),
         ]);
         strip_response(&mut headers, false);

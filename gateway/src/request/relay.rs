@@ -94,6 +94,7 @@ pub async fn relay(
         let upgraded = Upgraded { on_upgrade, send, recv, session, record, _place: place };
         return Ok(switch(core, upgraded, head));
     }
+    let left = announced(&head)?;
     // The connection stays HTTP; whatever the client sends next is a new request (CVE-2018-1002105).
     if let Some(mut send) = sender {
         let _ = send.finish();
@@ -105,7 +106,6 @@ pub async fn relay(
             record.reason(&format!("refused by the agent at {}", String::from_utf8_lossy(stage)));
         }
     }
-    let left = content_length(&head);
     let bodiless = request.method == Method::HEAD
         || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
         || left == Some(0);
@@ -207,8 +207,14 @@ pub async fn read_head(recv: &mut RecvStream) -> Result<ResponseHead, Refusal> {
     }
 }
 
-fn content_length(head: &ResponseHead) -> Option<u64> {
-    head.headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+/// The length that an answer announces, if it does. One that readers could take for different numbers would let a cluster
+/// make up the next answer on a connection that others may share.
+fn announced(head: &ResponseHead) -> Result<Option<u64>, Refusal> {
+    let length = exchange::content_length(&head.headers);
+    if length.is_none() && head.headers.contains_key(header::CONTENT_LENGTH) {
+        return Err(bad_answer("the cluster's answer has a length that cannot be read, or more than one"));
+    }
+    Ok(length)
 }
 
 fn answer(mut head: ResponseHead, body: Relayed) -> Response<Body> {

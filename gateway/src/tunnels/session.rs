@@ -14,7 +14,7 @@ use proto::{
     },
 };
 
-use super::handshake::Welcomed;
+use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
 use crate::core::Core;
 
 /// Agents dial elsewhere within this when the gateway drains.
@@ -28,6 +28,12 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
     let _open = core.metrics.tunnels(handle.info().carrier).enter();
     let registered = core.tunnels.add(Arc::clone(&handle), cluster);
     let tunnel = &registered.tunnel;
+    if core.tunnels.count_of(&tunnel.cluster.key) > TUNNELS_PER_CLUSTER {
+        // Hellos that were judged at the same time all saw the last place free.
+        handle.close(CloseCode::Overloaded, "the cluster has too many tunnels");
+        let _ = handle.closed().await;
+        return;
+    }
     let info = handle.info();
     tracing::info!(
         cluster.id = %tunnel.cluster.id,

@@ -56,3 +56,33 @@ async fn the_websocket_carrier_takes_agents_only() {
     user.send(format!("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", at("a", "/x"))).await;
     assert_eq!(user.answer().await.status, 401);
 }
+
+/// Who speaks the carrier's ALPN and shows no certificate. They were allowed 1.1 GB on each connection before the hello.
+#[tokio::test]
+async fn before_the_hello_a_peer_may_send_next_to_nothing() {
+    const WINDOW_UPDATE: u8 = 8;
+    const DATA: u8 = 0;
+    let world = World::new().await;
+    let mut peer = world.user_with("localhost", None, &[tls::ALPN_TUNNEL]).await;
+    // The gateway is the HTTP/2 client: its preface and frames, up to the challenge.
+    peer.send([0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
+    peer.until(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    let mut allowed = 65_535u64;
+    loop {
+        while peer.buffer.len() < 9 {
+            assert!(peer.more().await);
+        }
+        let frame: Vec<u8> = peer.buffer.drain(..9).collect();
+        let length = u32::from_be_bytes([0, frame[0], frame[1], frame[2]]) as usize;
+        while peer.buffer.len() < length {
+            assert!(peer.more().await);
+        }
+        let payload: Vec<u8> = peer.buffer.drain(..length).collect();
+        match (frame[3], &frame[5..]) {
+            (WINDOW_UPDATE, [0, 0, 0, 0]) => allowed += u64::from(u32::from_be_bytes(payload.try_into().unwrap())),
+            (DATA, _) => break,
+            _ => {}
+        }
+    }
+    assert_eq!(allowed, 65_535);
+}

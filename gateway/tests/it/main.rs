@@ -4,6 +4,7 @@
 
 mod admin;
 mod carriers;
+mod hostile;
 mod http2;
 mod identity;
 mod lifecycle;
