@@ -94,6 +94,28 @@ async fn a_peer_that_has_not_said_hello_cannot_fill_memory() {
     assert!(allowed as u64 <= limits::CARRIER_WINDOW_HELLO, "{allowed} bytes");
 }
 
+/// An agent that resets each stream that it is given gets no new ones at once. It kept both ends busy for as long as it
+/// liked, at the speed of the network.
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_resets_what_is_parked_gets_no_more_at_once() {
+    let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
+    let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: Vec::new() };
+    let (carrier, hostile) = tokio::join!(client_side(gateway_io, facts), h2::server::handshake(agent_io));
+    let (carrier, mut hostile) = (carrier.unwrap(), hostile.unwrap());
+    carrier.link.allow(limits::CARRIER_WINDOW_BASE);
+    // A stock each 20 ms, of streams that are at most so many.
+    let most = 60 * limits::PARKED_STREAMS_MAX;
+    let mut reset = 0;
+    let _ = tokio::time::timeout(Duration::from_secs(1), async {
+        while let (true, Some(Ok((_, mut respond)))) = (reset <= most, hostile.accept().await) {
+            respond.send_reset(h2::Reason::CANCEL);
+            reset += 1;
+        }
+    })
+    .await;
+    assert!((limits::PARKED_STREAMS..=most).contains(&reset), "{reset}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_path_that_swallows_everything_is_dead_at_both_ends_within_30_s() {
     let (gateway, agent, knob) = tunnel(100_000).await;

@@ -1,6 +1,13 @@
 //! The session against peers that keep to nothing: here the other end is raw streams.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
@@ -565,7 +572,7 @@ fn messages_of_this_test_are_messages() {
 /// hold as much as one with thousands.
 #[tokio::test]
 async fn the_carriers_window_follows_the_streams() {
-    let shared = std::sync::Arc::new(state::Shared::new(state::Side::Gateway, Duration::ZERO));
+    let shared = Arc::new(state::Shared::new(state::Side::Gateway, Duration::ZERO));
     let of = |streams: u64| limits::CARRIER_WINDOW_BASE + 2 * streams * limits::WINDOW_INITIAL;
     let step = limits::CARRIER_WINDOW_STREAMS;
     assert_eq!(shared.take_room(), Some(of(step)));
@@ -580,4 +587,32 @@ async fn the_carriers_window_follows_the_streams() {
     assert_eq!(shared.take_room(), Some(of(1000 / step * step + step) + limits::WINDOW_MAX));
     drop(leases);
     assert_eq!(shared.take_room(), Some(of(step)));
+}
+
+/// A chunk may hold a great many control messages. They were read in one go, and for so long nothing else ran on the thread.
+#[tokio::test]
+async fn others_run_while_control_messages_are_read() {
+    const MESSAGES: u64 = 100_000;
+    let (tunnel, _far, mut send, _recv) = raw_agent().await;
+    let mut flood = BytesMut::new();
+    for number in 0..MESSAGES {
+        flood = Control::Ping(number).encode_into(flood);
+    }
+    flood = Control::Close { code: CloseCode::Shutdown, message: String::new() }.encode_into(flood);
+    // Another task that is always ready: it and the tunnel's take turns.
+    let (turns, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (counted, ends) = (turns.clone(), over.clone());
+    let other = tokio::spawn(std::future::poll_fn(move |cx| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        cx.waker().wake_by_ref();
+        if ends.load(Ordering::Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+    }));
+    // The half is given back, for dropped it would break the stream off.
+    let flooding = tokio::spawn(async move { send.send_all(flood.freeze()).await.map(|()| send) });
+    assert_eq!(tunnel.closed().await.code, CloseCode::Shutdown);
+    over.store(true, Ordering::Relaxed);
+    other.await.unwrap();
+    let turns = turns.load(Ordering::Relaxed);
+    assert!(turns > MESSAGES / 256, "{turns} turns for {MESSAGES} messages");
+    drop(flooding);
 }
