@@ -305,18 +305,22 @@ fn refused_upgrade() -> anyhow::Result<()> {
                 "changed: {}",
                 String::from_utf8_lossy(&answer.body)
             );
-            // What follows on the same connection is a new request that must be authenticated anew.
-            let smuggled = format!("after-{code}-{}", upgrade.len());
-            let request = format!(
-                "GET /{}/api/{smuggled} HTTP/1.1\r\nHost: {}\r\nImpersonate-User: root\r\n\r\n",
-                target().stack.key(),
-                target().stack.authority()
-            );
-            let second = raw.send(request.as_bytes()).and_then(|()| raw.answer());
-            if let Ok(second) = second {
-                ensure!(matches!(second.status, 400 | 401 | 403), "{}", second.head);
+            // What follows on the same connection is a new request, authenticated anew: refused without a token and with
+            // an identity of its own, answered with a token.
+            let (key, host) = (target().stack.key(), target().stack.authority());
+            for (number, lines, status) in [
+                (1, String::new(), 401),
+                (2, "Authorization: Bearer x.y.z\r\n".to_owned(), 401),
+                (3, format!("Authorization: Bearer {}\r\n", target().stack.token("admin")?), 200),
+            ] {
+                let after = format!("after-{code}-{}-{number}-", upgrade.len());
+                raw.send(format!("GET /{key}/api/{after} HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n").as_bytes())?;
+                let answer = raw.answer()?;
+                ensure!(answer.status == status, "{after}: {}", answer.head);
+                let arrived = target().arrived(&after);
+                ensure!(arrived.len() == usize::from(status == 200), "{after}: {arrived:?}");
+                as_admin_only(&arrived)?;
             }
-            ensure!(target().arrived(&smuggled).is_empty(), "the second request reached the apiserver");
         }
     }
     Ok(())

@@ -72,8 +72,10 @@ fn python(carrier: &'static str) -> anyhow::Result<()> {
     let name = namespace("python", carrier)?;
     let stack = shared(carrier);
     let kubectl = stack.kubectl("admin")?.namespace(&name);
-    kubectl.apply(&pod("p", "exec httpd -f -p 8080 -h /etc"))?;
+    kubectl.apply(&pod("p", crate::sessions::SERVER))?;
     kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    let listens = "until wget -q -O /dev/null http://127.0.0.1:8080/0; do sleep 0.1; done";
+    kubectl.ok(&["exec", "p", "--", "sh", "-c", listens])?;
     let mut command = Command::new(python_with_client()?);
     command.arg(root().join("tests/it/client.py")).arg(&name).env("KUBECONFIG", stack.kubeconfig("admin")?);
     let text = run(&mut command, Duration::from_secs(120))?.ok()?;

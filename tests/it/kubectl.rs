@@ -5,10 +5,13 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use tests::{
-    case::{Needs, case, full},
+    case::{Needs, alone, case, full},
     cluster::cluster,
+    curl::{VERSIONS, curl},
     kubectl::Kubectl,
-    stack::{CARRIERS, shared},
+    programs::eventually,
+    raw::Answer,
+    stack::{CARRIERS, Stack, shared},
 };
 
 /// What a test does on a carrier.
@@ -27,30 +30,67 @@ pub fn spread(tests: &[(&'static str, Needs, Run)], turn: usize) -> Vec<Trial> {
     trials
 }
 
+/// What a verb of kubectl is tried on.
+struct Site {
+    stack: &'static Stack,
+    carrier: &'static str,
+    /// The version under test, in the namespace.
+    kubectl: Kubectl,
+    /// The same version, not through the tunnel.
+    direct: Kubectl,
+    old: bool,
+}
+
+/// A machine that is busy with something else takes its time.
+const SLOW: Duration = Duration::from_secs(180);
+
+type Verb = fn(&Site) -> anyhow::Result<()>;
+
+/// What both kubectls do: the cluster's version, and Debian's 1.20.
+const VERBS: [(&str, Needs, Verb); 9] = [
+    ("get_table_and_yaml", Needs::Cluster, get_table_and_yaml),
+    ("create_apply_patch_delete", Needs::Cluster, create_apply_patch_delete),
+    ("server_side_apply_conflicts", Needs::Cluster, server_side_apply_conflicts),
+    ("list_in_chunks", Needs::Cluster, list_in_chunks),
+    ("watch_shows_events_as_they_happen", Needs::Cluster, watch_shows_events),
+    ("rollout_status_and_wait", Needs::Pods, rollout_and_wait),
+    ("explain_and_api_resources", Needs::Cluster, explain),
+    ("large_custom_resource", Needs::Cluster, large_custom_resource),
+    ("kubectl_proxy", Needs::Cluster, kubectl_proxy),
+];
+
 pub fn tests() -> Vec<Trial> {
-    spread(
+    let mut trials = Vec::new();
+    for (turn, old) in [false, true].into_iter().enumerate() {
+        for (index, (name, needs, verb)) in VERBS.into_iter().enumerate() {
+            for (place, carrier) in CARRIERS.into_iter().enumerate() {
+                if full() || (index + turn) % CARRIERS.len() == place {
+                    let name = format!("{}{name}", if old { "old_" } else { "" });
+                    let title = format!("kubectl::{name}::{carrier}");
+                    trials.push(case(title, needs, move || verb(&site(&name.replace('_', "-"), carrier, old)?)));
+                }
+            }
+        }
+    }
+    trials.extend(spread(
         &[
-            ("kubectl::get_table_and_yaml", Needs::Cluster, get_table_and_yaml),
-            ("kubectl::create_apply_patch_delete", Needs::Cluster, create_apply_patch_delete),
-            ("kubectl::server_side_apply_conflicts", Needs::Cluster, server_side_apply_conflicts),
-            ("kubectl::list_in_chunks", Needs::Cluster, list_in_chunks),
-            ("kubectl::watch_shows_events_as_they_happen", Needs::Cluster, watch_shows_events),
-            ("kubectl::rollout_status_and_wait", Needs::Pods, rollout_and_wait),
-            ("kubectl::explain_and_api_resources", Needs::Cluster, explain),
-            ("kubectl::large_custom_resource", Needs::Cluster, large_custom_resource),
             ("kubectl::discovery_of_150_groups", Needs::Cluster, discovery_of_150_groups),
             ("kubectl::errors_and_warnings_unchanged", Needs::Cluster, errors_and_warnings),
-            ("kubectl::old_kubectl", Needs::Cluster, old_kubectl),
-            ("kubectl::kubectl_proxy", Needs::Cluster, kubectl_proxy),
             ("kubectl::protobuf_bodies", Needs::Cluster, protobuf_bodies),
             ("kubectl::as_another_user", Needs::Cluster, as_another_user),
         ],
         0,
-    )
-    .into_iter()
-    // An APIService is one for the whole cluster: on one carrier only.
-    .chain([case("kubectl::aggregated_api::h2", Needs::Pods, || aggregated_api("h2"))])
-    .collect()
+    ));
+    // An APIService is one for the whole cluster: on one carrier only, and while it comes and goes discovery is not whole.
+    trials.push(alone("kubectl::aggregated_api::h2", Needs::Pods, || aggregated_api("h2")));
+    trials
+}
+
+fn site(test: &str, carrier: &'static str, old: bool) -> anyhow::Result<Site> {
+    let (kubectl, name) = admin(carrier, test)?;
+    let (kubectl, direct) = (kubectl.within(SLOW), cluster().admin().namespace(&name).within(SLOW));
+    let (kubectl, direct) = if old { (kubectl.old(), direct.old()) } else { (kubectl, direct) };
+    Ok(Site { stack: shared(carrier), carrier, kubectl, direct, old })
 }
 
 /// A namespace for one test on one carrier, made anew.
@@ -59,7 +99,7 @@ pub fn namespace(test: &str, carrier: &str) -> anyhow::Result<String> {
     let admin = cluster().admin();
     admin.run(&["delete", "namespace", &name, "--ignore-not-found", "--wait=true"])?;
     admin.ok(&["create", "namespace", &name])?;
-    tests::programs::eventually("the namespace's service account", Duration::from_secs(20), || {
+    eventually("the namespace's service account", Duration::from_secs(20), || {
         Ok(admin.run(&["-n", &name, "get", "serviceaccount", "default"])?.code == Some(0))
     })?;
     Ok(name)
@@ -70,18 +110,35 @@ fn admin(carrier: &str, test: &str) -> anyhow::Result<(Kubectl, String)> {
     Ok((shared(carrier).kubectl("admin")?.namespace(&name), name))
 }
 
-fn get_table_and_yaml(carrier: &'static str) -> anyhow::Result<()> {
-    let through = shared(carrier).kubectl("admin")?;
-    let direct = cluster().admin();
-    let table = through.ok(&["get", "namespaces", "default", "kube-system", "--no-headers"])?;
+fn get_table_and_yaml(site: &Site) -> anyhow::Result<()> {
+    site.kubectl.ok(&["create", "configmap", "a", "--from-literal=x=1"])?;
+    for args in [
+        &["get", "namespaces", "default", "kube-system", "--no-headers"][..],
+        &["get", "namespace", "kube-system", "-o", "yaml"],
+        &["get", "configmap", "a", "-o", "yaml"],
+        &["get", "configmap", "a", "-o", "wide"],
+        &["describe", "configmap", "a"],
+    ] {
+        let (through, direct) = (site.kubectl.ok(args)?, site.direct.ok(args)?);
+        ensure!(without_ages(&through) == without_ages(&direct), "through the tunnel:\n{through}\ndirectly:\n{direct}");
+    }
+    let table = site.kubectl.ok(&["get", "namespaces", "default", "kube-system", "--no-headers"])?;
     ensure!(table.lines().count() == 2 && table.contains("Active"), "{table}");
-    let args = ["get", "namespace", "kube-system", "-o", "yaml"];
-    ensure!(through.ok(&args)? == direct.ok(&args)?, "yaml differs from the apiserver's own");
     Ok(())
 }
 
-fn create_apply_patch_delete(carrier: &'static str) -> anyhow::Result<()> {
-    let (kubectl, _) = admin(carrier, "crud")?;
+/// Words of each line but ages such as `3m12s`, which differ from one look to the next.
+fn without_ages(text: &str) -> Vec<Vec<&str>> {
+    let age = |word: &&str| {
+        word.starts_with(|c: char| c.is_ascii_digit())
+            && word.ends_with(['s', 'm', 'h', 'd'])
+            && word.chars().all(|c| c.is_ascii_digit() || "smhd".contains(c))
+    };
+    text.lines().map(|line| line.split_whitespace().filter(|word| !age(word)).collect()).collect()
+}
+
+fn create_apply_patch_delete(site: &Site) -> anyhow::Result<()> {
+    let kubectl = &site.kubectl;
     kubectl.ok(&["create", "configmap", "a", "--from-literal=x=1"])?;
     kubectl.apply("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}\ndata: {x: '1'}\n")?;
     kubectl.ok(&["patch", "configmap", "b", "--type=merge", "-p", r#"{"data":{"y":"2"}}"#])?;
@@ -93,8 +150,8 @@ fn create_apply_patch_delete(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn server_side_apply_conflicts(carrier: &'static str) -> anyhow::Result<()> {
-    let (kubectl, _) = admin(carrier, "ssa")?;
+fn server_side_apply_conflicts(site: &Site) -> anyhow::Result<()> {
+    let kubectl = &site.kubectl;
     let manifest =
         |value: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: s}}\ndata: {{x: '{value}'}}\n");
     kubectl.run_with(&["apply", "--server-side", "--field-manager=one", "-f", "-"], manifest("1").as_bytes())?.ok()?;
@@ -111,8 +168,8 @@ fn server_side_apply_conflicts(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn list_in_chunks(carrier: &'static str) -> anyhow::Result<()> {
-    let (kubectl, _) = admin(carrier, "chunks")?;
+fn list_in_chunks(site: &Site) -> anyhow::Result<()> {
+    let kubectl = &site.kubectl;
     let many: String =
         (0..120).map(|n| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c{n}}}\n---\n")).collect();
     kubectl.run_with(&["create", "-f", "-"], many.as_bytes())?.ok()?;
@@ -124,9 +181,9 @@ fn list_in_chunks(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn watch_shows_events(carrier: &'static str) -> anyhow::Result<()> {
+fn watch_shows_events(site: &Site) -> anyhow::Result<()> {
     use std::io::{BufRead, BufReader};
-    let (kubectl, _) = admin(carrier, "watch")?;
+    let kubectl = &site.kubectl;
     let mut child = kubectl
         .command(&["get", "configmaps", "--watch-only", "-o", "name"])
         .stdout(std::process::Stdio::piped())
@@ -157,8 +214,8 @@ fn watch_shows_events(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn rollout_and_wait(carrier: &'static str) -> anyhow::Result<()> {
-    let (kubectl, _) = admin(carrier, "rollout")?;
+fn rollout_and_wait(site: &Site) -> anyhow::Result<()> {
+    let kubectl = &site.kubectl;
     let image = cluster().get("CLUSTER_IMAGE");
     kubectl.apply(&format!(
         "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d}}\nspec:\n  replicas: 2\n  selector: {{matchLabels: {{app: d}}}}\n  template:\n    metadata: {{labels: {{app: d}}}}\n    spec:\n      terminationGracePeriodSeconds: 0\n      containers:\n      - {{name: main, image: '{image}', imagePullPolicy: Never, command: [sleep, '100000']}}\n"
@@ -169,13 +226,27 @@ fn rollout_and_wait(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn explain(carrier: &'static str) -> anyhow::Result<()> {
-    let kubectl = shared(carrier).kubectl("admin")?;
+fn explain(site: &Site) -> anyhow::Result<()> {
+    let kubectl = &site.kubectl;
+    for args in [
+        &["explain", "deployment.spec.replicas"][..],
+        &["explain", "pods", "--recursive"],
+        &["api-versions"],
+        &["api-resources", "--api-group=apps"],
+    ] {
+        let (through, direct) = (kubectl.ok(args)?, site.direct.ok(args)?);
+        // Other tests make and remove groups meanwhile.
+        let known = |text: &str| text.lines().filter(|line| !line.contains("towline.test")).count();
+        ensure!(known(&through) == known(&direct) && known(&through) >= 3, "{through}\n{direct}");
+    }
     ensure!(kubectl.ok(&["explain", "deployment.spec.replicas"])?.contains("replicas"));
     ensure!(kubectl.ok(&["api-resources"])?.contains("deployments"));
     ensure!(kubectl.ok(&["api-versions"])?.contains("apps/v1"));
     ensure!(kubectl.ok(&["version", "-o", "json"])?.contains("serverVersion"));
-    ensure!(kubectl.ok(&["get", "--raw", "/readyz"])? == "ok");
+    if !site.old {
+        // The old one drops the path prefix of the server's address here.
+        ensure!(kubectl.ok(&["get", "--raw", "/readyz"])? == "ok");
+    }
     Ok(())
 }
 
@@ -185,14 +256,14 @@ fn crd(group: &str) -> String {
     )
 }
 
-fn large_custom_resource(carrier: &'static str) -> anyhow::Result<()> {
-    let (kubectl, _) = admin(carrier, "large")?;
-    let group = format!("{carrier}.large.towline.test");
+fn large_custom_resource(site: &Site) -> anyhow::Result<()> {
+    let kubectl = &site.kubectl;
+    let group = format!("{}.{}.large.towline.test", site.carrier, if site.old { "old" } else { "new" });
     kubectl.apply(&crd(&group))?;
     kubectl.ok(&["wait", "--for=condition=Established", &format!("crd/things.{group}"), "--timeout=30s"])?;
     let data = "0123456789abcdef".repeat(1_400_000 / 16);
     let object = serde_json::json!({"apiVersion": format!("{group}/v1"), "kind": "Thing", "metadata": {"name": "big"}, "data": data});
-    tests::programs::eventually("the resource is served", Duration::from_secs(20), || {
+    eventually("the resource is served", Duration::from_secs(20), || {
         Ok(kubectl.run(&["get", &format!("things.{group}")])?.code == Some(0))
     })?;
     kubectl.run_with(&["create", "-f", "-"], object.to_string().as_bytes())?.ok()?;
@@ -203,24 +274,55 @@ fn large_custom_resource(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// All groups arrive, with every client, and nothing of ours holds a client back: neither a 429, nor a pace of so many
+/// requests in a second, as the throttle of a client in the path would have.
 fn discovery_of_150_groups(carrier: &'static str) -> anyhow::Result<()> {
-    let kubectl = shared(carrier).kubectl("admin")?.within(Duration::from_secs(120));
+    let kubectl = shared(carrier).kubectl("admin")?.within(Duration::from_secs(180));
     let groups: Vec<_> = (0..150).map(|n| format!("g{n}.{carrier}.many.towline.test")).collect();
     let all: String = groups.iter().map(|group| crd(group)).collect();
     kubectl.run_with(&["create", "-f", "-"], all.as_bytes())?.ok()?;
-    let last = groups.last().unwrap();
-    tests::programs::eventually("all groups are discovered", Duration::from_secs(60), || {
-        let text = kubectl.ok(&["api-resources", "--cached=false"])?;
-        Ok(groups.iter().all(|group| text.contains(group.as_str())))
-    })
-    .with_context(|| last.clone())?;
-    let output = kubectl.run(&["api-resources", "--cached=false", "-v=6"])?;
-    output.ok()?;
-    ensure!(!output.err.contains("429"), "throttled: {}", output.err);
+    let outcome = discovered(carrier, &kubectl, &groups);
     let names: Vec<_> = groups.iter().map(|group| format!("crd/things.{group}")).collect();
     let mut args = vec!["delete", "--wait=false"];
     args.extend(names.iter().map(String::as_str));
     kubectl.ok(&args)?;
+    outcome
+}
+
+fn discovered(carrier: &'static str, kubectl: &Kubectl, groups: &[String]) -> anyhow::Result<()> {
+    let stack = shared(carrier);
+    let listed = |text: &str| groups.iter().filter(|group| text.contains(group.as_str())).count();
+    eventually("all groups are served", Duration::from_secs(90), || {
+        Ok(listed(&cluster().admin().ok(&["api-resources", "--cached=false"])?) == groups.len())
+    })?;
+    // The new one asks for all at once, the old one for each group by itself.
+    for kubectl in [kubectl.clone(), kubectl.clone().old()] {
+        let output = kubectl.run(&["api-resources", "--cached=false", "-v=6"])?;
+        output.ok()?;
+        ensure!(listed(&output.text()) == groups.len(), "{} groups in {}", listed(&output.text()), output.text());
+        ensure!(!output.err.contains(" 429 ") && !output.err.contains("Too Many Requests"), "{}", output.err);
+    }
+    let token = stack.token("admin")?;
+    let paths: Vec<String> = groups.iter().map(|group| format!("/apis/{group}/v1")).collect();
+    let paths: Vec<String> = (0..6).flat_map(|_| paths.clone()).collect();
+    for version in VERSIONS {
+        let start = std::time::Instant::now();
+        let answers = curl(stack, version, &token, &paths, None)?;
+        let took = start.elapsed();
+        for (path, answer) in paths.iter().zip(&answers) {
+            ensure!(answer.status == 200, "{path}: {}", answer.head);
+            let body: serde_json::Value = serde_json::from_slice(&answer.body)?;
+            ensure!(
+                format!("/apis/{}", body["groupVersion"].as_str().unwrap_or_default()) == *path
+                    && body["resources"].as_array().is_some_and(|all| all.iter().any(|one| one["name"] == "things")),
+                "{path}: {body}"
+            );
+        }
+        // At 10 a second, twice what client libraries allow themselves, it would be 90 s.
+        ensure!(took < Duration::from_secs(60), "{version:?}: 900 requests took {took:?}");
+    }
+    let metrics = stack.admin_get("/metrics")?;
+    ensure!(!metrics.contains("status=\"429\""), "{metrics}");
     Ok(())
 }
 
@@ -241,28 +343,21 @@ fn errors_and_warnings(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn old_kubectl(carrier: &'static str) -> anyhow::Result<()> {
-    let (kubectl, _) = admin(carrier, "old")?;
-    let old = kubectl.old();
-    old.ok(&["create", "configmap", "o", "--from-literal=x=1"])?;
-    ensure!(old.ok(&["get", "configmap", "o"])?.contains('o'));
-    ensure!(old.ok(&["get", "configmap", "o", "-o", "yaml"])?.contains("x: \"1\""));
-    old.apply("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p}\ndata: {x: '1'}\n")?;
-    // Not `get --raw`: this version drops the path prefix of the server's address.
-    old.ok(&["delete", "configmap", "o", "p"])?;
-    Ok(())
-}
-
-fn kubectl_proxy(carrier: &'static str) -> anyhow::Result<()> {
+fn kubectl_proxy(site: &Site) -> anyhow::Result<()> {
     use std::io::{BufRead, BufReader};
-    let kubectl = shared(carrier).kubectl("admin")?;
-    let mut child =
-        kubectl.command(&["proxy", "--port=0", "--append-server-path"]).stdout(std::process::Stdio::piped()).spawn()?;
+    // The old one cannot append the path of the server's address: who calls its proxy writes it.
+    let (args, prefix) = if site.old {
+        (&["proxy", "--port=0"][..], format!("/{}", site.stack.key()))
+    } else {
+        (&["proxy", "--port=0", "--append-server-path"][..], String::new())
+    };
+    let mut child = site.kubectl.command(args).stdout(std::process::Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line)?;
     let address = line.trim().rsplit(' ').next().unwrap_or_default().to_owned();
     let answer = tests::programs::run(
-        std::process::Command::new("curl").args(["-sS", &format!("http://{address}/api/v1/namespaces/default")]),
+        std::process::Command::new("curl")
+            .args(["-sS", &format!("http://{address}{prefix}/api/v1/namespaces/default")]),
         Duration::from_secs(20),
     );
     let _ = child.kill();
@@ -271,19 +366,33 @@ fn kubectl_proxy(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What comes as protobuf is what the apiserver wrote, and goes back as protobuf.
 fn protobuf_bodies(carrier: &'static str) -> anyhow::Result<()> {
+    const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+    let (kubectl, name) = admin(carrier, "protobuf")?;
+    kubectl.ok(&["create", "configmap", "a", "--from-literal=x=before"])?;
     let stack = shared(carrier);
     let token = stack.token("admin")?;
     let mut raw = stack.raw()?;
-    let request = format!(
-        "GET /{}/api/v1/namespaces HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\nAccept: application/vnd.kubernetes.protobuf\r\n\r\n",
-        stack.key(),
-        stack.authority()
-    );
-    raw.send(request.as_bytes())?;
-    let answer = raw.answer()?;
-    ensure!(answer.header("content-type") == Some("application/vnd.kubernetes.protobuf"), "{}", answer.head);
-    ensure!(answer.body.starts_with(b"k8s\0"), "no protobuf magic");
+    let mut call = |method: &str, body: &[u8]| -> anyhow::Result<Answer> {
+        let head = format!(
+            "{method} /{}/api/v1/namespaces/{name}/configmaps/a HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\
+             Accept: {PROTOBUF}\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {}\r\n\r\n",
+            stack.key(),
+            stack.authority(),
+            body.len()
+        );
+        raw.send(&[head.as_bytes(), body].concat())?;
+        let answer = raw.answer()?;
+        ensure!(answer.status == 200 && answer.header("content-type") == Some(PROTOBUF), "{}", answer.head);
+        ensure!(answer.body.starts_with(b"k8s\0"), "no protobuf magic");
+        Ok(answer)
+    };
+    let mut object = call("GET", b"")?.body;
+    let at = object.windows(6).position(|window| window == b"before").context("no value in the protobuf")?;
+    object[at..at + 6].copy_from_slice(b"behind");
+    call("PUT", &object)?;
+    ensure!(kubectl.ok(&["get", "configmap", "a", "-o", "jsonpath={.data.x}"])? == "behind");
     Ok(())
 }
 
@@ -308,7 +417,7 @@ fn as_another_user(carrier: &'static str) -> anyhow::Result<()> {
 
 /// An API that another server than the apiserver serves, behind it.
 fn aggregated_api(carrier: &'static str) -> anyhow::Result<()> {
-    use tests::programs::{Program, eventually, run, scratch};
+    use tests::programs::{Program, run, scratch};
     let (cluster, dir) = (cluster(), scratch("aggregated"));
     run(
         std::process::Command::new(tests::programs::root().join("tests/cluster/cluster"))

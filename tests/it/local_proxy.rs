@@ -75,15 +75,15 @@ fn all_sessions(carrier: &'static str, protocol: Protocol) -> anyhow::Result<()>
     let proxy = Proxy::start(stack, &scratch("proxied").join("a.kubeconfig"), &["--user", "admin"])?;
     let kubectl = proxy.kubectl().protocol(protocol).namespace(&name).within(Duration::from_secs(180));
     ensure!(kubectl.ok(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"])?.contains("127.0.0.1"));
-    kubectl.apply(&pod("p", "echo begun; exec httpd -f -p 8080 -h /etc"))?;
+    kubectl.apply(&pod("p", sessions::SERVER))?;
     kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
-    sessions::exec_exit_codes_and_stdin(&kubectl, protocol).context("exec")?;
-    sessions::exec_with_a_terminal(&kubectl, protocol).context("exec with a terminal")?;
-    sessions::exec_output_is_whole(&kubectl, protocol).context("whole output")?;
-    sessions::attach(&kubectl, protocol).context("attach")?;
-    sessions::logs_follow(&kubectl, protocol).context("logs")?;
+    sessions::exec_exit_codes_and_stdin(&kubectl).context("exec")?;
+    sessions::exec_with_a_terminal(&kubectl).context("exec with a terminal")?;
+    sessions::exec_output_is_whole(&kubectl, 5).context("whole output")?;
+    sessions::attach(&kubectl).context("attach")?;
+    sessions::logs_follow(&kubectl).context("logs")?;
     sessions::copy_there_and_back(&kubectl, 40_000_000).context("cp")?;
-    sessions::port_forward(&kubectl, protocol).context("port-forward")?;
+    sessions::port_forward(&kubectl).context("port-forward")?;
     kubectl.ok(&["delete", "pod", "p", "--wait=false"])?;
     ensure!(proxy.end("TERM")? == Some(0));
     Ok(())

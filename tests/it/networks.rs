@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use tests::{
-    apiserver::Apiserver,
+    apiserver::{Apiserver, answer},
     case::{Needs, alone},
     network::Namespace,
     programs::{eventually, scratch},
+    raw::Raw,
     stack::{Plan, Stack},
 };
 
@@ -42,7 +43,7 @@ fn stack_with(
     carrier: Option<&'static str>,
     dev_args: &[&str],
 ) -> anyhow::Result<(Stack, Forward)> {
-    let apiserver = Apiserver::plain(&scratch(name))?;
+    let apiserver = ticking(name)?;
     let listen = format!("{}:0", namespace.outside);
     let forward = Forward::start(namespace, apiserver)?;
     let plan = Plan {
@@ -54,6 +55,100 @@ fn stack_with(
         ..Plan::scripted(name, &forward.apiserver)
     };
     Ok((Stack::start_without_waiting(&plan)?, forward))
+}
+
+/// An apiserver with a watch that says something ten times a second, `/ticks`, and a request that it never answers.
+fn ticking(name: &str) -> anyhow::Result<Apiserver> {
+    use std::io::{Read, Write};
+    Apiserver::start(
+        &scratch(name),
+        false,
+        std::sync::Arc::new(|request, connection| {
+            if request.target() == b"/ticks" {
+                connection.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
+                for number in 0.. {
+                    let tick = format!("tick {number};");
+                    connection.write_all(format!("{:x}\r\n{tick}\r\n", tick.len()).as_bytes())?;
+                    connection.flush()?;
+                    // The apiserver's own pace, not a wait of the test.
+                    std::thread::park_timeout(Duration::from_millis(100));
+                }
+            }
+            if request.target() == b"/never" {
+                let _ = connection.read(&mut [0]);
+                return Ok(false);
+            }
+            answer(connection, "200 OK", b"{}")
+        }),
+    )
+}
+
+/// A request that is open while the network changes.
+struct Open {
+    raw: Raw,
+    next: usize,
+    text: String,
+}
+
+impl Open {
+    fn new(stack: &Stack, token: &str, path: &str) -> anyhow::Result<Self> {
+        let mut raw = stack.raw()?;
+        raw.read_timeout(Duration::from_secs(40))?;
+        raw.send(
+            format!(
+                "GET /{}{path} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\r\n",
+                stack.key(),
+                stack.authority()
+            )
+            .as_bytes(),
+        )?;
+        if path == "/ticks" {
+            let head = raw.head()?;
+            ensure!(head.contains(" 200 ") && head.to_lowercase().contains("transfer-encoding: chunked"), "{head}");
+        }
+        Ok(Self { raw, next: 0, text: String::new() })
+    }
+
+    /// Reads so many more ticks, each of which must follow the one before.
+    fn ticks(&mut self, count: usize) -> anyhow::Result<()> {
+        for _ in 0..count {
+            let tick = format!("tick {};", self.next);
+            loop {
+                if let Some(at) = self.text.find(&tick) {
+                    self.text.drain(..at + tick.len());
+                    break;
+                }
+                let chunk = self.raw.chunk()?.with_context(|| format!("a clean end before {tick}"))?;
+                self.text += &String::from_utf8_lossy(&chunk);
+                ensure!(!self.text.starts_with(&format!("tick {};", self.next + 1)), "{tick} is missing");
+            }
+            self.next += 1;
+        }
+        Ok(())
+    }
+}
+
+/// As many ticks as there can have been in this time; what comes behind them was said later.
+fn ticks_in(time: Duration) -> usize {
+    usize::try_from(time.as_millis() / 100).unwrap_or(usize::MAX)
+}
+
+/// What becomes of requests that are open when a path is lost: one that has an answer goes on or breaks off, never with a
+/// clean end; one without an answer gets one, or an error that says why. Neither hangs.
+fn not_left_hanging(mut watch: Open, mut waiting: Open) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while let Ok(chunk) = watch.raw.chunk() {
+        ensure!(chunk.is_some(), "the watch that was lost ended cleanly");
+        if start.elapsed() > Duration::from_secs(35) {
+            break;
+        }
+    }
+    let answer = waiting.raw.answer().context("the open request is left without an answer")?;
+    ensure!(matches!(answer.status, 502..=504), "{}", answer.head);
+    let body = answer.json()?;
+    ensure!(body["kind"] == "Status" && !body["message"].as_str().unwrap_or_default().is_empty(), "{body}");
+    ensure!(start.elapsed() < Duration::from_secs(35), "known after {:?}", start.elapsed());
+    Ok(())
 }
 
 /// Lets the agent in the namespace reach the scripted apiserver of the host at the same loopback address.
@@ -93,7 +188,7 @@ impl Forward {
             .arg(path)
             .stdout(std::process::Stdio::piped());
         let mut relay = tests::programs::Program::start("relay", command, &folder.join("relay.log"))?;
-        relay.first_line(Duration::from_secs(10))?;
+        relay.first_line(Duration::from_secs(60))?;
         Ok(Self { apiserver, _relay: relay, _folder: folder })
     }
 }
@@ -149,6 +244,8 @@ fn udp_dropped_then_restored() -> anyhow::Result<()> {
     stack.await_connected(Duration::from_secs(10))?;
     eventually("on QUIC", Duration::from_secs(10), || Ok(carrier_of(&stack)?.contains("quic")))?;
     let token = stack.token("admin")?;
+    let (mut watch, waiting) = (Open::new(&stack, &token, "/ticks")?, Open::new(&stack, &token, "/never")?);
+    watch.ticks(3)?;
     namespace.firewall(&["output meta l4proto udp drop", "input meta l4proto udp drop"])?;
     eventually("new requests work over TCP", Duration::from_secs(15), || {
         let mut raw = stack.raw()?;
@@ -164,6 +261,10 @@ fn udp_dropped_then_restored() -> anyhow::Result<()> {
         Ok(raw.answer().is_ok_and(|answer| answer.status == 200))
     })
     .with_context(|| stack.agent.lock().unwrap().tail())?;
+    not_left_hanging(watch, waiting)?;
+    // What is open when QUIC is back goes on, and so does what is asked meanwhile.
+    let mut watch = Open::new(&stack, &token, "/ticks")?;
+    watch.ticks(3)?;
     namespace.firewall(&[])?;
     let start = Instant::now();
     let mut failed = 0;
@@ -173,6 +274,7 @@ fn udp_dropped_then_restored() -> anyhow::Result<()> {
     })
     .with_context(|| stack.agent.lock().unwrap().tail())?;
     ensure!(failed == 0, "{failed} requests were disturbed on the way back, after {:?}", start.elapsed());
+    watch.ticks(ticks_in(start.elapsed()) + 20).context("the watch that was open on the way back")?;
     Ok(())
 }
 
@@ -181,12 +283,15 @@ fn black_hole(carrier: &'static str) -> anyhow::Result<()> {
     let (stack, _forward) = stack("black-hole", &namespace, Some(carrier))?;
     stack.await_connected(Duration::from_secs(10))?;
     let token = stack.token("admin")?;
+    let (mut watch, waiting) = (Open::new(&stack, &token, "/ticks")?, Open::new(&stack, &token, "/never")?);
+    watch.ticks(3)?;
     namespace.firewall(&["output oif != lo drop", "input iif != lo drop"])?;
     let start = Instant::now();
     eventually("the gateway knows", Duration::from_secs(30), || Ok(carrier_of(&stack)?.is_empty()))?;
     let at_once = Instant::now();
     let answer = stack.get_with(&token, "/api")?;
     ensure!(answer.status == 503 && at_once.elapsed() < Duration::from_secs(2), "{}", answer.head);
+    not_left_hanging(watch, waiting)?;
     eventually(
         "the agent knows",
         Duration::from_secs(30).saturating_sub(start.elapsed()) + Duration::from_secs(1),
@@ -215,6 +320,9 @@ fn nat_rebinding(nat: Nat, gso: bool) -> anyhow::Result<()> {
     let (stack, _forward) = stack_with("nat", &namespace, Some("quic"), &["--agent-set", offload])?;
     stack.await_connected(Duration::from_secs(10))?;
     let before = stack.tunnels()?;
+    let token = stack.token("admin")?;
+    let mut watch = Open::new(&stack, &token, "/ticks")?;
+    watch.ticks(3)?;
     // From now on the agent's packets leave with another source. Without connection tracking: it would keep what it knows.
     let peer = before.first().and_then(|tunnel| tunnel["peer"].as_str()).context("the tunnel has no peer")?;
     let port = peer.rsplit_once(':').context("a peer without a port")?.1;
@@ -238,12 +346,12 @@ fn nat_rebinding(nat: Nat, gso: bool) -> anyhow::Result<()> {
         Duration::from_secs(10),
     )?
     .ok()?;
-    let token = stack.token("admin")?;
     let start = Instant::now();
     for _ in 0..50 {
         ensure!(stack.get_with(&token, "/api")?.status == 200);
     }
     ensure!(start.elapsed() < Duration::from_secs(15), "requests took {:?} over the change", start.elapsed());
+    watch.ticks(ticks_in(start.elapsed()) + 20).context("the watch that was open over the change")?;
     let rules = tests::network::sh(&format!("ip netns exec {} nft list table ip towline_nat", namespace.name))?;
     ensure!(!rules.contains("counter packets 0 "), "the NAT changed nothing: {rules}");
     let id =

@@ -6,40 +6,90 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use tests::{
     apiserver::{Apiserver, answer},
-    case::{Needs, alone},
-    programs::{eventually, scratch},
-    stack::{Plan, Stack},
+    case::{Needs, alone, full},
+    programs::{Program, eventually, scratch},
+    stack::{CARRIERS, Plan, Stack},
 };
 
 pub fn tests() -> Vec<Trial> {
-    vec![
-        alone("restarts::gateway_killed_20_times_under_load", Needs::Nothing, gateway_killed),
-        alone("restarts::drained_with_sigterm_under_load", Needs::Nothing, drained),
-        alone("restarts::agents_replaced_one_after_the_other", Needs::Nothing, agents_replaced),
-    ]
+    let mut trials = vec![alone("restarts::drained_with_sigterm_under_load", Needs::Nothing, drained)];
+    for (place, carrier) in CARRIERS.into_iter().enumerate() {
+        if full() || place == 0 {
+            let name = format!("restarts::gateway_killed_20_times_under_load::{carrier}");
+            trials.push(alone(name, Needs::Nothing, move || gateway_killed(carrier)));
+        }
+        if full() || place == 1 {
+            let name = format!("restarts::agents_replaced_one_after_the_other::{carrier}");
+            trials.push(alone(name, Needs::Nothing, move || agents_replaced(carrier)));
+        }
+    }
+    trials
 }
 
-/// Sends POSTs with a number each, one after the other, until told; returns how many were answered 200.
-fn load(stack: &Stack, token: &str, stop: &AtomicBool, first: usize) -> (usize, usize) {
-    let (mut good, mut failed, mut number) = (0, 0, first);
+/// How long an answer may take before its request counts as hanging.
+const HANGS: Duration = Duration::from_secs(10);
+
+/// What became of the requests of a load.
+#[derive(Default)]
+struct Counts {
+    good: AtomicUsize,
+    failed: AtomicUsize,
+    hung: AtomicUsize,
+}
+
+impl Counts {
+    fn of(count: &AtomicUsize) -> usize {
+        count.load(Ordering::Relaxed)
+    }
+
+    /// Waits until so many more were answered.
+    fn more(&self, count: usize) -> anyhow::Result<()> {
+        let before = Self::of(&self.good);
+        eventually("the load goes on", Duration::from_secs(20), || Ok(Self::of(&self.good) >= before + count))?;
+        Ok(())
+    }
+}
+
+/// Sends POSTs with a number each, one after the other, until told.
+fn load(stack: &Stack, token: &str, stop: &AtomicBool, first: usize, counts: &Counts) {
+    let mut number = first;
     while !stop.load(Ordering::Relaxed) {
         number += 1;
+        let start = Instant::now();
         let call = || -> anyhow::Result<u16> {
             let mut raw = stack.raw()?;
-            raw.read_timeout(Duration::from_secs(10))?;
+            raw.read_timeout(HANGS)?;
             raw.send(format!("POST /{}/api/once-{number}- HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\nContent-Length: 2\r\n\r\n{{}}", stack.key(), stack.authority()).as_bytes())?;
             Ok(raw.answer()?.status)
         };
-        if matches!(call(), Ok(200)) { good += 1 } else { failed += 1 }
+        let count = if matches!(call(), Ok(200)) { &counts.good } else { &counts.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+        if start.elapsed() >= HANGS {
+            counts.hung.fetch_add(1, Ordering::Relaxed);
+        }
     }
-    (good, failed)
+}
+
+/// An apiserver that takes its time for each request, so that some are always open.
+fn thinking_apiserver(name: &str) -> anyhow::Result<Apiserver> {
+    Apiserver::start(
+        &scratch(name),
+        false,
+        Arc::new(|request, connection| {
+            if request.target().starts_with(b"/api/once-") {
+                // The apiserver's own pace, not a wait of the test.
+                std::thread::park_timeout(Duration::from_millis(50));
+            }
+            answer(connection, "200 OK", b"{}")
+        }),
+    )
 }
 
 /// No number arrived more than once: what is not idempotent is never sent twice.
@@ -57,25 +107,22 @@ fn never_twice(apiserver: &Apiserver) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn gateway_killed() -> anyhow::Result<()> {
-    let apiserver = Apiserver::plain(&scratch("killed"))?;
-    let stack = Stack::start(&Plan::scripted("killed", &apiserver))?;
+fn gateway_killed(carrier: &'static str) -> anyhow::Result<()> {
+    let apiserver = thinking_apiserver("killed")?;
+    let stack = Stack::start(&Plan { carrier: Some(carrier), ..Plan::scripted("killed", &apiserver) })?;
     let token = stack.token("admin")?;
-    let stop = AtomicBool::new(false);
+    let (stop, counts) = (AtomicBool::new(false), Counts::default());
     let mut back = Vec::new();
-    let result = std::thread::scope(|scope| {
-        let loads: Vec<_> = (0..4)
-            .map(|n| {
-                scope.spawn({
-                    let (stack, token, stop) = (&stack, &token, &stop);
-                    move || load(stack, token, stop, n * 1_000_000)
-                })
-            })
-            .collect();
+    std::thread::scope(|scope| {
+        for n in 0..4 {
+            let (stack, token, stop, counts) = (&stack, &token, &stop, &counts);
+            scope.spawn(move || load(stack, token, stop, n * 1_000_000, counts));
+        }
         let outcome = (0..20).try_for_each(|round| {
+            counts.more(8)?;
             stack.gateway.lock().unwrap().signal("KILL")?;
             stack.restart_gateway()?;
-            let took = eventually("the agent is back", Duration::from_secs(10), || {
+            let took = eventually("the agent is back", Duration::from_secs(30), || {
                 Ok(stack.get_with(&token, "/api").is_ok_and(|answer| answer.status == 200))
             })
             .with_context(|| format!("round {round}: {}", stack.agent.lock().unwrap().tail()))?;
@@ -83,14 +130,13 @@ fn gateway_killed() -> anyhow::Result<()> {
             Ok::<_, anyhow::Error>(())
         });
         stop.store(true, Ordering::Relaxed);
-        for load in loads {
-            let (good, _) = load.join().unwrap();
-            eprintln!("   {good} answered");
-        }
         outcome
-    });
-    result?;
+    })?;
     never_twice(&apiserver)?;
+    let (good, failed, hung) = (Counts::of(&counts.good), Counts::of(&counts.failed), Counts::of(&counts.hung));
+    eprintln!("   {good} answered, {failed} failed, {hung} hung; the agent was back after {back:?}");
+    ensure!(hung == 0, "{hung} requests hung");
+    ensure!(failed >= 20, "only {failed} requests were open when the gateway was killed");
     let slowest = back.iter().max().copied().unwrap_or_default();
     ensure!(slowest < Duration::from_secs(2), "the agent was back after {back:?}");
     Ok(())
@@ -139,44 +185,41 @@ fn drained() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn agents_replaced() -> anyhow::Result<()> {
-    let apiserver = Apiserver::plain(&scratch("replaced"))?;
-    let stack = Stack::start(&Plan::scripted("replaced", &apiserver))?;
+fn agents_replaced(carrier: &'static str) -> anyhow::Result<()> {
+    let apiserver = thinking_apiserver("replaced")?;
+    let stack = Stack::start(&Plan { carrier: Some(carrier), ..Plan::scripted("replaced", &apiserver) })?;
     let token = stack.token("admin")?;
-    let stop = AtomicBool::new(false);
-    let tunnels = || -> anyhow::Result<usize> { Ok(stack.tunnels()?.len()) };
+    let (stop, counts) = (AtomicBool::new(false), Counts::default());
+    let two = |what: &str| eventually(what, Duration::from_secs(15), || Ok(stack.tunnels()?.len() >= 2));
+    let end = |agent: &mut Program| -> anyhow::Result<()> {
+        agent.signal("TERM")?;
+        ensure!(agent.wait(Duration::from_secs(20))? == Some(0), "an agent ended badly: {}", agent.tail());
+        Ok(())
+    };
     std::thread::scope(|scope| {
-        let loads: Vec<_> = (0..3)
-            .map(|n| {
-                scope.spawn({
-                    let (stack, token, stop) = (&stack, &token, &stop);
-                    move || load(stack, token, stop, n * 1_000_000)
-                })
-            })
-            .collect();
+        for n in 0..3 {
+            let (stack, token, stop, counts) = (&stack, &token, &stop, &counts);
+            scope.spawn(move || load(stack, token, stop, n * 1_000_000, counts));
+        }
         let outcome = (|| {
-            let second = stack.another_agent()?;
-            eventually("two agents are connected", Duration::from_secs(15), || Ok(tunnels()? >= 2))?;
-            stack.agent.lock().unwrap().signal("TERM")?;
-            stack.agent.lock().unwrap().wait(Duration::from_secs(20))?;
+            let mut second = stack.another_agent()?;
+            two("two agents are connected")?;
+            counts.more(30)?;
+            end(&mut stack.agent.lock().unwrap())?;
+            counts.more(30)?;
             let third = stack.another_agent()?;
-            eventually("two agents are connected again", Duration::from_secs(15), || Ok(tunnels()? >= 2))?;
-            second.signal("TERM")?;
-            let mut second = second;
-            second.wait(Duration::from_secs(20))?;
+            two("two agents are connected again")?;
+            counts.more(30)?;
+            end(&mut second)?;
+            counts.more(30)?;
             *stack.agent.lock().unwrap() = third;
             Ok::<_, anyhow::Error>(())
         })();
         stop.store(true, Ordering::Relaxed);
-        let mut failures = 0;
-        for load in loads {
-            let (good, failed) = load.join().unwrap();
-            eprintln!("   {good} answered, {failed} failed");
-            failures += failed;
-        }
-        outcome?;
-        ensure!(failures == 0, "{failures} requests failed while agents were replaced");
-        Ok(())
+        outcome
     })?;
+    let (good, failed) = (Counts::of(&counts.good), Counts::of(&counts.failed));
+    eprintln!("   {good} answered, {failed} failed");
+    ensure!(failed == 0, "{failed} requests failed while agents were replaced");
     never_twice(&apiserver)
 }

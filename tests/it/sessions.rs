@@ -18,17 +18,27 @@ use tests::{
 
 use crate::kubectl::namespace;
 
-type Test = fn(&Kubectl, Protocol) -> anyhow::Result<()>;
+type Test = fn(&Kubectl, Protocol, &'static str) -> anyhow::Result<()>;
+
+/// A pod that serves twenty files of numbers, each beginning with another one, and sends back what is posted to it.
+pub const SERVER: &str = "echo begun; mkdir -p /www/cgi-bin; \
+    printf '%s\\n' '#!/bin/sh' 'printf \"Content-Type: text/plain\\r\\n\\r\\n\"' 'exec cat' >/www/cgi-bin/echo; \
+    chmod +x /www/cgi-bin/echo; \
+    for n in $(seq 0 19); do seq $n 20000 >/www/$n; done; \
+    exec httpd -f -p 8080 -h /www";
 
 pub fn tests() -> Vec<Trial> {
     let tests: [(&str, Test); 7] = [
-        ("exec_exit_codes_and_stdin", exec_exit_codes_and_stdin),
-        ("exec_with_a_terminal_and_resize", exec_with_a_terminal),
-        ("attach", attach),
-        ("port_forward", port_forward),
-        ("copy_200_mb", copy),
-        ("exec_output_is_whole", exec_output_is_whole),
-        ("logs_follow", logs_follow),
+        ("exec_exit_codes_and_stdin", |kubectl, _, _| exec_exit_codes_and_stdin(kubectl)),
+        ("exec_with_a_terminal_and_resize", |kubectl, _, _| exec_with_a_terminal(kubectl)),
+        ("attach", |kubectl, _, _| attach(kubectl)),
+        ("port_forward", |kubectl, _, _| port_forward(kubectl)),
+        ("copy_200_mb", |kubectl, _, _| copy_there_and_back(kubectl, 200_000_000)),
+        ("exec_output_is_whole", |kubectl, protocol, carrier| {
+            // A hundred times on one carrier, five times on the others.
+            exec_output_is_whole(kubectl, if (carrier, protocol) == ("quic", Protocol::WebSocket) { 100 } else { 5 })
+        }),
+        ("logs_follow", |kubectl, _, _| logs_follow(kubectl)),
     ];
     let mut trials = Vec::new();
     for (index, (name, test)) in tests.into_iter().enumerate() {
@@ -54,8 +64,11 @@ pub fn tests() -> Vec<Trial> {
             }
         }
     }
-    trials.push(case("sessions::old_kubectl_exec_logs_cp_port_forward", Needs::Pods, old_kubectl));
     for carrier in CARRIERS {
+        if full() || carrier == "h2" {
+            let name = format!("sessions::old_kubectl_exec_attach_logs_cp_port_forward::{carrier}");
+            trials.push(case(name, Needs::Pods, move || old_kubectl(carrier)));
+        }
         trials.push(case(format!("sessions::idle_exec_and_watch_live_on::{carrier}"), Needs::Pods, move || {
             idle(carrier)
         }));
@@ -69,14 +82,14 @@ fn with_pod(carrier: &'static str, test: &str, protocol: Protocol, run: Test) ->
         .protocol(protocol)
         .namespace(&namespace(test, carrier)?)
         .within(Duration::from_secs(180));
-    kubectl.apply(&pod("p", "echo begun; exec httpd -f -p 8080 -h /etc"))?;
+    kubectl.apply(&pod("p", SERVER))?;
     kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
-    run(&kubectl, protocol)?;
+    run(&kubectl, protocol, carrier)?;
     kubectl.ok(&["delete", "pod", "p", "--wait=false"])?;
     Ok(())
 }
 
-pub fn exec_exit_codes_and_stdin(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+pub fn exec_exit_codes_and_stdin(kubectl: &Kubectl) -> anyhow::Result<()> {
     ensure!(kubectl.ok(&["exec", "p", "--", "echo", "hello"])? == "hello\n");
     let output = kubectl.run(&["exec", "p", "--", "sh", "-c", "echo out; echo err >&2; exit 42"])?;
     ensure!(output.code == Some(42) && output.text() == "out\n" && output.err.contains("err"), "{output:?}");
@@ -86,7 +99,7 @@ pub fn exec_exit_codes_and_stdin(kubectl: &Kubectl, _: Protocol) -> anyhow::Resu
     Ok(())
 }
 
-pub fn exec_with_a_terminal(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+pub fn exec_with_a_terminal(kubectl: &Kubectl) -> anyhow::Result<()> {
     // `script` gives kubectl a terminal whose size the far shell must see, before and after it changes.
     let inner = kubectl.command(&["exec", "-it", "p", "--", "sh"]);
     let words: Vec<_> = std::iter::once(inner.get_program())
@@ -103,7 +116,7 @@ pub fn exec_with_a_terminal(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()
     Ok(())
 }
 
-pub fn attach(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+pub fn attach(kubectl: &Kubectl) -> anyhow::Result<()> {
     kubectl.apply(&pod("q", "while read -r line; do echo got $line; done; echo end of input"))?;
     kubectl.ok(&["wait", "--for=condition=Ready", "pod/q", "--timeout=60s"])?;
     let mut child = kubectl
@@ -144,32 +157,68 @@ fn forward(kubectl: &Kubectl) -> anyhow::Result<(Child, u16)> {
     Ok((child, port))
 }
 
-fn fetch_hosts(port: u16) -> anyhow::Result<()> {
+/// One request over a connection of its own: head and body of the answer.
+fn over_port(port: u16, request: &[u8]) -> anyhow::Result<(String, Vec<u8>)> {
     let mut socket = TcpStream::connect(("127.0.0.1", port))?;
-    socket.set_read_timeout(Some(Duration::from_secs(30)))?;
-    socket.write_all(b"GET /passwd HTTP/1.0\r\n\r\n")?;
-    let mut text = String::new();
-    socket.read_to_string(&mut text)?;
-    ensure!(text.contains(" 200 ") || text.contains(" 404 "), "{text}");
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+    socket.write_all(request)?;
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer)?;
+    let head = answer.windows(4).position(|window| window == b"\r\n\r\n").context("no head")? + 4;
+    let body = answer.split_off(head);
+    Ok((String::from_utf8_lossy(&answer).into_owned(), body))
+}
+
+/// Fetches one of the server's files and compares every byte.
+fn fetch_numbers(port: u16, first: usize) -> anyhow::Result<()> {
+    let (head, body) = over_port(port, format!("GET /{first} HTTP/1.0\r\n\r\n").as_bytes())?;
+    let expected: String = (first..=20_000).map(|number| format!("{number}\n")).collect();
+    ensure!(head.contains(" 200 "), "{head}");
+    ensure!(body == expected.as_bytes(), "file {first}: {} of {} bytes, or changed", body.len(), expected.len());
     Ok(())
 }
 
-pub fn port_forward(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+/// Sends so many bytes and compares what comes back.
+fn echo_numbers(port: u16, first: usize) -> anyhow::Result<()> {
+    let sent: String = (first..first + 40_000).map(|number| format!("{number}\n")).collect();
+    let head = format!("POST /cgi-bin/echo HTTP/1.0\r\nContent-Length: {}\r\n\r\n", sent.len());
+    let (head, body) = over_port(port, &[head.as_bytes(), sent.as_bytes()].concat())?;
+    ensure!(head.contains(" 200 "), "{head}");
+    ensure!(body == sent.as_bytes(), "echo: {} of {} bytes, or changed", body.len(), sent.len());
+    Ok(())
+}
+
+/// A hundred connections in turn, then twenty at once, each for another file; then bytes in the other direction.
+pub fn port_forward(kubectl: &Kubectl) -> anyhow::Result<()> {
+    let listens = "until wget -q -O /dev/null http://127.0.0.1:8080/0; do sleep 0.1; done";
+    kubectl.ok(&["exec", "p", "--", "sh", "-c", listens])?;
     let (mut child, port) = forward(kubectl)?;
     let result = (|| {
-        for _ in 0..100 {
-            fetch_hosts(port)?;
+        for number in 0..100 {
+            fetch_numbers(port, number % 20).with_context(|| format!("connection {number}"))?;
         }
-        let threads: Vec<_> = (0..20).map(|_| std::thread::spawn(move || fetch_hosts(port))).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+        at_once(20, |number| fetch_numbers(port, number)).context("twenty at once")?;
+        at_once(5, |number| echo_numbers(port, number)).context("five that send")?;
+        ensure!(child.try_wait()?.is_none(), "port-forward has ended");
+        Ok(())
     })();
     let _ = child.kill();
     let _ = child.wait();
     result
 }
 
-fn copy(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
-    copy_there_and_back(kubectl, 200_000_000)
+fn at_once(count: usize, run: impl Fn(usize) -> anyhow::Result<()> + Sync) -> anyhow::Result<()> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|number| {
+                scope.spawn({
+                    let run = &run;
+                    move || run(number)
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+    })
 }
 
 /// Copies so many random bytes into the pod and back.
@@ -188,19 +237,15 @@ pub fn copy_there_and_back(kubectl: &Kubectl, count: usize) -> anyhow::Result<()
     std::fs::write(&there, &bytes)?;
     let path = |path: &std::path::Path| path.display().to_string();
     kubectl.ok(&["cp", &path(&there), "p:/tmp/there"])?;
-    kubectl.ok(&["cp", "p:/tmp/there", &path(&back), "--retries=0"])?;
+    kubectl.ok(&["cp", "p:/tmp/there", &path(&back)])?;
     ensure!(std::fs::read(&back)? == bytes, "{count} bytes came back changed");
     std::fs::remove_dir_all(&dir)?;
     Ok(())
 }
 
-pub fn exec_output_is_whole(kubectl: &Kubectl, protocol: Protocol) -> anyhow::Result<()> {
-    // Lesson 60: output truncated at EOF. A hundred times on one carrier, five times on the others.
+/// Lesson 60: output truncated at its end.
+pub fn exec_output_is_whole(kubectl: &Kubectl, times: usize) -> anyhow::Result<()> {
     let expected: String = (1..=2_000_000).map(|n| format!("{n}\n")).collect();
-    let carrier_with_most = kubectl.command(&[]).get_envs().any(|(key, value)| {
-        key == "KUBECONFIG" && value.is_some_and(|value| value.to_string_lossy().contains("/quic-"))
-    });
-    let times = if carrier_with_most && protocol == Protocol::WebSocket { 100 } else { 5 };
     for round in 0..times {
         let output = kubectl.run(&["exec", "p", "--", "seq", "1", "2000000"])?;
         ensure!(output.code == Some(0), "round {round}: {}", output.err);
@@ -214,32 +259,30 @@ pub fn exec_output_is_whole(kubectl: &Kubectl, protocol: Protocol) -> anyhow::Re
     Ok(())
 }
 
-pub fn logs_follow(kubectl: &Kubectl, _: Protocol) -> anyhow::Result<()> {
+pub fn logs_follow(kubectl: &Kubectl) -> anyhow::Result<()> {
     ensure!(kubectl.ok(&["logs", "p"])?.contains("begun"));
     kubectl.apply(&pod("l", "seq 1 50000; sleep 2; echo the last line"))?;
     eventually("the pod has ended or runs", Duration::from_secs(60), || {
         Ok(kubectl.ok(&["get", "pod", "l", "-o", "jsonpath={.status.phase}"])? != "Pending")
     })?;
     let text = kubectl.ok(&["logs", "-f", "l"])?;
-    ensure!(text.lines().count() == 50001 && text.ends_with("the last line\n"), "{} lines", text.lines().count());
+    let expected: String = (1..=50_000).map(|number| format!("{number}\n")).chain(["the last line\n".into()]).collect();
+    ensure!(text == expected, "{} lines, or changed", text.lines().count());
+    kubectl.ok(&["delete", "pod", "l", "--wait=false"])?;
     Ok(())
 }
 
-fn old_kubectl() -> anyhow::Result<()> {
-    with_pod("h2", "old-sessions", Protocol::Spdy, |kubectl, _| {
+/// The same, line by line, with Debian's kubectl 1.20.
+fn old_kubectl(carrier: &'static str) -> anyhow::Result<()> {
+    with_pod(carrier, "old-sessions", Protocol::Spdy, |kubectl, _, _| {
         let old = kubectl.clone().old();
-        ensure!(old.ok(&["exec", "p", "--", "echo", "hello"])? == "hello\n");
-        ensure!(old.run(&["exec", "p", "--", "sh", "-c", "exit 7"])?.code == Some(7));
-        ensure!(old.ok(&["logs", "p"])?.contains("begun"));
-        let dir = tests::programs::scratch("old-copy");
-        std::fs::write(dir.join("a"), b"through an old kubectl")?;
-        old.ok(&["cp", &dir.join("a").display().to_string(), "p:/tmp/a"])?;
-        ensure!(old.ok(&["exec", "p", "--", "cat", "/tmp/a"])? == "through an old kubectl");
-        let (mut child, port) = forward(&old)?;
-        let result = fetch_hosts(port);
-        let _ = child.kill();
-        let _ = child.wait();
-        result
+        exec_exit_codes_and_stdin(&old).context("exec")?;
+        exec_with_a_terminal(&old).context("exec with a terminal")?;
+        exec_output_is_whole(&old, 5).context("whole output")?;
+        attach(&old).context("attach")?;
+        logs_follow(&old).context("logs")?;
+        copy_there_and_back(&old, 20_000_000).context("cp")?;
+        port_forward(&old).context("port-forward")
     })
 }
 

@@ -1,14 +1,19 @@
 //! The token check in full, end to end: what is not a good token of this cluster is a 401, and rights that go away end
 //! what they had allowed (DESIGN.md section 2). The cases of A1 and A5 one by one are beside the verifier.
 
-use std::{io::Read, process::Stdio, time::Duration};
+use std::{
+    io::Read,
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use tests::{
     apiserver::Apiserver,
     case::{Needs, alone, case},
     cluster::cluster,
+    kubectl::pod,
     programs::{eventually, scratch},
     stack::{Plan, Stack, grant_in_cluster, shared},
 };
@@ -19,8 +24,8 @@ pub fn tests() -> Vec<Trial> {
         case("tokens::a_token_of_another_cluster_is_401", Needs::Nothing, other_cluster),
         case("tokens::keys_rotated_in_mid_run", Needs::Nothing, rotated),
         case("tokens::service_account_tokens_pass_unchanged", Needs::Cluster, service_account),
-        case("tokens::an_expired_token_ends_a_watch_when_sessions_may_not_outlive_it", Needs::Nothing, expired),
-        alone("tokens::a_withdrawn_right_ends_watch_and_exec", Needs::Cluster, withdrawn),
+        case("tokens::an_expired_token_ends_watch_and_exec_when_sessions_may_not_outlive_it", Needs::Nothing, expired),
+        alone("tokens::a_withdrawn_right_ends_watch_and_exec", Needs::Pods, withdrawn),
     ]
 }
 
@@ -122,6 +127,22 @@ fn service_account() -> anyhow::Result<()> {
 fn withdrawn() -> anyhow::Result<()> {
     grant_in_cluster()?;
     let stack = Stack::start(&Plan { carrier: Some("h2"), ..Plan::real("withdrawn") })?;
+    let admin = cluster().admin().namespace("view-only");
+    // For this test viewer may exec too.
+    admin.apply(
+        "apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\nmetadata: {name: towline-test-edits, namespace: view-only}\n\
+         roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}\n\
+         subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: viewer}]\n",
+    )?;
+    admin.apply(&pod("p", "sleep 100000"))?;
+    admin.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    let outcome = withdrawn_from(&stack);
+    admin.ok(&["delete", "rolebinding", "towline-test-edits"])?;
+    admin.ok(&["delete", "pod", "p", "--wait=false"])?;
+    outcome
+}
+
+fn withdrawn_from(stack: &Stack) -> anyhow::Result<()> {
     for (user, how) in [("admin", "revoke"), ("viewer", "disable-user")] {
         let kubectl = stack.kubectl(user)?.namespace("view-only");
         let mut watch = kubectl
@@ -132,6 +153,16 @@ fn withdrawn() -> anyhow::Result<()> {
         let mut out = watch.stdout.take().unwrap();
         let mut first = [0; 1];
         out.read_exact(&mut first)?;
+        let script = "echo begun; read -r line; echo got $line";
+        let mut exec = kubectl
+            .command(&["exec", "-i", "p", "--", "sh", "-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let mut begun = [0; 6];
+        exec.stdout.as_mut().context("no standard output")?.read_exact(&mut begun)?;
+        ensure!(begun == *b"begun\n" && watch.try_wait()?.is_none());
         let mut arguments = vec!["dev", how];
         if how == "revoke" {
             arguments.extend(["--user", user, "--cluster", "dev"]);
@@ -139,9 +170,13 @@ fn withdrawn() -> anyhow::Result<()> {
             arguments.push(user);
         }
         stack.towline(&arguments)?.ok()?;
-        let ended = eventually("the watch ends", Duration::from_secs(35), || Ok(watch.try_wait()?.is_some()));
-        let _ = watch.kill();
-        let _ = watch.wait();
+        let ended = eventually("watch and exec end", Duration::from_secs(35), || {
+            Ok(watch.try_wait()?.is_some() && exec.try_wait()?.is_some_and(|status| !status.success()))
+        });
+        for child in [&mut watch, &mut exec] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
         ended?;
         let error = kubectl.run(&["get", "configmaps"])?.refused()?;
         ensure!(error.contains("orbidden") || error.contains("nauthorized"), "{error}");
@@ -155,6 +190,14 @@ fn expired() -> anyhow::Result<()> {
         &scratch("expired"),
         false,
         std::sync::Arc::new(|request, connection| {
+            if request.target().starts_with(b"/exec") {
+                connection.write_all(
+                    b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\nbegun",
+                )?;
+                connection.flush()?;
+                let _ = connection.read(&mut [0]);
+                return Ok(false);
+            }
             if request.target().starts_with(b"/silent") {
                 connection.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
                 connection.flush()?;
@@ -169,20 +212,32 @@ fn expired() -> anyhow::Result<()> {
         ["--token-ttl", "10s", "--set", "sessions.outlive_token=\"0s\"", "--set", "sessions.reauthorise_every=\"1s\""];
     let stack = Stack::start(&Plan { dev_args: &strict, ..Plan::scripted("expired", &apiserver) })?;
     let token = stack.token("admin")?;
-    let mut raw = stack.raw()?;
-    raw.read_timeout(Duration::from_secs(90))?;
-    raw.send(
-        format!(
-            "GET /{}/silent?watch=true HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\r\n",
-            stack.key(),
-            stack.authority()
-        )
-        .as_bytes(),
-    )?;
-    ensure!(raw.head()?.contains(" 200 "));
-    // Broken off, never a clean end of the watch: no last chunk.
-    let rest = raw.some().unwrap_or_default();
-    ensure!(rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
+    let open = |path: &str, lines: &str| -> anyhow::Result<tests::raw::Raw> {
+        let mut raw = stack.raw()?;
+        raw.read_timeout(Duration::from_secs(90))?;
+        raw.send(
+            format!(
+                "GET /{}{path} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n{lines}\r\n",
+                stack.key(),
+                stack.authority()
+            )
+            .as_bytes(),
+        )?;
+        Ok(raw)
+    };
+    let mut watch = open("/silent?watch=true", "")?;
+    ensure!(watch.head()?.contains(" 200 "));
+    let mut exec = open("/exec", "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n")?;
+    ensure!(exec.answer()?.status == 101);
+    ensure!(exec.exactly(5)? == b"begun");
+    let start = Instant::now();
+    for raw in [&mut watch, &mut exec] {
+        // Broken off, never a clean end of the watch: no last chunk.
+        let rest = raw.some().unwrap_or_default();
+        ensure!(rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
+        // The end, and not the end of this test's patience.
+        ensure!(start.elapsed() < Duration::from_secs(80), "the session went on without a token");
+    }
     eventually("the token itself is refused", Duration::from_secs(90), || {
         Ok(stack.get_with(&token, "/api")?.status == 401)
     })?;

@@ -1,7 +1,10 @@
 //! One test: its name, what it needs of the machine, and how it runs beside others. What a machine cannot do is reported
 //! as skipped, by name, and never as passed.
 
-use std::sync::RwLock;
+use std::{
+    sync::{RwLock, mpsc::RecvTimeoutError},
+    time::Duration,
+};
 
 use libtest_mimic::{Failed, Trial};
 
@@ -18,6 +21,11 @@ pub enum Needs {
     Namespaces,
 }
 
+/// How long a test may take before it counts as hanging: it fails by its name then, and the others go on.
+fn limit() -> Duration {
+    Duration::from_secs(if full() { 3600 } else { 1200 })
+}
+
 /// Tests with a measured wait run alone, the others beside each other.
 static FLOOR: RwLock<()> = RwLock::new(());
 
@@ -30,7 +38,7 @@ pub fn full() -> bool {
 pub fn case(name: impl Into<String>, needs: Needs, run: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> Trial {
     trial(name.into(), needs, move || {
         let _floor = FLOOR.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        run()
+        bounded(run)
     })
 }
 
@@ -43,8 +51,23 @@ pub fn alone(
 ) -> Trial {
     trial(name.into(), needs, move || {
         let _floor = FLOOR.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        run()
+        bounded(run)
     })
+}
+
+/// Runs in a thread of its own, which is left to itself when it does not end.
+fn bounded(run: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> anyhow::Result<()> {
+    let (done, outcome) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || done.send(run()));
+    match outcome.recv_timeout(limit()) {
+        Ok(outcome) => outcome,
+        Err(RecvTimeoutError::Timeout) => anyhow::bail!("it hangs: no end within {:?}", limit()),
+        // It panicked, and so does this thread, with the same words.
+        Err(RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(_) => anyhow::bail!("it ended without an outcome"),
+        },
+    }
 }
 
 fn trial(name: String, needs: Needs, run: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> Trial {

@@ -7,6 +7,7 @@
 //! | [`cluster`] | the real Kubernetes cluster of `tests/cluster` |
 //! | [`stack`] | `towline dev` and an agent, in front of an apiserver |
 //! | [`kubectl`] | clients as users run them |
+//! | [`curl`] | many requests at once over one version of HTTP |
 //! | [`apiserver`] | a scripted apiserver that records the raw bytes it received |
 //! | [`proxy`] | a scripted HTTP proxy, good or bad |
 //! | [`raw`] | raw HTTP/1.1 over TLS, for what client libraries would tidy up |
@@ -19,6 +20,7 @@
 pub mod apiserver;
 pub mod case;
 pub mod cluster;
+pub mod curl;
 pub mod kubectl;
 pub mod network;
 pub mod programs;

@@ -41,7 +41,11 @@ impl Namespace {
     /// Makes one.
     pub fn new() -> anyhow::Result<Self> {
         static NUMBER: AtomicU8 = AtomicU8::new(1);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // Another run on this machine may have some of them.
+        let number = std::iter::repeat_with(|| NUMBER.fetch_add(1, Ordering::Relaxed))
+            .take(usize::from(u8::MAX))
+            .find(|number| *number > 0 && !std::path::Path::new(&format!("/sys/class/net/tla{number}")).exists())
+            .context("no free name for a link")?;
         let name = format!("tl{}n{number}", std::process::id());
         let this = Self { outside: format!("10.213.{number}.1"), inside: format!("10.213.{number}.2"), name, number };
         let (n, host, inner) = (&this.name, this.host_link(), format!("tlb{number}"));

@@ -173,15 +173,10 @@ impl Raw {
                 continue;
             }
             if answer.header("transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case("chunked")) {
-                loop {
-                    let size = usize::from_str_radix(self.line()?.split(';').next().unwrap_or_default().trim(), 16)?;
-                    let chunk = self.exactly(size)?;
-                    self.line()?;
-                    if size == 0 {
-                        return Ok(answer);
-                    }
+                while let Some(chunk) = self.chunk()? {
                     answer.body.extend(chunk);
                 }
+                return Ok(answer);
             }
             match answer.header("content-length").map(str::parse) {
                 Some(length) => answer.body = self.exactly(length?)?,
@@ -193,6 +188,14 @@ impl Raw {
             }
             return Ok(answer);
         }
+    }
+
+    /// The next chunk of a chunked body; none at its clean end.
+    pub fn chunk(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
+        let size = usize::from_str_radix(self.line()?.split(';').next().unwrap_or_default().trim(), 16)?;
+        let chunk = self.exactly(size)?;
+        self.line()?;
+        Ok((size > 0).then_some(chunk))
     }
 
     /// Whether the peer has closed: no more bytes come.

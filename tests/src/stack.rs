@@ -288,6 +288,12 @@ impl Stack {
         admin_call(self.text("admin").trim_start_matches("http://").trim_end_matches('/'), method, path)
     }
 
+    /// The agent's metrics, all of them.
+    pub fn agent_metrics(&self) -> anyhow::Result<String> {
+        let addresses = agent_admins(&self.dir);
+        admin_call(addresses.last().context("the agent's log names no admin listener")?, "GET", "/metrics")
+    }
+
     /// Facts of the tunnels at the gateway.
     pub fn tunnels(&self) -> anyhow::Result<Vec<Value>> {
         let answer: Value = serde_json::from_str(&self.admin_get("/tunnels")?)?;
@@ -315,14 +321,22 @@ pub fn keep_all_metrics() {
 
 /// Keeps what gateway and agents of a stack count, for the sweep for secrets. Those that a test has ended have none.
 fn keep_metrics(dir: &Path, gateway: &str) {
-    let log = std::fs::read_to_string(dir.join("agent.log")).unwrap_or_default();
-    let agents = log.lines().filter_map(|line| line.split_once("agent admin listener address=")).map(|(_, rest)| rest);
-    let agents = agents.filter_map(|rest| rest.split_whitespace().next());
-    for address in agents.chain([gateway.trim_start_matches("http://").trim_end_matches('/')]) {
-        if let Ok(text) = admin_call(address, "GET", "/metrics") {
+    let gateway = gateway.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    for address in agent_admins(dir).into_iter().chain([gateway]) {
+        if let Ok(text) = admin_call(&address, "GET", "/metrics") {
             keep(&dir.join("metrics"), &text);
         }
     }
+}
+
+/// Addresses of the admin listeners of a stack's agents, in the order of their starts.
+fn agent_admins(dir: &Path) -> Vec<String> {
+    let log = std::fs::read_to_string(dir.join("agent.log")).unwrap_or_default();
+    log.lines()
+        .filter_map(|line| line.split_once("agent admin listener address="))
+        .filter_map(|(_, rest)| rest.split_whitespace().next())
+        .map(str::to_owned)
+        .collect()
 }
 
 fn admin_call(address: &str, method: &str, path: &str) -> anyhow::Result<String> {
