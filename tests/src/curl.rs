@@ -96,11 +96,11 @@ pub fn curl(
     )?
     .ok()?;
     let mut answers = Vec::new();
-    for number in 0..paths.len() {
+    for (number, path) in paths.iter().enumerate() {
         let file = dir.join(number.to_string()).display().to_string();
         let line = lines.lines().find_map(|line| line.strip_prefix(&format!("{file} "))).context("no answer")?;
         let (status, spoken) = line.split_once(' ').context("no version")?;
-        ensure!(spoken == version.shown(), "{}: over HTTP/{spoken}", paths[number]);
+        ensure!(spoken == version.shown(), "{path}: over HTTP/{spoken}");
         let bytes = std::fs::read(&file)?;
         let head = bytes.windows(4).position(|window| window == b"\r\n\r\n").context("no head")? + 4;
         let (head, body) = bytes.split_at(head);
