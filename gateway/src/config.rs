@@ -94,6 +94,9 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// How long a stream may wait to be opened.
     pub open_timeout: Duration,
+    /// How long an answer may take to begin, but for what Kubernetes calls long running. Above what an apiserver itself
+    /// allows (its `--request-timeout`, a minute by default), so that its own answer is the one that is seen.
+    pub request_timeout: Duration,
     /// How long open requests may go on while the gateway drains.
     pub drain_grace: Duration,
 }
@@ -112,6 +115,7 @@ impl Default for Limits {
             answer_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(180),
             open_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(120),
             drain_grace: Duration::from_secs(30),
         }
     }
@@ -338,7 +342,8 @@ fn parse_limits(mut section: Section, faults: &mut Faults) -> Limits {
         header_timeout: section.duration("header_timeout", default.header_timeout, short.clone(), faults),
         answer_timeout: section.duration("answer_timeout", default.answer_timeout, short.clone(), faults),
         idle_timeout: section.duration("idle_timeout", default.idle_timeout, short.clone(), faults),
-        open_timeout: section.duration("open_timeout", default.open_timeout, short, faults),
+        open_timeout: section.duration("open_timeout", default.open_timeout, short.clone(), faults),
+        request_timeout: section.duration("request_timeout", default.request_timeout, short, faults),
         drain_grace: section.duration(
             "drain_grace",
             default.drain_grace,

@@ -13,6 +13,7 @@ pub mod locate;
 pub mod open;
 pub mod relay;
 pub mod respond;
+pub mod trace;
 pub mod whoami;
 
 use std::{
@@ -21,11 +22,11 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Response, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Version};
 use hyper::body::Incoming;
 use proto::{ids::RequestId, wire::head::RequestHead};
 use tracing::Instrument as _;
@@ -37,8 +38,9 @@ use self::{
     authenticate::{Access, AuthenticateError, Credential},
     authorize::Permit,
     respond::{Body, Kind, Refusal},
+    trace::Trace,
 };
-use crate::{core::Core, policy::DenialReason, sessions::SessionHandle, snapshot::Snapshot};
+use crate::{config::Limits, core::Core, policy::DenialReason, sessions::SessionHandle, snapshot::Snapshot};
 
 /// A stage of a request's way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +109,15 @@ pub struct Request {
     pub on_upgrade: Option<hyper::upgrade::OnUpgrade>,
     /// Who asks from where.
     pub connection: Arc<Connection>,
+    /// The trace that it belongs to.
+    pub trace: Trace,
+    /// When an answer must have begun.
+    pub deadline: Instant,
 }
+
+/// Names the request in every answer, whoever made it, as in logs and audit records. A name of our own: services behind an
+/// apiserver's proxy send `X-Request-Id` themselves, and the apiserver's `Audit-Id` is another id.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-towline-request-id");
 
 /// Serves one request of a user. Never fails: every outcome is an answer.
 pub async fn serve(
@@ -128,7 +138,7 @@ pub async fn serve(
     let mut slot = Some(record);
     let span = tracing::info_span!("request", request.id = %id);
     let outcome = Box::pin(stages(&core, connection, faulty, id, http, &mut slot)).instrument(span).await;
-    match outcome {
+    let mut response = match outcome {
         Ok(response) => {
             // Answers of ours keep their record until here; relayed ones took it along.
             if let Some(record) = &mut slot {
@@ -141,7 +151,11 @@ pub async fn serve(
             Some(record) => respond::refuse(&refusal, id, http1, record),
             None => Response::new(Body::empty()),
         },
+    };
+    if let Ok(id) = HeaderValue::try_from(id.to_string()) {
+        response.headers_mut().insert(REQUEST_ID, id);
     }
+    response
 }
 
 async fn stages(
@@ -262,6 +276,8 @@ fn address(
             let (parts, body) = http.into_parts();
             let mut headers = parts.headers;
             headers::strip_request(&mut headers, upgrade.is_some());
+            let trace = Trace::take(&mut headers, id.0, span_id());
+            let deadline = Instant::now() + answer_time(&address.endpoint, upgrade.is_some(), &core.limits());
             Ok(Routed::Cluster(Box::new(Request {
                 id,
                 method: parts.method,
@@ -271,6 +287,8 @@ fn address(
                 body,
                 on_upgrade,
                 connection,
+                trace,
+                deadline,
             })))
         }
     }
@@ -292,6 +310,7 @@ async fn issuer(
 fn describe(request: &Request, record: &mut Record) {
     record.path(&String::from_utf8_lossy(&request.address.target));
     record.cluster(&request.address.key.hex());
+    record.trace(request.trace.id());
     if let Endpoint::Kubernetes(info) = &request.address.endpoint {
         record.info(info);
     }
@@ -316,10 +335,24 @@ fn head(request: &Request, role: &str) -> RequestHead {
         method: request.method.clone(),
         target: request.address.target.clone(),
         headers: request.headers.clone(),
-        deadline_ms: None,
-        traceparent: None,
+        deadline_ms: Some(milliseconds(request.deadline.saturating_duration_since(Instant::now()))),
+        traceparent: Some(request.trace.parent()),
         user_address: Some(Bytes::from(request.connection.peer.to_string())),
     }
+}
+
+/// How long an answer may take to begin: what Kubernetes calls long running takes the time that it likes.
+fn answer_time(endpoint: &Endpoint, upgrade: bool, limits: &Limits) -> Duration {
+    match endpoint {
+        Endpoint::WhoAmI | Endpoint::Refresh => QUESTION_DEADLINE,
+        Endpoint::Kubernetes(info) if upgrade || info.is_long_running() => LONG_RUNNING_DEADLINE,
+        Endpoint::Kubernetes(_) | Endpoint::Unknown => limits.request_timeout,
+    }
+}
+
+/// At least 1: 0 would be over before it is read.
+fn milliseconds(left: Duration) -> u64 {
+    u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)
 }
 
 fn path_of(target: &[u8]) -> String {
@@ -338,5 +371,14 @@ fn new_request_id() -> RequestId {
     RequestId(random_16())
 }
 
+/// 8 random bytes, not all 0.
+fn span_id() -> [u8; 8] {
+    let [mut span @ .., _, _, _, _, _, _, _, _] = random_16();
+    span[7] |= u8::from(span == [0; 8]);
+    span
+}
+
+/// How long the answer to a watch, an exec or what a service behind the apiserver thinks about may take to begin.
+const LONG_RUNNING_DEADLINE: Duration = Duration::from_secs(3600);
 /// How long a single question to an agent may take (whoami).
 pub const QUESTION_DEADLINE: Duration = Duration::from_secs(10);

@@ -150,7 +150,8 @@ impl KubeAadProxy {
         let Visit { head, stream, received, .. } = visit;
         let (request_id, method) = (head.request_id, head.method.clone());
         let named = head.deadline_ms.map(|ms| Duration::from_millis(ms).min(ANSWER_DEADLINE_MAX));
-        let deadline = received + named.unwrap_or(ANSWER_DEADLINE);
+        // Judging it takes no longer for what may take its time to answer.
+        let deadline = received + named.map_or(ANSWER_DEADLINE, |named| named.min(ANSWER_DEADLINE));
         let patient = received + named.unwrap_or_else(|| answer_deadline(&head.target));
         let Stream { mut send, recv, .. } = stream;
         let decided = tokio::select! {

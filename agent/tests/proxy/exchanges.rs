@@ -218,6 +218,22 @@ async fn no_apiserver_is_503_at_once_with_a_status() {
     assert_eq!((&status["kind"], &status["code"]), (&"Status".into(), &503.into()));
 }
 
+/// The gateway's step of the trace goes on, never a header that went around it.
+#[tokio::test]
+async fn the_apiserver_is_told_the_trace() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let jane = harness.jane();
+    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for given in [Some(parent), None] {
+        let mut request = head("GET", "/api", &[("authorization", &jane), ("traceparent", "smuggled")]);
+        request.traceparent = given.map(|value| Bytes::from_static(value.as_bytes()));
+        assert_eq!(harness.send(&request, b"").await.status, 200);
+        let seen = apiserver.requests().pop().unwrap();
+        assert_eq!(lines(&seen, "traceparent"), given.into_iter().collect::<Vec<_>>(), "{seen}");
+    }
+}
+
 #[tokio::test]
 async fn the_deadline_for_an_answer_is_kept() {
     let apiserver = Apiserver::start(|_| vec![Act::Hang]).await;

@@ -300,6 +300,13 @@ impl RequestInfo {
         }
     }
 
+    /// Whether the apiserver lets it take its time (`BasicLongRunningRequestCheck` of k8s.io/apiserver, with
+    /// kube-apiserver's verbs and subresources).
+    pub fn is_long_running(&self) -> bool {
+        matches!(&*self.verb, "watch" | "proxy")
+            || matches!(&*self.subresource, "attach" | "exec" | "proxy" | "log" | "portforward")
+    }
+
     /// `resource/subresource`, for records.
     pub fn resource_path(&self) -> String {
         if self.subresource.is_empty() {

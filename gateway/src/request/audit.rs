@@ -57,6 +57,8 @@ pub enum Outcome {
 struct Fields {
     time: String,
     request_id: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    trace_id: String,
     user_address: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
@@ -121,6 +123,7 @@ impl Record {
         let fields = Box::new(Fields {
             time: OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default(),
             request_id: id.to_string(),
+            trace_id: String::new(),
             user_address: user.to_string(),
             user: None,
             issuer: None,
@@ -195,6 +198,11 @@ impl Record {
     /// Who the user wants to be.
     pub fn impersonated(&mut self, name: &[u8]) {
         self.fields.impersonated_user = Some(cut(&String::from_utf8_lossy(name)));
+    }
+
+    /// The trace that it belongs to (W3C), in hex.
+    pub fn trace(&mut self, id: String) {
+        self.fields.trace_id = id;
     }
 
     /// The cluster, as its id or, if there is none, its key.

@@ -171,6 +171,8 @@ pub fn impersonation(headers: &mut HeaderMap) -> Result<Option<HeaderValue>, Ref
 /// What of an answer goes to the user.
 pub fn strip_response(headers: &mut HeaderMap, switching: bool) {
     exchange::strip_hop_by_hop(headers, switching);
+    // Only the gateway says which request it was.
+    headers.remove(super::REQUEST_ID);
     for name in ORIGIN {
         headers.remove(*name);
     }

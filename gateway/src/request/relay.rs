@@ -43,6 +43,8 @@ use crate::{
     sessions::{EndReason, SessionHandle},
 };
 
+/// The agent says by itself that the time is over; one that does not is not waited for.
+const ANSWER_MARGIN: Duration = Duration::from_secs(1);
 /// How long a request body may go on after its answer was whole.
 const UPLOAD_LINGER: Duration = Duration::from_secs(10);
 
@@ -84,6 +86,10 @@ pub async fn relay(
             return Err(Refusal::new(Stage::Relay, Kind::BadRequest("the request's body broke off or cannot be read")));
         }
         head = read_head(&mut recv) => head?,
+        () = tokio::time::sleep_until((request.deadline + ANSWER_MARGIN).into()) => {
+            recv.stop(StreamCode::Cancelled);
+            return Err(Refusal::new(Stage::Relay, Kind::AnswerTimeout));
+        }
     };
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         let (Some(asked), Some(send), Some(on_upgrade)) = (&request.upgrade, sender, request.on_upgrade) else {
@@ -197,7 +203,7 @@ impl Drop for UploadGuard {
     }
 }
 
-/// The answer's head, which the agent owes; there is no deadline, for the apiserver may take its time.
+/// The answer's head, which the agent owes.
 pub async fn read_head(recv: &mut RecvStream) -> Result<ResponseHead, Refusal> {
     match recv.recv_message(limits::HEAD_BYTES).await {
         Ok(message) => ResponseHead::decode(message)

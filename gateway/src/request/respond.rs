@@ -67,6 +67,8 @@ pub enum Kind {
     },
     /// The agent did not take the request in time.
     OpenTimeout,
+    /// No answer began in time.
+    AnswerTimeout,
     /// The tunnel or the agent broke off before an answer; the request may or may not have been carried out.
     BrokenOff,
     /// The agent's answer makes no sense.
@@ -171,6 +173,11 @@ impl Refusal {
                 "ServiceUnavailable",
                 "the cluster's agent did not take the request in time; nothing was sent, try again".to_owned(),
                 Some(1),
+            ),
+            Kind::AnswerTimeout => plain(
+                StatusCode::GATEWAY_TIMEOUT,
+                "Timeout",
+                "the cluster did not answer in time; the request may have been carried out",
             ),
             Kind::BrokenOff => plain(
                 StatusCode::BAD_GATEWAY,

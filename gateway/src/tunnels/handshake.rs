@@ -40,7 +40,7 @@ pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError
         authenticate: |presented: Presented| async move {
             let result = authenticate(core, &presented);
             if let Err(refuse) = &result {
-                tracing::warn!(peer = ?peer, code = %refuse.code, message = refuse.message, "agent refused");
+                tracing::warn!(peer = peer.map(tracing::field::display), code = %refuse.code, message = refuse.message, "agent refused");
             }
             result
         },

@@ -39,7 +39,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
         cluster.id = %tunnel.cluster.id,
         carrier = %info.carrier,
         tunnel = tunnel.id(),
-        peer = ?info.peer,
+        peer = info.peer.map(tracing::field::display),
         agent.version = info.agent_version,
         "tunnel up"
     );

@@ -354,3 +354,98 @@ async fn answers_without_a_body_keep_their_headers() {
     world.quiet().await;
     assert!(world.audit().await.iter().all(|record| record["outcome"] == "complete"));
 }
+
+/// Only refusals named the request, in their bodies; whoever looked for a successful one in the logs had nothing to go by.
+#[tokio::test]
+async fn every_answer_names_its_request_as_the_record_does() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    let mut named = Vec::new();
+    user.send(get(&at("a", "/x"), &token, "X-Towline-Request-Id: mine\r\n")).await;
+    let arrived = agent.next().await;
+    let (id, own) = (arrived.head.request_id.to_string(), "11111111-2222-3333-4444-555555555555");
+    arrived.answer(200, &[("audit-id", own), ("x-request-id", "theirs"), ("x-towline-request-id", "no")], "{}").await;
+    let answer = user.answer().await;
+    assert_eq!(answer.head.to_ascii_lowercase().matches("x-towline-request-id").count(), 1, "{}", answer.head);
+    assert_eq!(answer.header("x-towline-request-id"), Some(id.as_str()));
+    assert_eq!((answer.header("audit-id"), answer.header("x-request-id")), (Some(own), Some("theirs")));
+    named.push(answer);
+    for request in [
+        get(&at("a", "/x"), "wrong", ""),
+        get("/nothing", &token, ""),
+        get(&at("b", "/x"), &world.token("ann", "b"), ""),
+        get(&at("a", "/.towline/unknown"), &token, ""),
+        "GARBAGE\r\n\r\n".to_owned(),
+    ] {
+        user.send(request).await;
+        named.push(user.answer().await);
+    }
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/exec"), &token, "Upgrade: websocket\r\nConnection: Upgrade\r\n")).await;
+    let mut arrived = agent.next().await;
+    arrived.answer_head(101, &[("upgrade", "websocket"), ("connection", "Upgrade")]).await;
+    named.push(user.head().await);
+    drop((user, arrived));
+    world.quiet().await;
+    let records = world.audit().await;
+    assert_eq!(records.len(), named.len());
+    for (answer, record) in named.iter().zip(&records) {
+        let id = answer.header("x-towline-request-id").unwrap_or_else(|| panic!("{}", answer.head));
+        assert_eq!(record["request_id"], id, "{record}");
+        if !answer.body.is_empty() && answer.status != 200 {
+            assert!(answer.text().contains(id), "{}", answer.text());
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_agent_is_told_trace_and_deadline() {
+    let world = World::with("[limits]\nrequest_timeout = \"90s\"").await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    let theirs = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for (path, shown, longest) in [
+        ("/api/v1/pods", Some(theirs), 90),
+        ("/api/v1/pods?watch=true", None, 3600),
+        ("/api/v1/namespaces/n/pods/p/log?follow=true", Some("nonsense"), 3600),
+        ("/.towline/refresh", None, 10),
+    ] {
+        let more = shown.map(|value| format!("Traceparent: {value}\r\nTracestate: v=1\r\n")).unwrap_or_default();
+        user.send(get(&at("a", path), &token, &more)).await;
+        let arrived = agent.next().await;
+        let left = arrived.head.deadline_ms.unwrap();
+        assert!(left <= longest * 1000 && left > longest * 500, "{path}: {left}");
+        let parent = String::from_utf8(arrived.head.traceparent.clone().unwrap().to_vec()).unwrap();
+        let (trace, continued) = (parent[3..35].to_owned(), shown == Some(theirs));
+        let expected = if continued { theirs[3..35].to_owned() } else { arrived.head.request_id.to_string() };
+        assert_eq!(trace, expected, "{path}");
+        assert_eq!(
+            (&parent[52..], parent.contains("00f067aa0ba902b7")),
+            (if continued { "-01" } else { "-00" }, false)
+        );
+        assert_eq!(arrived.header("traceparent"), None);
+        assert_eq!(arrived.header("tracestate"), continued.then_some("v=1"));
+        arrived.answer(200, &[], "{}").await;
+        assert_eq!(user.answer().await.status, 200);
+        world.quiet().await;
+        assert_eq!(world.audit().await.last().unwrap()["trace_id"], trace);
+    }
+}
+
+/// An agent that did not answer at all was waited for without end.
+#[tokio::test]
+async fn an_answer_that_does_not_begin_in_time_is_504() {
+    let world = World::with("[limits]\nrequest_timeout = \"100ms\"").await;
+    let agent = world.agent("a").await;
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/api/v1/pods"), &world.token("ann", "a"), "")).await;
+    let mut arrived = agent.next().await;
+    let answer = user.answer().await;
+    assert_eq!((answer.status, &answer.json()["reason"]), (504, &"Timeout".into()));
+    arrived.stream.send.stopped().await;
+    world.quiet().await;
+    assert_eq!(world.audit().await[0]["outcome"], "refused");
+}

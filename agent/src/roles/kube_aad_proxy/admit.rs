@@ -23,7 +23,7 @@ const NAME_BYTES: usize = 1024;
 const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// Headers that proxies use among themselves, cookies, and what hyper writes itself. Never forwarded.
-const REMOVED: [&str; 13] = [
+const REMOVED: [&str; 14] = [
     "host",
     "expect",
     "forwarded",
@@ -37,6 +37,7 @@ const REMOVED: [&str; 13] = [
     "x-http-method-override",
     "x-rewrite-url",
     "http2-settings",
+    "traceparent",
 ];
 
 /// Prefixes of such headers, and of other proxies' identity headers (attack I6).
@@ -99,7 +100,7 @@ fn refuse(message: impl Into<String>) -> Refusal {
 
 /// Judges the head of a request.
 pub fn admit(head: RequestHead) -> Result<Admitted, Refusal> {
-    let RequestHead { method, target, mut headers, .. } = head;
+    let RequestHead { method, target, mut headers, traceparent, .. } = head;
     if method == Method::CONNECT || method == Method::TRACE {
         return Err(Refusal::new(
             STAGE,
@@ -114,6 +115,10 @@ pub fn admit(head: RequestHead) -> Result<Admitted, Refusal> {
     let upgrade = admit_upgrade(&headers, &method)?;
     exchange::strip_hop_by_hop(&mut headers, false);
     remove_proxy_headers(&mut headers);
+    // The gateway's step of the trace takes the place of the user's.
+    if let Some(value) = traceparent.and_then(|value| HeaderValue::from_maybe_shared(value).ok()) {
+        headers.insert("traceparent", value);
+    }
     let credential = take_credential(&mut headers)?;
     let asked = take_asked(&mut headers)?;
     let content_length = take_length(&mut headers)?;
