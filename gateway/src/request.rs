@@ -32,7 +32,7 @@ use proto::{ids::RequestId, wire::head::RequestHead};
 use tracing::Instrument as _;
 
 use self::{
-    accept::{Faulty, limit::SIGN_INS_PER_ADDRESS},
+    accept::{Faulty, Turn, limit::SIGN_INS_PER_ADDRESS},
     address::{Address, ClusterAddress, Endpoint},
     audit::Record,
     authenticate::{Access, AuthenticateError, Credential},
@@ -111,6 +111,8 @@ pub struct Request {
     pub connection: Arc<Connection>,
     /// The trace that it belongs to.
     pub trace: Trace,
+    /// Whether Kubernetes lets it take its time.
+    pub long_running: bool,
     /// When an answer must have begun.
     pub deadline: Instant,
 }
@@ -119,15 +121,17 @@ pub struct Request {
 /// apiserver's proxy send `X-Request-Id` themselves, and the apiserver's `Audit-Id` is another id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-towline-request-id");
 
-/// Serves one request of a user. Never fails: every outcome is an answer.
+/// Serves one request of a user, over HTTP/1.1 with its turn on the connection and what is wrong with its head. Never
+/// fails: every outcome is an answer.
 pub async fn serve(
     core: Arc<Core>,
     connection: Arc<Connection>,
-    faulty: Option<Faulty>,
+    turn: Option<(&Turn, Option<Faulty>)>,
     http: http::Request<Incoming>,
 ) -> Response<Body> {
     let id = new_request_id();
     let http1 = http.version() <= Version::HTTP_11;
+    let (turn, faulty) = turn.map_or((None, None), |(turn, faulty)| (Some(turn), faulty));
     let (method, target) = match &faulty {
         Some(faulty) => (faulty.method.as_str(), faulty.target.as_str()),
         None => (http.method().as_str(), http.uri().path()),
@@ -137,7 +141,7 @@ pub async fn serve(
     connection.requests.fetch_add(1, Ordering::Relaxed);
     let mut slot = Some(record);
     let span = tracing::info_span!("request", request.id = %id);
-    let outcome = Box::pin(stages(&core, connection, faulty, id, http, &mut slot)).instrument(span).await;
+    let outcome = Box::pin(stages(&core, connection, (turn, faulty), id, http, &mut slot)).instrument(span).await;
     let mut response = match outcome {
         Ok(response) => {
             // Answers of ours keep their record until here; relayed ones took it along.
@@ -161,7 +165,7 @@ pub async fn serve(
 async fn stages(
     core: &Arc<Core>,
     connection: Arc<Connection>,
-    faulty: Option<Faulty>,
+    (turn, faulty): (Option<&Turn>, Option<Faulty>),
     id: RequestId,
     http: http::Request<Incoming>,
     slot: &mut Option<Record>,
@@ -176,6 +180,9 @@ async fn stages(
         Routed::Issuer(http, connection) => return issuer(core, &connection, http).await,
     };
     describe(&request, record);
+    if let (Some(turn), true) = (turn, request.long_running) {
+        turn.long_running();
+    }
     let snapshot = core.snapshots.load();
 
     record.stage(Stage::Authenticate);
@@ -277,7 +284,8 @@ fn address(
             let mut headers = parts.headers;
             headers::strip_request(&mut headers, upgrade.is_some());
             let trace = Trace::take(&mut headers, id.0, span_id());
-            let deadline = Instant::now() + answer_time(&address.endpoint, upgrade.is_some(), &core.limits());
+            let long_running = upgrade.is_some() || is_long_running(&address.endpoint);
+            let deadline = Instant::now() + answer_time(&address.endpoint, long_running, &core.limits());
             Ok(Routed::Cluster(Box::new(Request {
                 id,
                 method: parts.method,
@@ -288,6 +296,7 @@ fn address(
                 on_upgrade,
                 connection,
                 trace,
+                long_running,
                 deadline,
             })))
         }
@@ -342,12 +351,16 @@ fn head(request: &Request, role: &str) -> RequestHead {
 }
 
 /// How long an answer may take to begin: what Kubernetes calls long running takes the time that it likes.
-fn answer_time(endpoint: &Endpoint, upgrade: bool, limits: &Limits) -> Duration {
+fn answer_time(endpoint: &Endpoint, long_running: bool, limits: &Limits) -> Duration {
     match endpoint {
         Endpoint::WhoAmI | Endpoint::Refresh => QUESTION_DEADLINE,
-        Endpoint::Kubernetes(info) if upgrade || info.is_long_running() => LONG_RUNNING_DEADLINE,
+        Endpoint::Kubernetes(_) if long_running => LONG_RUNNING_DEADLINE,
         Endpoint::Kubernetes(_) | Endpoint::Unknown => limits.request_timeout,
     }
+}
+
+fn is_long_running(endpoint: &Endpoint) -> bool {
+    matches!(endpoint, Endpoint::Kubernetes(info) if info.is_long_running())
 }
 
 /// At least 1: 0 would be over before it is read.

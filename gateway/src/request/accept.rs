@@ -27,10 +27,10 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 
-pub use self::framing::Faulty;
+pub use self::framing::{Faulty, Turn};
 use self::{
     cut::{Streams, cuttable},
-    framing::{Framing, Notes, Timeouts},
+    framing::{Framing, InTurn, Notes, Timeouts},
     limit::{Admission, Unread},
 };
 use super::{Connection, authenticate::Access, respond::Body};
@@ -174,13 +174,13 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let service = {
         let core = Arc::clone(&core);
         service_fn(move |request: Request<Incoming>| {
-            let (number, fault) = notes.next();
-            let (core, connection, notes) = (Arc::clone(&core), Arc::clone(&connection), notes.clone());
+            let (turn, fault) = notes.next();
+            let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
             async move {
-                let response = super::serve(core, connection, fault, request).await;
+                let response = super::serve(core, connection, Some((&turn, fault)), request).await;
                 let own = matches!(response.body(), Body::Full(_));
-                notes.answered(number, response.status() == http::StatusCode::SWITCHING_PROTOCOLS, own);
-                Ok::<Response<Body>, Infallible>(response)
+                turn.answered(response.status() == http::StatusCode::SWITCHING_PROTOCOLS, own);
+                Ok::<Response<InTurn<Body>>, Infallible>(response.map(|body| turn.body(body)))
             }
         })
     };

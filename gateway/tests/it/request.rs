@@ -5,6 +5,7 @@ use std::time::{Instant, SystemTime};
 use bytes::Bytes;
 use certs::{Validity, tls};
 use proto::wire::close::StreamCode;
+use tokio::io::AsyncWriteExt;
 
 use crate::world::{HEADER_LIST, World, at, cluster, get};
 
@@ -448,4 +449,63 @@ async fn an_answer_that_does_not_begin_in_time_is_504() {
     arrived.stream.send.stopped().await;
     world.quiet().await;
     assert_eq!(world.audit().await[0]["outcome"], "refused");
+}
+
+/// `printf 'GET ...' | nc -N` got no answer: the end of the user's side was taken for their going away.
+#[tokio::test]
+async fn a_user_who_half_closes_behind_a_request_gets_the_answer() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/api/v1/pods"), &token, "")).await;
+    user.stream.shutdown().await.unwrap();
+    let mut arrived = agent.next().await;
+    // Long enough for the end to arrive: another connection is opened, serves a request and ends.
+    let mut other = world.user().await;
+    other.send(get("/nothing", &token, "")).await;
+    assert_eq!(other.answer().await.status, 404);
+    arrived.answer_head(200, &[]).await;
+    arrived.stream.send.send(Bytes::from_static(b"first")).await.unwrap();
+    user.until(b"first").await;
+    arrived.stream.send.send(Bytes::from_static(b"last")).await.unwrap();
+    arrived.stream.send.finish().unwrap();
+    user.until(b"last\r\n0\r\n\r\n").await;
+    user.closed().await;
+    // One of ours.
+    let mut user = world.user().await;
+    user.send(get("/nothing", &token, "")).await;
+    user.stream.shutdown().await.unwrap();
+    assert_eq!(user.answer().await.status, 404);
+    user.closed().await;
+    world.quiet().await;
+    assert!(world.audit().await.iter().all(|record| record["outcome"] != "cancelled"));
+}
+
+#[tokio::test]
+async fn a_user_who_ends_their_side_of_a_watch_is_gone_also_before_the_answer() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    for begun in [false, true] {
+        for path in ["/api/v1/pods?watch=1", "/api/v1/namespaces/n/pods/p/log?follow=1", "/exec"] {
+            let upgrade = if path == "/exec" { "Upgrade: websocket\r\nConnection: Upgrade\r\n" } else { "" };
+            if begun && path == "/exec" {
+                // After a 101 the end of one side is a half-close, which is carried.
+                continue;
+            }
+            let mut user = world.user().await;
+            user.send(get(&at("a", path), &token, upgrade)).await;
+            let mut arrived = agent.next().await;
+            if begun {
+                arrived.answer_head(200, &[]).await;
+                assert_eq!(user.head().await.status, 200);
+            }
+            user.stream.shutdown().await.unwrap();
+            let gone = arrived.stream.send.stopped();
+            tokio::time::timeout(crate::world::LONG, gone).await.expect("the end is noticed");
+            world.quiet().await;
+        }
+    }
+    assert!(world.audit().await.iter().all(|record| record["outcome"] == "cancelled"));
 }

@@ -5,17 +5,17 @@
 //! [`Framing`] sits under it. Heads are given on whole; in the place of a faulty one goes a head of ours, with a note of
 //! what is wrong, so that the service refuses it as it refuses all else, and no byte behind a faulty head is read
 //! (attacks 4.3). Bodies pass as they come. What follows an upgrade request is held back until the answer is known, so that
-//! bytes glued to it are delivered to whom they belong.
+//! bytes glued to it are delivered to whom they belong. A user who ends their side behind a request still gets its answer,
+//! but for what Kubernetes calls long running: there it is how they go away.
 
 mod head;
+mod notes;
 mod write;
 
 use std::{
-    collections::VecDeque,
     io,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -26,7 +26,10 @@ use tokio::{
 };
 
 use self::head::Head;
-pub use self::head::{Fault, Faulty, HEAD_BYTES};
+pub use self::{
+    head::{Fault, Faulty, HEAD_BYTES},
+    notes::{InTurn, Notes, Turn},
+};
 
 /// What the library reads in the place of a faulty head.
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: faulty\r\nconnection: close\r\n\r\n";
@@ -37,60 +40,9 @@ const TRAILER_BYTES: usize = 8 * 1024;
 /// What may be held back behind an upgrade request, in bytes; more stays in the socket.
 const HELD_BYTES: usize = 64 * 1024;
 
-/// What was noted, shared with the service that answers the requests in turn.
-#[derive(Clone, Default)]
-pub struct Notes(Arc<Mutex<Noted>>);
-
-#[derive(Default)]
-struct Noted {
-    faults: VecDeque<Option<Faulty>>,
-    served: u64,
-    /// The latest request answered, and whether it changed protocols.
-    answered: Option<(u64, bool)>,
-    /// Whether the answer that goes out is the gateway's own.
-    own: bool,
-    waker: Option<Waker>,
-}
-
-impl Notes {
-    fn lock(&self) -> MutexGuard<'_, Noted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The service begins with the next request: its number, and what is wrong with its head.
-    pub fn next(&self) -> (u64, Option<Faulty>) {
-        let mut noted = self.lock();
-        let number = noted.served;
-        noted.served += 1;
-        noted.own = false;
-        (number, noted.faults.pop_front().flatten())
-    }
-
-    /// The request of this number is answered: by a change of protocols, by an answer of our own, or by one that is relayed.
-    pub fn answered(&self, number: u64, switched: bool, own: bool) {
-        let mut noted = self.lock();
-        noted.answered = Some((number, switched));
-        noted.own = own && !switched;
-        if let Some(waker) = noted.waker.take() {
-            waker.wake();
-        }
-    }
-
-    fn own(&self) -> bool {
-        self.lock().own
-    }
-
-    fn decision(&self, number: u64, cx: &Context<'_>) -> Option<bool> {
-        let mut noted = self.lock();
-        match noted.answered {
-            Some((answered, switched)) if answered >= number => Some(switched && answered == number),
-            _ => {
-                noted.waker = Some(cx.waker().clone());
-                None
-            }
-        }
-    }
-}
+/// How long the end of the user's side is kept from the library at the most. Who is gone altogether is noticed by the next
+/// bytes that are written, and an answer that has begun may have none for long.
+const HALF_CLOSED: Duration = Duration::from_secs(600);
 
 /// Where in the byte stream the reader is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,6 +90,7 @@ pub struct Framing<T> {
     /// Read from the socket and not followed yet.
     held: Vec<u8>,
     eof: bool,
+    half_closed: Option<Pin<Box<Sleep>>>,
     timeouts: Timeouts,
     head_deadline: Option<Pin<Box<Sleep>>>,
     answer_deadline: Option<Pin<Box<Sleep>>>,
@@ -157,6 +110,7 @@ impl<T> Framing<T> {
             ready: Bytes::new(),
             held: Vec::new(),
             eof: false,
+            half_closed: None,
             timeouts,
             head_deadline: None,
             answer_deadline: None,
@@ -294,6 +248,14 @@ impl<T> Framing<T> {
         given > 0
     }
 
+    /// Ready when the library may know that the user's side has ended.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.at != At::Head || !self.notes.still_answering(self.heads, cx) {
+            return Poll::Ready(());
+        }
+        self.half_closed.get_or_insert_with(|| Box::pin(tokio::time::sleep(HALF_CLOSED))).as_mut().poll(cx)
+    }
+
     fn poll_head_deadline(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if self.at != At::Head || self.head.is_empty() {
             self.head_deadline = None;
@@ -350,7 +312,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Framing<T> {
                     this.refuse(Fault::Unfinished);
                     continue;
                 }
-                return Poll::Ready(Ok(()));
+                return this.poll_end(cx).map(Ok);
             }
             if let Poll::Ready(error) = this.poll_head_deadline(cx) {
                 return Poll::Ready(Err(error));

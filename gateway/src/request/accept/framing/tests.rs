@@ -159,14 +159,14 @@ async fn what_follows_an_upgrade_request_waits_for_the_answer() {
         client.write_all(&[request.as_slice(), glued].concat()).await.unwrap();
         let mut buffer = [0; 1024];
         assert_eq!(framing.read(&mut buffer).await.unwrap(), request.len());
-        assert_eq!(notes.next(), (0, None));
+        let (turn, faulty) = notes.next();
+        assert_eq!(faulty, None);
         let mut reading = tokio_test_read(&mut framing);
         assert!(futures_util::FutureExt::now_or_never(&mut reading).is_none());
-        notes.answered(0, switched, false);
+        turn.answered(switched, false);
         assert_eq!(reading.await, if switched { glued.as_slice() } else { STAND_IN });
-        let (number, faulty) = notes.next();
-        let expected = if switched { None } else { Some(Fault::Fragment) };
-        assert_eq!((number, faulty.map(|faulty| faulty.fault)), (1, expected));
+        let (_, faulty) = notes.next();
+        assert_eq!(faulty.map(|faulty| faulty.fault), if switched { None } else { Some(Fault::Fragment) });
     }
 }
 
@@ -199,8 +199,8 @@ async fn an_answer_of_our_own_must_be_read_and_a_relayed_one_may_wait() {
         let (_client, server) = tokio::io::duplex(16);
         let notes = Notes::default();
         let mut framing = Framing::new(server, notes.clone(), SHORT);
-        notes.next();
-        notes.answered(0, false, own);
+        let (turn, _) = notes.next();
+        turn.answered(false, own);
         if own {
             assert_eq!(framing.write_all(&[0; 100]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         } else {
@@ -233,8 +233,8 @@ async fn library_answers(input: &[u8]) -> String {
     let notes = Notes::default();
     let io = hyper_util::rt::TokioIo::new(Framing::new(server, notes.clone(), TIMEOUTS));
     let service = hyper::service::service_fn(move |_request| {
-        let (number, faulty) = notes.next();
-        notes.answered(number, false, true);
+        let (turn, faulty) = notes.next();
+        turn.answered(false, true);
         let answer = http::Response::builder()
             .status(if faulty.is_some() { 400 } else { 404 })
             .header("connection", "close")
@@ -295,5 +295,37 @@ async fn the_library_takes_every_head_that_is_let_through() {
     ] {
         let answer = library_answers(head.as_bytes()).await;
         assert!(answer.contains(code) && answer.ends_with("ours"), "{answer}");
+    }
+}
+
+/// Who ended their side right behind a request (`printf | nc -N`) got no answer. Whoever leaves a watch that way is noticed.
+#[tokio::test]
+async fn the_end_of_the_users_side_waits_for_the_answers_but_not_for_long_running_ones() {
+    let request = b"GET / HTTP/1.1\r\n\r\n";
+    for long in [false, true] {
+        let (mut client, server) = tokio::io::duplex(1024);
+        let notes = Notes::default();
+        let mut framing = Framing::new(server, notes.clone(), TIMEOUTS);
+        client.write_all(&request.repeat(2)).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut buffer = [0; 1024];
+        for _ in 0..2 {
+            assert_eq!(framing.read(&mut buffer).await.unwrap(), request.len());
+        }
+        let (first, _) = notes.next();
+        let mut reading = tokio_test_read(&mut framing);
+        assert!(futures_util::FutureExt::now_or_never(&mut reading).is_none());
+        first.answered(false, false);
+        assert!(futures_util::FutureExt::now_or_never(&mut reading).is_none(), "its body is under way");
+        drop(first.body(()));
+        assert!(futures_util::FutureExt::now_or_never(&mut reading).is_none(), "the second has not begun");
+        let (second, _) = notes.next();
+        if long {
+            second.long_running();
+            assert!(reading.await.is_empty());
+        } else {
+            drop(second);
+            assert!(reading.await.is_empty());
+        }
     }
 }
