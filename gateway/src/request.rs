@@ -197,7 +197,7 @@ async fn stages(
 
     record.stage(Stage::Open);
     let opened = open::open(core, tunnels, head(&request, role(&request)), slot_of_streams).await?;
-    record.carrier(opened.carrier);
+    record.carrier(opened.tunnel.handle.info().carrier);
 
     record.stage(Stage::Relay);
     relay::relay(core, request, opened, session, slot).await

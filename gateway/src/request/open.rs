@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Instant};
 
 use proto::{
-    transport::{CarrierKind, OpenError, Stream},
+    transport::{OpenError, Stream},
     wire::head::RequestHead,
 };
 
@@ -20,7 +20,7 @@ pub struct Opened {
     /// The stream; its head is on the way.
     pub stream: Stream,
     /// What bears it.
-    pub carrier: CarrierKind,
+    pub tunnel: Arc<LiveTunnel>,
     /// Its place in the counts, given back on drop.
     pub place: Place,
 }
@@ -55,7 +55,7 @@ pub async fn open(
         match tokio::time::timeout_at(deadline.into(), tunnel.handle.open(head.clone())).await {
             Ok(Ok(stream)) => {
                 let place = Place { _slot: slot, _open: core.metrics.streams.enter() };
-                return Ok(Opened { stream, carrier: tunnel.handle.info().carrier, place });
+                return Ok(Opened { stream, tunnel, place });
             }
             Ok(Err(error)) => {
                 tracing::debug!(tunnel = %tunnel, %error, "stream not opened; trying another tunnel");

@@ -4,6 +4,8 @@
 //! in front of it: an incomplete answer never ends cleanly. When the user goes away everything here is dropped, which
 //! resets the stream at once.
 
+mod watch;
+
 use std::{
     io,
     pin::Pin,
@@ -30,9 +32,11 @@ use tokio::{
     sync::oneshot,
 };
 
+use self::watch::Leaving;
 use super::{
     Connection, Request, Stage,
     accept::cut,
+    address::Endpoint,
     audit::{self, Outcome, Record},
     headers,
     open::{Opened, Place},
@@ -59,7 +63,7 @@ pub async fn relay(
     slot: &mut Option<Record>,
 ) -> Result<Response<Body>, Refusal> {
     let counted = slot.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
-    let Opened { stream: Stream { mut send, mut recv, .. }, place, .. } = opened;
+    let Opened { stream: Stream { mut send, mut recv, .. }, tunnel, place } = opened;
     let (mut sender, mut upload, mut unreadable) = (None, None, None);
     if request.upgrade.is_some() {
         // No body and no finish yet: after a 101 this half carries the upgraded bytes.
@@ -115,6 +119,8 @@ pub async fn relay(
     let bodiless = request.method == Method::HEAD
         || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
         || left == Some(0);
+    let watch = head.status == StatusCode::OK
+        && matches!(&request.address.endpoint, Endpoint::Kubernetes(info) if info.verb == "watch");
     let mut relayed = Relayed {
         // An answer shorter than it announced is broken off, not complete.
         body: StreamBody::of_response(recv, &request.method, head.status, &head.headers),
@@ -126,6 +132,7 @@ pub async fn relay(
         bytes: counted,
         upload,
         cut: None,
+        leaving: if watch { Leaving::of(core, tunnel, &head.headers) } else { None },
         session,
         _place: place,
         _connection: request.connection,
@@ -330,6 +337,8 @@ pub struct Relayed {
     upload: Option<UploadGuard>,
     /// Ends a reader that has stopped reading when the session is over.
     cut: Option<Task<()>>,
+    /// Ends a watch early where something drains.
+    leaving: Option<Leaving>,
     session: SessionHandle,
     _place: Place,
     /// A connection with an answer under way is not idle.
@@ -392,9 +401,17 @@ impl http_body::Body for Relayed {
             this.end(Outcome::Ended, Some(reason.text()));
             return Poll::Ready(Some(Err(BodyError::Ended(reason))));
         }
+        if this.leaving.as_mut().is_some_and(|leaving| leaving.is_due(cx)) {
+            this.body.stop(StreamCode::NoMore);
+            this.end(Outcome::Ended, Some(watch::WHY));
+            return Poll::Ready(None);
+        }
         match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
             Some(Ok(frame)) => {
                 let length = frame.data_ref().map_or(0, Bytes::len) as u64;
+                if let (Some(leaving), Some(data)) = (&mut this.leaving, frame.data_ref()) {
+                    leaving.passed(data);
+                }
                 this.bytes.down.fetch_add(length, Ordering::Relaxed);
                 this.left = this.left.map(|left| left.saturating_sub(length));
                 // hyper does not ask again after the last announced byte, so the record ends here.

@@ -71,3 +71,57 @@ async fn a_tunnel_that_dies_fails_its_requests_and_503_follows() {
     user.send(get(&at("a", "/x"), &token, "")).await;
     assert_eq!(user.answer().await.status, 503);
 }
+
+/// A drain waited its whole grace for open watches, which never end by themselves.
+#[tokio::test]
+async fn a_drain_ends_watches_early_between_two_messages_and_keeps_the_rest() {
+    // Longer than anything in a test may take.
+    let mut world = World::with("[limits]\ndrain_grace = \"24s\"").await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let json = [("content-type", "application/json")];
+    let mut logs = world.user().await;
+    logs.send(get(&at("a", "/api/v1/namespaces/n/pods/p/log?follow=true"), &token, "")).await;
+    let mut following = agent.next().await;
+    following.answer_head(200, &json).await;
+    logs.head().await;
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/api/v1/pods?watch=true"), &token, "")).await;
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &json).await;
+    arrived.stream.send.send(Bytes::from_static(b"{\"a\":1}\n{\"b\"")).await.unwrap();
+    user.until(b"{\"b\"").await;
+    world.gateway.drain();
+    tokio::time::timeout(LONG, agent.tunnel.draining()).await.unwrap();
+    // Within a message it goes on.
+    arrived.stream.send.send(Bytes::from_static(b":2}\n")).await.unwrap();
+    user.until(b":2}\n\r\n").await;
+    user.until(b"0\r\n\r\n").await;
+    user.closed().await;
+    arrived.stream.send.stopped().await;
+    // What is no watch goes on to its own end.
+    assert_eq!(world.gateway.core().metrics.requests.now(), 1);
+    following.stream.send.send(Bytes::from_static(b"last line")).await.unwrap();
+    following.stream.send.finish().unwrap();
+    logs.until(b"last line\r\n0\r\n\r\n").await;
+    world.stop().await;
+    let records = world.audit_text();
+    assert!(records.contains("between two messages") && records.contains("\"complete\""), "{records}");
+}
+
+#[tokio::test]
+async fn an_agent_that_stops_is_left_by_its_watches() {
+    let world = World::with("[limits]\ndrain_grace = \"400ms\"").await;
+    let agent = world.agent("a").await;
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/api/v1/pods?watch=true"), &world.token("ann", "a"), "")).await;
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &[("content-type", "application/vnd.kubernetes.protobuf;stream=watch")]).await;
+    arrived.stream.send.send(Bytes::from_static(b"\0\0\0\x02ab")).await.unwrap();
+    user.until(b"ab").await;
+    agent.tunnel.drain(CloseCode::Shutdown, Duration::from_secs(1));
+    user.until(b"0\r\n\r\n").await;
+    arrived.stream.send.stopped().await;
+    world.quiet().await;
+    assert_eq!(world.audit().await[0]["outcome"], "ended");
+}
