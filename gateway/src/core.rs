@@ -14,7 +14,11 @@ use crate::{
     config::{Config, Limits},
     issuer::Issuer,
     metrics::Metrics,
-    request::{accept::limit::Admissions, audit::AuditLog, locate::Slots},
+    request::{
+        accept::{limit::Admissions, refused::Refusals},
+        audit::AuditLog,
+        locate::Slots,
+    },
     sessions::Sessions,
     snapshot::Snapshots,
     tunnels::registry::Registry,
@@ -34,6 +38,8 @@ pub struct Core {
     pub admissions: Admissions,
     /// Where records go.
     pub audit: Arc<AuditLog>,
+    /// Records of connections without a request.
+    pub refusals: Refusals,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Bounds, replaceable while running.

@@ -47,7 +47,7 @@ use self::{
     issuer::Issuer,
     metrics::Metrics,
     reload::{ReloadError, Reloader},
-    request::audit::AuditLog,
+    request::{accept::refused::Refusals, audit::AuditLog},
     sessions::{EndReason, Sessions},
     snapshot::{Snapshot, Snapshots},
 };
@@ -184,6 +184,7 @@ impl Gateway {
             tunnels: Arc::default(),
             slots: Arc::default(),
             admissions: Default::default(),
+            refusals: Refusals::new(Arc::clone(&audit), Arc::clone(&metrics)),
             audit,
             metrics,
             limits: arc_swap::ArcSwap::from_pointee(config.limits.clone()),

@@ -7,7 +7,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, R
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use proto::transport::CarrierKind;
 
-use crate::request::Stage;
+use crate::request::{Stage, accept::refused::Cause};
 
 /// A number of open things. Goes back to 0 when all are closed.
 pub struct Open {
@@ -77,6 +77,7 @@ const ANSWER_SECONDS: &str = "gateway_answer_seconds";
 /// quantiles cannot be added up over gateways, a histogram's buckets can.
 const ANSWER_BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
+const REFUSED: &str = "gateway_connections_refused_total";
 const OPEN_TUNNELS: &str = "gateway_tunnels_open";
 
 impl Default for Metrics {
@@ -115,6 +116,7 @@ impl Metrics {
             None,
             "User requests by the stage that ended them and status".into(),
         );
+        recorder.describe_counter(REFUSED.into(), None, "Connections that ended without a request, by cause".into());
         recorder.describe_histogram(ANSWER_SECONDS.into(), Some(Unit::Seconds), "Head to answer's head".into());
         Self {
             connections: open("gateway_connections_open", vec![]),
@@ -150,6 +152,12 @@ impl Metrics {
         };
         let labels = vec![Label::from_static_parts("stage", stage.as_str()), Label::from_static_parts("status", class)];
         self.recorder.register_counter(&Key::from_parts(REQUESTS, labels), &METADATA).increment(1);
+    }
+
+    /// Counts a connection that was refused.
+    pub fn connection_refused(&self, cause: Cause) {
+        let labels = vec![Label::from_static_parts("cause", cause.as_str())];
+        self.recorder.register_counter(&Key::from_parts(REFUSED, labels), &METADATA).increment(1);
     }
 
     /// The gauge of tunnels on a carrier.

@@ -6,6 +6,7 @@
 pub mod cut;
 pub mod framing;
 pub mod limit;
+pub mod refused;
 
 use std::{
     convert::Infallible,
@@ -32,6 +33,7 @@ use self::{
     cut::{Streams, cuttable},
     framing::{Framing, InTurn, Notes, Timeouts},
     limit::{Admission, Unread},
+    refused::Cause,
 };
 use super::{Connection, authenticate::Access, respond::Body};
 use crate::core::Core;
@@ -90,13 +92,13 @@ pub async fn listen(core: Arc<Core>, listener: TcpListener) {
             Ok((socket, peer)) => {
                 let peer = canonical(peer);
                 let Some(admission) = core.admissions.connection(peer.ip(), &core.limits()) else {
-                    tracing::debug!(%peer, "too many connections; closed");
+                    core.refusals.record(peer, Cause::Connections, "too many connections");
                     continue;
                 };
                 let core = Arc::clone(&core);
                 core.tasks.clone().spawn("connection", async move {
-                    if let Err(error) = connection(core, socket, peer, admission).await {
-                        tracing::debug!(%peer, error = %error, "connection ended");
+                    if let Err(error) = connection(&core, socket, peer, admission).await {
+                        ended(&core, peer, &error);
                     }
                 });
             }
@@ -113,12 +115,22 @@ fn canonical(peer: SocketAddr) -> SocketAddr {
     SocketAddr::new(peer.ip().to_canonical(), peer.port())
 }
 
-async fn connection(core: Arc<Core>, socket: TcpStream, peer: SocketAddr, admission: Admission) -> io::Result<()> {
+/// Why a connection ended is worth a record where somebody was refused, and not where they went away.
+fn ended(core: &Core, peer: SocketAddr, error: &io::Error) {
+    let inner = std::error::Error::source(error).map(|inner| format!(": {inner}")).unwrap_or_default();
+    match Cause::of(error) {
+        Some(cause) => core.refusals.record(peer, cause, &format!("{error}{inner}")),
+        None => tracing::debug!(%peer, error = %format!("{error}{inner}"), "connection ended"),
+    }
+}
+
+async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admission: Admission) -> io::Result<()> {
     socket.set_nodelay(true)?;
     SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
     let stream = {
         let Some(_handshake) = core.admissions.handshake(peer.ip(), &core.limits()) else {
-            return Err(io::Error::other("too many handshakes"));
+            core.refusals.record(peer, Cause::Handshakes, "too many handshakes");
+            return Ok(());
         };
         let _open = core.metrics.handshakes.enter();
         let handshake = core.tls_acceptor().accept(socket);
@@ -132,17 +144,18 @@ async fn connection(core: Arc<Core>, socket: TcpStream, peer: SocketAddr, admiss
     match session.alpn_protocol() {
         Some(tls::ALPN_TUNNEL) => {
             drop(admission);
-            crate::tunnels::accept::http2(core, stream, peer, certificates).await;
+            crate::tunnels::accept::http2(Arc::clone(core), stream, peer, certificates).await;
             Ok(())
         }
         alpn => {
             let h2 = alpn == Some(tls::ALPN_H2);
             let server_name = session.server_name().map(str::to_ascii_lowercase);
-            let access = access(&core, &certificates);
+            let access = access(core, &certificates);
             let requests = AtomicU64::new(0);
             let connection = Arc::new(Connection { peer, server_name, access, certificates, requests });
             let _open = core.metrics.connections.enter();
             let _admission = admission;
+            let core = Arc::clone(core);
             if h2 { serve_h2(core, stream, connection).await } else { serve_h1(core, stream, connection).await }
         }
     }

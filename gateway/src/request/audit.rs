@@ -314,6 +314,28 @@ impl AuditLog {
         }
     }
 
+    /// A line about a connection that was refused before, or instead of, a request.
+    pub fn connection_refused(&self, metrics: &Metrics, peer: SocketAddr, cause: &str, why: &str, unrecorded: u64) {
+        let line = serde_json::json!({
+            "time": OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default(),
+            "event": "connection",
+            "user_address": peer.to_string(),
+            "stage": Stage::Accept.as_str(),
+            "outcome": Outcome::Refused,
+            "cause": cause,
+            "reason": cut(why),
+            // Others of which there is no line, because there were too many at once.
+            "unrecorded": unrecorded,
+        });
+        self.write(format!("{line}\n").into_bytes(), metrics);
+    }
+
+    /// One whose lines nobody reads.
+    #[cfg(test)]
+    pub fn nowhere() -> Arc<Self> {
+        Arc::new(Self { queue: mpsc::channel(1).0, dropped: Arc::default() })
+    }
+
     /// Waits until all records so far are written.
     pub async fn flush(&self) {
         let (done, written) = oneshot::channel();

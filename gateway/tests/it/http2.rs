@@ -327,3 +327,65 @@ async fn answers_that_a_client_never_takes_are_bounded() {
     drop(held);
     world.quiet().await;
 }
+
+/// What the library refuses by frame left no trace anywhere.
+#[tokio::test]
+async fn connections_that_the_library_ends_are_counted_and_recorded_at_a_bounded_rate() {
+    use gateway::request::accept::refused::RECORDS;
+    let world = World::new().await;
+    // DATA on stream 0 is a connection error (RFC 9113 section 6.1).
+    let faulty = [PREFACE, b"\0\0\x01\0\0\0\0\0\0x"].concat();
+    let count = 2 * RECORDS;
+    for _ in 0..count {
+        let mut user = world.user_with("localhost", None, &[tls::ALPN_H2]).await;
+        user.send(&faulty).await;
+        while let Some((kind, _, payload)) = frame(&mut user).await {
+            if kind == GOAWAY {
+                assert_eq!(payload[7], 1, "PROTOCOL_ERROR");
+            }
+        }
+    }
+    let counted = format!("gateway_connections_refused_total{{cause=\"http2\"}} {count}");
+    let all = async {
+        while !world.gateway.core().metrics.render().contains(&counted) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LONG, all).await.expect("all are counted");
+    let records = world.audit().await;
+    assert!(!records.is_empty(), "none recorded");
+    for record in &records {
+        assert_eq!((&record["event"], &record["outcome"]), (&"connection".into(), &"refused".into()), "{record}");
+        assert_eq!((&record["stage"], &record["cause"]), (&"accept".into(), &"http2".into()), "{record}");
+        assert!(record["reason"].as_str().unwrap().contains("detected"), "{record}");
+        assert!(record["user_address"].as_str().unwrap().starts_with("127.0.0.1:"), "{record}");
+    }
+    // However long it took, the lines that were left out are told.
+    let unrecorded: u64 = records.iter().map(|record| record["unrecorded"].as_u64().unwrap()).sum();
+    assert!(records.len() as u64 + unrecorded <= u64::from(count));
+}
+
+/// No client may send it, and the library cuts it off without a word: what is left is all that is judged and forwarded.
+#[tokio::test]
+async fn of_a_path_with_a_fragment_only_what_stands_before_it_counts() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = format!("Bearer {}", world.token("ann", "a"));
+    let mut user = world.user_with("localhost", None, &[tls::ALPN_H2]).await;
+    user.send(PREFACE).await;
+    let path = at("a", "/api/v1/pods#/../secrets?watch=1");
+    let fields = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "localhost"),
+        (":path", &path),
+        ("authorization", &token),
+    ];
+    user.send(headers_frame(1, &fields)).await;
+    let arrived = agent.next().await;
+    assert_eq!(arrived.head.target, "/api/v1/pods");
+    arrived.answer(200, &[], "{}").await;
+    world.quiet().await;
+    let record = &world.audit().await[0];
+    assert_eq!((&record["path"], &record["verb"]), (&"/api/v1/pods".into(), &"list".into()), "{record}");
+}
