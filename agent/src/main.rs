@@ -9,7 +9,7 @@ use agent::{
 };
 use clap::{Parser, Subcommand, ValueEnum};
 use proto::process::{
-    signals,
+    raise_open_files, signals,
     telemetry::{self, LogFormat},
 };
 
@@ -117,6 +117,8 @@ async fn run(config: Config) -> Result<(), (u8, anyhow::Error)> {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder();
     let recorder = recorder.map_err(|err| (1, err.into()))?;
     metrics::describe();
+    let open_files = raise_open_files();
+    tracing::debug!(open_files, "limit of open files");
     let agent = Agent::build(config, Some(recorder)).await.map_err(|err| (EXIT_CONFIG, err.into()))?;
     let _signals = signals(agent.tasks(), agent.shutdown()).map_err(|err| (1, err.into()))?;
     tracing::info!(

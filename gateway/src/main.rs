@@ -4,7 +4,7 @@ use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use gateway::{Extras, Gateway, config::Config};
-use proto::process::{Shutdown, TaskGroup, signals, telemetry};
+use proto::process::{Shutdown, TaskGroup, raise_open_files, signals, telemetry};
 
 /// A gateway to Kubernetes clusters behind firewalls.
 #[derive(Parser)]
@@ -60,6 +60,8 @@ fn main() -> ExitCode {
 }
 
 async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<()> {
+    let open_files = raise_open_files();
+    tracing::debug!(open_files, "limit of open files");
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
     let mut signals = signals(&tasks, &shutdown)?;
     let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: None };

@@ -4,7 +4,7 @@ use std::{path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
 use gateway::{Extras, Gateway, config::Config, issuer::Issuer};
-use proto::process::{Shutdown, TaskGroup, signals, telemetry::LogLevel};
+use proto::process::{Shutdown, TaskGroup, raise_open_files, signals, telemetry::LogLevel};
 
 use super::{edit, ports, ready};
 use crate::{
@@ -23,6 +23,8 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     let (state, config) = prepare(dir, &args)?;
     edit::add_first_users(&state)?;
     let issuer = Arc::new(Issuer::open(state.issuer_settings())?);
+    let open_files = raise_open_files();
+    tracing::debug!(open_files, "limit of open files");
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
     let signals = signals(&tasks, &shutdown)?;
     let mut reloads = signals.clone();
