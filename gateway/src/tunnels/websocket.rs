@@ -33,6 +33,10 @@ pub fn upgrade(
     if http.method() != Method::GET || http.version() != Version::HTTP_11 {
         return Err(refuse("the tunnel is a WebSocket: GET over HTTP/1.1"));
     }
+    // Behind a body the connection is not handed over, and both ends would wait for each other.
+    if !http_body::Body::is_end_stream(http.body()) {
+        return Err(refuse("a request with Upgrade must not have a body"));
+    }
     let key = handshake_key(http.headers()).map_err(refuse)?;
     let accept =
         HeaderValue::from_str(&websocket::accept_key(&key)).map_err(|_| refuse("Sec-WebSocket-Key cannot be read"))?;

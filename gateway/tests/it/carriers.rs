@@ -40,6 +40,12 @@ async fn the_websocket_carrier_takes_agents_only() {
     let mut user = world.user().await;
     user.send(handshake("")).await;
     assert_eq!(user.answer().await.status, 400);
+    // A body, which no handshake has: the 101 was sent, and then nothing.
+    for body in ["Content-Length: 3\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"] {
+        let mut user = world.user().await;
+        user.send(handshake(&format!("Sec-WebSocket-Protocol: towline.v1\r\n{body}"))).await;
+        assert_eq!(user.answer().await.status, 400, "{body}");
+    }
     // The hello inside needs an agent's certificate; a token is nothing there.
     let mut user = world.user().await;
     let token = world.token("ann", "a");
