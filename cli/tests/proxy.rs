@@ -143,6 +143,70 @@ async fn many_requests_share_one_connection_over_http2_and_reuse_them_over_http1
     }
 }
 
+/// One HTTP/2 request with fields of literal texts, in HEADERS and CONTINUATION frames of 16 KiB.
+fn head_in_small_frames(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        block.push(0);
+        for text in [name, value] {
+            let mut rest = text.len();
+            if rest < 127 {
+                block.push(rest as u8);
+            } else {
+                block.push(127);
+                rest -= 127;
+                while rest >= 128 {
+                    block.push(128 | (rest % 128) as u8);
+                    rest /= 128;
+                }
+                block.push(rest as u8);
+            }
+            block.extend_from_slice(text.as_bytes());
+        }
+    }
+    let pieces: Vec<&[u8]> = block.chunks(16 * 1024).collect();
+    let mut frames = Vec::new();
+    for (index, piece) in pieces.iter().enumerate() {
+        let (kind, end_stream) = if index == 0 { (1, 1) } else { (9, 0) };
+        frames.extend_from_slice(&(piece.len() as u32).to_be_bytes()[1..]);
+        frames.extend_from_slice(&[kind, end_stream | if index + 1 == pieces.len() { 4 } else { 0 }]);
+        frames.extend_from_slice(&stream.to_be_bytes());
+        frames.extend_from_slice(piece);
+    }
+    frames
+}
+
+/// Heads over 112 KiB in frames of 16 KiB, which the gateway takes, ended the connection to `towline proxy`.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_heads_in_small_frames_go_on_to_the_gateway() {
+    let gateway = SmallGateway::start(BOTH).await;
+    let proxy = start(&gateway, &gateway.dir.path().join("kubeconfig"), 0, &[]).await;
+    let local = &proxy.local;
+    let (path, token) = (format!("{}/api", local.path), format!("Bearer {}", local.token));
+    let filler = "x".repeat(proto::limits::HEADER_LIST_BYTES - 4096);
+    let fields = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "127.0.0.1"),
+        (":path", &path),
+        ("authorization", &token),
+        ("x-filler", &filler),
+    ];
+    let mut stream = local.connect(b"h2").await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    stream.write_all(&[preface.as_slice(), &head_in_small_frames(1, &fields)].concat()).await.unwrap();
+    let mut head = [0; 9];
+    // HEADERS of the answer; settings, windows and pings come before it.
+    while (head[3], head[8]) != (1, 1) {
+        stream.read_exact(&mut head).await.expect("the connection goes on");
+        assert_ne!(head[3], 7, "GOAWAY");
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        stream.read_exact(&mut payload).await.unwrap();
+    }
+    let received = gateway.received.lock().unwrap().pop().unwrap();
+    assert_eq!(received.headers["x-filler"].len(), filler.len());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn any_number_runs_side_by_side_and_a_taken_port_is_named() {
     let gateway = SmallGateway::start(BOTH).await;

@@ -9,6 +9,31 @@ pub const HEAD_BYTES: usize = 160 * 1024;
 pub const HEADER_LIST_BYTES: usize = 128 * 1024;
 /// Headers in one head: 300 `Impersonate-Group` lines and what else a client sends. hyper's default is 100.
 pub const HEADER_COUNT: usize = 1024;
+/// The largest HTTP/2 frame taken from users, in bytes. Together with the next it also decides how many CONTINUATION frames
+/// one head may have, see [`user_head_frames`]; clients may send 16 KiB frames whatever is allowed.
+pub const USER_FRAME_BYTES: u32 = 64 * 1024;
+/// What is announced to users over HTTP/2 as the longest header list. Well above what is taken: the library's own 431 names
+/// no limit, and it counts 32 bytes more for each header.
+pub const USER_HEADER_LIST_BYTES: u32 = 8 * HEADER_LIST_BYTES as u32;
+/// The smallest `SETTINGS_MAX_FRAME_SIZE` (RFC 9113 section 6.5.2), which many clients stay at.
+const SMALL_FRAME_BYTES: u32 = 16 * 1024;
+/// Bytes beside names and values of a head that HPACK takes at the most, without Huffman codes: one byte of kind and two
+/// lengths of three bytes for each header (RFC 7541 section 6.2), and as much for the rest.
+const HEAD_OVERHEAD_BYTES: u32 = 8 * HEADER_COUNT as u32;
+// A head at the limits, in the smallest frames, must arrive, and twice as much, so that the answer is a 431 of ours.
+const _: () = assert!(
+    user_head_frames(USER_FRAME_BYTES, USER_HEADER_LIST_BYTES) * SMALL_FRAME_BYTES
+        >= 2 * (HEADER_LIST_BYTES + TARGET_BYTES) as u32 + HEAD_OVERHEAD_BYTES
+);
+
+/// How many frames a head may have before the h2 crate ends the connection (`calc_max_continuation_frames`, against
+/// floods of CONTINUATION, CVE-2024-27316): the first, the last, and between them what the longest header list takes in
+/// the largest frames, and a quarter more.
+const fn user_head_frames(frame: u32, list: u32) -> u32 {
+    let full = if list / frame > 1 { list / frame } else { 1 };
+    let between = full + full / 4;
+    2 + if between > 5 { between } else { 5 }
+}
 /// Bytes of a request target.
 pub const TARGET_BYTES: usize = 32 * 1024;
 /// Bytes of a hello or control message.

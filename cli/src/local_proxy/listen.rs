@@ -144,9 +144,10 @@ async fn serve(stream: TlsStream<TcpStream>, forward: Arc<Forward>, tasks: TaskG
         builder
             .timer(TokioTimer::new())
             .adaptive_window(true)
-            .max_frame_size(256 * 1024)
+            // As the gateway has them: what is over its limits is its to refuse, and not a broken connection here.
+            .max_frame_size(limits::USER_FRAME_BYTES)
             .max_concurrent_streams(STREAMS)
-            .max_header_list_size(u32::try_from(limits::HEADER_LIST_BYTES).unwrap_or(u32::MAX));
+            .max_header_list_size(limits::USER_HEADER_LIST_BYTES);
         let mut connection = std::pin::pin!(builder.serve_connection(io, service));
         tokio::select! {
             result = connection.as_mut() => result,

@@ -178,7 +178,8 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, issuer: Arc<Issuer>, re
             });
             let io = TokioIo::new(stream);
             if h2 {
-                let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                builder.max_header_list_size(proto::limits::USER_HEADER_LIST_BYTES);
                 let _ = builder.serve_connection(io, service).await;
             } else {
                 let builder = hyper::server::conn::http1::Builder::new();

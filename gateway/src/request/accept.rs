@@ -44,30 +44,6 @@ const H2_STREAMS: u32 = 4096;
 const H2_PENDING_RESETS: usize = 200;
 /// Resets that a client provokes, before the connection ends (CVE-2025-8671).
 const H2_LOCAL_RESETS: usize = 1024;
-/// The largest HTTP/2 frame taken, in bytes. Together with the next it also decides how many CONTINUATION frames one head
-/// may have, see [`h2_head_frames`]; clients may send 16 KiB frames whatever is allowed.
-const H2_FRAME_BYTES: u32 = 64 * 1024;
-/// Well above what is taken: the library's own 431 names no limit, and it counts 32 bytes more for each header.
-const H2_HEADER_LIST_BYTES: u32 = 8 * limits::HEADER_LIST_BYTES as u32;
-/// The smallest `SETTINGS_MAX_FRAME_SIZE` (RFC 9113 section 6.5.2), which many clients stay at.
-const H2_SMALL_FRAME_BYTES: u32 = 16 * 1024;
-/// Bytes beside names and values of a head that HPACK takes at the most, without Huffman codes: one byte of kind and two
-/// lengths of three bytes for each header (RFC 7541 section 6.2), and as much for the rest.
-const H2_HEAD_OVERHEAD_BYTES: u32 = 8 * limits::HEADER_COUNT as u32;
-// A head at the limits, in the smallest frames, must arrive, and twice as much, so that the answer is a 431 of ours.
-const _: () = assert!(
-    h2_head_frames(H2_FRAME_BYTES, H2_HEADER_LIST_BYTES) * H2_SMALL_FRAME_BYTES
-        >= 2 * (limits::HEADER_LIST_BYTES + limits::TARGET_BYTES) as u32 + H2_HEAD_OVERHEAD_BYTES
-);
-
-/// How many frames a head may have before the h2 crate ends the connection (`calc_max_continuation_frames`, against
-/// floods of CONTINUATION, CVE-2024-27316): the first, the last, and between them what the longest header list takes in
-/// the largest frames, and a quarter more.
-const fn h2_head_frames(frame: u32, list: u32) -> u32 {
-    let full = if list / frame > 1 { list / frame } else { 1 };
-    let between = full + full / 4;
-    2 + if between > 5 { between } else { 5 }
-}
 /// What one HTTP/2 stream may have queued unsent, in bytes.
 const H2_SEND_BYTES: usize = 512 * 1024;
 /// An idle HTTP/2 connection is asked for a sign of life so often, and must give one within the same time.
@@ -238,10 +214,10 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     builder
         .timer(TokioTimer::new())
         .adaptive_window(true)
-        .max_frame_size(H2_FRAME_BYTES)
+        .max_frame_size(limits::USER_FRAME_BYTES)
         .max_send_buf_size(H2_SEND_BYTES)
         .max_concurrent_streams(H2_STREAMS)
-        .max_header_list_size(H2_HEADER_LIST_BYTES)
+        .max_header_list_size(limits::USER_HEADER_LIST_BYTES)
         .max_pending_accept_reset_streams(H2_PENDING_RESETS)
         .max_local_error_reset_streams(H2_LOCAL_RESETS)
         .keep_alive_interval(H2_PING)

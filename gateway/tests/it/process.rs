@@ -1,6 +1,9 @@
 //! The program: exit codes and what it says.
 
-use std::process::Command;
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+};
 
 use crate::world::{World, config};
 
@@ -36,4 +39,28 @@ async fn check_config_reports_all_faults_and_exits_with_2() {
     let (code, text) = check(&file);
     assert_eq!(code, 2, "{text}");
     assert!(text.contains("issuers"), "{text}");
+}
+
+/// A shell's usual 1024 let one address keep everybody else out.
+#[tokio::test]
+async fn as_many_files_are_opened_as_the_system_allows() {
+    let world = World::new().await;
+    // As a shell or systemd would start it; `exec` keeps the process.
+    let mut gateway = Command::new("sh")
+        .args(["-c", "ulimit -S -n 256; exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_towline-gateway")])
+        .arg(world.dir.path().join("gateway.toml"))
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(gateway.stderr.take().unwrap()).lines();
+    let serves = lines.any(|line| line.is_ok_and(|line| line.contains("gateway serves")));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", gateway.id())).unwrap();
+    gateway.kill().unwrap();
+    gateway.wait().unwrap();
+    assert!(serves);
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let numbers: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(numbers[0], numbers[1], "soft and hard limit");
+    assert_ne!(numbers[0], "256");
 }
