@@ -1,8 +1,11 @@
-//! `towline-agent check` (features row B2): tries every hop to the gateway and to the apiserver, and says of each what was
-//! found, why it fails, and what to do.
+//! `towline-agent check` (features row B2): tries every hop to the gateway, to the issuers and to the apiserver, and says
+//! of each what was found, why it fails, and what to do.
 
 mod cluster;
 mod gateway;
+mod issuers;
+
+use std::sync::Arc;
 
 use serde_json::json;
 
@@ -73,7 +76,7 @@ impl Finding {
 pub async fn run(config: &Config, as_json: bool) -> u8 {
     let mut findings = Vec::new();
     let connector = match Connector::new(config) {
-        Ok(connector) => connector,
+        Ok(connector) => Arc::new(connector),
         Err(err) => {
             let remedy = "correct gateway.ca_file, gateway.certificate_file and gateway.key_file";
             findings.push(Finding::failed("certificates", chain(&err), remedy));
@@ -85,6 +88,7 @@ pub async fn run(config: &Config, as_json: bool) -> u8 {
     for (index, endpoint) in config.gateway.endpoints.iter().enumerate() {
         gateway::endpoint(config, &connector, index, endpoint, &mut findings).await;
     }
+    issuers::issuers(config, &connector, &mut findings).await;
     cluster::apiserver(config, &mut findings).await;
     report(&findings, as_json);
     if findings.iter().any(|finding| finding.verdict == Verdict::Failed) { EXIT_FAILED } else { 0 }

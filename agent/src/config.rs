@@ -47,8 +47,6 @@
 //! listen = "127.0.0.1:9091"           # health, readiness, status, metrics
 //! ```
 
-pub mod raw;
-
 use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
@@ -58,20 +56,18 @@ use std::{
 
 use proto::{
     limits,
-    process::telemetry::LogFormat,
-    token::{Issuer, RawIssuer},
+    process::telemetry::{self, LogFormat},
+    settings::{self, BadFile, Faults, Section, read_bounded},
+    token::Issuer,
     transport::CarrierKind,
 };
 use secrecy::SecretString;
-use serde::Deserialize as _;
-
-pub use raw::Faults;
-use raw::{Collector, Section};
 
 /// The most gateway addresses that are tried in turn.
 const GATEWAYS_MAX: usize = 16;
-/// The most bytes of a configuration or a secret file.
-const FILE_BYTES_MAX: u64 = 1024 * 1024;
+/// The longest that a session may outlive its token, and that a drain may take.
+const OUTLIVE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Where Kubernetes puts a pod's service account.
 const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -294,58 +290,63 @@ impl Default for Impersonation {
 
 impl Config {
     /// Reads a file. Every fault is reported at once.
-    pub fn load(path: &Path) -> Result<Self, Faults> {
-        let alone = |fault: String| Faults { file: path.to_owned(), faults: vec![fault] };
-        let text = read_bounded(path).map_err(|err| alone(format!("cannot be read: {err}")))?;
-        let base = path.parent().filter(|base| !base.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        Self::parse(&text, base).map_err(|faults| Faults { file: path.to_owned(), faults })
+    pub fn load(path: &Path) -> Result<Self, BadFile> {
+        let mut faults = Faults::default();
+        match Self::read(settings::read(path)?, &mut faults) {
+            Some(config) if faults.is_empty() => Ok(config),
+            _ => Err(faults.of(path)),
+        }
     }
 
     /// Reads the text of a file in the folder `base`.
-    pub fn parse(text: &str, base: &Path) -> Result<Self, Vec<String>> {
-        let table: toml::Table = text.parse().map_err(|err: toml::de::Error| vec![unreadable(text, &err)])?;
-        let mut out = Collector::new(base);
-        let mut root = Section::root(table);
-        let gateway = read_gateway(root.section("gateway", &mut out), &mut out);
-        let cluster = read_cluster(root.section("cluster", &mut out), &mut out);
-        let issuers = read_issuers(&mut root, base, &mut out);
-        let proxy = if root.has("proxy") { read_proxy(root.section("proxy", &mut out), &mut out) } else { None };
-        let impersonation = read_impersonation(root.section("impersonation", &mut out), &mut out);
-        let mut sessions = root.section("sessions", &mut out);
-        let outlive_token = sessions.duration("outlive_token", &mut out).unwrap_or(Duration::from_secs(8 * 3600));
-        sessions.end(&mut out);
-        let mut bounds = root.section("limits", &mut out);
-        let streams = i64::from(limits::STREAMS_PER_TUNNEL);
-        let streams = bounds.integer("streams", 1..=4 * streams, &mut out).unwrap_or(streams);
-        let drain_grace = bounds.duration("drain_grace", &mut out).unwrap_or(Duration::from_secs(30));
-        bounds.end(&mut out);
-        let mut admin = root.section("admin", &mut out);
-        let listen = admin.parsed("listen", &mut out, |text| {
-            text.parse::<SocketAddr>().map_err(|_| "expected an address and a port such as 127.0.0.1:9091")
-        });
-        admin.end(&mut out);
-        let log = read_log(root.section("log", &mut out), &mut out);
-        root.end(&mut out);
-        let faults = out.into_faults();
-        match gateway {
-            Some(gateway) if faults.is_empty() => Ok(Self {
-                gateway,
-                cluster,
-                issuers,
-                proxy,
-                impersonation,
-                outlive_token,
-                streams_max: usize::try_from(streams).unwrap_or(usize::MAX),
-                drain_grace,
-                admin: listen,
-                log,
-            }),
+    pub fn parse(text: &str, base: &Path) -> Result<Self, Faults> {
+        let mut faults = Faults::default();
+        match Self::read(Section::parse(text, base)?, &mut faults) {
+            Some(config) if faults.is_empty() => Ok(config),
             _ => Err(faults),
         }
     }
+
+    fn read(mut root: Section, out: &mut Faults) -> Option<Self> {
+        let gateway = read_gateway(root.section("gateway", out), out);
+        let cluster = read_cluster(root.section("cluster", out), out);
+        let (_, issuers) = Issuer::read_all(&mut root, out);
+        let named = root.has("proxy");
+        let proxy = root.section("proxy", out);
+        let proxy = if named { read_proxy(proxy, out) } else { None };
+        let impersonation = read_impersonation(root.section("impersonation", out), out);
+        let mut sessions = root.section("sessions", out);
+        let outlive_token = sessions.duration("outlive_token", Duration::ZERO..=OUTLIVE_MAX, out);
+        sessions.end(out);
+        let mut bounds = root.section("limits", out);
+        let streams = bounds.number("streams", 1..=4 * limits::STREAMS_PER_TUNNEL, out);
+        let drain_grace = bounds.duration("drain_grace", Duration::ZERO..=DRAIN_MAX, out);
+        bounds.end(out);
+        let mut admin = root.section("admin", out);
+        let listen = admin.parsed("listen", out, |text| {
+            text.parse::<SocketAddr>().map_err(|_| "expected an address and a port such as 127.0.0.1:9091")
+        });
+        admin.end(out);
+        let log = read_log(root.section("log", out), out);
+        root.end(out);
+        Some(Self {
+            gateway: gateway?,
+            cluster,
+            issuers,
+            proxy,
+            impersonation,
+            outlive_token: outlive_token.unwrap_or(Duration::from_secs(8 * 3600)),
+            streams_max: usize::try_from(streams.unwrap_or(limits::STREAMS_PER_TUNNEL)).unwrap_or(usize::MAX),
+            drain_grace: drain_grace.unwrap_or(Duration::from_secs(30)),
+            admin: listen,
+            log,
+        })
+    }
 }
 
-fn read_gateway(mut section: Section, out: &mut Collector) -> Option<Gateway> {
+fn read_gateway(mut section: Section, out: &mut Faults) -> Option<Gateway> {
+    let key = section.key("url");
+    let before = out.0.len();
     let mut urls = section.texts("urls", out).unwrap_or_default();
     urls.extend(section.text("url", out));
     let server_name = section.text("server_name", out);
@@ -353,14 +354,12 @@ fn read_gateway(mut section: Section, out: &mut Collector) -> Option<Gateway> {
     for text in section.texts("addresses", out).unwrap_or_default() {
         match text.parse() {
             Ok(address) => addresses.push(address),
-            Err(_) => out.fault(&section.key("addresses"), format_args!("{text:?}: expected an IP address")),
+            Err(_) => out.push(section.key("addresses"), format_args!("{text:?}: expected an IP address")),
         }
     }
-    if urls.is_empty() || urls.len() > GATEWAYS_MAX {
-        out.fault(
-            &section.key("url"),
-            format_args!("expected url or 1 to {GATEWAYS_MAX} urls, such as \"https://gateway.example.org\""),
-        );
+    if out.0.len() == before && (urls.is_empty() || urls.len() > GATEWAYS_MAX) {
+        let allowed = format!("expected url or 1 to {GATEWAYS_MAX} urls, such as \"https://gateway.example.org\"");
+        out.push(&key, allowed);
     }
     let mut endpoints = Vec::new();
     for text in &urls {
@@ -371,19 +370,13 @@ fn read_gateway(mut section: Section, out: &mut Collector) -> Option<Gateway> {
                 port,
                 addresses: addresses.clone(),
             }),
-            Err(err) => out.fault(&section.key("url"), format_args!("{text:?}: {err}")),
+            Err(err) => out.push(&key, format_args!("{text:?}: {err}")),
         }
     }
     let ca_file = section.path("ca_file", out);
     let extra_ca_file = section.path("extra_ca_file", out);
-    let mut required = |key: &'static str| {
-        let path = section.path(key, out);
-        if path.is_none() {
-            out.fault(&section.key(key), "is required: a PEM file");
-        }
-        path
-    };
-    let (certificate_file, key_file) = (required("certificate_file"), required("key_file"));
+    let certificate_file = section.required_path("certificate_file", "the PEM file of the agent's certificate", out);
+    let key_file = section.required_path("key_file", "the PEM file of its private key", out);
     let carrier = section.parsed("carrier", out, CarrierChoice::from_str).unwrap_or_default();
     let udp_segmentation_offload = section.flag("udp_segmentation_offload", out).unwrap_or(true);
     section.end(out);
@@ -398,31 +391,15 @@ fn read_gateway(mut section: Section, out: &mut Collector) -> Option<Gateway> {
     })
 }
 
-fn read_issuers(root: &mut Section, base: &Path, out: &mut Collector) -> Vec<Issuer> {
-    let mut raws = root.tables("issuers", out, |table| {
-        RawIssuer::deserialize(toml::Value::Table(table)).map_err(|err| err.to_string())
-    });
-    raws.iter_mut().for_each(|raw| raw.resolve_paths(base));
-    match Issuer::all(raws) {
-        Ok(issuers) => issuers,
-        Err(faults) => {
-            for fault in faults.0 {
-                out.fault(&format!("issuers ({}).{}", fault.issuer, fault.key), fault.message);
-            }
-            Vec::new()
-        }
-    }
-}
-
-fn read_cluster(mut section: Section, out: &mut Collector) -> Cluster {
+fn read_cluster(mut section: Section, out: &mut Faults) -> Cluster {
     let path = section.path("kubeconfig", out);
     let context = section.text("context", out);
     let dir = section.path("service_account_dir", out);
     if path.is_some() && dir.is_some() {
-        out.fault(&section.key("kubeconfig"), "only one of kubeconfig and service_account_dir may be set");
+        out.push(section.key("kubeconfig"), "only one of kubeconfig and service_account_dir may be set");
     }
     if path.is_none() && context.is_some() {
-        out.fault(&section.key("context"), "needs kubeconfig");
+        out.push(section.key("context"), "needs kubeconfig");
     }
     section.end(out);
     match path {
@@ -431,23 +408,21 @@ fn read_cluster(mut section: Section, out: &mut Collector) -> Cluster {
     }
 }
 
-fn read_proxy(mut section: Section, out: &mut Collector) -> Option<Proxy> {
-    let url = section.parsed("url", out, |text| split_url(text, &["http", "https"]));
-    if url.is_none() {
-        out.fault(&section.key("url"), "is required: http://host:port or https://host:port");
-    }
+fn read_proxy(mut section: Section, out: &mut Faults) -> Option<Proxy> {
+    let what = "http://host:port or https://host:port";
+    let url = section.required_parsed("url", what, out, |text| split_url(text, &["http", "https"]));
     let ca_file = section.path("ca_file", out);
     let username = section.path("username_file", out);
     let password = section.path("password_file", out);
     if username.is_some() != password.is_some() {
-        out.fault(&section.key("username_file"), "username_file and password_file go together");
+        out.push(section.key("username_file"), "username_file and password_file go together");
     }
     let mut read = |key: &'static str, path: Option<PathBuf>| {
         let path = path?;
         match read_bounded(&path) {
             Ok(text) => Some(text.trim_end_matches(['\r', '\n']).to_owned()),
             Err(err) => {
-                out.fault(&section.key(key), format_args!("{}: {err}", path.display()));
+                out.push(section.key(key), format_args!("{}: {err}", path.display()));
                 None
             }
         }
@@ -458,7 +433,7 @@ fn read_proxy(mut section: Section, out: &mut Collector) -> Option<Proxy> {
     for text in section.texts("no_proxy", out).unwrap_or_default() {
         match text.parse() {
             Ok(rule) => no_proxy.push(rule),
-            Err(err) => out.fault(&section.key("no_proxy"), format_args!("{text:?}: {err}")),
+            Err(err) => out.push(section.key("no_proxy"), format_args!("{text:?}: {err}")),
         }
     }
     section.end(out);
@@ -466,23 +441,23 @@ fn read_proxy(mut section: Section, out: &mut Collector) -> Option<Proxy> {
     Some(Proxy { tls: scheme == "https", host, port, ca_file, credentials: username.zip(password), no_proxy })
 }
 
-fn read_log(mut section: Section, out: &mut Collector) -> Log {
-    let level = section.text("level", out).unwrap_or_else(|| "info".to_owned());
+fn read_log(mut section: Section, out: &mut Faults) -> Log {
+    let level = section.parsed("level", out, |text| telemetry::check(text).map(|()| text.to_owned()));
     let format = section.parsed("format", out, |text| match text {
         "text" => Ok(LogFormat::Text),
         "json" => Ok(LogFormat::Json),
         _ => Err("expected text or json"),
     });
     section.end(out);
-    Log { level, format: format.unwrap_or_default() }
+    Log { level: level.unwrap_or_else(|| "info".to_owned()), format: format.unwrap_or_default() }
 }
 
-fn read_impersonation(mut section: Section, out: &mut Collector) -> Impersonation {
+fn read_impersonation(mut section: Section, out: &mut Faults) -> Impersonation {
     let mut settings = Impersonation::default();
     if let Some(extras) = section.texts("extras", out) {
         for key in &extras {
             if key.is_empty() || key.len() > 256 || key.chars().any(|c| c.is_ascii_uppercase() || c.is_control()) {
-                out.fault(&section.key("extras"), format_args!("{key:?}: expected a lower-case key"));
+                out.push(section.key("extras"), format_args!("{key:?}: expected a lower-case key"));
             }
         }
         settings.extras = extras;
@@ -490,12 +465,6 @@ fn read_impersonation(mut section: Section, out: &mut Collector) -> Impersonatio
     settings.allow_reserved = section.texts("allow_reserved", out).unwrap_or_default();
     section.end(out);
     settings
-}
-
-/// Why a file is no TOML, and in which line; not the line itself, which may hold what is not for a log.
-fn unreadable(text: &str, err: &toml::de::Error) -> String {
-    let line = err.span().and_then(|span| text.get(..span.start)).map_or(1, |before| before.matches('\n').count() + 1);
-    format!("line {line}: {}", err.message())
 }
 
 /// Scheme, host and port of an address without a path, user or query.
@@ -515,16 +484,6 @@ fn split_url(text: &str, schemes: &[&'static str]) -> Result<(&'static str, Stri
         None => 80,
     };
     Ok((scheme, host, port))
-}
-
-fn read_bounded(path: &Path) -> std::io::Result<String> {
-    use std::io::Read as _;
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(std::io::Error::other(format!("longer than {FILE_BYTES_MAX} bytes")));
-    }
-    Ok(text)
 }
 
 /// Where the apiserver is for a pod, from the environment that Kubernetes gives every pod.
@@ -572,25 +531,31 @@ mod tests {
             streams = 0
             [admin]
             listen = "9091"
+            [log]
+            level = "a=b=c"
             [[issuers]]
             nam = "x"
         "#;
-        let faults = Config::parse(text, Path::new(".")).unwrap_err();
+        let faults = Config::parse(text, Path::new(".")).unwrap_err().0;
+        let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         for key in [
-            "colour: unknown key; allowed here: admin, cluster, gateway",
-            "gateway.url:",
-            "gateway.carrier:",
-            "gateway.udp_segmentation_offload: expected true or false",
-            "gateway.certificate_file:",
-            "gateway.key_file: is required",
-            "gateway.sever_name: unknown key",
+            "colour: is not known; known here: gateway, cluster, issuers, proxy",
+            "gateway.url: \"http",
+            "gateway.carrier: is \"pigeon\": expected auto",
+            "gateway.udp_segmentation_offload: is \"no\", must be true or false",
+            "gateway.certificate_file: is 7",
+            "gateway.key_file: is missing",
+            "gateway.sever_name: is not known",
             "cluster.context: needs kubeconfig",
-            "sessions.outlive_token:",
-            "proxy.url:",
+            "sessions.outlive_token: is \"8\"",
+            "proxy.url: is \"socks://x\"",
             "proxy.no_proxy:",
-            "limits.streams: expected a whole number from 1",
-            "admin.listen:",
-            "issuers[0]:",
+            "limits.streams: is 0, must be a whole number from 1",
+            "admin.listen: is \"9091\": expected an address and a port",
+            "log.level: is \"a=b=c\"",
+            "issuers[0].nam:",
+            "issuers[0].name: is missing",
+            "issuers[0].url: is missing",
         ] {
             assert!(faults.iter().any(|fault| fault.starts_with(key)), "{key} in {faults:#?}");
         }

@@ -17,6 +17,8 @@ pub mod metrics;
 pub mod roles;
 pub mod tunnel;
 
+pub use proto::process::chain;
+
 use std::{net::SocketAddr, sync::Arc};
 
 use certs::PeerIdentity;
@@ -24,7 +26,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use proto::{
     ids::ClusterId,
     process::{Panicked, Shutdown, TaskGroup},
-    token::{Direct, Verifier},
+    token::Verifier,
 };
 
 use self::{
@@ -192,18 +194,14 @@ fn own_cluster(credentials: &certs::Credentials) -> Result<ClusterId, BuildError
 }
 
 /// Verifies with the agent's own issuers; their keys are read the same way as the gateway is reached.
-fn verifier(config: &Config, connector: &Arc<Connector>) -> Result<Verifier, BuildError> {
-    let connect: Arc<dyn proto::token::Connect> = match config.proxy {
-        Some(_) => Arc::new(ThroughProxy(connector.clone())),
-        None => Arc::new(Direct),
-    };
-    Ok(Verifier::new(config.issuers.clone(), connect)?)
+fn verifier(config: &Config, connector: &Arc<Connector>) -> Result<Verifier, certs::tls::TlsError> {
+    Verifier::new(config.issuers.clone(), Arc::new(SameWay(connector.clone())))
 }
 
-/// Reads issuers' keys through the agent's proxy.
-struct ThroughProxy(Arc<Connector>);
+/// Reads issuers' keys as the gateway is reached: through the proxy, and by `gateway.addresses` where DNS is no help.
+struct SameWay(Arc<Connector>);
 
-impl proto::token::Connect for ThroughProxy {
+impl proto::token::Connect for SameWay {
     fn connect(&self, host: String, port: u16) -> proto::token::Boxed<std::io::Result<Box<dyn proto::token::Socket>>> {
         let connector = self.0.clone();
         Box::pin(async move {
@@ -211,20 +209,4 @@ impl proto::token::Connect for ThroughProxy {
             Ok(Box::new(io) as Box<dyn proto::token::Socket>)
         })
     }
-}
-
-/// An error with its causes on one line.
-pub fn chain(err: &dyn std::error::Error) -> String {
-    let mut text = err.to_string();
-    let mut source = err.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some libraries repeat the cause in their own text.
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }

@@ -120,7 +120,15 @@ async fn run(config: Config) -> Result<(), (u8, anyhow::Error)> {
     let open_files = raise_open_files();
     tracing::debug!(open_files, "limit of open files");
     let agent = Agent::build(config, Some(recorder)).await.map_err(|err| (EXIT_CONFIG, err.into()))?;
-    let _signals = signals(agent.tasks(), agent.shutdown()).map_err(|err| (1, err.into()))?;
+    let mut signals = signals(agent.tasks(), agent.shutdown()).map_err(|err| (1, err.into()))?;
+    agent.tasks().spawn("hangups", async move {
+        loop {
+            signals.reload().await;
+            tracing::warn!(
+                "settings take effect at the next start; certificates, keys and tokens on disk are read again by themselves"
+            );
+        }
+    });
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         cluster.id = agent.facts().cluster,

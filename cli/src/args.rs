@@ -1,8 +1,13 @@
 //! The words as typed.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
+use proto::settings::positive_duration;
 
 /// Kubernetes clusters behind firewalls, reached through a gateway.
 #[derive(Debug, Parser)]
@@ -54,10 +59,10 @@ pub struct DevRun {
     pub state: Option<PathBuf>,
     /// Where users and agents connect, TCP and UDP. Port 0 picks one that is free and keeps it for later starts.
     /// Without this: as at the last start, at first 127.0.0.1:8443 or, if that is taken, another port
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     pub listen: Option<SocketAddr>,
     /// Where health, metrics and sessions are served; 127.0.0.1 and a kept free port without this
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     pub admin_listen: Option<SocketAddr>,
     /// A further name or address of the gateway, for its certificate; the first one is part of its URL
     #[arg(long = "name", value_name = "NAME")]
@@ -69,7 +74,7 @@ pub struct DevRun {
     #[arg(long = "cluster", value_name = "NAME")]
     pub clusters: Vec<String>,
     /// How long tokens live, such as 1h or 30s
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
     pub token_ttl: Option<Duration>,
     /// The kubeconfig by which agents outside of a cluster reach it; without this `kubeconfig` in the agent's folder
     #[arg(long, value_name = "FILE")]
@@ -90,17 +95,17 @@ pub struct DevRun {
 pub enum DevEdit {
     /// Add a cluster, write its agent's files and grant it to admin and viewer
     AddCluster {
-        /// Folder of the state
-        #[arg(long, value_name = "DIR")]
-        state: PathBuf,
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
         /// Name or whole ARM id
         name: String,
     },
     /// Add a user with a generated password, or give an existing one new groups and a new password
     AddUser {
-        /// Folder of the state
-        #[arg(long, value_name = "DIR")]
-        state: PathBuf,
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
         /// Name
         name: String,
         /// A group; repeat for more
@@ -115,17 +120,17 @@ pub enum DevEdit {
     },
     /// Disable a user: no tokens, and open sessions end
     DisableUser {
-        /// Folder of the state
-        #[arg(long, value_name = "DIR")]
-        state: PathBuf,
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
         /// Name
         name: String,
     },
     /// Enable a user again
     EnableUser {
-        /// Folder of the state
-        #[arg(long, value_name = "DIR")]
-        state: PathBuf,
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
         /// Name
         name: String,
     },
@@ -135,19 +140,27 @@ pub enum DevEdit {
     Revoke(DevGrant),
     /// Sign tokens with a new key from now on, which the present one vouches for
     RotateKeys {
-        /// Folder of the state
-        #[arg(long, value_name = "DIR")]
-        state: PathBuf,
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
     },
+}
+
+/// Which state is edited.
+#[derive(Debug, ClapArgs)]
+pub struct StateArgs {
+    /// Folder of the state
+    #[arg(long, value_name = "DIR")]
+    pub state: PathBuf,
 }
 
 /// Who may reach what.
 #[derive(Debug, ClapArgs)]
 #[command(group = ArgGroup::new("who").required(true).args(["user", "group"]))]
 pub struct DevGrant {
-    /// Folder of the state
-    #[arg(long, value_name = "DIR")]
-    pub state: PathBuf,
+    /// Of which state.
+    #[command(flatten)]
+    pub at: StateArgs,
     /// Name or ARM id of the cluster, or * for all
     #[arg(long)]
     pub cluster: String,
@@ -192,7 +205,7 @@ pub struct UserArgs {
     #[arg(long, value_name = "TEXT")]
     pub audience: Option<String>,
     /// How long the token is to live; never longer than the issuer allows
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
     pub ttl: Option<Duration>,
 }
 
@@ -210,18 +223,37 @@ pub struct OutboundArgs {
     pub proxy_password_file: Option<PathBuf>,
 }
 
-/// `towline token`.
-#[derive(Debug, ClapArgs)]
-pub struct TokenArgs {
-    /// For which cluster.
+/// Which cluster, as whom, and how to get there: what all commands but `dev` have in common.
+#[derive(Debug, ClapArgs, Clone)]
+pub struct AccessArgs {
+    /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// For whom.
+    /// Who signs in.
     #[command(flatten)]
     pub user: UserArgs,
     /// How to get there.
     #[command(flatten)]
     pub outbound: OutboundArgs,
+}
+
+/// The right to reach a cluster with one of its service-account tokens.
+#[derive(Debug, ClapArgs, Clone)]
+pub struct CertificateArgs {
+    /// PEM file of an access certificate, for service-account tokens; with --state one is made
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    pub client_certificate: Option<PathBuf>,
+    /// PEM file of its private key
+    #[arg(long, value_name = "FILE", requires = "client_certificate")]
+    pub client_key: Option<PathBuf>,
+}
+
+/// `towline token`.
+#[derive(Debug, ClapArgs)]
+pub struct TokenArgs {
+    /// Which cluster, as whom, and how to get there.
+    #[command(flatten)]
+    pub at: AccessArgs,
     /// Print a JSON object with the token and when it expires
     #[arg(long, conflicts_with = "exec_credential")]
     pub json: bool,
@@ -233,24 +265,15 @@ pub struct TokenArgs {
 /// `towline whoami`.
 #[derive(Debug, ClapArgs)]
 pub struct WhoamiArgs {
-    /// Which cluster.
+    /// Which cluster, as whom, and how to get there.
     #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Whose token, if it is to be had from the issuer.
-    #[command(flatten)]
-    pub user: UserArgs,
-    /// How to get there.
-    #[command(flatten)]
-    pub outbound: OutboundArgs,
+    pub at: AccessArgs,
     /// Ask about the token in this file; - is standard input
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// PEM file of an access certificate, for service-account tokens
-    #[arg(long, value_name = "FILE", requires = "client_key")]
-    pub client_certificate: Option<PathBuf>,
-    /// PEM file of its private key
-    #[arg(long, value_name = "FILE", requires = "client_certificate")]
-    pub client_key: Option<PathBuf>,
+    /// The right to come with a service-account token.
+    #[command(flatten)]
+    pub certificate: CertificateArgs,
     /// Print the answer as it came
     #[arg(long)]
     pub json: bool,
@@ -270,15 +293,9 @@ pub struct KubeconfigFileArgs {
 /// `towline kubeconfig`.
 #[derive(Debug, ClapArgs)]
 pub struct KubeconfigArgs {
-    /// Which cluster.
+    /// Which cluster, as whom, and how to get there.
     #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Who signs in.
-    #[command(flatten)]
-    pub user: UserArgs,
-    /// How to get there.
-    #[command(flatten)]
-    pub outbound: OutboundArgs,
+    pub at: AccessArgs,
     /// Where to.
     #[command(flatten)]
     pub file: KubeconfigFileArgs,
@@ -290,7 +307,7 @@ pub struct KubeconfigArgs {
     #[arg(long, value_name = "FILE")]
     pub service_account_token: Option<PathBuf>,
     /// How long that certificate is good for
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "12h")]
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "12h")]
     pub access_ttl: Duration,
     /// Version of the exec plugin's interface; v1beta1 is known to every kubectl since 1.11
     #[arg(long, value_name = "VERSION", value_parser = ["v1", "v1beta1"], default_value = "v1beta1")]
@@ -303,15 +320,9 @@ pub struct KubeconfigArgs {
 /// `towline proxy`.
 #[derive(Debug, ClapArgs)]
 pub struct ProxyArgs {
-    /// Which cluster.
+    /// Which cluster, as whom, and how to get there.
     #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Who signs in.
-    #[command(flatten)]
-    pub user: UserArgs,
-    /// How to get there.
-    #[command(flatten)]
-    pub outbound: OutboundArgs,
+    pub at: AccessArgs,
     /// Where the kubeconfig goes.
     #[command(flatten)]
     pub file: KubeconfigFileArgs,
@@ -321,33 +332,25 @@ pub struct ProxyArgs {
     /// Use the token in this file, which is read again when it changes, instead of signing in
     #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "password_file", "issuer"])]
     pub token_file: Option<PathBuf>,
-    /// PEM file of an access certificate, for service-account tokens; with --state one is made
-    #[arg(long, value_name = "FILE", requires = "client_key")]
-    pub client_certificate: Option<PathBuf>,
-    /// PEM file of its private key
-    #[arg(long, value_name = "FILE", requires = "client_certificate")]
-    pub client_key: Option<PathBuf>,
+    /// The right to come with a service-account token.
+    #[command(flatten)]
+    pub certificate: CertificateArgs,
 }
 
-/// Reads `250ms`, `30s`, `5m`, `8h` or `7d`.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    const ALLOWED: &str = "expected a number above 0 and a unit: ms, s, m, h or d, such as 30s";
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let number: u64 = number.parse().map_err(|_| ALLOWED)?;
-    let millis = match unit {
-        "ms" => Some(number),
-        "s" => number.checked_mul(1000),
-        "m" => number.checked_mul(60_000),
-        "h" => number.checked_mul(3_600_000),
-        "d" => number.checked_mul(86_400_000),
-        _ => None,
-    };
-    // A thousand years are more than any clock here can hold a sum with.
-    match millis {
-        Some(millis) if (1..=31_557_600_000_000).contains(&millis) => Ok(Duration::from_millis(millis)),
-        _ => Err(ALLOWED.to_owned()),
+/// Reads an address to listen at. A port alone does not say who may connect.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
     }
+    let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
+    Err(match (port.parse::<u16>(), host) {
+        (Ok(port), "" | "localhost" | "*") => format!(
+            "expected ADDRESS:PORT: 127.0.0.1:{port} for this machine alone, 0.0.0.0:{port} or [::]:{port} for all its addresses"
+        ),
+        (Ok(port), host) if host.parse::<IpAddr>().is_ok() => format!("expected ADDRESS:PORT, such as [{host}]:{port}"),
+        _ => "expected ADDRESS:PORT with an IP address of this machine and a port up to 65535, such as 127.0.0.1:8443"
+            .to_owned(),
+    })
 }
 
 fn setting(text: &str) -> Result<(String, String), String> {
@@ -380,11 +383,15 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_units() {
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(duration("8h"), Ok(Duration::from_secs(8 * 3600)));
-        for bad in ["", "8", "h", "0s", "-1s", "99999999999999999999s", "18446744073709551615d"] {
-            assert!(duration(bad).is_err(), "{bad}");
+    fn an_address_to_listen_at_is_asked_for_in_the_words_that_were_typed() {
+        assert!(address("127.0.0.1:8443").is_ok() && address("[::1]:0").is_ok());
+        for port in ["8443", ":8443", "localhost:8443", "*:8443"] {
+            let error = address(port).unwrap_err();
+            assert!(error.contains("127.0.0.1:8443 for this machine alone, 0.0.0.0:8443"), "{port}: {error}");
+        }
+        assert!(address("::1:8443").unwrap_err().contains("[::1]:8443"));
+        for bad in ["", "x", "host.example.org:8443", "1.2.3.4", "1.2.3.4:99999"] {
+            assert!(address(bad).unwrap_err().contains("such as 127.0.0.1:8443"), "{bad}");
         }
     }
 }

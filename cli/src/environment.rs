@@ -1,4 +1,4 @@
-//! The environment variables that `towline` reads, all of them.
+//! What `towline` reads of its surroundings: environment variables, all of them, and how it was started.
 
 use std::{env, path::PathBuf};
 
@@ -36,4 +36,27 @@ pub fn kubeconfig() -> Option<PathBuf> {
 /// What kubectl tells a credential plugin: JSON with the version it speaks.
 pub fn exec_info() -> Option<String> {
     text(&["KUBERNETES_EXEC_INFO"])
+}
+
+/// Whether whoever started this program had it ignore SIGHUP, as nohup does. Asked before a handler is installed.
+pub fn hangup_is_ignored() -> bool {
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores_hangup(&status))
+}
+
+/// `SigIgn` is a mask in hex, and SIGHUP its lowest bit (proc_pid_status(5)).
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nohup_is_seen() {
+        assert!(ignores_hangup("Name:\tx\nSigIgn:\t0000000000001001\n"));
+        assert!(!ignores_hangup("Name:\tx\nSigIgn:\t0000000000001000\n"));
+        assert!(!ignores_hangup(""));
+    }
 }

@@ -5,6 +5,8 @@ use std::{
     process::ExitCode,
 };
 
+use proto::process::chain;
+
 /// Exit code of a failure.
 pub const FAILED: u8 = 1;
 /// Exit code of wrong usage, also clap's.
@@ -40,7 +42,7 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         let mut out = io::stderr().lock();
         // With standard error closed there is nobody to tell.
-        let _ = writeln!(out, "error: {:#}", self.error);
+        let _ = writeln!(out, "error: {}", chain(self.error.as_ref()));
         if let Some(hint) = &self.hint {
             let _ = writeln!(out, "hint: {hint}");
         }

@@ -125,18 +125,28 @@ pub struct State {
 impl State {
     /// Reads the state of a `towline dev` that has been started before.
     pub fn open(dir: &Path) -> Outcome<Self> {
-        let dir = dir.canonicalize().with_context(|| format!("cannot open the state in {}", dir.display()));
-        let state = dir.and_then(|dir| Ok(Self { data: read(&dir)?.context("there is no state yet")?, dir }));
-        state.map_err(|error| Failure::from(error).hint("start it once: towline dev --state DIR"))
+        let folder = dir.canonicalize();
+        let missing = || {
+            let error = anyhow::anyhow!("there is no state of a towline dev in {}", dir.display());
+            Failure::usage(error).hint(format!("start it once: towline dev --state {}", dir.display()))
+        };
+        let dir = match folder {
+            Ok(folder) => folder,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(missing()),
+            Err(error) => {
+                let error = anyhow::Error::new(error).context(format!("cannot open the state in {}", dir.display()));
+                return Err(Failure::usage(error));
+            }
+        };
+        Ok(Self { data: read(&dir).map_err(Failure::usage)?.ok_or_else(missing)?, dir })
     }
 
     /// Changes the state under a lock and writes `state.json`; makes the folder and a new state where there is none.
     pub fn edit(dir: &Path, change: impl FnOnce(&mut Data) -> Outcome<()>) -> Outcome<Self> {
-        files::create_private_dir(dir)?;
-        let dir = dir.canonicalize().with_context(|| format!("cannot open {}", dir.display()))?;
+        let dir = make_folder(dir)?;
         let file = dir.join(STATE_FILE);
         let _lock = EditLock::take(&file)?;
-        let before = read(&dir)?;
+        let before = read(&dir).map_err(Failure::usage)?;
         let mut data = before.clone().unwrap_or_default();
         change(&mut data)?;
         let state = Self { dir, data };
@@ -158,8 +168,7 @@ impl State {
 
     /// Keeps a second gateway from running on the same state, until the guard is dropped or the process ends.
     pub fn lock_running(dir: &Path) -> Outcome<File> {
-        files::create_private_dir(dir)?;
-        let path = dir.join(LOCK_FILE);
+        let path = make_folder(dir)?.join(LOCK_FILE);
         let file = File::options().create(true).truncate(false).write(true).open(&path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         match file.try_lock() {
@@ -237,7 +246,7 @@ impl State {
             (None, [only]) => Ok(only),
             (None, _) => Err(Failure::usage(anyhow::anyhow!("which cluster? --cluster one of: {}", known()))),
             (Some(name), clusters) => clusters.iter().find(|cluster| cluster.is(name)).ok_or_else(|| {
-                Failure::from(anyhow::anyhow!("this state has no cluster {name:?}; it has: {}", known()))
+                Failure::usage(anyhow::anyhow!("this state has no cluster {name:?}; it has: {}", known()))
                     .hint(format!("towline dev add-cluster --state {} {name}", self.dir.display()))
             }),
         }
@@ -321,16 +330,38 @@ impl Data {
     }
 }
 
+/// Makes the folder, which must be one that this user may write to.
+fn make_folder(dir: &Path) -> Outcome<PathBuf> {
+    let made = match dir.metadata() {
+        Ok(facts) if !facts.is_dir() => Err(anyhow::anyhow!("{} is a file", dir.display())),
+        _ => files::create_private_dir(dir).map_err(anyhow::Error::new),
+    };
+    let folder = made.and_then(|()| dir.canonicalize().with_context(|| format!("cannot open {}", dir.display())));
+    folder.map_err(|error| Failure::usage(error).hint("--state DIR: a folder that you may write to, or make"))
+}
+
+/// Only to tell versions apart: another one may have other fields.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
 fn read(dir: &Path) -> anyhow::Result<Option<Data>> {
     let path = dir.join(STATE_FILE);
     if !path.exists() {
         return Ok(None);
     }
-    let data: Data = serde_json::from_slice(&files::read(&path)?)
-        .with_context(|| format!("{} is not the state of a towline dev", path.display()))?;
-    if data.version != VERSION {
-        bail!("{} has version {}, this program reads version {VERSION}", path.display(), data.version);
+    let content = files::read(&path)?;
+    let foreign = || format!("{} is not the state of a towline dev", path.display());
+    let Versioned { version } = serde_json::from_slice(&content).with_context(foreign)?;
+    if version != VERSION {
+        bail!(
+            "{} is of another towline: it has version {version}, this program reads version {VERSION}; use that one, or \
+             another folder",
+            path.display()
+        );
     }
+    let data = serde_json::from_slice(&content).with_context(foreign)?;
     Ok(Some(data))
 }
 
@@ -355,6 +386,31 @@ mod tests {
         assert!(data.add_cluster("..").is_err());
         assert_eq!(data.scope("EDGE").unwrap(), data.clusters[0].id);
         assert!(data.scope("x").is_err());
+    }
+
+    #[test]
+    fn a_state_of_another_version_is_told_from_a_broken_one_and_from_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |dir: &Path| format!("{:?}", State::open(dir).err().unwrap());
+        let none = error(dir.path());
+        assert!(
+            none.contains("there is no state") && none.contains("start it once") && none.contains("code: 2"),
+            "{none}"
+        );
+        for (content, expected) in
+            [(r#"{"version":2,"colour":"red"}"#, "it has version 2"), ("{", "is not the state of a towline dev")]
+        {
+            std::fs::write(dir.path().join(STATE_FILE), content).unwrap();
+            let error = error(dir.path());
+            assert!(error.contains(expected) && error.contains("code: 2") && !error.contains("start it"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_in_the_folders_place_is_a_fault_of_what_was_typed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = format!("{:?}", State::lock_running(file.path()).err().unwrap());
+        assert!(error.contains("is a file") && error.contains("code: 2") && error.contains("--state DIR"), "{error}");
     }
 
     #[test]

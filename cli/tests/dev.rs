@@ -122,7 +122,7 @@ async fn tokens_are_what_an_agent_takes_and_only_for_their_cluster() {
     let error =
         fails(1, &["token", "--state", &dev.state(), "--user", "bob", "--cluster", "one", "--password-file", &wrong]);
     assert!(error.contains("invalid_grant") && !error.contains("geheim"), "{error}");
-    let error = fails(1, &["token", "--state", &dev.state(), "--user", "bob", "--cluster", "three"]);
+    let error = fails(2, &["token", "--state", &dev.state(), "--user", "bob", "--cluster", "three"]);
     assert!(error.contains("one, two") && error.contains("add-cluster"), "{error}");
 }
 
@@ -258,4 +258,37 @@ fn a_service_account_gets_a_certificate_beside_its_token() {
     let peer = certs::PeerIdentity::from_der(pair.chain(), &roots, SystemTime::now()).unwrap();
     assert!(format!("{peer:?}").contains("Access"), "{peer:?}");
     assert!(pair.not_after() < SystemTime::now() + Duration::from_secs(13 * 3600));
+}
+
+#[test]
+fn what_is_typed_wrongly_is_refused_with_what_is_meant_and_not_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = text(&dir.path().join("state"));
+    let refused = |more: &[&str], said: &[&str]| {
+        let args = ["dev", "--state", &state, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--json"];
+        let args: Vec<&str> =
+            if more[0] == "--listen" { [&["dev", "--state", &state], more].concat() } else { [&args, more].concat() };
+        let error = fails(2, &args);
+        for text in said {
+            assert!(error.contains(text), "{more:?}: {text:?} in {error}");
+        }
+    };
+    refused(&["--listen", "8443"], &["127.0.0.1:8443 for this machine alone"]);
+    refused(&["--agent-set", "gateway.carier=h2"], &["agent.toml", "gateway.carier: is not known", "carrier"]);
+    refused(&["--agent-set", "gateway.carrier=pigeon"], &["gateway.carrier: is \"pigeon\": expected auto, quic, h2"]);
+    refused(&["--agent-set", "sessions.outlive_token=8"], &["sessions.outlive_token: is 8, must be a duration"]);
+    refused(
+        &["--set", "limits.idle_timeout=0"],
+        &["limits.idle_timeout: is 0, must be a duration", "from 100ms to 1h"],
+    );
+    refused(&["--kubeconfig", "/nonexistent/kubeconfig"], &["/nonexistent/kubeconfig", "hint: "]);
+    refused(&["--token-ttl", "0"], &["more than 0"]);
+    let settings = ["--agent-set", "gateway.carrier=h2", "--agent-set", "limits.drain_grace=5s"];
+    let mut dev = start(&dir.path().join("state"), &[&["--listen", "127.0.0.1:0"], &settings[..]].concat());
+    let values = std::fs::read_to_string(in_state(&dev.dir, "agents/dev/values.yaml")).unwrap();
+    assert!(values.contains("carrier: h2") && values.contains("drainGrace: 5s"), "helm gets the same settings");
+    let config = std::fs::read_to_string(in_state(&dev.dir, "agents/dev/agent.toml")).unwrap();
+    assert!(!config.contains("carier") && !config.contains("pigeon"), "{config}");
+    dev.running.signal("TERM");
+    assert_eq!(dev.running.code(), Some(0));
 }

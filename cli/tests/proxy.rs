@@ -337,3 +337,12 @@ async fn a_token_is_renewed_before_it_ends_and_shown_to_the_gateway() {
     assert_eq!(shown.target, format!("{}/.towline/refresh", proxy.local.path));
     assert_ne!(shown.headers["authorization"], first);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_ends_with_its_terminal() {
+    let gateway = SmallGateway::start(BOTH).await;
+    let mut proxy = start(&gateway, &gateway.dir.path().join("kubeconfig"), 0, &[]).await;
+    proxy.running.signal("HUP");
+    let code = tokio::task::spawn_blocking(move || proxy.running.code()).await.unwrap();
+    assert_eq!(code, Some(0));
+}

@@ -1,23 +1,21 @@
 //! Valid settings. A file is parsed into [`Config`] in one go, with all its faults at once; what holds a `Config` need
 //! not check again. Which clusters, issuers and grants there are is [`Dynamic`]: it can be loaded again while running.
 
-pub mod raw;
-
 use std::{
     collections::{BTreeSet, HashSet},
-    fmt,
     net::SocketAddr,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use certs::{Credentials, Roots};
 use proto::{
     ids::ClusterId,
     limits,
+    settings::{self, BadFile, Faults, Section},
     token::{Issuer, RawIssuer},
 };
-
-use self::raw::{Fault, Faults, Section};
 
 /// All that a gateway is told.
 #[derive(Debug, Clone)]
@@ -67,6 +65,15 @@ pub enum AuditTo {
     Stdout,
     /// Appended to a file.
     File(PathBuf),
+}
+
+impl std::fmt::Display for AuditTo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Stdout => f.write_str("standard output"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
 }
 
 /// Bounds of a gateway process. The defaults are those of [`proto::limits`].
@@ -171,151 +178,90 @@ impl Default for Sessions {
     }
 }
 
-/// Why a file is no configuration: all its faults.
-#[derive(Debug)]
-pub struct ConfigError {
-    /// The file.
-    pub file: PathBuf,
-    /// What is wrong with it, never empty.
-    pub faults: Vec<Fault>,
-}
-
-impl std::error::Error for ConfigError {}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} has {} fault(s)", self.file.display(), self.faults.len())?;
-        self.faults.iter().try_for_each(|fault| write!(f, "\n  {}: {fault}", self.file.display()))
-    }
-}
-
 impl Config {
-    /// Reads `file`. Relative paths in it are relative to its folder.
-    pub fn load(file: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(file).map_err(|error| ConfigError {
-            file: file.to_owned(),
-            faults: vec![Fault { key: String::new(), problem: format!("cannot be read: {error}") }],
-        })?;
-        let mut config =
-            Self::parse(&text).map_err(|faults| ConfigError { file: file.to_owned(), faults: faults.0 })?;
-        config.resolve(file.parent().unwrap_or(Path::new("")));
+    /// Reads `file`. Relative paths in it are relative to its folder. The files that it names must be of use, too.
+    pub fn load(file: &Path) -> Result<Self, BadFile> {
         let mut faults = Faults::default();
-        config.check_files(&mut faults);
-        if !faults.0.is_empty() {
-            return Err(ConfigError { file: file.to_owned(), faults: faults.0 });
+        match Self::read(settings::read(file)?, &mut faults) {
+            Some(config) if faults.is_empty() => Ok(Self { file: Some(file.to_owned()), ..config }),
+            _ => Err(faults.of(file)),
         }
-        config.file = Some(file.to_owned());
-        Ok(config)
     }
 
-    /// Reads the text of a file. Opens none of the files that it names.
-    pub fn parse(text: &str) -> Result<Self, Faults> {
-        let mut faults = Faults::default();
-        let table = match text.parse::<toml::Table>() {
-            Ok(table) => table,
-            Err(error) => {
-                faults.push("", format!("is not TOML: {}", error.to_string().trim()));
-                return Err(faults);
-            }
+    fn read(mut root: Section, faults: &mut Faults) -> Option<Self> {
+        let listen = parse_listen(root.section("listen", faults), faults);
+        let tls = parse_tls(root.section("tls", faults), faults);
+        let agents_ca_file = parse_agents(root.section("agents", faults), faults);
+        let audit = parse_audit(root.section("audit", faults), faults);
+        let limits = parse_limits(root.section("limits", faults), faults);
+        let dynamic = parse_dynamic(&mut root, faults);
+        root.end(faults);
+        Some(Self { file: None, listen: listen?, tls: tls?, agents_ca_file: agents_ca_file?, audit, limits, dynamic })
+    }
+}
+
+fn parse_tls(mut section: Section, faults: &mut Faults) -> Option<TlsFiles> {
+    let what = "the PEM file of the certificate that users see";
+    let certificate_file = section.required_path("certificate_file", what, faults);
+    let key_file = section.required_path("key_file", "the PEM file of its private key", faults);
+    let mut readable = true;
+    for (name, file) in [("certificate_file", &certificate_file), ("key_file", &key_file)] {
+        let Some(file) = file else { continue };
+        if let Err(error) = std::fs::File::open(file) {
+            faults.push(section.key(name), format_args!("{} cannot be read: {error}", file.display()));
+            readable = false;
+        }
+    }
+    section.end(faults);
+    let files = TlsFiles { certificate_file: certificate_file?, key_file: key_file? };
+    if readable && let Err(error) = Credentials::load(&files.certificate_file, &files.key_file) {
+        faults.push("tls", error);
+    }
+    Some(files)
+}
+
+fn parse_agents(mut section: Section, faults: &mut Faults) -> Option<PathBuf> {
+    let file = section.required_path("ca_file", "the PEM file of the CA of agents' certificates", faults);
+    if let Some(Err(error)) = file.as_deref().map(Roots::load) {
+        faults.push(section.key("ca_file"), error);
+    }
+    section.end(faults);
+    file
+}
+
+fn parse_audit(mut section: Section, faults: &mut Faults) -> AuditTo {
+    let audit = match section.text("file", faults) {
+        None => AuditTo::Stdout,
+        Some(dash) if dash == "-" => AuditTo::Stdout,
+        Some(path) => AuditTo::File(section.base().join(path)),
+    };
+    if let AuditTo::File(path) = &audit {
+        // Where it is not there yet, it is made when the gateway starts.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let tried = match std::fs::File::options().append(true).open(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => std::fs::read_dir(folder).map(|_| folder),
+            other => other.map(|_| folder),
         };
-        let mut root = Section::root(table);
-        let listen = parse_listen(root.section("listen", &mut faults), &mut faults);
-        let mut section = root.section("tls", &mut faults);
-        let certificate_file =
-            section.required_path("certificate_file", "the PEM file of the certificate that users see", &mut faults);
-        let key_file = section.required_path("key_file", "the PEM file of its private key", &mut faults);
-        section.end(&mut faults);
-        let mut section = root.section("agents", &mut faults);
-        let ca_file = section.required_path("ca_file", "the PEM file of the CA of agents' certificates", &mut faults);
-        section.end(&mut faults);
-        let mut section = root.section("audit", &mut faults);
-        let audit = match section.text("file", &mut faults) {
-            None => AuditTo::Stdout,
-            Some(dash) if dash == "-" => AuditTo::Stdout,
-            Some(path) => AuditTo::File(path.into()),
-        };
-        section.end(&mut faults);
-        let limits = parse_limits(root.section("limits", &mut faults), &mut faults);
-        let dynamic = parse_dynamic(&mut root, &mut faults);
-        root.end(&mut faults);
-        match (listen, certificate_file, key_file, ca_file) {
-            (Some(listen), Some(certificate_file), Some(key_file), Some(agents_ca_file)) if faults.0.is_empty() => {
-                Ok(Self {
-                    file: None,
-                    listen,
-                    tls: TlsFiles { certificate_file, key_file },
-                    agents_ca_file,
-                    audit,
-                    limits,
-                    dynamic,
-                })
-            }
-            _ => Err(faults),
+        if let Err(error) = tried {
+            faults.push(section.key("file"), format_args!("{} cannot be written: {error}", path.display()));
         }
     }
-
-    fn resolve(&mut self, folder: &Path) {
-        let own = [&mut self.tls.certificate_file, &mut self.tls.key_file, &mut self.agents_ca_file];
-        own.into_iter().for_each(|path| *path = folder.join(&*path));
-        if let AuditTo::File(path) = &mut self.audit {
-            *path = folder.join(&*path);
-        }
-        for issuer in &mut self.dynamic.issuers {
-            issuer.resolve_paths(folder);
-        }
-    }
-
-    fn check_files(&self, faults: &mut Faults) {
-        let named = [
-            ("tls.certificate_file", &self.tls.certificate_file),
-            ("tls.key_file", &self.tls.key_file),
-            ("agents.ca_file", &self.agents_ca_file),
-        ];
-        for (key, path) in named {
-            if let Err(error) = std::fs::File::open(path) {
-                faults.push(key, format!("{} cannot be read: {error}", path.display()));
-            }
-        }
-        if let Err(found) = Issuer::all(self.dynamic.issuers.clone()) {
-            for fault in found.0 {
-                faults.push(format!("issuers.{}.{}", fault.issuer, fault.key), fault.message);
-            }
-        }
-    }
+    section.end(faults);
+    audit
 }
 
 fn parse_listen(mut section: Section, faults: &mut Faults) -> Option<Listen> {
     const ADDRESS: &str = "an address and port such as \"0.0.0.0:8443\" or \"[::]:8443\"";
-    let address = |section: &mut Section, name: &'static str, faults: &mut Faults| {
-        let key = section.key(name);
-        let text = section.text(name, faults)?;
-        text.parse().map_err(|_| faults.push(key, format!("is {text:?}, must be {ADDRESS}"))).ok()
-    };
-    let missing = |section: &Section, name: &'static str, faults: &mut Faults, before: usize| {
-        if faults.0.len() == before {
-            faults.push(section.key(name), format!("is missing; {ADDRESS}"));
-        }
-    };
-    let before = faults.0.len();
-    let public: Option<SocketAddr> = address(&mut section, "public", faults);
-    if public.is_none() {
-        missing(&section, "public", faults, before);
-    }
-    let before = faults.0.len();
-    let admin: Option<SocketAddr> = address(&mut section, "admin", faults);
-    if admin.is_none() {
-        missing(&section, "admin", faults, before);
-    }
-    let tunnel = address(&mut section, "tunnel", faults);
-    let domain = section.text("domain", faults).and_then(|domain| {
+    let address = |text: &str| text.parse::<SocketAddr>().map_err(|_| format!("must be {ADDRESS}"));
+    let public = section.required_parsed("public", ADDRESS, faults, address);
+    let admin = section.required_parsed("admin", ADDRESS, faults, address);
+    let tunnel = section.parsed("tunnel", faults, address);
+    let domain = section.parsed("domain", faults, |domain| {
         let fine = domain.len() <= 200
             && domain.split('.').all(|label| {
                 (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
             });
-        if !fine {
-            faults.push(section.key("domain"), format!("is {domain:?}, must be a DNS name without a final dot"));
-        }
-        fine.then(|| domain.to_ascii_lowercase())
+        if fine { Ok(domain.to_ascii_lowercase()) } else { Err("must be a DNS name without a final dot") }
     });
     section.end(faults);
     Some(Listen { public: public?, tunnel, admin: admin?, domain })
@@ -323,10 +269,7 @@ fn parse_listen(mut section: Section, faults: &mut Faults) -> Option<Listen> {
 
 fn parse_limits(mut section: Section, faults: &mut Faults) -> Limits {
     let default = Limits::default();
-    let mut count = |name, default: u32, max: u32| -> u32 {
-        let number = section.number(name, u64::from(default), 1..=u64::from(max), faults);
-        u32::try_from(number).unwrap_or(default)
-    };
+    let mut count = |name, default: u32, max: u32| -> u32 { section.number(name, 1..=max, faults).unwrap_or(default) };
     let limits = Limits {
         streams_per_user: count("streams_per_user", default.streams_per_user, 1_000_000),
         streams_per_cluster: count("streams_per_cluster", default.streams_per_cluster, 1_000_000),
@@ -338,18 +281,16 @@ fn parse_limits(mut section: Section, faults: &mut Faults) -> Limits {
         ..default.clone()
     };
     let short = Duration::from_millis(100)..=Duration::from_secs(3600);
+    let mut time = |name, default: Duration, allowed: &RangeInclusive<Duration>| -> Duration {
+        section.duration(name, allowed.clone(), faults).unwrap_or(default)
+    };
     let limits = Limits {
-        header_timeout: section.duration("header_timeout", default.header_timeout, short.clone(), faults),
-        answer_timeout: section.duration("answer_timeout", default.answer_timeout, short.clone(), faults),
-        idle_timeout: section.duration("idle_timeout", default.idle_timeout, short.clone(), faults),
-        open_timeout: section.duration("open_timeout", default.open_timeout, short.clone(), faults),
-        request_timeout: section.duration("request_timeout", default.request_timeout, short, faults),
-        drain_grace: section.duration(
-            "drain_grace",
-            default.drain_grace,
-            Duration::ZERO..=Duration::from_secs(24 * 3600),
-            faults,
-        ),
+        header_timeout: time("header_timeout", default.header_timeout, &short),
+        answer_timeout: time("answer_timeout", default.answer_timeout, &short),
+        idle_timeout: time("idle_timeout", default.idle_timeout, &short),
+        open_timeout: time("open_timeout", default.open_timeout, &short),
+        request_timeout: time("request_timeout", default.request_timeout, &short),
+        drain_grace: time("drain_grace", default.drain_grace, &(Duration::ZERO..=Duration::from_secs(24 * 3600))),
         ..limits
     };
     section.end(faults);
@@ -357,14 +298,16 @@ fn parse_limits(mut section: Section, faults: &mut Faults) -> Limits {
 }
 
 fn parse_dynamic(root: &mut Section, faults: &mut Faults) -> Dynamic {
-    let issuers = parse_issuers(root, faults);
+    let (issuers, _) = Issuer::read_all(root, faults);
     let mut clusters = Vec::new();
     for mut section in root.sections("clusters", faults) {
-        if let Some(text) = section.required("id", "the ARM id of a connected cluster", faults) {
-            match text.parse::<ClusterId>() {
-                Ok(id) if clusters.contains(&id) => faults.push(section.key("id"), format!("{id} is there twice")),
-                Ok(id) => clusters.push(id),
-                Err(error) => faults.push(section.key("id"), error.to_string()),
+        if let Some(id) =
+            section.required_parsed("id", "the ARM id of a connected cluster", faults, |text| text.parse::<ClusterId>())
+        {
+            if clusters.contains(&id) {
+                faults.push(section.key("id"), format_args!("{id} is there twice"));
+            } else {
+                clusters.push(id);
             }
         }
         section.end(faults);
@@ -379,41 +322,20 @@ fn parse_dynamic(root: &mut Section, faults: &mut Faults) -> Dynamic {
         disabled.extend(section.required("user", "a user name with its issuer's prefix", faults));
         section.end(faults);
     }
-    let mut section = root.section("sessions", faults);
-    let default = Sessions::default();
-    let sessions = Sessions {
-        reauthorise_every: section.duration(
-            "reauthorise_every",
-            default.reauthorise_every,
-            Duration::from_millis(100)..=Duration::from_secs(3600),
-            faults,
-        ),
-        outlive_token: section.duration(
-            "outlive_token",
-            default.outlive_token,
-            Duration::ZERO..=Duration::from_secs(7 * 24 * 3600),
-            faults,
-        ),
-    };
-    section.end(faults);
+    let sessions = parse_sessions(root.section("sessions", faults), faults);
     Dynamic { issuers, clusters, grants, disabled, sessions }
 }
 
-fn parse_issuers(root: &mut Section, faults: &mut Faults) -> Vec<RawIssuer> {
-    let mut issuers: Vec<RawIssuer> = Vec::new();
-    for mut section in root.sections("issuers", faults) {
-        match toml::Value::Table(section.rest()).try_into::<RawIssuer>() {
-            Ok(issuer) if issuers.iter().any(|other| other.name == issuer.name) => {
-                faults.push(section.key("name"), format!("{:?} is there twice", issuer.name));
-            }
-            Ok(issuer) if issuers.iter().any(|other| other.url == issuer.url) => {
-                faults.push(section.key("url"), format!("{:?} is there twice", issuer.url));
-            }
-            Ok(issuer) => issuers.push(issuer),
-            Err(error) => faults.push(section.key(""), error.message().to_owned()),
-        }
-    }
-    issuers
+fn parse_sessions(mut section: Section, faults: &mut Faults) -> Sessions {
+    let default = Sessions::default();
+    let every = Duration::from_millis(100)..=Duration::from_secs(3600);
+    let outlive = Duration::ZERO..=Duration::from_secs(7 * 24 * 3600);
+    let sessions = Sessions {
+        reauthorise_every: section.duration("reauthorise_every", every, faults).unwrap_or(default.reauthorise_every),
+        outlive_token: section.duration("outlive_token", outlive, faults).unwrap_or(default.outlive_token),
+    };
+    section.end(faults);
+    sessions
 }
 
 fn parse_grant(mut section: Section, clusters: &[ClusterId], faults: &mut Faults) -> Option<Grant> {
@@ -432,8 +354,8 @@ fn parse_grant(mut section: Section, clusters: &[ClusterId], faults: &mut Faults
         },
         None => None,
     };
-    let users: BTreeSet<String> = section.texts("users", faults).into_iter().collect();
-    let groups: BTreeSet<String> = section.texts("groups", faults).into_iter().collect();
+    let users: BTreeSet<String> = section.texts("users", faults).unwrap_or_default().into_iter().collect();
+    let groups: BTreeSet<String> = section.texts("groups", faults).unwrap_or_default().into_iter().collect();
     if users.is_empty() && groups.is_empty() {
         faults.push(section.key("users"), "a grant needs at least one entry in users or groups");
     }
@@ -469,9 +391,33 @@ mod tests {
         outlive_token = "0"
     "#;
 
+    /// A folder with the files that [`GOOD`] names and `text` as the configuration.
+    fn folder(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = certs::Authority::create("test", certs::Validity::days(1)).unwrap();
+        let server = authority.issue_server(&["localhost"], certs::Validity::days(1)).unwrap();
+        let file = dir.path().join("gateway.toml");
+        for (name, content) in [
+            ("ca.crt", authority.certificate_pem()),
+            ("tls.crt", &server.certificate_pem),
+            ("tls.key", server.key_pem()),
+            ("gateway.toml", text),
+        ] {
+            std::fs::write(dir.path().join(name), content).unwrap();
+        }
+        (dir, file)
+    }
+
+    fn faults_of(text: &str) -> Vec<settings::Fault> {
+        let (_dir, file) = folder(text);
+        Config::load(&file).unwrap_err().faults
+    }
+
     #[test]
     fn a_good_file_is_read() {
-        let config = Config::parse(GOOD).unwrap();
+        let (dir, file) = folder(GOOD);
+        let config = Config::load(&file).unwrap();
+        assert_eq!(config.tls.key_file, dir.path().join("tls.key"));
         assert_eq!(config.listen.domain.as_deref(), Some("clusters.example.org"));
         assert_eq!(config.dynamic.grants.len(), 2);
         assert_eq!(config.dynamic.sessions.outlive_token, Duration::ZERO);
@@ -482,7 +428,8 @@ mod tests {
 
     #[test]
     fn all_faults_are_reported_at_once_with_key_and_what_is_allowed() {
-        let bad = r#"
+        let faults = faults_of(
+            r#"
             surprise = 1
             [listen]
             public = "here"
@@ -498,8 +445,13 @@ mod tests {
             reauthorise_every = "0"
             [limits]
             streams_per_user = -1
-        "#;
-        let faults = Config::parse(bad).unwrap_err().0;
+            [audit]
+            file = "no/such/folder/audit.jsonl"
+            [[issuers]]
+            colour = "red"
+            name = "x"
+        "#,
+        );
         let keys: Vec<&str> = faults.iter().map(|f| f.key.as_str()).collect();
         for key in [
             "surprise",
@@ -514,6 +466,9 @@ mod tests {
             "grants[0].users",
             "sessions.reauthorise_every",
             "limits.streams_per_user",
+            "audit.file",
+            "issuers[0].colour",
+            "issuers[0].url",
         ] {
             assert!(keys.contains(&key), "{key} not in {keys:?}");
         }
@@ -523,13 +478,17 @@ mod tests {
 
     #[test]
     fn what_is_no_toml_names_the_line() {
-        let faults = Config::parse("[listen\n").unwrap_err().0;
+        let faults = faults_of("[listen\n");
         assert!(faults[0].problem.contains("line 1"), "{}", faults[0]);
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_a_fault_with_its_name() {
-        let error = Config::load(Path::new("/nonexistent/gateway.toml")).unwrap_err();
-        assert!(error.to_string().contains("/nonexistent/gateway.toml"), "{error}");
+    fn files_that_are_of_no_use_are_told_together_with_all_else() {
+        let bad = GOOD.replace("\"tls.key\"", "\"ca.crt\"").replace("\"0\"", "0");
+        let keys: Vec<String> = faults_of(&bad).into_iter().map(|fault| fault.key).collect();
+        assert_eq!(keys, ["tls", "sessions.outlive_token"]);
+        let bad = GOOD.replace("ca_file = \"ca.crt\"", "ca_file = \"tls.crt\"").replace("8443", "port");
+        let keys: Vec<String> = faults_of(&bad).into_iter().map(|fault| fault.key).collect();
+        assert_eq!(keys, ["listen.public", "agents.ca_file"]);
     }
 }

@@ -42,7 +42,7 @@ use proto::{
 use tokio::net::TcpListener;
 
 use self::{
-    config::{Config, Dynamic},
+    config::{AuditTo, Config, Dynamic},
     core::{Core, Trust, TrustError},
     issuer::Issuer,
     metrics::Metrics,
@@ -80,8 +80,14 @@ pub enum BuildError {
         source: io::Error,
     },
     /// The audit file.
-    #[error("the audit file cannot be opened")]
-    Audit(#[source] io::Error),
+    #[error("{to}, where audit records go, cannot be opened")]
+    Audit {
+        /// Which.
+        to: AuditTo,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// What a program hands in beside the configuration.
@@ -165,7 +171,9 @@ impl Gateway {
         let trust = Trust::load(&config)?;
         let verifier = reload::verifier(&config.dynamic.issuers)?;
         let (audit_tasks, audit_shutdown) = (TaskGroup::new("audit"), Shutdown::new());
-        let audit = AuditLog::open(&config.audit, &audit_tasks, &audit_shutdown).await.map_err(BuildError::Audit)?;
+        let to = config.audit.clone();
+        let audit = AuditLog::open(&to, &audit_tasks, &audit_shutdown).await;
+        let audit = audit.map_err(|source| BuildError::Audit { to, source })?;
         let (public, udp) = bind_public(&config).await?;
         let admin_address = config.listen.admin;
         let admin = TcpListener::bind(admin_address).await.map_err(listen("admin", admin_address))?;

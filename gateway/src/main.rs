@@ -4,7 +4,7 @@ use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use gateway::{Extras, Gateway, config::Config};
-use proto::process::{Shutdown, TaskGroup, raise_open_files, signals, telemetry};
+use proto::process::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
 
 /// A gateway to Kubernetes clusters behind firewalls.
 #[derive(Parser)]
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     };
     match runtime.block_on(run(config, log_level)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(1, &*error),
+        Err(error) => fail(1, error.as_ref()),
     }
 }
 
@@ -84,7 +84,7 @@ fn say(text: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn fail(code: u8, error: &(impl std::fmt::Display + ?Sized)) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "towline-gateway: {error:#}");
+fn fail(code: u8, error: &(dyn std::error::Error + 'static)) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "towline-gateway: {}", chain(error));
     ExitCode::from(code)
 }

@@ -9,12 +9,13 @@ use std::{
 
 use arc_swap::ArcSwap;
 use proto::{
+    settings::BadFile,
     token::{Direct, Issuer, RawIssuer, Verifier},
     transport::quic::Listener,
 };
 
 use crate::{
-    config::{Config, ConfigError, Dynamic},
+    config::{Config, Dynamic},
     core::{Core, TrustError},
     snapshot::Snapshot,
 };
@@ -30,7 +31,7 @@ pub enum ReloadError {
     NoFile,
     /// The file has faults.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] BadFile),
     /// A certificate or CA file has.
     #[error(transparent)]
     Trust(#[from] TrustError),

@@ -1,12 +1,12 @@
 //! One HTTP exchange on one stream: bodies to chunks and back without a copy, hop-by-hop headers, upgraded bytes both
 //! ways, and the Kubernetes `Status` that both ends answer errors with.
 //!
-//! The opener's end is a [`Call`]: [`Call::open`], then [`Call::exchange`] or, for an upgrade, [`Call::upgrade`] and
-//! [`splice`]. The acceptor's end reads its [`StreamBody::of_request`] and answers with [`respond`], or sends the head of
-//! a 101 by [`respond_head`] and goes on with [`splice`].
+//! The opener's end sends its head with the stream, its body by [`send_body`], and reads the head of the answer and its
+//! [`StreamBody::of_response`], or goes on with [`splice`] after a 101. The acceptor's end reads its
+//! [`StreamBody::of_request`] and answers with [`respond`], or sends the head of a 101 by [`respond_head`] and goes on
+//! with [`splice`].
 
 mod body;
-mod call;
 mod half;
 mod headers;
 mod send;
@@ -16,7 +16,6 @@ mod status;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use body::StreamBody;
-pub use call::{Call, ExchangeError, Upgraded};
 pub use headers::{content_length, strip_hop_by_hop, upgrade_of};
 pub use send::{SendBodyError, Sent, respond, respond_head, send_body, send_body_counted};
 pub use splice::{Spliced, splice, splice_counted};

@@ -12,11 +12,13 @@
 //! | [`exchange`] | one HTTP exchange on one stream |
 //! | [`token`] | OIDC verification: issuers, key sets, claims to identity |
 //! | [`process`] | signals, shutdown, task groups, telemetry, backoff |
+//! | [`settings`] | settings files: every fault of one at once; durations |
 
 pub mod exchange;
 pub mod ids;
 pub mod limits;
 pub mod process;
+pub mod settings;
 pub mod token;
 pub mod transport;
 pub mod version;

@@ -15,3 +15,19 @@ pub use files::raise_open_files;
 pub use shutdown::{Phase, Shutdown};
 pub use signals::{Signals, signals};
 pub use tasks::{Panicked, Task, TaskEnded, TaskGroup};
+
+/// An error with its causes on one line.
+pub fn chain(err: &dyn std::error::Error) -> String {
+    let mut text = err.to_string();
+    let mut source = err.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some libraries repeat the cause in their own text.
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

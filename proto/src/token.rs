@@ -39,7 +39,7 @@ pub use self::{
     fetch::{Boxed, Connect, DOCUMENT_BYTES, Direct, FETCH_DEADLINE, Fetch, FetchError, HttpsFetch, Socket},
     identity::{Details, GroupsResolver, Identity, Overage},
     jwk::{Algorithm, KeySetError},
-    keys::{BACKOFF_MAX, FRESH, REFETCH, STALE},
+    keys::{BACKOFF_MAX, FRESH, Probe, REFETCH, STALE},
 };
 use self::{
     decisions::{Decision, Decisions},
@@ -156,6 +156,11 @@ impl Verifier {
             tick.tick().await;
             futures_util::future::join_all(self.issuers.iter().map(|issuer| issuer.keys.refresh_if_older(FRESH))).await;
         }
+    }
+
+    /// Asks every issuer for its keys now: whether tokens could be verified at all.
+    pub async fn probe(&self) -> Vec<Probe> {
+        futures_util::future::join_all(self.issuers.iter().map(|issuer| issuer.keys.probe())).await
     }
 
     /// The whole check of one token: syntax, issuer, signature, times, audience, claims; and of a proof of possession

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::Finding;
 use crate::{
     chain,
-    config::Config,
+    config::{Cluster, Config},
     roles::kube_aad_proxy::{
         dial::{Apiserver, access::Access},
         impersonate::ORIGINAL_USER,
@@ -23,7 +23,13 @@ pub(super) async fn apiserver(config: &Config, findings: &mut Vec<Finding>) {
     let access = match Access::new(&config.cluster).await {
         Ok(access) => access,
         Err(err) => {
-            let remedy = "run the agent in a pod with a service account, or set cluster.kubeconfig";
+            let remedy = match config.cluster {
+                Cluster::InCluster { .. } => "run the agent in a pod with a service account, or set cluster.kubeconfig",
+                Cluster::Kubeconfig { .. } => {
+                    "correct cluster.kubeconfig or cluster.context (--kubeconfig, --context): a file that reaches the \
+                     apiserver itself, not through a gateway"
+                }
+            };
             return findings.push(Finding::failed("apiserver access", chain(&err), remedy));
         }
     };

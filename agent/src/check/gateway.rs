@@ -9,7 +9,7 @@ use std::{
 use certs::PeerIdentity;
 use proto::transport::{
     CarrierKind,
-    dial::{self, Target},
+    dial::{self, DialError, Target},
 };
 use rustls::{
     ClientConfig, DigitallySignedStruct, SignatureScheme,
@@ -39,6 +39,9 @@ const ANSWER_BYTES: usize = 16 * 1024;
 /// Bytes of a certificate's name in a finding.
 const NAME_BYTES: usize = 300;
 
+/// The agent's own certificate. One that holds for less than this is nearly over; what renews it is late.
+const OWN_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// The agent's own certificate.
 pub(super) fn identity(connector: &Connector, findings: &mut Vec<Finding>) {
     let own = connector.credentials();
@@ -49,8 +52,13 @@ pub(super) fn identity(connector: &Connector, findings: &mut Vec<Finding>) {
         Err(err) => return findings.push(Finding::failed("own certificate", chain(err), remedy)),
     };
     let until = OffsetDateTime::from(own.not_after()).format(&Rfc3339).unwrap_or_default();
-    findings.push(if own.not_after() <= SystemTime::now() {
-        Finding::failed("own certificate", format!("of {cluster}, expired {until}"), "have a new one issued")
+    let now = SystemTime::now();
+    findings.push(if own.not_after() <= now {
+        let remedy = "have a new one issued, or set this machine's clock if it is wrong";
+        Finding::failed("own certificate", format!("of {cluster}, expired {until}"), remedy)
+    } else if own.not_after() <= now + OWN_SOON {
+        Finding::failed("own certificate", format!("of {cluster}, until {until}"), "have a new one issued soon")
+            .warning()
     } else {
         Finding::passed("own certificate", format!("of {cluster}, until {until}"))
     });
@@ -74,13 +82,16 @@ pub(super) async fn endpoint(
     };
     let proxied = target.proxy.is_some();
     let known = name(&gateway, endpoint, proxied, findings).await;
-    let tcp = known && tcp(&gateway, &target, findings).await;
-    if tcp && let Some(intercepted) = tls(&gateway, connector, &target, findings).await {
-        clock(&gateway, &intercepted, &target, findings).await;
+    let mut way = Way { known, tcp: known && tcp(&gateway, &target, findings).await, trusted: true };
+    if way.tcp {
+        match tls(&gateway, connector, &target, findings).await {
+            Some(settings) => clock(&gateway, &settings, &target, findings).await,
+            None => way.trusted = false,
+        }
     }
     let mut up = 0;
     for carrier in [CarrierKind::Quic, CarrierKind::Http2, CarrierKind::WebSocket] {
-        up += usize::from(carrier_up(config, connector, index, carrier, tcp, findings).await);
+        up += usize::from(carrier_up(config, connector, index, carrier, way, findings).await);
     }
     // One carrier is enough.
     if up > 0 && config.gateway.carrier == CarrierChoice::Auto {
@@ -92,6 +103,17 @@ pub(super) async fn endpoint(
             }
         }
     }
+}
+
+/// How far the way to the gateway goes.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    /// Its name is known, or somebody else looks it up.
+    known: bool,
+    /// TCP reaches it.
+    tcp: bool,
+    /// Its certificate holds.
+    trusted: bool,
 }
 
 async fn name(gateway: &str, endpoint: &Endpoint, proxied: bool, findings: &mut Vec<Finding>) -> bool {
@@ -122,21 +144,30 @@ async fn tcp(gateway: &str, target: &Target, findings: &mut Vec<Finding>) -> boo
         Some(proxy) => format!("{gateway} TCP through proxy {}:{}", proxy.host, proxy.port),
         None => format!("{gateway} TCP"),
     };
-    let remedy = match &target.proxy {
-        Some(_) => {
-            "the proxy must allow CONNECT to the gateway's host and port; see proxy.url, proxy.username_file, proxy.ca_file"
-        }
-        None => "allow outbound TCP to the gateway's port in the firewall, or set proxy.url",
-    };
     match dial::open_tcp(target, &dial::DialOptions::default()).await {
         Ok(_) => {
             findings.push(Finding::passed(check, "connected"));
             true
         }
         Err(err) => {
-            findings.push(Finding::failed(check, chain(&err), remedy));
+            findings.push(Finding::failed(check, chain(&err), tcp_remedy(&err, target.proxy.is_some())));
             false
         }
+    }
+}
+
+fn tcp_remedy(err: &DialError, proxied: bool) -> &'static str {
+    match err {
+        DialError::Resolve { .. } | DialError::Connect { .. } if proxied => {
+            "correct proxy.url, or let the agent reach the proxy; where none is needed, remove [proxy] or name the gateway \
+             in proxy.no_proxy"
+        }
+        DialError::ProxyTls { .. } => {
+            "correct proxy.ca_file, or proxy.url if the proxy is spoken to without TLS (http://)"
+        }
+        DialError::ProxyAuthentication { .. } => "correct proxy.username_file and proxy.password_file",
+        _ if proxied => "have the proxy allow CONNECT to the gateway's host and port, or correct proxy.url",
+        _ => "allow outbound TCP to the gateway's port in the firewall, or set proxy.url",
     }
 }
 
@@ -175,11 +206,28 @@ async fn tls(
             let _ = handshake(target, Arc::new(lax)).await;
             let who =
                 seen.issuer().map_or(String::new(), |issuer| format!("; the certificate shown is issued by {issuer}"));
-            let remedy = "if that issuer is a proxy that intercepts TLS, exempt the gateway there or add its CA as \
-                          gateway.extra_ca_file; else correct gateway.ca_file or gateway.server_name";
-            findings.push(Finding::failed(check, format!("{cause}{who}"), remedy));
+            findings.push(Finding::failed(check, format!("{cause}{who}"), tls_remedy(&cause)));
             None
         }
+    }
+}
+
+/// What rustls calls a certificate's fault is part of its text.
+fn tls_remedy(cause: &str) -> String {
+    let clock = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
+    match cause {
+        _ if cause.contains("NotValidForName") || cause.contains("not valid for name") => {
+            "correct gateway.url, or set gateway.server_name to a name of the gateway's certificate".to_owned()
+        }
+        _ if cause.contains("xpired") => {
+            format!("renew the gateway's certificate, or set this machine's clock (NTP), which says {clock}")
+        }
+        _ if cause.contains("NotValidYet") || cause.contains("not valid yet") => {
+            format!("set this machine's clock (NTP), which says {clock}, or the clock of who issued the certificate")
+        }
+        _ => "if that issuer is a proxy that intercepts TLS, exempt the gateway there or add its CA as \
+              gateway.extra_ca_file; else correct gateway.ca_file"
+            .to_owned(),
     }
 }
 
@@ -230,7 +278,7 @@ async fn carrier_up(
     connector: &Connector,
     index: usize,
     carrier: CarrierKind,
-    tcp: bool,
+    way: Way,
     findings: &mut Vec<Finding>,
 ) -> bool {
     let check = format!("{} {carrier}", config.gateway.endpoints[index].authority());
@@ -245,7 +293,11 @@ async fn carrier_up(
         findings.push(Finding::skipped(check, "QUIC cannot go through an HTTP proxy"));
         return false;
     }
-    if !quic && !tcp {
+    if !way.known {
+        findings.push(Finding::skipped(check, "no address"));
+        return false;
+    }
+    if !quic && !way.tcp {
         findings.push(Finding::skipped(check, "no TCP connection"));
         return false;
     }
@@ -256,14 +308,28 @@ async fn carrier_up(
             true
         }
         Err(err) => {
-            let remedy = match carrier {
-                CarrierKind::Quic => "allow outbound UDP to the gateway's port; without it the agent uses TCP",
-                CarrierKind::WebSocket => "let proxies and balancers on the way pass WebSocket upgrades",
-                _ => "let proxies on the way pass TLS unopened; else the agent uses the websocket carrier",
-            };
+            let remedy = carrier_remedy(carrier, &err.reason, way);
             findings.push(Finding::failed(check, err.reason, remedy));
             false
         }
+    }
+}
+
+fn carrier_remedy(carrier: CarrierKind, reason: &str, way: Way) -> &'static str {
+    // An alert of the peer's (RFC 8446 section 6.2) or what QUIC makes of one: it does not like what we showed.
+    let alert =
+        reason.contains("received fatal alert") || reason.contains("aborted by peer: the cryptographic handshake");
+    let refused = alert && ["ertificate", "UnknownCA", "UnknownIssuer"].iter().any(|word| reason.contains(word));
+    match carrier {
+        _ if !way.trusted => "see TLS above",
+        _ if refused => {
+            "the gateway refuses the agent's certificate: have one issued by the authority of the gateway's agents.ca_file, \
+             and see that both clocks are right"
+        }
+        _ if reason.contains("refused") && !reason.contains("Connection refused") => "see the gateway's log for why",
+        CarrierKind::Quic => "allow outbound UDP to the gateway's port; without it the agent uses TCP",
+        CarrierKind::WebSocket => "let proxies and balancers on the way pass WebSocket upgrades",
+        _ => "let proxies on the way pass TLS unopened; else the agent uses the websocket carrier",
     }
 }
 
@@ -314,5 +380,28 @@ impl ServerCertVerifier for Seen {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remedy_is_for_the_hop_that_failed() {
+        let way = Way { known: true, tcp: true, trusted: true };
+        let alert = "TLS with gw: received fatal alert: CertificateUnknown";
+        for carrier in [CarrierKind::Quic, CarrierKind::Http2, CarrierKind::WebSocket] {
+            assert!(carrier_remedy(carrier, alert, way).contains("the gateway refuses the agent's certificate"));
+            assert_eq!(carrier_remedy(carrier, "anything", Way { trusted: false, ..way }), "see TLS above");
+        }
+        assert!(carrier_remedy(CarrierKind::Quic, "the carrier's handshake took too long", way).contains("UDP"));
+        let down = DialError::Connect { address: "p:1".to_owned(), proxy: true, reason: "refused".to_owned() };
+        assert!(tcp_remedy(&down, true).contains("let the agent reach the proxy"));
+        assert!(tcp_remedy(&down, false).contains("firewall"));
+        let wants = DialError::ProxyAuthentication { proxy: "p:1".to_owned(), credentials_sent: false };
+        assert!(tcp_remedy(&wants, true).contains("proxy.username_file"));
+        assert!(tls_remedy("invalid peer certificate: Expired").contains("clock"));
+        assert!(tls_remedy("invalid peer certificate: NotValidForName").contains("gateway.server_name"));
     }
 }

@@ -209,11 +209,21 @@ impl Connector {
             server_name: server_name(&endpoint.server_name)?,
             tls: Arc::new(tls),
             proxy,
-            aliases: endpoint.addresses.iter().map(|address| (endpoint.host.clone(), *address)).collect(),
+            aliases: self.aliases(),
         })
     }
 
-    /// A TCP connection to another host by the same way: through the proxy unless it is exempt.
+    /// What `gateway.addresses` says of the gateway's names.
+    fn aliases(&self) -> Vec<(String, IpAddr)> {
+        let of = |endpoint: &Endpoint| {
+            let host = endpoint.host.clone();
+            endpoint.addresses.clone().into_iter().map(move |address| (host.clone(), address))
+        };
+        self.endpoints.iter().flat_map(of).collect()
+    }
+
+    /// A TCP connection to another host by the same way: through the proxy unless it is exempt; where it is the gateway's,
+    /// by `gateway.addresses`.
     pub async fn open_tcp(
         &self,
         host: &str,
@@ -465,5 +475,20 @@ mod tests {
         let second = write("a");
         connector.renew();
         assert_eq!(connector.credentials().chain(), second);
+    }
+
+    #[tokio::test]
+    async fn an_issuer_at_the_gateways_name_is_reached_by_the_gateways_addresses() {
+        let dir = tempfile::tempdir().unwrap();
+        let issued = Authority::create("test", Validity::days(2)).unwrap();
+        let issued = issued.issue_agent(&id("a"), Validity::days(1)).unwrap();
+        issued.save(&dir.path().join("tls.crt"), &dir.path().join("tls.key")).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let text = "[gateway]\nurl = \"https://gateway.invalid\"\naddresses = [\"127.0.0.1\"]\n\
+                    certificate_file = \"tls.crt\"\nkey_file = \"tls.key\"";
+        let connector = Connector::new(&Config::parse(text, dir.path()).unwrap()).unwrap();
+        let (opened, accepted) = tokio::join!(connector.open_tcp("gateway.invalid", port), listener.accept());
+        assert!(opened.is_ok() && accepted.is_ok());
     }
 }

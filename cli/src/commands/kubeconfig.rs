@@ -19,11 +19,11 @@ use crate::{
 
 /// Writes or merges it.
 pub async fn run(args: KubeconfigArgs) -> Outcome {
-    let target = Target::new(&args.cluster, &args.outbound)?;
+    let target = Target::new(&args.at)?;
     let (who, credential) = if let Some(file) = &args.service_account_token {
         service_account(&args, &target, file)?
     } else {
-        let sign_in = target.sign_in(&args.user)?;
+        let sign_in = target.sign_in(&args.at.user)?;
         let who = sign_in.user.clone();
         if args.embed_token {
             let token = credential::Source::SignIn(sign_in).obtain().await;
@@ -42,7 +42,7 @@ pub async fn run(args: KubeconfigArgs) -> Outcome {
         context: args.file.kube_context.clone().unwrap_or_else(|| user.clone()),
         server: server(&args, &target)?,
         ca: read_ca(&target)?,
-        proxy_url: kubectl_proxy(&args.outbound),
+        proxy_url: kubectl_proxy(&args.at.outbound),
         cluster: name,
         user,
         credential,
@@ -111,14 +111,14 @@ fn exec(args: &KubeconfigArgs, target: &Target) -> Outcome<UserEntry> {
             option("--ca", target.ca_file.as_ref().map(absolute));
         }
     }
-    option("--user", args.user.user.clone());
-    option("--issuer", args.user.issuer.clone());
-    option("--audience", args.user.audience.clone());
-    option("--ttl", args.user.ttl.map(|ttl| format!("{}ms", ttl.as_millis())));
-    option("--proxy-url", args.outbound.proxy_url.clone());
-    option("--proxy-ca", args.outbound.proxy_ca.as_ref().map(absolute));
-    option("--proxy-password-file", args.outbound.proxy_password_file.as_ref().map(absolute));
-    match &args.user.password_file {
+    option("--user", args.at.user.user.clone());
+    option("--issuer", args.at.user.issuer.clone());
+    option("--audience", args.at.user.audience.clone());
+    option("--ttl", args.at.user.ttl.map(|ttl| format!("{}ms", ttl.as_millis())));
+    option("--proxy-url", args.at.outbound.proxy_url.clone());
+    option("--proxy-ca", args.at.outbound.proxy_ca.as_ref().map(absolute));
+    option("--proxy-password-file", args.at.outbound.proxy_password_file.as_ref().map(absolute));
+    match &args.at.user.password_file {
         Some(file) if file == Path::new("-") => {
             return Err(Failure::usage(anyhow!(
                 "kubectl cannot give the password on standard input: --password-file FILE"
@@ -136,7 +136,7 @@ fn exec(args: &KubeconfigArgs, target: &Target) -> Outcome<UserEntry> {
 /// The cluster's own token, and the certificate beside it that lets it through the gateway (features row A6).
 fn service_account(args: &KubeconfigArgs, target: &Target, file: &Path) -> Outcome<(String, UserEntry)> {
     let secret = credential::read_secret(file)?;
-    let person = args.user.user.clone().unwrap_or_else(|| service_account_name(secret.expose_secret()));
+    let person = args.at.user.user.clone().unwrap_or_else(|| service_account_name(secret.expose_secret()));
     let issued = target.issue_access(&person, args.access_ttl)?;
     let token = Token::new(secret, SystemTime::now());
     let ends = token.expires.map_or(issued.credentials().not_after(), |end| end.min(issued.credentials().not_after()));

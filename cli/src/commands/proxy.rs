@@ -14,6 +14,7 @@ use crate::{
     args::ProxyArgs,
     client::Client,
     credential::Source,
+    environment,
     failure::{INTERRUPTED, Outcome},
     kubeconfig::{Entry, UserEntry},
     local_proxy::{Forward, Keeper, Listener, Upstream, bind},
@@ -27,17 +28,17 @@ const INTERRUPT_GRACE: Duration = Duration::from_secs(1);
 
 /// Serves until Ctrl+C.
 pub async fn run(args: ProxyArgs) -> Outcome {
-    let target = Target::new(&args.cluster, &args.outbound)?;
-    let source = target.source(args.token_file.as_deref(), &args.user)?;
+    let target = Target::new(&args.at)?;
+    let source = target.source(args.token_file.as_deref(), &args.at.user)?;
     // Before anything is asked of others: a port that is taken is known at once.
     let listener = Listener::new(bind(args.port).await?)?;
     let who = who(&source);
-    let files = (args.client_certificate.as_deref(), args.client_key.as_deref());
-    let credentials = target.credentials(files, &source, ACCESS_TTL).await?;
+    let credentials = target.credentials(&args.certificate, &source, ACCESS_TTL).await?;
     let keeper = Keeper::start(source).await?;
     let client = target.client(credentials.as_ref())?;
     let (tasks, shutdown) = (TaskGroup::new("proxy"), Shutdown::new());
-    let signals = signals(&tasks, &shutdown)?;
+    let stays = environment::hangup_is_ignored();
+    let mut signals = signals(&tasks, &shutdown)?;
     let local_token = SecretString::from(gateway::issuer::users::generate_password()?);
     let entry = entry(&args, &target, &who, &listener, &local_token)?;
     kubeconfig::write(&args.file, &entry).await?;
@@ -60,6 +61,8 @@ pub async fn run(args: ProxyArgs) -> Outcome {
     tokio::select! {
         biased;
         () = shutdown.draining() => {}
+        // Its terminal was closed; one started by nohup stays.
+        () = signals.reload(), if !stays => {}
         _ = serving => return Err(anyhow::anyhow!("the local listener ended").into()),
     }
     let grace = if signals.interrupted() { INTERRUPT_GRACE } else { DRAIN_GRACE };
@@ -135,7 +138,7 @@ fn say(args: &ProxyArgs, entry: &Entry, port: u16) -> anyhow::Result<()> {
         tracing::info!("Proxy is listening on port {port}. Press Ctrl+C to close proxy.");
         return Ok(());
     }
-    let file = args.file.file.clone().or_else(crate::environment::kubeconfig).context("no kubeconfig")?;
+    let file = args.file.file.clone().or_else(environment::kubeconfig).context("no kubeconfig")?;
     print(&format!(
         "Proxy is listening on port {port}\n\
          Merged \"{context}\" as current context in {file}\n\

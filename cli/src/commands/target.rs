@@ -11,7 +11,7 @@ use proto::ids::{ClusterId, ClusterKey};
 use secrecy::ExposeSecret;
 
 use crate::{
-    args::{ClusterArgs, OutboundArgs, UserArgs},
+    args::{AccessArgs, CertificateArgs, UserArgs},
     client::{self, Address, Client, Outbound},
     credential::{self, SignIn, Source, claims},
     environment,
@@ -39,8 +39,9 @@ pub struct Target {
 
 impl Target {
     /// Of `--state` and `--cluster`, or of `--server`, `--cluster` and `--ca`.
-    pub fn new(args: &ClusterArgs, outbound: &OutboundArgs) -> Outcome<Self> {
-        let outbound = Outbound::new(outbound).map_err(Failure::usage)?;
+    pub fn new(at: &AccessArgs) -> Outcome<Self> {
+        let outbound = Outbound::new(&at.outbound).map_err(Failure::usage)?;
+        let args = &at.cluster;
         if let Some(dir) = &args.state {
             let state = State::open(dir)?;
             let cluster = state.cluster(args.cluster.as_deref())?;
@@ -124,11 +125,11 @@ impl Target {
     /// The certificate of the options; for a service-account token of a state one is made, good for `ttl`.
     pub async fn credentials(
         &self,
-        files: (Option<&Path>, Option<&Path>),
+        files: &CertificateArgs,
         source: &Source,
         ttl: Duration,
     ) -> Outcome<Option<Credentials>> {
-        if let (Some(certificate), Some(key)) = files {
+        if let (Some(certificate), Some(key)) = (&files.client_certificate, &files.client_key) {
             return Ok(Some(Credentials::load(certificate, key)?));
         }
         let (Some(state), Source::File(_) | Source::Fixed(_)) = (&self.state, source) else { return Ok(None) };

@@ -58,26 +58,30 @@ pub async fn run(args: TokenArgs) -> Outcome {
 
 /// An issuer and an audience suffice: no gateway needs to be named.
 fn source(args: &TokenArgs) -> Outcome<(Source, Option<Kept>)> {
-    if let (Some(issuer), Some(audience), None) = (&args.user.issuer, &args.user.audience, &args.cluster.server) {
-        let roots = client::roots(args.cluster.ca.as_deref())?;
-        let outbound = Outbound::new(&args.outbound).map_err(Failure::usage)?;
-        let sign_in = sign_in(&args.user, issuer, &roots, outbound, audience.clone(), None)?;
+    if let (Some(issuer), Some(audience), None) =
+        (&args.at.user.issuer, &args.at.user.audience, &args.at.cluster.server)
+    {
+        let roots = client::roots(args.at.cluster.ca.as_deref())?;
+        let outbound = Outbound::new(&args.at.outbound).map_err(Failure::usage)?;
+        let sign_in = sign_in(&args.at.user, issuer, &roots, outbound, audience.clone(), None)?;
         return Ok((Source::SignIn(sign_in), None));
     }
-    if let (Some(issuer), None, None) = (&args.user.issuer, &args.user.audience, &args.cluster.server) {
+    if let (Some(issuer), None, None) = (&args.at.user.issuer, &args.at.user.audience, &args.at.cluster.server) {
         // The cluster's id alone tells the audience; the issuer stands in for the gateway.
-        let mut cluster = args.cluster.clone();
-        cluster.server = Some(issuer.trim_end_matches(gateway::issuer::MOUNT).to_owned());
-        let target = Target::new(&cluster, &args.outbound)?;
-        return Ok((Source::SignIn(target.sign_in(&args.user)?), None));
+        let mut at = args.at.clone();
+        at.cluster.server = Some(issuer.trim_end_matches(gateway::issuer::MOUNT).to_owned());
+        let target = Target::new(&at)?;
+        return Ok((Source::SignIn(target.sign_in(&args.at.user)?), None));
     }
-    let target = Target::new(&args.cluster, &args.outbound)?;
-    let sign_in = target.sign_in(&args.user)?;
+    let target = Target::new(&args.at)?;
+    let sign_in = target.sign_in(&args.at.user)?;
     let kept =
-        target.state.as_ref().filter(|_| args.user.ttl.is_none() && args.user.audience.is_none()).map(|state| Kept {
-            file: state.path("tokens").join(format!("{}.{}", target.key.hex(), file_part(&sign_in.user))),
-            issuer: state.issuer_url(),
-            password: state.password_file(&sign_in.user),
+        target.state.as_ref().filter(|_| args.at.user.ttl.is_none() && args.at.user.audience.is_none()).map(|state| {
+            Kept {
+                file: state.path("tokens").join(format!("{}.{}", target.key.hex(), file_part(&sign_in.user))),
+                issuer: state.issuer_url(),
+                password: state.password_file(&sign_in.user),
+            }
         });
     Ok((Source::SignIn(sign_in), kept))
 }

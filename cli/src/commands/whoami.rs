@@ -19,11 +19,10 @@ const ACCESS_TTL: Duration = Duration::from_secs(300);
 
 /// Asks below the cluster's address. The exit code is 0 if both take the token.
 pub async fn run(args: WhoamiArgs) -> Outcome {
-    let target = Target::new(&args.cluster, &args.outbound)?;
-    let source = target.source(args.token_file.as_deref(), &args.user)?;
+    let target = Target::new(&args.at)?;
+    let source = target.source(args.token_file.as_deref(), &args.at.user)?;
     let token = source.obtain().await?;
-    let files = (args.client_certificate.as_deref(), args.client_key.as_deref());
-    let credentials = target.credentials(files, &source, ACCESS_TTL).await?;
+    let credentials = target.credentials(&args.certificate, &source, ACCESS_TTL).await?;
     let client = target.client(credentials.as_ref())?;
     let mut bearer = header::HeaderValue::try_from(format!("Bearer {}", token.secret.expose_secret()))
         .map_err(|_| anyhow!("the token has characters that no token has"))?;

@@ -47,6 +47,14 @@ impl State {
         Ok(())
     }
 
+    /// Whether agents would take what `--agent-set` says; their files are written already.
+    pub fn check_agents(&self) -> anyhow::Result<()> {
+        let Some(cluster) = self.data.clusters.first() else { return Ok(()) };
+        let dir = self.agent_dir(cluster);
+        let parsed = agent::config::Config::parse(&self.agent_config()?, &dir);
+        Ok(parsed.map(|_| ()).map_err(|faults| faults.of(&dir.join("agent.toml")))?)
+    }
+
     /// The throw-away authority; made if there is none.
     pub fn authority(&self) -> anyhow::Result<Authority> {
         let dir = self.path("ca");
@@ -204,9 +212,19 @@ impl State {
                 "pinnedKeys": file("issuer-keys.json")?,
             }],
         });
+        let mut settings = Table::new();
         for (key, value) in &self.data.agent_settings {
-            if key == "sessions.outlive_token" {
-                values["sessions"]["outliveToken"] = json!(value);
+            settings::set(&mut settings, key, value)?;
+        }
+        for (section, keys) in settings {
+            let Value::Table(keys) = keys else { continue };
+            for (key, value) in keys {
+                // In a pod these are the chart's business.
+                if key.ends_with("_file") || ["cluster", "admin"].contains(&section.as_str()) {
+                    tracing::warn!("{section}.{key} is for agent.toml alone: values.yaml for helm does not have it");
+                } else {
+                    values[&section][camel(&key)] = serde_json::to_value(value)?;
+                }
             }
         }
         Ok(serde_yaml::to_string(&values)?)
@@ -215,6 +233,17 @@ impl State {
 
 fn table<'a>(entries: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
     Value::Table(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+}
+
+/// `outlive_token` as the chart spells it, `outliveToken`.
+fn camel(key: &str) -> String {
+    let mut words = key.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |mut text, word| {
+        let mut rest = word.chars();
+        text.extend(rest.next().map(|initial| initial.to_ascii_uppercase()));
+        text + rest.as_str()
+    })
 }
 
 /// Whether less than half of its life is left, or it is not there.

@@ -2,16 +2,14 @@
 
 use std::{
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode};
 use http_body::{Body, Frame, SizeHint};
-use tokio::sync::oneshot;
 
-use super::{Counters, content_length, half::Receiver};
+use super::{content_length, half::Receiver};
 use crate::{
     transport::{RecvStream, StreamError},
     wire::close::StreamCode,
@@ -21,14 +19,12 @@ use crate::{
 /// announced length are errors, never a clean end.
 pub struct StreamBody {
     reading: Reading<RecvStream>,
-    /// Tells the sender of this exchange's request body, if it still runs, to break off; dropped, it may go on.
-    upload: Option<oneshot::Sender<StreamCode>>,
 }
 
 impl StreamBody {
     /// What is left of `recv`, of unknown length.
     pub fn new(recv: RecvStream) -> Self {
-        Self { reading: Reading::new(recv), upload: None }
+        Self { reading: Reading::new(recv) }
     }
 
     /// The body of a request: its length is the `content-length` in `headers`. Where there is none, a look at what has
@@ -50,24 +46,9 @@ impl StreamBody {
         this
     }
 
-    /// Adds the bytes taken to `counters`.
-    #[must_use]
-    pub fn counted(mut self, counters: Arc<Counters>) -> Self {
-        self.reading.counters = Some(counters);
-        self
-    }
-
-    pub(super) fn with_upload(mut self, upload: Option<oneshot::Sender<StreamCode>>) -> Self {
-        self.upload = upload;
-        self
-    }
-
     /// Wants no more: tells the peer why, rather than that the body was dropped.
     pub fn stop(&mut self, code: StreamCode) {
         self.reading.recv.stop(code);
-        if let Some(upload) = self.upload.take() {
-            let _ = upload.send(code);
-        }
     }
 }
 
@@ -91,17 +72,6 @@ impl Body for StreamBody {
     }
 }
 
-impl Drop for StreamBody {
-    fn drop(&mut self) {
-        // After a whole answer the request body may still be on its way; its reader stops it when it wants no more.
-        if !self.reading.at_end()
-            && let Some(upload) = self.upload.take()
-        {
-            let _ = upload.send(StreamCode::Cancelled);
-        }
-    }
-}
-
 /// [`StreamBody`] over any receiver.
 pub(super) struct Reading<R> {
     recv: R,
@@ -110,7 +80,6 @@ pub(super) struct Reading<R> {
     /// Bytes still to come, where known.
     left: Option<u64>,
     ended: bool,
-    counters: Option<Arc<Counters>>,
 }
 
 /// A body that ends before its announced length, or goes on behind it, was broken off as far as its reader can tell.
@@ -118,7 +87,7 @@ const WRONG_LENGTH: StreamError = StreamError::Reset(StreamCode::Upstream);
 
 impl<R: Receiver> Reading<R> {
     pub(super) fn new(recv: R) -> Self {
-        Self { recv, ahead: None, left: None, ended: false, counters: None }
+        Self { recv, ahead: None, left: None, ended: false }
     }
 
     pub(super) fn expect_length(&mut self, length: Option<u64>) {
@@ -174,9 +143,6 @@ impl<R: Receiver> Reading<R> {
                 if after == 0 {
                     self.look_ahead(cx);
                 }
-            }
-            if let Some(counters) = &self.counters {
-                counters.add_received(chunk.len());
             }
             return Poll::Ready(Some(Ok(chunk)));
         }

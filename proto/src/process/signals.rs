@@ -1,4 +1,5 @@
-//! Signals of the operating system: SIGTERM and SIGINT drain and, the second time, stop at once; SIGHUP reloads.
+//! Signals of the operating system: SIGTERM and SIGINT drain and, the second time, stop at once; what SIGHUP means is the
+//! program's business: reading its configuration again, or an end.
 
 use std::{
     io,
@@ -58,7 +59,7 @@ pub fn signals(tasks: &TaskGroup, shutdown: &Shutdown) -> io::Result<Signals> {
                     "SIGINT"
                 }
                 _ = hangup.recv() => {
-                    tracing::info!("SIGHUP: reloading the configuration");
+                    tracing::info!("SIGHUP");
                     reload.send_modify(|count| *count += 1);
                     continue;
                 }

@@ -67,6 +67,11 @@ pub fn init(format: LogFormat, filter: &str) -> Result<LogLevel, TelemetryError>
     Ok(LogLevel { handle })
 }
 
+/// Whether `filter` is one.
+pub fn check(filter: &str) -> Result<(), TelemetryError> {
+    parse(filter).map(|_| ())
+}
+
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
     EnvFilter::builder().parse(filter).map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
 }

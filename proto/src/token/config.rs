@@ -12,6 +12,7 @@ use super::{
     jwk::{Algorithm, KeySet, KeySetError},
     names,
 };
+use crate::settings::{self, Section};
 
 /// Bytes of a file of keys.
 const KEYS_FILE_BYTES: u64 = 1024 * 1024;
@@ -91,6 +92,25 @@ impl Issuer {
         }
         if faults.is_empty() { Ok(issuers) } else { Err(Faults(faults)) }
     }
+
+    /// Reads `[[issuers]]` of a settings file, as written and as checked.
+    pub fn read_all(root: &mut Section, faults: &mut settings::Faults) -> (Vec<RawIssuer>, Vec<Self>) {
+        let required =
+            [("name", "its name in logs, audit and grants"), ("url", "its address, as tokens have it in iss")];
+        let sections = root.sections("issuers", faults);
+        let mut raws: Vec<RawIssuer> =
+            sections.into_iter().filter_map(|section| section.into(&required, faults)).collect();
+        raws.iter_mut().for_each(|raw| raw.resolve_paths(root.base()));
+        match Self::all(raws.clone()) {
+            Ok(issuers) => (raws, issuers),
+            Err(Faults(found)) => {
+                for Fault { issuer, key, message } in found {
+                    faults.push(format!("issuers ({issuer}).{key}"), message);
+                }
+                (raws, Vec::new())
+            }
+        }
+    }
 }
 
 /// Two issuers must not give the same names without anybody having said so.
@@ -129,12 +149,12 @@ impl Check {
     }
 
     fn duration(&mut self, key: &'static str, raw: Option<String>, default: Duration, max: Duration) -> Duration {
-        match raw.as_deref().map(duration) {
+        match raw.as_deref().map(settings::duration) {
             None => default,
-            Some(Some(value)) if value <= max => value,
+            Some(Ok(value)) if value <= max => value,
             Some(_) => {
-                let most = max.as_secs();
-                self.fault(key, format!("expected a duration such as 30s, 15m or 24h, at most {most}s"));
+                let most = settings::spell(max);
+                self.fault(key, format!("expected a duration such as 30s, 15m or 24h, at most {most}"));
                 default
             }
         }
@@ -213,19 +233,6 @@ fn read_keys(path: &Path) -> Result<KeySet, String> {
         None if set.keys.is_empty() => Err("has no key".to_owned()),
         None => Ok(set),
     }
-}
-
-/// `30s`, `15m`, `24h`, `7d`.
-fn duration(text: &str) -> Option<Duration> {
-    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let factor = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return None,
-    };
-    number.parse::<u64>().ok()?.checked_mul(factor).map(Duration::from_secs)
 }
 
 impl TryFrom<RawIssuer> for Issuer {

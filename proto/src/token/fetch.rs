@@ -26,9 +26,9 @@ pub enum FetchError {
     /// Not asked yet, or not again so soon.
     #[error("they were not read yet")]
     NotYet,
-    /// No connection.
-    #[error("cannot connect to the issuer ({0})")]
-    Connect(io::ErrorKind),
+    /// No connection, and which hop failed.
+    #[error("cannot connect to the issuer: {0}")]
+    Connect(String),
     /// TLS failed: usually a certificate that is not trusted.
     #[error("no TLS with the issuer: {0}")]
     Tls(String),
@@ -111,7 +111,7 @@ impl HttpsFetch {
             Host::Ipv6(ip) => ip.to_string(),
         };
         let port = url.port_or_known_default().ok_or(FetchError::Http)?;
-        let socket = self.connect.connect(host.clone(), port).await.map_err(|e| FetchError::Connect(e.kind()))?;
+        let socket = self.connect.connect(host.clone(), port).await.map_err(|e| FetchError::Connect(e.to_string()))?;
         if url.scheme() == "http" {
             // Only what `acceptable_url` let through: loopback, and only when configured.
             return exchange(socket, &url).await;

@@ -44,6 +44,21 @@ const ATTESTORS: usize = 256;
 /// `typ` of an attestation.
 const ATTESTATION: &str = "towline-key+jws";
 
+/// What came of asking one issuer for its keys.
+#[derive(Debug)]
+pub struct Probe {
+    /// The issuer's name.
+    pub issuer: String,
+    /// Its address.
+    pub url: String,
+    /// Its keys come from a file, and nobody is asked.
+    pub fixed: bool,
+    /// Some of its keys are known from the start, so that tokens hold while it cannot be reached.
+    pub pinned: bool,
+    /// How many keys are of use, or why they could not be read.
+    pub keys: Result<usize, FetchError>,
+}
+
 /// The keys of one issuer.
 #[derive(Clone)]
 pub(super) struct IssuerKeys(Arc<Inner>);
@@ -133,6 +148,23 @@ impl IssuerKeys {
         }
         if let Some((fetching, _)) = self.0.begin() {
             fetching.await;
+        }
+    }
+
+    /// Reads the keys now, unless that was done or tried just before, and tells how many there are of use.
+    pub(super) async fn probe(&self) -> Probe {
+        let fixed = self.0.fetch.is_none();
+        if !fixed && let Some((fetching, _)) = self.0.begin() {
+            fetching.await;
+        }
+        let keys = self.0.current.load().as_ref().map_or(0, |snapshot| snapshot.set.keys.len());
+        let error = self.0.state().error.clone();
+        Probe {
+            issuer: self.0.issuer.clone(),
+            url: self.0.url.clone(),
+            fixed,
+            pinned: self.0.attestors.is_some(),
+            keys: error.map_or(Ok(keys), Err),
         }
     }
 

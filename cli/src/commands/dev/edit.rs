@@ -21,16 +21,16 @@ const GRANTED: [&str; 2] = ["admin", "viewer"];
 /// Runs one edit.
 pub fn run(edit: DevEdit) -> Outcome {
     let done = match edit {
-        DevEdit::AddCluster { state, name } => add_cluster(&state, &name)?,
-        DevEdit::AddUser { state, name, groups, grants, password_file } => {
-            add_user(&state, &name, &groups, &grants, password_file.as_deref())?
+        DevEdit::AddCluster { at, name } => add_cluster(&at.state, &name)?,
+        DevEdit::AddUser { at, name, groups, grants, password_file } => {
+            add_user(&at.state, &name, &groups, &grants, password_file.as_deref())?
         }
-        DevEdit::DisableUser { state, name } => set_disabled(&state, &name, true)?,
-        DevEdit::EnableUser { state, name } => set_disabled(&state, &name, false)?,
+        DevEdit::DisableUser { at, name } => set_disabled(&at.state, &name, true)?,
+        DevEdit::EnableUser { at, name } => set_disabled(&at.state, &name, false)?,
         DevEdit::Grant(grant) => change_grant(&grant, true)?,
         DevEdit::Revoke(grant) => change_grant(&grant, false)?,
-        DevEdit::RotateKeys { state } => {
-            let state = State::open(&state)?;
+        DevEdit::RotateKeys { at } => {
+            let state = State::open(&at.state)?;
             let keys = Keys::rotate(&state.path("issuer").join(KEYS_FILE))?;
             format!("tokens are signed with key {} from now on", keys.newest())
         }
@@ -147,7 +147,7 @@ fn change_grant(args: &DevGrant, add: bool) -> Outcome<String> {
     let (user, group) = (args.user.as_deref(), args.group.as_deref());
     let who = user.map_or_else(|| format!("group {}", group.unwrap_or_default()), |user| format!("user {user}"));
     let mut found = true;
-    State::edit_existing(&args.state, |data| {
+    let state = State::edit_existing(&args.at.state, |data| {
         let scope = data.scope(&args.cluster).map_err(Failure::usage)?;
         if add {
             data.grant(&scope, user, group);
@@ -156,6 +156,12 @@ fn change_grant(args: &DevGrant, add: bool) -> Outcome<String> {
         }
         Ok(())
     })?;
+    if let (true, Some(user)) = (add, user) {
+        let known = Users::edit(&state.path("issuer").join(USERS_FILE), |users| Ok(users.find(user).is_some()))?;
+        if !known {
+            tracing::warn!("there is no user {user} yet: towline dev add-user");
+        }
+    }
     if !found {
         return Err(anyhow!("{who} has no grant for cluster {} that could be taken back", args.cluster).into());
     }

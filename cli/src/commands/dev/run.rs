@@ -48,8 +48,9 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
 fn prepare(dir: &Path, args: &DevRun) -> Outcome<(State, Config)> {
     let before = State::open(dir).map(|state| state.data).unwrap_or_default();
     let made = State::edit(dir, |data| apply(data, args)).and_then(|state| {
-        // Faults in it come from what was typed with --set.
+        // Faults in it come from what was typed with --set, and in an agent's from --agent-set.
         let config = Config::load(&state.path("gateway.toml")).map_err(Failure::usage)?;
+        state.check_agents().map_err(Failure::usage)?;
         Ok((state, config))
     });
     if made.is_err() && !(args.gateway_settings.is_empty() && args.agent_settings.is_empty()) {
@@ -77,6 +78,8 @@ fn apply(data: &mut Data, args: &DevRun) -> Outcome<()> {
         data.token_ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).max(1000);
     }
     if let Some(file) = &args.kubeconfig {
+        let readable = std::fs::read_to_string(file).with_context(|| format!("--kubeconfig {}", file.display()));
+        readable.map_err(|error| Failure::usage(error).hint("a kubeconfig that reaches the cluster itself"))?;
         data.kubeconfig = Some(std::path::absolute(file).context("--kubeconfig")?);
     }
     for (list, given) in
