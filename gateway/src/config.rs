@@ -87,7 +87,10 @@ pub struct Limits {
     pub streams_per_tunnel: u32,
     /// User connections open at once.
     pub connections: u32,
-    /// User connections open at once from one address.
+    /// User connections open at once from one address (IPv6: one /64). The default is a tenth of all: a company behind one
+    /// address has room for about a thousand people with a kubectl and an editor each, and a few hostile addresses cannot
+    /// keep the others out. An address also gets no more than an eighth of what is free. A gateway that sees all of its
+    /// users at one address (a balancer that does not keep addresses) needs more.
     pub connections_per_address: u32,
     /// TLS and hello handshakes going on at once.
     pub handshakes: u32,
@@ -115,7 +118,7 @@ impl Default for Limits {
             streams_per_cluster: limits::STREAMS_PER_CLUSTER,
             streams_per_tunnel: limits::STREAMS_PER_TUNNEL,
             connections: 20_000,
-            connections_per_address: 10_000,
+            connections_per_address: 2_000,
             handshakes: 8_192,
             handshakes_per_address: 256,
             header_timeout: Duration::from_secs(20),

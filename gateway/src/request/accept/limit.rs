@@ -23,6 +23,12 @@ const SIGN_INS: u32 = 4096;
 /// The same from one address.
 pub const SIGN_INS_PER_ADDRESS: u32 = 128;
 
+/// No address may have more than one part in so many of the places that are still free, so that some are left whoever comes:
+/// two addresses at once get a tenth each, ten get 6 % each and leave 44 %, a hundred leave 7 %.
+const SHARE: u32 = 8;
+/// Unless it has no more than this.
+const SHARE_MIN: u32 = 16;
+
 /// Counts of what is open.
 #[derive(Default)]
 pub struct Admissions {
@@ -86,12 +92,14 @@ impl Admissions {
 
 fn enter(counts: &Arc<Counts>, peer: IpAddr, limit: u32, limit_by_address: u32) -> Option<Admission> {
     let address = network(peer);
-    if counts.all.fetch_add(1, Ordering::Relaxed) >= limit {
+    let taken = counts.all.fetch_add(1, Ordering::Relaxed);
+    if taken >= limit {
         counts.all.fetch_sub(1, Ordering::Relaxed);
         return None;
     }
+    let share = ((limit - taken) / SHARE).max(SHARE_MIN);
     let mut count = counts.by_address.entry(address).or_default();
-    if *count >= limit_by_address {
+    if *count >= limit_by_address.min(share) {
         counts.all.fetch_sub(1, Ordering::Relaxed);
         return None;
     }
@@ -124,6 +132,8 @@ fn leave<K: Hash + Eq>(map: &DashMap<K, u32>, key: &K) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     #[test]
@@ -142,6 +152,37 @@ mod tests {
         assert_eq!(admissions.connections.by_address.len(), 1);
         let (x, y) = ("2001:db8::1".parse().unwrap(), "2001:db8::ffff".parse::<IpAddr>().unwrap());
         assert_eq!(network(x), network(y));
+    }
+
+    /// By the defaults two addresses could take all places.
+    #[test]
+    fn no_few_addresses_take_all_places() {
+        for (attackers, left_at_least) in [(2, 16_000), (10, 8_000), (100, 1_400)] {
+            let (limits, admissions) = (Limits::default(), Admissions::default());
+            let address = |n: u32| IpAddr::from(Ipv4Addr::from(0x0a00_0000 + n));
+            let mut held = Vec::new();
+            // Each takes what it gets, in turn, until none gets any more.
+            loop {
+                let before = held.len();
+                held.extend((0..attackers).filter_map(|n| admissions.connection(address(n), &limits)));
+                if held.len() == before {
+                    break;
+                }
+            }
+            let left = limits.connections as usize - held.len();
+            assert!(left >= left_at_least, "{attackers} leave {left}");
+            let users = (1000..1020).filter_map(|n| admissions.connection(address(n), &limits)).count();
+            assert_eq!(users, 20, "others come in");
+        }
+    }
+
+    /// Many people behind one address of a company must be able to work.
+    #[test]
+    fn one_address_has_room_for_a_company() {
+        let (limits, admissions) = (Limits::default(), Admissions::default());
+        let company: IpAddr = [192, 0, 2, 1].into();
+        let held: Vec<_> = (0..2_000).map_while(|_| admissions.connection(company, &limits)).collect();
+        assert_eq!(held.len(), 2_000);
     }
 
     /// Forms that never arrive were held for 10 s each, 4096 on each connection.
