@@ -4,6 +4,7 @@
 //! carrier is a path of the latter. A tunnel's credential is nothing on the users' side and the other way round.
 
 pub mod cut;
+pub mod flood;
 pub mod framing;
 pub mod limit;
 pub mod refused;
@@ -31,6 +32,7 @@ use tokio_rustls::server::TlsStream;
 pub use self::framing::{Faulty, Turn};
 use self::{
     cut::{Streams, cuttable},
+    flood::Frames,
     framing::{Framing, InTurn, Notes, Timeouts},
     limit::{Admission, Unread},
     refused::Cause,
@@ -222,7 +224,7 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         .max_local_error_reset_streams(H2_LOCAL_RESETS)
         .keep_alive_interval(H2_PING)
         .keep_alive_timeout(H2_PING);
-    let serving = builder.serve_connection(TokioIo::new(stream), service);
+    let serving = builder.serve_connection(TokioIo::new(Frames::new(stream)), service);
     let mut serving = std::pin::pin!(serving);
     let result = tokio::select! {
         biased;

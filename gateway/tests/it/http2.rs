@@ -6,6 +6,7 @@ use bytes::Bytes;
 use certs::tls;
 use h2::{Reason, client::SendRequest};
 use http::{Request, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::world::{LONG, World, at};
 
@@ -388,4 +389,30 @@ async fn of_a_path_with_a_fragment_only_what_stands_before_it_counts() {
     world.quiet().await;
     let record = &world.audit().await[0];
     assert_eq!((&record["path"], &record["verb"]), (&"/api/v1/pods".into(), &"list".into()), "{record}");
+}
+
+/// Frames that cost the sender nothing and us a turn each were taken without any bound.
+#[tokio::test]
+async fn floods_of_frames_that_ask_for_nothing_end_the_connection() {
+    let world = World::new().await;
+    let (ping, settings, priority) = (
+        b"\0\0\x08\x06\0\0\0\0\0abcdefgh".as_slice(),
+        b"\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\xff\xff".as_slice(),
+        b"\0\0\x05\x02\0\0\0\0\x01\0\0\0\0\x10".as_slice(),
+    );
+    for one in [ping, settings, priority] {
+        let mut user = world.user_with("localhost", None, &[tls::ALPN_H2]).await;
+        user.send(PREFACE).await;
+        let flood = async {
+            let (mut reading, mut writing) = tokio::io::split(&mut user.stream);
+            let read = async { while reading.read(&mut [0; 65536]).await.is_ok_and(|read| read > 0) {} };
+            let write = async {
+                let many = one.repeat(1000);
+                while writing.write_all(&many).await.is_ok() {}
+            };
+            tokio::join!(read, write);
+        };
+        tokio::time::timeout(LONG, flood).await.unwrap_or_else(|_| panic!("{one:?} goes on for ever"));
+    }
+    world.quiet().await;
 }
