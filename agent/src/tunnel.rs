@@ -18,7 +18,7 @@ use std::{
 
 use proto::{
     process::{Backoff, BackoffPolicy, Shutdown, Task, TaskGroup, random_unit},
-    transport::{CarrierKind, Closed, TunnelHandle},
+    transport::{CarrierKind, Closed, TunnelHandle, loss::LossOptions},
     wire::close::CloseCode,
 };
 
@@ -181,7 +181,8 @@ impl Tunnels {
 
     /// Watches a tunnel until it must be left.
     async fn watch(&self, live: &Live, shutdown: &Shutdown) -> Next {
-        let mut health = Health::new(Instant::now());
+        let mut health = Health::new(LossOptions::default(), Instant::now());
+        let mut asked = false;
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut probe_at = self.probe_after(live).map(|wait| tokio::time::Instant::now() + wait);
@@ -190,7 +191,15 @@ impl Tunnels {
                 biased;
                 () = shutdown.draining() => return Next::Draining,
                 closed = live.tunnel.closed() => return Next::Closed(closed),
-                drain = live.tunnel.draining() => {
+                drain = live.tunnel.draining(), if !asked => {
+                    if drain.code == CloseCode::Carrier {
+                        // What the gateway sends is lost, which only the gateway sees.
+                        if !self.with_chooser(|chooser| chooser.has_choice()) {
+                            asked = true;
+                            continue;
+                        }
+                        self.with_chooser(|chooser| chooser.collapsed(&live.network, live.carrier, Instant::now()));
+                    }
                     let wait = drain.reconnect_within.min(RETRY_AFTER_MAX).mul_f64(random_unit());
                     tracing::info!(reason = %drain.code, wait_ms = wait.as_millis(), "the gateway drains: dialling anew");
                     return self.replace(live, shutdown, wait, drain.code).await;
@@ -215,6 +224,8 @@ impl Tunnels {
                             self.with_chooser(|chooser| chooser.died(&live.network, live.carrier, now));
                             "nothing is heard from the gateway"
                         }
+                        // A pinned carrier is better than none.
+                        Verdict::Leave(_) if !self.with_chooser(|chooser| chooser.has_choice()) => continue,
                         Verdict::Leave(why) => {
                             self.with_chooser(|chooser| chooser.collapsed(&live.network, live.carrier, now));
                             why

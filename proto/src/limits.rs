@@ -74,6 +74,13 @@ pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
 /// Without any sign of life for so long a tunnel is dead; both ends know within 30 s.
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
+/// After so long without a sign of life the peer is asked at once: on QUIC, where it says something every second, and on the
+/// other carriers where a stream is open.
+pub const SUSPECT_AFTER: Duration = Duration::from_secs(2);
+/// Period of the questions to a peer in doubt; a round trip where that takes longer.
+pub const URGENT_PERIOD: Duration = Duration::from_millis(500);
+/// So many questions in a row without any sign of life, and a QUIC tunnel is dead: users are told within 6 s.
+pub const URGENT_PROBES: u32 = 6;
 /// QUIC handshakes in progress above which a new peer must first prove its address (attack D5).
 pub const QUIC_RETRY_ABOVE: usize = 64;
 /// What a carrier's own flow control lets a peer send before its hello was accepted, in bytes, so that nobody can fill this

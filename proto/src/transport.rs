@@ -11,10 +11,15 @@
 pub mod carrier;
 pub mod dial;
 pub mod http2;
+#[cfg(test)]
+mod long_path;
+pub mod loss;
 pub mod memory;
 pub mod quic;
 pub mod session;
 mod stream;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod websocket;
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
@@ -65,6 +70,14 @@ pub trait Tunnel: Send + Sync + 'static {
     fn received(&self) -> u64 {
         0
     }
+
+    /// Whether the peer owes a sign of life for so long that a new stream had better go elsewhere.
+    fn suspect(&self) -> bool {
+        false
+    }
+
+    /// Asks the peer for a sign of life at once: there is reason to doubt that it is there.
+    fn probe(&self) {}
 
     /// Packets of the carrier so far. `None` where the system keeps them to itself (TCP).
     fn packets(&self) -> Option<Packets> {

@@ -21,8 +21,18 @@ pub struct Features(pub u64);
 impl Features {
     /// A stream can outlive the carrier that bore it (reserved; not offered yet).
     pub const RESUME: Self = Self(1);
-    /// What this build offers.
+    /// The agent only looks whether a tunnel comes up: no stream is opened on it, and it is closed soon.
+    pub const CHECK: Self = Self(2);
+    /// What this build offers on each tunnel.
     pub const OFFERED: Self = Self(0);
+    /// What a gateway of this build takes from agents that offer it.
+    pub const TAKEN: Self = Self(Self::OFFERED.0 | Self::CHECK.0);
+
+    /// The features of either.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
 
     /// The features of both.
     #[must_use]

@@ -301,7 +301,7 @@ async fn carrier_up(
         findings.push(Finding::skipped(check, "no TCP connection"));
         return false;
     }
-    match connector.connect(index, carrier).await {
+    match connector.check(index, carrier).await {
         Ok(tunnel) => {
             tunnel.close(proto::wire::close::CloseCode::Shutdown, "a check");
             findings.push(Finding::passed(check, "a tunnel came up"));

@@ -23,6 +23,10 @@ const PENALTY_LONGEST: Duration = Duration::from_secs(3600);
 /// QUIC tunnels that came up and then fell silent, within this time: so many count as a collapse.
 const DEATHS_MAX: usize = 3;
 const DEATHS_WITHIN: Duration = Duration::from_secs(300);
+/// Within this time one death is told twice: the silence, and then the end.
+const SAME_OUTAGE: Duration = Duration::from_secs(20);
+/// QUIC that worked for so long before it collapsed begins with the first penalty again.
+const FORGIVEN: Duration = Duration::from_secs(1800);
 /// Networks remembered at once.
 const NETWORKS_MAX: usize = 16;
 
@@ -43,6 +47,8 @@ struct Known {
     /// Whether QUIC worked the last time it was tried; none: never tried.
     quic: Option<bool>,
     penalty: Duration,
+    /// Since when QUIC works.
+    quic_since: Option<Instant>,
     quic_not_before: Option<Instant>,
     probe: Duration,
     /// When QUIC tunnels died lately; at most [`DEATHS_MAX`].
@@ -56,6 +62,7 @@ impl Known {
             tcp: None,
             quic: None,
             penalty: PENALTY_FIRST,
+            quic_since: None,
             quic_not_before: None,
             probe: PROBE_FIRST,
             deaths: Vec::new(),
@@ -115,6 +122,7 @@ impl Chooser {
         match carrier {
             CarrierKind::Quic => {
                 known.quic = Some(true);
+                known.quic_since = Some(now);
                 known.probe = PROBE_FIRST;
             }
             other => known.tcp = Some(other),
@@ -135,7 +143,9 @@ impl Chooser {
         let known = self.known(network, now);
         known.quic = Some(false);
         known.deaths.retain(|death| now.duration_since(*death) < DEATHS_WITHIN);
-        known.deaths.push(now);
+        if known.deaths.last().is_none_or(|last| now.duration_since(*last) >= SAME_OUTAGE) {
+            known.deaths.push(now);
+        }
         if known.deaths.len() >= DEATHS_MAX {
             known.deaths.clear();
             self.collapsed(network, carrier, now);
@@ -147,6 +157,9 @@ impl Chooser {
         let known = self.known(network, now);
         if carrier == CarrierKind::Quic {
             known.quic = Some(false);
+            if known.quic_since.take().is_some_and(|since| now.duration_since(since) >= FORGIVEN) {
+                known.penalty = PENALTY_FIRST;
+            }
             known.quic_not_before = Some(now + known.penalty);
             known.penalty = (known.penalty * 2).min(PENALTY_LONGEST);
         } else {
@@ -154,6 +167,11 @@ impl Chooser {
             known.quic = None;
             known.quic_not_before = None;
         }
+    }
+
+    /// Whether there is another carrier to leave for.
+    pub fn has_choice(&self) -> bool {
+        self.choice == CarrierChoice::Auto
     }
 
     /// When to probe QUIC next, while on another carrier. `None`: never.
@@ -241,6 +259,33 @@ mod tests {
         chooser.died(&network(1), CarrierKind::Quic, at(860));
         assert!(!chooser.plan(&network(1), false, at(861)).quic);
         assert!(chooser.plan(&network(1), false, at(861) + PENALTY_FIRST).quic);
+    }
+
+    #[test]
+    fn each_collapse_leaves_quic_alone_for_longer_until_it_has_worked_for_long() {
+        let (mut chooser, now) = (Chooser::new(CarrierChoice::Auto), Instant::now());
+        let mut at = now;
+        let mut collapse = |lived: Duration| {
+            chooser.worked(&network(1), CarrierKind::Quic, at);
+            at += lived;
+            chooser.collapsed(&network(1), CarrierKind::Quic, at);
+            let wait = chooser.next_probe(&network(1), CarrierKind::Http2, false, at).unwrap();
+            at += wait;
+            wait
+        };
+        let minute = Duration::from_secs(60);
+        assert_eq!([minute, minute, minute].map(&mut collapse), [PENALTY_FIRST, PENALTY_FIRST * 2, PENALTY_FIRST * 4]);
+        assert_eq!([FORGIVEN, minute].map(&mut collapse), [PENALTY_FIRST, PENALTY_FIRST * 2]);
+    }
+
+    /// A tunnel that fell silent and then ended counted twice: two outages were taken for QUIC's doing.
+    #[test]
+    fn silence_and_the_end_after_it_are_one_death() {
+        let (mut chooser, now) = (Chooser::new(CarrierChoice::Auto), Instant::now());
+        for seconds in [0, 3, 100, 103] {
+            chooser.died(&network(1), CarrierKind::Quic, now + Duration::from_secs(seconds));
+        }
+        assert!(chooser.plan(&network(1), false, now + Duration::from_secs(104)).quic);
     }
 
     #[test]

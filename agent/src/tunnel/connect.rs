@@ -19,6 +19,7 @@ use proto::{
         quic::QuicOptions,
         session::{self, AgentSide, HelloError, SessionOptions},
     },
+    version::Features,
     wire::hello::Proof,
 };
 use rustls::{ClientConfig, pki_types::ServerName};
@@ -253,7 +254,30 @@ impl Connector {
         self.proxy.as_ref().filter(|proxy| !proxy.bypasses(&endpoint.host))
     }
 
-    async fn attempt(&self, endpoint: usize, carrier: CarrierKind) -> Result<TunnelHandle, ConnectError> {
+    /// Sees whether a tunnel comes up on a carrier. The gateway sends no requests to it.
+    pub async fn check(&self, endpoint: usize, carrier: CarrierKind) -> Result<TunnelHandle, ConnectError> {
+        self.timed(endpoint, carrier, Features::CHECK).await
+    }
+
+    async fn timed(
+        &self,
+        endpoint: usize,
+        carrier: CarrierKind,
+        features: Features,
+    ) -> Result<TunnelHandle, ConnectError> {
+        let result = tokio::time::timeout(CARRIER_DEADLINE, self.attempt(endpoint, carrier, features)).await;
+        result.unwrap_or_else(|_| {
+            let reason = format!("took longer than {} s", CARRIER_DEADLINE.as_secs());
+            Err(ConnectError { carrier, reason, retry_after: None, try_another: true })
+        })
+    }
+
+    async fn attempt(
+        &self,
+        endpoint: usize,
+        carrier: CarrierKind,
+        features: Features,
+    ) -> Result<TunnelHandle, ConnectError> {
         let failed =
             |reason: String, try_another, retry_after| ConnectError { carrier, reason, retry_after, try_another };
         self.renew();
@@ -278,6 +302,7 @@ impl Connector {
         let side = AgentSide {
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             instance: self.instance,
+            features,
             prove,
             options: self.session.clone(),
         };
@@ -299,11 +324,7 @@ fn server_name(name: &str) -> Result<ServerName<'static>, SetupError> {
 impl Connect for Connector {
     fn connect(&self, endpoint: usize, carrier: CarrierKind) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>> {
         Box::pin(async move {
-            let result = tokio::time::timeout(CARRIER_DEADLINE, self.attempt(endpoint, carrier)).await;
-            let result = result.unwrap_or_else(|_| {
-                let reason = format!("took longer than {} s", CARRIER_DEADLINE.as_secs());
-                Err(ConnectError { carrier, reason, retry_after: None, try_another: true })
-            });
+            let result = self.timed(endpoint, carrier, Features::OFFERED).await;
             metrics::dialled(carrier, result.is_ok());
             result
         })

@@ -3,7 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use proto::transport::{Packets, TunnelHandle};
+use proto::transport::{
+    CarrierKind, TunnelHandle,
+    loss::{Loss, LossOptions},
+};
 
 /// A round trip this much longer than the best one seen, and longer than [`SLOW_FLOOR`], is a bad sign.
 const SLOW_FACTOR: u32 = 20;
@@ -15,14 +18,6 @@ const BAD_FOR: Duration = Duration::from_secs(20);
 /// Both ends send a probe at least every 8 s ([`proto::limits::PROBE_PERIOD`]). When nothing at all has come for so long,
 /// the path is probably gone: another is dialled before this one is given up.
 const SILENT_FOR: Duration = Duration::from_secs(10);
-
-/// Loss is looked at in stretches of this length, and only in those with so many packets.
-const STRETCH: Duration = Duration::from_secs(15);
-const STRETCH_PACKETS: u64 = 60;
-/// A stretch with more lost packets than this, in percent, is a bad one: a policer or a broken middlebox, where no
-/// congestion control makes progress. So many bad ones in a row, and the carrier is left.
-const LOSS_PERCENT: u64 = 30;
-const BAD_STRETCHES: u32 = 2;
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,48 +37,27 @@ pub struct Health {
     heard: Instant,
     best: Option<Duration>,
     bad_since: Option<Instant>,
-    stretch: (Instant, Packets),
-    bad_stretches: u32,
+    loss: Loss,
     since: Instant,
 }
 
 impl Health {
     /// Of a tunnel that came up at `now`.
-    pub fn new(now: Instant) -> Self {
-        Self {
-            received: 0,
-            heard: now,
-            best: None,
-            bad_since: None,
-            stretch: (now, Packets::default()),
-            bad_stretches: 0,
-            since: now,
-        }
+    pub fn new(loss: LossOptions, now: Instant) -> Self {
+        Self { received: 0, heard: now, best: None, bad_since: None, loss: Loss::new(loss, now), since: now }
     }
 
     /// Looks at the tunnel.
     pub fn look(&mut self, tunnel: &TunnelHandle, now: Instant) -> Verdict {
-        if self.is_silent(tunnel.received(), now) {
+        // On QUIC the gateway answers something every second: its silence is known sooner.
+        let owes = tunnel.suspect() && tunnel.info().carrier == CarrierKind::Quic;
+        if self.is_silent(tunnel.received(), now) || owes {
             Verdict::Silent
-        } else if tunnel.packets().is_some_and(|packets| self.loses(packets, now)) {
+        } else if tunnel.packets().is_some_and(|packets| self.loss.look(packets, now)) {
             Verdict::Leave("a great part of the packets is lost")
         } else {
             self.judge(tunnel.rtt(), now)
         }
-    }
-
-    fn loses(&mut self, packets: Packets, now: Instant) -> bool {
-        let (begun, before) = self.stretch;
-        if now.duration_since(begun) < STRETCH {
-            return false;
-        }
-        self.stretch = (now, packets);
-        let sent = packets.sent.saturating_sub(before.sent);
-        let lost = packets.lost.saturating_sub(before.lost);
-        if sent >= STRETCH_PACKETS {
-            self.bad_stretches = if lost * 100 >= sent * LOSS_PERCENT { self.bad_stretches + 1 } else { 0 };
-        }
-        self.bad_stretches >= BAD_STRETCHES
     }
 
     fn is_silent(&mut self, received: u64, now: Instant) -> bool {
@@ -119,7 +93,7 @@ mod tests {
     fn silence_is_noticed_in_time_to_answer_within_fifteen_seconds() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut health = Health::new(start);
+        let mut health = Health::new(LossOptions::default(), start);
         assert!(!health.is_silent(0, at(60)), "not known is not silent");
         assert!(!health.is_silent(1, at(60)));
         assert!(!health.is_silent(1, at(68)));
@@ -128,29 +102,11 @@ mod tests {
     }
 
     #[test]
-    fn a_policed_carrier_is_left_and_an_idle_or_slightly_lossy_one_is_not() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let run = |per_stretch: &[(u64, u64)]| {
-            let (mut health, mut packets) = (Health::new(start), Packets::default());
-            per_stretch.iter().zip(1..).any(|((sent, lost), number)| {
-                packets.sent += sent;
-                packets.lost += lost;
-                health.loses(packets, at(15 * number))
-            })
-        };
-        assert!(run(&[(1000, 10), (1000, 400), (20, 20), (1000, 400)]), "idle stretches count for nothing");
-        assert!(!run(&[(1000, 400), (1000, 100), (1000, 400), (1000, 0)]), "not twice in a row");
-        assert!(!run(&[(1000, 100); 50]), "10 % is what QUIC copes with");
-        assert!(!run(&[(50, 50); 50]), "too few to tell: an idle tunnel sends two in a second");
-    }
-
-    #[test]
     fn only_what_stays_bad_is_left() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let (good, bad) = (Some(Duration::from_millis(40)), Some(Duration::from_secs(5)));
-        let mut health = Health::new(start);
+        let mut health = Health::new(LossOptions::default(), start);
         assert_eq!(health.judge(None, at(1)), Verdict::Stay);
         assert_eq!(health.judge(good, at(1)), Verdict::Stay);
         assert_eq!(health.judge(bad, at(2)), Verdict::Stay);
@@ -159,7 +115,7 @@ mod tests {
         assert_eq!(health.judge(bad, at(35)), Verdict::Stay);
         assert!(matches!(health.judge(bad, at(36)), Verdict::Leave(_)));
         // A satellite link is slow from the start, and stays in use.
-        let mut slow = Health::new(start);
+        let mut slow = Health::new(LossOptions::default(), start);
         for second in 0..100 {
             assert_eq!(slow.judge(bad, at(second)), Verdict::Stay);
         }

@@ -45,7 +45,7 @@ impl Connect for Fake {
             let now = tokio::time::Instant::now();
             match does {
                 Does::Works => {
-                    let (gateway, agent) = memory::pair().await;
+                    let (gateway, agent) = memory::pair_as(carrier, Default::default()).await;
                     let _ = self.dialled.send((carrier, now, Some(gateway))).await;
                     Ok(agent)
                 }
@@ -205,6 +205,54 @@ async fn quic_is_back_within_a_minute_and_no_stream_is_disturbed() {
     stream.send.send(Bytes::from_static(b"still")).await.unwrap();
     assert_eq!(stream.recv.recv().await.unwrap().unwrap(), "still");
     drop(stream);
+    shutdown.drain();
+    group.join().await.unwrap();
+}
+
+/// What the gateway sends is lost: it says so by a drain, for the agent cannot see it.
+#[tokio::test(start_paused = true)]
+async fn a_lossy_quic_is_left_for_tcp_and_comes_back_later_each_time() {
+    let (fake, mut dialled) = fake(&[(Quic, Does::Works), (Http2, Does::Works)]);
+    let tunnels = tunnels(&fake, CarrierChoice::Auto);
+    let group = TaskGroup::new("test");
+    let shutdown = Shutdown::new();
+    let (running, until) = (tunnels.clone(), shutdown.clone());
+    group.spawn("run", async move { running.run(until).await });
+    let (carrier, _, mut quic) = dialled.recv().await.unwrap();
+    assert_eq!(carrier, Quic);
+    let mut away = Vec::new();
+    for _ in 0..3 {
+        let lossy = quic.take().unwrap();
+        let mut stream = lossy.open(echo_head()).await.unwrap();
+        stream.recv.recv_message(65536).await.unwrap();
+        lossy.drain(CloseCode::Carrier, Duration::ZERO);
+        let (carrier, left, _tcp) = dialled.recv().await.unwrap();
+        assert_eq!(carrier, Http2, "QUIC takes no part in the race");
+        // What is open goes on.
+        stream.send.send(Bytes::from_static(b"still")).await.unwrap();
+        assert_eq!(stream.recv.recv().await.unwrap().unwrap(), "still");
+        let (carrier, back, tunnel) = dialled.recv().await.unwrap();
+        assert_eq!(carrier, Quic);
+        away.push((back - left).as_secs());
+        quic = tunnel;
+    }
+    assert!(away[0] >= 100 && away[1] >= 2 * away[0] - 5 && away[2] >= 2 * away[1] - 5, "{away:?}");
+    shutdown.drain();
+    group.join().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pinned_carrier_is_not_left() {
+    let (fake, mut dialled) = fake(&[(Quic, Does::Works)]);
+    let tunnels = tunnels(&fake, CarrierChoice::Pinned(Quic));
+    let group = TaskGroup::new("test");
+    let shutdown = Shutdown::new();
+    let (running, until) = (tunnels.clone(), shutdown.clone());
+    group.spawn("run", async move { running.run(until).await });
+    let quic = dialled.recv().await.unwrap().2.unwrap();
+    quic.drain(CloseCode::Carrier, Duration::ZERO);
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert!(dialled.try_recv().is_err());
     shutdown.drain();
     group.join().await.unwrap();
 }

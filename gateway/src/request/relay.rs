@@ -24,7 +24,7 @@ use proto::{
     exchange::{self, SendBodyError, StreamBody},
     limits,
     process::Task,
-    transport::{MessageError, RecvStream, SendStream, Stream},
+    transport::{MessageError, RecvStream, SendStream, Stream, StreamError},
     wire::{close::StreamCode, head::ResponseHead},
 };
 use tokio::{
@@ -89,7 +89,9 @@ pub async fn relay(
             recv.stop(StreamCode::NoMore);
             return Err(Refusal::new(Stage::Relay, Kind::BadRequest("the request's body broke off or cannot be read")));
         }
-        head = read_head(&mut recv) => head?,
+        head = read_head(&mut recv) => {
+            head.map_err(|refusal| repeatable(refusal, &request.method, request.upgrade.as_ref()))?
+        }
         () = tokio::time::sleep_until((request.deadline + ANSWER_MARGIN).into()) => {
             recv.stop(StreamCode::Cancelled);
             return Err(Refusal::new(Stage::Relay, Kind::AnswerTimeout));
@@ -216,6 +218,9 @@ pub async fn read_head(recv: &mut RecvStream) -> Result<ResponseHead, Refusal> {
         Ok(message) => ResponseHead::decode(message)
             .map_err(|error| bad_answer("the cluster's answer cannot be read").because(error)),
         Err(MessageError::Wire(error)) => Err(bad_answer("the cluster's answer cannot be read").because(error)),
+        Err(MessageError::Stream(error @ StreamError::Lost(_))) => {
+            Err(Refusal::new(Stage::Relay, Kind::TunnelLost { harmless: false }).because(error))
+        }
         Err(error) => Err(Refusal::new(Stage::Relay, Kind::BrokenOff).because(error)),
     }
 }
@@ -228,6 +233,16 @@ fn announced(head: &ResponseHead) -> Result<Option<u64>, Refusal> {
         return Err(bad_answer("the cluster's answer has a length that cannot be read, or more than one"));
     }
     Ok(length)
+}
+
+/// What changes nothing is answered so that clients repeat it by themselves. Nothing else may be: client-go repeats
+/// whatever method it is told to, and an upgrade runs a command.
+fn repeatable(refusal: Refusal, method: &Method, upgrade: Option<&Bytes>) -> Refusal {
+    let harmless = method.is_safe() && upgrade.is_none();
+    match refusal.kind {
+        Kind::TunnelLost { .. } => Refusal { kind: Kind::TunnelLost { harmless }, ..refusal },
+        _ => refusal,
+    }
 }
 
 fn answer(mut head: ResponseHead, body: Relayed) -> Response<Body> {

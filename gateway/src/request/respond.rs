@@ -71,6 +71,11 @@ pub enum Kind {
     AnswerTimeout,
     /// The tunnel or the agent broke off before an answer; the request may or may not have been carried out.
     BrokenOff,
+    /// The same because the tunnel is gone.
+    TunnelLost {
+        /// The request changes nothing, so that it may be repeated.
+        harmless: bool,
+    },
     /// The agent's answer makes no sense.
     BadAnswer(&'static str),
     /// The session was ended before an answer.
@@ -179,10 +184,17 @@ impl Refusal {
                 "Timeout",
                 "the cluster did not answer in time; the request may have been carried out",
             ),
-            Kind::BrokenOff => plain(
+            Kind::BrokenOff | Kind::TunnelLost { harmless: false } => plain(
                 StatusCode::BAD_GATEWAY,
                 "InternalError",
                 "the connection to the cluster broke off before an answer; the request may have been carried out",
+            ),
+            Kind::TunnelLost { harmless: true } => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "the connection to the cluster broke off before an answer; the request changes nothing, try again"
+                    .to_owned(),
+                Some(1),
             ),
             Kind::BadAnswer(why) => plain(StatusCode::BAD_GATEWAY, "InternalError", why),
             Kind::Ended(reason) => plain(StatusCode::FORBIDDEN, "Forbidden", reason.text()),

@@ -10,6 +10,7 @@ use proto::{
         http2,
         quic::{Connecting, Listener},
     },
+    version::Features,
 };
 use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
@@ -33,9 +34,19 @@ pub async fn quic(core: Arc<Core>, listener: Arc<Listener>) {
     listener.stop_accepting();
 }
 
+/// An address counts only once it is proved (by a Retry, or by a handshake that came to its end): otherwise anybody could
+/// use up the places of another. What is not proved is bounded by the listener, which asks for proof beyond that
+/// ([`limits::QUIC_RETRY_ABOVE`]).
 async fn quic_peer(core: Arc<Core>, connecting: Connecting) {
     let peer = connecting.peer();
-    carry(core, peer, CarrierKind::Quic, connecting.establish()).await;
+    if connecting.address_is_proved() {
+        return carry(core, peer, CarrierKind::Quic, connecting.establish()).await;
+    }
+    let established = {
+        let _open = core.metrics.handshakes.enter();
+        connecting.establish().await
+    };
+    carry(core, peer, CarrierKind::Quic, std::future::ready(established)).await;
 }
 
 /// An agent's connection on the TCP port.
@@ -71,9 +82,16 @@ pub async fn carry(
             handshake::hello(&core, carrier).await.map_err(|error| error.to_string())
         };
         // Carrier and hello each have this deadline of their own; both together have twice that.
-        tokio::time::timeout(limits::HELLO_DEADLINE * 2, hello)
+        let welcomed = tokio::time::timeout(limits::HELLO_DEADLINE * 2, hello)
             .await
-            .unwrap_or_else(|_| Err("took too long".to_owned()))
+            .unwrap_or_else(|_| Err("took too long".to_owned()));
+        match welcomed {
+            // It keeps the place of its handshake, and gets none among the tunnels.
+            Ok(welcomed) if welcomed.handle.info().features.contains(Features::CHECK) => {
+                return super::session::check(welcomed).await;
+            }
+            welcomed => welcomed,
+        }
     };
     match welcomed {
         Ok(welcomed) => super::session::run(core, welcomed).await,

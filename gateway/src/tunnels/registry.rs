@@ -74,11 +74,24 @@ impl Registry {
         Registered { registry: Arc::clone(self), tunnel }
     }
 
-    /// The tunnels of a cluster: not draining ones first, then the least loaded, then the youngest.
+    /// The tunnels of a cluster: not draining ones first, of these the ones that owe no sign of life, then the least
+    /// loaded, then the youngest.
     pub fn of(&self, key: &ClusterKey) -> Vec<Arc<LiveTunnel>> {
         let mut tunnels = self.by_cluster.get(key).map(|tunnels| tunnels.clone()).unwrap_or_default();
-        tunnels.sort_by_cached_key(|t| (t.is_draining(), t.handle.open_streams(), u64::MAX - t.number));
+        tunnels.sort_by_cached_key(|t| {
+            (t.is_draining(), t.handle.suspect(), t.handle.open_streams(), u64::MAX - t.number)
+        });
         tunnels
+    }
+
+    /// Asks the agent of `new` for a sign of life on its older tunnels: it may have dialled because they are gone.
+    pub fn doubt_older(&self, new: &LiveTunnel) {
+        let instance = new.handle.info().instance;
+        for tunnel in self.by_cluster.get(&new.cluster.key).iter().flat_map(|tunnels| tunnels.iter()) {
+            if tunnel.number != new.number && tunnel.handle.info().instance == instance {
+                tunnel.handle.probe();
+            }
+        }
     }
 
     /// How many tunnels a cluster has.

@@ -3,24 +3,45 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use proto::{
-    transport::Incoming,
+    transport::{
+        Incoming,
+        loss::{Loss, LossOptions},
+    },
     wire::{
         close::{CloseCode, StreamCode},
         head::RequestHead,
     },
 };
 
+use tokio::time::MissedTickBehavior;
+
 use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
 use crate::core::Core;
 
 /// Agents dial elsewhere within this when the gateway drains.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(1);
+/// How often a tunnel's loss is looked at.
+const LOOK: Duration = Duration::from_secs(5);
 /// A certificate that ends later than this is looked at again then.
 const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3600);
+
+/// How long an agent may look at a tunnel that it only checks.
+const CHECK_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A tunnel of `towline-agent check`: no request may be sent there, for it is gone in a moment and serves nothing.
+pub async fn check(welcomed: Welcomed) {
+    let Welcomed { handle, cluster, .. } = welcomed;
+    let carrier = handle.info().carrier;
+    tracing::info!(cluster.id = %cluster.id, %carrier, peer = ?handle.info().peer, "an agent checks whether a tunnel comes up");
+    if tokio::time::timeout(CHECK_DEADLINE, handle.closed()).await.is_err() {
+        handle.close(CloseCode::Timeout, "a check is short");
+        handle.closed().await;
+    }
+}
 
 /// Runs until the tunnel is closed.
 pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
@@ -34,6 +55,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
         let _ = handle.closed().await;
         return;
     }
+    core.tunnels.doubt_older(tunnel);
     let info = handle.info();
     tracing::info!(
         cluster.id = %tunnel.cluster.id,
@@ -45,6 +67,10 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
     );
     let mut changes = core.snapshots.watch();
     let mut drained = false;
+    let mut loss = Loss::new(LossOptions::default(), Instant::now());
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut lossy = false;
     loop {
         let left = certificate_ends.duration_since(SystemTime::now()).unwrap_or_default();
         tokio::select! {
@@ -65,6 +91,13 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
             drain = handle.draining(), if !tunnel.is_draining() => {
                 tracing::info!(cluster.id = %tunnel.cluster.id, tunnel = tunnel.id(), code = %drain.code, "agent drains its tunnel");
                 tunnel.set_draining();
+            }
+            _ = look.tick(), if !(lossy || drained) => {
+                lossy = handle.packets().is_some_and(|packets| loss.look(packets, Instant::now()));
+                if lossy {
+                    tracing::warn!(cluster.id = %tunnel.cluster.id, tunnel = tunnel.id(), "a great part of the packets to the agent is lost: it is asked to leave this carrier");
+                    handle.drain(CloseCode::Carrier, Duration::ZERO);
+                }
             }
             _ = changes.changed() => {
                 if core.snapshots.load().cluster(&tunnel.cluster.key).is_none() {

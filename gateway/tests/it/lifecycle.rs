@@ -54,22 +54,32 @@ async fn removing_a_cluster_closes_its_tunnels() {
     assert_eq!(closed.code, CloseCode::Unauthorised);
 }
 
+/// What changes nothing is answered so that clients repeat it (they repeat what has a `Retry-After`, whatever the method),
+/// and nothing else is.
 #[tokio::test]
 async fn a_tunnel_that_dies_fails_its_requests_and_503_follows() {
     let world = World::new().await;
-    let agent = world.agent("a").await;
     let token = world.token("ann", "a");
-    let mut user = world.user().await;
-    user.send(get(&at("a", "/x"), &token, "")).await;
-    let arrived = agent.next().await;
-    agent.tunnel.close(CloseCode::Shutdown, "");
-    assert_eq!(user.answer().await.status, 502);
-    drop(arrived);
-    while world.gateway.core().metrics.tunnels_open() > 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    let exec =
+        get(&at("a", "/api/v1/namespaces/d/pods/p/exec"), &token, "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n");
+    let plain = get(&at("a", "/x"), &token, "");
+    let post = plain.replacen("GET", "POST", 1).replace("\r\n\r\n", "\r\nContent-Length: 0\r\n\r\n");
+    for (request, status, again) in [(&plain, 503, Some("1")), (&post, 502, None), (&exec, 502, None)] {
+        let agent = world.agent("a").await;
+        let mut user = world.user().await;
+        user.send(request.clone()).await;
+        let arrived = agent.next().await;
+        agent.tunnel.close(CloseCode::Shutdown, "");
+        let answer = user.answer().await;
+        assert_eq!((answer.status, answer.header("retry-after")), (status, again), "{request}");
+        drop(arrived);
+        while world.gateway.core().metrics.tunnels_open() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut user = world.user().await;
+        user.send(plain.clone()).await;
+        assert_eq!(user.answer().await.status, 503);
     }
-    user.send(get(&at("a", "/x"), &token, "")).await;
-    assert_eq!(user.answer().await.status, 503);
 }
 
 /// A drain waited its whole grace for open watches, which never end by themselves.

@@ -8,6 +8,7 @@ mod hostile;
 mod http2;
 mod identity;
 mod lifecycle;
+mod liveness;
 mod paths;
 mod process;
 mod request;

@@ -1,6 +1,7 @@
 //! A gateway on real sockets, agents that a test plays by hand, and users that speak raw bytes.
 
 use std::{
+    net::SocketAddr,
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -98,6 +99,11 @@ impl World {
 
     /// An agent of a cluster, dialled as agents do.
     pub async fn agent_on(&self, name: &str, carrier: CarrierKind) -> Agent {
+        self.agent_at(self.addresses.public, name, carrier, agent_side()).await
+    }
+
+    /// The same at another address, that leads to the gateway.
+    pub async fn agent_at(&self, at: SocketAddr, name: &str, carrier: CarrierKind, side: AgentSide) -> Agent {
         let own = self.authority.issue_agent(cluster(name).as_str(), Validity::days(1)).unwrap();
         let roots = self.authority.roots().unwrap();
         let tls = match carrier {
@@ -106,14 +112,14 @@ impl World {
         };
         let target = Target {
             host: "127.0.0.1".to_owned(),
-            port: self.addresses.public.port(),
+            port: at.port(),
             server_name: server_name("localhost"),
             tls: Arc::new(tls.unwrap()),
             proxy: None,
             aliases: Vec::new(),
         };
         let carrier = dial(&target, carrier, &DialOptions::default()).await.unwrap();
-        Agent { tunnel: session::connect(carrier, agent_side()).await.unwrap() }
+        Agent { tunnel: session::connect(carrier, side).await.unwrap() }
     }
 
     /// Dials the gateway as an agent with any certificate.
@@ -192,10 +198,12 @@ impl World {
     }
 }
 
-fn agent_side() -> AgentSide {
+/// What agents say, all as one process.
+pub fn agent_side() -> AgentSide {
     AgentSide {
         agent_version: "test".to_owned(),
         instance: [1; 16],
+        features: proto::version::Features::default(),
         prove: Box::new(|_| Err("no proof in this test".to_owned())),
         options: SessionOptions::default(),
     }

@@ -131,6 +131,14 @@ impl Link {
         }
     }
 
+    /// What came from the peer so far, on a carrier where an idle peer says something every second; `None` on others.
+    pub(crate) fn heard(&self) -> Option<u64> {
+        match self {
+            Self::Quic(link) => Some(link.heard()),
+            Self::Memory(_) | Self::Http2(_) => None,
+        }
+    }
+
     /// Whether [`Self::close`] tells the peer code and message, so that no control message is needed.
     pub(crate) fn close_is_told(&self) -> bool {
         matches!(self, Self::Quic(_))

@@ -33,7 +33,13 @@ pub async fn pair() -> (TunnelHandle, TunnelHandle) {
 
 /// As [`pair`], with other times.
 pub async fn pair_with(options: SessionOptions) -> (TunnelHandle, TunnelHandle) {
-    let (gateway, agent) = carriers();
+    pair_as(CarrierKind::Memory, options).await
+}
+
+/// As [`pair`], in the place of another carrier.
+pub async fn pair_as(kind: CarrierKind, options: SessionOptions) -> (TunnelHandle, TunnelHandle) {
+    let (mut gateway, mut agent) = carriers();
+    (gateway.facts.kind, agent.facts.kind) = (kind, kind);
     let gateway_side = GatewaySide {
         session: [7; 16],
         authenticate: |_| async { Ok::<_, crate::wire::hello::Refuse>(()) },
@@ -42,6 +48,7 @@ pub async fn pair_with(options: SessionOptions) -> (TunnelHandle, TunnelHandle) 
     let agent_side = AgentSide {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         instance: [9; 16],
+        features: crate::version::Features::default(),
         prove: Box::new(|_| Err("no proof in memory".to_owned())),
         options,
     };

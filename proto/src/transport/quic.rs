@@ -4,6 +4,8 @@
 mod endpoint;
 mod streams;
 
+#[cfg(test)]
+pub(crate) use endpoint::carriers_over;
 pub(crate) use endpoint::connect;
 pub use endpoint::{Connecting, Listener, QuicOptions, ResetSecret};
 pub(crate) use streams::{Link, QuicRecv, QuicSend};

@@ -5,6 +5,7 @@
 
 mod driver;
 mod hello;
+mod liveness;
 pub(crate) mod state;
 mod tunnel;
 
@@ -28,6 +29,12 @@ pub struct SessionOptions {
     pub probe_period: Duration,
     /// Without any sign of life for so long the tunnel is dead.
     pub probe_deadline: Duration,
+    /// After so long without a sign of life the peer is asked at once.
+    pub suspect_after: Duration,
+    /// Period of the questions then.
+    pub urgent_period: Duration,
+    /// So many of them unanswered, and a tunnel whose carrier hears from its peer every second is dead.
+    pub urgent_probes: u32,
     /// The whole hello.
     pub hello_deadline: Duration,
 }
@@ -37,6 +44,9 @@ impl Default for SessionOptions {
         Self {
             probe_period: limits::PROBE_PERIOD,
             probe_deadline: limits::PROBE_DEADLINE,
+            suspect_after: limits::SUSPECT_AFTER,
+            urgent_period: limits::URGENT_PERIOD,
+            urgent_probes: limits::URGENT_PROBES,
             hello_deadline: limits::HELLO_DEADLINE,
         }
     }
@@ -51,6 +61,8 @@ pub struct AgentSide {
     pub agent_version: String,
     /// Identifies this agent process.
     pub instance: [u8; 16],
+    /// What it offers beside [`crate::version::Features::OFFERED`].
+    pub features: crate::version::Features,
     /// Called where the gateway saw no client certificate (a middlebox ended the TLS).
     pub prove: Prove,
     /// Times.

@@ -140,6 +140,7 @@ pub fn agent_side(options: SessionOptions) -> AgentSide {
     AgentSide {
         agent_version: "1.2.3".to_owned(),
         instance: [9; 16],
+        features: proto::version::Features::default(),
         prove: Box::new(|_| Err("the carrier shows the certificate".to_owned())),
         options,
     }

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use proto::transport::{
     CarrierKind,
     dial::{DialError, DialOptions, Proxy, Target, dial},
+    quic::{Listener, QuicOptions},
 };
 use rustls::pki_types::ServerName;
 use tokio::{
@@ -221,4 +222,24 @@ async fn a_gateway_of_another_authority_or_another_protocol_is_told_apart() {
     assert!(matches!(error, DialError::NotOffered { carrier: CarrierKind::Http2, .. }), "{error}");
     let (error, ()) = tokio::join!(dialled(CarrierKind::WebSocket), serve(tls.server(&[b"http/1.1"])));
     assert!(matches!(error, DialError::WebSocket { status: Some(404), .. }), "{error}");
+}
+
+/// Whoever comes while many shake hands has its address proved before anything is kept for it.
+#[tokio::test]
+async fn beyond_a_number_of_handshakes_quic_peers_prove_their_address_first() {
+    let tls = Tls::new();
+    for (retry_above, proved) in [(0, true), (1, false)] {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let options = QuicOptions { retry_above, ..QuicOptions::default() };
+        let listener = Listener::bind(socket, tls.server(&[]), options).unwrap();
+        let target = tls.target(listener.local_addr().unwrap());
+        let accept = async {
+            let connecting = listener.accept().await.unwrap();
+            assert_eq!(connecting.address_is_proved(), proved);
+            connecting.establish().await.unwrap()
+        };
+        let options = DialOptions::default();
+        let (_gateway, agent) = tokio::join!(accept, dial(&target, CarrierKind::Quic, &options));
+        agent.unwrap();
+    }
 }

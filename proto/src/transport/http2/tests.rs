@@ -63,6 +63,7 @@ async fn tunnel(rate: usize) -> (TunnelHandle, TunnelHandle, watch::Sender<usize
     let agent_side = AgentSide {
         agent_version: String::new(),
         instance: [2; 16],
+        features: crate::version::Features::default(),
         prove: Box::new(|_| Err(String::new())),
         options: SessionOptions::default(),
     };

@@ -47,6 +47,11 @@ const SEND_WINDOW_BYTES: u64 = limits::WINDOW_GROWTH_PER_TUNNEL;
 /// Streams beside those that the session counts: the control stream, and those that have ended at one end only.
 const STREAMS_SLACK: u32 = 256;
 
+/// First packets that wait to be looked at, before anything is known of their senders; and what each of these may have
+/// sent after it, in bytes: the rest of a client's first flight.
+const INCOMING: usize = 1024;
+const INCOMING_BYTES: u64 = 16 * 1024;
+
 /// How a UDP endpoint behaves.
 #[derive(Clone, Debug)]
 pub struct QuicOptions {
@@ -176,6 +181,11 @@ impl Connecting {
         self.incoming.remote_address()
     }
 
+    /// Whether the peer has proved that it is at [`Self::peer`]; otherwise anybody may have written that address there.
+    pub fn address_is_proved(&self) -> bool {
+        self.incoming.remote_address_validated()
+    }
+
     /// Completes the handshake, within [`crate::limits::HELLO_DEADLINE`].
     pub async fn establish(self) -> Result<Carrier, CarrierError> {
         let connecting = self.incoming.accept().map_err(|error| failed(&error))?;
@@ -275,7 +285,12 @@ fn server_config(tls: &rustls::ServerConfig, options: &QuicOptions) -> io::Resul
     tls.max_early_data_size = 0;
     let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(transport(options, None)).migration(true);
+    config
+        .transport_config(transport(options, None))
+        .migration(true)
+        .max_incoming(INCOMING)
+        .incoming_buffer_size(INCOMING_BYTES)
+        .incoming_buffer_size_total(INCOMING as u64 * INCOMING_BYTES / 4);
     Ok(config)
 }
 
@@ -287,4 +302,24 @@ fn client_config(tls: &rustls::ClientConfig, options: &QuicOptions) -> io::Resul
     let mut config = ClientConfig::new(Arc::new(crypto));
     config.transport_config(transport(options, Some(KEEP_ALIVE)));
     Ok(config)
+}
+
+/// The two ends of a connection over sockets of a test's making: the gateway's, the agent's.
+#[cfg(test)]
+pub(crate) async fn carriers_over(
+    near: Arc<dyn quinn::AsyncUdpSocket>,
+    server: &rustls::ServerConfig,
+    far: Arc<dyn quinn::AsyncUdpSocket>,
+    client: &rustls::ClientConfig,
+    address: SocketAddr,
+) -> (Carrier, Carrier) {
+    let options = QuicOptions::default();
+    let end = |server, socket| {
+        Endpoint::new_with_abstract_socket(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime)).unwrap()
+    };
+    let (near, far) = (end(Some(server_config(server, &options).unwrap()), near), end(None, far));
+    let dialled = far.connect_with(client_config(client, &options).unwrap(), address, "gateway.test").unwrap();
+    let accepted = async { near.accept().await.unwrap().accept().unwrap().await.unwrap() };
+    let (accepted, dialled) = tokio::join!(accepted, dialled);
+    (established(accepted, near.clone()), established(dialled.unwrap(), far))
 }

@@ -52,6 +52,12 @@ impl Link {
         Packets { sent: path.sent_packets, lost: path.lost_packets }
     }
 
+    /// Frames that came: of authenticated packets only.
+    pub(crate) fn heard(&self) -> u64 {
+        let frames = self.connection.stats().frame_rx;
+        frames.acks + frames.ping + frames.stream + frames.path_challenge + frames.path_response
+    }
+
     pub(crate) fn close(&self, code: CloseCode, message: &str) {
         self.connection.close(VarInt::from_u32(code.number()), message.as_bytes());
     }

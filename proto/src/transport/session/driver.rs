@@ -9,12 +9,13 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, MissedTickBehavior, interval, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
     SessionOptions,
     hello::Messages,
+    liveness::{Liveness, Seen, Step},
     state::{Refused, Shared, Side},
 };
 use crate::{
@@ -37,8 +38,6 @@ use crate::{
 
 /// Bytes of control messages written at once.
 const CONTROL_BATCH_BYTES: usize = 16 * 1024;
-/// Signs of life are looked for so many times per period.
-const LOOKS_PER_PERIOD: u32 = 4;
 
 /// The control stream after hello.
 pub(super) struct ControlStream {
@@ -95,7 +94,7 @@ async fn run(
         () = write_control(&shared, &mut send) => None,
         () = keep_room(&shared, &link) => None,
         () = accept_streams(side, &shared, &link, &queue) => None,
-        closed = probe(&shared, &pending, &options) => Some(closed),
+        closed = probe(&shared, &link, &pending, &options) => Some(closed),
         closed = drained(side, &shared) => Some(closed),
         closed = link.closed() => Some(closed),
     };
@@ -278,28 +277,33 @@ async fn read_head(recv: &mut RawRecv) -> Result<(StreamId, Bytes, Bytes), HeadE
 }
 
 /// Sends pings and looks for signs of life; ends when there were none for too long.
-async fn probe(shared: &Shared, pending: &Pending, options: &SessionOptions) -> Closed {
-    let mut tick = interval(options.probe_period / LOOKS_PER_PERIOD);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut alive = (shared.received.load(Ordering::Relaxed), Instant::now());
-    let mut looks = 0u64;
+async fn probe(shared: &Shared, link: &Link, pending: &Pending, options: &SessionOptions) -> Closed {
+    let mut liveness = Liveness::new(options, Instant::now());
+    let mut number = 0u64;
     loop {
-        let now = tick.tick().await;
-        let received = shared.received.load(Ordering::Relaxed);
-        if received != alive.0 {
-            alive = (received, now);
-        } else if now - alive.1 >= options.probe_deadline {
-            return Closed { code: CloseCode::Dead, message: String::new(), by_peer: false };
-        }
-        if looks.is_multiple_of(u64::from(LOOKS_PER_PERIOD)) {
-            let number = looks / u64::from(LOOKS_PER_PERIOD) + 1;
-            // An unanswered one keeps its time, so that a slow path is not measured as a quick one.
-            if pending.borrow().is_none() {
-                pending.send_replace(Some((number, Instant::now())));
+        let seen = Seen {
+            session: shared.received.load(Ordering::Relaxed),
+            carrier: link.heard(),
+            rtt: shared.rtt(),
+            waiting: shared.open_streams() > 0,
+        };
+        match liveness.look(seen, Instant::now()) {
+            Step::Wait => {}
+            Step::Dead => return Closed { code: CloseCode::Dead, message: String::new(), by_peer: false },
+            Step::Ask => {
+                number += 1;
+                // An unanswered one keeps its time, so that a slow path is not measured as a quick one.
+                if pending.borrow().is_none() {
+                    pending.send_replace(Some((number, Instant::now())));
+                }
+                shared.queue_ping(number);
             }
-            shared.queue_ping(number);
         }
-        looks += 1;
+        shared.suspect.store(liveness.suspect(), Ordering::Relaxed);
+        tokio::select! {
+            () = sleep(liveness.next()) => {}
+            () = shared.doubted.notified() => liveness.doubt(),
+        }
     }
 }
 

@@ -58,9 +58,10 @@ async fn connect_untimed(
     } else {
         None
     };
+    let offered = Features::OFFERED.union(agent.features);
     let hello = Hello {
         version,
-        features: Features::OFFERED,
+        features: offered,
         agent_version: agent.agent_version.clone(),
         instance: agent.instance,
         proof,
@@ -75,7 +76,7 @@ async fn connect_untimed(
         carrier: carrier.facts.kind,
         peer: carrier.facts.peer,
         version,
-        features: Features::OFFERED.intersection(welcome.features),
+        features: offered.intersection(welcome.features),
         session: welcome.session,
         instance: agent.instance,
         agent_version: agent.agent_version,
@@ -113,7 +114,7 @@ where
     let challenge = Challenge {
         oldest: Version::OLDEST,
         newest: Version::NEWEST,
-        features: Features::OFFERED,
+        features: Features::TAKEN,
         nonce,
         proof_needed: carrier.facts.certificates.is_empty(),
     };
@@ -121,7 +122,7 @@ where
     lost(carrier, send.send_all(challenge.encode().freeze()).await).await?;
     let hello = Hello::decode(messages.next(carrier).await?)?;
     let rtt = sent.elapsed();
-    let features = Features::OFFERED.intersection(hello.features);
+    let features = Features::TAKEN.intersection(hello.features);
     let info = TunnelInfo {
         carrier: carrier.facts.kind,
         peer: carrier.facts.peer,

@@ -158,6 +158,10 @@ pub(crate) struct Shared {
     /// Bytes received on any stream: the sign of life.
     pub(crate) received: AtomicU64,
     rtt_us: AtomicU64,
+    /// The peer owes a sign of life.
+    pub(crate) suspect: AtomicBool,
+    /// Told to ask the peer at once.
+    pub(crate) doubted: Notify,
     pub(crate) closed: watch::Sender<Option<Closed>>,
     pub(crate) drain: watch::Sender<Option<Drain>>,
     /// Told when the last stream ended.
@@ -212,6 +216,8 @@ impl Shared {
             blocked: AtomicUsize::new(0),
             received: AtomicU64::new(0),
             rtt_us: AtomicU64::new(micros(rtt)),
+            suspect: AtomicBool::new(false),
+            doubted: Notify::new(),
             closed: watch::Sender::new(None),
             drain: watch::Sender::new(None),
             idle: Notify::new(),

@@ -52,6 +52,7 @@ fn agent() -> AgentSide {
     AgentSide {
         agent_version: "1".to_owned(),
         instance: [9; 16],
+        features: Features::default(),
         prove: Box::new(|_| Err("no key".to_owned())),
         options: SessionOptions::default(),
     }

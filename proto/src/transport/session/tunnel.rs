@@ -125,6 +125,14 @@ impl Tunnel for SessionTunnel {
         self.shared.received.load(std::sync::atomic::Ordering::Relaxed)
     }
 
+    fn suspect(&self) -> bool {
+        self.shared.suspect.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    fn probe(&self) {
+        self.shared.doubted.notify_one();
+    }
+
     fn packets(&self) -> Option<Packets> {
         self.link.packets()
     }

@@ -1,0 +1,290 @@
+//! 1 Gbit/s at a round trip of 100 ms, on every carrier and both ways: 12.5 MB must be allowed in flight. Paths are made of
+//! memory and time is virtual, so that only windows decide and no processor does.
+
+use std::{
+    cell::Cell,
+    collections::VecDeque,
+    fmt, io,
+    io::IoSliceMut,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use quinn::{
+    AsyncUdpSocket, UdpPoller,
+    udp::{RecvMeta, Transmit},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
+    time::{Instant, Sleep},
+};
+
+use super::{
+    CarrierKind, TunnelHandle,
+    carrier::{Carrier, Facts},
+    http2, quic,
+    session::{self, AgentSide, GatewaySide, SessionOptions},
+    websocket,
+};
+use crate::{
+    limits,
+    version::Features,
+    wire::{hello::Refuse, message::Writer},
+};
+
+const ONE_WAY: Duration = Duration::from_millis(50);
+const IN_FLIGHT_BYTES: u64 = 12_500_000;
+const BITS_PER_SECOND: f64 = 1e9;
+const TOTAL: u64 = 128 << 20;
+/// Measured from here on: windows have grown.
+const WARM: u64 = 96 << 20;
+
+/// One direction of a path: all that goes in comes out later.
+#[derive(Default)]
+struct Delay {
+    under_way: VecDeque<(Instant, Bytes)>,
+    sleep: Option<Pin<Box<Sleep>>>,
+    reader: Option<Waker>,
+}
+
+impl Delay {
+    fn push(&mut self, bytes: &[u8]) {
+        self.under_way.push_back((Instant::now() + ONE_WAY, Bytes::copy_from_slice(bytes)));
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<&mut Bytes> {
+        self.reader = Some(cx.waker().clone());
+        let Some((due, _)) = self.under_way.front() else { return Poll::Pending };
+        if *due > Instant::now() {
+            let sleep = self.sleep.insert(Box::pin(tokio::time::sleep_until(*due)));
+            ready!(sleep.as_mut().poll(cx));
+        }
+        Poll::Ready(self.under_way.front_mut().map(|(_, bytes)| bytes).unwrap())
+    }
+}
+
+type Way = Arc<Mutex<Delay>>;
+
+/// One end of a path of bytes.
+struct Bytewise {
+    there: Way,
+    here: Way,
+}
+
+fn path() -> (Bytewise, Bytewise) {
+    let (a, b) = (Way::default(), Way::default());
+    (Bytewise { there: a.clone(), here: b.clone() }, Bytewise { there: b, here: a })
+}
+
+impl AsyncRead for Bytewise {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut way = self.here.lock().unwrap();
+        let bytes = ready!(way.poll(cx));
+        let taken = bytes.len().min(buffer.remaining());
+        buffer.put_slice(&bytes[..taken]);
+        bytes.advance(taken);
+        if bytes.is_empty() {
+            way.under_way.pop_front();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Bytewise {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.there.lock().unwrap().push(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// One end of a path of datagrams.
+struct Datagrams {
+    own: SocketAddr,
+    peer: SocketAddr,
+    there: Way,
+    here: Way,
+}
+
+impl fmt::Debug for Datagrams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Datagrams")
+    }
+}
+
+#[derive(Debug)]
+struct Always;
+
+impl UdpPoller for Always {
+    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncUdpSocket for Datagrams {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Box::pin(Always)
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        self.there.lock().unwrap().push(transmit.contents);
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let mut way = self.here.lock().unwrap();
+        let mut count = 0;
+        for (buffer, meta) in buffers.iter_mut().zip(meta) {
+            let datagram = match way.poll(cx) {
+                Poll::Pending if count == 0 => return Poll::Pending,
+                Poll::Pending => break,
+                Poll::Ready(datagram) => datagram,
+            };
+            buffer[..datagram.len()].copy_from_slice(datagram);
+            *meta = RecvMeta { addr: self.peer, len: datagram.len(), stride: datagram.len(), ..RecvMeta::default() };
+            way.under_way.pop_front();
+            count += 1;
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.own)
+    }
+}
+
+async fn tunnel(gateway: Carrier, agent: Carrier) -> (TunnelHandle, TunnelHandle) {
+    let gateway_side = GatewaySide {
+        session: [1; 16],
+        authenticate: |_| async { Ok::<_, Refuse>(()) },
+        options: SessionOptions::default(),
+    };
+    let agent_side = AgentSide {
+        agent_version: String::new(),
+        instance: [2; 16],
+        features: Features::default(),
+        prove: Box::new(|_| Err(String::new())),
+        options: SessionOptions::default(),
+    };
+    let (gateway, agent) = tokio::join!(session::accept(gateway, gateway_side), session::connect(agent, agent_side));
+    (gateway.unwrap().0, agent.unwrap())
+}
+
+/// Sends bulk one way and then the other.
+async fn fills((gateway, agent): (TunnelHandle, TunnelHandle)) {
+    let head = Writer::begin(BytesMut::new(), 16).finish().freeze();
+    for (from, to, name) in [(&gateway, &agent, "down"), (&agent, &gateway, "up")] {
+        let (near, far) = tokio::join!(from.open(head.clone()), to.accept());
+        let (mut near, mut far) = (near.unwrap(), far.unwrap().stream);
+        let (sent, received, most, warm) = (Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(None));
+        let chunk = Bytes::from(vec![0; limits::CHUNK_BYTES]);
+        let send = async {
+            while sent.get() < TOTAL {
+                near.send.send(chunk.clone()).await.unwrap();
+                sent.set(sent.get() + chunk.len() as u64);
+                most.set(most.get().max(sent.get() - received.get()));
+            }
+            near.send.finish().unwrap();
+        };
+        let receive = async {
+            while let Some(chunk) = far.recv.recv().await.unwrap() {
+                received.set(received.get() + chunk.len() as u64);
+                if received.get() >= WARM && warm.get().is_none() {
+                    warm.set(Some((Instant::now(), received.get())));
+                }
+            }
+        };
+        tokio::join!(send, receive);
+        let most = most.get();
+        assert!(most >= IN_FLIGHT_BYTES, "{name}: {most} bytes in flight at the most");
+        assert!(most <= limits::WINDOW_MAX + limits::CHUNK_BYTES as u64, "{name}: {most} bytes in flight");
+        let (since, from) = warm.get().unwrap();
+        let rate = ((TOTAL - from) * 8) as f64 / since.elapsed().as_secs_f64();
+        assert!(rate >= BITS_PER_SECOND, "{name}: {:.0} Mbit/s", rate / 1e6);
+    }
+}
+
+fn facts(kind: CarrierKind) -> Facts {
+    Facts { kind, peer: None, certificates: vec![Vec::new().into()] }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_gbit_per_second_at_100_ms_over_h2() {
+    let (near, far) = path();
+    let kind = CarrierKind::Http2;
+    let (gateway, agent) = tokio::join!(http2::client_side(near, facts(kind)), http2::server_side(far, facts(kind)));
+    fills(tunnel(gateway.unwrap(), agent.unwrap()).await).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_gbit_per_second_at_100_ms_over_websocket() {
+    let (mut near, far) = path();
+    let kind = CarrierKind::WebSocket;
+    let gateway = async {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(near.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        let key = head.lines().find_map(|line| line.strip_prefix("sec-websocket-key: ")).unwrap();
+        let answer = format!(
+            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+             Sec-WebSocket-Accept: {}\r\nSec-WebSocket-Protocol: {}\r\n\r\n",
+            websocket::accept_key(key.as_bytes()),
+            websocket::SUBPROTOCOL
+        );
+        near.write_all(answer.as_bytes()).await.unwrap();
+        websocket::accept(near, facts(kind)).await
+    };
+    let (gateway, agent) = tokio::join!(gateway, websocket::connect(far, "gateway.test", facts(kind)));
+    fills(tunnel(gateway.unwrap(), agent.unwrap()).await).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_gbit_per_second_at_100_ms_over_quic() {
+    let (a, b) = (Way::default(), Way::default());
+    let [own, peer]: [SocketAddr; 2] = [([192, 0, 2, 1], 443).into(), ([192, 0, 2, 2], 5000).into()];
+    let near = Arc::new(Datagrams { own, peer, there: a.clone(), here: b.clone() });
+    let far = Arc::new(Datagrams { own: peer, peer: own, there: b, here: a });
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate =
+        rcgen::CertificateParams::new(vec!["gateway.test".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let der = certificate.der().clone();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(der.clone()).unwrap();
+    let server = rustls::ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![der], rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+        .unwrap();
+    let client = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let (mut gateway, agent) = quic::carriers_over(near, &server, far, &client, own).await;
+    // Who the agent is does not matter here.
+    gateway.facts.certificates = facts(CarrierKind::Quic).certificates;
+    fills(tunnel(gateway, agent).await).await;
+}

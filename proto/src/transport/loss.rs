@@ -1,0 +1,88 @@
+//! Whether a carrier loses so many packets that another one should bear the tunnel. Pure: counts and the clock come in.
+//!
+//! Each end can only tell what it sent itself. The agent leaves the carrier; the gateway asks it to, by a drain with
+//! [`crate::wire::close::CloseCode::Carrier`].
+
+use std::time::{Duration, Instant};
+
+use super::Packets;
+
+/// What counts as too much.
+#[derive(Clone, Copy, Debug)]
+pub struct LossOptions {
+    /// Loss is looked at in stretches at least this long,
+    pub stretch: Duration,
+    /// and of at least so many packets: on an idle tunnel, which sends one or two in a second, stretches are longer.
+    pub packets: u64,
+    /// A stretch with more lost packets than this, in percent, is a bad one: a policer or a broken middlebox, where no
+    /// congestion control makes progress. What is only acknowledged and not sent again is not counted as lost, so that
+    /// this is less than what the path loses.
+    pub percent: u64,
+    /// So many bad stretches in a row, and the carrier is left.
+    pub stretches: u32,
+}
+
+impl Default for LossOptions {
+    fn default() -> Self {
+        Self { stretch: Duration::from_secs(10), packets: 50, percent: 20, stretches: 2 }
+    }
+}
+
+/// The judge of one tunnel's loss.
+#[derive(Debug)]
+pub struct Loss {
+    options: LossOptions,
+    begun: Instant,
+    before: Packets,
+    bad: u32,
+}
+
+impl Loss {
+    /// Of a tunnel that came up at `now`.
+    pub fn new(options: LossOptions, now: Instant) -> Self {
+        Self { options, begun: now, before: Packets::default(), bad: 0 }
+    }
+
+    /// Looks at what was sent and lost until `now`: whether the carrier should be left.
+    pub fn look(&mut self, packets: Packets, now: Instant) -> bool {
+        let sent = packets.sent.saturating_sub(self.before.sent);
+        let lost = packets.lost.saturating_sub(self.before.lost);
+        if now.duration_since(self.begun) >= self.options.stretch && sent >= self.options.packets {
+            (self.begun, self.before) = (now, packets);
+            self.bad = if lost * 100 >= sent * self.options.percent { self.bad + 1 } else { 0 };
+        }
+        self.bad >= self.options.stretches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When a carrier that sends and loses so many in each ten seconds in turn is left, in seconds.
+    fn run(per_look: impl IntoIterator<Item = (u64, u64)>) -> Option<u64> {
+        let start = Instant::now();
+        let (mut loss, mut packets) = (Loss::new(LossOptions::default(), start), Packets::default());
+        per_look.into_iter().zip(1..).find_map(|((sent, lost), number)| {
+            packets.sent += sent;
+            packets.lost += lost;
+            loss.look(packets, start + Duration::from_secs(10 * number)).then_some(10 * number)
+        })
+    }
+
+    #[test]
+    fn a_policed_carrier_is_left_and_a_slightly_lossy_one_is_not() {
+        assert_eq!(run([(1000, 400), (1000, 400)]), Some(20));
+        assert_eq!(run([(1000, 400), (1000, 100), (1000, 400), (1000, 0)]), None, "not twice in a row");
+        assert_eq!(run([(1000, 100); 50]), None, "10 % is what QUIC copes with");
+    }
+
+    /// Stretches of 15 s with fewer than 60 packets were not looked at: an idle tunnel was never left, whatever it lost.
+    #[test]
+    fn a_nearly_idle_lossy_carrier_is_left_too() {
+        assert_eq!(run([(18, 5); 100]), Some(60));
+        assert_eq!(run([(11, 0); 100]), None);
+        assert_eq!(run([(11, 1); 100]), None);
+        assert_eq!(run([(1000, 10), (1000, 400), (20, 10), (20, 10), (20, 10)]), Some(50), "what is idle counts on");
+    }
+}
