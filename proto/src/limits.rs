@@ -79,8 +79,10 @@ pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 pub const SUSPECT_AFTER: Duration = Duration::from_secs(2);
 /// Period of the questions to a peer in doubt; a round trip where that takes longer.
 pub const URGENT_PERIOD: Duration = Duration::from_millis(500);
-/// So many questions in a row without any sign of life, and a QUIC tunnel is dead: users are told within 6 s.
-pub const URGENT_PROBES: u32 = 6;
+/// So many questions in a row without any sign of life, and a QUIC tunnel is dead: users are told within 10 s. No sooner,
+/// because open sessions end with it, and a starved machine may say nothing for several seconds; new requests go to
+/// another tunnel from the first unanswered question on.
+pub const URGENT_PROBES: u32 = 14;
 /// QUIC handshakes in progress above which a new peer must first prove its address (attack D5).
 pub const QUIC_RETRY_ABOVE: usize = 64;
 /// What a carrier's own flow control lets a peer send before its hello was accepted, in bytes, so that nobody can fill this

@@ -13,10 +13,14 @@ use tests::{
     stack::{Plan, Stack},
 };
 
+use crate::restarts::{requests_lost_with_their_tunnel, silent_apiserver};
+
 pub fn tests() -> Vec<Trial> {
     vec![
         alone("networks::inbound_all_dropped", Needs::Namespaces, inbound_dropped),
         alone("networks::udp_dropped_from_the_start", Needs::Namespaces, udp_dropped_from_start),
+        alone("networks::udp_dropped_under_open_requests", Needs::Namespaces, udp_dropped_under_requests),
+        alone("networks::lossy_quic_is_left_for_tcp", Needs::Namespaces, lossy_quic_is_left),
         alone("networks::udp_dropped_in_the_middle_then_restored", Needs::Namespaces, udp_dropped_then_restored),
         alone("networks::black_hole_is_known_within_30_s::quic", Needs::Namespaces, || black_hole("quic")),
         alone("networks::black_hole_is_known_within_30_s::h2", Needs::Namespaces, || black_hole("h2")),
@@ -43,7 +47,16 @@ fn stack_with(
     carrier: Option<&'static str>,
     dev_args: &[&str],
 ) -> anyhow::Result<(Stack, Forward)> {
-    let apiserver = ticking(name)?;
+    stack_before(ticking(name)?, name, namespace, carrier, dev_args)
+}
+
+fn stack_before(
+    apiserver: Apiserver,
+    name: &'static str,
+    namespace: &Namespace,
+    carrier: Option<&'static str>,
+    dev_args: &[&str],
+) -> anyhow::Result<(Stack, Forward)> {
     let listen = format!("{}:0", namespace.outside);
     let forward = Forward::start(namespace, apiserver)?;
     let plan = Plan {
@@ -235,6 +248,46 @@ fn udp_dropped_from_start() -> anyhow::Result<()> {
         start.elapsed()
     );
     ensure!(carrier_of(&stack)? != "quic");
+    Ok(())
+}
+
+/// Requests that wait for their answer when UDP is dropped hung for 20 s, the read timeout of the user here.
+fn udp_dropped_under_requests() -> anyhow::Result<()> {
+    let namespace = Namespace::new()?;
+    let (stack, forward) = stack_before(silent_apiserver("udp-requests")?, "udp-requests", &namespace, None, &[])?;
+    stack.await_connected(Duration::from_secs(10))?;
+    eventually("on QUIC", Duration::from_secs(10), || Ok(carrier_of(&stack)?.contains("quic")))?;
+    requests_lost_with_their_tunnel(&stack, &forward.apiserver, || {
+        namespace.firewall(&["output meta l4proto udp drop", "input meta l4proto udp drop"])
+    })
+    .with_context(|| stack.agent.lock().unwrap().tail())?;
+    let token = stack.token("admin")?;
+    eventually("new requests work over TCP", Duration::from_secs(15), || {
+        Ok(stack.get_with(&token, "/api").is_ok_and(|answer| answer.status == 200))
+    })?;
+    Ok(())
+}
+
+/// A third of all packets is lost, both ways, on a tunnel that does little.
+fn lossy_quic_is_left() -> anyhow::Result<()> {
+    let namespace = Namespace::new()?;
+    let (stack, _forward) = stack("lossy", &namespace, None)?;
+    stack.await_connected(Duration::from_secs(10))?;
+    eventually("on QUIC", Duration::from_secs(10), || Ok(carrier_of(&stack)?.contains("quic")))?;
+    let token = stack.token("admin")?;
+    let lose = "meta l4proto udp numgen random mod 100 < 33 drop";
+    namespace.firewall(&[&format!("output {lose}"), &format!("input {lose}")])?;
+    let took = eventually("on TCP", Duration::from_secs(240), || {
+        let _ = stack.get_with(&token, "/api");
+        let carrier = carrier_of(&stack)?;
+        Ok(!carrier.is_empty() && !carrier.contains("quic"))
+    })
+    .with_context(|| stack.agent.lock().unwrap().tail())?;
+    eprintln!("   left after {took:?}");
+    // And stays there, though QUIC comes up now and then when it is tried.
+    let log = std::fs::read_to_string(&stack.agent.lock().unwrap().log)?;
+    ensure!(log.contains("moving to another tunnel") || log.contains("tunnel closed"), "{log}");
+    ensure!(stack.get_with(&token, "/api")?.status == 200);
     Ok(())
 }
 

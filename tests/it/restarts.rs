@@ -15,11 +15,15 @@ use tests::{
     apiserver::{Apiserver, answer},
     case::{Needs, alone, full},
     programs::{Program, eventually, scratch},
+    raw::Answer,
     stack::{CARRIERS, Plan, Stack},
 };
 
 pub fn tests() -> Vec<Trial> {
-    let mut trials = vec![alone("restarts::drained_with_sigterm_under_load", Needs::Nothing, drained)];
+    let mut trials = vec![
+        alone("restarts::agent_killed_under_open_requests_on_quic", Needs::Nothing, agent_killed),
+        alone("restarts::drained_with_sigterm_under_load", Needs::Nothing, drained),
+    ];
     for (place, carrier) in CARRIERS.into_iter().enumerate() {
         if full() || place == 0 {
             let name = format!("restarts::gateway_killed_20_times_under_load::{carrier}");
@@ -139,6 +143,68 @@ fn gateway_killed(carrier: &'static str) -> anyhow::Result<()> {
     ensure!(failed >= 20, "only {failed} requests were open when the gateway was killed");
     let slowest = back.iter().max().copied().unwrap_or_default();
     ensure!(slowest < Duration::from_secs(2), "the agent was back after {back:?}");
+    Ok(())
+}
+
+/// An apiserver that never answers `/silent`.
+pub fn silent_apiserver(name: &str) -> anyhow::Result<Apiserver> {
+    Apiserver::start(
+        &scratch(name),
+        false,
+        Arc::new(|request, connection| {
+            if request.target().starts_with(b"/silent") {
+                // Until the agent goes away.
+                let _ = std::io::copy(connection, &mut std::io::sink());
+                return Ok(false);
+            }
+            answer(connection, "200 OK", b"{}")
+        }),
+    )
+}
+
+/// Two requests wait for their answers when `lose` takes the tunnel away without a word: both are answered, and only what
+/// changes nothing in such a way that kubectl repeats it.
+pub fn requests_lost_with_their_tunnel(
+    stack: &Stack,
+    apiserver: &Apiserver,
+    lose: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let token = stack.token("admin")?;
+    let call = |method: &str| -> anyhow::Result<Answer> {
+        let (key, host) = (stack.key(), stack.authority());
+        let mut raw = stack.raw()?;
+        raw.send(
+            format!("{method} /{key}/silent HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nContent-Length: 0\r\n\r\n")
+                .as_bytes(),
+        )?;
+        raw.answer()
+    };
+    std::thread::scope(|scope| {
+        let calls = ["GET", "POST"].map(|method| {
+            let call = &call;
+            scope.spawn(move || call(method))
+        });
+        eventually("both have arrived", Duration::from_secs(10), || {
+            Ok(apiserver.received().iter().filter(|request| request.target() == b"/silent").count() == 2)
+        })?;
+        lose()?;
+        let [get, post] = calls.map(|call| call.join().unwrap().context("hangs"));
+        let (get, post) = (get?, post?);
+        ensure!(get.status == 503 && get.header("retry-after").is_some(), "{}", get.head);
+        ensure!(post.status == 502 && post.header("retry-after").is_none(), "{}", post.head);
+        Ok(())
+    })
+}
+
+/// Without a close the gateway learned of it after 20 s, the read timeout of the user here.
+fn agent_killed() -> anyhow::Result<()> {
+    let apiserver = silent_apiserver("agent-killed")?;
+    let stack = Stack::start(&Plan { carrier: Some("quic"), ..Plan::scripted("agent-killed", &apiserver) })?;
+    requests_lost_with_their_tunnel(&stack, &apiserver, || stack.agent.lock().unwrap().signal("KILL"))?;
+    let token = stack.token("admin")?;
+    ensure!(stack.get_with(&token, "/api")?.status == 503);
+    *stack.agent.lock().unwrap() = stack.another_agent()?;
+    eventually("the next agent serves", Duration::from_secs(10), || Ok(stack.get_with(&token, "/api")?.status == 200))?;
     Ok(())
 }
 
