@@ -245,7 +245,9 @@ async fn one_gbit_per_second_at_100_ms_over_websocket() {
             head.push(near.read_u8().await.unwrap());
         }
         let head = String::from_utf8(head).unwrap();
-        let key = head.lines().find_map(|line| line.strip_prefix("sec-websocket-key: ")).unwrap();
+        let fields = head.lines().filter_map(|line| line.split_once(": "));
+        let mut key = fields.filter(|(name, _)| name.eq_ignore_ascii_case("sec-websocket-key")).map(|(_, key)| key);
+        let key = key.next().unwrap();
         let answer = format!(
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
              Sec-WebSocket-Accept: {}\r\nSec-WebSocket-Protocol: {}\r\n\r\n",

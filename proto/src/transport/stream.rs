@@ -30,6 +30,9 @@ use crate::{
 
 /// Windows grow for readers that are quicker than this even where the round trip is shorter: the time to be scheduled.
 const GROW_WITHIN: Duration = Duration::from_millis(4);
+/// Credit is given back by half a window, but no less often than this: in large lumps a sender runs dry again and again,
+/// and QUIC's congestion window does not grow behind one that does.
+const CREDIT_STEP_BYTES: u64 = 1024 * 1024;
 /// Until a probe has measured it.
 const RTT_GUESS: Duration = Duration::from_millis(50);
 
@@ -294,7 +297,7 @@ impl RecvStream {
     /// Gives credit back for bytes that the caller took.
     fn take(&mut self, bytes: usize) {
         self.taken += bytes as u64;
-        if self.announced - self.taken > self.window / 2 {
+        if self.announced - self.taken > self.window - (self.window / 2).min(CREDIT_STEP_BYTES) {
             return;
         }
         let now = Instant::now();
@@ -302,7 +305,7 @@ impl RecvStream {
             None => self.since = Some((now, self.taken)),
             Some((since, from)) if self.taken.saturating_sub(from) >= self.window => {
                 self.since = Some((now, self.taken));
-                let quick = (self.lease.shared.rtt().unwrap_or(RTT_GUESS) * 2).max(GROW_WITHIN);
+                let quick = (self.lease.shared.rtt().unwrap_or(RTT_GUESS) * 3).max(GROW_WITHIN);
                 if now - since <= quick && self.window < limits::WINDOW_MAX && self.lease.grow(self.window) {
                     self.window *= 2;
                 }

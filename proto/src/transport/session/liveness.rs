@@ -190,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_quic_peer_is_asked_at_once_and_given_up_within_six_seconds() {
+    fn a_silent_quic_peer_is_asked_at_once_and_given_up_within_ten_seconds() {
         for waiting in [false, true] {
             // The last that was heard came at 30 s.
             let (dead, asked) = run(100, waiting, |at| (until(at, 30), Some(until(at, 30))));
             let silent = dead.unwrap() - Duration::from_secs(30);
-            assert!(silent > Duration::from_secs(4) && silent <= Duration::from_secs(6), "{silent:?}");
+            assert!(silent > Duration::from_secs(7) && silent <= Duration::from_secs(10), "{silent:?}");
             let urgent = asked.iter().filter(|at| **at > Duration::from_secs(31)).count();
             assert!(urgent >= limits::URGENT_PROBES as usize, "{asked:?}");
         }
