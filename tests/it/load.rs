@@ -222,10 +222,10 @@ fn cancelled(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A thousand watches and 200 execs, all open at the same time on one tunnel; then each of them must carry.
 /// Two hundred processes are started in one pod; on a small machine that takes a while.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(600);
 
+/// A thousand watches and 200 execs, all open at the same time on one tunnel; then each of them must carry.
 fn watches_and_execs(carrier: &'static str) -> anyhow::Result<()> {
     let name = namespace("many", carrier)?;
     let stack = shared(carrier);
@@ -290,7 +290,7 @@ fn all_see(watches: &mut [Raw], namespace: &str) -> anyhow::Result<()> {
 /// kubectl take more of a small machine than all that is tested; kubectl's own sessions are tested elsewhere.
 fn open_execs(stack: &Stack, namespace: &str, count: usize) -> anyhow::Result<Vec<Raw>> {
     let token = stack.token("admin")?;
-    let command = "command=sh&command=-c&command=read+-r+line%3B+echo+got+%24line";
+    let command = "command=sh&command=-c&command=echo+ready%3B+read+-r+line%3B+echo+got+%24line";
     let path = format!("/api/v1/namespaces/{namespace}/pods/p/exec?stdin=true&stdout=true&{command}");
     let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
                    Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n\r\n";
@@ -306,6 +306,10 @@ fn open_execs(stack: &Stack, namespace: &str, count: usize) -> anyhow::Result<Ve
     for raw in &mut execs {
         let head = raw.head()?;
         ensure!(head.contains(" 101 "), "{head}");
+    }
+    // The runtime starts one after the other; only now do all run at once.
+    for raw in &mut execs {
+        while server_frame(raw)? != b"\x01ready\n" {}
     }
     Ok(execs)
 }
