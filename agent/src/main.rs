@@ -117,8 +117,7 @@ async fn run(config: Config) -> Result<(), (u8, anyhow::Error)> {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder();
     let recorder = recorder.map_err(|err| (1, err.into()))?;
     metrics::describe();
-    let open_files = raise_open_files();
-    tracing::debug!(open_files, "limit of open files");
+    raise_open_files();
     let agent = Agent::build(config, Some(recorder)).await.map_err(|err| (EXIT_CONFIG, err.into()))?;
     let mut signals = signals(agent.tasks(), agent.shutdown()).map_err(|err| (1, err.into()))?;
     agent.tasks().spawn("hangups", async move {

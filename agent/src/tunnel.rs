@@ -18,7 +18,7 @@ use std::{
 
 use proto::{
     process::{Backoff, BackoffPolicy, Shutdown, Task, TaskGroup, random_unit},
-    transport::{CarrierKind, Closed, TunnelHandle, loss::LossOptions},
+    transport::{CarrierKind, Closed, TunnelHandle},
     wire::close::CloseCode,
 };
 
@@ -181,7 +181,7 @@ impl Tunnels {
 
     /// Watches a tunnel until it must be left.
     async fn watch(&self, live: &Live, shutdown: &Shutdown) -> Next {
-        let mut health = Health::new(LossOptions::default(), Instant::now());
+        let mut health = Health::new(Instant::now());
         let mut asked = false;
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

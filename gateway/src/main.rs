@@ -60,8 +60,7 @@ fn main() -> ExitCode {
 }
 
 async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<()> {
-    let open_files = raise_open_files();
-    tracing::debug!(open_files, "limit of open files");
+    raise_open_files();
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
     let mut signals = signals(&tasks, &shutdown)?;
     let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: None };

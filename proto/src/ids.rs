@@ -108,6 +108,23 @@ impl fmt::Debug for ClusterId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClusterKey([u8; 32]);
 
+/// Reads `2 * N` hex digits in lower case and nothing else.
+pub fn lower_hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
+    let digit = |b: u8| match b {
+        b'0'..=b'9' => Some(b - b'0'),
+        b'a'..=b'f' => Some(b - b'a' + 10),
+        _ => None,
+    };
+    if text.len() != 2 * N {
+        return None;
+    }
+    let mut out = [0; N];
+    for (byte, pair) in out.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(out)
+}
+
 const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 impl ClusterKey {
@@ -134,19 +151,7 @@ impl ClusterKey {
 
     /// Reads 64 hex digits in lower case; anything else is `None`: one address, one spelling.
     pub fn from_hex(text: &[u8]) -> Option<Self> {
-        let digit = |b: u8| match b {
-            b'0'..=b'9' => Some(b - b'0'),
-            b'a'..=b'f' => Some(b - b'a' + 10),
-            _ => None,
-        };
-        if text.len() != 64 {
-            return None;
-        }
-        let mut out = [0; 32];
-        for (byte, pair) in out.iter_mut().zip(text.chunks_exact(2)) {
-            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-        }
-        Some(Self(out))
+        lower_hex(text).map(Self)
     }
 
     /// Reads 52 base32 characters, in any case because host names have none.

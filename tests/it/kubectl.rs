@@ -228,26 +228,27 @@ fn rollout_and_wait(site: &Site) -> anyhow::Result<()> {
 
 fn explain(site: &Site) -> anyhow::Result<()> {
     let kubectl = &site.kubectl;
-    for args in [
-        &["explain", "deployment.spec.replicas"][..],
-        &["explain", "pods", "--recursive"],
-        &["api-versions"],
-        &["api-resources", "--api-group=apps"],
-    ] {
-        // Other tests make and remove groups meanwhile, and what goes in the middle of a discovery fails it.
-        let (mut through, mut direct) = (String::new(), String::new());
+    // Other tests make and remove groups meanwhile, and what goes in the middle of a discovery fails it.
+    let settled = |kubectl: &Kubectl, args: &[&str]| {
+        let mut answer = String::new();
         eventually("api groups stand still", Duration::from_secs(120), || {
-            let Ok(both) = kubectl.ok(args).and_then(|through| Ok((through, site.direct.ok(args)?))) else {
-                return Ok(false);
-            };
-            (through, direct) = both;
-            Ok(true)
+            Ok(kubectl.ok(args).map(|text| answer = text).is_ok())
         })
         .with_context(|| format!("{args:?}"))?;
+        anyhow::Ok(answer)
+    };
+    for (args, holds) in [
+        (&["explain", "deployment.spec.replicas"][..], "replicas"),
+        (&["explain", "pods", "--recursive"], "containers"),
+        (&["api-versions"], "apps/v1"),
+        (&["api-resources", "--api-group=apps"], "deployments"),
+    ] {
+        let (through, direct) = (settled(kubectl, args)?, settled(&site.direct, args)?);
         let known = |text: &str| text.lines().filter(|line| !line.contains("towline.test")).count();
         ensure!(known(&through) == known(&direct) && known(&through) >= 3, "{args:?}: {through}\n{direct}");
+        ensure!(through.contains(holds), "{args:?}: {through}");
     }
-    ensure!(kubectl.ok(&["explain", "deployment.spec.replicas"])?.contains("replicas"));
+    ensure!(settled(kubectl, &["api-resources"])?.contains("deployments"));
     ensure!(kubectl.ok(&["version", "-o", "json"])?.contains("serverVersion"));
     if !site.old {
         // The old one drops the path prefix of the server's address here.

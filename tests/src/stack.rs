@@ -280,12 +280,12 @@ impl Stack {
 
     /// GET at the gateway's admin listener, plain HTTP.
     pub fn admin_get(&self, path: &str) -> anyhow::Result<String> {
-        admin_call(self.text("admin").trim_start_matches("http://").trim_end_matches('/'), "GET", path)
+        admin_call(&self.text("admin"), "GET", path)
     }
 
     /// Any call at the gateway's admin listener.
     pub fn admin(&self, method: &str, path: &str) -> anyhow::Result<String> {
-        admin_call(self.text("admin").trim_start_matches("http://").trim_end_matches('/'), method, path)
+        admin_call(&self.text("admin"), method, path)
     }
 
     /// The agent's metrics, all of them.
@@ -321,8 +321,7 @@ pub fn keep_all_metrics() {
 
 /// Keeps what gateway and agents of a stack count, for the sweep for secrets. Those that a test has ended have none.
 fn keep_metrics(dir: &Path, gateway: &str) {
-    let gateway = gateway.trim_start_matches("http://").trim_end_matches('/').to_owned();
-    for address in agent_admins(dir).into_iter().chain([gateway]) {
+    for address in agent_admins(dir).into_iter().chain([gateway.to_owned()]) {
         if let Ok(text) = admin_call(&address, "GET", "/metrics") {
             keep(&dir.join("metrics"), &text);
         }
@@ -339,8 +338,10 @@ fn agent_admins(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-fn admin_call(address: &str, method: &str, path: &str) -> anyhow::Result<String> {
+/// Asks an admin listener, of which the URL or the address alone is known.
+fn admin_call(listener: &str, method: &str, path: &str) -> anyhow::Result<String> {
     use std::io::{Read, Write};
+    let address = listener.trim_start_matches("http://").trim_end_matches('/');
     let mut socket = std::net::TcpStream::connect(address)?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     write!(socket, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")?;

@@ -3,10 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use proto::transport::{
-    CarrierKind, TunnelHandle,
-    loss::{Loss, LossOptions},
-};
+use proto::transport::{CarrierKind, TunnelHandle, loss::Loss};
 
 /// A round trip this much longer than the best one seen, and longer than [`SLOW_FLOOR`], is a bad sign.
 const SLOW_FACTOR: u32 = 20;
@@ -43,8 +40,8 @@ pub struct Health {
 
 impl Health {
     /// Of a tunnel that came up at `now`.
-    pub fn new(loss: LossOptions, now: Instant) -> Self {
-        Self { received: 0, heard: now, best: None, bad_since: None, loss: Loss::new(loss, now), since: now }
+    pub fn new(now: Instant) -> Self {
+        Self { received: 0, heard: now, best: None, bad_since: None, loss: Loss::new(now), since: now }
     }
 
     /// Looks at the tunnel.
@@ -93,7 +90,7 @@ mod tests {
     fn silence_is_noticed_in_time_to_answer_within_fifteen_seconds() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut health = Health::new(LossOptions::default(), start);
+        let mut health = Health::new(start);
         assert!(!health.is_silent(0, at(60)), "not known is not silent");
         assert!(!health.is_silent(1, at(60)));
         assert!(!health.is_silent(1, at(68)));
@@ -106,7 +103,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let (good, bad) = (Some(Duration::from_millis(40)), Some(Duration::from_secs(5)));
-        let mut health = Health::new(LossOptions::default(), start);
+        let mut health = Health::new(start);
         assert_eq!(health.judge(None, at(1)), Verdict::Stay);
         assert_eq!(health.judge(good, at(1)), Verdict::Stay);
         assert_eq!(health.judge(bad, at(2)), Verdict::Stay);
@@ -115,7 +112,7 @@ mod tests {
         assert_eq!(health.judge(bad, at(35)), Verdict::Stay);
         assert!(matches!(health.judge(bad, at(36)), Verdict::Leave(_)));
         // A satellite link is slow from the start, and stays in use.
-        let mut slow = Health::new(LossOptions::default(), start);
+        let mut slow = Health::new(start);
         for second in 0..100 {
             assert_eq!(slow.judge(bad, at(second)), Verdict::Stay);
         }

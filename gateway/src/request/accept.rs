@@ -24,7 +24,7 @@ use certs::{Peer, PeerIdentity, tls};
 use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::limits;
+use proto::{limits, process::chain};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
@@ -95,10 +95,9 @@ fn canonical(peer: SocketAddr) -> SocketAddr {
 
 /// Why a connection ended is worth a record where somebody was refused, and not where they went away.
 fn ended(core: &Core, peer: SocketAddr, error: &io::Error) {
-    let inner = std::error::Error::source(error).map(|inner| format!(": {inner}")).unwrap_or_default();
     match Cause::of(error) {
-        Some(cause) => core.refusals.record(peer, cause, &format!("{error}{inner}")),
-        None => tracing::debug!(%peer, error = %format!("{error}{inner}"), "connection ended"),
+        Some(cause) => core.refusals.record(peer, cause, &chain(error)),
+        None => tracing::debug!(%peer, error = %chain(error), "connection ended"),
     }
 }
 

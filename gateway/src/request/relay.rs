@@ -79,6 +79,8 @@ pub async fn relay(
         upload = Some(UploadGuard(Some(cancel)));
         unreadable = Some(reported);
     }
+    // An upgrade runs a command.
+    let repeatable = request.method.is_safe() && request.upgrade.is_none();
     let head = tokio::select! {
         biased;
         reason = session.ended() => {
@@ -89,9 +91,7 @@ pub async fn relay(
             recv.stop(StreamCode::NoMore);
             return Err(Refusal::new(Stage::Relay, Kind::BadRequest("the request's body broke off or cannot be read")));
         }
-        head = read_head(&mut recv) => {
-            head.map_err(|refusal| repeatable(refusal, &request.method, request.upgrade.as_ref()))?
-        }
+        head = read_head(&mut recv, repeatable) => head?,
         () = tokio::time::sleep_until((request.deadline + ANSWER_MARGIN).into()) => {
             recv.stop(StreamCode::Cancelled);
             return Err(Refusal::new(Stage::Relay, Kind::AnswerTimeout));
@@ -212,14 +212,15 @@ impl Drop for UploadGuard {
     }
 }
 
-/// The answer's head, which the agent owes.
-pub async fn read_head(recv: &mut RecvStream) -> Result<ResponseHead, Refusal> {
+/// The answer's head, which the agent owes. Only what changes nothing is `repeatable`: where it is lost with its tunnel it is
+/// answered so that clients repeat it by themselves, and client-go repeats whatever method it is told to.
+pub async fn read_head(recv: &mut RecvStream, repeatable: bool) -> Result<ResponseHead, Refusal> {
     match recv.recv_message(limits::HEAD_BYTES).await {
         Ok(message) => ResponseHead::decode(message)
             .map_err(|error| bad_answer("the cluster's answer cannot be read").because(error)),
         Err(MessageError::Wire(error)) => Err(bad_answer("the cluster's answer cannot be read").because(error)),
-        Err(MessageError::Stream(error @ StreamError::Lost(_))) => {
-            Err(Refusal::new(Stage::Relay, Kind::TunnelLost { harmless: false }).because(error))
+        Err(error @ MessageError::Stream(StreamError::Lost(_))) if repeatable => {
+            Err(Refusal::new(Stage::Relay, Kind::TunnelLost).because(error))
         }
         Err(error) => Err(Refusal::new(Stage::Relay, Kind::BrokenOff).because(error)),
     }
@@ -233,16 +234,6 @@ fn announced(head: &ResponseHead) -> Result<Option<u64>, Refusal> {
         return Err(bad_answer("the cluster's answer has a length that cannot be read, or more than one"));
     }
     Ok(length)
-}
-
-/// What changes nothing is answered so that clients repeat it by themselves. Nothing else may be: client-go repeats
-/// whatever method it is told to, and an upgrade runs a command.
-fn repeatable(refusal: Refusal, method: &Method, upgrade: Option<&Bytes>) -> Refusal {
-    let harmless = method.is_safe() && upgrade.is_none();
-    match refusal.kind {
-        Kind::TunnelLost { .. } => Refusal { kind: Kind::TunnelLost { harmless }, ..refusal },
-        _ => refusal,
-    }
 }
 
 fn answer(mut head: ResponseHead, body: Relayed) -> Response<Body> {

@@ -71,11 +71,8 @@ pub enum Kind {
     AnswerTimeout,
     /// The tunnel or the agent broke off before an answer; the request may or may not have been carried out.
     BrokenOff,
-    /// The same because the tunnel is gone.
-    TunnelLost {
-        /// The request changes nothing, so that it may be repeated.
-        harmless: bool,
-    },
+    /// The tunnel is gone, and the request changes nothing, so that it may be repeated.
+    TunnelLost,
     /// The agent's answer makes no sense.
     BadAnswer(&'static str),
     /// The session was ended before an answer.
@@ -184,12 +181,12 @@ impl Refusal {
                 "Timeout",
                 "the cluster did not answer in time; the request may have been carried out",
             ),
-            Kind::BrokenOff | Kind::TunnelLost { harmless: false } => plain(
+            Kind::BrokenOff => plain(
                 StatusCode::BAD_GATEWAY,
                 "InternalError",
                 "the connection to the cluster broke off before an answer; the request may have been carried out",
             ),
-            Kind::TunnelLost { harmless: true } => (
+            Kind::TunnelLost => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
                 "the connection to the cluster broke off before an answer; the request changes nothing, try again"

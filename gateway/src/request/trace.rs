@@ -5,6 +5,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use http::HeaderMap;
+use proto::ids::lower_hex;
 
 /// Length of version 00, in bytes: `00-<32 hex>-<16 hex>-<2 hex>`.
 const BYTES: usize = 55;
@@ -58,7 +59,7 @@ impl fmt::Display for Trace {
 
 /// Trace id and flags. A later version may have more behind its flags; `ff` is none.
 fn parse(text: &[u8]) -> Option<([u8; 16], u8)> {
-    let version = *bytes::<1>(text.get(..2)?)?.first()?;
+    let version = *lower_hex::<1>(text.get(..2)?)?.first()?;
     let known = match version {
         0 => text.len() == BYTES,
         255 => false,
@@ -68,25 +69,9 @@ fn parse(text: &[u8]) -> Option<([u8; 16], u8)> {
     if !known || !dashes {
         return None;
     }
-    let (id, span, flags) = (bytes::<16>(&text[3..35])?, bytes::<8>(&text[36..52])?, bytes::<1>(&text[53..BYTES])?[0]);
+    let (id, span, flags) =
+        (lower_hex::<16>(&text[3..35])?, lower_hex::<8>(&text[36..52])?, lower_hex::<1>(&text[53..BYTES])?[0]);
     (id != [0; 16] && span != [0; 8]).then_some((id, flags & FLAGS))
-}
-
-/// Lower-case hex digits.
-fn bytes<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
-    let digit = |b: u8| match b {
-        b'0'..=b'9' => Some(b - b'0'),
-        b'a'..=b'f' => Some(b - b'a' + 10),
-        _ => None,
-    };
-    let mut out = [0; N];
-    if hex.len() != 2 * N {
-        return None;
-    }
-    for (byte, pair) in out.iter_mut().zip(hex.chunks_exact(2)) {
-        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-    }
-    Some(out)
 }
 
 #[cfg(test)]

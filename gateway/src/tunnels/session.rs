@@ -7,16 +7,12 @@ use std::{
 };
 
 use proto::{
-    transport::{
-        Incoming,
-        loss::{Loss, LossOptions},
-    },
+    transport::{Incoming, loss::Loss},
     wire::{
         close::{CloseCode, StreamCode},
         head::RequestHead,
     },
 };
-
 use tokio::time::MissedTickBehavior;
 
 use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
@@ -67,7 +63,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
     );
     let mut changes = core.snapshots.watch();
     let mut drained = false;
-    let mut loss = Loss::new(LossOptions::default(), Instant::now());
+    let mut loss = Loss::new(Instant::now());
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut lossy = false;

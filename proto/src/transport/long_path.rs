@@ -23,18 +23,8 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use super::{
-    CarrierKind, TunnelHandle,
-    carrier::{Carrier, Facts},
-    http2, quic,
-    session::{self, AgentSide, GatewaySide, SessionOptions},
-    websocket,
-};
-use crate::{
-    limits,
-    version::Features,
-    wire::{hello::Refuse, message::Writer},
-};
+use super::{CarrierKind, TunnelHandle, carrier::Facts, http2, memory, quic, session::SessionOptions, websocket};
+use crate::{limits, wire::message::Writer};
 
 const ONE_WAY: Duration = Duration::from_millis(50);
 const IN_FLIGHT_BYTES: u64 = 12_500_000;
@@ -172,23 +162,6 @@ impl AsyncUdpSocket for Datagrams {
     }
 }
 
-async fn tunnel(gateway: Carrier, agent: Carrier) -> (TunnelHandle, TunnelHandle) {
-    let gateway_side = GatewaySide {
-        session: [1; 16],
-        authenticate: |_| async { Ok::<_, Refuse>(()) },
-        options: SessionOptions::default(),
-    };
-    let agent_side = AgentSide {
-        agent_version: String::new(),
-        instance: [2; 16],
-        features: Features::default(),
-        prove: Box::new(|_| Err(String::new())),
-        options: SessionOptions::default(),
-    };
-    let (gateway, agent) = tokio::join!(session::accept(gateway, gateway_side), session::connect(agent, agent_side));
-    (gateway.unwrap().0, agent.unwrap())
-}
-
 /// Sends bulk one way and then the other.
 async fn fills((gateway, agent): (TunnelHandle, TunnelHandle)) {
     let head = Writer::begin(BytesMut::new(), 16).finish().freeze();
@@ -232,7 +205,7 @@ async fn one_gbit_per_second_at_100_ms_over_h2() {
     let (near, far) = path();
     let kind = CarrierKind::Http2;
     let (gateway, agent) = tokio::join!(http2::client_side(near, facts(kind)), http2::server_side(far, facts(kind)));
-    fills(tunnel(gateway.unwrap(), agent.unwrap()).await).await;
+    fills(memory::joined(gateway.unwrap(), agent.unwrap(), SessionOptions::default()).await).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -258,7 +231,7 @@ async fn one_gbit_per_second_at_100_ms_over_websocket() {
         websocket::accept(near, facts(kind)).await
     };
     let (gateway, agent) = tokio::join!(gateway, websocket::connect(far, "gateway.test", facts(kind)));
-    fills(tunnel(gateway.unwrap(), agent.unwrap()).await).await;
+    fills(memory::joined(gateway.unwrap(), agent.unwrap(), SessionOptions::default()).await).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -288,5 +261,5 @@ async fn one_gbit_per_second_at_100_ms_over_quic() {
     let (mut gateway, agent) = quic::carriers_over(near, &server, far, &client, own).await;
     // Who the agent is does not matter here.
     gateway.facts.certificates = facts(CarrierKind::Quic).certificates;
-    fills(tunnel(gateway, agent).await).await;
+    fills(memory::joined(gateway, agent, SessionOptions::default()).await).await;
 }

@@ -7,31 +7,20 @@ use std::time::{Duration, Instant};
 
 use super::Packets;
 
-/// What counts as too much.
-#[derive(Clone, Copy, Debug)]
-pub struct LossOptions {
-    /// Loss is looked at in stretches at least this long,
-    pub stretch: Duration,
-    /// and of at least so many packets: on an idle tunnel, which sends one or two in a second, stretches are longer.
-    pub packets: u64,
-    /// A stretch with more lost packets than this, in percent, is a bad one: a policer or a broken middlebox, where no
-    /// congestion control makes progress. What is only acknowledged and not sent again is not counted as lost, so that
-    /// this is less than what the path loses.
-    pub percent: u64,
-    /// So many bad stretches in a row, and the carrier is left.
-    pub stretches: u32,
-}
-
-impl Default for LossOptions {
-    fn default() -> Self {
-        Self { stretch: Duration::from_secs(10), packets: 50, percent: 20, stretches: 2 }
-    }
-}
+/// Loss is looked at in stretches at least this long,
+const STRETCH: Duration = Duration::from_secs(10);
+/// and of at least so many packets: on an idle tunnel, which sends one or two in a second, stretches are longer.
+const PACKETS: u64 = 50;
+/// A stretch with more lost packets than this, in percent, is a bad one: a policer or a broken middlebox, where no
+/// congestion control makes progress. What is only acknowledged and not sent again is not counted as lost, so that this is
+/// less than what the path loses.
+const PERCENT: u64 = 20;
+/// So many bad stretches in a row, and the carrier is left.
+const STRETCHES: u32 = 2;
 
 /// The judge of one tunnel's loss.
 #[derive(Debug)]
 pub struct Loss {
-    options: LossOptions,
     begun: Instant,
     before: Packets,
     bad: u32,
@@ -39,19 +28,19 @@ pub struct Loss {
 
 impl Loss {
     /// Of a tunnel that came up at `now`.
-    pub fn new(options: LossOptions, now: Instant) -> Self {
-        Self { options, begun: now, before: Packets::default(), bad: 0 }
+    pub fn new(now: Instant) -> Self {
+        Self { begun: now, before: Packets::default(), bad: 0 }
     }
 
     /// Looks at what was sent and lost until `now`: whether the carrier should be left.
     pub fn look(&mut self, packets: Packets, now: Instant) -> bool {
         let sent = packets.sent.saturating_sub(self.before.sent);
         let lost = packets.lost.saturating_sub(self.before.lost);
-        if now.duration_since(self.begun) >= self.options.stretch && sent >= self.options.packets {
+        if now.duration_since(self.begun) >= STRETCH && sent >= PACKETS {
             (self.begun, self.before) = (now, packets);
-            self.bad = if lost * 100 >= sent * self.options.percent { self.bad + 1 } else { 0 };
+            self.bad = if lost * 100 >= sent * PERCENT { self.bad + 1 } else { 0 };
         }
-        self.bad >= self.options.stretches
+        self.bad >= STRETCHES
     }
 }
 
@@ -62,7 +51,7 @@ mod tests {
     /// When a carrier that sends and loses so many in each ten seconds in turn is left, in seconds.
     fn run(per_look: impl IntoIterator<Item = (u64, u64)>) -> Option<u64> {
         let start = Instant::now();
-        let (mut loss, mut packets) = (Loss::new(LossOptions::default(), start), Packets::default());
+        let (mut loss, mut packets) = (Loss::new(start), Packets::default());
         per_look.into_iter().zip(1..).find_map(|((sent, lost), number)| {
             packets.sent += sent;
             packets.lost += lost;

@@ -40,6 +40,11 @@ pub async fn pair_with(options: SessionOptions) -> (TunnelHandle, TunnelHandle) 
 pub async fn pair_as(kind: CarrierKind, options: SessionOptions) -> (TunnelHandle, TunnelHandle) {
     let (mut gateway, mut agent) = carriers();
     (gateway.facts.kind, agent.facts.kind) = (kind, kind);
+    joined(gateway, agent, options).await
+}
+
+/// The tunnel of two ends in one process, neither of which refuses the other.
+pub(crate) async fn joined(gateway: Carrier, agent: Carrier, options: SessionOptions) -> (TunnelHandle, TunnelHandle) {
     let gateway_side = GatewaySide {
         session: [7; 16],
         authenticate: |_| async { Ok::<_, crate::wire::hello::Refuse>(()) },
@@ -53,7 +58,7 @@ pub async fn pair_as(kind: CarrierKind, options: SessionOptions) -> (TunnelHandl
         options,
     };
     let (gateway, agent) = tokio::join!(session::accept(gateway, gateway_side), session::connect(agent, agent_side));
-    // Both ends are of this build and the carrier cannot fail: a hello in memory always succeeds.
+    // Both ends are of this build and nothing is in between that could fail: such a hello always succeeds.
     (gateway.expect("hello in memory").0, agent.expect("hello in memory"))
 }
 

@@ -23,8 +23,7 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     let (state, config) = prepare(dir, &args)?;
     edit::add_first_users(&state)?;
     let issuer = Arc::new(Issuer::open(state.issuer_settings())?);
-    let open_files = raise_open_files();
-    tracing::debug!(open_files, "limit of open files");
+    raise_open_files();
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
     let signals = signals(&tasks, &shutdown)?;
     let mut reloads = signals.clone();

@@ -15,7 +15,8 @@ use crate::{
     transport::{
         CarrierKind, StreamError, TunnelHandle,
         carrier::Facts,
-        session::{self, AgentSide, GatewaySide, SessionOptions},
+        memory,
+        session::{self, GatewaySide, SessionOptions},
     },
     wire::{close::CloseCode, hello::Refuse, message::Writer},
 };
@@ -55,21 +56,8 @@ async fn tunnel(rate: usize) -> (TunnelHandle, TunnelHandle, watch::Sender<usize
     tokio::spawn(carry(agent_read, gateway_write, rate));
     let facts = || Facts { kind: CarrierKind::Http2, peer: None, certificates: vec![Vec::new().into()] };
     let (gateway, agent) = tokio::join!(client_side(gateway_io, facts()), server_side(agent_io, facts()));
-    let gateway_side = GatewaySide {
-        session: [1; 16],
-        authenticate: |_| async { Ok::<_, Refuse>(()) },
-        options: SessionOptions::default(),
-    };
-    let agent_side = AgentSide {
-        agent_version: String::new(),
-        instance: [2; 16],
-        features: crate::version::Features::default(),
-        prove: Box::new(|_| Err(String::new())),
-        options: SessionOptions::default(),
-    };
-    let gateway = session::accept(gateway.unwrap(), gateway_side);
-    let (gateway, agent) = tokio::join!(gateway, session::connect(agent.unwrap(), agent_side));
-    (gateway.unwrap().0, agent.unwrap(), knob)
+    let (gateway, agent) = memory::joined(gateway.unwrap(), agent.unwrap(), SessionOptions::default()).await;
+    (gateway, agent, knob)
 }
 
 /// What the gateway's carrier lets anybody send who has not shown who they are. On its parked streams that was 1.1 GB on
