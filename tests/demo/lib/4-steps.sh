@@ -156,6 +156,8 @@ copy_back() {
 forward_port() {
     show "kubectl port-forward --namespace $namespace pod/web :8080 & curl http://127.0.0.1:<port>/    # as admin"
     local pid port code=0
+    # Emptied before it is waited for: the last carrier's port is in it.
+    : >"$out/files/forward"
     "$kubectl" --kubeconfig "$out/admin.kubeconfig" port-forward --namespace "$namespace" pod/web :8080 \
         >"$out/files/forward" 2>&1 &
     pid=$!
@@ -177,6 +179,7 @@ forward_port() {
 watch_change() {
     show "kubectl get configmap settings --namespace $namespace --watch & kubectl annotate configmap settings --namespace $namespace seen=yes    # as admin"
     local pid code=0
+    : >"$out/files/watch"
     "$kubectl" --kubeconfig "$out/admin.kubeconfig" get configmap settings --namespace "$namespace" --watch \
         -o 'jsonpath={.metadata.name} seen={.metadata.annotations.seen}{"\n"}' >"$out/files/watch" 2>&1 &
     pid=$!
