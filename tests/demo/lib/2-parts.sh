@@ -104,6 +104,8 @@ gateway_answered() { [[ -s $out/ready.json ]] || gone "$gateway_pid"; }
 run_apart() {
     local name=$1 output=$2
     shift 2
+    # What an earlier one left must not be taken for what is waited for.
+    rm -f "$out/$name.pid" "$output"
     (
         exec 8>&- </dev/null >"$output" 2>"$out/logs/$name.log"
         echo "$BASHPID" >"$out/$name.pid"
