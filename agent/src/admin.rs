@@ -4,8 +4,9 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
+use hyper_util::service::TowerToHyperService;
 use metrics_exporter_prometheus::PrometheusHandle;
-use proto::process::{Phase, Shutdown};
+use proto::process::{Phase, Shutdown, admin};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -56,10 +57,8 @@ impl Admin {
             .route("/status", get(status))
             .route("/metrics", get(metrics))
             .with_state(facts);
-        let served = axum::serve(self.listener, router).with_graceful_shutdown(async move { shutdown.closed().await });
-        if let Err(err) = served.await {
-            tracing::error!(error = %err, "the admin listener failed");
-        }
+        let serving = admin::serve(self.listener, TowerToHyperService::new(router));
+        let _ = shutdown.until_closed(serving).await;
     }
 }
 

@@ -35,6 +35,7 @@ use std::{
     time::Duration,
 };
 
+use hyper_util::service::TowerToHyperService;
 use proto::{
     process::{Shutdown, TaskGroup, telemetry::LogLevel},
     transport::quic::{Listener, QuicOptions, ResetSecret},
@@ -228,11 +229,7 @@ impl Gateway {
         tasks.spawn("reload", Arc::clone(&reloader).watch());
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));
         let router = admin::router(Arc::clone(&core), reloader, log_level, addresses.admin);
-        tasks.spawn("admin", async move {
-            if let Err(error) = axum::serve(admin, router).await {
-                tracing::error!(%error, "the admin listener ended");
-            }
-        });
+        tasks.spawn("admin", proto::process::admin::serve(admin, TowerToHyperService::new(router)));
         tracing::info!(
             public = %addresses.public,
             tunnel = %addresses.tunnel,

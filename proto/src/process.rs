@@ -3,6 +3,7 @@
 //! A `main.rs` is a list: [`telemetry::init`], configuration, [`TaskGroup::new`], [`Shutdown::new`], [`signals`], run until
 //! [`Shutdown::draining`], drain up to a grace, [`Shutdown::close`], [`TaskGroup::join`], exit code.
 
+pub mod admin;
 mod backoff;
 mod files;
 mod shutdown;
