@@ -65,6 +65,8 @@ pub enum Kind {
         /// Its value.
         value: usize,
     },
+    /// The request head did not arrive in time.
+    HeadTimeout,
     /// The agent did not take the request in time.
     OpenTimeout,
     /// No answer began in time.
@@ -170,6 +172,9 @@ impl Refusal {
                 format!("the request head is over limit {name} of {value}"),
                 None,
             ),
+            Kind::HeadTimeout => {
+                plain(StatusCode::REQUEST_TIMEOUT, "Timeout", "the request head took too long to arrive")
+            }
             Kind::OpenTimeout => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
@@ -206,7 +211,10 @@ impl Refusal {
 
     /// Whether the user's connection must not be used again: where a request ends is in doubt.
     fn closes(&self) -> bool {
-        matches!(self.kind, Kind::Address(_) | Kind::BadRequest(_) | Kind::Method | Kind::HeadTooLarge { .. })
+        matches!(
+            self.kind,
+            Kind::Address(_) | Kind::BadRequest(_) | Kind::Method | Kind::HeadTooLarge { .. } | Kind::HeadTimeout
+        )
     }
 }
 

@@ -120,6 +120,23 @@ async fn garbage_is_answered_with_a_status_and_recorded() {
     assert!(!world.audit_text().contains(&token));
 }
 
+/// The library takes what ends in the middle of nothing for a user who left: no answer, no record, no count.
+#[tokio::test]
+async fn a_head_that_comes_too_slowly_is_answered_and_recorded() {
+    let world = World::with("[limits]\nheader_timeout = \"100ms\"\n").await;
+    let target = at("a", "/x");
+    let mut user = world.user().await;
+    user.send(format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nA: b")).await;
+    let answer = user.answer().await;
+    let status = answer.json();
+    assert_eq!((answer.status, &status["kind"], &status["reason"]), (408, &"Status".into(), &"Timeout".into()));
+    user.closed().await;
+    world.quiet().await;
+    let record = world.audit().await.pop().unwrap();
+    assert_eq!((&record["status"], &record["stage"]), (&408.into(), &"accept".into()), "{record}");
+    assert_eq!(record["path"], target, "{record}");
+}
+
 #[tokio::test]
 async fn broken_chunks_never_become_a_whole_body() {
     let world = World::new().await;

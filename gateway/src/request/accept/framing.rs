@@ -256,14 +256,14 @@ impl<T> Framing<T> {
         self.half_closed.get_or_insert_with(|| Box::pin(tokio::time::sleep(HALF_CLOSED))).as_mut().poll(cx)
     }
 
-    fn poll_head_deadline(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+    fn poll_head_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.at != At::Head || self.head.is_empty() {
             self.head_deadline = None;
             return Poll::Pending;
         }
         let timeout = self.timeouts.head;
         let deadline = self.head_deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-        deadline.as_mut().poll(cx).map(|()| io::Error::new(io::ErrorKind::TimedOut, "request head took too long"))
+        deadline.as_mut().poll(cx)
     }
 }
 
@@ -314,8 +314,9 @@ impl<T: AsyncRead + Unpin> AsyncRead for Framing<T> {
                 }
                 return this.poll_end(cx).map(Ok);
             }
-            if let Poll::Ready(error) = this.poll_head_deadline(cx) {
-                return Poll::Ready(Err(error));
+            if this.poll_head_deadline(cx).is_ready() {
+                this.refuse(Fault::Slow);
+                continue;
             }
             let before = buffer.filled().len();
             ready!(Pin::new(&mut this.io).poll_read(cx, buffer))?;

@@ -46,12 +46,15 @@ pub enum Fault {
     Size,
     /// The connection ended first.
     Unfinished,
+    /// It did not arrive in time.
+    Slow,
 }
 
 impl Fault {
     /// What the user is told.
     pub fn kind(self) -> Kind {
         Kind::BadRequest(match self {
+            Self::Slow => return Kind::HeadTimeout,
             Self::LongTarget => return Kind::Address(AddressError::TooLong),
             Self::Count => return Kind::HeadTooLarge { name: "headers", value: limits::HEADER_COUNT },
             Self::Size => return Kind::HeadTooLarge { name: "header bytes", value: limits::HEADER_LIST_BYTES },
