@@ -31,8 +31,13 @@ const CHECK_DEADLINE: Duration = Duration::from_secs(10);
 /// A tunnel of `towline-agent check`: no request may be sent there, for it is gone in a moment and serves nothing.
 pub async fn check(welcomed: Welcomed) {
     let Welcomed { handle, cluster, .. } = welcomed;
-    let carrier = handle.info().carrier;
-    tracing::info!(cluster.id = %cluster.id, %carrier, peer = ?handle.info().peer, "an agent checks whether a tunnel comes up");
+    let info = handle.info();
+    tracing::info!(
+        cluster.id = %cluster.id,
+        carrier = %info.carrier,
+        peer = info.peer.map(tracing::field::display),
+        "an agent checks whether a tunnel comes up"
+    );
     if tokio::time::timeout(CHECK_DEADLINE, handle.closed()).await.is_err() {
         handle.close(CloseCode::Timeout, "a check is short");
         handle.closed().await;

@@ -415,4 +415,9 @@ async fn floods_of_frames_that_ask_for_nothing_end_the_connection() {
         tokio::time::timeout(LONG, flood).await.unwrap_or_else(|_| panic!("{one:?} goes on for ever"));
     }
     world.quiet().await;
+    // They were counted as HTTP/1.1.
+    let metrics = world.gateway.core().metrics.render();
+    let refused: Vec<_> =
+        metrics.lines().filter(|line| line.starts_with("gateway_connections_refused_total")).collect();
+    assert_eq!(refused, ["gateway_connections_refused_total{cause=\"http2\"} 3"]);
 }

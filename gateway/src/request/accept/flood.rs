@@ -197,9 +197,10 @@ impl<T: AsyncWrite + Unpin> Frames<T> {
     }
 }
 
+/// Of a kind that nothing else on the way gives: the HTTP library keeps an error's kind and text, and nothing more.
 fn flooded() -> io::Error {
     io::Error::new(
-        io::ErrorKind::InvalidData,
+        io::ErrorKind::QuotaExceeded,
         "the client floods the connection with HTTP/2 frames that ask for nothing",
     )
 }

@@ -25,11 +25,11 @@ pub enum Cause {
     Handshakes,
     /// TLS.
     Tls,
-    /// HTTP/2 that is refused by frame (RFC 9113 section 5.4.1).
+    /// HTTP/2 that is refused by frame (RFC 9113 section 5.4.1), a flood of frames included.
     Http2,
     /// HTTP/1.1 whose body cannot be followed.
     Http1,
-    /// Something took too long: the handshake, a head, or the reading of an answer of ours.
+    /// Something took too long: the handshake, or the reading of an answer of ours.
     Timeout,
 }
 
@@ -60,6 +60,8 @@ impl Cause {
                 let tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
                 match error.kind() {
                     _ if tls => return Some(Self::Tls),
+                    // A flood of frames, see `flood`.
+                    io::ErrorKind::QuotaExceeded => return Some(Self::Http2),
                     io::ErrorKind::InvalidData => return Some(Self::Http1),
                     io::ErrorKind::TimedOut => return Some(Self::Timeout),
                     _ => {}
