@@ -9,6 +9,9 @@ use std::{
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
 use proto::settings::positive_duration;
 
+/// As long as `gateway::issuer::principals::SECRET_LIFE`.
+const SECRET_TTL: &str = "8760h";
+
 /// Kubernetes clusters behind firewalls, reached through a gateway.
 #[derive(Debug, Parser)]
 #[command(name = "towline", version, max_term_width = 100)]
@@ -134,6 +137,42 @@ pub enum DevEdit {
         /// Name
         name: String,
     },
+    /// Add a service principal; its secret is kept in the state's folder
+    AddPrincipal {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name
+        name: String,
+        /// A cluster that it may reach, or * for all; repeat for more
+        #[arg(long = "grant", value_name = "CLUSTER")]
+        grants: Vec<String>,
+        /// How long the secret is good for
+        #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = SECRET_TTL)]
+        ttl: Duration,
+    },
+    /// Remove a service principal: no tokens, and open sessions end
+    RemovePrincipal {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name, object id or client id
+        name: String,
+    },
+    /// Give a service principal a new secret, instead of those that it has
+    RotatePrincipal {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name, object id or client id
+        name: String,
+        /// Leave the present ones good as well; a further rotation without this ends them
+        #[arg(long)]
+        append: bool,
+        /// How long the secret is good for
+        #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = SECRET_TTL)]
+        ttl: Duration,
+    },
     /// Let a user or a group reach a cluster
     Grant(DevGrant),
     /// Take that right back: open sessions end
@@ -164,7 +203,7 @@ pub struct DevGrant {
     /// Name or ARM id of the cluster, or * for all
     #[arg(long)]
     pub cluster: String,
-    /// A user
+    /// A user, or a service principal by its object id
     #[arg(long)]
     pub user: Option<String>,
     /// A group
@@ -377,6 +416,9 @@ mod tests {
         assert!(parse("towline dev --state x --json --cluster a --cluster b").is_ok());
         assert!(parse("towline dev add-cluster --state x a").is_ok());
         assert!(parse("towline dev rotate-keys --state x").is_ok());
+        assert!(parse("towline dev add-principal --state x ci --grant a --ttl 30m").is_ok());
+        assert!(parse("towline dev rotate-principal --state x ci --append").is_ok());
+        assert_eq!(positive_duration(SECRET_TTL), Ok(gateway::issuer::principals::SECRET_LIFE));
         assert!(parse("towline dev grant --state x --cluster a --user b").is_ok());
         assert!(parse("towline dev grant --state x --cluster a").is_err());
         assert!(parse("towline dev").is_err());

@@ -6,8 +6,9 @@
 //! | `gateway.toml` | the gateway's configuration; a running one reads it again when it changes |
 //! | `ca/ca.crt`, `ca/ca.key` | the throw-away authority of servers, agents and access certificates |
 //! | `tls/tls.crt`, `tls/tls.key` | the gateway's certificate |
-//! | `issuer/keys.json`, `issuer/users.json` | the built-in issuer's |
+//! | `issuer/keys.json`, `users.json`, `principals.json` | the built-in issuer's |
 //! | `users/<name>.password` | passwords that were made here |
+//! | `principals/<name>.secret` | secrets of service principals that were made here |
 //! | `agents/<cluster>/...` | what an agent needs: `agent.toml` and its files, `values.yaml` for helm |
 //! | `tokens/...` | tokens that kubectl's credential plugin keeps between calls |
 //! | `audit.jsonl` | the gateway's audit records |
@@ -40,8 +41,10 @@ const LOCK_FILE: &str = "running.lock";
 const VERSION: u32 = 1;
 /// Clusters that one state has at most.
 const CLUSTERS_MAX: usize = 1000;
-/// Resource group of clusters that are given by name alone.
-const GROUP: &str = "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/dev/providers/Microsoft.Kubernetes/connectedClusters/";
+/// Subscription of clusters that were added before a state had one of its own.
+const NO_SUBSCRIPTION: &str = "00000000-0000-0000-0000-000000000000";
+/// Behind the subscription: the resource group and type of clusters that are given by name alone.
+const GROUP: &str = "resourceGroups/dev/providers/Microsoft.Kubernetes/connectedClusters";
 
 /// A cluster of this state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +75,15 @@ pub struct Grant {
 #[serde(deny_unknown_fields)]
 pub struct Data {
     version: u32,
+    /// The issuer's tenant, a GUID; empty until the first start.
+    #[serde(default)]
+    pub tenant: String,
+    /// The subscription of clusters that are given by name, a GUID; empty until the first start.
+    #[serde(default)]
+    pub subscription: String,
+    /// Object id of the service principal that owns the subscription, a GUID; empty until the first start.
+    #[serde(default)]
+    pub owner: String,
     /// Where users and agents connect.
     pub listen: SocketAddr,
     /// The admin listener.
@@ -100,6 +112,9 @@ impl Default for Data {
     fn default() -> Self {
         Self {
             version: VERSION,
+            tenant: String::new(),
+            subscription: String::new(),
+            owner: String::new(),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             admin: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             names: Vec::new(),
@@ -230,6 +245,8 @@ impl State {
             url: self.issuer_url(),
             state: self.path("issuer"),
             ttl: Duration::from_millis(self.data.token_ttl_ms),
+            tenant: self.data.tenant.clone(),
+            api_audience: self.url(),
             audiences: Vec::new(),
         }
     }
@@ -237,6 +254,11 @@ impl State {
     /// Where a user's password is kept if it was made here.
     pub fn password_file(&self, user: &str) -> PathBuf {
         self.path("users").join(format!("{}.password", file_name(user)))
+    }
+
+    /// Where a service principal's secret is kept if it was made here.
+    pub fn secret_file(&self, principal: &str) -> PathBuf {
+        self.path("principals").join(format!("{}.secret", file_name(principal)))
     }
 
     /// The cluster of this name or id; without either the only one there is.
@@ -254,9 +276,13 @@ impl State {
 }
 
 impl Cluster {
-    /// From a name or a whole ARM id.
-    pub fn new(text: &str) -> anyhow::Result<Self> {
-        let id = if text.starts_with('/') { text.to_owned() } else { format!("{GROUP}{text}") };
+    /// From a whole ARM id, or from a name in `subscription`.
+    fn new(text: &str, subscription: &str) -> anyhow::Result<Self> {
+        let subscription = if subscription.is_empty() { NO_SUBSCRIPTION } else { subscription };
+        let id = match text.starts_with('/') {
+            true => text.to_owned(),
+            false => format!("/subscriptions/{subscription}/{GROUP}/{text}"),
+        };
         let parsed: ClusterId =
             id.parse().with_context(|| format!("{text:?} is neither a cluster's name nor its id"))?;
         Ok(Self { name: parsed.name().to_owned(), id })
@@ -275,8 +301,10 @@ impl Cluster {
 impl Data {
     /// Adds a cluster; one that is there already stays as it is. Says whether it is new.
     pub fn add_cluster(&mut self, text: &str) -> anyhow::Result<bool> {
-        let cluster = Cluster::new(text)?;
-        if self.clusters.iter().any(|known| known.id.eq_ignore_ascii_case(&cluster.id)) {
+        let cluster = Cluster::new(text, &self.subscription)?;
+        // A name alone means the cluster of that name, whichever subscription it was added to.
+        let named = |known: &Cluster| !text.starts_with('/') && known.name == cluster.name;
+        if self.clusters.iter().any(|known| known.id.eq_ignore_ascii_case(&cluster.id) || named(known)) {
             return Ok(false);
         }
         if self.clusters.iter().any(|known| known.name == cluster.name) {
@@ -313,6 +341,12 @@ impl Data {
                 list.push(name.to_owned());
             }
         }
+    }
+
+    /// Takes back all grants of a user.
+    pub fn revoke_all(&mut self, user: &str) {
+        self.grants.iter_mut().for_each(|grant| grant.users.retain(|known| known != user));
+        self.grants.retain(|grant| !grant.users.is_empty() || !grant.groups.is_empty());
     }
 
     /// Takes a grant back. Says whether there was one.
@@ -380,6 +414,9 @@ mod tests {
         let mut data = Data::default();
         assert!(data.add_cluster("Edge").unwrap());
         assert!(!data.add_cluster("edge").unwrap());
+        data.subscription = "10000000-0000-4000-8000-000000000000".to_owned();
+        assert!(!data.add_cluster("Edge").unwrap(), "added before there was a subscription");
+        assert!(data.add_cluster("Late").unwrap() && data.clusters[1].id.contains(&data.subscription));
         let other = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/edge";
         assert!(data.add_cluster(other).is_err(), "short names must differ");
         assert!(data.add_cluster("a/b").is_err());

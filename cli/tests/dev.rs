@@ -101,6 +101,42 @@ fn the_json_line_tells_a_script_all_and_secrets_are_private() {
     assert_eq!(dev.running.code(), Some(0), "SIGTERM is the orderly end");
 }
 
+#[test]
+fn service_principals_have_a_secret_file_and_an_owner_is_there_from_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dev = start(dir.path(), &["--listen", "127.0.0.1:0"]);
+    let read = |name: &str| std::fs::read_to_string(in_state(dir.path(), name)).unwrap();
+    assert_eq!(read("principals/owner.secret"), dev.text("clientSecret"));
+    assert_eq!(mode(&in_state(dir.path(), "principals/owner.secret")), 0o600);
+    assert_eq!(mode(&in_state(dir.path(), "issuer/principals.json")), 0o600);
+    assert!(dev.info["clusters"][0]["id"].as_str().unwrap().contains(&dev.text("subscription")));
+    dev.edit(&["add-principal", "ci", "--grant", "dev"]);
+    let first = read("principals/ci.secret");
+    assert!(fails(2, &["dev", "add-principal", "--state", &dev.state(), "ci"]).contains("already"));
+    let error = fails(2, &["dev", "rotate-principal", "--state", &dev.state(), "cd"]);
+    assert!(error.contains("no service principal") && error.contains("add-principal"), "{error}");
+    dev.edit(&["rotate-principal", "ci", "--append"]);
+    let file = read("issuer/principals.json");
+    assert_ne!(read("principals/ci.secret"), first);
+    assert!(!file.contains(&first) && !file.contains(&dev.text("clientSecret")), "only hashes are kept");
+    dev.running.signal("KILL");
+    dev.running.code();
+    let kept = dev.info;
+    let dev = start(dir.path(), &[]);
+    for key in ["tenant", "subscription", "clientId", "clientSecret"] {
+        assert_eq!(dev.info[key], kept[key], "{key}");
+    }
+    let names: Vec<_> = dev.info["principals"].as_array().unwrap().iter().map(|known| known["name"].clone()).collect();
+    assert_eq!(names, ["owner", "ci"]);
+    dev.edit(&["remove-principal", "ci"]);
+    assert!(!in_state(dir.path(), "principals/ci.secret").exists() && !read("gateway.toml").contains(&first));
+    dev.edit(&["remove-principal", "owner"]);
+    drop(dev);
+    let dev = start(dir.path(), &[]);
+    assert_ne!(dev.info["clientId"], kept["clientId"], "a removed one does not come back");
+    assert_ne!(dev.info["principals"][0]["objectId"], kept["principals"][0]["objectId"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_what_an_agent_takes_and_only_for_their_cluster() {
     let dir = tempfile::tempdir().unwrap();

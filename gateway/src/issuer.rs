@@ -7,19 +7,31 @@
 //! |---|---|
 //! | `keys.json` | the signing key, and the public halves of earlier ones, each vouched for by the one before |
 //! | `users.json` | local users: stable id, groups, hashed password, disabled or not |
+//! | `principals.json` | service principals: ids, hashed secrets with their ends, disabled or not |
+//!
+//! It is mounted a second time at `/<tenant>`, in the shapes of the Microsoft identity platform v2, for clients that know
+//! no others (`az`, MSAL, the Azure SDKs). The keys, and `iss` in tokens and discovery, are the same there.
 //!
 //! What it mints is for one audience: a cluster ([`ClusterId::audience`]), so that a token shown for cluster A is nothing
-//! at B. Agents pin its key set when they are enrolled and accept a further key only when one they accept has signed it
+//! at B, or the gateway's own API, which is nothing at any cluster. Agents pin its key set when they are enrolled and accept a further key only when one they accept has signed it
 //! ([`keys`]); a gateway that is taken over therefore cannot bring its own.
 
 mod failures;
 pub mod files;
+mod form;
 mod grant;
+pub mod guid;
 pub mod keys;
+mod mint;
+pub mod principals;
 mod respond;
 pub mod users;
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{
+    net::IpAddr,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
@@ -29,6 +41,7 @@ use proto::ids::ClusterId;
 pub use self::{
     files::FileError,
     keys::{Keys, KeysError},
+    principals::{NewSecret, Principal, Principals, PrincipalsError},
     users::{User, Users, UsersError},
 };
 
@@ -40,6 +53,8 @@ pub const TTL_DEFAULT: Duration = Duration::from_secs(3600);
 pub const KEYS_FILE: &str = "keys.json";
 /// The file with the users, in the issuer's folder.
 pub const USERS_FILE: &str = "users.json";
+/// The file with the service principals, in the issuer's folder.
+pub const PRINCIPALS_FILE: &str = "principals.json";
 
 /// What an issuer needs to know.
 #[derive(Debug, Clone)]
@@ -51,7 +66,11 @@ pub struct IssuerSettings {
     pub state: PathBuf,
     /// How long a token lives, and the longest that a request may ask for.
     pub ttl: Duration,
-    /// Audiences that it mints for beside those of clusters.
+    /// The one tenant, a GUID: `tid`, and the first segment of the paths of the Microsoft identity platform.
+    pub tenant: String,
+    /// The audience of the gateway's own API: its URL without a slash at the end.
+    pub api_audience: String,
+    /// Audiences that it mints for beside these and those of clusters.
     pub audiences: Vec<String>,
 }
 
@@ -64,35 +83,115 @@ pub enum IssuerError {
     /// The users could not be read.
     #[error("the built-in issuer's users")]
     Users(#[from] UsersError),
+    /// The service principals could not be read.
+    #[error("the built-in issuer's service principals")]
+    Principals(#[from] PrincipalsError),
+    /// The tenant is no GUID.
+    #[error("the built-in issuer's tenant must be a GUID")]
+    Tenant,
 }
 
 /// A running issuer. Shared by reference; all methods take `&self`.
 pub struct Issuer {
     settings: IssuerSettings,
-    /// Path of `settings.url`, which requests may carry in front.
+    /// Where `settings.url` and the tenant's paths begin, without a slash at the end.
+    base: String,
+    /// Path of `base`, which requests may carry in front.
     prefix: String,
     keys: files::Watched<Keys>,
     users: files::Watched<Users>,
+    principals: files::Watched<Principals>,
     checks: grant::PasswordChecks,
     failures: failures::Failures,
+    clock: fn() -> SystemTime,
+}
+
+/// What there is, below either mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Endpoint {
+    Discovery,
+    Keys,
+    Token,
+}
+
+/// Where its paths are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mount {
+    /// [`MOUNT`].
+    Own,
+    /// `/<tenant>`.
+    Tenant,
+}
+
+impl Endpoint {
+    /// The endpoints and their paths below each mount; those of the second are the Microsoft identity platform's.
+    const ALL: [(Self, &str, &str); 3] = [
+        (Self::Discovery, "/.well-known/openid-configuration", "/v2.0/.well-known/openid-configuration"),
+        (Self::Keys, "/keys", "/discovery/v2.0/keys"),
+        (Self::Token, "/token", "/oauth2/v2.0/token"),
+    ];
+
+    fn path(self, mount: Mount) -> &'static str {
+        let found = Self::ALL.into_iter().find(|(endpoint, ..)| *endpoint == self);
+        found.map_or("", |(_, own, tenant)| if mount == Mount::Own { own } else { tenant })
+    }
+
+    fn of(mount: Mount, path: &str) -> Option<Self> {
+        Self::ALL.into_iter().map(|(endpoint, ..)| endpoint).find(|endpoint| endpoint.path(mount) == path)
+    }
+
+    fn methods(self) -> &'static str {
+        match self {
+            Self::Discovery | Self::Keys => "GET, HEAD",
+            Self::Token => "POST",
+        }
+    }
 }
 
 impl Issuer {
-    /// Opens the issuer in `settings.state`; makes the folder, the first key and an empty user file where there are none.
-    pub fn open(settings: IssuerSettings) -> Result<Self, IssuerError> {
-        let keys_file = settings.state.join(KEYS_FILE);
-        let users_file = settings.state.join(USERS_FILE);
+    /// Opens the issuer in `settings.state`; makes the folder, the first key and empty files of users and principals where
+    /// there are none.
+    ///
+    /// # Errors
+    /// When a file cannot be read or made, or the tenant is no GUID.
+    pub fn open(mut settings: IssuerSettings) -> Result<Self, IssuerError> {
+        if !guid::is_guid(&settings.tenant) {
+            return Err(IssuerError::Tenant);
+        }
+        settings.tenant.make_ascii_lowercase();
+        settings.api_audience.truncate(settings.api_audience.trim_end_matches('/').len());
+        let file = |name| settings.state.join(name);
+        let (keys_file, users_file, principals_file) = (file(KEYS_FILE), file(USERS_FILE), file(PRINCIPALS_FILE));
         Keys::load_or_create(&keys_file)?;
         Users::edit(&users_file, |_| Ok(()))?;
-        let prefix = path_of(&settings.url).trim_end_matches('/').to_owned();
+        Principals::edit(&principals_file, |_| Ok(()))?;
+        let base = settings.url.strip_suffix(MOUNT).unwrap_or(&settings.url).trim_end_matches('/').to_owned();
         Ok(Self {
             keys: files::Watched::open(keys_file, Keys::parse).map_err(KeysError::from)?,
             users: files::Watched::open(users_file, Users::parse).map_err(UsersError::from)?,
+            principals: files::Watched::open(principals_file, Principals::parse).map_err(PrincipalsError::from)?,
             checks: grant::PasswordChecks::new(),
             failures: failures::Failures::new(),
-            prefix,
+            prefix: path_of(&base).to_owned(),
+            base,
+            clock: SystemTime::now,
             settings,
         })
+    }
+
+    /// Whether a path is an issuer's: at or below [`MOUNT`] or `/<a GUID>`, a tenant's place whether there is such a tenant
+    /// or not (which is the issuer's to say). No cluster's address and no path of ARM is like that.
+    pub fn serves(path: &str) -> bool {
+        let below = |rest: &str| rest.is_empty() || rest.starts_with('/');
+        path.strip_prefix(MOUNT).is_some_and(below) || tenant_of(path).is_some()
+    }
+
+    /// Whether the user or service principal with this `sub` exists and is enabled now. For whoever takes this issuer's
+    /// tokens and wants a deletion to hold at once, not when the token ends.
+    pub fn is_in_force(&self, subject: &str) -> bool {
+        let user = |user: &User| user.id == subject && !user.disabled;
+        let principal = |principal: &Principal| principal.object_id == subject && !principal.disabled;
+        self.users.current().iter().any(user) || self.principals.current().iter().any(principal)
     }
 
     /// Its settings.
@@ -105,52 +204,87 @@ impl Issuer {
         self.keys.current().key_set()
     }
 
-    /// Answers one request to the issuer from a client at `peer`. The path may carry the prefix or not.
+    /// Answers one request to the issuer from a client at `peer`. Below [`MOUNT`] the mount itself may be left out.
     pub async fn handle<B>(&self, peer: IpAddr, request: Request<B>) -> Response<Full<Bytes>>
     where
         B: http_body::Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let path = request.uri().path();
-        let path = path.strip_prefix(self.prefix.as_str()).unwrap_or(path).to_owned();
+        let path = path.strip_prefix(self.prefix.as_str()).unwrap_or(path);
+        let (mount, rest) = match tenant_of(path) {
+            Some((tenant, rest)) if tenant.eq_ignore_ascii_case(&self.settings.tenant) => (Mount::Tenant, rest),
+            Some((tenant, _)) => return respond::refusal(&respond::Refusal::Tenant(tenant.to_owned())),
+            None => (Mount::Own, path.strip_prefix(MOUNT).unwrap_or(path)),
+        };
+        let Some(endpoint) = Endpoint::of(mount, rest) else {
+            return respond::plain(StatusCode::NOT_FOUND, "the issuer has no such path");
+        };
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        match (path.as_str(), reads) {
-            ("/.well-known/openid-configuration", true) => respond::document(&self.discovery()),
-            ("/keys", true) => respond::document(&self.key_set()),
-            ("/token", false) if request.method() == Method::POST => match self.token(peer, request).await {
+        match endpoint {
+            Endpoint::Discovery if reads => respond::document(&self.discovery(mount)),
+            Endpoint::Keys if reads => respond::document(&self.key_set()),
+            Endpoint::Token if request.method() == Method::POST => match self.token(peer, request).await {
                 Ok(minted) => respond::token(&minted),
                 Err(refusal) => respond::refusal(&refusal),
             },
-            ("/.well-known/openid-configuration" | "/keys", _) => respond::method_not_allowed("GET, HEAD"),
-            ("/token", _) => respond::method_not_allowed("POST"),
-            _ => respond::plain(StatusCode::NOT_FOUND, "the issuer has no such path"),
+            _ => respond::method_not_allowed(endpoint.methods()),
         }
     }
 
-    /// OpenID Connect Discovery 1.0 section 3, as far as there is something behind it.
-    fn discovery(&self) -> serde_json::Value {
-        let url = &self.settings.url;
-        serde_json::json!({
-            "issuer": url,
-            "jwks_uri": format!("{url}/keys"),
-            "token_endpoint": format!("{url}/token"),
-            "grant_types_supported": ["password"],
+    /// OpenID Connect Discovery 1.0 section 3, as far as there is something behind it. The two addresses of clients' own
+    /// pages are there because clients of the Microsoft identity platform read no document without them.
+    fn discovery(&self, mount: Mount) -> serde_json::Value {
+        let url = |endpoint: Endpoint| match mount {
+            Mount::Own => format!("{}{}", self.settings.url, endpoint.path(mount)),
+            Mount::Tenant => format!("{}/{}{}", self.base, self.settings.tenant, endpoint.path(mount)),
+        };
+        let mut document = serde_json::json!({
+            "issuer": self.settings.url,
+            "jwks_uri": url(Endpoint::Keys),
+            "token_endpoint": url(Endpoint::Token),
+            "grant_types_supported": ["password", "client_credentials"],
             "response_types_supported": ["token"],
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": [keys::ALGORITHM],
-            "token_endpoint_auth_methods_supported": ["none"],
-            "claims_supported": ["iss", "sub", "aud", "exp", "nbf", "iat", "jti", "groups", "preferred_username"],
-        })
+            "token_endpoint_auth_methods_supported": ["client_secret_post", "client_secret_basic", "none"],
+            "claims_supported": [
+                "iss", "sub", "aud", "exp", "nbf", "iat", "jti", "oid", "tid", "appid", "azp", "idtyp", "groups",
+                "preferred_username",
+            ],
+        });
+        if mount == Mount::Tenant {
+            let place = format!("{}/{}/oauth2/v2.0", self.base, self.settings.tenant);
+            document["authorization_endpoint"] = format!("{place}/authorize").into();
+            document["device_authorization_endpoint"] = format!("{place}/devicecode").into();
+        }
+        document
     }
 
     /// The audience that a token may be minted for, in its one spelling; `None` if this issuer does not know it.
     fn audience(&self, asked: &str) -> Option<String> {
+        let api = &self.settings.api_audience;
+        // `az` puts `/.default` behind an address that may end in a slash itself.
+        if !api.is_empty() && asked.strip_suffix('/').unwrap_or(asked).eq_ignore_ascii_case(api) {
+            return Some(api.clone());
+        }
         if self.settings.audiences.iter().any(|known| known == asked) {
             return Some(asked.to_owned());
         }
         let id: ClusterId = asked.strip_prefix("towline:cluster:")?.parse().ok()?;
         Some(id.audience())
     }
+
+    fn now(&self) -> SystemTime {
+        (self.clock)()
+    }
+}
+
+/// The tenant that a path begins with, and the rest.
+fn tenant_of(path: &str) -> Option<(&str, &str)> {
+    let path = path.strip_prefix('/')?;
+    let (first, rest) = path.split_at(path.find('/').unwrap_or(path.len()));
+    guid::is_guid(first).then_some((first, rest))
 }
 
 fn path_of(url: &str) -> &str {

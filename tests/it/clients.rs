@@ -1,6 +1,6 @@
 //! Other clients than kubectl: helm, the Python client.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{path::PathBuf, process::Command, sync::Mutex, time::Duration};
 
 use anyhow::ensure;
 use libtest_mimic::Trial;
@@ -51,19 +51,22 @@ fn helm(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A Python with the `kubernetes` client: `TOWLINE_PYTHON`, else an environment made below the target folder.
-fn python_with_client() -> anyhow::Result<PathBuf> {
+/// A Python with the clients of `requirements.txt`: `TOWLINE_PYTHON`, else an environment made below the target folder.
+pub fn python_with_clients() -> anyhow::Result<PathBuf> {
+    static ONE_MAKES_IT: Mutex<()> = Mutex::new(());
+    let _one = ONE_MAKES_IT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(python) = std::env::var_os("TOWLINE_PYTHON") {
         return Ok(python.into());
     }
     let dir = root().join("target/python");
     let python = dir.join("bin/python");
-    if !run(Command::new(&python).args(["-c", "import kubernetes"]), Duration::from_secs(60))
+    if !run(Command::new(&python).args(["-c", "import kubernetes, msal"]), Duration::from_secs(60))
         .is_ok_and(|output| output.code == Some(0))
     {
         run(Command::new("python3").args(["-m", "venv"]).arg(&dir), Duration::from_secs(120))?.ok()?;
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "kubernetes"]), Duration::from_secs(300))?
-            .ok()?;
+        let mut install = Command::new(&python);
+        install.args(["-m", "pip", "install", "--quiet", "-r"]).arg(root().join("tests/requirements.txt"));
+        run(&mut install, Duration::from_secs(300))?.ok()?;
     }
     Ok(python)
 }
@@ -76,7 +79,7 @@ fn python(carrier: &'static str) -> anyhow::Result<()> {
     kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
     let listens = "until wget -q -O /dev/null http://127.0.0.1:8080/0; do sleep 0.1; done";
     kubectl.ok(&["exec", "p", "--", "sh", "-c", listens])?;
-    let mut command = Command::new(python_with_client()?);
+    let mut command = Command::new(python_with_clients()?);
     command.arg(root().join("tests/it/client.py")).arg(&name).env("KUBECONFIG", stack.kubeconfig("admin")?);
     let text = run(&mut command, Duration::from_secs(120))?.ok()?;
     ensure!(text.trim_end().ends_with("all seen"), "{text}");

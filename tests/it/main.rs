@@ -7,6 +7,7 @@ mod attacks;
 mod chart;
 mod clients;
 mod errors;
+mod issuer;
 mod k9s;
 mod kubectl;
 mod load;
@@ -36,6 +37,7 @@ fn main() {
         k9s::tests,
         chart::tests,
         tokens::tests,
+        issuer::tests,
         pop::tests,
         load::tests,
         networks::tests,

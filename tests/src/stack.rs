@@ -363,7 +363,8 @@ fn start_gateway(dir: &Path, listen: &str, more: &[&str]) -> anyhow::Result<(Pro
         .stdout(Stdio::piped());
     let mut program = Program::start("towline dev", command, &dir.join("gateway.log"))?;
     let line = program.first_line(Duration::from_secs(30))?;
-    let info = serde_json::from_str(&line).with_context(|| format!("towline dev printed {line}"))?;
+    let info: Value = serde_json::from_str(&line).context("what towline dev printed is no JSON")?;
+    note_secret(info["clientSecret"].as_str().context("no clientSecret in the JSON line")?)?;
     Ok((program, info))
 }
 

@@ -2,6 +2,7 @@
 
 mod edit;
 mod ports;
+mod principals;
 mod ready;
 mod run;
 

@@ -25,6 +25,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 
 pub const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/edge";
+pub const TENANT: &str = "a0000000-0000-4000-8000-00000000000a";
 pub const PASSWORD: &str = "a-password-of-ann";
 
 /// `towline <args>` with nothing of this machine's environment.
@@ -135,6 +136,8 @@ impl SmallGateway {
             url: format!("https://{address}{MOUNT}"),
             state,
             ttl: Duration::from_secs(3600),
+            tenant: TENANT.to_owned(),
+            api_audience: format!("https://{address}"),
             audiences: Vec::new(),
         };
         let issuer = Arc::new(Issuer::open(settings).unwrap());

@@ -9,6 +9,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use serde::{Serialize, de::DeserializeOwned};
 
 /// The largest state file that is read, in bytes.
 pub const FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -112,6 +113,43 @@ impl EditLock {
         file.lock().map_err(FileError::io("lock", &beside))?;
         Ok(Self { _file: file })
     }
+}
+
+/// Changes a state file of JSON under its lock; makes folder and file where there are none. What did not change is not
+/// written.
+pub(super) fn edit<F, T, E>(
+    path: &Path,
+    parse: fn(&Path, &[u8]) -> Result<F, FileError>,
+    change: impl FnOnce(&mut F) -> Result<T, E>,
+) -> Result<T, E>
+where
+    F: Default + Serialize,
+    E: From<FileError>,
+{
+    if let Some(folder) = path.parent() {
+        create_private_dir(folder)?;
+    }
+    let _lock = EditLock::take(path)?;
+    let before = if path.exists() { Some(read(path)?) } else { None };
+    let mut content = before.as_ref().map_or_else(|| Ok(F::default()), |bytes| parse(path, bytes))?;
+    let result = change(&mut content)?;
+    let wrong = |reason: String| FileError::Content { path: path.to_owned(), reason };
+    let after = serde_json::to_vec_pretty(&content).map_err(|error| wrong(error.to_string()))?;
+    if after.len() as u64 > FILE_BYTES {
+        return Err(wrong(format!("it would be larger than {FILE_BYTES} bytes")).into());
+    }
+    if before.as_deref() != Some(after.as_slice()) {
+        write_private(path, &after)?;
+    }
+    Ok(result)
+}
+
+/// Reads JSON. The library's message may quote the content: only its place is told.
+pub(super) fn parse_json<F: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<F, FileError> {
+    serde_json::from_slice(bytes).map_err(|error| FileError::Content {
+        path: path.to_owned(),
+        reason: format!("not as expected at line {} column {}", error.line(), error.column()),
+    })
 }
 
 /// What tells one version of a file from the next: it is replaced, so its inode changes.

@@ -1,37 +1,29 @@
-//! The token endpoint: form -> user -> token (RFC 6749 section 4.3, the password grant for local users).
+//! The token endpoint: form -> who it is -> token. RFC 6749 section 4.3 (password, for local users) and 4.4 (client
+//! credentials, for service principals), in the shapes of the Microsoft identity platform.
 
-use std::{
-    net::IpAddr,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use bytes::Bytes;
-use http::{Request, header};
-use http_body_util::{BodyExt, Limited};
+use http::Request;
 use secrecy::{ExposeSecret, SecretString};
-use serde_json::json;
 use tokio::sync::Semaphore;
 
 use super::{
     Issuer, failures,
+    form::{ClientSecret, Form},
+    guid,
+    mint::Subject,
+    principals::{Denied, Principal},
     respond::{Minted, Refusal},
-    users::{self, PASSWORD_BYTES, User, Users},
+    users::{self, User, Users},
 };
 
-/// Bytes of a form at most.
-const FORM_BYTES: usize = 16 * 1024;
-/// How long a form may take to arrive.
-const FORM_DEADLINE: Duration = Duration::from_secs(10);
 /// Passwords hashed at once: each takes a core for a good part of a second.
 const CHECKS_AT_ONCE: usize = 2;
 /// Sign-ins that may wait for that.
 const CHECKS_WAITING: usize = 64;
-/// A clock of another machine may be so far behind ours, in seconds.
-const NOT_BEFORE_SLACK_SECONDS: u64 = 30;
 
-/// Bounds what passwords may cost.
+/// Bounds what passwords may cost. Secrets of service principals cost nothing and do not wait here.
 pub struct PasswordChecks {
     waiting: Semaphore,
     at_once: Arc<Semaphore>,
@@ -43,15 +35,6 @@ impl PasswordChecks {
     }
 }
 
-/// What a client asks for.
-struct Form {
-    username: String,
-    password: SecretString,
-    audience: String,
-    /// Seconds; our own addition, for a token shorter than the default.
-    expires_in: Option<u64>,
-}
-
 impl Issuer {
     /// Serves one POST to the token endpoint.
     pub(super) async fn token<B>(&self, peer: IpAddr, request: Request<B>) -> Result<Minted, Refusal>
@@ -59,27 +42,45 @@ impl Issuer {
         B: http_body::Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let form = parse(&read(request).await?)?;
-        let audience = self.audience(&form.audience).ok_or(Refusal::Target)?;
-        let user = self.sign_in(peer, form.username, form.password).await?;
-        let life = form.expires_in.map_or(self.settings.ttl, Duration::from_secs).min(self.settings.ttl);
-        self.mint(&user, &audience, life, SystemTime::now())
+        let headers = request.headers().clone();
+        let form = Form::read(request).await?;
+        match form.get("grant_type").ok_or(Refusal::Request("grant_type is missing"))? {
+            "password" => {
+                let (life, audience) = self.asked(&form)?;
+                let (name, password) = form.password()?;
+                let user = self.sign_in(peer, name, password).await?;
+                let token = self.mint(&Subject::User(user), &audience, life, self.now())?;
+                Ok(Minted { id_token: Some(token.clone()), token, life })
+            }
+            "client_credentials" => {
+                let client = ClientSecret::take(&headers, &form)?;
+                let (life, audience) = self.asked(&form)?;
+                let principal = self.sign_in_client(peer, &client)?;
+                let token = self.mint(&Subject::Principal(principal), &audience, life, self.now())?;
+                Ok(Minted { id_token: None, token, life })
+            }
+            _ => Err(Refusal::GrantType),
+        }
     }
 
-    async fn sign_in(&self, peer: IpAddr, name: String, password: SecretString) -> Result<User, Refusal> {
+    /// For how long and for whom a token is asked.
+    fn asked(&self, form: &Form) -> Result<(Duration, String), Refusal> {
+        let life = form.life()?.map_or(self.settings.ttl, |life| life.min(self.settings.ttl));
+        Ok((life, self.audience(form.audience()?).ok_or(Refusal::Target)?))
+    }
+
+    pub(super) async fn sign_in(&self, peer: IpAddr, name: String, password: SecretString) -> Result<User, Refusal> {
         let later = Refusal::TryLater("too many sign-ins at once", Duration::from_secs(1));
         let Ok(_waiting) = self.checks.waiting.try_acquire() else { return Err(later) };
         let Ok(turn) = self.checks.at_once.clone().acquire_owned().await else { return Err(later) };
         // Asked only when it is our turn, so that many tries at once do not slip past the count.
-        if self.failures.too_many(peer, &name) {
-            tracing::warn!(peer = %peer, "too many failed sign-ins from this address");
-            return Err(Refusal::TryLater("too many failed sign-ins", failures::WINDOW));
-        }
+        self.not_guessing(peer, &name)?;
         let users: Arc<Users> = self.users.current();
         let wanted = name.clone();
         let found = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            let user = users.find(&wanted);
+            // A GUID is a service principal's name in a cluster; a file from before that rule may have such a user.
+            let user = users.find(&wanted).filter(|user| !guid::is_guid(&user.name));
             users::check(user, password.expose_secret()).then(|| user.cloned()).flatten()
         });
         match found.await {
@@ -96,77 +97,33 @@ impl Issuer {
         }
     }
 
-    /// Signs a token for `user`.
-    fn mint(&self, user: &User, audience: &str, life: Duration, now: SystemTime) -> Result<Minted, Refusal> {
-        let now = now.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| Refusal::Internal)?.as_secs();
-        let mut jti = [0; 16];
-        SystemRandom::new().fill(&mut jti).map_err(|_| Refusal::Internal)?;
-        let claims = json!({
-            "iss": self.settings.url,
-            "sub": user.id,
-            "aud": audience,
-            "iat": now,
-            "nbf": now.saturating_sub(NOT_BEFORE_SLACK_SECONDS),
-            "exp": now + life.as_secs(),
-            "jti": jti.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
-            "groups": user.groups,
-            "preferred_username": user.name,
-        });
-        let token = self.keys.current().sign("JWT", claims.to_string().as_bytes()).map_err(|_| Refusal::Internal)?;
-        Ok(Minted { token, life })
-    }
-}
-
-async fn read<B>(request: Request<B>) -> Result<Bytes, Refusal>
-where
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    if !kind.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
-        return Err(Refusal::Request("the body must be application/x-www-form-urlencoded"));
-    }
-    let body = std::pin::pin!(Limited::new(request.into_body(), FORM_BYTES).collect());
-    match tokio::time::timeout(FORM_DEADLINE, body).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(_)) => Err(Refusal::Request("the body broke off or is too long")),
-        Err(_) => Err(Refusal::Request("the body did not arrive in time")),
-    }
-}
-
-fn parse(body: &[u8]) -> Result<Form, Refusal> {
-    let (mut grant_type, mut username, mut password, mut audience, mut expires_in) = (None, None, None, None, None);
-    for (name, value) in url::form_urlencoded::parse(body) {
-        let field = match name.as_ref() {
-            "grant_type" => &mut grant_type,
-            "username" => &mut username,
-            "password" => &mut password,
-            "audience" => &mut audience,
-            "expires_in" => &mut expires_in,
-            // RFC 6749 section 3.2: unrecognised parameters are ignored.
-            _ => continue,
-        };
-        if field.replace(value.into_owned()).is_some() {
-            return Err(Refusal::Request("a parameter is there twice"));
+    /// Proves which service principal it is. Never waits: any number of them at once is fine.
+    fn sign_in_client(&self, peer: IpAddr, client: &ClientSecret) -> Result<Principal, Refusal> {
+        // No user is called so: names have no colon.
+        let name = format!("client:{}", client.id.to_ascii_lowercase());
+        self.not_guessing(peer, &name)?;
+        let principals = self.principals.current();
+        match principals.check(&client.id, client.secret.expose_secret(), self.now()) {
+            Ok(principal) => {
+                self.failures.forgive(peer, &name);
+                Ok(principal.clone())
+            }
+            Err(denied) => {
+                self.failures.count(peer, &name);
+                tracing::info!(peer = %peer, "a service principal's sign-in was refused");
+                Err(match denied {
+                    Denied::Expired => Refusal::Client { why: "the client secret has expired", basic: client.basic },
+                    Denied::Wrong => Refusal::wrong_client(client.basic),
+                })
+            }
         }
     }
-    if grant_type.ok_or(Refusal::Request("grant_type is missing"))? != "password" {
-        return Err(Refusal::GrantType);
+
+    fn not_guessing(&self, peer: IpAddr, name: &str) -> Result<(), Refusal> {
+        if self.failures.too_many(peer, name) {
+            tracing::warn!(peer = %peer, "too many failed sign-ins from this address");
+            return Err(Refusal::TryLater("too many failed sign-ins", failures::WINDOW));
+        }
+        Ok(())
     }
-    let password = password.ok_or(Refusal::Request("password is missing"))?;
-    if password.len() > PASSWORD_BYTES {
-        return Err(Refusal::Grant);
-    }
-    let expires_in = match expires_in.as_deref().map(str::parse) {
-        None => None,
-        Some(Ok(seconds)) if seconds > 0 => Some(seconds),
-        Some(_) => return Err(Refusal::Request("expires_in must be a number of seconds above 0")),
-    };
-    Ok(Form {
-        username: username.ok_or(Refusal::Request("username is missing"))?,
-        password: password.into(),
-        audience: audience.ok_or(Refusal::Request("audience is missing"))?,
-        expires_in,
-    })
 }

@@ -1,6 +1,6 @@
 //! What the issuer answers: documents, tokens, and errors as RFC 6749 section 5.2 has them.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -10,10 +10,12 @@ use serde_json::{Value, json};
 /// How long a client may keep the key set and the discovery document, in seconds.
 const DOCUMENT_SECONDS: u32 = 60;
 
-/// A minted token.
+/// What a sign-in yields.
 pub struct Minted {
     pub token: String,
     pub life: Duration,
+    /// For users, whose clients may want one.
+    pub id_token: Option<String>,
 }
 
 /// Why no token was minted. The description says nothing that helps to guess.
@@ -23,9 +25,15 @@ pub enum Refusal {
     Request(&'static str),
     /// Wrong name or password, or the user is disabled: all alike.
     Grant,
+    /// A client that did not prove which it is; `basic`: it tried by the header of HTTP.
+    Client { why: &'static str, basic: bool },
+    /// Not a tenant of ours; spelled as a GUID.
+    Tenant(String),
+    /// RFC 6749 section 5.2: a scope that names nothing of ours.
+    Scope(&'static str),
     /// Another grant type than ours.
     GrantType,
-    /// RFC 8707: not a cluster's audience.
+    /// RFC 8707: not an audience of ours.
     Target,
     /// Too many failures, or too many sign-ins at once.
     TryLater(&'static str, Duration),
@@ -42,32 +50,61 @@ pub fn document(value: &Value) -> Response<Full<Bytes>> {
     response
 }
 
+impl Refusal {
+    /// One answer for an unknown client, a wrong secret and a disabled one.
+    pub fn wrong_client(basic: bool) -> Self {
+        Self::Client { why: "unknown client, wrong secret, or client disabled", basic }
+    }
+
+    /// Status, `error` and `error_description`.
+    fn words(&self) -> (StatusCode, &'static str, Cow<'static, str>) {
+        let bad = |error, description: &'static str| (StatusCode::BAD_REQUEST, error, description.into());
+        match self {
+            Self::Request(what) => bad("invalid_request", what),
+            Self::Grant => bad("invalid_grant", "wrong user name or password, or user disabled"),
+            Self::Client { why, .. } => (StatusCode::UNAUTHORIZED, "invalid_client", (*why).into()),
+            Self::Tenant(tenant) => {
+                (StatusCode::BAD_REQUEST, "invalid_tenant", format!("there is no tenant {tenant} here").into())
+            }
+            Self::Scope(why) => bad("invalid_scope", why),
+            Self::GrantType => bad("unsupported_grant_type", "grant_type must be 'password' or 'client_credentials'"),
+            Self::Target => bad(
+                "invalid_target",
+                "the audience must be the gateway's URL or towline:cluster:/subscriptions/<s>/resourcegroups/<g>/providers/microsoft.kubernetes/connectedclusters/<name>",
+            ),
+            Self::TryLater(why, _) => (StatusCode::TOO_MANY_REQUESTS, "temporarily_unavailable", (*why).into()),
+            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", "the issuer could not sign".into()),
+        }
+    }
+}
+
+/// RFC 6749 section 5.1; `ext_expires_in` is what clients of the Microsoft identity platform expect beside.
 pub fn token(minted: &Minted) -> Response<Full<Bytes>> {
-    let body = json!({
-        "access_token": minted.token,
-        "id_token": minted.token,
+    let life = minted.life.as_secs();
+    let mut body = json!({
         "token_type": "Bearer",
-        "expires_in": minted.life.as_secs(),
+        "expires_in": life,
+        "ext_expires_in": life,
+        "access_token": minted.token,
     });
+    if let Some(token) = &minted.id_token {
+        body["id_token"] = Value::from(token.as_str());
+    }
     no_store(json_response(StatusCode::OK, &body))
 }
 
 pub fn refusal(refusal: &Refusal) -> Response<Full<Bytes>> {
-    let (status, error, description) = match refusal {
-        Refusal::Request(what) => (StatusCode::BAD_REQUEST, "invalid_request", *what),
-        Refusal::Grant => (StatusCode::BAD_REQUEST, "invalid_grant", "wrong user name or password, or user disabled"),
-        Refusal::GrantType => (StatusCode::BAD_REQUEST, "unsupported_grant_type", "grant_type must be 'password'"),
-        Refusal::Target => (
-            StatusCode::BAD_REQUEST,
-            "invalid_target",
-            "audience must be towline:cluster:/subscriptions/<s>/resourcegroups/<g>/providers/microsoft.kubernetes/connectedclusters/<name>",
-        ),
-        Refusal::TryLater(why, _) => (StatusCode::TOO_MANY_REQUESTS, "temporarily_unavailable", *why),
-        Refusal::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", "the issuer could not sign"),
-    };
+    let (status, error, description) = refusal.words();
     let mut response = json_response(status, &json!({ "error": error, "error_description": description }));
-    if let Refusal::TryLater(_, after) = refusal {
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+    match refusal {
+        Refusal::TryLater(_, after) => {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        Refusal::Client { basic: true, .. } => {
+            let scheme = HeaderValue::from_static("Basic realm=\"towline\", charset=\"UTF-8\"");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        _ => {}
     }
     no_store(response)
 }

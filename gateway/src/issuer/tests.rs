@@ -4,7 +4,10 @@ use serde_json::Value;
 
 use super::*;
 
+mod clients;
+
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/G/providers/Microsoft.Kubernetes/connectedClusters/Edge";
+const TENANT: &str = "a0000000-0000-4000-8000-00000000000a";
 const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
 struct Fixture {
@@ -20,6 +23,8 @@ fn fixture() -> Fixture {
         url: "https://gw.example/.towline/issuer".to_owned(),
         state: dir.path().to_owned(),
         ttl: TTL_DEFAULT,
+        tenant: TENANT.to_owned(),
+        api_audience: "https://gw.example/".to_owned(),
         audiences: vec![],
     })
     .unwrap();
@@ -96,7 +101,7 @@ async fn refusals_are_those_of_rfc_6749_and_do_not_tell_who_exists() {
     assert_eq!(token(&f.issuer, "ann", "secret", "").await, wrong, "disabled users look the same");
     for (form, error) in [
         ("", "invalid_request"),
-        ("grant_type=client_credentials", "unsupported_grant_type"),
+        ("grant_type=magic", "unsupported_grant_type"),
         ("grant_type=password&username=ann&password=secret", "invalid_request"),
         ("grant_type=password&username=ann&username=bob&password=secret&audience=x", "invalid_request"),
         ("grant_type=password&username=ann&password=secret&audience=x", "invalid_target"),

@@ -9,7 +9,10 @@ use aws_lc_rs::{
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use serde::{Deserialize, Serialize};
 
-use super::files::{self, EditLock, FileError};
+use super::{
+    files::{self, FileError},
+    guid,
+};
 
 /// Rounds for new passwords; what a password was hashed with is kept beside it.
 const ROUNDS: NonZeroU32 = match NonZeroU32::new(600_000) {
@@ -31,7 +34,7 @@ pub enum UsersError {
     File(#[from] FileError),
     /// The name cannot be one.
     #[error(
-        "{0:?} is no name of a user or group: 1 to {NAME_BYTES} characters, none of them a control character or ':'"
+        "{0:?} is no name of a user or group: 1 to {NAME_BYTES} characters, none of them a control character or ':'; a user's is no GUID"
     )]
     Name(String),
     /// No such user.
@@ -84,29 +87,11 @@ impl Users {
     /// Changes the users of `path` under a lock; makes the file where there is none. A running issuer sees the change
     /// with its next request.
     pub fn edit<T>(path: &Path, change: impl FnOnce(&mut Self) -> Result<T, UsersError>) -> Result<T, UsersError> {
-        if let Some(folder) = path.parent() {
-            files::create_private_dir(folder)?;
-        }
-        let _lock = EditLock::take(path)?;
-        let before = if path.exists() { Some(files::read(path)?) } else { None };
-        let mut users = match &before {
-            Some(bytes) => Self::parse(path, bytes)?,
-            None => Self::default(),
-        };
-        let result = change(&mut users)?;
-        let after = serde_json::to_vec_pretty(&users)
-            .map_err(|error| FileError::Content { path: path.to_owned(), reason: error.to_string() })?;
-        if before.as_deref() != Some(after.as_slice()) {
-            files::write_private(path, &after)?;
-        }
-        Ok(result)
+        files::edit(path, Self::parse, change)
     }
 
     pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, FileError> {
-        serde_json::from_slice(bytes).map_err(|error| FileError::Content {
-            path: path.to_owned(),
-            reason: format!("not as expected at line {} column {}", error.line(), error.column()),
-        })
+        files::parse_json(path, bytes)
     }
 
     /// The user of that name.
@@ -122,9 +107,12 @@ impl Users {
     /// Adds a user, or gives an existing one new groups and a new password; their id stays and they are enabled.
     pub fn put(&mut self, name: &str, groups: &[String], password: &str) -> Result<&User, UsersError> {
         for name in std::iter::once(name).chain(groups.iter().map(String::as_str)) {
-            if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(|c| c.is_control() || c == ':') {
+            if !is_name(name) {
                 return Err(UsersError::Name(name.to_owned()));
             }
+        }
+        if guid::is_guid(name) {
+            return Err(UsersError::Name(name.to_owned()));
         }
         let password = Hashed::of(password)?;
         let at = match self.users.iter().position(|user| user.name == name) {
@@ -150,6 +138,19 @@ impl Users {
         user.ok_or_else(|| UsersError::Unknown(name.to_owned()))?.disabled = disabled;
         Ok(())
     }
+}
+
+impl User {
+    /// `oid`: the stable id, spelled as the GUID that ARM's clients expect of a principal.
+    pub fn object_id(&self) -> String {
+        guid::hyphenated(&self.id)
+    }
+}
+
+/// Whether a text may be the name of a user, a group or a service principal. GUIDs are looked at apart: they are the
+/// names of service principals in a cluster (features row A3), which nobody else may have.
+pub(super) fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= NAME_BYTES && !text.chars().any(|c| c.is_control() || c == ':')
 }
 
 impl Hashed {
@@ -217,7 +218,7 @@ mod tests {
 
     #[test]
     fn names_that_could_be_taken_for_others_are_refused() {
-        for bad in ["", "a\nb", "system:admin", &"x".repeat(300)] {
+        for bad in ["", "a\nb", "system:admin", &"x".repeat(300), "0A000000-0000-4000-8000-00000000000b"] {
             assert!(matches!(Users::default().put(bad, &[], "p"), Err(UsersError::Name(_))), "{bad:?}");
         }
         assert!(matches!(Users::default().put("a", &["system:masters".to_owned()], "p"), Err(UsersError::Name(_))));

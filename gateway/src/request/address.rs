@@ -11,10 +11,10 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, Version, header};
 use proto::ids::ClusterKey;
 
+use crate::issuer::Issuer;
+
 /// The path of the WebSocket carrier on the users' port.
 pub const TUNNEL_PATH: &str = "/.towline/tunnel";
-/// Below it, routes of the built-in issuer are served, if there is one.
-pub const ISSUER_PATH: &str = "/.towline/issuer";
 
 /// Where a request wants to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,7 +156,7 @@ pub fn parse(
     }
     Ok(if path == TUNNEL_PATH {
         Address::Tunnel
-    } else if path.strip_prefix(ISSUER_PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+    } else if Issuer::serves(path) {
         Address::Issuer
     } else {
         Address::Nowhere

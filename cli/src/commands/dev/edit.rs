@@ -3,9 +3,10 @@
 use std::{path::Path, process::ExitCode};
 
 use anyhow::anyhow;
-use gateway::issuer::{KEYS_FILE, Keys, USERS_FILE, Users, UsersError, files, users};
+use gateway::issuer::{KEYS_FILE, Keys, Principals, USERS_FILE, Users, UsersError, files, users};
 use secrecy::{ExposeSecret, SecretString};
 
+use super::principals;
 use crate::{
     args::{DevEdit, DevGrant},
     credential::read_secret,
@@ -27,6 +28,9 @@ pub fn run(edit: DevEdit) -> Outcome {
         }
         DevEdit::DisableUser { at, name } => set_disabled(&at.state, &name, true)?,
         DevEdit::EnableUser { at, name } => set_disabled(&at.state, &name, false)?,
+        DevEdit::AddPrincipal { at, name, grants, ttl } => principals::add(&at.state, &name, &grants, ttl)?,
+        DevEdit::RemovePrincipal { at, name } => principals::remove(&at.state, &name)?,
+        DevEdit::RotatePrincipal { at, name, append, ttl } => principals::rotate(&at.state, &name, append, ttl)?,
         DevEdit::Grant(grant) => change_grant(&grant, true)?,
         DevEdit::Revoke(grant) => change_grant(&grant, false)?,
         DevEdit::RotateKeys { at } => {
@@ -39,12 +43,16 @@ pub fn run(edit: DevEdit) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Adds a cluster to a state in the making, and lets admin and viewer reach it.
+/// Adds a cluster to a state in the making, and lets admin, viewer and the owner of the subscription reach it.
 pub fn add(data: &mut Data, name: &str) -> anyhow::Result<bool> {
     let fresh = data.add_cluster(name)?;
     if fresh {
         let scope = data.scope(name)?;
         GRANTED.iter().for_each(|user| data.grant(&scope, Some(user), None));
+        if !data.owner.is_empty() {
+            let owner = data.owner.clone();
+            data.grant(&scope, Some(&owner), None);
+        }
     }
     Ok(fresh)
 }
@@ -157,9 +165,10 @@ fn change_grant(args: &DevGrant, add: bool) -> Outcome<String> {
         Ok(())
     })?;
     if let (true, Some(user)) = (add, user) {
-        let known = Users::edit(&state.path("issuer").join(USERS_FILE), |users| Ok(users.find(user).is_some()))?;
-        if !known {
-            tracing::warn!("there is no user {user} yet: towline dev add-user");
+        let users = Users::edit(&state.path("issuer").join(USERS_FILE), |users| Ok(users.find(user).is_some()))?;
+        let is_principal = |principals: &Principals| principals.iter().any(|known| known.object_id == user);
+        if !users && !principals::read(&state).is_ok_and(|principals| is_principal(&principals)) {
+            tracing::warn!("there is no user or service principal's object id {user} yet: towline dev add-user");
         }
     }
     if !found {

@@ -1,12 +1,19 @@
 //! What `towline dev` says once it is ready: one JSON line for a script, or what to type next for a person.
 
 use gateway::issuer::{USERS_FILE, Users};
+use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use crate::state::{Cluster, State};
+use super::principals;
+use crate::{
+    credential::read_secret,
+    failure::Outcome,
+    state::{Cluster, State},
+};
 
-/// One line with all that a script needs. Paths are absolute.
-pub fn json(state: &State) -> anyhow::Result<Value> {
+/// One line with all that a script needs, the secret of the service principal that owns the subscription included. Paths are
+/// absolute.
+pub fn json(state: &State) -> Outcome<Value> {
     let clusters: Vec<Value> = state.data.clusters.iter().map(|c| cluster(state, c)).collect::<anyhow::Result<_>>()?;
     let users = Users::edit(&state.path("issuer").join(USERS_FILE), |users| Ok(users.clone()))?;
     let users: Vec<Value> = users
@@ -17,8 +24,30 @@ pub fn json(state: &State) -> anyhow::Result<Value> {
             json!({"name": user.name, "groups": user.groups, "disabled": user.disabled, "password_file": password})
         })
         .collect();
+    let principals = principals::read(state)?;
+    let owner = principals.find(&state.data.owner);
+    let secret = state.secret_file(principals::OWNER);
+    let secret = secret.exists().then(|| read_secret(&secret)).transpose()?;
+    let principals: Vec<Value> = principals
+        .iter()
+        .map(|known| {
+            let secret = state.secret_file(&known.name);
+            let secret = secret.exists().then_some(secret);
+            json!({
+                "name": known.name,
+                "objectId": known.object_id,
+                "clientId": known.client_id,
+                "disabled": known.disabled,
+                "secretFile": secret,
+            })
+        })
+        .collect();
     Ok(json!({
         "url": state.url(),
+        "tenant": state.data.tenant,
+        "subscription": state.data.subscription,
+        "clientId": owner.map(|owner| &owner.client_id),
+        "clientSecret": secret.as_ref().map(|secret| secret.expose_secret()),
         "listen": state.data.listen,
         "admin": format!("http://{}", state.data.admin),
         "issuer": state.issuer_url(),
@@ -29,6 +58,7 @@ pub fn json(state: &State) -> anyhow::Result<Value> {
         "audit": state.path("audit.jsonl"),
         "clusters": clusters,
         "users": users,
+        "principals": principals,
     }))
 }
 

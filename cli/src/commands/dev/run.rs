@@ -3,10 +3,14 @@
 use std::{path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
-use gateway::{Extras, Gateway, config::Config, issuer::Issuer};
+use gateway::{
+    Extras, Gateway,
+    config::Config,
+    issuer::{Issuer, guid},
+};
 use proto::process::{Shutdown, TaskGroup, raise_open_files, signals, telemetry::LogLevel};
 
-use super::{edit, ports, ready};
+use super::{edit, ports, principals, ready};
 use crate::{
     args::DevRun,
     commands::print,
@@ -22,6 +26,7 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     let _running = State::lock_running(dir)?;
     let (state, config) = prepare(dir, &args)?;
     edit::add_first_users(&state)?;
+    principals::ensure_owner(&state)?;
     let issuer = Arc::new(Issuer::open(state.issuer_settings())?);
     raise_open_files();
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
@@ -80,6 +85,11 @@ fn apply(data: &mut Data, args: &DevRun) -> Outcome<()> {
         let readable = std::fs::read_to_string(file).with_context(|| format!("--kubeconfig {}", file.display()));
         readable.map_err(|error| Failure::usage(error).hint("a kubeconfig that reaches the cluster itself"))?;
         data.kubeconfig = Some(std::path::absolute(file).context("--kubeconfig")?);
+    }
+    for id in [&mut data.tenant, &mut data.subscription, &mut data.owner] {
+        if id.is_empty() {
+            *id = guid::random()?;
+        }
     }
     for (list, given) in
         [(&mut data.gateway_settings, &args.gateway_settings), (&mut data.agent_settings, &args.agent_settings)]

@@ -1,0 +1,60 @@
+//! GUIDs as Entra and ARM spell them: 8-4-4-4-12 hex digits. Object, client, tenant and subscription ids are such.
+
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+
+/// Where the hyphens are.
+const HYPHENS: [usize; 4] = [8, 13, 18, 23];
+/// Characters of one.
+const LENGTH: usize = 36;
+
+/// The system gave no random bytes.
+#[derive(Debug, thiserror::Error)]
+#[error("the system gave no random bytes")]
+pub struct NoRandom;
+
+/// A new random one (RFC 9562 version 4), in lower case.
+///
+/// # Errors
+/// When the system gives no random bytes.
+pub fn random() -> Result<String, NoRandom> {
+    let mut bytes = [0; 16];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandom)?;
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    Ok(hyphenated(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()))
+}
+
+/// Whether `text` is spelled as one, in any case.
+pub fn is_guid(text: &str) -> bool {
+    text.len() == LENGTH
+        && text.bytes().enumerate().all(|(at, byte)| match HYPHENS.contains(&at) {
+            true => byte == b'-',
+            false => byte.is_ascii_hexdigit(),
+        })
+}
+
+/// 32 hex digits as a GUID; anything else stays as it is.
+pub(super) fn hyphenated(hex: &str) -> String {
+    if hex.len() != 32 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return hex.to_owned();
+    }
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_ones_are_spelled_as_guids_and_differ() {
+        let (one, other) = (random().unwrap(), random().unwrap());
+        assert!(is_guid(&one) && is_guid(&one.to_uppercase()), "{one}");
+        assert_ne!(one, other);
+        assert_eq!((one.as_bytes()[14], one.len()), (b'4', LENGTH));
+        for odd in ["", "x", &one[1..], &one.replace('-', "0"), &format!("{{{one}}}"), &"g".repeat(36)] {
+            assert!(!is_guid(odd), "{odd}");
+        }
+        assert_eq!(hyphenated(&one.replace('-', "")), one);
+        assert_eq!(hyphenated("ann"), "ann");
+    }
+}

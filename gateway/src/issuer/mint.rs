@@ -1,0 +1,74 @@
+//! Tokens: who signed in -> claims -> a signed JWT. The only place where claims are written.
+
+use std::time::{Duration, SystemTime};
+
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use serde_json::{Value, json};
+
+use super::{Issuer, principals::Principal, principals::seconds, respond::Refusal, users::User};
+
+/// A clock of another machine may be so far behind ours, in seconds.
+const NOT_BEFORE_SLACK_SECONDS: u64 = 30;
+
+/// Who signed in.
+#[derive(Clone)]
+pub enum Subject {
+    /// A local user.
+    User(User),
+    /// A service principal.
+    Principal(Principal),
+}
+
+impl Subject {
+    /// What a token says of them. `preferred_username` is their user name in a cluster: of a service principal its object
+    /// id (features row A3), which no local user can be called.
+    fn claims(&self) -> Value {
+        match self {
+            Self::User(user) => json!({
+                "sub": user.id,
+                "oid": user.object_id(),
+                "groups": user.groups,
+                "preferred_username": user.name,
+            }),
+            Self::Principal(principal) => json!({
+                "sub": principal.object_id,
+                "oid": principal.object_id,
+                "appid": principal.client_id,
+                "azp": principal.client_id,
+                "idtyp": "app",
+                "preferred_username": principal.object_id,
+            }),
+        }
+    }
+}
+
+impl Issuer {
+    /// Signs an access token of `life` for `subject`.
+    pub(super) fn mint(
+        &self,
+        subject: &Subject,
+        audience: &str,
+        life: Duration,
+        now: SystemTime,
+    ) -> Result<String, Refusal> {
+        self.sign(subject.claims(), audience, life, now)
+    }
+
+    fn sign(&self, mut claims: Value, audience: &str, life: Duration, now: SystemTime) -> Result<String, Refusal> {
+        let now = seconds(now);
+        let mut jti = [0; 16];
+        SystemRandom::new().fill(&mut jti).map_err(|_| Refusal::Internal)?;
+        for (claim, value) in [
+            ("iss", json!(self.settings.url)),
+            ("tid", json!(self.settings.tenant)),
+            ("aud", json!(audience)),
+            ("iat", json!(now)),
+            ("nbf", json!(now.saturating_sub(NOT_BEFORE_SLACK_SECONDS))),
+            ("exp", json!(now + life.as_secs())),
+            ("jti", json!(jti.iter().map(|byte| format!("{byte:02x}")).collect::<String>())),
+        ] {
+            claims[claim] = value;
+        }
+        self.keys.current().sign("JWT", claims.to_string().as_bytes()).map_err(|_| Refusal::Internal)
+    }
+}
