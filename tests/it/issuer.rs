@@ -49,6 +49,8 @@ impl Client {
         let mut command = Command::new(python_with_clients()?);
         command.arg(root().join("tests/it/msal_client.py")).args([&stack.text("url"), tenant, &self.client_id]);
         command.arg(stack.ca()).args(scopes).env("TIMES", times.to_string());
+        // The library below it takes these for more than what it was given.
+        command.env_remove("REQUESTS_CA_BUNDLE").env_remove("CURL_CA_BUNDLE");
         let secret = format!("{}\n", self.secret);
         let text = run_with_input(&mut command, Some(secret.as_bytes()), Duration::from_secs(120))?.ok()?;
         let answers = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
@@ -84,7 +86,7 @@ fn msal() -> anyhow::Result<()> {
     let refused = wrong.msal(&stack, &tenant, &scopes[..1], 0)?;
     ensure!(refused[0]["error"] == "invalid_client", "{}", refused[0]);
     let nowhere = owner.msal(&stack, &stack.text("subscription"), &scopes[..1], 0)?;
-    ensure!(nowhere[0].to_string().contains("invalid_tenant"), "{}", nowhere[0]);
+    ensure!(nowhere[0]["error"] == "discovery", "{}", nowhere[0]);
     Ok(())
 }
 
