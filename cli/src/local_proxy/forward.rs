@@ -12,7 +12,7 @@ use proto::{
 };
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{body::AnswerBody, keeper::Keeper, upstream::Upstream};
+use super::{body::AnswerBody, keeper::Keeper, places::Guest, upstream::Upstream};
 
 /// Bytes on their way in one direction of an upgraded connection.
 const SPLICE_BYTES: usize = 64 * 1024;
@@ -33,13 +33,14 @@ pub struct Forward {
 
 impl Forward {
     /// Never fails: every outcome is an answer.
-    pub async fn serve(&self, mut request: Request<Incoming>) -> Response<AnswerBody> {
+    pub async fn serve(&self, mut request: Request<Incoming>, guest: &Guest) -> Response<AnswerBody> {
         if !self.is_ours(request.headers()) {
             return refusal(
                 StatusCode::UNAUTHORIZED,
                 "this towline proxy serves only the kubeconfig that it wrote: its token was not shown".to_owned(),
             );
         }
+        guest.now_known();
         if !self.is_below(request.uri().path()) {
             let message = format!("this towline proxy serves /{} and nothing else", self.key);
             return refusal(StatusCode::NOT_FOUND, message);

@@ -17,12 +17,14 @@ use proto::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     time::timeout,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::forward::Forward;
+use super::{
+    forward::Forward,
+    places::{Guest, Places},
+};
 use crate::failure::{Failure, Outcome};
 
 /// Where the first proxy of a machine listens, as Arc's does (features row K3).
@@ -96,9 +98,8 @@ impl Listener {
 
     /// Accepts until draining.
     pub async fn run(self, forward: Arc<Forward>, tasks: TaskGroup, shutdown: Shutdown) {
-        let slots = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut places = Places::new(CONNECTIONS);
         loop {
-            let Some(Ok(slot)) = shutdown.until_draining(slots.clone().acquire_owned()).await else { return };
             let stream = match shutdown.until_draining(self.tcp.accept()).await {
                 None => return,
                 Some(Ok((stream, _))) => stream,
@@ -108,11 +109,19 @@ impl Listener {
                     continue;
                 }
             };
+            let Some(Some((place, guest))) = shutdown.until_draining(places.take()).await else { return };
             let (tls, forward, shutdown, inner) = (self.tls.clone(), forward.clone(), shutdown.clone(), tasks.clone());
             tasks.spawn("connection", async move {
-                let _slot = slot;
-                if let Some(stream) = handshake(tls, stream).await {
-                    serve(stream, forward, inner, shutdown).await;
+                let _place = place;
+                let serving = async {
+                    if let Some(stream) = handshake(tls, stream).await {
+                        serve(stream, forward, guest.clone(), inner, shutdown).await;
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    () = guest.leaving() => tracing::debug!("a local connection that showed no token made room"),
+                    () = serving => {}
                 }
             });
         }
@@ -132,11 +141,17 @@ async fn handshake(tls: TlsAcceptor, stream: TcpStream) -> Option<TlsStream<TcpS
     }
 }
 
-async fn serve(stream: TlsStream<TcpStream>, forward: Arc<Forward>, tasks: TaskGroup, shutdown: Shutdown) {
+async fn serve(
+    stream: TlsStream<TcpStream>,
+    forward: Arc<Forward>,
+    guest: Arc<Guest>,
+    tasks: TaskGroup,
+    shutdown: Shutdown,
+) {
     let h2 = stream.get_ref().1.alpn_protocol() == Some(certs::tls::ALPN_H2);
     let service = service_fn(move |request| {
-        let forward = forward.clone();
-        async move { Ok::<_, std::convert::Infallible>(forward.serve(request).await) }
+        let (forward, guest) = (forward.clone(), guest.clone());
+        async move { Ok::<_, std::convert::Infallible>(forward.serve(request, &guest).await) }
     });
     let io = TokioIo::new(stream);
     let result = if h2 {
