@@ -53,7 +53,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &error),
     };
-    match runtime.block_on(run(config, log_level)) {
+    let result = runtime.block_on(run(config, log_level));
+    // Whoever does not read standard output, where audit records may go, does not hold up the end.
+    runtime.shutdown_background();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(1, error.as_ref()),
     }

@@ -5,7 +5,10 @@
 //! No credential is ever put into a record, and no query: commands and selectors in it are the user's own business. Every
 //! text that comes from outside is cut to [`TEXT_BYTES`] (attack D11).
 
+mod writer;
+
 use std::{
+    fs::File,
     io,
     net::SocketAddr,
     os::fd::AsFd,
@@ -13,7 +16,7 @@ use std::{
         Arc,
         atomic::{AtomicU16, AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use proto::{
@@ -23,11 +26,9 @@ use proto::{
 };
 use serde::Serialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use tokio::{
-    io::{AsyncWrite, AsyncWriteExt},
-    sync::{mpsc, oneshot},
-};
+use tokio::sync::{mpsc, oneshot};
 
+use self::writer::Entry;
 use super::{Stage, address::RequestInfo};
 use crate::{config::AuditTo, metrics::Metrics};
 
@@ -35,6 +36,8 @@ use crate::{config::AuditTo, metrics::Metrics};
 pub const TEXT_BYTES: usize = 1024;
 /// Records that may wait for the writer.
 pub const QUEUE_RECORDS: usize = 16 * 1024;
+/// How long the end of the process waits for records to be written.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How a request ended, beside its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -274,11 +277,6 @@ fn cut(text: &str) -> String {
     format!("{}...", &text[..end])
 }
 
-enum Entry {
-    Line(Vec<u8>),
-    Flush(oneshot::Sender<()>),
-}
-
 /// The queue to the writer.
 pub struct AuditLog {
     queue: mpsc::Sender<Entry>,
@@ -288,22 +286,20 @@ pub struct AuditLog {
 impl AuditLog {
     /// Opens the file and starts the writer.
     pub async fn open(to: &AuditTo, tasks: &TaskGroup, shutdown: &Shutdown) -> io::Result<Arc<Self>> {
-        let sink: Box<dyn AsyncWrite + Send + Unpin> = match to {
-            AuditTo::Stdout => {
-                let stdout = io::stdout().as_fd().try_clone_to_owned()?;
-                Box::new(tokio::fs::File::from_std(stdout.into()))
-            }
+        let sink = match to {
+            AuditTo::Stdout => File::from(io::stdout().as_fd().try_clone_to_owned()?),
             AuditTo::File(path) => {
-                Box::new(tokio::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path).await?)
+                let mut options = tokio::fs::OpenOptions::new();
+                options.create(true).append(true).mode(0o600).open(path).await?.into_std().await
             }
         };
-        Ok(Self::start(sink, tasks, shutdown))
+        Ok(Self::start(Box::new(sink), tasks, shutdown))
     }
 
-    fn start(sink: Box<dyn AsyncWrite + Send + Unpin>, tasks: &TaskGroup, shutdown: &Shutdown) -> Arc<Self> {
+    fn start(sink: Box<dyn io::Write + Send>, tasks: &TaskGroup, shutdown: &Shutdown) -> Arc<Self> {
         let (queue, entries) = mpsc::channel(QUEUE_RECORDS);
         let dropped = Arc::new(AtomicU64::new(0));
-        tasks.spawn("audit", write_all(sink, entries, Arc::clone(&dropped), shutdown.clone()));
+        tasks.spawn("audit", writer::run(sink, entries, Arc::clone(&dropped), shutdown.clone()));
         Arc::new(Self { queue, dropped })
     }
 
@@ -336,54 +332,15 @@ impl AuditLog {
         Arc::new(Self { queue: mpsc::channel(1).0, dropped: Arc::default() })
     }
 
-    /// Waits until all records so far are written.
+    /// Waits until all records so far are written, at the most [`FLUSH_DEADLINE`]: perhaps they cannot be.
     pub async fn flush(&self) {
         let (done, written) = oneshot::channel();
-        if self.queue.send(Entry::Flush(done)).await.is_ok() {
-            let _ = written.await;
-        }
-    }
-}
-
-async fn write_all(
-    mut sink: Box<dyn AsyncWrite + Send + Unpin>,
-    mut entries: mpsc::Receiver<Entry>,
-    dropped: Arc<AtomicU64>,
-    shutdown: Shutdown,
-) {
-    let mut batch = Vec::new();
-    let mut reported = 0;
-    let mut broken = false;
-    while let Some(Some(first)) = shutdown.until_closed(entries.recv()).await {
-        let mut flushes = Vec::new();
-        let mut next = Some(first);
-        batch.clear();
-        while let Some(entry) = next {
-            match entry {
-                Entry::Line(line) => batch.extend_from_slice(&line),
-                Entry::Flush(done) => flushes.push(done),
+        let flush = async {
+            if self.queue.send(Entry::Flush(done)).await.is_ok() {
+                let _ = written.await;
             }
-            next = if batch.len() < 256 * 1024 { entries.try_recv().ok() } else { None };
-        }
-        let result = async {
-            sink.write_all(&batch).await?;
-            sink.flush().await
-        }
-        .await;
-        match &result {
-            Err(error) if !broken => tracing::error!(%error, "audit records cannot be written"),
-            Ok(()) if broken => tracing::info!("audit records can be written again"),
-            _ => {}
-        }
-        broken = result.is_err();
-        let lost = dropped.load(Ordering::Relaxed);
-        if lost > reported {
-            tracing::warn!(records = lost - reported, "audit records were dropped: the writer is too slow");
-            reported = lost;
-        }
-        for done in flushes {
-            let _ = done.send(());
-        }
+        };
+        let _ = tokio::time::timeout(FLUSH_DEADLINE, flush).await;
     }
 }
 
@@ -428,8 +385,8 @@ mod tests {
     #[tokio::test]
     async fn a_full_queue_drops_and_counts_and_never_waits() {
         let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
-        // A sink whose reader never reads.
-        let (sink, _reader) = tokio::io::duplex(1);
+        // A pipe that nobody reads.
+        let (_reader, sink) = io::pipe().unwrap();
         let log = AuditLog::start(Box::new(sink), &tasks, &shutdown);
         tokio::task::yield_now().await;
         for _ in 0..QUEUE_RECORDS + 100 {

@@ -1,0 +1,186 @@
+//! Writes audit records in their order. While they cannot be written (a full disk), they wait and are tried again from the
+//! byte on that was not taken, so that none is torn, lost or written twice; what then comes beyond the queue is counted.
+
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use proto::process::Shutdown;
+use tokio::sync::{mpsc, oneshot};
+
+/// Bytes written at once, about.
+const BATCH_BYTES: usize = 256 * 1024;
+/// How often writing is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What the writer is given.
+pub(super) enum Entry {
+    /// A record, with its line feed.
+    Line(Vec<u8>),
+    /// Told when all before it is written.
+    Flush(oneshot::Sender<()>),
+}
+
+/// Where lines go, and those that are on their way there.
+struct Lines {
+    sink: Box<dyn Write + Send>,
+    batch: Vec<u8>,
+}
+
+impl Lines {
+    /// Keeps what was not taken.
+    fn write(&mut self) -> io::Result<()> {
+        let mut taken = 0;
+        let result = loop {
+            if taken == self.batch.len() {
+                break self.sink.flush();
+            }
+            match self.sink.write(&self.batch[taken..]) {
+                Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => taken += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+            }
+        };
+        self.batch.drain(..taken);
+        result
+    }
+}
+
+/// Writes until closed.
+pub(super) async fn run(
+    sink: Box<dyn Write + Send>,
+    mut entries: mpsc::Receiver<Entry>,
+    dropped: Arc<AtomicU64>,
+    shutdown: Shutdown,
+) {
+    let mut lines = Lines { sink, batch: Vec::new() };
+    let mut flushes: Vec<oneshot::Sender<()>> = Vec::new();
+    let mut said = Said::default();
+    loop {
+        if lines.batch.is_empty() {
+            for done in flushes.drain(..) {
+                let _ = done.send(());
+            }
+            let Some(Some(first)) = shutdown.until_closed(entries.recv()).await else { return };
+            let mut next = Some(first);
+            while let Some(entry) = next {
+                match entry {
+                    Entry::Line(line) => lines.batch.extend_from_slice(&line),
+                    Entry::Flush(done) => flushes.push(done),
+                }
+                next = if lines.batch.len() < BATCH_BYTES { entries.try_recv().ok() } else { None };
+            }
+        } else if shutdown.until_closed(tokio::time::sleep(RETRY)).await.is_none() {
+            let records = lines.batch.iter().filter(|byte| **byte == b'\n').count();
+            tracing::error!(records, "audit records are lost: they could not be written until the end");
+            return;
+        }
+        // A file's writes are the system's, and may take their time.
+        let written = tokio::task::spawn_blocking(move || {
+            let result = lines.write();
+            (lines, result)
+        });
+        let Ok((back, result)) = written.await else { return };
+        lines = back;
+        said.after(&result, dropped.load(Ordering::Relaxed));
+    }
+}
+
+/// What the log was told.
+#[derive(Default)]
+struct Said {
+    broken: bool,
+    dropped: u64,
+}
+
+impl Said {
+    fn after(&mut self, result: &io::Result<()>, dropped: u64) {
+        match result {
+            Err(error) if !self.broken => tracing::error!(%error, "audit records cannot be written; they wait"),
+            Ok(()) if self.broken => tracing::info!("audit records can be written again"),
+            _ => {}
+        }
+        self.broken = result.is_err();
+        if dropped > self.dropped {
+            tracing::warn!(records = dropped - self.dropped, "audit records were dropped: too many wait to be written");
+            self.dropped = dropped;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, MutexGuard};
+
+    use proto::process::TaskGroup;
+
+    use super::*;
+
+    /// A disk with room for so many bytes.
+    #[derive(Clone, Default)]
+    struct Disk(Arc<Mutex<(Vec<u8>, usize)>>);
+
+    impl Disk {
+        fn lock(&self) -> MutexGuard<'_, (Vec<u8>, usize)> {
+            self.0.lock().unwrap()
+        }
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut disk = self.lock();
+            let taken = bytes.len().min(disk.1);
+            if taken == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            disk.1 -= taken;
+            disk.0.extend_from_slice(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What did not fit was gone without a count, and the record in which the disk became full was glued to the next one.
+    #[tokio::test(start_paused = true)]
+    async fn a_full_disk_tears_and_loses_no_record() {
+        let (disk, tasks, shutdown) = (Disk::default(), TaskGroup::new("test"), Shutdown::new());
+        let (queue, entries) = mpsc::channel(100);
+        tasks.spawn("audit", run(Box::new(disk.clone()), entries, Arc::default(), shutdown.clone()));
+        let mut expected = Vec::new();
+        for room in [0, 7, 3, 100, 1, 12] {
+            disk.lock().1 += room;
+            for _ in 0..2 {
+                let line = format!("{{\"record\":{}}}\n", expected.len()).into_bytes();
+                expected.extend_from_slice(&line);
+                queue.send(Entry::Line(line)).await.unwrap();
+            }
+            let (done, written) = oneshot::channel();
+            queue.send(Entry::Flush(done)).await.unwrap();
+            let _ = tokio::time::timeout(10 * RETRY, written).await;
+        }
+        disk.lock().1 = usize::MAX;
+        let (done, written) = oneshot::channel();
+        queue.send(Entry::Flush(done)).await.unwrap();
+        written.await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&disk.lock().0), String::from_utf8_lossy(&expected));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_stays_full_does_not_hold_up_the_end() {
+        let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
+        let (queue, entries) = mpsc::channel(100);
+        let writer = tasks.spawn_task("audit", run(Box::<Disk>::default(), entries, Arc::default(), shutdown.clone()));
+        queue.send(Entry::Line(b"{}\n".to_vec())).await.unwrap();
+        shutdown.close();
+        writer.await.unwrap();
+    }
+}
