@@ -21,7 +21,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use proto::{
-    exchange::{self, SendBodyError, StreamBody},
+    exchange::{self, StreamBody},
     limits,
     process::Task,
     transport::{MessageError, RecvStream, SendStream, Stream, StreamError},
@@ -72,10 +72,10 @@ pub async fn relay(
         // A stream that is already over says so where the answer is read.
         let _ = send.finish();
     } else {
-        let body = Upload { body: request.body, bytes: Arc::clone(&counted) };
-        let (cancel, cancelled) = oneshot::channel();
         let (report, reported) = oneshot::channel();
-        core.tasks.spawn("upload", send_body(send, body, cancelled, report));
+        let body = Upload { body: request.body, bytes: Arc::clone(&counted), unreadable: Some(report) };
+        let (cancel, cancelled) = oneshot::channel();
+        core.tasks.spawn("upload", send_body(send, body, cancelled));
         upload = Some(UploadGuard(Some(cancel)));
         unreadable = Some(reported);
     }
@@ -153,12 +153,7 @@ fn bad_answer(why: &'static str) -> Refusal {
 
 /// Sends the request's body. It is broken off when the exchange is; after a whole answer it may go on for a while, until
 /// the agent stops it, so that the user's connection stays good for the next request.
-async fn send_body(
-    mut send: SendStream,
-    body: Upload,
-    cancelled: oneshot::Receiver<()>,
-    unreadable: oneshot::Sender<()>,
-) {
+async fn send_body(mut send: SendStream, body: Upload, cancelled: oneshot::Receiver<()>) {
     let broken_off = async {
         if cancelled.await.is_err() {
             tokio::time::sleep(UPLOAD_LINGER).await;
@@ -172,13 +167,7 @@ async fn send_body(
     match result {
         None => send.reset(StreamCode::Cancelled),
         Some((_, Ok(_))) => {}
-        Some((sent, Err(error))) => {
-            tracing::debug!(sent, %error, "request body not sent whole");
-            if matches!(error, SendBodyError::Source(_)) {
-                // Nobody listens once the answer has begun.
-                let _ = unreadable.send(());
-            }
-        }
+        Some((sent, Err(error))) => tracing::debug!(sent, %error, "request body not sent whole"),
     }
 }
 
@@ -309,6 +298,8 @@ async fn carry(upgraded: Upgraded) {
 struct Upload {
     body: Incoming,
     bytes: Arc<audit::Bytes>,
+    /// Told before whoever sends the body learns of it: they reset the stream, and the answer ends with it.
+    unreadable: Option<oneshot::Sender<()>>,
 }
 
 impl http_body::Body for Upload {
@@ -320,6 +311,12 @@ impl http_body::Body for Upload {
         if let Some(Ok(frame)) = &frame {
             let length = frame.data_ref().map_or(0, Bytes::len);
             self.bytes.up.fetch_add(length as u64, Ordering::Relaxed);
+        }
+        if let Some(Err(_)) = &frame
+            && let Some(unreadable) = self.unreadable.take()
+        {
+            // Nobody listens once the answer has begun.
+            let _ = unreadable.send(());
         }
         Poll::Ready(frame)
     }

@@ -1,5 +1,7 @@
 //! Attacks 4.3: what two readers could frame differently is 400 and the connection closes; nothing reaches the agent.
 
+use proto::transport::CarrierKind;
+
 use crate::world::{World, at, get};
 
 async fn refused(world: &World, request: &[u8]) {
@@ -159,6 +161,28 @@ async fn broken_chunks_never_become_a_whole_body() {
         user.closed().await;
     }
     world.quiet().await;
+}
+
+/// The stream is reset for it, and the answer's half ended with it: one in eight was told 502.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_body_is_the_users_fault_also_when_the_tunnel_is_quick() {
+    let world = World::new().await;
+    let agent = world.agent_on("a", CarrierKind::Quic).await;
+    let tunnel = agent.tunnel.clone();
+    let token = world.token("ann", "a");
+    let agent = world.tasks.spawn_task("agent", async move {
+        // What is broken off is broken off the other way too, at once.
+        while let Ok(mut incoming) = tunnel.accept().await {
+            while let Ok(Some(_)) = incoming.stream.recv.recv().await {}
+        }
+    });
+    for _ in 0..100 {
+        let mut user = world.user().await;
+        let head = format!("POST {} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n", at("a", "/x"));
+        user.send(format!("{head}Transfer-Encoding: chunked\r\n\r\n5 \r\nhello\r\n")).await;
+        assert_eq!(user.answer().await.status, 400);
+    }
+    drop(agent);
 }
 
 #[tokio::test]
