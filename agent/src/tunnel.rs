@@ -144,8 +144,12 @@ impl Tunnels {
                     let hint = err.retry_after().map(|hint| hint.min(RETRY_AFTER_MAX));
                     let jitter = backoff.failed(Instant::now(), random_unit());
                     let delay = hint.map_or(jitter, |hint| hint + jitter);
-                    tracing::warn!(error = %err, retry_in_ms = delay.as_millis(), "no tunnel");
-                    self.status.failed(&err.to_string());
+                    let error = match self.connect.obstacle() {
+                        Some(obstacle) => format!("{obstacle} ({err})"),
+                        None => err.to_string(),
+                    };
+                    tracing::warn!(error, retry_in_ms = delay.as_millis(), "no tunnel");
+                    self.status.failed(&error);
                     // Another gateway next time.
                     self.endpoint.fetch_add(1, Ordering::Relaxed);
                     tokio::time::sleep(delay).await;

@@ -4,7 +4,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use arc_swap::ArcSwap;
@@ -23,6 +23,7 @@ use proto::{
     wire::hello::Proof,
 };
 use rustls::{ClientConfig, pki_types::ServerName};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::choose::{Chooser, Network, Plan};
 use crate::{
@@ -76,6 +77,11 @@ pub trait Connect: Send + Sync + 'static {
 
     /// Whether the endpoint is reached through a proxy.
     fn proxied(&self, endpoint: usize) -> bool;
+
+    /// What at this end is the likely reason when no carrier works.
+    fn obstacle(&self) -> Option<String> {
+        None
+    }
 }
 
 /// What the agent shows and whom it trusts.
@@ -353,6 +359,16 @@ impl Connect for Connector {
     fn proxied(&self, endpoint: usize) -> bool {
         self.proxy_for(&self.endpoints[endpoint]).is_some()
     }
+
+    /// The gateway says no more than that a peer's certificate has expired, which reads as if it were its own. It is
+    /// asked all the same: this machine's clock may be the one that is wrong.
+    fn obstacle(&self) -> Option<String> {
+        let end = self.credentials().not_after();
+        (end <= SystemTime::now()).then(|| {
+            let end = OffsetDateTime::from(end).format(&Rfc3339).unwrap_or_default();
+            format!("this agent's own certificate expired at {end} and must be renewed")
+        })
+    }
 }
 
 /// The address that packets to `peer` leave from. Nothing is sent.
@@ -496,6 +512,25 @@ mod tests {
         let second = write("a");
         connector.renew();
         assert_eq!(connector.credentials().chain(), second);
+    }
+
+    /// The log said "invalid peer certificate: certificate expired", which looked like the gateway's.
+    #[test]
+    fn an_expired_certificate_of_its_own_is_named_until_it_is_renewed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+        let authority = Authority::create("test", Validity::days(2)).unwrap();
+        let write = |validity| authority.issue_agent(&id("a"), validity).unwrap().save(&certificate, &key).unwrap();
+        let now = SystemTime::now();
+        let hour = Duration::from_secs(3600);
+        write(Validity { not_before: now - 2 * hour, not_after: now - hour });
+        let text = "[gateway]\nurl = \"https://gw\"\ncertificate_file = \"tls.crt\"\nkey_file = \"tls.key\"";
+        let connector = Connector::new(&Config::parse(text, dir.path()).unwrap()).unwrap();
+        let obstacle = connector.obstacle().unwrap();
+        assert!(obstacle.contains("own certificate expired at 20"), "{obstacle}");
+        write(Validity::days(1));
+        connector.renew();
+        assert_eq!(connector.obstacle(), None);
     }
 
     #[tokio::test]
