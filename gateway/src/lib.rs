@@ -48,7 +48,10 @@ use self::{
     issuer::Issuer,
     metrics::Metrics,
     reload::{ReloadError, Reloader},
-    request::{accept::refused::Refusals, audit::AuditLog},
+    request::{
+        accept::{limit::Admissions, refused::Refusals},
+        audit::AuditLog,
+    },
     sessions::{EndReason, Sessions},
     snapshot::{Snapshot, Snapshots},
 };
@@ -100,6 +103,8 @@ pub struct Extras {
     pub log_level: Option<LogLevel>,
     /// The built-in issuer. One that needs to know the port first is set later, with [`Handle::set_issuer`].
     pub issuer: Option<Arc<Issuer>>,
+    /// How many files the process may open, from [`proto::process::raise_open_files`]; `None`: as many as it likes.
+    pub open_files: Option<u64>,
 }
 
 /// Addresses that are listened on; ports are known.
@@ -187,12 +192,23 @@ impl Gateway {
             .map_err(listen("tunnel", addresses.tunnel))?;
         let quic = Arc::new(quic);
         let metrics = Arc::new(Metrics::new());
+        let admissions = Admissions::within(extras.open_files);
+        let connections = admissions.connections(&config.limits);
+        if connections < config.limits.connections {
+            let (open_files, wanted) = (extras.open_files, config.limits.connections);
+            tracing::warn!(
+                open_files,
+                connections,
+                wanted,
+                "the system allows too few open files for limits.connections"
+            );
+        }
         let core = Arc::new(Core {
             snapshots: Arc::new(Snapshots::new(Snapshot::new(&config.dynamic, verifier))),
             sessions: Sessions::new(Arc::clone(&metrics)),
             tunnels: Arc::default(),
             slots: Arc::default(),
-            admissions: Default::default(),
+            admissions,
             refusals: Refusals::new(Arc::clone(&audit), Arc::clone(&metrics)),
             audit,
             metrics,

@@ -63,10 +63,10 @@ fn main() -> ExitCode {
 }
 
 async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<()> {
-    raise_open_files();
+    let open_files = raise_open_files();
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
     let mut signals = signals(&tasks, &shutdown)?;
-    let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: None };
+    let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: None, open_files };
     let gateway = Gateway::build(config, extras).await?;
     let handle = gateway.handle();
     tasks.spawn("reload", async move {

@@ -28,11 +28,11 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     edit::add_first_users(&state)?;
     principals::ensure_owner(&state)?;
     let issuer = Arc::new(Issuer::open(state.issuer_settings())?);
-    raise_open_files();
+    let open_files = raise_open_files();
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
     let signals = signals(&tasks, &shutdown)?;
     let mut reloads = signals.clone();
-    let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: Some(issuer) };
+    let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: Some(issuer), open_files };
     let gateway = Gateway::build(config, extras).await?;
     let handle = gateway.handle();
     tasks.spawn("reload", async move {

@@ -29,9 +29,17 @@ const SHARE: u32 = 8;
 /// Unless it has no more than this.
 const SHARE_MIN: u32 = 16;
 
+/// Of the files that the process may open, this part is kept for tunnels, the admin listener, issuers and what is written,
+/// within [`FILES_KEPT`].
+const FILES_KEPT_PART: u64 = 4;
+/// See [`FILES_KEPT_PART`].
+const FILES_KEPT: std::ops::RangeInclusive<u64> = 64..=1024;
+
 /// Counts of what is open.
 #[derive(Default)]
 pub struct Admissions {
+    /// Connections that the process may open files for; `None`: as many as one likes.
+    files: Option<u32>,
     connections: Arc<Counts>,
     handshakes: Arc<Counts>,
     sign_ins: Arc<Counts>,
@@ -66,9 +74,22 @@ pub struct Admission {
 }
 
 impl Admissions {
+    /// In a process that may open so many files; `None`: as many as it likes. Otherwise the shares of what is free would be
+    /// reckoned from more than there is, and a few addresses would take the last file.
+    pub fn within(open_files: Option<u64>) -> Self {
+        let kept = |files: u64| (files / FILES_KEPT_PART).clamp(*FILES_KEPT.start(), *FILES_KEPT.end());
+        let files = open_files.map(|files| u32::try_from(files.saturating_sub(kept(files))).unwrap_or(u32::MAX));
+        Self { files, ..Self::default() }
+    }
+
+    /// How many user connections there may be.
+    pub fn connections(&self, limits: &Limits) -> u32 {
+        self.files.map_or(limits.connections, |files| files.min(limits.connections))
+    }
+
     /// A place for a connection; `None`: too many.
     pub fn connection(&self, peer: IpAddr, limits: &Limits) -> Option<Admission> {
-        enter(&self.connections, peer, limits.connections, limits.connections_per_address)
+        enter(&self.connections, peer, self.connections(limits), limits.connections_per_address)
     }
 
     /// A place for a handshake (TLS, hello); `None`: too many.
@@ -174,6 +195,27 @@ mod tests {
             let users = (1000..1020).filter_map(|n| admissions.connection(address(n), &limits)).count();
             assert_eq!(users, 20, "others come in");
         }
+    }
+
+    /// The defaults are for a process that may open as many files as it likes: with 1024 three addresses took them all, and
+    /// neither users nor operators came in any more.
+    #[test]
+    fn no_few_addresses_take_the_last_file() {
+        for (files, most, attackers) in [(1024, 768, 3), (1024, 768, 100), (4096, 3072, 100), (20_000, 18_976, 100)] {
+            let (limits, admissions) = (Limits::default(), Admissions::within(Some(files)));
+            let address = |n: u32| IpAddr::from(Ipv4Addr::from(0x0a00_0000 + n));
+            let mut held = Vec::new();
+            for n in 0..attackers {
+                held.extend((0..2_000).map_while(|_| admissions.connection(address(n), &limits)));
+            }
+            assert_eq!(admissions.connections(&limits), most);
+            assert!(held.len() <= most as usize);
+            let user = admissions.connection(address(1000), &limits);
+            assert_eq!(user.is_some(), held.len() < most as usize, "{files} files, {attackers} addresses");
+            assert!(attackers > 3 || user.is_some());
+        }
+        let unbounded = Admissions::within(None);
+        assert_eq!(unbounded.connections(&Limits::default()), 20_000);
     }
 
     /// Many people behind one address of a company must be able to work.

@@ -86,7 +86,11 @@ pub(super) async fn run(
             let result = lines.write();
             (lines, result)
         });
-        let Ok((back, result)) = written.await else { return };
+        // Or never end: nobody need read the standard output.
+        let Some(Ok((back, result))) = shutdown.until_closed(written).await else {
+            tracing::error!("audit records are lost: their writing did not end");
+            return;
+        };
         lines = back;
         said.after(&result, dropped.load(Ordering::Relaxed));
     }
@@ -180,6 +184,21 @@ mod tests {
         let (queue, entries) = mpsc::channel(100);
         let writer = tasks.spawn_task("audit", run(Box::<Disk>::default(), entries, Arc::default(), shutdown.clone()));
         queue.send(Entry::Line(b"{}\n".to_vec())).await.unwrap();
+        shutdown.close();
+        writer.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_reader_who_reads_nothing_does_not_hold_up_the_end() {
+        let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
+        let (queue, entries) = mpsc::channel(100);
+        let (_reader, pipe) = io::pipe().unwrap();
+        let writer = tasks.spawn_task("audit", run(Box::new(pipe), entries, Arc::default(), shutdown.clone()));
+        queue.send(Entry::Line(vec![b'x'; 1 << 20])).await.unwrap();
+        // Taken, and so being written.
+        while queue.capacity() < queue.max_capacity() {
+            tokio::task::yield_now().await;
+        }
         shutdown.close();
         writer.await.unwrap();
     }
