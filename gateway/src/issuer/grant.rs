@@ -17,21 +17,24 @@ use super::{
     respond::{Minted, Refusal},
     users::{self, User, Users},
 };
+use crate::request::accept::limit::Places;
 
 /// Passwords hashed at once: each takes a core for a good part of a second.
 const CHECKS_AT_ONCE: usize = 2;
 /// Sign-ins that may wait for that.
-const CHECKS_WAITING: usize = 64;
+const CHECKS_WAITING: u32 = 256;
+/// The same from one address, so that a guesser, who is stopped only after some tries, does not keep everybody else out.
+const CHECKS_WAITING_PER_ADDRESS: u32 = 16;
 
 /// Bounds what passwords may cost. Secrets of service principals cost nothing and do not wait here.
 pub struct PasswordChecks {
-    waiting: Semaphore,
+    waiting: Places,
     at_once: Arc<Semaphore>,
 }
 
 impl PasswordChecks {
     pub fn new() -> Self {
-        Self { waiting: Semaphore::new(CHECKS_WAITING), at_once: Arc::new(Semaphore::new(CHECKS_AT_ONCE)) }
+        Self { waiting: Places::default(), at_once: Arc::new(Semaphore::new(CHECKS_AT_ONCE)) }
     }
 }
 
@@ -71,9 +74,11 @@ impl Issuer {
 
     pub(super) async fn sign_in(&self, peer: IpAddr, name: String, password: SecretString) -> Result<User, Refusal> {
         let later = Refusal::TryLater("too many sign-ins at once", Duration::from_secs(1));
-        let Ok(_waiting) = self.checks.waiting.try_acquire() else { return Err(later) };
+        self.not_guessing(peer, &name)?;
+        let waiting = self.checks.waiting.take(peer, CHECKS_WAITING, CHECKS_WAITING_PER_ADDRESS);
+        let Some(_waiting) = waiting else { return Err(later) };
         let Ok(turn) = self.checks.at_once.clone().acquire_owned().await else { return Err(later) };
-        // Asked only when it is our turn, so that many tries at once do not slip past the count.
+        // Asked again when it is our turn, so that many tries at once do not slip past the count.
         self.not_guessing(peer, &name)?;
         let users: Arc<Users> = self.users.current();
         let wanted = name.clone();

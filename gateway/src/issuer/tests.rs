@@ -125,6 +125,18 @@ async fn guessing_a_password_is_slowed_down() {
     assert_eq!((status.as_u16(), &answer["error"]), (429, &Value::from("temporarily_unavailable")));
 }
 
+/// All places for waiting were one address's: nobody else could sign in while it guessed.
+#[tokio::test]
+async fn who_guesses_passwords_keeps_nobody_else_from_signing_in() {
+    let f = fixture();
+    let guesser = IpAddr::from([192, 0, 2, 1]);
+    let guesses = (0..300).map(|n| f.issuer.sign_in(guesser, format!("user{n}"), "x".to_owned().into()));
+    let guesses = futures_util::future::join_all(guesses);
+    let (guessed, ann) = tokio::join!(guesses, f.issuer.sign_in(HERE, "ann".to_owned(), "secret".to_owned().into()));
+    assert!(guessed.iter().all(Result::is_err));
+    assert_eq!(ann.unwrap().name, "ann");
+}
+
 #[tokio::test]
 async fn a_rotated_key_signs_the_next_token_and_the_old_one_stays_published() {
     let f = fixture();

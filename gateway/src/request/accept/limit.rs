@@ -67,6 +67,17 @@ struct Counts {
     by_address: DashMap<IpAddr, u32>,
 }
 
+/// Places of one kind, bounded in all and by address.
+#[derive(Default)]
+pub struct Places(Arc<Counts>);
+
+impl Places {
+    /// A place; `None`: there are too many in all, or from this address.
+    pub fn take(&self, peer: IpAddr, limit: u32, limit_by_address: u32) -> Option<Admission> {
+        enter(&self.0, peer, limit, limit_by_address)
+    }
+}
+
 /// One place in the counts, given back on drop.
 pub struct Admission {
     counts: Arc<Counts>,
