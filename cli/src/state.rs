@@ -248,6 +248,7 @@ impl State {
             tenant: self.data.tenant.clone(),
             api_audience: self.url(),
             audiences: Vec::new(),
+            clients: Vec::new(),
         }
     }
 

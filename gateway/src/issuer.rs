@@ -8,6 +8,7 @@
 //! | `keys.json` | the signing key, and the public halves of earlier ones, each vouched for by the one before |
 //! | `users.json` | local users: stable id, groups, hashed password, disabled or not |
 //! | `principals.json` | service principals: ids, hashed secrets with their ends, disabled or not |
+//! | `refresh.json` | hashed refresh tokens of users who signed in by a page |
 //!
 //! It is mounted a second time at `/<tenant>`, in the shapes of the Microsoft identity platform v2, for clients that know
 //! no others (`az`, MSAL, the Azure SDKs). The keys, and `iss` in tokens and discovery, are the same there.
@@ -16,14 +17,21 @@
 //! at B, or the gateway's own API, which is nothing at any cluster. Agents pin its key set when they are enrolled and accept a further key only when one they accept has signed it
 //! ([`keys`]); a gateway that is taken over therefore cannot bring its own.
 
+mod authorize;
+pub mod clients;
+mod device;
 mod failures;
 pub mod files;
+mod flows;
 mod form;
 mod grant;
 pub mod guid;
 pub mod keys;
 mod mint;
+mod page;
 pub mod principals;
+mod redeem;
+mod refresh;
 mod respond;
 pub mod users;
 
@@ -39,6 +47,7 @@ use http_body_util::Full;
 use proto::ids::ClusterId;
 
 pub use self::{
+    clients::PublicClient,
     files::FileError,
     keys::{Keys, KeysError},
     principals::{NewSecret, Principal, Principals, PrincipalsError},
@@ -56,6 +65,9 @@ pub const USERS_FILE: &str = "users.json";
 /// The file with the service principals, in the issuer's folder.
 pub const PRINCIPALS_FILE: &str = "principals.json";
 
+/// The file with the refresh tokens, in the issuer's folder.
+const REFRESH_FILE: &str = "refresh.json";
+
 /// What an issuer needs to know.
 #[derive(Debug, Clone)]
 pub struct IssuerSettings {
@@ -72,6 +84,8 @@ pub struct IssuerSettings {
     pub api_audience: String,
     /// Audiences that it mints for beside these and those of clusters.
     pub audiences: Vec<String>,
+    /// Programs that sign users in, beside the `towline` command and `az`.
+    pub clients: Vec<PublicClient>,
 }
 
 /// Why an issuer could not be opened.
@@ -86,6 +100,9 @@ pub enum IssuerError {
     /// The service principals could not be read.
     #[error("the built-in issuer's service principals")]
     Principals(#[from] PrincipalsError),
+    /// No random bytes.
+    #[error(transparent)]
+    Random(#[from] guid::NoRandom),
     /// The tenant is no GUID.
     #[error("the built-in issuer's tenant must be a GUID")]
     Tenant,
@@ -103,6 +120,9 @@ pub struct Issuer {
     principals: files::Watched<Principals>,
     checks: grant::PasswordChecks,
     failures: failures::Failures,
+    devices: flows::Devices,
+    codes: flows::Codes,
+    seals: page::Seals,
     clock: fn() -> SystemTime,
 }
 
@@ -112,6 +132,10 @@ enum Endpoint {
     Discovery,
     Keys,
     Token,
+    Authorize,
+    DeviceCode,
+    /// Where users type the code that a device shows.
+    DevicePage,
 }
 
 /// Where its paths are.
@@ -125,10 +149,13 @@ enum Mount {
 
 impl Endpoint {
     /// The endpoints and their paths below each mount; those of the second are the Microsoft identity platform's.
-    const ALL: [(Self, &str, &str); 3] = [
+    const ALL: [(Self, &str, &str); 6] = [
         (Self::Discovery, "/.well-known/openid-configuration", "/v2.0/.well-known/openid-configuration"),
         (Self::Keys, "/keys", "/discovery/v2.0/keys"),
         (Self::Token, "/token", "/oauth2/v2.0/token"),
+        (Self::Authorize, "/authorize", "/oauth2/v2.0/authorize"),
+        (Self::DeviceCode, "/devicecode", "/oauth2/v2.0/devicecode"),
+        (Self::DevicePage, "/device", "/oauth2/deviceauth"),
     ];
 
     fn path(self, mount: Mount) -> &'static str {
@@ -143,7 +170,8 @@ impl Endpoint {
     fn methods(self) -> &'static str {
         match self {
             Self::Discovery | Self::Keys => "GET, HEAD",
-            Self::Token => "POST",
+            Self::Token | Self::DeviceCode => "POST",
+            Self::Authorize | Self::DevicePage => "GET, POST",
         }
     }
 }
@@ -172,6 +200,9 @@ impl Issuer {
             principals: files::Watched::open(principals_file, Principals::parse).map_err(PrincipalsError::from)?,
             checks: grant::PasswordChecks::new(),
             failures: failures::Failures::new(),
+            devices: flows::Devices::default(),
+            codes: flows::Codes::default(),
+            seals: page::Seals::new()?,
             prefix: path_of(&base).to_owned(),
             base,
             clock: SystemTime::now,
@@ -220,45 +251,55 @@ impl Issuer {
         let Some(endpoint) = Endpoint::of(mount, rest) else {
             return respond::plain(StatusCode::NOT_FOUND, "the issuer has no such path");
         };
-        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        let (get, post) = (request.method() == Method::GET, request.method() == Method::POST);
+        let query = request.uri().query().unwrap_or_default();
         match endpoint {
-            Endpoint::Discovery if reads => respond::document(&self.discovery(mount)),
-            Endpoint::Keys if reads => respond::document(&self.key_set()),
-            Endpoint::Token if request.method() == Method::POST => match self.token(peer, request).await {
+            Endpoint::Discovery if get || request.method() == Method::HEAD => respond::document(&self.discovery(mount)),
+            Endpoint::Keys if get || request.method() == Method::HEAD => respond::document(&self.key_set()),
+            Endpoint::Token if post => match self.token(peer, request).await {
                 Ok(minted) => respond::token(&minted),
                 Err(refusal) => respond::refusal(&refusal),
             },
+            Endpoint::DeviceCode if post => match self.device_code(peer, request).await {
+                Ok(begun) => respond::private(&begun),
+                Err(refusal) => respond::refusal(&refusal),
+            },
+            Endpoint::Authorize if get => self.authorize_page(request.headers(), query),
+            Endpoint::Authorize if post => self.authorize_form(peer, request).await,
+            Endpoint::DevicePage if get => self.device_page(request.headers(), query),
+            Endpoint::DevicePage if post => self.device_form(peer, request).await,
             _ => respond::method_not_allowed(endpoint.methods()),
         }
     }
 
-    /// OpenID Connect Discovery 1.0 section 3, as far as there is something behind it. The two addresses of clients' own
-    /// pages are there because clients of the Microsoft identity platform read no document without them.
+    /// OpenID Connect Discovery 1.0 section 3, as far as there is something behind it.
     fn discovery(&self, mount: Mount) -> serde_json::Value {
         let url = |endpoint: Endpoint| match mount {
             Mount::Own => format!("{}{}", self.settings.url, endpoint.path(mount)),
             Mount::Tenant => format!("{}/{}{}", self.base, self.settings.tenant, endpoint.path(mount)),
         };
-        let mut document = serde_json::json!({
+        serde_json::json!({
             "issuer": self.settings.url,
             "jwks_uri": url(Endpoint::Keys),
+            "authorization_endpoint": url(Endpoint::Authorize),
             "token_endpoint": url(Endpoint::Token),
-            "grant_types_supported": ["password", "client_credentials"],
-            "response_types_supported": ["token"],
+            "device_authorization_endpoint": url(Endpoint::DeviceCode),
+            "grant_types_supported": [
+                "authorization_code", grant::DEVICE_GRANT, "refresh_token", "client_credentials", "password",
+            ],
+            "response_types_supported": ["code"],
+            "response_modes_supported": ["query", "form_post"],
+            "code_challenge_methods_supported": ["S256"],
+            "authorization_response_iss_parameter_supported": true,
+            "scopes_supported": ["openid", "profile", "offline_access"],
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": [keys::ALGORITHM],
             "token_endpoint_auth_methods_supported": ["client_secret_post", "client_secret_basic", "none"],
             "claims_supported": [
                 "iss", "sub", "aud", "exp", "nbf", "iat", "jti", "oid", "tid", "appid", "azp", "idtyp", "groups",
-                "preferred_username",
+                "preferred_username", "name", "nonce", "auth_time",
             ],
-        });
-        if mount == Mount::Tenant {
-            let place = format!("{}/{}/oauth2/v2.0", self.base, self.settings.tenant);
-            document["authorization_endpoint"] = format!("{place}/authorize").into();
-            document["device_authorization_endpoint"] = format!("{place}/devicecode").into();
-        }
-        document
+        })
     }
 
     /// The audience that a token may be minted for, in its one spelling; `None` if this issuer does not know it.

@@ -19,6 +19,7 @@ pub fn tests() -> Vec<Trial> {
     vec![
         case("issuer::msal_signs_in_as_a_service_principal", Needs::Nothing, msal),
         case("issuer::a_hundred_service_principals_at_once_sign_in", Needs::Nothing, hundred),
+        case("issuer::msal_signs_a_user_in_by_device_code_and_by_browser", Needs::Nothing, user),
         case("issuer::a_service_principal_works_through_the_tunnel_until_it_is_removed", Needs::Nothing, tunnel),
     ]
 }
@@ -87,6 +88,28 @@ fn msal() -> anyhow::Result<()> {
     ensure!(refused[0]["error"] == "invalid_client", "{}", refused[0]);
     let nowhere = owner.msal(&stack, &stack.text("subscription"), &scopes[..1], 0)?;
     ensure!(nowhere[0]["error"] == "discovery", "{}", nowhere[0]);
+    Ok(())
+}
+
+fn user() -> anyhow::Result<()> {
+    let (_apiserver, stack) = stack("msal-user")?;
+    let password = std::fs::read_to_string(stack.state().join("users/admin.password"))?;
+    note_secret(&password)?;
+    let mut command = Command::new(python_with_clients()?);
+    command.arg(root().join("tests/it/msal_user.py")).args([&stack.text("url"), &stack.text("tenant")]);
+    command.arg(stack.ca()).arg("admin").env_remove("REQUESTS_CA_BUNDLE").env_remove("CURL_CA_BUNDLE");
+    let password = format!("{password}\n");
+    let text = run_with_input(&mut command, Some(password.as_bytes()), Duration::from_secs(120))?.ok()?;
+    let answers = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    for secret in ["access_token", "refresh_token", "id_token"] {
+        for token in answers.iter().filter_map(|answer| answer[secret].as_str()) {
+            note_secret(token)?;
+        }
+    }
+    ensure!(answers.len() == 3 && answers.iter().all(|answer| answer["access_token"].is_string()), "not all signed in");
+    ensure!(answers[..2].iter().all(|answer| answer["id_token_claims"]["preferred_username"] == "admin"));
+    let token = answers[2]["access_token"].as_str().context("no token")?;
+    ensure!(stack.get_with(token, "/api")?.status == 401, "a token for the API is nothing at a cluster");
     Ok(())
 }
 

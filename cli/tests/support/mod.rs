@@ -139,6 +139,7 @@ impl SmallGateway {
             tenant: TENANT.to_owned(),
             api_audience: format!("https://{address}"),
             audiences: Vec::new(),
+            clients: Vec::new(),
         };
         let issuer = Arc::new(Issuer::open(settings).unwrap());
         let received: Arc<Mutex<Vec<Received>>> = Arc::default();

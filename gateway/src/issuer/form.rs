@@ -25,6 +25,17 @@ const DEFAULT_SCOPE: &str = "/.default";
 /// Scopes that name no audience (OpenID Connect Core 1.0 sections 3.1.2.1, 5.4 and 11).
 const OPENID_SCOPES: [&str; 4] = ["openid", "profile", "email", "offline_access"];
 
+/// What `scope` asks for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Scope<'a> {
+    /// The audience that is named, if one is.
+    pub audience: Option<&'a str>,
+    /// An ID token.
+    pub openid: bool,
+    /// A refresh token.
+    pub offline: bool,
+}
+
 /// Parameters of a form, each at most once.
 pub struct Form {
     fields: Vec<(String, SecretString)>,
@@ -87,14 +98,18 @@ impl Form {
 
     /// The audience that is asked for: `audience`, or the one in `scope`.
     pub fn audience(&self) -> Result<&str, Refusal> {
-        let of_scope = self.get("scope").map(scope).transpose()?.flatten();
-        match (self.get("audience"), of_scope) {
+        match (self.get("audience"), self.scope()?.audience) {
             (Some(one), Some(other)) if one != other => {
                 Err(Refusal::Request("audience and scope name different audiences"))
             }
             (Some(audience), _) | (None, Some(audience)) => Ok(audience),
             (None, None) => Err(Refusal::Request("audience is missing: audience, or scope with <audience>/.default")),
         }
+    }
+
+    /// What `scope` asks for.
+    pub fn scope(&self) -> Result<Scope<'_>, Refusal> {
+        self.get("scope").map_or(Ok(Scope::default()), scope)
     }
 
     /// User name and password.
@@ -110,11 +125,14 @@ impl Form {
 }
 
 /// The one audience that a scope names; scopes of OpenID Connect name none.
-fn scope(scope: &str) -> Result<Option<&str>, Refusal> {
+fn scope(scope: &str) -> Result<Scope<'_>, Refusal> {
+    let has = |wanted: &str| scope.split(' ').any(|word| word == wanted);
+    let mut asked = Scope { audience: None, openid: has("openid"), offline: has("offline_access") };
     let mut named = scope.split(' ').filter(|word| !word.is_empty() && !OPENID_SCOPES.contains(word));
-    let Some(one) = named.next() else { return Ok(None) };
-    match (one.strip_suffix(DEFAULT_SCOPE), named.next()) {
-        (Some(audience), None) if !audience.is_empty() => Ok(Some(audience)),
+    let Some(one) = named.next() else { return Ok(asked) };
+    asked.audience = one.strip_suffix(DEFAULT_SCOPE).filter(|audience| !audience.is_empty());
+    match (asked.audience, named.next()) {
+        (Some(_), None) => Ok(asked),
         _ => Err(Refusal::Scope("scope must be <audience>/.default")),
     }
 }
@@ -212,8 +230,10 @@ mod tests {
             ("openid", None),
             ("", None),
         ] {
-            assert_eq!(scope(text), Ok(audience), "{text:?}");
+            assert_eq!(scope(text).map(|asked| asked.audience), Ok(audience), "{text:?}");
         }
+        let asked = scope("offline_access a/.default").unwrap();
+        assert!(asked.offline && !asked.openid);
         for bad in ["https://gw", "/.default", "a/.default b/.default", "a/.default x"] {
             assert!(matches!(scope(bad), Err(Refusal::Scope(_))), "{bad:?}");
         }

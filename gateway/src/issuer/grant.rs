@@ -1,5 +1,6 @@
 //! The token endpoint: form -> who it is -> token. RFC 6749 section 4.3 (password, for local users) and 4.4 (client
-//! credentials, for service principals), in the shapes of the Microsoft identity platform.
+//! credentials, for service principals), in the shapes of the Microsoft identity platform. What a sign-in by a page yields
+//! is in `redeem`.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -19,6 +20,8 @@ use super::{
 };
 use crate::request::accept::limit::Places;
 
+/// RFC 8628 section 3.4.
+pub const DEVICE_GRANT: &str = "urn:ietf:params:oauth:grant-type:device_code";
 /// Passwords hashed at once: each takes a core for a good part of a second.
 const CHECKS_AT_ONCE: usize = 2;
 /// Sign-ins that may wait for that.
@@ -53,23 +56,25 @@ impl Issuer {
                 let (name, password) = form.password()?;
                 let user = self.sign_in(peer, name, password).await?;
                 let token = self.mint(&Subject::User(user), &audience, life, self.now())?;
-                Ok(Minted { id_token: Some(token.clone()), token, life })
+                Ok(Minted { id_token: Some(token.clone()), token, life, refresh_token: None, client_info: None })
             }
             "client_credentials" => {
                 let client = ClientSecret::take(&headers, &form)?;
                 let (life, audience) = self.asked(&form)?;
                 let principal = self.sign_in_client(peer, &client)?;
                 let token = self.mint(&Subject::Principal(principal), &audience, life, self.now())?;
-                Ok(Minted { id_token: None, token, life })
+                Ok(Minted { id_token: None, token, life, refresh_token: None, client_info: None })
             }
+            "authorization_code" => self.redeem_code(&form).await,
+            "refresh_token" => self.redeem_refresh(&form).await,
+            DEVICE_GRANT => self.redeem_device(&form).await,
             _ => Err(Refusal::GrantType),
         }
     }
 
     /// For how long and for whom a token is asked.
     fn asked(&self, form: &Form) -> Result<(Duration, String), Refusal> {
-        let life = form.life()?.map_or(self.settings.ttl, |life| life.min(self.settings.ttl));
-        Ok((life, self.audience(form.audience()?).ok_or(Refusal::Target)?))
+        Ok((self.life(form)?, self.audience(form.audience()?).ok_or(Refusal::Target)?))
     }
 
     pub(super) async fn sign_in(&self, peer: IpAddr, name: String, password: SecretString) -> Result<User, Refusal> {
@@ -124,7 +129,7 @@ impl Issuer {
         }
     }
 
-    fn not_guessing(&self, peer: IpAddr, name: &str) -> Result<(), Refusal> {
+    pub(super) fn not_guessing(&self, peer: IpAddr, name: &str) -> Result<(), Refusal> {
         if self.failures.too_many(peer, name) {
             tracing::warn!(peer = %peer, "too many failed sign-ins from this address");
             return Err(Refusal::TryLater("too many failed sign-ins", failures::WINDOW));

@@ -54,6 +54,30 @@ impl Issuer {
         self.sign(subject.claims(), audience, life, now)
     }
 
+    /// Signs an ID token (OpenID Connect Core 1.0 section 2) for a client: its audience is the client's id, which is no
+    /// audience of a cluster or of the API.
+    pub(super) fn mint_id(
+        &self,
+        user: &User,
+        client: &str,
+        nonce: Option<&str>,
+        signed_in: u64,
+        life: Duration,
+        now: SystemTime,
+    ) -> Result<String, Refusal> {
+        let mut claims = json!({
+            "sub": user.id,
+            "oid": user.object_id(),
+            "preferred_username": user.name,
+            "name": user.name,
+            "auth_time": signed_in,
+        });
+        if let Some(nonce) = nonce {
+            claims["nonce"] = Value::from(nonce);
+        }
+        self.sign(claims, client, life, now)
+    }
+
     fn sign(&self, mut claims: Value, audience: &str, life: Duration, now: SystemTime) -> Result<String, Refusal> {
         let now = seconds(now);
         let mut jti = [0; 16];

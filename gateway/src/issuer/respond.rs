@@ -16,6 +16,10 @@ pub struct Minted {
     pub life: Duration,
     /// For users, whose clients may want one.
     pub id_token: Option<String>,
+    /// The same.
+    pub refresh_token: Option<String>,
+    /// Whose account it is, in the words of the Microsoft identity platform.
+    pub client_info: Option<String>,
 }
 
 /// Why no token was minted. The description says nothing that helps to guess.
@@ -33,6 +37,22 @@ pub enum Refusal {
     Scope(&'static str),
     /// Another grant type than ours.
     GrantType,
+    /// A code or refresh token that is worth nothing, or a user who may not sign in any more.
+    Code(&'static str),
+    /// Another response type than `code`.
+    ResponseType,
+    /// `prompt=none`: nobody stays signed in here.
+    LoginRequired,
+    /// The user said no.
+    Denied,
+    /// RFC 8628 section 3.5: the user has not decided.
+    Pending,
+    /// The same: the device asks too often.
+    SlowDown,
+    /// The same: the device's time is over.
+    ExpiredCode,
+    /// A form that was looked at too long, or that another browser was shown.
+    Stale,
     /// RFC 8707: not an audience of ours.
     Target,
     /// Too many failures, or too many sign-ins at once.
@@ -56,6 +76,21 @@ impl Refusal {
         Self::Client { why: "unknown client, wrong secret, or client disabled", basic }
     }
 
+    /// The status of an answer that says so.
+    pub fn status(&self) -> StatusCode {
+        self.words().0
+    }
+
+    /// `error`.
+    pub fn error(&self) -> &'static str {
+        self.words().1
+    }
+
+    /// `error_description`.
+    pub fn description(&self) -> Cow<'static, str> {
+        self.words().2
+    }
+
     /// Status, `error` and `error_description`.
     fn words(&self) -> (StatusCode, &'static str, Cow<'static, str>) {
         let bad = |error, description: &'static str| (StatusCode::BAD_REQUEST, error, description.into());
@@ -67,7 +102,15 @@ impl Refusal {
                 (StatusCode::BAD_REQUEST, "invalid_tenant", format!("there is no tenant {tenant} here").into())
             }
             Self::Scope(why) => bad("invalid_scope", why),
-            Self::GrantType => bad("unsupported_grant_type", "grant_type must be 'password' or 'client_credentials'"),
+            Self::GrantType => bad("unsupported_grant_type", "this grant_type is none of grant_types_supported"),
+            Self::Code(why) => bad("invalid_grant", why),
+            Self::ResponseType => bad("unsupported_response_type", "response_type must be code"),
+            Self::LoginRequired => bad("login_required", "nobody stays signed in here"),
+            Self::Denied => bad("access_denied", "the user refused"),
+            Self::Pending => bad("authorization_pending", "the user has not decided yet"),
+            Self::SlowDown => bad("slow_down", "asked too often: wait 5 seconds longer from now on"),
+            Self::ExpiredCode => bad("expired_token", "the time of the device code is over"),
+            Self::Stale => bad("invalid_request", "start the sign-in again; this page needs a cookie of its own"),
             Self::Target => bad(
                 "invalid_target",
                 "the audience must be the gateway's URL or towline:cluster:/subscriptions/<s>/resourcegroups/<g>/providers/microsoft.kubernetes/connectedclusters/<name>",
@@ -87,8 +130,15 @@ pub fn token(minted: &Minted) -> Response<Full<Bytes>> {
         "ext_expires_in": life,
         "access_token": minted.token,
     });
-    if let Some(token) = &minted.id_token {
-        body["id_token"] = Value::from(token.as_str());
+    let more = [
+        ("id_token", &minted.id_token),
+        ("refresh_token", &minted.refresh_token),
+        ("client_info", &minted.client_info),
+    ];
+    for (member, value) in more {
+        if let Some(value) = value {
+            body[member] = Value::from(value.as_str());
+        }
     }
     no_store(json_response(StatusCode::OK, &body))
 }
@@ -107,6 +157,11 @@ pub fn refusal(refusal: &Refusal) -> Response<Full<Bytes>> {
         _ => {}
     }
     no_store(response)
+}
+
+/// An answer that is for one client alone.
+pub fn private(value: &Value) -> Response<Full<Bytes>> {
+    no_store(json_response(StatusCode::OK, value))
 }
 
 pub fn method_not_allowed(allowed: &'static str) -> Response<Full<Bytes>> {
@@ -128,7 +183,8 @@ fn json_response(status: StatusCode, value: &Value) -> Response<Full<Bytes>> {
     response
 }
 
-fn no_store(mut response: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
+/// Nobody between keeps it.
+pub fn no_store(mut response: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response.headers_mut().insert(header::PRAGMA, HeaderValue::from_static("no-cache"));
     response

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::*;
 
 mod clients;
+mod pages;
 
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/G/providers/Microsoft.Kubernetes/connectedClusters/Edge";
 const TENANT: &str = "a0000000-0000-4000-8000-00000000000a";
@@ -26,6 +27,7 @@ fn fixture() -> Fixture {
         tenant: TENANT.to_owned(),
         api_audience: "https://gw.example/".to_owned(),
         audiences: vec![],
+        clients: vec![],
     })
     .unwrap();
     Fixture { issuer, dir }

@@ -73,6 +73,9 @@ pub struct User {
     /// Gets no tokens.
     #[serde(default)]
     pub disabled: bool,
+    /// Grows with each new password and each time that the user is disabled: sign-ins from before end.
+    #[serde(default)]
+    generation: u64,
     password: Hashed,
 }
 
@@ -119,13 +122,14 @@ impl Users {
             Some(at) => {
                 let user = &mut self.users[at];
                 (user.groups, user.password, user.disabled) = (groups.to_vec(), password, false);
+                user.generation += 1;
                 at
             }
             None if self.users.len() >= USERS_MAX => return Err(UsersError::TooMany),
             None => {
                 let id = random::<16>()?.iter().map(|byte| format!("{byte:02x}")).collect();
-                let user = User { name: name.to_owned(), id, groups: groups.to_vec(), disabled: false, password };
-                self.users.push(user);
+                let (name, groups) = (name.to_owned(), groups.to_vec());
+                self.users.push(User { name, id, groups, disabled: false, generation: 0, password });
                 self.users.len() - 1
             }
         };
@@ -135,12 +139,19 @@ impl Users {
     /// Disables or enables a user.
     pub fn set_disabled(&mut self, name: &str, disabled: bool) -> Result<(), UsersError> {
         let user = self.users.iter_mut().find(|user| user.name == name);
-        user.ok_or_else(|| UsersError::Unknown(name.to_owned()))?.disabled = disabled;
+        let user = user.ok_or_else(|| UsersError::Unknown(name.to_owned()))?;
+        user.generation += u64::from(disabled && !user.disabled);
+        user.disabled = disabled;
         Ok(())
     }
 }
 
 impl User {
+    /// Of the user's sign-ins: what was allowed in an earlier one is worth nothing any more.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// `oid`: the stable id, spelled as the GUID that ARM's clients expect of a principal.
     pub fn object_id(&self) -> String {
         guid::hyphenated(&self.id)

@@ -1,0 +1,144 @@
+//! Signing in a device that has no browser: RFC 8628. The device shows a short code, the user types it into a page on any
+//! other machine, is told who asked and from where, and decides.
+
+use std::{net::IpAddr, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::Full;
+use serde_json::{Value, json};
+
+use super::{
+    Issuer, MOUNT,
+    authorize::stale,
+    flows::{DEVICE_SECONDS, NotBegun, POLL_SECONDS, user_code_of},
+    form::Form,
+    page::{self, Flow, Page},
+    principals::seconds,
+    respond::Refusal,
+};
+
+/// Under this name wrong user codes are counted; no user is called so.
+const USER_CODE: &str = "user:code";
+
+impl From<NotBegun> for Refusal {
+    fn from(not: NotBegun) -> Self {
+        match not {
+            NotBegun::Full => Self::TryLater("too many sign-ins are under way", Duration::from_secs(30)),
+            NotBegun::Random => Self::Internal,
+        }
+    }
+}
+
+impl Issuer {
+    /// Serves the device's first request.
+    pub(super) async fn device_code<B>(&self, peer: IpAddr, request: Request<B>) -> Result<Value, Refusal>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let form = Form::read(request).await?;
+        let client = self.public_client(&form)?;
+        let wish = self.wish(&form, &client)?;
+        let (device_code, user_code) = self.devices.begin(wish, peer, seconds(self.now()))?;
+        let page = format!("{}{MOUNT}/device", self.base);
+        Ok(json!({
+            "device_code": device_code,
+            "user_code": user_code,
+            "verification_uri": page,
+            "verification_uri_complete": format!("{page}?user_code={user_code}"),
+            "expires_in": DEVICE_SECONDS,
+            "interval": POLL_SECONDS,
+            // What clients of the Microsoft identity platform show as it is.
+            "message": format!("To sign in, open {page} in a browser and enter the code {user_code}."),
+        }))
+    }
+
+    /// Serves GET of the users' page.
+    pub(super) fn device_page(&self, headers: &HeaderMap, query: &str) -> Response<Full<Bytes>> {
+        let form = Form::parse(query.as_bytes()).ok();
+        let code = form.as_ref().and_then(|form| user_code_of(form.get("user_code")?));
+        self.ask_code(headers, &code.unwrap_or_default(), None)
+    }
+
+    fn ask_code(&self, headers: &HeaderMap, code: &str, fault: Option<&Refusal>) -> Response<Full<Bytes>> {
+        Page::new(fault.map_or(StatusCode::OK, Refusal::status), "Sign in a device")
+            .fault(fault)
+            .text("Enter a code only if you started this sign-in yourself, a moment ago.")
+            .form(&self.seals, &Flow::AskCode, page::browser(headers), seconds(self.now()), &page::code_fields(code))
+            .answer()
+    }
+
+    /// Serves POST of the users' page: the code, then the decision.
+    pub(super) async fn device_form<B>(&self, peer: IpAddr, request: Request<B>) -> Response<Full<Bytes>>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (form, headers, flow) = match self.sent_form(request).await {
+            Ok(sent) => sent,
+            Err(refusal) => return stale(&refusal),
+        };
+        match flow {
+            Flow::AskCode => match self.typed_code(peer, &form) {
+                Ok(code) => self.confirm_page(&headers, &code, "", None),
+                Err(refusal) => self.ask_code(&headers, "", Some(&refusal)),
+            },
+            Flow::Device(code) => match self.decision(peer, &form).await {
+                Ok(consent) => {
+                    let allowed = consent.is_some();
+                    if !self.devices.decide(&code, consent, seconds(self.now())) {
+                        return stale(&Refusal::Stale);
+                    }
+                    let (title, text) = match allowed {
+                        true => ("Signed in", "Your device goes on by itself. You can close this page."),
+                        false => ("Refused", "Your device was told so. You can close this page."),
+                    };
+                    Page::new(StatusCode::OK, title).text(text).answer()
+                }
+                Err(refusal) => {
+                    self.confirm_page(&headers, &code, form.get("username").unwrap_or_default(), Some(&refusal))
+                }
+            },
+            Flow::Authorize(_) => stale(&Refusal::Stale),
+        }
+    }
+
+    /// A code that waits for a decision. Wrong ones are counted: there are not many letters in it.
+    fn typed_code(&self, peer: IpAddr, form: &Form) -> Result<String, Refusal> {
+        self.not_guessing(peer, USER_CODE)?;
+        let code = form.get("user_code").and_then(user_code_of);
+        let code = code.filter(|code| self.devices.find(code, seconds(self.now())).is_some());
+        code.ok_or_else(|| {
+            self.failures.count(peer, USER_CODE);
+            Refusal::Request("there is no device with this code, or its time is over")
+        })
+    }
+
+    fn confirm_page(
+        &self,
+        headers: &HeaderMap,
+        code: &str,
+        name: &str,
+        fault: Option<&Refusal>,
+    ) -> Response<Full<Bytes>> {
+        let now = seconds(self.now());
+        let Some((wish, peer)) = self.devices.find(code, now) else { return stale(&Refusal::Stale) };
+        Page::new(fault.map_or(StatusCode::OK, Refusal::status), "Sign in a device")
+            .fault(fault)
+            .text(&format!(
+                "{} wants to act as you at {} and its clusters. It asked from the address {peer} and shows the code {code}. \
+                 Refuse if that is not your device.",
+                self.client_name(&wish.client),
+                self.settings.api_audience
+            ))
+            .form(
+                &self.seals,
+                &Flow::Device(code.to_owned()),
+                page::browser(headers),
+                now,
+                &page::sign_in_fields(name),
+            )
+            .answer()
+    }
+}

@@ -1,0 +1,158 @@
+//! What users' sign-ins are exchanged for: authorization codes, device codes and refresh tokens -> tokens.
+
+use std::{path::PathBuf, time::Duration};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
+use serde_json::json;
+
+use super::{
+    Issuer, REFRESH_FILE,
+    flows::{Consent, Poll, Taken, Wish, random_code},
+    form::Form,
+    mint::Subject,
+    principals::{hash, seconds},
+    refresh::{Refresh, RefreshError},
+    respond::{Minted, Refusal},
+    users::User,
+};
+
+/// Characters of a PKCE verifier (RFC 7636 section 4.1).
+const VERIFIER_LENGTH: std::ops::RangeInclusive<usize> = 43..=128;
+
+/// A sign-in that is worth tokens.
+struct Worth {
+    wish: Wish,
+    consent: Consent,
+    nonce: Option<String>,
+    refresh: Next,
+}
+
+/// The refresh token that goes with them.
+enum Next {
+    /// The first of this family, if the client wants one.
+    Begin(String),
+    /// As it came of the one before.
+    Given(Option<String>),
+}
+
+impl Issuer {
+    /// RFC 6749 section 4.1.3 with RFC 7636 section 4.6. A code is used up by whatever comes with it.
+    pub(super) async fn redeem_code(&self, form: &Form) -> Result<Minted, Refusal> {
+        let client = self.public_client(form)?;
+        let text = form.get("code").ok_or(Refusal::Request("code is missing"))?;
+        let code = match self.codes.take(text, seconds(self.now())) {
+            Taken::Good(code) => code,
+            Taken::Unknown => return Err(Refusal::Code("the code is unknown or its time is over")),
+            Taken::Replayed(family) => {
+                tracing::warn!(client = %client.id, "an authorization code came twice; what came of it ends");
+                self.refresh_tokens(move |all| Ok(all.end(&family))).await?;
+                return Err(Refusal::Code("the code was used before"));
+            }
+        };
+        let verifier = form.get("code_verifier").filter(|verifier| VERIFIER_LENGTH.contains(&verifier.len()));
+        let fits = verifier.is_some_and(|verifier| BASE64.encode(hash(&[], verifier)) == code.challenge);
+        if code.wish.client != client.id || form.get("redirect_uri") != Some(code.redirect_uri.as_str()) || !fits {
+            return Err(Refusal::Code("client_id, redirect_uri or code_verifier is not that of the code"));
+        }
+        let (family, refresh) = (code.family.clone(), Next::Begin(code.family.clone()));
+        let worth = Worth { wish: code.wish, consent: code.consent, nonce: code.nonce, refresh };
+        let minted = self.worth(worth, form).await?;
+        if self.codes.was_replayed(text) {
+            self.refresh_tokens(move |all| Ok(all.end(&family))).await?;
+            return Err(Refusal::Code("the code was used before"));
+        }
+        Ok(minted)
+    }
+
+    /// RFC 8628 section 3.4.
+    pub(super) async fn redeem_device(&self, form: &Form) -> Result<Minted, Refusal> {
+        let client = self.public_client(form)?;
+        let code = form.get("device_code").ok_or(Refusal::Request("device_code is missing"))?;
+        match self.devices.poll(code, &client.id, seconds(self.now())) {
+            Poll::Allowed(wish, consent) => {
+                let refresh = Next::Begin(random_code().map_err(|_| Refusal::Internal)?);
+                self.worth(Worth { wish, consent, nonce: None, refresh }, form).await
+            }
+            Poll::Pending => Err(Refusal::Pending),
+            Poll::SlowDown => Err(Refusal::SlowDown),
+            Poll::Denied => Err(Refusal::Denied),
+            Poll::Expired => Err(Refusal::ExpiredCode),
+            Poll::Unknown => Err(Refusal::Code("the device code is unknown or was used before")),
+        }
+    }
+
+    /// RFC 6749 section 6. The user may be asked for another audience than at the sign-in: the same user at the same
+    /// gateway, and each token is for one audience still.
+    pub(super) async fn redeem_refresh(&self, form: &Form) -> Result<Minted, Refusal> {
+        let client = self.public_client(form)?;
+        let token = form.get("refresh_token").ok_or(Refusal::Request("refresh_token is missing"))?.to_owned();
+        let asked = self.wish(form, &client)?;
+        let named = form.scope()?.audience.is_some() || form.get("audience").is_some();
+        let (now, shown) = (seconds(self.now()), token.clone());
+        let refreshed = self.refresh_tokens(move |all| all.rotate(&shown, &client.id, now)).await?;
+        let refreshed = refreshed.ok_or(Refusal::Code("the refresh token is no good any more: sign in again"))?;
+        let mut wish = refreshed.wish;
+        if named {
+            wish.audience = asked.audience;
+        }
+        let refresh = Next::Given(refreshed.next);
+        let minted = self.worth(Worth { wish, consent: refreshed.consent, nonce: None, refresh }, form).await;
+        if matches!(minted, Err(Refusal::Code(_))) {
+            self.refresh_tokens(move |all| Ok(all.end_of(&token))).await?;
+        }
+        minted
+    }
+
+    async fn worth(&self, worth: Worth, form: &Form) -> Result<Minted, Refusal> {
+        let Worth { wish, consent, nonce, refresh } = worth;
+        let user = self.still(&consent).ok_or(Refusal::Code("the user may not sign in any more"))?;
+        let now = self.now();
+        let life = self.life(form)?;
+        let id_token = match wish.openid {
+            true => Some(self.mint_id(&user, &wish.client, nonce.as_deref(), consent.at, life, now)?),
+            false => None,
+        };
+        // What clients of the Microsoft identity platform know an account by.
+        let account = json!({ "uid": user.object_id(), "utid": self.settings.tenant }).to_string();
+        let client_info = (form.get("client_info") == Some("1")).then(|| BASE64.encode(account));
+        let token = self.mint(&Subject::User(user), &wish.audience, life, now)?;
+        let refresh_token = match refresh {
+            Next::Given(next) => next,
+            Next::Begin(family) if wish.offline => {
+                let now = seconds(now);
+                Some(self.refresh_tokens(move |all| all.begin(&family, wish, &consent, now)).await?)
+            }
+            Next::Begin(_) => None,
+        };
+        Ok(Minted { token, life, id_token, refresh_token, client_info })
+    }
+
+    /// The user, if nothing has happened since they agreed: not disabled, no new password.
+    fn still(&self, consent: &Consent) -> Option<User> {
+        let users = self.users.current();
+        let fits = |user: &&User| user.id == consent.user && user.generation() == consent.generation && !user.disabled;
+        users.iter().find(fits).cloned()
+    }
+
+    /// How long a token is to live.
+    pub(super) fn life(&self, form: &Form) -> Result<Duration, Refusal> {
+        Ok(form.life()?.map_or(self.settings.ttl, |life| life.min(self.settings.ttl)))
+    }
+
+    /// Reads and writes the file of refresh tokens, which takes its time.
+    async fn refresh_tokens<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&mut Refresh) -> Result<T, RefreshError> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let path: PathBuf = self.settings.state.join(REFRESH_FILE);
+        let done = tokio::task::spawn_blocking(move || Refresh::edit(&path, change)).await;
+        match done {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                tracing::warn!(error = %error, "refresh tokens cannot be kept");
+                Err(Refusal::Internal)
+            }
+            Err(_) => Err(Refusal::Internal),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Refresh tokens: rotating, each family bound to one client and one user's sign-in (RFC 9700 section 4.14). Kept as hashes
+//! in a file, so that a restart signs nobody out.
+//!
+//! A token is `<family>.<secret>`. The newest secret of a family is good; the one before it stays good for a moment, without
+//! a further one, for a client that runs twice or lost the answer. Any other secret of a family is one that was stolen or
+//! copied: the whole family ends.
+
+use std::path::Path;
+
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    files::{self, FileError},
+    flows::{Consent, Wish, random_code},
+    guid::NoRandom,
+    principals::hash,
+};
+
+/// Families at most; over that the ones that rested longest end.
+const FAMILIES_MAX: usize = 10_000;
+/// The same of one user.
+const FAMILIES_PER_USER: usize = 64;
+/// Rest after which a family ends, in seconds.
+const IDLE_SECONDS: u64 = 14 * 86_400;
+/// After so long the user signs in again, in seconds.
+const LIFE_SECONDS: u64 = 90 * 86_400;
+/// How long the secret before stays good, in seconds.
+const OVERLAP_SECONDS: u64 = 60;
+
+/// Why refresh tokens could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RefreshError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// No random bytes.
+    #[error(transparent)]
+    Random(#[from] NoRandom),
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Family {
+    id: String,
+    wish: Wish,
+    user: String,
+    generation: u64,
+    signed_in: u64,
+    rotated: u64,
+    hash: String,
+    /// Of the secret before.
+    before: Option<String>,
+}
+
+impl Family {
+    fn is_over(&self, now: u64) -> bool {
+        now >= self.rotated + IDLE_SECONDS || now >= self.signed_in + LIFE_SECONDS
+    }
+}
+
+/// What comes of a refresh token.
+pub struct Refreshed {
+    /// What the family is worth.
+    pub wish: Wish,
+    /// Whose it is.
+    pub consent: Consent,
+    /// The next token; none for the one before the newest.
+    pub next: Option<String>,
+}
+
+/// All families.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Refresh {
+    families: Vec<Family>,
+}
+
+impl Refresh {
+    /// Changes the families of `path` under a lock.
+    pub fn edit<T>(path: &Path, change: impl FnOnce(&mut Self) -> Result<T, RefreshError>) -> Result<T, RefreshError> {
+        files::edit(path, files::parse_json, change)
+    }
+
+    /// Begins a family and returns its first token.
+    pub fn begin(&mut self, family: &str, wish: Wish, consent: &Consent, now: u64) -> Result<String, RefreshError> {
+        self.families.retain(|family| !family.is_over(now));
+        self.make_room(|family| family.user == consent.user, FAMILIES_PER_USER);
+        self.make_room(|_| true, FAMILIES_MAX);
+        let secret = random_code()?;
+        self.families.push(Family {
+            id: family.to_owned(),
+            wish,
+            user: consent.user.clone(),
+            generation: consent.generation,
+            signed_in: consent.at,
+            rotated: now,
+            hash: hashed(&secret),
+            before: None,
+        });
+        Ok(format!("{family}.{secret}"))
+    }
+
+    fn make_room(&mut self, among: impl Fn(&Family) -> bool, limit: usize) {
+        while self.families.iter().filter(|family| among(family)).count() >= limit {
+            let oldest = self.families.iter().enumerate().filter(|(_, family)| among(family));
+            let Some((at, _)) = oldest.min_by_key(|(_, family)| family.rotated) else { return };
+            self.families.remove(at);
+        }
+    }
+
+    /// Uses a token of `client`. `None`: it is no good.
+    pub fn rotate(&mut self, token: &str, client: &str, now: u64) -> Result<Option<Refreshed>, RefreshError> {
+        let Some((id, secret)) = token.split_once('.') else { return Ok(None) };
+        let Some(at) = self.families.iter().position(|family| family.id == id) else { return Ok(None) };
+        let family = &mut self.families[at];
+        let shown = hashed(secret);
+        let same = |kept: &str| verify_slices_are_equal(kept.as_bytes(), shown.as_bytes()).is_ok();
+        let newest = same(&family.hash);
+        let overlaps = family.before.as_deref().is_some_and(same) && now < family.rotated + OVERLAP_SECONDS;
+        if family.is_over(now) || family.wish.client != client || !(newest || overlaps) {
+            self.families.remove(at);
+            return Ok(None);
+        }
+        let mut next = None;
+        if newest {
+            let secret = random_code()?;
+            family.before = Some(std::mem::replace(&mut family.hash, hashed(&secret)));
+            family.rotated = now;
+            next = Some(format!("{id}.{secret}"));
+        }
+        let consent = Consent { user: family.user.clone(), generation: family.generation, at: family.signed_in };
+        Ok(Some(Refreshed { wish: family.wish.clone(), consent, next }))
+    }
+
+    /// Ends a family.
+    pub fn end(&mut self, family: &str) {
+        self.families.retain(|known| known.id != family);
+    }
+
+    /// Ends the family of a token.
+    pub fn end_of(&mut self, token: &str) {
+        self.end(token.split('.').next().unwrap_or_default());
+    }
+}
+
+fn hashed(secret: &str) -> String {
+    BASE64.encode(hash(&[], secret))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish() -> Wish {
+        Wish { client: "c".to_owned(), audience: "a".to_owned(), openid: true, offline: true }
+    }
+
+    fn consent(user: &str) -> Consent {
+        Consent { user: user.to_owned(), generation: 0, at: 0 }
+    }
+
+    fn rotate(all: &mut Refresh, token: &str, now: u64) -> Option<Option<String>> {
+        all.rotate(token, "c", now).unwrap().map(|refreshed| refreshed.next)
+    }
+
+    #[test]
+    fn a_token_is_replaced_when_it_is_used_and_the_one_before_ends_the_family() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("refresh.json");
+        let first = Refresh::edit(&path, |all| all.begin("f", wish(), &consent("u"), 0)).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(!text.contains(first.split('.').nth(1).unwrap()), "kept as a hash");
+        let mut all: Refresh = files::parse_json(&path, text.as_bytes()).unwrap();
+        let second = rotate(&mut all, &first, 1).flatten().unwrap();
+        assert_eq!(rotate(&mut all, &first, OVERLAP_SECONDS), Some(None), "an answer that was lost");
+        let third = rotate(&mut all, &second, OVERLAP_SECONDS).flatten().unwrap();
+        assert_eq!(rotate(&mut all, &first, OVERLAP_SECONDS), None, "used twice before: stolen");
+        assert_eq!(rotate(&mut all, &third, OVERLAP_SECONDS), None, "the family ended");
+    }
+
+    #[test]
+    fn a_token_is_its_clients_and_ends_by_rest_and_by_age() {
+        let mut all = Refresh::default();
+        let mut token = all.begin("f", wish(), &consent("u"), 0).unwrap();
+        assert!(all.rotate(&token, "other", 0).unwrap().is_none());
+        assert_eq!(rotate(&mut all, &token, 0), None, "whoever showed it has it, and is not the client");
+        token = all.begin("g", wish(), &consent("u"), 0).unwrap();
+        assert_eq!(rotate(&mut all, &token, IDLE_SECONDS), None);
+        token = all.begin("h", wish(), &consent("u"), 0).unwrap();
+        let mut now = 0;
+        while now + IDLE_SECONDS - 1 < LIFE_SECONDS {
+            now += IDLE_SECONDS - 1;
+            token = rotate(&mut all, &token, now).flatten().unwrap();
+        }
+        assert_eq!(rotate(&mut all, &token, LIFE_SECONDS), None);
+        for broken in ["", ".", "h", "h.", "x.y"] {
+            assert_eq!(rotate(&mut all, broken, 0), None);
+        }
+    }
+
+    #[test]
+    fn families_are_bounded_and_the_oldest_of_a_user_go_first() {
+        let mut all = Refresh::default();
+        let other = all.begin("o", wish(), &consent("other"), 0).unwrap();
+        let tokens: Vec<String> = (0..=FAMILIES_PER_USER as u64)
+            .map(|n| all.begin(&n.to_string(), wish(), &consent("u"), n).unwrap())
+            .collect();
+        assert_eq!(all.families.len(), FAMILIES_PER_USER + 1);
+        assert_eq!(rotate(&mut all, &tokens[0], 100), None);
+        assert!(rotate(&mut all, &tokens[1], 100).is_some() && rotate(&mut all, &other, 100).is_some());
+        all.end("1");
+        all.end_of(&tokens[2]);
+        assert!(rotate(&mut all, &tokens[2], 101).is_none());
+    }
+}
