@@ -45,7 +45,7 @@ impl Issuer {
             Taken::Unknown => return Err(Refusal::Code("the code is unknown or its time is over")),
             Taken::Replayed(family) => {
                 tracing::warn!(client = %client.id, "an authorization code came twice; what came of it ends");
-                self.refresh_tokens(move |all| Ok(all.end(&family))).await?;
+                self.end_family(family).await?;
                 return Err(Refusal::Code("the code was used before"));
             }
         };
@@ -58,7 +58,7 @@ impl Issuer {
         let worth = Worth { wish: code.wish, consent: code.consent, nonce: code.nonce, refresh };
         let minted = self.worth(worth, form).await?;
         if self.codes.was_replayed(text) {
-            self.refresh_tokens(move |all| Ok(all.end(&family))).await?;
+            self.end_family(family).await?;
             return Err(Refusal::Code("the code was used before"));
         }
         Ok(minted)
@@ -98,7 +98,7 @@ impl Issuer {
         let refresh = Next::Given(refreshed.next);
         let minted = self.worth(Worth { wish, consent: refreshed.consent, nonce: None, refresh }, form).await;
         if matches!(minted, Err(Refusal::Code(_))) {
-            self.refresh_tokens(move |all| Ok(all.end_of(&token))).await?;
+            self.end_family(token).await?;
         }
         minted
     }
@@ -137,6 +137,15 @@ impl Issuer {
     /// How long a token is to live.
     pub(super) fn life(&self, form: &Form) -> Result<Duration, Refusal> {
         Ok(form.life()?.map_or(self.settings.ttl, |life| life.min(self.settings.ttl)))
+    }
+
+    /// Ends the refresh tokens of a family, by its id or one of them.
+    async fn end_family(&self, family: String) -> Result<(), Refusal> {
+        self.refresh_tokens(move |all| {
+            all.end(&family);
+            Ok(())
+        })
+        .await
     }
 
     /// Reads and writes the file of refresh tokens, which takes its time.

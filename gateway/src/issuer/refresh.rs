@@ -134,14 +134,10 @@ impl Refresh {
         Ok(Some(Refreshed { wish: family.wish.clone(), consent, next }))
     }
 
-    /// Ends a family.
+    /// Ends a family, by its id or one of its tokens.
     pub fn end(&mut self, family: &str) {
-        self.families.retain(|known| known.id != family);
-    }
-
-    /// Ends the family of a token.
-    pub fn end_of(&mut self, token: &str) {
-        self.end(token.split('.').next().unwrap_or_default());
+        let id = family.split('.').next().unwrap_or_default();
+        self.families.retain(|known| known.id != id);
     }
 }
 
@@ -211,7 +207,7 @@ mod tests {
         assert_eq!(rotate(&mut all, &tokens[0], 100), None);
         assert!(rotate(&mut all, &tokens[1], 100).is_some() && rotate(&mut all, &other, 100).is_some());
         all.end("1");
-        all.end_of(&tokens[2]);
+        all.end(&tokens[2]);
         assert!(rotate(&mut all, &tokens[2], 101).is_none());
     }
 }
