@@ -20,8 +20,8 @@ use super::{
     respond::{Refusal, no_store},
 };
 
-/// Characters of a query at most.
-const QUERY_BYTES: usize = 8 * 1024;
+/// Characters of a query at most: what it says comes back in a form, however much longer its spelling is there.
+const QUERY_BYTES: usize = 4 * 1024;
 /// Characters of a PKCE challenge: base64url of a SHA-256.
 const CHALLENGE_LENGTH: usize = 43;
 

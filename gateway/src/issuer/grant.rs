@@ -66,7 +66,7 @@ impl Issuer {
                 Ok(Minted { id_token: None, token, life, refresh_token: None, client_info: None })
             }
             "authorization_code" => self.redeem_code(&form).await,
-            "refresh_token" => self.redeem_refresh(&form).await,
+            "refresh_token" => self.redeem_refresh(peer, &form).await,
             DEVICE_GRANT => self.redeem_device(&form).await,
             _ => Err(Refusal::GrantType),
         }

@@ -1,6 +1,6 @@
 //! What users' sign-ins are exchanged for: authorization codes, device codes and refresh tokens -> tokens.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use serde_json::json;
@@ -18,6 +18,9 @@ use super::{
 
 /// Characters of a PKCE verifier (RFC 7636 section 4.1).
 const VERIFIER_LENGTH: std::ops::RangeInclusive<usize> = 43..=128;
+
+/// Characters of a refresh token before the dot: the name of its family.
+const FAMILY_LENGTH: usize = 43;
 
 /// A sign-in that is worth tokens.
 struct Worth {
@@ -83,14 +86,20 @@ impl Issuer {
 
     /// RFC 6749 section 6. The user may be asked for another audience than at the sign-in: the same user at the same
     /// gateway, and each token is for one audience still.
-    pub(super) async fn redeem_refresh(&self, form: &Form) -> Result<Minted, Refusal> {
+    pub(super) async fn redeem_refresh(&self, peer: IpAddr, form: &Form) -> Result<Minted, Refusal> {
         let client = self.public_client(form)?;
         let token = form.get("refresh_token").ok_or(Refusal::Request("refresh_token is missing"))?.to_owned();
         let asked = self.wish(form, &client)?;
         let named = form.scope()?.audience.is_some() || form.get("audience").is_some();
+        // Each one that is no good costs a reading of the file: who shows many is slowed down like a guesser.
+        let name = format!("refresh:{}", token.get(..FAMILY_LENGTH).unwrap_or_default());
+        self.not_guessing(peer, &name)?;
         let (now, shown) = (seconds(self.now()), token.clone());
         let refreshed = self.refresh_tokens(move |all| all.rotate(&shown, &client.id, now)).await?;
-        let refreshed = refreshed.ok_or(Refusal::Code("the refresh token is no good any more: sign in again"))?;
+        let Some(refreshed) = refreshed else {
+            self.failures.count(peer, &name);
+            return Err(Refusal::Code("the refresh token is no good any more: sign in again"));
+        };
         let mut wish = refreshed.wish;
         if named {
             wish.audience = asked.audience;

@@ -290,6 +290,28 @@ async fn attack_guessing_on_the_pages_is_slowed_down() {
 }
 
 #[tokio::test]
+async fn attack_a_flood_of_made_up_refresh_tokens_is_slowed_down() {
+    let f = fixture();
+    let mut last = Value::Null;
+    for n in 0..=100 {
+        last = refresh(&f, &Value::from(format!("{n:043}.x")), &[]).await["error"].clone();
+    }
+    assert_eq!(last, "temporarily_unavailable");
+}
+
+/// What a client says comes back in the page's form, which must not be too long then.
+#[tokio::test]
+async fn a_long_request_of_a_client_comes_back_whole() {
+    let f = fixture();
+    let mut browser = Browser::new(&f.issuer);
+    let state = "\u{1}\"".repeat(600);
+    let page = browser.get(&authorize(&[("state", &state)])).await;
+    let answer = browser.allow("/authorize", page.field("flow").unwrap(), "ann", "secret").await;
+    assert_eq!(answer.query("state"), Some(state));
+    assert_eq!(browser.get(&authorize(&[("state", &"x".repeat(5000))])).await.status, 400);
+}
+
+#[tokio::test]
 async fn a_device_signs_in_by_a_page_on_another_machine() {
     let mut f = fixture();
     f.issuer.clock = || SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000);
