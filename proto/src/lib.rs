@@ -10,6 +10,7 @@
 //! | [`wire`] | the bytes: hello, head, control, endings; no IO, no clock |
 //! | [`transport`] | the `Tunnel` trait, the session that all carriers share, and the carriers |
 //! | [`exchange`] | one HTTP exchange on one stream |
+//! | [`rbac`] | role definitions, assignments, and the decision over them |
 //! | [`token`] | OIDC verification: issuers, key sets, claims to identity |
 //! | [`process`] | signals, shutdown, task groups, telemetry, backoff |
 //! | [`settings`] | settings files: every fault of one at once; durations |
@@ -18,6 +19,7 @@ pub mod exchange;
 pub mod ids;
 pub mod limits;
 pub mod process;
+pub mod rbac;
 pub mod settings;
 pub mod token;
 pub mod transport;

@@ -1,0 +1,24 @@
+//! Role-based access control as in ARM (features Z2 to Z6, Z11): role definitions, assignments of them to principals at a
+//! scope, and the one pure decision over both. No IO, no clock: the gateway decides with it about clusters and resources,
+//! the agent about Kubernetes calls (Z9).
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`action`] | names of operations, and patterns with `*` over them |
+//! | [`role`] | what a role definition allows; the built-in roles |
+//! | [`scope`] | where it is allowed: subscription, resource group, cluster, namespace |
+//! | [`policy`] | who has which role where, and the decision |
+//! | [`kubernetes`] | the data action that a Kubernetes call needs (Z5) |
+
+pub mod action;
+pub mod kubernetes;
+pub mod policy;
+pub mod role;
+pub mod scope;
+
+pub use self::{
+    action::{Action, Pattern},
+    policy::{Assignment, Denied, Policy, Window},
+    role::{Plane, Role},
+    scope::Scope,
+};

@@ -1,0 +1,172 @@
+//! Names of operations, such as `Microsoft.Kubernetes/connectedClusters/read`, and patterns over them. ARM compares both
+//! without case, so both are kept in lower case.
+
+use std::{collections::HashSet, fmt};
+
+/// The longest operation or pattern that is taken, in bytes.
+const ACTION_LENGTH: usize = 512;
+
+/// One operation, in lower case.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Action(Box<str>);
+
+/// Why a text is no [`Pattern`] (feature Z4: answered with 400).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is no operation: {why}")]
+pub struct InvalidPattern {
+    text: String,
+    why: &'static str,
+}
+
+impl Action {
+    /// The operation of this name. What no pattern can match is simply never allowed.
+    pub fn new(name: &str) -> Self {
+        Self(name.to_ascii_lowercase().into())
+    }
+
+    /// In lower case.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// An operation, or several of them by `*`, which stands for any characters, also `/` and none (Azure RBAC).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern(Box<str>);
+
+impl Pattern {
+    /// Reads one. At most [`ACTION_LENGTH`] bytes of `A-Z a-z 0-9 . - _ / * :`.
+    pub fn parse(text: &str) -> Result<Self, InvalidPattern> {
+        let fault = |why| InvalidPattern { text: text.chars().take(80).collect(), why };
+        if text.is_empty() {
+            return Err(fault("it is empty"));
+        }
+        if text.len() > ACTION_LENGTH {
+            return Err(fault("it is longer than 512 bytes"));
+        }
+        let known = |b: u8| b.is_ascii_alphanumeric() || b".-_/*:".contains(&b);
+        if !text.bytes().all(known) {
+            return Err(fault("only letters, digits and . - _ / * : may be in it"));
+        }
+        if text.contains("**") {
+            return Err(fault("one * stands for any characters; write one"));
+        }
+        if text != "*" && !text.contains('/') {
+            return Err(fault("a provider and an operation are separated by /, as in Microsoft.Kubernetes/*/read"));
+        }
+        Ok(Self(text.to_ascii_lowercase().into()))
+    }
+
+    /// In lower case.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether the operation is one of these. At worst the product of both lengths, however many `*` there are.
+    pub fn matches(&self, action: &Action) -> bool {
+        let (pattern, text) = (self.0.as_bytes(), action.0.as_bytes());
+        let (mut p, mut t) = (0, 0);
+        // Where to go back to: behind the last `*`, and how far it has reached.
+        let mut star = None;
+        while t < text.len() {
+            if p < pattern.len() && pattern[p] == b'*' {
+                star = Some((p + 1, t));
+                p += 1;
+            } else if p < pattern.len() && pattern[p] == text[t] {
+                (p, t) = (p + 1, t + 1);
+            } else if let Some((behind, reached)) = star {
+                star = Some((behind, reached + 1));
+                (p, t) = (behind, reached + 1);
+            } else {
+                return false;
+            }
+        }
+        pattern[p..].iter().all(|b| *b == b'*')
+    }
+}
+
+/// Patterns of one list of a role, ready to be asked often.
+#[derive(Debug, Clone, Default)]
+pub struct Patterns {
+    exact: HashSet<Box<str>>,
+    wild: Vec<Pattern>,
+}
+
+impl Patterns {
+    /// Whether one of them matches.
+    pub fn any(&self, action: &Action) -> bool {
+        self.exact.contains(action.as_str()) || self.wild.iter().any(|pattern| pattern.matches(action))
+    }
+}
+
+impl FromIterator<Pattern> for Patterns {
+    fn from_iter<I: IntoIterator<Item = Pattern>>(patterns: I) -> Self {
+        let mut out = Self::default();
+        for pattern in patterns {
+            if pattern.0.contains('*') {
+                out.wild.push(pattern);
+            } else {
+                out.exact.insert(pattern.0);
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn matches(pattern: &str, action: &str) -> bool {
+        Pattern::parse(pattern).unwrap().matches(&Action::new(action))
+    }
+
+    #[test]
+    fn z4_patterns_match_as_in_arm() {
+        assert!(matches("*", "Microsoft.Kubernetes/connectedClusters/read"));
+        assert!(matches("*/read", "Microsoft.Kubernetes/connectedClusters/read"));
+        assert!(!matches("*/read", "Microsoft.Kubernetes/connectedClusters/readiness"));
+        assert!(matches(
+            "microsoft.kubernetes/CONNECTEDCLUSTERS/*",
+            "Microsoft.Kubernetes/connectedClusters/pods/exec/action"
+        ));
+        assert!(matches("Microsoft.Authorization/*/read", "Microsoft.Authorization/roleAssignments/read"));
+        assert!(matches("a/*", "a/"));
+        assert!(!matches("a/*", "a"));
+        assert!(matches("a/b*b", "a/bb"));
+        assert!(!matches("a/b*b", "a/b"));
+    }
+
+    #[test]
+    fn z4_bad_wildcards_are_refused() {
+        for bad in ["", "read", "a/**", "a b/read", "a/é", "a/?", &"a/".repeat(300)] {
+            assert!(Pattern::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    /// The slow, obvious one.
+    fn model(pattern: &[u8], text: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => text.is_empty(),
+            Some((b'*', rest)) => (0..=text.len()).any(|at| model(rest, &text[at..])),
+            Some((first, rest)) => text.split_first().is_some_and(|(have, tail)| have == first && model(rest, tail)),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn matching_equals_the_model(pattern in "[ab/]{0,3}(\\*[ab/]{1,2}){0,3}\\*?", text in "[ab/]{0,12}") {
+            if let Ok(parsed) = Pattern::parse(&pattern) {
+                prop_assert_eq!(parsed.matches(&Action::new(&text)), model(pattern.as_bytes(), text.as_bytes()));
+            }
+        }
+    }
+}

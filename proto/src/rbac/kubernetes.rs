@@ -1,0 +1,148 @@
+//! The data action that a Kubernetes call needs (feature Z5), as the guard of Arc names them:
+//! `Microsoft.Kubernetes/connectedClusters[/<group>]/<resource>/<read|write|delete|...>`.
+
+use super::Action;
+
+const PREFIX: &str = "Microsoft.Kubernetes/connectedClusters";
+
+/// Subresources that open a connection into a pod, a service or a node. The apiserver calls them `get` when a websocket
+/// asks and `create` when SPDY does; to read is not what they do, whatever the verb.
+const CONNECTS: [&str; 4] = ["exec", "attach", "portforward", "proxy"];
+
+/// What the call is about, as Kubernetes authorisation sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target<'a> {
+    /// An object or a list of them.
+    Resource {
+        /// The API group; empty for the core.
+        group: &'a str,
+        /// The plural.
+        resource: &'a str,
+        /// Empty, or such as `log`.
+        subresource: &'a str,
+    },
+    /// Anything else, by path: `/healthz`.
+    Path(&'a str),
+}
+
+/// The action of a call, or `None` for a verb that Kubernetes does not have: then nobody may.
+pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
+    let name = match target {
+        Target::Resource { group, resource, subresource } => {
+            let does = if resource == "pods" && subresource == "exec" {
+                "exec/action"
+            } else if CONNECTS.contains(&subresource) {
+                operation(verb)?;
+                "write"
+            } else {
+                operation(verb)?
+            };
+            let group = if group.is_empty() { String::new() } else { format!("/{group}") };
+            format!("{PREFIX}{group}/{resource}/{does}")
+        }
+        Target::Path(path) => format!("{PREFIX}/{}/{}", path.trim_matches('/'), operation(verb)?),
+    };
+    Some(Action::new(&name))
+}
+
+/// What everybody who reaches the cluster may read: discovery, without which no client works. Below `/api` and `/apis`
+/// these are the lists of groups, versions and kinds; what is deeper are objects.
+pub fn is_discovery(verb: &str, path: &str) -> bool {
+    let mut segments = path.strip_prefix('/').unwrap_or_default().split('/');
+    let root = segments.next().unwrap_or_default();
+    let below: Vec<_> = segments.collect();
+    // What a client or a proxy could read in another way is none of these.
+    let plain = below.iter().all(|s| !s.is_empty() && !s.starts_with('.') && !s.contains(['%', ';', '\\']));
+    let depth = match root {
+        "api" => 1,
+        "apis" => 2,
+        "openapi" => 4,
+        "healthz" | "livez" | "readyz" | "version" => 0,
+        _ => return false,
+    };
+    verb == "get" && plain && below.len() <= depth
+}
+
+fn operation(verb: &str) -> Option<&'static str> {
+    Some(match verb {
+        "get" | "list" | "watch" => "read",
+        "create" | "update" | "patch" => "write",
+        "delete" | "deletecollection" => "delete",
+        "bind" => "bind/action",
+        "escalate" => "escalate/action",
+        "use" => "use/action",
+        "impersonate" => "impersonate/action",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(verb: &str, group: &str, resource: &str, subresource: &str) -> Option<String> {
+        data_action(verb, Target::Resource { group, resource, subresource })
+            .map(|action| action.as_str().strip_prefix("microsoft.kubernetes/connectedclusters/").unwrap().to_owned())
+    }
+
+    #[test]
+    fn z5_verbs_become_data_actions() {
+        for (verb, group, kind, sub, action) in [
+            ("get", "", "pods", "", "pods/read"),
+            ("list", "", "pods", "", "pods/read"),
+            ("watch", "apps", "deployments", "", "apps/deployments/read"),
+            ("create", "apps", "deployments", "", "apps/deployments/write"),
+            ("update", "apps", "deployments", "scale", "apps/deployments/write"),
+            ("patch", "", "configmaps", "", "configmaps/write"),
+            ("delete", "batch", "jobs", "", "batch/jobs/delete"),
+            ("deletecollection", "batch", "jobs", "", "batch/jobs/delete"),
+            ("get", "", "pods", "log", "pods/read"),
+            ("create", "", "pods", "exec", "pods/exec/action"),
+            (
+                "bind",
+                "rbac.authorization.k8s.io",
+                "clusterroles",
+                "",
+                "rbac.authorization.k8s.io/clusterroles/bind/action",
+            ),
+            ("escalate", "rbac.authorization.k8s.io", "roles", "", "rbac.authorization.k8s.io/roles/escalate/action"),
+            ("use", "policy", "podsecuritypolicies", "", "policy/podsecuritypolicies/use/action"),
+            ("impersonate", "", "users", "", "users/impersonate/action"),
+        ] {
+            assert_eq!(resource(verb, group, kind, sub).as_deref(), Some(action), "{verb} {group} {kind} {sub}");
+        }
+        assert_eq!(resource("*", "", "pods", ""), None);
+        assert_eq!(resource("GET", "", "pods", ""), None);
+    }
+
+    #[test]
+    fn z5_a_websocket_into_a_pod_is_no_reading() {
+        assert_eq!(resource("get", "", "pods", "exec").as_deref(), Some("pods/exec/action"));
+        assert_eq!(resource("get", "", "pods", "attach").as_deref(), Some("pods/write"));
+        assert_eq!(resource("get", "", "pods", "portforward").as_deref(), Some("pods/write"));
+        assert_eq!(resource("get", "", "services", "proxy").as_deref(), Some("services/write"));
+        assert_eq!(resource("get", "", "nodes", "proxy").as_deref(), Some("nodes/write"));
+    }
+
+    #[test]
+    fn z7_discovery_is_open_and_nothing_beside_it() {
+        for path in ["/api", "/apis", "/apis/apps/v1", "/openapi/v3", "/version", "/healthz"] {
+            assert!(is_discovery("get", path), "{path}");
+        }
+        for path in [
+            "/metrics",
+            "/apiserver",
+            "/api/v1/secrets",
+            "/apis/apps/v1/deployments",
+            "/logs",
+            "/healthz/../metrics",
+            "/api//v1",
+            "/api/%2e%2e/metrics",
+        ] {
+            assert!(!is_discovery("get", path), "{path}");
+        }
+        assert!(!is_discovery("create", "/api"));
+        let metrics = data_action("get", Target::Path("/metrics")).unwrap();
+        assert_eq!(metrics.as_str(), "microsoft.kubernetes/connectedclusters/metrics/read");
+    }
+}
