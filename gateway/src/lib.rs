@@ -26,6 +26,7 @@ pub mod reload;
 pub mod request;
 pub mod sessions;
 pub mod snapshot;
+pub mod store;
 pub mod tunnels;
 
 use std::{

@@ -4,6 +4,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`api`] | what the resource API is made of: ids, errors |
 //! | [`ids`] | cluster ids and addresses, stream and request ids, parsed once |
 //! | [`limits`] | every bound on the wire, by name |
 //! | [`version`] | versions and features that hello negotiates |
@@ -15,6 +16,7 @@
 //! | [`process`] | signals, shutdown, task groups, telemetry, backoff |
 //! | [`settings`] | settings files: every fault of one at once; durations |
 
+pub mod api;
 pub mod exchange;
 pub mod ids;
 pub mod limits;
