@@ -3,7 +3,9 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`schema`] | the tables, as migrations that only go forward |
-//! | [`resources`] | resources of every kind: get, page, create, replace, delete with what they hold |
+//! | [`resources`] | resources of every kind, read by key and by page |
+//! | [`batch`] | how they change: what happens together, or not at all |
+//! | [`changes`] | what is new since a revision |
 //! | [`operations`] | long-running operations, which survive a restart |
 //!
 //! Every write takes the next **revision**, a number that only grows and that is the resource's version (its ETag). Who
@@ -12,17 +14,25 @@
 //! What is asked for by name or order compares bytes, never by a collation: keys are lower-cased here, and text columns of
 //! PostgreSQL are `COLLATE "C"`.
 
+pub mod batch;
+pub mod changes;
 pub mod operations;
 pub mod resources;
 pub mod schema;
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
-
-use sqlx::{
-    Any, AnyConnection, AnyPool, Row, Transaction,
-    any::{AnyConnectOptions, AnyPoolOptions},
-    pool::PoolConnection,
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
 };
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
+use sqlx::{
+    Any, AnyConnection, AnyPool, ConnectOptions, Row, Transaction,
+    any::{AnyConnectOptions, AnyPoolOptions},
+};
+use tokio::sync::watch;
 
 /// Connections that read at once.
 const READERS: u32 = 4;
@@ -44,8 +54,29 @@ pub enum Backend {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The address names no database of a known kind.
-    #[error("{0:?} is no database: expected sqlite:<file> or postgres://<user>@<host>/<database>")]
+    #[error(
+        "no database has an address that begins with {0:?}: expected sqlite:<file> or postgres://<user>@<host>/<database>"
+    )]
     Url(String),
+    /// The file of a SQLite database.
+    #[error("the file {path}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Only SQLite is copied from here.
+    #[error("a backup of PostgreSQL is made with pg_dump")]
+    NoBackup,
+    /// A batch that no caller may ask for.
+    #[error("{text}: {reason}")]
+    Entry {
+        /// Which text of it.
+        text: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
     /// The database was made by a newer program, or changed by hand.
     #[error(
         "the database's tables are not as this program expects: {0}; run the version that wrote it, or a newer one"
@@ -70,6 +101,8 @@ pub struct Store {
     backend: Backend,
     readers: AnyPool,
     writers: AnyPool,
+    /// The newest revision that this process has committed.
+    newest: Arc<watch::Sender<i64>>,
 }
 
 impl Store {
@@ -79,25 +112,29 @@ impl Store {
         let store = match url.split_once(':') {
             Some(("sqlite", _)) => Self::sqlite(url).await?,
             Some(("postgres" | "postgresql", _)) => Self::postgres(url).await?,
-            _ => return Err(StoreError::Url(without_password(url))),
+            // Not the rest of it: there may be a password.
+            other => return Err(StoreError::Url(other.map(|(scheme, _)| scheme.to_owned()).unwrap_or_default())),
         };
         schema::migrate(&store).await?;
+        store.committed(store.revision().await?);
         Ok(store)
     }
 
-    /// A file of its own, for `towline dev` and tests.
-    pub async fn open_file(path: &std::path::Path) -> Result<Self, StoreError> {
-        Self::open(&format!("sqlite:{}", path.display())).await
+    /// A SQLite file by its path, whatever characters are in it.
+    pub async fn open_file(path: &Path) -> Result<Self, StoreError> {
+        Self::open(&sqlite_url(path)).await
     }
 
     async fn sqlite(url: &str) -> Result<Self, StoreError> {
-        let options = AnyConnectOptions::from_str(&with_parameter(url, "mode=rwc"))?;
+        let path = sqlite_file(url).ok_or_else(|| StoreError::Url("sqlite::memory:".to_owned()))?;
+        private_file(&path)?;
+        let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
         let pool = |connections| {
             AnyPoolOptions::new().max_connections(connections).acquire_timeout(WAIT).after_connect(|connection, _| {
                 Box::pin(async move {
                     // FULL: an acknowledged write survives a power cut, not only the end of the process.
-                    let pragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
-                                   PRAGMA busy_timeout = 10000;";
+                    let pragmas = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; \
+                                   PRAGMA foreign_keys = ON;";
                     sqlx::raw_sql(pragmas).execute(&mut *connection).await.map(drop)
                 })
             })
@@ -105,17 +142,18 @@ impl Store {
         // One writer: SQLite has one lock for all, and who waits here waits in order and without polling.
         let writers = pool(1).connect_with(options.clone()).await?;
         let readers = pool(READERS).connect_with(options).await?;
-        Ok(Self { backend: Backend::Sqlite, readers, writers })
+        Ok(Self { backend: Backend::Sqlite, readers, writers, newest: Arc::new(watch::Sender::new(0)) })
     }
 
     async fn postgres(url: &str) -> Result<Self, StoreError> {
-        let options = AnyConnectOptions::from_str(url)?;
+        let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
         let pool = AnyPoolOptions::new()
             .max_connections(POSTGRES_CONNECTIONS)
             .acquire_timeout(WAIT)
             .connect_with(options)
             .await?;
-        Ok(Self { backend: Backend::Postgres, readers: pool.clone(), writers: pool })
+        let newest = Arc::new(watch::Sender::new(0));
+        Ok(Self { backend: Backend::Postgres, readers: pool.clone(), writers: pool, newest })
     }
 
     /// Which database it is.
@@ -129,14 +167,46 @@ impl Store {
         Ok(row.try_get(0)?)
     }
 
-    /// Copies the whole database into a new file while others read and write (SQLite only).
-    pub async fn backup(&self, to: &std::path::Path) -> Result<(), StoreError> {
+    /// The newest revision that this process has committed: who follows [`Self::changes`] wakes at once. What other
+    /// replicas write is found by asking again after a time.
+    pub fn watch(&self) -> watch::Receiver<i64> {
+        self.newest.subscribe()
+    }
+
+    fn committed(&self, revision: i64) {
+        self.newest.send_if_modified(|newest| {
+            let newer = revision > *newest;
+            *newest = revision.max(*newest);
+            newer
+        });
+    }
+
+    /// Copies the whole database into a file that does not exist yet, while others read and write (SQLite only). The file
+    /// is there when all of it is.
+    pub async fn backup(&self, to: &Path) -> Result<(), StoreError> {
         if self.backend != Backend::Sqlite {
-            return Err(StoreError::Url("PostgreSQL is backed up with pg_dump; this".to_owned()));
+            return Err(StoreError::NoBackup);
         }
-        let to = to.display().to_string();
-        sqlx::query("VACUUM INTO $1").bind(to).execute(&self.readers).await?;
-        Ok(())
+        let fault = |source| StoreError::File { path: to.to_owned(), source };
+        let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut partial = to.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        // What an interrupted backup left.
+        match std::fs::remove_file(&partial) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(fault(error)),
+            _ => private_file(&partial)?,
+        }
+        let name = partial.to_str().ok_or_else(|| fault(std::io::ErrorKind::InvalidFilename.into()))?;
+        sqlx::query("VACUUM INTO $1").bind(name).execute(&self.readers).await?;
+        let whole = || {
+            std::fs::File::open(&partial)?.sync_all()?;
+            // Not a rename, which would replace what is there.
+            std::fs::hard_link(&partial, to)?;
+            std::fs::remove_file(&partial)?;
+            std::fs::File::open(folder)?.sync_all()
+        };
+        whole().map_err(fault)
     }
 
     /// Waits for what is under way and closes all connections.
@@ -145,23 +215,23 @@ impl Store {
         self.readers.close().await;
     }
 
-    /// Begins a write: all of it happens, with one revision, or nothing.
-    async fn write(&self) -> Result<Write, StoreError> {
-        let statement = match self.backend {
+    /// The statement that begins a write.
+    fn begin(&self) -> &'static str {
+        match self.backend {
             Backend::Sqlite => "BEGIN IMMEDIATE",
             Backend::Postgres => "BEGIN",
-        };
-        let mut transaction = self.writers.begin_with(statement).await?;
+        }
+    }
+
+    /// Begins a write: all of it happens, with one revision, or nothing.
+    async fn write(&self) -> Result<Write, StoreError> {
+        let mut transaction = self.writers.begin_with(self.begin()).await?;
         // Also the lock that puts writers of PostgreSQL in one order: revisions become visible in the order of their
         // numbers, so that nobody who asks what is new since N misses one.
         let row = sqlx::query("UPDATE revisions SET revision = revision + 1 RETURNING revision")
             .fetch_one(&mut *transaction)
             .await?;
         Ok(Write { revision: row.try_get(0)?, transaction })
-    }
-
-    async fn read(&self) -> Result<PoolConnection<Any>, StoreError> {
-        Ok(self.readers.acquire().await?)
     }
 }
 
@@ -176,32 +246,41 @@ impl Write {
         &mut self.transaction
     }
 
-    async fn commit(self) -> Result<i64, StoreError> {
-        self.transaction.commit().await?;
-        Ok(self.revision)
+    async fn commit(self) -> Result<(), StoreError> {
+        Ok(self.transaction.commit().await?)
+    }
+
+    async fn roll_back(self) -> Result<(), StoreError> {
+        Ok(self.transaction.rollback().await?)
     }
 }
 
-fn with_parameter(url: &str, parameter: &str) -> String {
-    format!("{url}{}{parameter}", if url.contains('?') { '&' } else { '?' })
+/// Whether every database can keep it: PostgreSQL has no NUL in texts.
+fn is_text(text: &str) -> bool {
+    !text.contains('\0')
 }
 
-/// The address as it may be shown.
-fn without_password(url: &str) -> String {
-    match url::Url::parse(url) {
-        Ok(mut parsed) if parsed.password().is_some() => {
-            let _ = parsed.set_password(Some("***"));
-            parsed.to_string()
-        }
-        _ => url.to_owned(),
-    }
+/// Makes a file that only its owner reads, unless it is there: what SQLite puts beside it has the same mode.
+fn private_file(path: &Path) -> Result<(), StoreError> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let made = std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+    made.map(drop).map_err(|source| StoreError::File { path: path.to_owned(), source })
+}
+
+/// The address of a SQLite file.
+pub fn sqlite_url(path: &Path) -> String {
+    const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
+    format!("sqlite:{}", percent_encoding::percent_encode(path.as_os_str().as_encoded_bytes(), ENCODED))
 }
 
 /// The file of a SQLite address.
 pub fn sqlite_file(url: &str) -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStringExt as _;
     let rest = url.strip_prefix("sqlite:")?;
     let rest = rest.strip_prefix("//").unwrap_or(rest);
-    Some(PathBuf::from(rest.split('?').next().unwrap_or_default()))
+    let path = rest.split('?').next().unwrap_or_default();
+    let path: Vec<u8> = percent_encoding::percent_decode_str(path).collect();
+    (!path.is_empty() && path != b":memory:").then(|| std::ffi::OsString::from_vec(path).into())
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! Long-running operations are rows: whoever polls gets an answer also after a restart, and what was under way goes on.
+//! Long-running operations are rows: whoever polls gets an answer also after a restart, and what was under way goes
+//! on. They begin and end in a [`super::batch`].
 
 use serde_json::Value;
 use sqlx::{Row, any::AnyRow};
 
-use super::{Store, StoreError};
+use super::{Store, StoreError, is_text, resources::PAGE_ROWS};
 
 /// How far an operation is (ARM's words).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,56 +57,22 @@ pub struct Operation {
 }
 
 impl Store {
-    /// Keeps a new operation.
-    pub async fn begin_operation(&self, operation: &Operation) -> Result<(), StoreError> {
-        let sql = "INSERT INTO operations (operation_id, resource_key, status, begun_ms, ended_ms, work, error) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7)";
-        sqlx::query(sql)
-            .bind(&operation.id)
-            .bind(&operation.resource)
-            .bind(operation.status.as_str())
-            .bind(operation.begun_ms)
-            .bind(operation.ended_ms)
-            .bind(operation.work.to_string())
-            .bind(operation.error.as_ref().map(Value::to_string))
-            .execute(&self.writers)
-            .await?;
-        Ok(())
-    }
-
-    /// Ends an operation that is under way. Whether it was: the first end holds.
-    pub async fn end_operation(
-        &self,
-        id: &str,
-        status: Status,
-        error: Option<&Value>,
-        now_ms: i64,
-    ) -> Result<bool, StoreError> {
-        let sql = "UPDATE operations SET status = $1, error = $2, ended_ms = $3 \
-                   WHERE operation_id = $4 AND status = 'InProgress'";
-        let ended = sqlx::query(sql)
-            .bind(status.as_str())
-            .bind(error.map(Value::to_string))
-            .bind(now_ms)
-            .bind(id)
-            .execute(&self.writers)
-            .await?;
-        Ok(ended.rows_affected() == 1)
-    }
-
     /// The operation of a name.
     pub async fn operation(&self, id: &str) -> Result<Option<Operation>, StoreError> {
+        if !is_text(id) {
+            return Ok(None);
+        }
         let sql = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error FROM operations \
                    WHERE operation_id = $1";
         let row = sqlx::query(sql).bind(id).fetch_optional(&self.readers).await?;
         row.as_ref().map(operation).transpose()
     }
 
-    /// Up to `rows` operations under way, oldest first: what a start goes on with.
+    /// Up to `rows` operations ([`super::resources::PAGE_ROWS`] at most) under way, oldest first: what a start goes on with.
     pub async fn operations_under_way(&self, rows: u32) -> Result<Vec<Operation>, StoreError> {
         let sql = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error FROM operations \
                    WHERE status = 'InProgress' ORDER BY begun_ms, operation_id LIMIT $1";
-        let rows = sqlx::query(sql).bind(i64::from(rows)).fetch_all(&self.readers).await?;
+        let rows = sqlx::query(sql).bind(i64::from(rows.min(PAGE_ROWS))).fetch_all(&self.readers).await?;
         rows.iter().map(operation).collect()
     }
 

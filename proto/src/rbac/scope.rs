@@ -61,8 +61,8 @@ fn parent(scope: &str) -> Option<&str> {
     let mut above = &scope[..cut(kind)];
     // `.../providers/<namespace>` is no scope of its own.
     let provider = &above[..cut(above)];
-    if provider.ends_with("/providers") {
-        above = &provider[..provider.len() - "/providers".len()];
+    if let Some(scope) = provider.strip_suffix("/providers") {
+        above = scope;
     }
     Some(if above.is_empty() { "/" } else { above })
 }

@@ -1,6 +1,10 @@
--- The revision of the last write. One row, which is also the lock that puts writers in order.
-CREATE TABLE revisions (revision BIGINT NOT NULL);
-INSERT INTO revisions (revision) VALUES (0);
+-- The revision of the last write, and the one up to which deletions are forgotten. One row, which is also the lock that
+-- puts writers in order.
+CREATE TABLE revisions (
+    revision  BIGINT NOT NULL,
+    forgotten BIGINT NOT NULL
+);
+INSERT INTO revisions (revision, forgotten) VALUES (0, 0);
 
 -- Resources of every kind. Keys are ids in lower case; `id` keeps the case in which it was created.
 CREATE TABLE resources (

@@ -1,0 +1,277 @@
+//! The one way in which resources and operations change: a batch, all of it under one revision or nothing.
+
+use serde_json::Value;
+use sqlx::AnyConnection;
+
+use super::{
+    Store, StoreError, Write, is_text,
+    operations::{Operation, Status},
+    resources::{Stored, below, revision_of},
+};
+
+/// Entries of a batch at most, all four kinds together.
+pub const BATCH_ENTRIES: usize = 10_000;
+
+/// Types that exist inside a cluster and not here. What lies at one of them (a role assignment at
+/// `<cluster>/namespaces/<name>`, feature Z6) is held by what holds that.
+const ELSEWHERE: [&str; 1] = ["namespaces"];
+
+/// Writes that happen together, under one revision, or not at all. Deletes come first, so that a batch can put anew what
+/// it deletes; then puts in their order, so that it can put a parent before its child; then operations.
+#[derive(Debug, Default, Clone)]
+pub struct Batch {
+    /// Resources to write. Their `revision` is not looked at; of one that exists only body and protected are replaced.
+    pub puts: Vec<(Stored, Expect)>,
+    /// Keys to delete, each with everything below it.
+    pub deletes: Vec<(String, Expect)>,
+    /// New operations.
+    pub begins: Vec<Operation>,
+    /// Operations that end.
+    pub ends: Vec<Ended>,
+}
+
+/// The end of an operation that is under way. The first end holds: of one that has ended, or is not there, nothing changes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ended {
+    /// Its name.
+    pub id: String,
+    /// How it ended.
+    pub status: Status,
+    /// ARM's error body, if it failed.
+    pub error: Option<Value>,
+    /// When: milliseconds since 1970.
+    pub now_ms: i64,
+}
+
+/// What a writer expects to find: who read before is told when somebody else wrote meanwhile, so that no update is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// Nothing of that key.
+    Absent,
+    /// The version that was read.
+    Revision(i64),
+    /// Whatever is there or is not.
+    Any,
+}
+
+/// What a batch has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Applied {
+    /// The revision of all of it.
+    pub revision: i64,
+    /// How many resources went, with those that they held.
+    pub deleted: u64,
+    /// How many operations ended by it.
+    pub ended: u64,
+}
+
+/// Why a batch did not happen, though the database would have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It is not what was expected: read again.
+    #[error("{key} was changed meanwhile")]
+    Changed {
+        /// Which.
+        key: String,
+        /// The version there is now.
+        found: Option<i64>,
+    },
+    /// What would hold it does not exist (any more).
+    #[error("what would hold {key} does not exist")]
+    NoParent {
+        /// Which.
+        key: String,
+    },
+}
+
+/// A statement did its part, the batch cannot happen, or the database failed.
+type Step<T> = Result<Result<T, Refused>, StoreError>;
+
+impl Store {
+    /// Does all of a batch, durably once this returns, or nothing. An empty one is nothing, at the newest revision.
+    ///
+    /// A caller that goes away while this runs does not learn whether it happened.
+    pub async fn apply(&self, batch: &Batch) -> Result<Result<Applied, Refused>, StoreError> {
+        check(batch)?;
+        if batch.is_empty() {
+            return Ok(Ok(Applied { revision: self.revision().await?, deleted: 0, ended: 0 }));
+        }
+        let mut write = self.write().await?;
+        match batch.steps(&mut write).await? {
+            Ok(applied) => {
+                write.commit().await?;
+                self.committed(applied.revision);
+                Ok(Ok(applied))
+            }
+            Err(refused) => {
+                write.roll_back().await?;
+                Ok(Err(refused))
+            }
+        }
+    }
+
+    /// Writes one resource. The new revision, or why not.
+    pub async fn put(&self, resource: &Stored, expect: Expect) -> Result<Result<i64, Refused>, StoreError> {
+        let batch = Batch { puts: vec![(resource.clone(), expect)], ..Batch::default() };
+        Ok(self.apply(&batch).await?.map(|applied| applied.revision))
+    }
+
+    /// Deletes one resource and everything below it. How many went, or why not.
+    pub async fn delete(&self, key: &str, expect: Expect) -> Result<Result<u64, Refused>, StoreError> {
+        let batch = Batch { deletes: vec![(key.to_owned(), expect)], ..Batch::default() };
+        Ok(self.apply(&batch).await?.map(|applied| applied.deleted))
+    }
+}
+
+impl Batch {
+    fn entries(&self) -> usize {
+        self.puts.len() + self.deletes.len() + self.begins.len() + self.ends.len()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.entries() == 0
+    }
+
+    async fn steps(&self, write: &mut Write) -> Step<Applied> {
+        let mut applied = Applied { revision: write.revision, deleted: 0, ended: 0 };
+        let connection = write.connection();
+        for (key, expect) in &self.deletes {
+            match delete(connection, applied.revision, key, *expect).await? {
+                Ok(deleted) => applied.deleted += deleted,
+                Err(refused) => return Ok(Err(refused)),
+            }
+        }
+        for (resource, expect) in &self.puts {
+            if let Err(refused) = put(connection, applied.revision, resource, *expect).await? {
+                return Ok(Err(refused));
+            }
+        }
+        for operation in &self.begins {
+            begin(connection, operation).await?;
+        }
+        for ended in &self.ends {
+            applied.ended += end(connection, ended).await?;
+        }
+        Ok(Ok(applied))
+    }
+}
+
+async fn put(connection: &mut AnyConnection, revision: i64, resource: &Stored, expect: Expect) -> Step<()> {
+    if let Err(refused) = expected(connection, &resource.key, expect).await? {
+        return Ok(Err(refused));
+    }
+    let holder = holder(&resource.parent);
+    if !holder.is_empty() && revision_of(connection, holder).await?.is_none() {
+        return Ok(Err(Refused::NoParent { key: resource.key.clone() }));
+    }
+    let sql = "INSERT INTO resources (resource_key, kind, parent_key, id, revision, body, protected) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7) \
+               ON CONFLICT (resource_key) DO UPDATE \
+               SET revision = excluded.revision, body = excluded.body, protected = excluded.protected";
+    sqlx::query(sql)
+        .bind(&resource.key)
+        .bind(&resource.kind)
+        .bind(&resource.parent)
+        .bind(&resource.id)
+        .bind(revision)
+        .bind(resource.body.to_string())
+        .bind(resource.protected.as_deref())
+        .execute(connection)
+        .await?;
+    Ok(Ok(()))
+}
+
+async fn delete(connection: &mut AnyConnection, revision: i64, key: &str, expect: Expect) -> Step<u64> {
+    if let Err(refused) = expected(connection, key, expect).await? {
+        return Ok(Err(refused));
+    }
+    let (from, to) = below(key);
+    let sql = "INSERT INTO tombstones (revision, resource_key, kind) SELECT $1, resource_key, kind FROM resources \
+               WHERE resource_key = $2 OR (resource_key > $3 AND resource_key < $4)";
+    sqlx::query(sql).bind(revision).bind(key).bind(&from).bind(&to).execute(&mut *connection).await?;
+    let sql = "DELETE FROM resources WHERE resource_key = $1 OR (resource_key > $2 AND resource_key < $3)";
+    Ok(Ok(sqlx::query(sql).bind(key).bind(&from).bind(&to).execute(connection).await?.rows_affected()))
+}
+
+async fn begin(connection: &mut AnyConnection, operation: &Operation) -> Result<(), StoreError> {
+    let sql = "INSERT INTO operations (operation_id, resource_key, status, begun_ms, ended_ms, work, error) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7)";
+    sqlx::query(sql)
+        .bind(&operation.id)
+        .bind(&operation.resource)
+        .bind(operation.status.as_str())
+        .bind(operation.begun_ms)
+        .bind(operation.ended_ms)
+        .bind(operation.work.to_string())
+        .bind(operation.error.as_ref().map(Value::to_string))
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+async fn end(connection: &mut AnyConnection, ended: &Ended) -> Result<u64, StoreError> {
+    let sql = "UPDATE operations SET status = $1, error = $2, ended_ms = $3 \
+               WHERE operation_id = $4 AND status = 'InProgress'";
+    let done = sqlx::query(sql)
+        .bind(ended.status.as_str())
+        .bind(ended.error.as_ref().map(Value::to_string))
+        .bind(ended.now_ms)
+        .bind(&ended.id)
+        .execute(connection)
+        .await?;
+    Ok(done.rows_affected())
+}
+
+async fn expected(connection: &mut AnyConnection, key: &str, expect: Expect) -> Step<()> {
+    let found = match expect {
+        Expect::Any => return Ok(Ok(())),
+        Expect::Absent | Expect::Revision(_) => revision_of(connection, key).await?,
+    };
+    let fits = match expect {
+        Expect::Any => true,
+        Expect::Absent => found.is_none(),
+        Expect::Revision(revision) => found == Some(revision),
+    };
+    Ok(if fits { Ok(()) } else { Err(Refused::Changed { key: key.to_owned(), found }) })
+}
+
+/// What must exist for something with this parent to exist.
+fn holder(parent: &str) -> &str {
+    let above = |text: &str| text.rfind('/').unwrap_or(0);
+    let pair = &parent[..above(parent)];
+    let kind = &pair[above(pair)..];
+    if ELSEWHERE.iter().any(|elsewhere| kind.strip_prefix('/') == Some(elsewhere)) {
+        &parent[..above(pair)]
+    } else {
+        parent
+    }
+}
+
+/// What a caller of this module must not do, said before the database is asked.
+fn check(batch: &Batch) -> Result<(), StoreError> {
+    let fault = |text: &str, reason| Err(StoreError::Entry { text: text.escape_default().to_string(), reason });
+    if batch.entries() > BATCH_ENTRIES {
+        return fault("a batch", "it has too many entries");
+    }
+    for (resource, _) in &batch.puts {
+        let Stored { key, kind, parent, id, .. } = resource;
+        for text in [key, kind, parent, id] {
+            if !is_text(text) {
+                return fault(text, "it has a NUL character");
+            }
+        }
+        if [key, kind, parent].into_iter().any(|text| text.bytes().any(|b| b.is_ascii_uppercase())) {
+            return fault(key, "keys and kinds are in lower case");
+        }
+        if !key.strip_prefix(parent.as_str()).is_some_and(|rest| rest.starts_with('/')) {
+            return fault(key, "a key is that of its parent, '/' and more");
+        }
+    }
+    let operations = batch.begins.iter().flat_map(|operation| [&operation.id, &operation.resource]);
+    let others = batch.deletes.iter().map(|(key, _)| key).chain(batch.ends.iter().map(|ended| &ended.id));
+    match operations.chain(others).find(|text| !is_text(text)) {
+        Some(text) => fault(text, "it has a NUL character"),
+        None => Ok(()),
+    }
+}

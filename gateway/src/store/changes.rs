@@ -1,0 +1,122 @@
+//! What is new since a revision: how those who keep a snapshot follow the store.
+//!
+//! A follower loads everything ([`Store::revision`] first, then [`Store::page`] of each kind), then asks
+//! [`Store::changes`] from that revision on: what it loaded may already be newer, and is then told again, never less.
+
+use sqlx::Row;
+
+use super::{
+    Backend, Store, StoreError,
+    resources::{Stored, select, stored},
+};
+
+/// Changes that one question brings at most, of resources and as many of deletions; more only where one revision alone has
+/// more, for a revision is told whole.
+pub const CHANGES_AT_ONCE: u32 = 1000;
+
+/// The answer to what is new.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Changes {
+    /// These, oldest first, a deletion before what was put under the same revision. Ask again from the last one's
+    /// revision until there are none. A resource that was changed twice is there once.
+    Since(Vec<Change>),
+    /// Nobody knows any more what was deleted since then ([`Store::forget_tombstones`]), or the revision is from the
+    /// future of a database that was restored: everything must be loaded anew.
+    TooOld,
+}
+
+/// Something that is new since a revision.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// Made or changed.
+    Put(Stored),
+    /// Gone.
+    Deleted {
+        /// Its key.
+        key: String,
+        /// Its kind.
+        kind: String,
+        /// When.
+        revision: i64,
+    },
+}
+
+impl Change {
+    /// The revision that made it.
+    pub fn revision(&self) -> i64 {
+        match self {
+            Self::Put(stored) => stored.revision,
+            Self::Deleted { revision, .. } => *revision,
+        }
+    }
+
+    /// The key of what has changed.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Put(stored) => &stored.key,
+            Self::Deleted { key, .. } => key,
+        }
+    }
+}
+
+impl Store {
+    /// What is new since a revision.
+    pub async fn changes(&self, since: i64) -> Result<Changes, StoreError> {
+        // One view of all tables: a deletion between two questions would else be missed.
+        let statement = match self.backend {
+            Backend::Sqlite => "BEGIN",
+            Backend::Postgres => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+        };
+        let mut view = self.readers.begin_with(statement).await?;
+        let row = sqlx::query("SELECT revision, forgotten FROM revisions").fetch_one(&mut *view).await?;
+        let (newest, forgotten): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        if since < forgotten || since > newest {
+            return Ok(Changes::TooOld);
+        }
+        let mut upto = newest;
+        let nth = i64::from(CHANGES_AT_ONCE) - 1;
+        for sql in [
+            "SELECT revision FROM tombstones WHERE revision > $1 ORDER BY revision LIMIT 1 OFFSET $2",
+            "SELECT revision FROM resources WHERE revision > $1 ORDER BY revision LIMIT 1 OFFSET $2",
+        ] {
+            if let Some(row) = sqlx::query(sql).bind(since).bind(nth).fetch_optional(&mut *view).await? {
+                upto = upto.min(row.try_get(0)?);
+            }
+        }
+        let deleted = "SELECT revision, resource_key, kind FROM tombstones WHERE revision > $1 AND revision <= $2 \
+                       ORDER BY revision, resource_key";
+        let deleted = sqlx::query(deleted).bind(since).bind(upto).fetch_all(&mut *view).await?;
+        let put = select("WHERE revision > $1 AND revision <= $2 ORDER BY revision, resource_key");
+        let put = sqlx::query(put).bind(since).bind(upto).fetch_all(&mut *view).await?;
+        view.rollback().await?;
+        let mut changes = Vec::with_capacity(deleted.len() + put.len());
+        for row in &deleted {
+            let (revision, key, kind) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            changes.push(Change::Deleted { key, kind, revision });
+        }
+        for row in &put {
+            changes.push(Change::Put(stored(row)?));
+        }
+        // Stable: deletions of a revision stay before its puts.
+        changes.sort_by_key(Change::revision);
+        Ok(Changes::Since(changes))
+    }
+
+    /// Forgets deletions older than a revision; who knows nothing newer than that gets [`Changes::TooOld`]. How many.
+    pub async fn forget_tombstones(&self, before_revision: i64) -> Result<u64, StoreError> {
+        let mut transaction = self.writers.begin_with(self.begin()).await?;
+        // Not further than what has happened, or nobody could follow any more.
+        let sql = "UPDATE revisions SET forgotten = CASE WHEN $1 <= revision THEN $2 ELSE revision END \
+                   WHERE forgotten < $3";
+        sqlx::query(sql)
+            .bind(before_revision)
+            .bind(before_revision - 1)
+            .bind(before_revision - 1)
+            .execute(&mut *transaction)
+            .await?;
+        let sql = "DELETE FROM tombstones WHERE revision < $1";
+        let gone = sqlx::query(sql).bind(before_revision).execute(&mut *transaction).await?.rows_affected();
+        transaction.commit().await?;
+        Ok(gone)
+    }
+}
