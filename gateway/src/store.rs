@@ -7,6 +7,7 @@
 //! | [`batch`] | how they change: what happens together, or not at all |
 //! | [`changes`] | what is new since a revision |
 //! | [`operations`] | long-running operations, which survive a restart |
+//! | [`protect`] | encryption of what must not be read from the database |
 //!
 //! Every write takes the next **revision**, a number that only grows and that is the resource's version (its ETag). Who
 //! feeds a snapshot asks what has changed since the revision that it knows. No statement of the request path comes here.
@@ -17,6 +18,7 @@
 pub mod batch;
 pub mod changes;
 pub mod operations;
+pub mod protect;
 pub mod resources;
 pub mod schema;
 
@@ -77,11 +79,20 @@ pub enum StoreError {
         /// What is wrong.
         reason: &'static str,
     },
-    /// The database was made by a newer program, or changed by hand.
+    /// The database was made by a newer program. Nothing of it was changed.
     #[error(
-        "the database's tables are not as this program expects: {0}; run the version that wrote it, or a newer one"
+        "the database has tables of version {found} and this program knows {known}: a newer program made them; run that \
+         version or a newer one, or restore a backup from before"
     )]
-    Schema(#[from] sqlx::migrate::MigrateError),
+    Newer {
+        /// The first version that this program does not know.
+        found: i64,
+        /// How many it knows.
+        known: usize,
+    },
+    /// Its tables were changed by hand, or cannot be made.
+    #[error("the database's tables are not as this program expects: {0}")]
+    Schema(#[source] sqlx::migrate::MigrateError),
     /// The database itself.
     #[error("the database: {0}")]
     Database(#[from] sqlx::Error),
@@ -219,7 +230,7 @@ impl Store {
     fn begin(&self) -> &'static str {
         match self.backend {
             Backend::Sqlite => "BEGIN IMMEDIATE",
-            Backend::Postgres => "BEGIN",
+            Backend::Postgres => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
         }
     }
 

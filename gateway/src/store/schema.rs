@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use sqlx::{
     AssertSqlSafe, SqlSafeStr,
-    migrate::{Migration, MigrationType, Migrator},
+    migrate::{MigrateError, Migration, MigrationType, Migrator},
 };
 
 use super::{Backend, Store, StoreError};
@@ -22,5 +22,49 @@ pub(super) async fn migrate(store: &Store) -> Result<(), StoreError> {
         let sql = AssertSqlSafe(sql.replace("{text}", text).replace("{bytes}", bytes)).into_sql_str();
         Migration::new(version, Cow::Borrowed(*description), MigrationType::Simple, sql, false)
     });
-    Ok(Migrator::with_migrations(migrations.collect()).run(&store.writers).await?)
+    let migrator = Migrator::with_migrations(migrations.collect());
+    let done = match store.backend {
+        // Under the lock of the file, for another process may open it now.
+        Backend::Sqlite => {
+            let mut transaction = store.writers.begin_with(store.begin()).await?;
+            let done = migrator.run(&mut *transaction).await;
+            match done {
+                Ok(()) => transaction.commit().await?,
+                Err(_) => transaction.rollback().await?,
+            }
+            done
+        }
+        // Under a lock of its own.
+        Backend::Postgres => migrator.run(&store.writers).await,
+    };
+    done.map_err(|error| match error {
+        MigrateError::VersionMissing(found) => StoreError::Newer { found, known: MIGRATIONS.len() },
+        other => StoreError::Schema(other),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_lc_rs::digest;
+
+    use super::*;
+
+    /// A migration that was released is never edited: databases remember what they ran. A new one gets a line here.
+    const RELEASED: &[&str] = &["c848df153bd28bb22df09077cd03bb10a83070c16af7d2f435bf902d123ea4d6"];
+
+    #[test]
+    fn released_migrations_are_as_they_were() {
+        let sums: Vec<String> = MIGRATIONS
+            .iter()
+            .map(|(_, sql)| digest::digest(&digest::SHA256, sql.as_bytes()))
+            .map(|sum| sum.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+            .collect();
+        assert_eq!(sums, RELEASED, "write another migration instead");
+    }
+
+    #[test]
+    fn every_migration_file_is_run() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/schema");
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), MIGRATIONS.len());
+    }
 }

@@ -284,7 +284,7 @@ fn an_operation_ends_once() {
         };
         let begins = Batch { begins: vec![begun.clone()], ..Batch::default() };
         store.apply(&begins).await.unwrap().unwrap();
-        assert_eq!(store.operations_under_way(10).await.unwrap(), [begun.clone()]);
+        assert_eq!(store.operations_under_way(10).await.unwrap(), std::slice::from_ref(&begun));
         let error = json!({"code": "X"});
         for (status, error, now_ms, ended) in
             [(Status::Failed, Some(error.clone()), 7, 1), (Status::Succeeded, None, 8, 0)]
