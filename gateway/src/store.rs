@@ -31,7 +31,7 @@ use std::{
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use sqlx::{
-    Any, AnyConnection, AnyPool, ConnectOptions, Row, Transaction,
+    Any, AnyConnection, AnyPool, ConnectOptions, Connection, Row, Transaction,
     any::{AnyConnectOptions, AnyPoolOptions},
 };
 use tokio::sync::watch;
@@ -158,11 +158,16 @@ impl Store {
 
     async fn postgres(url: &str) -> Result<Self, StoreError> {
         let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
-        let pool = AnyPoolOptions::new()
+        let connect = AnyPoolOptions::new()
             .max_connections(POSTGRES_CONNECTIONS)
             .acquire_timeout(WAIT)
-            .connect_with(options)
-            .await?;
+            .connect_with(options.clone())
+            .await;
+        let pool = match connect {
+            // It waits for a server that is starting, and then says only that it has waited.
+            Err(sqlx::Error::PoolTimedOut) => return Err(why_not(&options).await.into()),
+            connected => connected?,
+        };
         let newest = Arc::new(watch::Sender::new(0));
         Ok(Self { backend: Backend::Postgres, readers: pool.clone(), writers: pool, newest })
     }
@@ -264,6 +269,12 @@ impl Write {
     async fn roll_back(self) -> Result<(), StoreError> {
         Ok(self.transaction.rollback().await?)
     }
+}
+
+/// Why a connection cannot be made.
+async fn why_not(options: &AnyConnectOptions) -> sqlx::Error {
+    let tried = tokio::time::timeout(WAIT, AnyConnection::connect_with(options)).await;
+    tried.ok().and_then(Result::err).unwrap_or(sqlx::Error::PoolTimedOut)
 }
 
 /// Whether every database can keep it: PostgreSQL has no NUL in texts.

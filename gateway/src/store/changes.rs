@@ -59,6 +59,14 @@ impl Change {
     }
 }
 
+pub(super) const NTH_DELETED: &str =
+    "SELECT revision FROM tombstones WHERE revision > $1 ORDER BY revision LIMIT 1 OFFSET $2";
+pub(super) const NTH_PUT: &str =
+    "SELECT revision FROM resources WHERE revision > $1 ORDER BY revision LIMIT 1 OFFSET $2";
+pub(super) const DELETED: &str = "SELECT revision, resource_key, kind FROM tombstones \
+                                  WHERE revision > $1 AND revision <= $2 ORDER BY revision, resource_key";
+pub(super) const PUT: &str = "WHERE revision > $1 AND revision <= $2 ORDER BY revision, resource_key";
+
 impl Store {
     /// What is new since a revision.
     pub async fn changes(&self, since: i64) -> Result<Changes, StoreError> {
@@ -75,19 +83,13 @@ impl Store {
         }
         let mut upto = newest;
         let nth = i64::from(CHANGES_AT_ONCE) - 1;
-        for sql in [
-            "SELECT revision FROM tombstones WHERE revision > $1 ORDER BY revision LIMIT 1 OFFSET $2",
-            "SELECT revision FROM resources WHERE revision > $1 ORDER BY revision LIMIT 1 OFFSET $2",
-        ] {
+        for sql in [NTH_DELETED, NTH_PUT] {
             if let Some(row) = sqlx::query(sql).bind(since).bind(nth).fetch_optional(&mut *view).await? {
                 upto = upto.min(row.try_get(0)?);
             }
         }
-        let deleted = "SELECT revision, resource_key, kind FROM tombstones WHERE revision > $1 AND revision <= $2 \
-                       ORDER BY revision, resource_key";
-        let deleted = sqlx::query(deleted).bind(since).bind(upto).fetch_all(&mut *view).await?;
-        let put = select("WHERE revision > $1 AND revision <= $2 ORDER BY revision, resource_key");
-        let put = sqlx::query(put).bind(since).bind(upto).fetch_all(&mut *view).await?;
+        let deleted = sqlx::query(DELETED).bind(since).bind(upto).fetch_all(&mut *view).await?;
+        let put = sqlx::query(select(PUT)).bind(since).bind(upto).fetch_all(&mut *view).await?;
         view.rollback().await?;
         let mut changes = Vec::with_capacity(deleted.len() + put.len());
         for row in &deleted {
@@ -110,8 +112,8 @@ impl Store {
                    WHERE forgotten < $3";
         sqlx::query(sql)
             .bind(before_revision)
-            .bind(before_revision - 1)
-            .bind(before_revision - 1)
+            .bind(before_revision.saturating_sub(1))
+            .bind(before_revision.saturating_sub(1))
             .execute(&mut *transaction)
             .await?;
         let sql = "DELETE FROM tombstones WHERE revision < $1";

@@ -56,30 +56,32 @@ pub struct Operation {
     pub error: Option<Value>,
 }
 
+pub(super) const ONE: &str = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error \
+                              FROM operations WHERE operation_id = $1";
+pub(super) const UNDER_WAY: &str = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error \
+                                    FROM operations WHERE status = 'InProgress' \
+                                    ORDER BY begun_ms, operation_id LIMIT $1";
+pub(super) const FORGET: &str = "DELETE FROM operations WHERE ended_ms < $1";
+
 impl Store {
     /// The operation of a name.
     pub async fn operation(&self, id: &str) -> Result<Option<Operation>, StoreError> {
         if !is_text(id) {
             return Ok(None);
         }
-        let sql = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error FROM operations \
-                   WHERE operation_id = $1";
-        let row = sqlx::query(sql).bind(id).fetch_optional(&self.readers).await?;
+        let row = sqlx::query(ONE).bind(id).fetch_optional(&self.readers).await?;
         row.as_ref().map(operation).transpose()
     }
 
     /// Up to `rows` operations ([`super::resources::PAGE_ROWS`] at most) under way, oldest first: what a start goes on with.
     pub async fn operations_under_way(&self, rows: u32) -> Result<Vec<Operation>, StoreError> {
-        let sql = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error FROM operations \
-                   WHERE status = 'InProgress' ORDER BY begun_ms, operation_id LIMIT $1";
-        let rows = sqlx::query(sql).bind(i64::from(rows.min(PAGE_ROWS))).fetch_all(&self.readers).await?;
+        let rows = sqlx::query(UNDER_WAY).bind(i64::from(rows.min(PAGE_ROWS))).fetch_all(&self.readers).await?;
         rows.iter().map(operation).collect()
     }
 
     /// Forgets operations that ended before an instant. How many.
     pub async fn forget_operations(&self, ended_before_ms: i64) -> Result<u64, StoreError> {
-        let sql = "DELETE FROM operations WHERE ended_ms < $1";
-        Ok(sqlx::query(sql).bind(ended_before_ms).execute(&self.writers).await?.rows_affected())
+        Ok(sqlx::query(FORGET).bind(ended_before_ms).execute(&self.writers).await?.rows_affected())
     }
 }
 

@@ -29,6 +29,13 @@ pub struct Stored {
 }
 
 pub(super) const COLUMNS: &str = "resource_key, kind, parent_key, id, revision, body, protected";
+pub(super) const ONE: &str = "WHERE resource_key = $1";
+pub(super) const PAGE: &str =
+    "WHERE kind = $1 AND resource_key > $2 AND resource_key < $3 ORDER BY resource_key LIMIT $4";
+pub(super) const CHILDREN: &str =
+    "WHERE parent_key = $1 AND kind = $2 AND resource_key > $3 ORDER BY resource_key LIMIT $4";
+pub(super) const COUNT: &str =
+    "SELECT COUNT(*) FROM resources WHERE kind = $1 AND resource_key > $2 AND resource_key < $3";
 
 impl Store {
     /// The resource of a key.
@@ -36,7 +43,7 @@ impl Store {
         if !is_text(key) {
             return Ok(None);
         }
-        let row = sqlx::query(select("WHERE resource_key = $1")).bind(key).fetch_optional(&self.readers).await?;
+        let row = sqlx::query(select(ONE)).bind(key).fetch_optional(&self.readers).await?;
         row.as_ref().map(stored).transpose()
     }
 
@@ -49,8 +56,7 @@ impl Store {
         }
         let (from, to) = below(within);
         let from = if after > from.as_str() { after } else { &from };
-        let sql = select("WHERE kind = $1 AND resource_key > $2 AND resource_key < $3 ORDER BY resource_key LIMIT $4");
-        let rows = sqlx::query(sql)
+        let rows = sqlx::query(select(PAGE))
             .bind(kind)
             .bind(from)
             .bind(to)
@@ -65,8 +71,7 @@ impl Store {
         if ![kind, parent, after].into_iter().all(is_text) {
             return Ok(Vec::new());
         }
-        let sql = select("WHERE parent_key = $1 AND kind = $2 AND resource_key > $3 ORDER BY resource_key LIMIT $4");
-        let rows = sqlx::query(sql)
+        let rows = sqlx::query(select(CHILDREN))
             .bind(parent)
             .bind(kind)
             .bind(after)
@@ -82,8 +87,7 @@ impl Store {
             return Ok(0);
         }
         let (from, to) = below(within);
-        let sql = "SELECT COUNT(*) FROM resources WHERE kind = $1 AND resource_key > $2 AND resource_key < $3";
-        let row = sqlx::query(sql).bind(kind).bind(from).bind(to).fetch_one(&self.readers).await?;
+        let row = sqlx::query(COUNT).bind(kind).bind(from).bind(to).fetch_one(&self.readers).await?;
         Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
     }
 }

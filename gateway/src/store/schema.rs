@@ -27,7 +27,8 @@ pub(super) async fn migrate(store: &Store) -> Result<(), StoreError> {
         // Under the lock of the file, for another process may open it now.
         Backend::Sqlite => {
             let mut transaction = store.writers.begin_with(store.begin()).await?;
-            let done = migrator.run(&mut *transaction).await;
+            // Not `run`, whose future is not Send for any lifetime.
+            let done = migrator.run_direct(None, &mut *transaction, false).await;
             match done {
                 Ok(()) => transaction.commit().await?,
                 Err(_) => transaction.rollback().await?,
@@ -35,7 +36,7 @@ pub(super) async fn migrate(store: &Store) -> Result<(), StoreError> {
             done
         }
         // Under a lock of its own.
-        Backend::Postgres => migrator.run(&store.writers).await,
+        Backend::Postgres => migrator.run_direct(None, &mut *store.writers.acquire().await?, false).await,
     };
     done.map_err(|error| match error {
         MigrateError::VersionMissing(found) => StoreError::Newer { found, known: MIGRATIONS.len() },

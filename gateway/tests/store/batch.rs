@@ -1,0 +1,136 @@
+//! A batch happens under one revision, or not at all.
+
+use gateway::store::{
+    batch::{Applied, Batch, Ended, Expect, Refused},
+    changes::Change,
+    operations::{Operation, Status},
+};
+use serde_json::json;
+
+use crate::place::{CLUSTERS, GROUP, Place, cluster, group, since};
+
+pub fn tests() -> Vec<(&'static str, crate::Test)> {
+    crate::tests![
+        a_batch_happens_under_one_revision,
+        a_batch_that_is_refused_has_done_nothing,
+        a_batch_that_breaks_has_done_nothing,
+        a_batch_puts_anew_what_it_deletes,
+        an_empty_batch_is_nothing,
+        who_watches_hears_of_each_commit,
+    ]
+}
+
+pub fn operation(id: &str) -> Operation {
+    Operation {
+        id: id.to_owned(),
+        resource: GROUP.to_owned(),
+        status: Status::InProgress,
+        begun_ms: 5,
+        ended_ms: None,
+        work: json!({"delete": true}),
+        error: None,
+    }
+}
+
+async fn a_batch_happens_under_one_revision(place: Place) {
+    let store = place.open().await;
+    let batch = Batch {
+        // A parent before its child.
+        puts: vec![(group("g"), Expect::Absent), (cluster("a"), Expect::Any), (cluster("b"), Expect::Absent)],
+        begins: vec![operation("one")],
+        ..Batch::default()
+    };
+    let applied = store.apply(&batch).await.unwrap().unwrap();
+    assert_eq!(applied, Applied { revision: 1, deleted: 0, ended: 0 });
+    assert!(since(&store, 0).await.iter().all(|change| change.revision() == 1));
+    let end = Ended { id: "one".to_owned(), status: Status::Succeeded, error: None, now_ms: 9 };
+    let batch = Batch {
+        puts: vec![(cluster("b"), Expect::Revision(1))],
+        deletes: vec![(cluster("a").key, Expect::Revision(1))],
+        ends: vec![end],
+        ..Batch::default()
+    };
+    let applied = store.apply(&batch).await.unwrap().unwrap();
+    assert_eq!(applied, Applied { revision: 2, deleted: 1, ended: 1 });
+    assert_eq!(store.get(&cluster("b").key).await.unwrap().unwrap().revision, 2);
+    assert_eq!(store.operation("one").await.unwrap().unwrap().status, Status::Succeeded);
+}
+
+async fn a_batch_that_is_refused_has_done_nothing(place: Place) {
+    let store = place.with_group().await;
+    let there = store.put(&cluster("there"), Expect::Absent).await.unwrap().unwrap();
+    let good = || Batch {
+        puts: vec![(cluster("new"), Expect::Absent)],
+        deletes: vec![(cluster("there").key, Expect::Any)],
+        begins: vec![operation("one")],
+        ..Batch::default()
+    };
+    let changed = |key: &str, found| Refused::Changed { key: key.to_owned(), found };
+    let mut absent = good();
+    absent.puts.push((group("g"), Expect::Absent));
+    let mut older = good();
+    older.deletes.push((GROUP.to_owned(), Expect::Revision(99)));
+    let mut gone = good();
+    gone.puts.push((cluster("there"), Expect::Revision(there)));
+    let mut orphan = good();
+    orphan.deletes.push((GROUP.to_owned(), Expect::Any));
+    for (batch, refused) in [
+        (absent, changed(GROUP, Some(1))),
+        (older, changed(GROUP, Some(1))),
+        (gone, changed(&cluster("there").key, None)),
+        (orphan, Refused::NoParent { key: cluster("new").key }),
+    ] {
+        assert_eq!(store.apply(&batch).await.unwrap(), Err(refused));
+        assert_eq!(store.revision().await.unwrap(), there);
+        assert_eq!(store.page(CLUSTERS, "", "", 9).await.unwrap().len(), 1);
+        assert_eq!(store.operation("one").await.unwrap(), None);
+    }
+    store.apply(&good()).await.unwrap().unwrap();
+}
+
+async fn a_batch_that_breaks_has_done_nothing(place: Place) {
+    let store = place.with_group().await;
+    let puts = vec![(cluster("a"), Expect::Absent)];
+    let batch = Batch { puts, begins: vec![operation("one"), operation("one")], ..Batch::default() };
+    assert!(store.apply(&batch).await.is_err(), "two of one name");
+    assert_eq!(store.revision().await.unwrap(), 1);
+    assert_eq!(store.get(&cluster("a").key).await.unwrap(), None);
+    // And the connection is good for the next one.
+    store.put(&cluster("a"), Expect::Absent).await.unwrap().unwrap();
+}
+
+async fn a_batch_puts_anew_what_it_deletes(place: Place) {
+    let store = place.with_group().await;
+    let first = store.put(&cluster("a"), Expect::Absent).await.unwrap().unwrap();
+    store.put(&cluster("b"), Expect::Absent).await.unwrap().unwrap();
+    let batch = Batch {
+        puts: vec![(group("G"), Expect::Absent), (cluster("A"), Expect::Absent)],
+        deletes: vec![(GROUP.to_owned(), Expect::Any)],
+        ..Batch::default()
+    };
+    let applied = store.apply(&batch).await.unwrap().unwrap();
+    assert_eq!(applied.deleted, 3);
+    assert!(store.get(&cluster("a").key).await.unwrap().unwrap().id.ends_with("/A"), "made anew");
+    let changes = since(&store, first + 1).await;
+    let is_put = |change: &Change| matches!(change, Change::Put(_));
+    assert_eq!(changes.iter().map(is_put).collect::<Vec<_>>(), [false, false, false, true, true]);
+}
+
+async fn an_empty_batch_is_nothing(place: Place) {
+    let store = place.with_group().await;
+    let applied = store.apply(&Batch::default()).await.unwrap().unwrap();
+    assert_eq!(applied, Applied { revision: 1, deleted: 0, ended: 0 });
+    assert_eq!(store.revision().await.unwrap(), 1);
+}
+
+async fn who_watches_hears_of_each_commit(place: Place) {
+    let store = place.with_group().await;
+    let mut watch = store.watch();
+    assert_eq!(*watch.borrow_and_update(), 1);
+    let refused = store.put(&group("g"), Expect::Absent).await.unwrap();
+    assert!(refused.is_err() && !watch.has_changed().unwrap());
+    let revision = store.put(&cluster("a"), Expect::Absent).await.unwrap().unwrap();
+    watch.changed().await.unwrap();
+    assert_eq!(*watch.borrow_and_update(), revision);
+    assert_eq!(*place.open().await.watch().borrow(), revision, "an opened store begins where it is");
+}

@@ -1,0 +1,107 @@
+//! Many at once: no update is lost, nobody is stuck, and who goes away in the middle leaves nothing half done.
+
+use futures_util::poll;
+use gateway::store::{
+    Store,
+    batch::{Batch, Expect, Refused},
+};
+use serde_json::json;
+
+use crate::place::{CLUSTERS, GROUP, Place, cluster};
+
+pub fn tests() -> Vec<(&'static str, crate::Test)> {
+    crate::tests![
+        two_writers_never_lose_an_update,
+        one_name_is_won_once,
+        a_child_never_outlives_its_parent,
+        a_caller_who_goes_away_leaves_nothing_half_done,
+    ]
+}
+
+/// Two stores, as of two processes.
+async fn two(place: &Place) -> [Store; 2] {
+    [place.with_group().await, place.open().await]
+}
+
+async fn two_writers_never_lose_an_update(place: Place) {
+    const WRITERS: u64 = 4;
+    const ROUNDS: u64 = 25;
+    let stores = two(&place).await;
+    stores[0].put(&cluster("a"), Expect::Absent).await.unwrap().unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let store = stores[writer as usize % 2].clone();
+        tasks.spawn(async move {
+            for _ in 0..ROUNDS {
+                loop {
+                    let mut it = store.get(&cluster("a").key).await.unwrap().unwrap();
+                    it.body["n"] = json!(it.body["n"].as_u64().unwrap() + 1);
+                    match store.put(&it, Expect::Revision(it.revision)).await.unwrap() {
+                        Ok(_) => break,
+                        Err(refused) => assert!(matches!(refused, Refused::Changed { found: Some(_), .. })),
+                    }
+                }
+            }
+        });
+    }
+    tasks.join_all().await;
+    let body = stores[0].get(&cluster("a").key).await.unwrap().unwrap().body;
+    assert_eq!(body["n"], json!(WRITERS * ROUNDS));
+}
+
+async fn one_name_is_won_once(place: Place) {
+    const WRITERS: usize = 8;
+    let stores = two(&place).await;
+    for round in 0..10 {
+        let mut tasks = tokio::task::JoinSet::new();
+        for writer in 0..WRITERS {
+            let store = stores[writer % 2].clone();
+            tasks.spawn(async move { store.put(&cluster(&format!("{round}")), Expect::Absent).await.unwrap().is_ok() });
+        }
+        assert_eq!(tasks.join_all().await.into_iter().filter(|won| *won).count(), 1);
+    }
+}
+
+async fn a_child_never_outlives_its_parent(place: Place) {
+    let stores = two(&place).await;
+    for _ in 0..20 {
+        stores[0].put(&crate::place::group("g"), Expect::Any).await.unwrap().unwrap();
+        let (child, group) = (cluster("a"), GROUP);
+        let (put, deleted) = tokio::join!(stores[0].put(&child, Expect::Absent), stores[1].delete(group, Expect::Any));
+        let put = put.unwrap().is_ok();
+        assert_eq!(deleted.unwrap().unwrap(), if put { 2 } else { 1 });
+        assert_eq!(stores[0].count(CLUSTERS, "").await.unwrap(), 0);
+    }
+}
+
+async fn a_caller_who_goes_away_leaves_nothing_half_done(place: Place) {
+    const ROUNDS: usize = 150;
+    let store = place.with_group().await;
+    let both = |n: usize| {
+        let puts = ["a", "b"].map(|name| {
+            let mut stored = cluster(name);
+            stored.body = json!({"n": n});
+            (stored, Expect::Any)
+        });
+        Batch { puts: puts.into(), ..Batch::default() }
+    };
+    store.apply(&both(0)).await.unwrap().unwrap();
+    for n in 1..=ROUNDS {
+        let batch = both(n);
+        let mut abandoned = Box::pin(store.apply(&batch));
+        // As far as it gets in so many turns.
+        for _ in 0..n % 25 {
+            if poll!(&mut abandoned).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(abandoned);
+        let n_of = async |name| store.get(&cluster(name).key).await.unwrap().unwrap().body["n"].clone();
+        // The next one gets its turn, and finds all of that batch or nothing.
+        let before = store.put(&cluster("c"), Expect::Any).await.unwrap().unwrap();
+        let (a, b) = (n_of("a").await, n_of("b").await);
+        assert_eq!(a, b, "round {n}");
+        assert_eq!(store.revision().await.unwrap(), before, "and nothing goes on behind it");
+    }
+}

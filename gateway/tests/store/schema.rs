@@ -1,0 +1,67 @@
+//! Migrations go forward only; what is not ours or newer than we are is left as it is, with a reason.
+
+use gateway::store::{Store, StoreError};
+
+use crate::place::{GROUP, Place};
+
+pub fn tests() -> Vec<(&'static str, crate::Test)> {
+    crate::tests![
+        a_newer_database_is_refused_and_untouched,
+        a_changed_migration_is_refused,
+        many_who_open_at_once_make_the_tables_once,
+        an_address_of_no_database_says_so_and_no_password,
+    ]
+}
+
+async fn a_newer_database_is_refused_and_untouched(place: Place) {
+    place.with_group().await.close().await;
+    place
+        .sql(
+            "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+             SELECT 99, 'of the future', success, checksum, 0 FROM _sqlx_migrations WHERE version = 1; \
+             ALTER TABLE resources ADD COLUMN future TEXT;",
+        )
+        .await;
+    let file = place.is_sqlite.then(|| gateway::store::sqlite_file(&place.url).unwrap());
+    let before = file.as_ref().map(|file| std::fs::read(file).unwrap());
+    let error = Store::open(&place.url).await.err().unwrap();
+    assert!(matches!(error, StoreError::Newer { found: 99, known: 1.. }), "{error:?}");
+    assert!(error.to_string().contains("newer"), "{error}");
+    assert_eq!(before, file.as_ref().map(|file| std::fs::read(file).unwrap()));
+    let rows = place.texts("SELECT resource_key FROM resources WHERE future IS NULL").await;
+    assert_eq!(rows, [GROUP]);
+    assert_eq!(place.texts("SELECT description FROM _sqlx_migrations ORDER BY version").await.len(), 2);
+}
+
+async fn a_changed_migration_is_refused(place: Place) {
+    place.open().await.close().await;
+    place.sql("UPDATE _sqlx_migrations SET checksum = checksum || checksum").await;
+    let error = Store::open(&place.url).await.err().unwrap();
+    assert!(matches!(error, StoreError::Schema(_)), "{error:?}");
+}
+
+async fn many_who_open_at_once_make_the_tables_once(place: Place) {
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..6 {
+        let url = place.url.clone();
+        tasks.spawn(async move { Store::open(&url).await.unwrap().revision().await.unwrap() });
+    }
+    assert_eq!(tasks.join_all().await, [0; 6]);
+}
+
+async fn an_address_of_no_database_says_so_and_no_password(place: Place) {
+    drop(place);
+    for url in ["mysql://u:hunter2@h/d", "hunter2", "sqlite::memory:", "sqlite:", "", "file:///tmp/hunter2"] {
+        let error = Store::open(url).await.err().unwrap().to_string();
+        assert!(error.contains("postgres://") && !error.contains("hunter2"), "{url}: {error}");
+    }
+    for (url, why) in [
+        ("sqlite:/nonexistent/towline.db", "No such file"),
+        ("postgres://u:hunter2@localhost:1/d", "refused"),
+        ("postgres://u:hunter2@localhost/d?sslmode=perhaps", "perhaps"),
+    ] {
+        let error = Store::open(url).await.err().unwrap();
+        let text = format!("{error} {error:?}");
+        assert!(error.to_string().contains(why) && !text.contains("hunter2"), "{text}");
+    }
+}
