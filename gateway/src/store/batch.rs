@@ -30,7 +30,8 @@ pub struct Batch {
     pub ends: Vec<Ended>,
 }
 
-/// The end of an operation that is under way. The first end holds: of one that has ended, or is not there, nothing changes.
+/// The end of an operation that is under way. The first end holds: a batch that would end one again does not happen, so
+/// that of two who carry out the same operation only one does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ended {
     /// Its name.
@@ -57,21 +58,19 @@ pub enum Expect {
 /// What a batch has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Applied {
-    /// The revision of all of it.
+    /// The revision of all of it; the newest there was if no resource changed. Who follows the changes up to it has seen it.
     pub revision: i64,
     /// How many resources went, with those that they held.
     pub deleted: u64,
-    /// How many operations ended by it.
-    pub ended: u64,
 }
 
 /// Why a batch did not happen, though the database would have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It is not what was expected: read again.
+    /// It is not what was expected: read again. Also of an operation that has ended, or is forgotten.
     #[error("{key} was changed meanwhile")]
     Changed {
-        /// Which.
+        /// Which: the key of a resource, or the name of an operation.
         key: String,
         /// The version there is now.
         found: Option<i64>,
@@ -94,7 +93,7 @@ impl Store {
     pub async fn apply(&self, batch: &Batch) -> Result<Result<Applied, Refused>, StoreError> {
         check(batch)?;
         if batch.is_empty() {
-            return Ok(Ok(Applied { revision: self.revision().await?, deleted: 0, ended: 0 }));
+            return Ok(Ok(Applied { revision: self.revision().await?, deleted: 0 }));
         }
         let mut write = self.write().await?;
         match batch.steps(&mut write).await? {
@@ -134,7 +133,7 @@ impl Batch {
     }
 
     async fn steps(&self, write: &mut Write) -> Step<Applied> {
-        let mut applied = Applied { revision: write.revision, deleted: 0, ended: 0 };
+        let mut applied = Applied { revision: write.revision, deleted: 0 };
         let connection = write.connection();
         for (key, expect) in &self.deletes {
             match delete(connection, applied.revision, key, *expect).await? {
@@ -151,7 +150,14 @@ impl Batch {
             begin(connection, operation).await?;
         }
         for ended in &self.ends {
-            applied.ended += end(connection, ended).await?;
+            if !end(connection, ended).await? {
+                return Ok(Err(Refused::Changed { key: ended.id.clone(), found: None }));
+            }
+        }
+        if self.puts.is_empty() && applied.deleted == 0 {
+            // Nothing that a follower would ever be told of.
+            applied.revision -= 1;
+            sqlx::query("UPDATE revisions SET revision = $1").bind(applied.revision).execute(connection).await?;
         }
         Ok(Ok(applied))
     }
@@ -210,7 +216,7 @@ async fn begin(connection: &mut AnyConnection, operation: &Operation) -> Result<
     Ok(())
 }
 
-async fn end(connection: &mut AnyConnection, ended: &Ended) -> Result<u64, StoreError> {
+async fn end(connection: &mut AnyConnection, ended: &Ended) -> Result<bool, StoreError> {
     let sql = "UPDATE operations SET status = $1, error = $2, ended_ms = $3 \
                WHERE operation_id = $4 AND status = 'InProgress'";
     let done = sqlx::query(sql)
@@ -220,7 +226,7 @@ async fn end(connection: &mut AnyConnection, ended: &Ended) -> Result<u64, Store
         .bind(&ended.id)
         .execute(connection)
         .await?;
-    Ok(done.rows_affected())
+    Ok(done.rows_affected() == 1)
 }
 
 async fn expected(connection: &mut AnyConnection, key: &str, expect: Expect) -> Step<()> {

@@ -16,6 +16,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         a_batch_that_breaks_has_done_nothing,
         a_batch_puts_anew_what_it_deletes,
         an_empty_batch_is_nothing,
+        what_changes_no_resource_takes_no_revision,
+        what_an_operation_does_is_done_once,
         who_watches_hears_of_each_commit,
     ]
 }
@@ -41,7 +43,7 @@ async fn a_batch_happens_under_one_revision(place: Place) {
         ..Batch::default()
     };
     let applied = store.apply(&batch).await.unwrap().unwrap();
-    assert_eq!(applied, Applied { revision: 1, deleted: 0, ended: 0 });
+    assert_eq!(applied, Applied { revision: 1, deleted: 0 });
     assert!(since(&store, 0).await.iter().all(|change| change.revision() == 1));
     let end = Ended { id: "one".to_owned(), status: Status::Succeeded, error: None, now_ms: 9 };
     let batch = Batch {
@@ -51,7 +53,7 @@ async fn a_batch_happens_under_one_revision(place: Place) {
         ..Batch::default()
     };
     let applied = store.apply(&batch).await.unwrap().unwrap();
-    assert_eq!(applied, Applied { revision: 2, deleted: 1, ended: 1 });
+    assert_eq!(applied, Applied { revision: 2, deleted: 1 });
     assert_eq!(store.get(&cluster("b").key).await.unwrap().unwrap().revision, 2);
     assert_eq!(store.operation("one").await.unwrap().unwrap().status, Status::Succeeded);
 }
@@ -116,10 +118,41 @@ async fn a_batch_puts_anew_what_it_deletes(place: Place) {
     assert_eq!(changes.iter().map(is_put).collect::<Vec<_>>(), [false, false, false, true, true]);
 }
 
+/// Who waits until the changes up to a batch were seen would wait for ever.
+async fn what_changes_no_resource_takes_no_revision(place: Place) {
+    let store = place.with_group().await;
+    let watch = store.watch();
+    let end = |id: &str| Ended { id: id.to_owned(), status: Status::Succeeded, error: None, now_ms: 9 };
+    for batch in [
+        Batch { begins: vec![operation("one"), operation("two")], ..Batch::default() },
+        Batch { deletes: vec![("/nothing".to_owned(), Expect::Absent)], ends: vec![end("one")], ..Batch::default() },
+    ] {
+        let applied = store.apply(&batch).await.unwrap().unwrap();
+        assert_eq!(applied, Applied { revision: 1, deleted: 0 });
+        assert_eq!((store.revision().await.unwrap(), watch.has_changed().unwrap()), (1, false));
+    }
+    assert_eq!(store.operation("one").await.unwrap().unwrap().status, Status::Succeeded);
+    assert_eq!(store.put(&cluster("a"), Expect::Absent).await.unwrap(), Ok(2));
+}
+
+/// Two replicas that carry out the same deletion: the second would delete what was made anew meanwhile.
+async fn what_an_operation_does_is_done_once(place: Place) {
+    let store = place.with_group().await;
+    store.put(&cluster("a"), Expect::Absent).await.unwrap().unwrap();
+    store.apply(&Batch { begins: vec![operation("delete")], ..Batch::default() }).await.unwrap().unwrap();
+    let end = Ended { id: "delete".to_owned(), status: Status::Succeeded, error: None, now_ms: 9 };
+    let batch = Batch { deletes: vec![(cluster("a").key, Expect::Any)], ends: vec![end], ..Batch::default() };
+    assert_eq!(store.apply(&batch).await.unwrap().unwrap().deleted, 1);
+    store.put(&cluster("a"), Expect::Absent).await.unwrap().unwrap();
+    let refused = Refused::Changed { key: "delete".to_owned(), found: None };
+    assert_eq!(store.apply(&batch).await.unwrap(), Err(refused));
+    assert!(store.get(&cluster("a").key).await.unwrap().is_some());
+}
+
 async fn an_empty_batch_is_nothing(place: Place) {
     let store = place.with_group().await;
     let applied = store.apply(&Batch::default()).await.unwrap().unwrap();
-    assert_eq!(applied, Applied { revision: 1, deleted: 0, ended: 0 });
+    assert_eq!(applied, Applied { revision: 1, deleted: 0 });
     assert_eq!(store.revision().await.unwrap(), 1);
 }
 

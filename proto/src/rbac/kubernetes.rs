@@ -25,10 +25,14 @@ pub enum Target<'a> {
     Path(&'a str),
 }
 
-/// The action of a call, or `None` for a verb that Kubernetes does not have: then nobody may.
+/// The action of a call, or `None` for a verb that Kubernetes does not have, or for a name that is none: then nobody may.
+/// Names come from a caller; one with a `/` in it could pass for another resource, one with a `*` for many.
 pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
     let name = match target {
         Target::Resource { group, resource, subresource } => {
+            if !(is_name(resource) && [group, subresource].iter().all(|name| name.is_empty() || is_name(name))) {
+                return None;
+            }
             let does = if resource == "pods" && subresource == "exec" {
                 "exec/action"
             } else if CONNECTS.contains(&subresource) {
@@ -40,9 +44,22 @@ pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
             let group = if group.is_empty() { String::new() } else { format!("/{group}") };
             format!("{PREFIX}{group}/{resource}/{does}")
         }
-        Target::Path(path) => format!("{PREFIX}/{}/{}", path.trim_matches('/'), operation(verb)?),
+        Target::Path(path) => {
+            let path = path.strip_prefix('/').unwrap_or(path);
+            let path = path.strip_suffix('/').unwrap_or(path);
+            if !path.split('/').all(is_name) {
+                return None;
+            }
+            format!("{PREFIX}/{path}/{}", operation(verb)?)
+        }
     };
     Some(Action::new(&name))
+}
+
+/// A segment of a path that means itself.
+fn is_name(text: &str) -> bool {
+    let known = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
+    !text.is_empty() && !matches!(text, "." | "..") && text.bytes().all(known)
 }
 
 /// What everybody who reaches the cluster may read: discovery, without which no client works. Below `/api` and `/apis`
@@ -122,6 +139,27 @@ mod tests {
         assert_eq!(resource("get", "", "pods", "portforward").as_deref(), Some("pods/write"));
         assert_eq!(resource("get", "", "services", "proxy").as_deref(), Some("services/write"));
         assert_eq!(resource("get", "", "nodes", "proxy").as_deref(), Some("nodes/write"));
+    }
+
+    #[test]
+    fn z5_a_name_cannot_pass_for_another() {
+        for (group, kind, sub) in [
+            ("", "pods/read", ""),
+            ("", "*", ""),
+            ("", "", ""),
+            ("", "..", ""),
+            ("", "pods%2fexec", ""),
+            ("apps/deployments", "x", ""),
+            ("*", "pods", ""),
+            ("", "pods", "a/exec"),
+            ("", "p\u{f6}ds", ""),
+        ] {
+            assert_eq!(resource("get", group, kind, sub), None, "{group} {kind} {sub}");
+        }
+        for path in ["", "/", "//", "/a//b", "/a/../b", "/*", "/a%2fb", "/a b"] {
+            assert_eq!(data_action("get", Target::Path(path)), None, "{path}");
+        }
+        assert!(data_action("get", Target::Path("/.well-known/openid-configuration/")).is_some());
     }
 
     #[test]

@@ -2,13 +2,17 @@
 
 use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
 
-use crate::ids::ClusterId;
+use crate::{
+    api::{InvalidId, ResourceId},
+    ids::ClusterId,
+};
 
-/// The longest scope, in bytes.
-const SCOPE_LENGTH: usize = 2048;
+/// Characters of the name of a Kubernetes namespace at most.
+const NAMESPACE_BYTES: usize = 63;
 
 /// An ARM id as a scope: `/`, `/subscriptions/<s>`, `.../resourcegroups/<g>`, a resource below it, and
-/// `<cluster>/namespaces/<namespace>` (feature Z6). Lower-cased, so that equal scopes are equal texts.
+/// `<cluster>/namespaces/<namespace>` (feature Z6). Lower-cased, so that equal scopes are equal texts. Every
+/// [`ResourceId`] is one.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope(Arc<str>);
 
@@ -17,7 +21,7 @@ pub struct Scope(Arc<str>);
 #[error(
     "not a scope: {0}; expected /subscriptions/<id>, a resource group, a resource or a namespace of a cluster below it"
 )]
-pub struct InvalidScope(&'static str);
+pub struct InvalidScope(#[from] InvalidId);
 
 impl Scope {
     /// Everything.
@@ -30,9 +34,15 @@ impl Scope {
         Self(id.as_str().into())
     }
 
-    /// A namespace of a cluster. Kubernetes names are lower-case already.
+    /// A namespace of a cluster, as a caller names it. What no namespace can be called (RFC 1123 label) is the whole
+    /// cluster: who has a role in one namespace only has none there.
     pub fn namespace(id: &ClusterId, namespace: &str) -> Self {
-        Self(format!("{id}/namespaces/{}", namespace.to_ascii_lowercase()).into())
+        let known = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        if (1..=NAMESPACE_BYTES).contains(&namespace.len()) && namespace.bytes().all(known) {
+            Self(format!("{id}/namespaces/{namespace}").into())
+        } else {
+            Self::cluster(id)
+        }
     }
 
     /// In lower case.
@@ -71,42 +81,14 @@ impl FromStr for Scope {
     type Err = InvalidScope;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.len() > SCOPE_LENGTH {
-            return Err(InvalidScope("longer than 2048 bytes"));
-        }
-        if text == "/" {
-            return Ok(Self::root());
-        }
-        let lower = text.to_ascii_lowercase();
-        let Some(rest) = lower.strip_prefix('/') else { return Err(InvalidScope("does not begin with /")) };
-        let mut segments = rest.split('/').peekable();
-        let mut pairs = 0;
-        while segments.peek().is_some() {
-            let mut kind = name(segments.next())?;
-            if kind == "providers" {
-                name(segments.next())?;
-                kind = name(segments.next())?;
-            }
-            name(segments.next())?;
-            match (pairs, kind) {
-                (0, "subscriptions") => {}
-                (0, _) => return Err(InvalidScope("does not begin with /subscriptions/<id>")),
-                (1.., "subscriptions") => return Err(InvalidScope("a subscription is not below anything")),
-                _ => {}
-            }
-            pairs += 1;
-        }
-        Ok(Self(lower.into()))
+        if text == "/" { Ok(Self::root()) } else { Ok(Self::from(&ResourceId::parse(text)?)) }
     }
 }
 
-fn name(segment: Option<&str>) -> Result<&str, InvalidScope> {
-    let segment = segment.ok_or(InvalidScope("it ends behind a type; a name is missing"))?;
-    let known = |b: u8| b.is_ascii_alphanumeric() || b"-_.()".contains(&b);
-    if segment.is_empty() || segment == "." || segment == ".." || !segment.bytes().all(known) {
-        return Err(InvalidScope("a segment is empty or has other characters than a-z 0-9 - _ . ( )"));
+impl From<&ResourceId> for Scope {
+    fn from(id: &ResourceId) -> Self {
+        Self(id.key().into())
     }
-    Ok(segment)
 }
 
 impl Borrow<str> for Scope {
@@ -129,6 +111,8 @@ impl fmt::Debug for Scope {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const CLUSTER: &str = "/subscriptions/S1/resourceGroups/G/providers/Microsoft.Kubernetes/connectedClusters/C";
@@ -151,6 +135,33 @@ mod tests {
     }
 
     #[test]
+    fn z6_what_is_no_namespace_needs_the_whole_cluster() {
+        let id: ClusterId = CLUSTER.parse().unwrap();
+        for odd in ["", "dev/x", "DEV", "..", "dev.x", "dev%2f", "d\u{e9}v", &"x".repeat(64)] {
+            assert_eq!(Scope::namespace(&id, odd), Scope::cluster(&id), "{odd}");
+        }
+    }
+
+    proptest! {
+        /// Upwards is the way that ids go, whatever names there are.
+        #[test]
+        fn z2_the_parent_of_a_scope_is_that_of_the_id(
+            group in prop::bool::ANY,
+            tail in "(/(providers/(providers|a)/)?(providers|b|c d)/(providers|x|y)){0,4}",
+        ) {
+            let text = format!("/subscriptions/providers{}{tail}", if group { "/resourceGroups/providers" } else { "" });
+            if let Ok(id) = ResourceId::parse(&text) {
+                let scope = Scope::from(&id);
+                let parents: Vec<_> = scope.with_parents().collect();
+                prop_assert_eq!(parents[0], id.key());
+                prop_assert_eq!(parents[1], if id.parent_key().is_empty() { "/" } else { id.parent_key() });
+                prop_assert_eq!(parents.last(), Some(&"/"));
+                prop_assert_eq!(text.parse::<Scope>().unwrap(), scope);
+            }
+        }
+    }
+
+    #[test]
     fn scopes_of_nested_resources_skip_the_provider() {
         let scope: Scope =
             format!("{CLUSTER}/providers/Microsoft.KubernetesConfiguration/extensions/e").parse().unwrap();
@@ -169,7 +180,8 @@ mod tests {
             "//",
             "/resourceGroups/g",
             "/subscriptions/s/resourceGroups/..",
-            "/subscriptions/s/resourceGroups/a b",
+            "/subscriptions/s/resourceGroups/a\tb",
+            "/subscriptions/s/resourceGroups/g/x/y",
             "/subscriptions/s/subscriptions/t",
             "/subscriptions/s/providers/Microsoft.Kubernetes",
             "/subscriptions/s/resourceGroups/%2e%2e",

@@ -1,0 +1,106 @@
+//! The decision that every request waits for, with 100,000 role assignments on 10,000 clusters: under 20 microseconds each.
+
+#![allow(missing_docs, reason = "criterion's macros make undocumented items")]
+
+use std::{hint::black_box, sync::Arc};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use proto::rbac::{
+    Action, Assignment, Plane, Policy, Scope, Window,
+    kubernetes::{Target, data_action},
+    role::built_in,
+};
+
+const CLUSTERS: usize = 10_000;
+const ASSIGNMENTS: usize = 100_000;
+const USERS: usize = 20_000;
+/// Groups of a user in a large company.
+const GROUPS: usize = 200;
+const NOW: i64 = 1_800_000_000;
+
+fn cluster(n: usize) -> String {
+    let (subscription, group) = (n % 10, n % 500);
+    format!(
+        "/subscriptions/s{subscription}/resourceGroups/g{group}/providers/Microsoft.Kubernetes/connectedClusters/c{n}"
+    )
+}
+
+/// Assignments at namespaces, clusters, resource groups and a few subscriptions, of all built-in roles, some with a window.
+fn policy() -> Policy {
+    let roles = built_in();
+    let assignment = |n: usize| {
+        let cluster = cluster(n % CLUSTERS);
+        let scope = match n % 20 {
+            0..10 => format!("{cluster}/namespaces/team-{}", n % 7),
+            10..17 => cluster,
+            17..19 => format!("/subscriptions/s{}/resourceGroups/g{}", n % 10, n % 500),
+            _ => format!("/subscriptions/s{}", n % 10),
+        };
+        Assignment {
+            id: n.to_string().into(),
+            // The first principals are groups with many assignments each.
+            principal: if n.is_multiple_of(3) {
+                format!("group-{}", n % GROUPS)
+            } else {
+                format!("user-{}", n % USERS)
+            }
+            .into(),
+            scope: scope.parse().expect("a scope"),
+            role: Arc::clone(&roles[n % roles.len()].role),
+            window: if n.is_multiple_of(11) { Window { starts: Some(0), ends: Some(NOW) } } else { Window::default() },
+        }
+    };
+    (0..ASSIGNMENTS).map(assignment).collect()
+}
+
+fn decisions(c: &mut Criterion) {
+    let policy = policy();
+    assert_eq!(policy.len(), ASSIGNMENTS);
+    let mut everyone: Vec<String> = (0..GROUPS).map(|n| format!("group-{n}")).collect();
+    everyone.push("user-1".to_owned());
+    let strangers: Vec<String> = (0..GROUPS).map(|n| format!("other-{n}")).collect();
+    let at = |n: usize| -> Scope { format!("{}/namespaces/team-0", cluster(n)).parse().expect("a scope") };
+    let secrets = Target::Resource { group: "", resource: "secrets", subresource: "" };
+    let reads = data_action("get", secrets).expect("a verb of Kubernetes");
+    // No role has it, so that everything is looked at.
+    let nobody = Action::new("Contoso.Nothing/of/this/action");
+    let mut group = c.benchmark_group("policy");
+    for (name, principals, plane, action) in [
+        ("200 groups, denied after all of them", &everyone, Plane::Data, &nobody),
+        ("200 groups, secrets", &everyone, Plane::Data, &reads),
+        ("200 groups without any role", &strangers, Plane::Control, &nobody),
+    ] {
+        let scopes: Vec<Scope> = (0..64).map(|n| at(n * 151 % CLUSTERS)).collect();
+        let mut next = 0;
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                next = (next + 1) % scopes.len();
+                black_box(policy.decide(black_box(principals), plane, action, &scopes[next], NOW)).is_ok()
+            });
+        });
+    }
+    let write = Action::new("Microsoft.Kubernetes/connectedClusters/write");
+    let one = ["user-16".to_owned()];
+    let scope: Scope = cluster(16).parse().expect("a scope");
+    group.bench_function("one user, a write", |b| {
+        b.iter(|| black_box(policy.decide(black_box(&one), Plane::Control, &write, &scope, NOW)).is_ok());
+    });
+    let mut changed = policy.clone();
+    group.bench_function("an assignment more and less, while another policy is in use", |b| {
+        let extra = Assignment {
+            id: "extra".into(),
+            principal: "group-0".into(),
+            scope: scope.clone(),
+            role: Arc::clone(&built_in()[0].role),
+            window: Window::default(),
+        };
+        b.iter(|| {
+            changed.insert(extra.clone());
+            changed.remove("group-0", &scope, "extra");
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(policies, decisions);
+criterion_main!(policies);
