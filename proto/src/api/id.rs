@@ -123,16 +123,16 @@ impl ResourceId {
 
     /// A resource of a provider in this scope.
     pub fn on(&self, namespace: &str, kind: &str, name: &str) -> Result<Self, InvalidId> {
-        for segment in [namespace, kind, name] {
-            check(segment)?;
-        }
+        check_word(namespace)?;
+        check_word(kind)?;
+        check(name)?;
         let text = format!("{self}/providers/{namespace}/{kind}/{name}");
         Ok(Self::made(text, format!("{namespace}/{kind}"), self.text.len()))
     }
 
     /// A child of this resource, of its provider.
     pub fn child(&self, kind: &str, name: &str) -> Result<Self, InvalidId> {
-        check(kind)?;
+        check_word(kind)?;
         check(name)?;
         Ok(Self::made(format!("{self}/{kind}/{name}"), format!("{}/{kind}", self.kind), self.text.len()))
     }
@@ -190,6 +190,14 @@ fn check(segment: &str) -> Result<(), InvalidId> {
         && !matches!(segment, "." | "..")
         && !segment.chars().any(|c| c.is_control() || matches!(c, '/' | '\\' | '%' | '?' | '#'));
     if good { Ok(()) } else { Err(InvalidId::Name(segment.chars().take(NAME_BYTES).collect())) }
+}
+
+/// A segment that is no name. `providers` begins a provider wherever it stands: an id can be read from either end.
+fn check_word(segment: &str) -> Result<(), InvalidId> {
+    if segment.eq_ignore_ascii_case("providers") {
+        return Err(InvalidId::Unexpected { found: segment.to_owned(), expected: "a namespace or a type" });
+    }
+    check(segment)
 }
 
 impl fmt::Display for ResourceId {
@@ -274,6 +282,8 @@ mod tests {
             "/subscriptions/s/providers/n",
             "/subscriptions/s/providers/n/t",
             "/subscriptions/s/providers/n/t/",
+            "/subscriptions/s/providers/n/Providers/a",
+            "/subscriptions/s/providers/providers/t/a",
             "/subscriptions/s/providers/n/t/a%2Fb",
             "/subscriptions/s/providers/n/t/a\\b",
             "/subscriptions/s/providers/n/t/a\nb",
