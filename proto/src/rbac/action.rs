@@ -8,7 +8,12 @@ const ACTION_LENGTH: usize = 512;
 
 /// One operation, in lower case.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Action(Box<str>);
+pub struct Action {
+    name: Box<str>,
+    /// What it is called as one of many. A pattern that matches either matches it: listed by one name and excepted by the
+    /// other it is excepted.
+    also: Option<Box<str>>,
+}
 
 /// Why a text is no [`Pattern`] (feature Z4: answered with 400).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,18 +26,28 @@ pub struct InvalidPattern {
 impl Action {
     /// The operation of this name. What no pattern can match is simply never allowed.
     pub fn new(name: &str) -> Self {
-        Self(name.to_ascii_lowercase().into())
+        Self { name: name.to_ascii_lowercase().into(), also: None }
+    }
+
+    /// The same, which patterns also know by another name.
+    #[must_use]
+    pub fn also(self, name: &str) -> Self {
+        Self { also: Some(name.to_ascii_lowercase().into()), ..self }
     }
 
     /// In lower case.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.name
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&*self.name).chain(self.also.as_deref())
     }
 }
 
 impl fmt::Debug for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.name)
     }
 }
 
@@ -70,7 +85,11 @@ impl Pattern {
 
     /// Whether the operation is one of these. At worst the product of both lengths, however many `*` there are.
     pub fn matches(&self, action: &Action) -> bool {
-        let (pattern, text) = (self.0.as_bytes(), action.0.as_bytes());
+        action.names().any(|name| self.matches_name(name))
+    }
+
+    fn matches_name(&self, name: &str) -> bool {
+        let (pattern, text) = (self.0.as_bytes(), name.as_bytes());
         let (mut p, mut t) = (0, 0);
         // Where to go back to: behind the last `*`, and how far it has reached.
         let mut star = None;
@@ -101,7 +120,7 @@ pub struct Patterns {
 impl Patterns {
     /// Whether one of them matches.
     pub fn any(&self, action: &Action) -> bool {
-        self.exact.contains(action.as_str()) || self.wild.iter().any(|pattern| pattern.matches(action))
+        action.names().any(|name| self.exact.contains(name)) || self.wild.iter().any(|pattern| pattern.matches(action))
     }
 }
 

@@ -41,6 +41,10 @@ pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
             } else {
                 operation(verb)?
             };
+            if is_custom(group) {
+                let one = Action::new(&format!("{PREFIX}/{group}/{resource}/{does}"));
+                return Some(one.also(&format!("{PREFIX}/customresources/{does}")));
+            }
             let group = if group.is_empty() { String::new() } else { format!("/{group}") };
             format!("{PREFIX}{group}/{resource}/{does}")
         }
@@ -54,6 +58,12 @@ pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
         }
     };
     Some(Action::new(&name))
+}
+
+/// Whether a group is none of Kubernetes' own, which have no dot or end in `.k8s.io`: a role may name its resources one by
+/// one, or all such as `customresources`.
+fn is_custom(group: &str) -> bool {
+    group.contains('.') && !group.to_ascii_lowercase().ends_with(".k8s.io")
 }
 
 /// A segment of a path that means itself.
@@ -96,6 +106,7 @@ fn operation(verb: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rbac::{Plane, Role, role::RawPermission};
 
     fn resource(verb: &str, group: &str, resource: &str, subresource: &str) -> Option<String> {
         data_action(verb, Target::Resource { group, resource, subresource })
@@ -139,6 +150,42 @@ mod tests {
         assert_eq!(resource("get", "", "pods", "portforward").as_deref(), Some("pods/write"));
         assert_eq!(resource("get", "", "services", "proxy").as_deref(), Some("services/write"));
         assert_eq!(resource("get", "", "nodes", "proxy").as_deref(), Some("nodes/write"));
+    }
+
+    #[test]
+    fn z5_custom_resources_are_named_one_by_one_or_all_at_once() {
+        let role = |listed: &str, excepted: &str| {
+            let texts = |text: &str| text.split_whitespace().map(|name| format!("{PREFIX}/{name}")).collect();
+            let raw = RawPermission {
+                data_actions: texts(listed),
+                not_data_actions: texts(excepted),
+                ..RawPermission::default()
+            };
+            Role::new("r", &[raw]).unwrap()
+        };
+        let asked =
+            |verb, group, resource| data_action(verb, Target::Resource { group, resource, subresource: "" }).unwrap();
+        let widgets = asked("list", "example.com", "widgets");
+        for (listed, excepted, allowed) in [
+            ("example.com/widgets/read", "", true),
+            ("example.com/gadgets/read", "", false),
+            ("customresources/read", "", true),
+            ("customresources/write", "", false),
+            ("*", "", true),
+            // Excepted by either name.
+            ("*", "example.com/*", false),
+            ("customresources/read", "example.com/widgets/read", false),
+            ("example.com/widgets/read", "customresources/*", false),
+        ] {
+            let role = role(listed, excepted);
+            assert_eq!(role.allows(Plane::Data, &widgets), allowed, "{listed} less {excepted}");
+        }
+        let all = role("customresources/*", "");
+        for (group, resource) in
+            [("", "secrets"), ("apps", "deployments"), ("rbac.authorization.k8s.io", "roles"), ("X.K8S.IO", "y")]
+        {
+            assert!(!all.allows(Plane::Data, &asked("get", group, resource)), "{group}/{resource} is Kubernetes' own");
+        }
     }
 
     #[test]
