@@ -30,7 +30,7 @@ mod file;
 pub use authority::{Authority, AuthorityError, Issued, Validity};
 pub use credentials::Credentials;
 pub use file::{FILE_BYTES, LoadError, Problem};
-pub use peer::{Peer, PeerError, PeerIdentity};
+pub use peer::{Peer, PeerError, PeerIdentity, is_certificate};
 pub use proof::{ProofError, sign_proof, verify_proof};
 pub use roots::Roots;
 pub use server_certificate::ServerCertificate;

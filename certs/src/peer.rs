@@ -285,5 +285,10 @@ pub(crate) fn p256_point(chain: &[CertificateDer<'_>]) -> Option<Vec<u8>> {
         .then(|| key.subject_public_key.data.to_vec())
 }
 
+/// Whether some DER is one X.509 certificate and nothing else. Says nothing about trust.
+pub fn is_certificate(der: &[u8]) -> bool {
+    matches!(x509_parser::parse_x509_certificate(der), Ok((rest, _)) if rest.is_empty())
+}
+
 #[cfg(test)]
 mod tests;

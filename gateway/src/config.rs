@@ -1,6 +1,8 @@
 //! Valid settings. A file is parsed into [`Config`] in one go, with all its faults at once; what holds a `Config` need
 //! not check again. Which clusters, issuers and grants there are is [`Dynamic`]: it can be loaded again while running.
 
+pub mod api;
+
 use std::{
     collections::{BTreeSet, HashSet},
     net::SocketAddr,
@@ -17,6 +19,8 @@ use proto::{
     token::{Issuer, RawIssuer},
 };
 
+use self::api::Api;
+
 /// All that a gateway is told.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -32,6 +36,8 @@ pub struct Config {
     pub audit: AuditTo,
     /// Bounds; a reload replaces them for what comes from then on.
     pub limits: Limits,
+    /// The resource API, if there is one.
+    pub api: Option<Api>,
     /// What a reload replaces.
     pub dynamic: Dynamic,
 }
@@ -198,8 +204,18 @@ impl Config {
         let audit = parse_audit(root.section("audit", faults), faults);
         let limits = parse_limits(root.section("limits", faults), faults);
         let dynamic = parse_dynamic(&mut root, faults);
+        let api = root.optional_section("api", faults).map(|section| Api::read(section, faults));
         root.end(faults);
-        Some(Self { file: None, listen: listen?, tls: tls?, agents_ca_file: agents_ca_file?, audit, limits, dynamic })
+        Some(Self {
+            file: None,
+            listen: listen?,
+            tls: tls?,
+            agents_ca_file: agents_ca_file?,
+            audit,
+            limits,
+            api: api.map_or(Some(None), |api| api.map(Some))?,
+            dynamic,
+        })
     }
 }
 

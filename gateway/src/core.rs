@@ -12,6 +12,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{
     config::{Config, Limits},
+    control::Control,
     issuer::Issuer,
     metrics::Metrics,
     request::{
@@ -46,6 +47,8 @@ pub struct Core {
     pub limits: ArcSwap<Limits>,
     /// The wildcard name of host-form addresses.
     pub domain: Option<String>,
+    /// The control plane, if there is one.
+    pub control: Option<Arc<Control>>,
     /// The built-in issuer, if there is one.
     pub issuer: ArcSwapOption<Issuer>,
     /// All tasks but the audit writer.

@@ -225,6 +225,11 @@ impl Issuer {
         self.users.current().iter().any(user) || self.principals.current().iter().any(principal)
     }
 
+    /// Its users and service principals.
+    pub fn known(&self) -> (std::sync::Arc<Users>, std::sync::Arc<Principals>) {
+        (self.users.current(), self.principals.current())
+    }
+
     /// Its settings.
     pub fn settings(&self) -> &IssuerSettings {
         &self.settings

@@ -7,7 +7,12 @@
 //! | [`config`] | valid settings, and what a file may say |
 //! | [`snapshot`] | clusters, issuers and grants of the moment; the seam to what delivers them |
 //! | [`request`] | the stages of one request, in order |
-//! | [`policy`] | who may reach what: a pure decision |
+//! | [`policy`] | who may reach what by the configuration: a pure decision |
+//! | [`api`] | the resource API: one request's way through it |
+//! | [`resources`] | kinds of resources, a plug-in each |
+//! | [`store`] | where resources are kept |
+//! | [`directory`] | what decisions need of them, in memory |
+//! | [`control`] | keeps the two in step; long-running operations |
 //! | [`sessions`] | how long a request lives; re-authorised while it does |
 //! | [`tunnels`] | listeners for agents, the hello, the registry of live tunnels |
 //! | [`reload`] | another configuration while running |
@@ -17,13 +22,17 @@
 //! | [`core`] | what all of these share |
 
 pub mod admin;
+pub mod api;
 pub mod config;
+pub mod control;
 pub mod core;
+pub mod directory;
 pub mod issuer;
 pub mod metrics;
 pub mod policy;
 pub mod reload;
 pub mod request;
+pub mod resources;
 pub mod sessions;
 pub mod snapshot;
 pub mod store;
@@ -33,7 +42,7 @@ use std::{
     io,
     net::{SocketAddr, UdpSocket},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use hyper_util::service::TowerToHyperService;
@@ -45,6 +54,7 @@ use tokio::net::TcpListener;
 
 use self::{
     config::{AuditTo, Config, Dynamic},
+    control::{Clock, Control},
     core::{Core, Trust, TrustError},
     issuer::Issuer,
     metrics::Metrics,
@@ -55,6 +65,8 @@ use self::{
     },
     sessions::{EndReason, Sessions},
     snapshot::{Snapshot, Snapshots},
+    store::{Store, protect::Protector},
+    tunnels::registry::Registry,
 };
 
 /// How often a drain looks at what remains, and says so.
@@ -73,6 +85,12 @@ pub enum BuildError {
     /// Issuers.
     #[error(transparent)]
     Issuers(#[from] ReloadError),
+    /// The store of the resource API.
+    #[error("the store of the resource API")]
+    Store(#[from] store::StoreError),
+    /// The key of protected settings.
+    #[error("the key that protected settings are encrypted with ([api].store_key_file)")]
+    Protect(#[from] store::protect::ProtectError),
     /// An address that cannot be listened on.
     #[error("cannot listen on {address} ({what})")]
     Listen {
@@ -102,6 +120,8 @@ pub struct Extras {
     pub shutdown: Shutdown,
     /// Lets the admin listener change the log level.
     pub log_level: Option<LogLevel>,
+    /// Tells the time to the resource API; none: the system's.
+    pub clock: Option<Clock>,
     /// The built-in issuer. One that needs to know the port first is set later, with [`Handle::set_issuer`].
     pub issuer: Option<Arc<Issuer>>,
     /// How many files the process may open, from [`proto::process::raise_open_files`]; `None`: as many as it likes.
@@ -204,10 +224,14 @@ impl Gateway {
                 "the system allows too few open files for limits.connections"
             );
         }
+        let snapshots = Arc::new(Snapshots::new(Snapshot::new(&config.dynamic, verifier)));
+        let tunnels = Arc::default();
+        let control = control(&config, extras.clock, &snapshots, &tunnels).await?;
         let core = Arc::new(Core {
-            snapshots: Arc::new(Snapshots::new(Snapshot::new(&config.dynamic, verifier))),
+            snapshots,
             sessions: Sessions::new(Arc::clone(&metrics)),
-            tunnels: Arc::default(),
+            tunnels,
+            control,
             slots: Arc::default(),
             admissions,
             refusals: Refusals::new(Arc::clone(&audit), Arc::clone(&metrics)),
@@ -244,6 +268,10 @@ impl Gateway {
         let sweeper = Arc::clone(&core.sessions).run(Arc::clone(&core.snapshots), core.shutdown.clone());
         tasks.spawn("sessions", sweeper);
         tasks.spawn("reload", Arc::clone(&reloader).watch());
+        if let Some(control) = &core.control {
+            tasks.spawn("follow", Arc::clone(control).follow(core.shutdown.clone()));
+            tasks.spawn("operations", Arc::clone(control).work(core.shutdown.clone()));
+        }
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));
         let router = admin::router(Arc::clone(&core), reloader, log_level, addresses.admin);
         tasks.spawn("admin", proto::process::admin::serve(admin, TowerToHyperService::new(router)));
@@ -262,11 +290,28 @@ impl Gateway {
         tasks.abort();
         // A panic was logged where it happened.
         let _ = tasks.join().await;
+        if let Some(control) = &core.control {
+            control.store.close().await;
+        }
         core.audit.flush().await;
         audit_shutdown.close();
         let _ = audit_tasks.join().await;
         tracing::info!("gateway stopped");
     }
+}
+
+/// Opens the store, if there is a resource API.
+async fn control(
+    config: &Config,
+    clock: Option<Clock>,
+    snapshots: &Arc<Snapshots>,
+    tunnels: &Arc<Registry>,
+) -> Result<Option<Arc<Control>>, BuildError> {
+    let Some(settings) = config.api.clone() else { return Ok(None) };
+    let store = Store::open(&settings.store.url()).await?;
+    let protector = Protector::open_or_create(&settings.store_key_file)?;
+    let clock = clock.unwrap_or_else(|| Arc::new(SystemTime::now));
+    Ok(Some(Control::open(settings, store, protector, clock, Arc::clone(snapshots), Arc::clone(tunnels)).await?))
 }
 
 /// Whether the files that a configuration names can be used, without starting anything.

@@ -66,7 +66,8 @@ async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<(
     let open_files = raise_open_files();
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
     let mut signals = signals(&tasks, &shutdown)?;
-    let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: None, open_files };
+    let level = Some(log_level);
+    let extras = Extras { shutdown: shutdown.clone(), log_level: level, open_files, ..Extras::default() };
     let gateway = Gateway::build(config, extras).await?;
     let handle = gateway.handle();
     tasks.spawn("reload", async move {

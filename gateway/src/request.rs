@@ -178,6 +178,7 @@ async fn stages(
         Routed::Cluster(request) => *request,
         Routed::Tunnel(http, connection) => return crate::tunnels::websocket::upgrade(core, &connection, http),
         Routed::Issuer(http, connection) => return issuer(core, &connection, http).await,
+        Routed::Api(path, http) => return api(core, id, &path, http, record).await,
     };
     describe(&request, record);
     if let (Some(turn), true) = (turn, request.long_running) {
@@ -252,6 +253,7 @@ enum Routed {
     Cluster(Box<Request>),
     Tunnel(http::Request<Incoming>, Arc<Connection>),
     Issuer(http::Request<Incoming>, Arc<Connection>),
+    Api(String, http::Request<Incoming>),
 }
 
 /// Where it goes, and whether its head is one that may go anywhere. Takes out what no hop may forward.
@@ -273,6 +275,7 @@ fn address(
         Address::Nowhere => Err(refuse(Kind::NotFound)),
         Address::Tunnel => Ok(Routed::Tunnel(http, connection)),
         Address::Issuer => Ok(Routed::Issuer(http, connection)),
+        Address::Api(path) => Ok(Routed::Api(path, http)),
         Address::Cluster(address) => {
             let named = connection.server_name.as_deref().zip(domain);
             if named.and_then(|(name, domain)| address::host_key(name, domain)).is_some_and(|key| key != address.key) {
@@ -301,6 +304,19 @@ fn address(
             })))
         }
     }
+}
+
+async fn api(
+    core: &Core,
+    id: RequestId,
+    path: &str,
+    http: http::Request<Incoming>,
+    record: &mut Record,
+) -> Result<Response<Body>, Refusal> {
+    let Some(control) = &core.control else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
+    let snapshot = core.snapshots.load();
+    let site = crate::api::Site { control, snapshot: &snapshot, issuer: core.issuer.load_full() };
+    Ok(crate::api::serve(site, id, path, http, record).await)
 }
 
 async fn issuer(

@@ -1,19 +1,30 @@
 //! What the request path knows of clusters, issuers and grants: an immutable snapshot that is replaced as a whole and
-//! can be watched. The seam to the store: the next version feeds it from there instead of from a file.
+//! can be watched. The configuration file feeds it, and the store, whose part is the [`Directory`].
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+    time::SystemTime,
+};
 
 use arc_swap::ArcSwap;
 use proto::{
     ids::{ClusterId, ClusterKey},
+    rbac::{Action, Plane, Scope},
     token::Verifier,
 };
 use tokio::sync::watch;
 
 use crate::{
+    api::Caller,
     config::{Dynamic, Sessions},
-    policy::Policy,
+    directory::Directory,
+    policy::{DenialReason, Policy},
+    request::authenticate::{Principal, unix_seconds},
+    resources::connected_cluster::REACH,
 };
+
+static REACH_ACTION: LazyLock<Action> = LazyLock::new(|| Action::new(REACH));
 
 /// A registered cluster.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,6 +48,7 @@ impl Cluster {
 }
 
 /// Everything a decision needs, of one moment.
+#[derive(Clone)]
 pub struct Snapshot {
     clusters: HashMap<ClusterKey, ClusterRef>,
     issuers: Vec<String>,
@@ -46,6 +58,8 @@ pub struct Snapshot {
     pub verifier: Arc<Verifier>,
     /// How sessions live.
     pub sessions: Sessions,
+    /// What the store adds: more clusters, roles and their assignments.
+    pub directory: Arc<Directory>,
 }
 
 impl Snapshot {
@@ -57,12 +71,29 @@ impl Snapshot {
             policy: Policy::new(dynamic.grants.clone(), dynamic.disabled.clone()),
             verifier,
             sessions: dynamic.sessions,
+            directory: Arc::default(),
         }
     }
 
     /// The cluster of a key, if it is registered.
     pub fn cluster(&self, key: &ClusterKey) -> Option<&ClusterRef> {
-        self.clusters.get(key)
+        self.clusters.get(key).or_else(|| self.directory.cluster(key))
+    }
+
+    /// Whether `principal` may reach `cluster` (`None`: it is not registered): by a grant of the configuration, or by a role
+    /// at the cluster or above it. An unknown cluster takes as long as a forbidden one.
+    pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
+        let granted = self.policy.decide(principal, cluster.map(|cluster| &cluster.id));
+        let (Err(DenialReason::NoGrant | DenialReason::UnknownCluster), Principal::User(identity)) =
+            (granted, principal)
+        else {
+            return granted;
+        };
+        let scope = cluster.map_or_else(Scope::root, |cluster| Scope::cluster(&cluster.id));
+        let caller = Caller::of(identity);
+        let now = i64::try_from(unix_seconds(SystemTime::now())).unwrap_or(i64::MAX);
+        let by_role = self.directory.decide(caller.principals(), Plane::Control, &REACH_ACTION, &scope, now);
+        if by_role.is_ok() && cluster.is_some() { Ok(()) } else { granted }
     }
 
     /// Whether an issuer of this name is configured.
@@ -72,20 +103,22 @@ impl Snapshot {
 
     /// How many clusters are registered.
     pub fn cluster_count(&self) -> usize {
-        self.clusters.len()
+        self.clusters.len() + self.directory.cluster_count()
     }
 }
 
 /// The current snapshot, and news of its replacement.
 pub struct Snapshots {
     current: ArcSwap<Snapshot>,
+    /// Whoever replaces the snapshot changes a part of it.
+    replacing: Mutex<()>,
     generation: watch::Sender<u64>,
 }
 
 impl Snapshots {
     /// Begins with one.
     pub fn new(first: Snapshot) -> Self {
-        Self { current: ArcSwap::from_pointee(first), generation: watch::Sender::new(1) }
+        Self { current: ArcSwap::from_pointee(first), replacing: Mutex::default(), generation: watch::Sender::new(1) }
     }
 
     /// The snapshot of now. Keep it for one decision, not for a session.
@@ -93,9 +126,19 @@ impl Snapshots {
         self.current.load_full()
     }
 
-    /// Replaces it and tells who watches.
+    /// Replaces what comes from the configuration, and tells who watches.
     pub fn replace(&self, next: Snapshot) {
-        self.current.store(Arc::new(next));
+        self.change(|old| Snapshot { directory: Arc::clone(&old.directory), ..next });
+    }
+
+    /// Replaces what comes from the store, and tells who watches.
+    pub fn set_directory(&self, directory: Arc<Directory>) {
+        self.change(|old| Snapshot { directory, ..old.clone() });
+    }
+
+    fn change(&self, next: impl FnOnce(&Snapshot) -> Snapshot) {
+        let _alone = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.current.store(Arc::new(next(&self.load())));
         self.generation.send_modify(|generation| *generation += 1);
     }
 

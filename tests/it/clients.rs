@@ -60,13 +60,16 @@ pub fn python_with_clients() -> anyhow::Result<PathBuf> {
     }
     let dir = root().join("target/python");
     let python = dir.join("bin/python");
-    if !run(Command::new(&python).args(["-c", "import kubernetes, msal"]), Duration::from_secs(60))
-        .is_ok_and(|output| output.code == Some(0))
+    if !run(
+        Command::new(&python).args(["-c", "import kubernetes, msal, azure.cli.core, azure.mgmt.hybridkubernetes"]),
+        Duration::from_secs(60),
+    )
+    .is_ok_and(|output| output.code == Some(0))
     {
         run(Command::new("python3").args(["-m", "venv"]).arg(&dir), Duration::from_secs(120))?.ok()?;
         let mut install = Command::new(&python);
         install.args(["-m", "pip", "install", "--quiet", "-r"]).arg(root().join("tests/requirements.txt"));
-        run(&mut install, Duration::from_secs(300))?.ok()?;
+        run(&mut install, Duration::from_secs(900))?.ok()?;
     }
     Ok(python)
 }

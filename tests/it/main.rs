@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 
+mod arm;
 mod attacks;
 mod chart;
 mod clients;
@@ -37,6 +38,7 @@ fn main() {
         k9s::tests,
         chart::tests,
         tokens::tests,
+        arm::tests,
         issuer::tests,
         pop::tests,
         load::tests,

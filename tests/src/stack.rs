@@ -123,6 +123,7 @@ impl Stack {
     pub fn start_without_waiting(plan: &Plan<'_>) -> anyhow::Result<Self> {
         let dir = scratch(plan.name);
         let (gateway, info) = start_gateway(&dir, plan.listen, plan.dev_args)?;
+        note_secret(info["clientSecret"].as_str().unwrap_or_default())?;
         let config =
             PathBuf::from(info["clusters"][0]["agent_config"].as_str().context("no agent_config in the JSON line")?);
         let mut text = std::fs::read_to_string(&config)? + plan.agent_config;
@@ -157,6 +158,11 @@ impl Stack {
     /// Starts another agent of the same cluster.
     pub fn another_agent(&self) -> anyhow::Result<Program> {
         start_agent(&self.agent_start)
+    }
+
+    /// Ends the gateway as `kill -9` does.
+    pub fn kill_gateway(&self) {
+        self.gateway.lock().unwrap().kill();
     }
 
     /// Starts the gateway again on the same address and state.

@@ -144,6 +144,12 @@ impl State {
         put("tls.key_file", "tls/tls.key")?;
         put("agents.ca_file", "ca/ca.crt")?;
         put("audit.file", "audit.jsonl")?;
+        put("api.url", &self.url())?;
+        put("api.tenant", &self.data.tenant)?;
+        put("api.store_file", "towline.db")?;
+        put("api.store_key_file", "store.key")?;
+        put("api.ca_file", "ca/ca.crt")?;
+        settings::set(&mut config, "api.owners", &names(std::slice::from_ref(&self.data.owner)).to_string())?;
         // The gateway reads its own issuer's keys at the address it listens at: its names may not lead there from here.
         let keys = format!("https://{}{}/keys", self.own_address(), gateway::issuer::MOUNT);
         let issuer = self.issuer_table("ca/ca.crt", [("jwks_url", keys)]);
@@ -156,6 +162,10 @@ impl State {
         config.insert("grants".to_owned(), Value::Array(grants.collect()));
         let disabled = self.data.disabled.iter().map(|user| table([("user", text(user))]));
         config.insert("disabled".to_owned(), Value::Array(disabled.collect()));
+        if let Some(Value::Table(api)) = config.get_mut("api") {
+            let subscription = table([("id", text(&self.data.subscription)), ("name", text("towline dev"))]);
+            api.insert("subscriptions".to_owned(), Value::Array(vec![subscription]));
+        }
         for (key, value) in &self.data.gateway_settings {
             settings::set(&mut config, key, value)?;
         }

@@ -16,6 +16,9 @@ use crate::issuer::Issuer;
 /// The path of the WebSocket carrier on the users' port.
 pub const TUNNEL_PATH: &str = "/.towline/tunnel";
 
+/// First segments of the resource API's paths.
+const API: [&str; 6] = ["subscriptions", "providers", "metadata", "tenants", "openapi.json", "v1.0"];
+
 /// Where a request wants to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
@@ -25,6 +28,8 @@ pub enum Address {
     Tunnel,
     /// The built-in issuer.
     Issuer,
+    /// The resource API: the path, decoded once.
+    Api(String),
     /// Nothing of ours.
     Nowhere,
 }
@@ -158,6 +163,8 @@ pub fn parse(
         Address::Tunnel
     } else if Issuer::serves(path) {
         Address::Issuer
+    } else if API.contains(&normal.as_str()) {
+        Address::Api(decoded)
     } else {
         Address::Nowhere
     })

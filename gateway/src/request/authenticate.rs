@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use proto::{
     ids::{ClusterId, ClusterKey},
-    token::{Identity, TokenError},
+    token::{Identity, TokenError, Verifier},
 };
 
 use crate::snapshot::{ClusterRef, Snapshot};
@@ -155,6 +155,19 @@ impl Credential {
             return Err(AuthenticateError::Syntax);
         }
         Ok(Self { token: Bytes::copy_from_slice(token), scheme })
+    }
+
+    /// Judges it for the resource API, whose tokens are of no use for a cluster, nor those of clusters for it.
+    pub async fn verify_for_api(
+        &self,
+        verifier: &Verifier,
+        audience: &str,
+        now: SystemTime,
+    ) -> Result<Arc<Identity>, AuthenticateError> {
+        if self.scheme == Scheme::Pop {
+            return Err(AuthenticateError::Syntax);
+        }
+        Ok(verifier.verify(self.text()?, audience, now).await?)
     }
 
     /// The token's text.

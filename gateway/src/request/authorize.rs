@@ -33,7 +33,7 @@ impl Permit {
 /// Asks the policy.
 #[tracing::instrument(name = "authorize", level = "debug", skip_all)]
 pub fn authorize(snapshot: &Snapshot, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<Permit, Denial> {
-    let decision = snapshot.policy.decide(principal, cluster.map(|cluster| &cluster.id));
+    let decision = snapshot.decide(principal, cluster);
     match (decision, cluster) {
         (Ok(()), Some(cluster)) => Ok(Permit { principal: principal.clone(), cluster: cluster.clone() }),
         (Ok(()), None) => Err(Denial(DenialReason::UnknownCluster)),

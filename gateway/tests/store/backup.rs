@@ -62,7 +62,7 @@ async fn a_backup_while_writing_is_the_store_of_one_revision(place: Place) {
     }
     stop.store(true, Ordering::Relaxed);
     writers.join_all().await;
-    let written = std::mem::take(&mut *written.lock().unwrap());
+    let written = written.lock().unwrap().clone();
     for (from, copy) in copies {
         let restored = Store::open_file(&copy).await.unwrap();
         let of = restored.revision().await.unwrap();

@@ -172,6 +172,17 @@ impl ResourceId {
         &self.key[..self.parent]
     }
 
+    /// What holds it, as written; empty for a subscription.
+    pub fn parent_text(&self) -> &str {
+        &self.text[..self.parent]
+    }
+
+    /// What holds it, unless it is a subscription.
+    pub fn parent(&self) -> Option<Self> {
+        // A part of an id that was read is one.
+        if self.parent == 0 { None } else { Self::parse(self.parent_text()).ok() }
+    }
+
     /// The subscription, as written.
     pub fn subscription(&self) -> &str {
         self.text.split('/').nth(2).unwrap_or_default()

@@ -80,6 +80,27 @@ impl Policy {
         Err(Denied)
     }
 
+    /// Whether one of the principals may do this at some place below `scope`: who may so finds something in a list.
+    pub fn decide_below<P: AsRef<str>>(
+        &self,
+        principals: &[P],
+        plane: Plane,
+        action: &Action,
+        scope: &Scope,
+        now: i64,
+    ) -> bool {
+        let holds = |assignment: &Assignment| assignment.window.contains(now) && assignment.role.allows(plane, action);
+        let held = principals.iter().filter_map(|principal| self.held.get(principal.as_ref()));
+        held.flat_map(|held| held.iter()).any(|(at, assignments)| {
+            at.with_parents().any(|parent| parent == scope.as_str()) && assignments.iter().any(holds)
+        })
+    }
+
+    /// What a principal has at exactly this scope.
+    pub fn at(&self, principal: &str, scope: &Scope) -> &[Assignment] {
+        self.held.get(principal).and_then(|held| held.get(scope)).map_or(&[], Vec::as_slice)
+    }
+
     /// Adds an assignment, in place of one with the same id for the same principal and scope.
     pub fn insert(&mut self, assignment: Assignment) {
         let held = Arc::make_mut(self.held.entry(Arc::clone(&assignment.principal)).or_default());

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::action::{Action, InvalidPattern, Pattern, Patterns};
 
@@ -16,7 +16,7 @@ pub enum Plane {
 }
 
 /// One permission of a role definition as ARM writes it. A role allows what one of its permissions allows.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RawPermission {
     /// Operations on resources.

@@ -79,6 +79,13 @@ impl Section {
         self.inner(self.key(name), table)
     }
 
+    /// The table at `name`, if there is one.
+    pub fn optional_section(&mut self, name: &'static str, faults: &mut Faults) -> Option<Section> {
+        let there = self.has(name);
+        let section = self.section(name, faults);
+        there.then_some(section)
+    }
+
     /// An array of tables.
     pub fn sections(&mut self, name: &'static str, faults: &mut Faults) -> Vec<Section> {
         let key = self.key(name);

@@ -24,6 +24,9 @@ pub struct Identity(Details);
 pub struct Details {
     /// User name with the issuer's prefix.
     pub username: String,
+    /// What role assignments call them: the object id where the issuer is Entra, else `sub`, with the issuer's prefix of
+    /// user names, so that two issuers' users are never one.
+    pub principal: String,
     /// `uid` for `Impersonate-Uid`.
     pub uid: Option<String>,
     /// Groups with the issuer's prefix, in the token's order.
@@ -123,6 +126,7 @@ pub(super) fn identity(
     }
     let group = |name: &String| names::prefixed("group name", &issuer.groups_prefix, name, &issuer.reserved);
     Ok(Identity(Details {
+        principal: format!("{}{}", issuer.username_prefix, principal(claims, issuer, subject)?),
         username: names::prefixed("user name", &issuer.username_prefix, username(claims, issuer)?, &issuer.reserved)?,
         uid: match &issuer.uid_claim {
             None => None,
@@ -162,6 +166,13 @@ fn texts(claims: &Claims, claim: &str) -> Result<Vec<String>, TokenError> {
             list.iter().map(|v| v.as_str().map(str::to_owned).ok_or_else(|| bad(claim, wanted))).collect()
         }
         Some(_) => Err(bad(claim, wanted)),
+    }
+}
+
+fn principal<'a>(claims: &'a Claims, issuer: &Issuer, subject: &'a str) -> Result<&'a str, TokenError> {
+    match &issuer.username {
+        Username::Entra => required_text(claims, "oid"),
+        Username::Claim(_) => Ok(subject),
     }
 }
 

@@ -32,7 +32,8 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
     let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
     let signals = signals(&tasks, &shutdown)?;
     let mut reloads = signals.clone();
-    let extras = Extras { shutdown: shutdown.clone(), log_level: Some(log_level), issuer: Some(issuer), open_files };
+    let (level, issuer) = (Some(log_level), Some(issuer));
+    let extras = Extras { shutdown: shutdown.clone(), log_level: level, issuer, open_files, ..Extras::default() };
     let gateway = Gateway::build(config, extras).await?;
     let handle = gateway.handle();
     tasks.spawn("reload", async move {

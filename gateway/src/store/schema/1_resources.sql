@@ -44,5 +44,5 @@ CREATE TABLE operations (
     work         {text} NOT NULL,
     error        {text}
 );
-CREATE INDEX operations_by_status ON operations (status, begun_ms);
+CREATE INDEX operations_by_status ON operations (status, begun_ms, operation_id);
 CREATE INDEX operations_by_end ON operations (ended_ms);

@@ -1,0 +1,372 @@
+//! The resource API: one request's way through it. Shaped like Azure Resource Manager, so that its SDKs and `az` are clients
+//! (arm-clients.md; arc-reference.md 1.9).
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`route`] | path to what is meant |
+//! | [`body`] | a JSON body, bounded and strict |
+//! | [`read`] | one resource, lists, pages |
+//! | [`write`] | create, change, delete, actions |
+//! | [`operations`] | long-running operations |
+//! | [`fixed`] | where everything is, providers, the OpenAPI document |
+//! | [`filter`] | `$filter` |
+//! | [`graph`] | what `az` asks Microsoft Graph |
+//! | [`error`] | refusals, as ARM's envelope |
+//!
+//! Access is decided before anything is looked up, so that who may not read a scope cannot tell what exists there.
+
+pub mod body;
+pub mod error;
+pub mod filter;
+pub mod fixed;
+pub mod graph;
+pub mod operations;
+pub mod read;
+pub mod route;
+pub mod write;
+
+use std::{sync::Arc, time::SystemTime};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use proto::{
+    api::ResourceId,
+    ids::RequestId,
+    rbac::{Action, Plane, Scope},
+    token::Identity,
+};
+use serde_json::Value;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use self::{error::ApiError, route::Route};
+use crate::{
+    control::Control,
+    directory::{group_key, user_key},
+    issuer::Issuer,
+    request::{
+        audit::Record,
+        authenticate::{AuthenticateError, Credential},
+        respond::{self, Body},
+    },
+    resources::Kind,
+    snapshot::Snapshot,
+};
+
+/// Names the request, for ARM's clients.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-request-id");
+/// Names what several requests belong to.
+const CORRELATION_ID: HeaderName = HeaderName::from_static("x-ms-correlation-request-id");
+/// The client's own name for the request,
+const CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-client-request-id");
+/// and whether it wants that back.
+const RETURN_CLIENT_REQUEST_ID: &str = "x-ms-return-client-request-id";
+/// Characters of a client's own id at most.
+const CLIENT_ID: usize = 128;
+
+/// Who asks.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    name: String,
+    object_id: String,
+    principals: Vec<String>,
+}
+
+impl Caller {
+    /// Of a verified identity.
+    pub fn of(identity: &Identity) -> Self {
+        let mut principals = Vec::with_capacity(1 + identity.groups.len());
+        principals.push(user_key(&identity.principal));
+        principals.extend(identity.groups.iter().map(|group| group_key(group)));
+        Self { name: identity.username.clone(), object_id: identity.principal.clone(), principals }
+    }
+
+    /// The name in messages and records.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What role assignments call them.
+    pub fn object_id(&self) -> &str {
+        &self.object_id
+    }
+
+    /// What the policy calls them and their groups.
+    pub fn principals(&self) -> &[String] {
+        &self.principals
+    }
+
+    /// Whether a group is theirs.
+    pub fn is_in_group(&self, group: &str) -> bool {
+        self.principals.contains(&group_key(group))
+    }
+}
+
+/// What a handler knows of a request.
+pub struct Call<'a> {
+    /// Store and settings.
+    pub control: &'a Arc<Control>,
+    /// What decisions know.
+    pub snapshot: &'a Snapshot,
+    /// Who asks.
+    pub caller: Caller,
+    /// The method.
+    pub method: Method,
+    /// The headers.
+    pub headers: &'a HeaderMap,
+    /// The path as written.
+    pub path: &'a str,
+    /// The query, decoded.
+    pub query: Vec<(String, String)>,
+    /// Now, in milliseconds since 1970.
+    pub now_ms: i64,
+    /// The built-in issuer, which knows its users by name.
+    pub issuer: Option<Arc<Issuer>>,
+}
+
+impl Call<'_> {
+    /// A parameter of the query, by its name in any case; refuses one that is there twice.
+    pub fn parameter(&self, name: &str) -> Result<Option<&str>, ApiError> {
+        let mut found = self.query.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name));
+        match (found.next(), found.next()) {
+            (_, Some(_)) => {
+                let message = format!("The query parameter '{name}' is there more than once.");
+                Err(ApiError::bad_request("InvalidQueryParameterValue", message).at(name))
+            }
+            (one, None) => Ok(one.map(|(_, value)| value.as_str())),
+        }
+    }
+
+    /// The api-version, one of `kind`.
+    pub fn version(&self, kind: &dyn Kind) -> Result<&'static str, ApiError> {
+        let asked = self.any_version()?;
+        let known = kind.api_versions();
+        known.iter().find(|version| version.eq_ignore_ascii_case(asked)).copied().ok_or_else(|| {
+            let message = format!(
+                "The api-version '{asked}' is not supported for type '{}'. The supported api-versions are '{}'.",
+                kind.name(),
+                known.join(", ")
+            );
+            ApiError::bad_request("NoRegisteredProviderFound", message).at("api-version")
+        })
+    }
+
+    /// An api-version that at least looks like one.
+    pub fn any_version(&self) -> Result<&str, ApiError> {
+        let Some(asked) = self.parameter("api-version")?.filter(|version| !version.is_empty()) else {
+            let message = "The api-version query parameter (?api-version=) is required for all requests.";
+            return Err(ApiError::bad_request("MissingApiVersionParameter", message).at("api-version"));
+        };
+        let (date, rest) = asked.split_at_checked(10).unwrap_or((asked, "-"));
+        let digits =
+            date.bytes().enumerate().all(|(i, b)| if matches!(i, 4 | 7) { b == b'-' } else { b.is_ascii_digit() });
+        let known = ["", "-preview", "-alpha", "-beta", "-rc", "-privatepreview"];
+        if digits && known.iter().any(|known| rest.eq_ignore_ascii_case(known)) {
+            return Ok(asked);
+        }
+        let shown: String = asked.chars().take(64).collect();
+        let message = format!(
+            "The api-version '{shown}' is invalid; it must be a date such as 2024-01-01, possibly with -preview."
+        );
+        Err(ApiError::bad_request("InvalidApiVersionParameter", message).at("api-version"))
+    }
+
+    /// Goes on only if the caller may do `action` on what `id` names.
+    pub fn authorize(&self, action: &str, id: &ResourceId) -> Result<(), ApiError> {
+        let scope: Scope = id.key().parse().map_err(|error| {
+            ApiError::bad_request(
+                "InvalidResourceId",
+                format!("The address '{id}' cannot be one of a resource: {error}."),
+            )
+        })?;
+        self.may(action, &scope).then_some(()).ok_or_else(|| self.forbidden(action, id.as_str()))
+    }
+
+    /// Whether the caller may do `action` at a scope.
+    pub fn may(&self, action: &str, scope: &Scope) -> bool {
+        let directory = &self.snapshot.directory;
+        directory
+            .decide(self.caller.principals(), Plane::Control, &Action::new(action), scope, self.now_ms / 1000)
+            .is_ok()
+    }
+
+    /// The refusal of an action at a scope.
+    pub fn forbidden(&self, action: &str, scope: &str) -> ApiError {
+        ApiError::forbidden(self.caller.name(), self.caller.object_id(), action, scope)
+    }
+
+    /// An absolute address on this gateway.
+    pub fn url(&self, path_and_query: &str) -> String {
+        format!("{}{path_and_query}", self.control.settings.url)
+    }
+}
+
+/// What a request is answered of.
+pub struct Site<'a> {
+    /// Store and settings.
+    pub control: &'a Arc<Control>,
+    /// What decisions know.
+    pub snapshot: &'a Snapshot,
+    /// The built-in issuer, if there is one.
+    pub issuer: Option<Arc<Issuer>>,
+}
+
+/// Serves one request. Never fails: every outcome is an answer.
+pub async fn serve<B>(
+    site: Site<'_>,
+    id: RequestId,
+    path: &str,
+    request: Request<B>,
+    record: &mut Record,
+) -> Response<Body>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let echo = echoed(request.headers(), id);
+    let head = request.method() == Method::HEAD;
+    let outcome = answer(site, path, request, record).await;
+    let mut response = outcome.unwrap_or_else(|error| {
+        if let Some(why) = &error.log {
+            tracing::error!(request.id = %id, error = why, "a request to the resource API failed");
+        }
+        record.reason(&error.detail.code);
+        error.answer()
+    });
+    if head {
+        *response.body_mut() = Body::empty();
+    }
+    response.headers_mut().extend(echo);
+    response
+}
+
+/// Headers that every answer has.
+fn echoed(headers: &HeaderMap, id: RequestId) -> Vec<(HeaderName, HeaderValue)> {
+    let own = || HeaderValue::try_from(id.to_string()).ok();
+    let sent = |name: &HeaderName| headers.get(name).filter(|value| value.len() <= CLIENT_ID).cloned();
+    let wanted = headers.get(RETURN_CLIENT_REQUEST_ID).is_some_and(|yes| yes.as_bytes().eq_ignore_ascii_case(b"true"));
+    let client = sent(&CLIENT_REQUEST_ID).filter(|_| wanted);
+    [(REQUEST_ID, own()), (CORRELATION_ID, sent(&CORRELATION_ID).or_else(own)), (CLIENT_REQUEST_ID, client)]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+}
+
+async fn answer<B>(
+    Site { control, snapshot, issuer }: Site<'_>,
+    path: &str,
+    request: Request<B>,
+    record: &mut Record,
+) -> Result<Response<Body>, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (mut parts, body) = request.into_parts();
+    let route = route::parse(&parts.method, path)?.ok_or_else(|| ApiError::not_found_at(path))?;
+    let reads = matches!(parts.method, Method::GET | Method::HEAD);
+    if let Some(open) = fixed::open(control, &route) {
+        return if reads {
+            Ok(open)
+        } else {
+            Err(ApiError::method_not_allowed("it is only read").with(header::ALLOW, "GET, HEAD"))
+        };
+    }
+    let query = parts.uri.query().map(str::to_owned);
+    let credential =
+        Credential::take(&mut parts.headers, query.as_deref()).map_err(|error| refused(control, &error))?;
+    let now = SystemTime::now();
+    let identity = credential.verify_for_api(&snapshot.verifier, &control.settings.url, now).await;
+    let identity = identity.map_err(|error| refused(control, &error))?;
+    record.user(&identity.username, &identity.issuer);
+    let call = Call {
+        control,
+        snapshot,
+        caller: Caller::of(&identity),
+        method: parts.method,
+        headers: &parts.headers,
+        path: parts.uri.path(),
+        query: url::form_urlencoded::parse(query.unwrap_or_default().as_bytes())
+            .map(|(name, value)| (name.into_owned(), value.into_owned()))
+            .collect(),
+        now_ms: control.now_ms(),
+        issuer,
+    };
+    let result = match (&route, reads) {
+        (Route::Resource(id), true) => read::resource(&call, id).await,
+        (Route::Resource(id), false) => match call.method {
+            Method::PUT => write::put(&call, id, body).await,
+            Method::PATCH => write::patch(&call, id, body).await,
+            Method::DELETE => {
+                body::bytes(body).await?;
+                write::delete(&call, id).await
+            }
+            _ => Err(ApiError::method_not_allowed("a resource has GET, HEAD, PUT, PATCH and DELETE")
+                .with(header::ALLOW, "GET, HEAD, PUT, PATCH, DELETE")),
+        },
+        (Route::Graph(question), true) => graph::answer(&call, *question, &serde_json::Map::new()),
+        (Route::Graph(question), false) => graph::answer(&call, *question, &body::read(call.headers, body).await?),
+        (Route::Action(id, action), _) => write::act(&call, id, action, body).await,
+        (Route::Register { subscription, namespace }, _) => {
+            body::bytes(body).await?;
+            fixed::register(&call, subscription, namespace)
+        }
+        (_, false) => Err(ApiError::method_not_allowed("it is only read").with(header::ALLOW, "GET, HEAD")),
+        (Route::Collection { scope, kind }, true) => read::list(&call, scope.as_ref(), kind).await,
+        (Route::Everything(scope), true) => read::everything(&call, scope).await,
+        (Route::OperationStatus(subscription, id), true) => operations::status(&call, subscription, id).await,
+        (Route::OperationResult(subscription, id), true) => operations::result(&call, subscription, id).await,
+        (route, true) => fixed::serve(&call, route),
+    };
+    match &result {
+        Err(error) if error.status == StatusCode::FORBIDDEN => record.decision(false, Some("no_role")),
+        _ => record.decision(true, None),
+    }
+    result
+}
+
+/// 401. Says where to sign in, and no more than that.
+fn refused(control: &Control, error: &AuthenticateError) -> ApiError {
+    tracing::debug!(%error, "a request to the resource API is not signed in");
+    if error.is_unavailable() {
+        let message = "The keys of the issuer of this token could not be read; try again shortly.";
+        return ApiError::of(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
+            .with(header::RETRY_AFTER, "2");
+    }
+    let settings = &control.settings;
+    let sign_in = format!("Bearer authorization_uri=\"{0}/{1}\", resource_id=\"{0}\"", settings.url, settings.tenant);
+    let (code, message) = match error {
+        AuthenticateError::Missing => {
+            ("AuthenticationFailed", "Authentication failed. The 'Authorization' header is missing.")
+        }
+        _ => (
+            "InvalidAuthenticationToken",
+            "The access token is invalid, expired, or not for this audience. Sign in again.",
+        ),
+    };
+    ApiError::of(StatusCode::UNAUTHORIZED, code, message).with(header::WWW_AUTHENTICATE, &sign_in)
+}
+
+/// An answer with a JSON document.
+pub fn json(status: StatusCode, value: &Value) -> Response<Body> {
+    let mut response = respond::json(value);
+    *response.status_mut() = status;
+    response
+}
+
+/// An answer without a body.
+pub fn empty(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// An instant as documents have it: RFC 3339 in UTC.
+pub fn instant(ms: i64) -> String {
+    let at =
+        OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms) * 1_000_000).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    at.format(&Rfc3339).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

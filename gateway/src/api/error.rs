@@ -1,0 +1,145 @@
+//! What the resource API refuses, as ARM's error envelope.
+
+use http::{HeaderValue, Response, StatusCode, header};
+use proto::api::{ErrorBody, ErrorDetail, InvalidId, ResourceId};
+
+use crate::{
+    request::respond::{self, Body},
+    store::StoreError,
+};
+
+/// A refusal.
+#[derive(Debug)]
+pub struct ApiError {
+    /// HTTP's word for it.
+    pub status: StatusCode,
+    /// What the client is told.
+    pub detail: Box<ErrorDetail>,
+    /// What only the log is told.
+    pub log: Option<String>,
+    /// A header that belongs to the status.
+    pub header: Option<(header::HeaderName, HeaderValue)>,
+}
+
+impl ApiError {
+    /// Of a status, a code that programs compare and a sentence for people.
+    pub fn of(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+        Self { status, detail: Box::new(ErrorDetail::new(code, message)), log: None, header: None }
+    }
+
+    /// 400.
+    pub fn bad_request(code: &str, message: impl Into<String>) -> Self {
+        Self::of(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// 405.
+    pub fn method_not_allowed(why: &str) -> Self {
+        Self::of(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "MethodNotAllowed",
+            format!("The method is not supported here: {why}."),
+        )
+    }
+
+    /// 404 for a path that is none of ours.
+    pub fn not_found_at(path: &str) -> Self {
+        let shown: String = path.chars().take(200).collect();
+        Self::of(StatusCode::NOT_FOUND, "InvalidResourceType", format!("There is nothing at '{shown}'."))
+    }
+
+    /// 404 for a resource.
+    pub fn resource_not_found(id: &ResourceId) -> Self {
+        let message = match id.resource_group() {
+            Some(group) if id.is(proto::api::id::RESOURCE_GROUPS) => {
+                return Self::of(
+                    StatusCode::NOT_FOUND,
+                    "ResourceGroupNotFound",
+                    format!("Resource group '{group}' could not be found."),
+                );
+            }
+            Some(group) => {
+                format!("The Resource '{}/{}' under resource group '{group}' was not found.", id.kind(), id.name())
+            }
+            None if id.is(proto::api::id::SUBSCRIPTIONS) => return Self::subscription_not_found(id.name()),
+            None => format!("The Resource '{}/{}' was not found.", id.kind(), id.name()),
+        };
+        Self::of(StatusCode::NOT_FOUND, "ResourceNotFound", message)
+    }
+
+    /// 404 for a subscription.
+    pub fn subscription_not_found(id: &str) -> Self {
+        let message = format!("The subscription '{id}' could not be found.");
+        Self::of(StatusCode::NOT_FOUND, "SubscriptionNotFound", message)
+    }
+
+    /// 403: the same for what exists and for what does not.
+    pub fn forbidden(name: &str, object_id: &str, action: &str, scope: &str) -> Self {
+        let message = format!(
+            "The client '{name}' with object id '{object_id}' does not have authorization to perform action '{action}' over scope '{scope}' or the scope is invalid. If access was recently granted, sign in again."
+        );
+        Self::of(StatusCode::FORBIDDEN, "AuthorizationFailed", message)
+    }
+
+    /// 412.
+    pub fn precondition(message: impl Into<String>) -> Self {
+        Self::of(StatusCode::PRECONDITION_FAILED, "PreconditionFailed", message)
+    }
+
+    /// 409 because somebody else was faster.
+    pub fn raced() -> Self {
+        let message = "The resource was changed by another request at the same time. Read it again and repeat.";
+        Self::of(StatusCode::CONFLICT, "Conflict", message)
+    }
+
+    /// 500. The client learns no more.
+    pub fn internal(log: impl std::fmt::Display) -> Self {
+        let message = "The gateway could not do this; its log says why. Try again, and name the request id of this answer to who runs it.";
+        Self {
+            log: Some(log.to_string()),
+            ..Self::of(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError", message)
+        }
+    }
+
+    /// Names the place in the request.
+    #[must_use]
+    pub fn at(mut self, target: impl Into<String>) -> Self {
+        self.detail.target = Some(target.into());
+        self
+    }
+
+    /// With a header.
+    #[must_use]
+    pub fn with(mut self, name: header::HeaderName, value: &str) -> Self {
+        self.header = HeaderValue::try_from(value).ok().map(|value| (name, value));
+        self
+    }
+
+    /// As an answer.
+    pub fn answer(self) -> Response<Body> {
+        let body = serde_json::to_value(ErrorBody { error: *self.detail }).unwrap_or_default();
+        let mut response = respond::json(&body);
+        *response.status_mut() = self.status;
+        if let Some((name, value)) = self.header {
+            response.headers_mut().insert(name, value);
+        }
+        response
+    }
+}
+
+impl From<ErrorDetail> for ApiError {
+    fn from(detail: ErrorDetail) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, detail: Box::new(detail), log: None, header: None }
+    }
+}
+
+impl From<InvalidId> for ApiError {
+    fn from(error: InvalidId) -> Self {
+        Self::bad_request("InvalidResourceId", format!("The address names no resource: {error}."))
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::internal(proto::process::chain(&error))
+    }
+}

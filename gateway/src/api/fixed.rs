@@ -1,0 +1,265 @@
+//! What is the same for everybody: where everything is, providers, locations, the OpenAPI document.
+
+use http::{Response, StatusCode};
+use proto::api::ResourceId;
+use serde_json::{Map, Value, json};
+
+use super::{Call, error::ApiError, json, read, route::Route};
+use crate::{
+    config::api::Api,
+    control::Control,
+    request::respond::Body,
+    resources::{KINDS, Kind, Place, schema},
+};
+
+/// Where resources are said to be; any other name is taken as well.
+const LOCATIONS: &[&str] = &["global", "local", "eastus", "westeurope"];
+
+/// What needs no sign-in.
+pub fn open(control: &Control, route: &Route) -> Option<Response<Body>> {
+    match route {
+        Route::Metadata => Some(json(StatusCode::OK, &metadata(&control.settings))),
+        Route::OpenApi => Some(json(StatusCode::OK, &open_api())),
+        _ => None,
+    }
+}
+
+/// What `az cloud register` reads (arm-clients.md).
+fn metadata(settings: &Api) -> Value {
+    let url = &settings.url;
+    let host = url.trim_start_matches("https://");
+    json!({
+        "name": "towline",
+        "resourceManager": url,
+        "portal": url,
+        "graph": url,
+        "graphAudience": url,
+        "gallery": url,
+        "batch": url,
+        "sqlManagement": url,
+        "media": url,
+        "activeDirectoryDataLake": url,
+        "microsoftGraphResourceId": url,
+        "authentication": {
+            "loginEndpoint": url,
+            "audiences": [url],
+            "tenant": settings.tenant,
+            "identityProvider": "AAD",
+        },
+        "suffixes": {"keyVaultDns": host, "storage": host, "acrLoginServer": host},
+    })
+}
+
+/// What is read by who is signed in.
+pub fn serve(call: &Call<'_>, route: &Route) -> Result<Response<Body>, ApiError> {
+    call.any_version()?;
+    let value = match route {
+        Route::Tenants => {
+            let tenant = &call.control.settings.tenant;
+            json!({"value": [{"id": format!("/tenants/{tenant}"), "tenantId": tenant, "displayName": "Towline"}]})
+        }
+        Route::Locations(subscription) => {
+            subscription_read(call, subscription)?;
+            let location = |name: &&str| json!({"id": format!("/subscriptions/{subscription}/locations/{name}"), "name": name, "displayName": name});
+            json!({"value": LOCATIONS.iter().map(location).collect::<Vec<_>>()})
+        }
+        Route::Providers { subscription, namespace } => {
+            if let Some(subscription) = subscription {
+                subscription_read(call, subscription)?;
+            }
+            let scope = subscription.as_ref().map(|id| format!("/subscriptions/{id}")).unwrap_or_default();
+            match namespace {
+                Some(namespace) => provider(&scope, namespace).ok_or_else(|| unknown(namespace))?,
+                None => {
+                    json!({"value": namespaces().iter().filter_map(|name| provider(&scope, name)).collect::<Vec<_>>()})
+                }
+            }
+        }
+        Route::Operations(namespace) => {
+            provider("", namespace).ok_or_else(|| unknown(namespace))?;
+            json!({"value": actions(namespace)})
+        }
+        _ => return Err(ApiError::not_found_at(call.path)),
+    };
+    Ok(json(StatusCode::OK, &value))
+}
+
+/// Providers are part of the gateway: each is always registered.
+pub fn register(call: &Call<'_>, subscription: &str, namespace: &str) -> Result<Response<Body>, ApiError> {
+    call.any_version()?;
+    let id = ResourceId::top(subscription)?;
+    call.authorize(&format!("{namespace}/register/action"), &id)?;
+    read::in_subscription(call, &id)?;
+    let provider = provider(id.as_str(), namespace).ok_or_else(|| unknown(namespace))?;
+    Ok(json(StatusCode::OK, &provider))
+}
+
+fn subscription_read(call: &Call<'_>, subscription: &str) -> Result<(), ApiError> {
+    let id = ResourceId::top(subscription)?;
+    read::in_subscription(call, &id)?;
+    let directory = &call.snapshot.directory;
+    let scope = id.key().parse().map_err(|_| ApiError::subscription_not_found(subscription))?;
+    let action = "Microsoft.Resources/subscriptions/read";
+    let below = || {
+        directory.decide_below(
+            call.caller.principals(),
+            &proto::rbac::Action::new("*/read"),
+            &scope,
+            call.now_ms / 1000,
+        )
+    };
+    if call.may(action, &scope) || below() { Ok(()) } else { Err(call.forbidden(action, id.as_str())) }
+}
+
+fn unknown(namespace: &str) -> ApiError {
+    let shown: String = namespace.chars().take(90).collect();
+    let message =
+        format!("The resource provider '{shown}' is not known to this gateway; known are {}.", namespaces().join(", "));
+    ApiError::of(StatusCode::NOT_FOUND, "InvalidResourceNamespace", message)
+}
+
+fn namespaces() -> Vec<&'static str> {
+    let mut names: Vec<_> = KINDS.iter().filter_map(|kind| kind.name().split('/').next()).collect();
+    names.dedup();
+    names
+}
+
+fn kinds_of(namespace: &str) -> impl Iterator<Item = (&'static str, &'static dyn Kind)> {
+    KINDS.iter().filter_map(move |kind| {
+        let (space, name) = kind.name().split_once('/')?;
+        space.eq_ignore_ascii_case(namespace).then_some((name, *kind))
+    })
+}
+
+fn provider(scope: &str, namespace: &str) -> Option<Value> {
+    let known = namespaces().into_iter().find(|known| known.eq_ignore_ascii_case(namespace))?;
+    let kind = |(name, kind): (&str, &dyn Kind)| {
+        let versions: Vec<_> = kind.api_versions().iter().rev().collect();
+        json!({"resourceType": name, "locations": LOCATIONS, "apiVersions": versions})
+    };
+    Some(json!({
+        "id": format!("{scope}/providers/{known}"),
+        "namespace": known,
+        "registrationState": "Registered",
+        "registrationPolicy": "RegistrationFree",
+        "resourceTypes": kinds_of(known).map(kind).collect::<Vec<_>>(),
+    }))
+}
+
+fn actions(namespace: &str) -> Vec<Value> {
+    let mut found = Vec::new();
+    for (name, kind) in kinds_of(namespace) {
+        let base = read::operations_of(kind);
+        let verbs: &[&str] = if kind.is_writable() { &["read", "write", "delete"] } else { &["read"] };
+        let mut names: Vec<String> = verbs.iter().map(|verb| format!("{base}/{verb}")).collect();
+        names.extend(kind.actions().iter().map(|action| format!("{base}/{action}/action")));
+        found.extend(names.into_iter().map(|action| {
+            let words = action.rsplit('/').next().unwrap_or_default().to_owned();
+            json!({"name": action, "isDataAction": false, "display": {"provider": namespace, "resource": name, "operation": words, "description": format!("{words} {name}")}})
+        }));
+    }
+    found
+}
+
+/// OpenAPI 3.1, made of the table of kinds.
+pub fn open_api() -> Value {
+    let mut paths = Map::new();
+    let mut schemas = Map::new();
+    for kind in KINDS {
+        let name = kind.name().rsplit('/').next().unwrap_or_default();
+        schemas.insert(name.to_owned(), described(*kind));
+        let (item, lists) = places(*kind);
+        paths.insert(item, item_operations(*kind, name));
+        for list in lists {
+            let list_of = json!({"type": "object", "required": ["value"], "properties": {"value": {"type": "array", "items": reference(name)}, "nextLink": {"type": "string", "format": "uri"}}});
+            paths.insert(list, json!({"parameters": [version(*kind)], "get": {"operationId": format!("list-{name}"), "responses": responses(&[("200", list_of)])}}));
+        }
+    }
+    schemas.insert("Error".to_owned(), error_schema());
+    json!({
+        "openapi": "3.1.0",
+        "info": {"title": "Towline resource API", "version": env!("CARGO_PKG_VERSION"), "description": "Shaped like Azure Resource Manager."},
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    })
+}
+
+/// Where one resource of a kind is, and where lists of them are.
+fn places(kind: &dyn Kind) -> (String, Vec<String>) {
+    const SUBSCRIPTION: &str = "/subscriptions/{subscriptionId}";
+    let group = format!("{SUBSCRIPTION}/resourceGroups/{{resourceGroupName}}");
+    let within = |scope: &str| format!("{scope}/providers/{}", kind.name());
+    match kind.place() {
+        Place::Top => (SUBSCRIPTION.to_owned(), vec!["/subscriptions".to_owned()]),
+        Place::Subscription => (group, vec![format!("{SUBSCRIPTION}/resourceGroups")]),
+        Place::ResourceGroup => (format!("{}/{{name}}", within(&group)), vec![within(&group), within(SUBSCRIPTION)]),
+        Place::Anywhere => (format!("{}/{{name}}", within(SUBSCRIPTION)), vec![within(SUBSCRIPTION)]),
+    }
+}
+
+fn item_operations(kind: &dyn Kind, name: &str) -> Value {
+    let one = || reference(name);
+    let mut item = json!({
+        "parameters": [version(kind)],
+        "get": {"operationId": format!("get-{name}"), "responses": responses(&[("200", one())])},
+    });
+    if kind.is_writable() {
+        let content = |schema: Value| json!({"required": true, "content": {"application/json": {"schema": schema}}});
+        item["put"] = json!({"operationId": format!("put-{name}"), "requestBody": content(one()), "responses": responses(&[("200", one()), ("201", one())])});
+        item["delete"] = json!({"operationId": format!("delete-{name}"), "responses": responses(&[("200", json!({})), ("202", json!({})), ("204", json!({}))])});
+        if let Some(part) = kind.patch_schema() {
+            item["patch"] = json!({"operationId": format!("patch-{name}"), "requestBody": content(schema::open_api(part)), "responses": responses(&[("200", one())])});
+        }
+    }
+    item
+}
+
+fn described(kind: &dyn Kind) -> Value {
+    let mut schema = schema::open_api(kind.schema());
+    for name in ["id", "name", "type"] {
+        schema["properties"][name] = json!({"type": "string", "readOnly": true});
+    }
+    schema["properties"]["systemData"] = json!({"type": "object", "readOnly": true});
+    schema
+}
+
+fn reference(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
+fn version(kind: &dyn Kind) -> Value {
+    json!({"name": "api-version", "in": "query", "required": true, "schema": {"type": "string", "enum": kind.api_versions()}})
+}
+
+fn responses(good: &[(&str, Value)]) -> Value {
+    let mut all = Map::new();
+    for (status, schema) in good {
+        let mut response = json!({"description": "done"});
+        if schema.as_object().is_some_and(|schema| !schema.is_empty()) {
+            response["content"] = json!({"application/json": {"schema": schema}});
+        }
+        all.insert((*status).to_owned(), response);
+    }
+    all.insert(
+        "default".to_owned(),
+        json!({"description": "refused", "content": {"application/json": {"schema": reference("Error")}}}),
+    );
+    Value::Object(all)
+}
+
+fn error_schema() -> Value {
+    let text = json!({"type": "string"});
+    json!({
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {
+            "type": "object",
+            "required": ["code", "message"],
+            "properties": {"code": text, "message": text, "target": text, "details": {"type": "array", "items": {"type": "object"}}},
+        }},
+    })
+}

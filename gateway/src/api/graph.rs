@@ -1,0 +1,93 @@
+//! The few questions of Microsoft Graph that `az role assignment` asks: who is behind an object id, and the other way round.
+//! Answered of the built-in issuer's users and service principals. Of anybody else nothing is known here, which `az` takes
+//! for "then it is the object id itself".
+
+use http::{Method, Response, StatusCode, header};
+use proto::rbac::{Action, Scope};
+use serde_json::{Map, Value, json};
+
+use super::{Call, error::ApiError, json};
+use crate::request::respond::Body;
+
+/// Object ids in one question at most, as in Graph.
+const IDS: usize = 1000;
+
+/// What may be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// `POST directoryObjects/getByIds`.
+    ByIds,
+    /// `GET servicePrincipals?$filter=...`.
+    ServicePrincipals,
+    /// `GET users?$filter=...`.
+    Users,
+}
+
+impl Question {
+    /// Of a path behind `/v1.0/`, in lower case.
+    pub fn of(path: &[&str]) -> Option<Self> {
+        match path {
+            ["directoryobjects", "getbyids"] => Some(Self::ByIds),
+            ["serviceprincipals"] => Some(Self::ServicePrincipals),
+            ["users"] => Some(Self::Users),
+            _ => None,
+        }
+    }
+}
+
+/// Answers a question; `body` is that of [`Question::ByIds`].
+pub fn answer(call: &Call<'_>, question: Question, body: &Map<String, Value>) -> Result<Response<Body>, ApiError> {
+    // Names are for those who have some right here.
+    let action = Action::new("Microsoft.Authorization/roleAssignments/read");
+    let directory = &call.snapshot.directory;
+    if !directory.decide_below(call.caller.principals(), &action, &Scope::root(), call.now_ms / 1000) {
+        return Err(call.forbidden(action.as_str(), "/"));
+    }
+    let wanted = match question {
+        Question::ByIds => ids(body)?,
+        Question::ServicePrincipals | Question::Users => quoted(call.parameter("$filter")?.unwrap_or_default()),
+    };
+    let method = if question == Question::ByIds { Method::POST } else { Method::GET };
+    if call.method != method {
+        return Err(ApiError::method_not_allowed("it is another one").with(header::ALLOW, method.as_str()));
+    }
+    let is_wanted =
+        |names: &[&str]| names.iter().any(|name| wanted.iter().any(|wanted| wanted.eq_ignore_ascii_case(name)));
+    let mut found = Vec::new();
+    if let Some(issuer) = &call.issuer {
+        let (users, principals) = issuer.known();
+        if question != Question::Users {
+            let named = principals.iter().filter(|one| is_wanted(&[&one.object_id, &one.client_id, &one.name]));
+            found.extend(named.map(|one| {
+                json!({"@odata.type": "#microsoft.graph.servicePrincipal", "id": one.object_id, "appId": one.client_id,
+                    "displayName": one.name, "servicePrincipalNames": [one.client_id]})
+            }));
+        }
+        if question != Question::ServicePrincipals {
+            let named = users.iter().filter(|one| is_wanted(&[&one.id, &one.name]));
+            found.extend(named.map(|one| {
+                json!({"@odata.type": "#microsoft.graph.user", "id": one.id, "displayName": one.name,
+                    "userPrincipalName": one.name})
+            }));
+        }
+    }
+    if question == Question::ByIds && found.is_empty() {
+        let message = "None of these object ids is a user or service principal of this gateway's issuer.";
+        return Err(ApiError::of(StatusCode::NOT_FOUND, "Request_ResourceNotFound", message));
+    }
+    Ok(json(StatusCode::OK, &json!({"value": found})))
+}
+
+fn ids(body: &Map<String, Value>) -> Result<Vec<String>, ApiError> {
+    let list = body.get("ids").and_then(Value::as_array).filter(|ids| ids.len() <= IDS);
+    let ids = list.and_then(|ids| ids.iter().map(|id| id.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>());
+    ids.ok_or_else(|| {
+        let message = format!("The property 'ids' must be a list of at most {IDS} texts.");
+        ApiError::bad_request("Request_BadRequest", message).at("ids")
+    })
+}
+
+/// The values in a filter: every one of them is looked for in every name.
+fn quoted(filter: &str) -> Vec<String> {
+    filter.split('\'').skip(1).step_by(2).map(str::to_owned).collect()
+}

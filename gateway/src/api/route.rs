@@ -1,0 +1,174 @@
+//! Path to what is meant. Parses, looks nothing up.
+
+use super::graph;
+use http::Method;
+use proto::api::{
+    InvalidId, ResourceId,
+    id::{RESOURCE_GROUPS, SUBSCRIPTIONS},
+};
+
+/// What a request is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Route {
+    /// `/metadata/endpoints`: where everything is; needs no sign-in.
+    Metadata,
+    /// The OpenAPI document.
+    OpenApi,
+    /// `/tenants`.
+    Tenants,
+    /// One resource.
+    Resource(ResourceId),
+    /// Those of a kind in a scope.
+    Collection {
+        /// In what; `None` is everywhere.
+        scope: Option<ResourceId>,
+        /// The full type as written.
+        kind: String,
+    },
+    /// Those of every kind in a scope: `<scope>/resources`.
+    Everything(ResourceId),
+    /// `POST <resource>/<action>`.
+    Action(ResourceId, String),
+    /// `.../providers`, `.../providers/<namespace>`.
+    Providers {
+        /// In which subscription; `None`: `/providers`.
+        subscription: Option<String>,
+        /// Which one.
+        namespace: Option<String>,
+    },
+    /// `POST .../providers/<namespace>/register` or `unregister`.
+    Register {
+        /// In which subscription.
+        subscription: String,
+        /// Which provider.
+        namespace: String,
+    },
+    /// `/providers/<namespace>/operations`: what a provider can do.
+    Operations(String),
+    /// `.../locations/<location>/operationStatuses/<id>`.
+    OperationStatus(String, String),
+    /// `.../locations/<location>/operationResults/<id>`.
+    OperationResult(String, String),
+    /// `/subscriptions/<id>/locations`.
+    Locations(String),
+    /// `/v1.0/...`.
+    Graph(graph::Question),
+}
+
+/// Reads a decoded path (percent-encoding undone once, no dot segments). `None`: nothing of ours.
+pub fn parse(method: &Method, path: &str) -> Result<Option<Route>, InvalidId> {
+    // Clients put a scope that begins with a slash behind a slash.
+    let path = path.trim_start_matches('/');
+    let path = path.strip_suffix('/').unwrap_or(path);
+    let segments: Vec<&str> = path.split('/').collect();
+    let lower: Vec<String> = segments.iter().map(|segment| segment.to_ascii_lowercase()).collect();
+    let words: Vec<&str> = lower.iter().map(String::as_str).collect();
+    let post = method == Method::POST;
+    let named = |at: usize| segments[at].to_owned();
+    Ok(Some(match words.as_slice() {
+        ["metadata", "endpoints"] => Route::Metadata,
+        ["openapi.json"] => Route::OpenApi,
+        ["tenants"] => Route::Tenants,
+        ["subscriptions"] => Route::Collection { scope: None, kind: SUBSCRIPTIONS.to_owned() },
+        ["providers"] => Route::Providers { subscription: None, namespace: None },
+        ["providers", _] => Route::Providers { subscription: None, namespace: Some(named(1)) },
+        ["providers", _, "operations"] => Route::Operations(named(1)),
+        ["subscriptions", _, "locations"] => Route::Locations(named(1)),
+        ["subscriptions", _, "providers"] => Route::Providers { subscription: Some(named(1)), namespace: None },
+        ["subscriptions", _, "providers", _] => {
+            Route::Providers { subscription: Some(named(1)), namespace: Some(named(3)) }
+        }
+        ["subscriptions", _, "providers", _, "register" | "unregister"] if post => {
+            Route::Register { subscription: named(1), namespace: named(3) }
+        }
+        ["subscriptions", _, "providers", _, "locations", _, "operationstatuses", _] => {
+            Route::OperationStatus(named(1), named(7))
+        }
+        ["subscriptions", _, "providers", _, "locations", _, "operationresults", _] => {
+            Route::OperationResult(named(1), named(7))
+        }
+        ["subscriptions", _, "resourcegroups"] => {
+            Route::Collection { scope: Some(ResourceId::top(segments[1])?), kind: RESOURCE_GROUPS.to_owned() }
+        }
+        ["v1.0", rest @ ..] => return Ok(graph::Question::of(rest).map(Route::Graph)),
+        ["subscriptions", ..] => return resource(post, &segments, &words).map(Some),
+        _ => return Ok(None),
+    }))
+}
+
+/// What ends in a name is a resource, what ends in a type a collection, and behind a resource a POST names an action.
+fn resource(post: bool, segments: &[&str], words: &[&str]) -> Result<Route, InvalidId> {
+    let join = |segments: &[&str]| ResourceId::parse(&format!("/{}", segments.join("/")));
+    let (last, rest) = segments.split_last().expect("it begins with /subscriptions");
+    if post {
+        return Ok(Route::Action(join(rest)?, (*last).to_owned()));
+    }
+    if words.last() == Some(&"resources")
+        && let Ok(scope) = join(rest)
+        && (scope.is(SUBSCRIPTIONS) || scope.is(RESOURCE_GROUPS))
+    {
+        return Ok(Route::Everything(scope));
+    }
+    match join(segments) {
+        Ok(id) => Ok(Route::Resource(id)),
+        Err(error) => collection(segments, words)?.ok_or(error),
+    }
+}
+
+/// `<scope>/providers/<namespace>/<type>`.
+fn collection(segments: &[&str], words: &[&str]) -> Result<Option<Route>, InvalidId> {
+    let Some(at) = words.len().checked_sub(3).filter(|at| words[*at] == "providers") else { return Ok(None) };
+    let scope = ResourceId::parse(&format!("/{}", segments[..at].join("/")))?;
+    Ok(Some(Route::Collection { scope: Some(scope), kind: format!("{}/{}", segments[at + 1], segments[at + 2]) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn get(path: &str) -> Option<Route> {
+        parse(&Method::GET, path).unwrap()
+    }
+
+    const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+
+    #[test]
+    fn paths_of_real_clients() {
+        assert_eq!(get("/metadata/endpoints"), Some(Route::Metadata));
+        assert_eq!(get("/subscriptions/"), Some(Route::Collection { scope: None, kind: SUBSCRIPTIONS.to_owned() }));
+        assert_eq!(get("//subscriptions/S"), Some(Route::Resource(ResourceId::top("S").unwrap())));
+        let cluster = ResourceId::parse(CLUSTER).unwrap();
+        assert_eq!(get(&CLUSTER.to_uppercase()), Some(Route::Resource(cluster.clone())));
+        let clusters = "Microsoft.Kubernetes/connectedClusters".to_owned();
+        let group = ResourceId::parse("/subscriptions/s/resourceGroups/g").unwrap();
+        assert_eq!(
+            get("/subscriptions/s/resourcegroups/g/providers/Microsoft.Kubernetes/connectedClusters"),
+            Some(Route::Collection { scope: Some(group.clone()), kind: clusters })
+        );
+        assert_eq!(get("/subscriptions/s/resourceGroups/g/resources"), Some(Route::Everything(group)));
+        let assignments = format!("{CLUSTER}/providers/Microsoft.Authorization/roleAssignments");
+        assert!(matches!(get(&assignments), Some(Route::Collection { scope: Some(scope), .. }) if scope == cluster));
+        let post = parse(&Method::POST, &format!("{CLUSTER}/listClusterUserCredential")).unwrap();
+        assert_eq!(post, Some(Route::Action(cluster, "listClusterUserCredential".to_owned())));
+        assert_eq!(get("/api/v1/pods"), None);
+    }
+
+    #[test]
+    fn what_is_no_id_is_refused() {
+        for bad in
+            ["/subscriptions/s/x", "/subscriptions/s/resourceGroups/g/providers/a", &format!("{CLUSTER}/{CLUSTER}")]
+        {
+            assert!(parse(&Method::GET, bad).is_err(), "{bad}");
+        }
+        assert!(parse(&Method::POST, CLUSTER).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_path_is_read_or_refused(path in "(/(subscriptions|resourceGroups|providers|a|x|\\PC{0,3})){0,9}") {
+            for method in [Method::GET, Method::POST] {
+                let _ = parse(&method, &path);
+            }
+        }
+    }
+}

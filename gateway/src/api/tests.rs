@@ -1,0 +1,673 @@
+//! The API over a real store, without sockets: what a client sends and gets.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicI64, Ordering},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use http_body_util::{BodyExt, Full};
+use proto::{process::Shutdown, token::testing::TestIssuer};
+use serde_json::json;
+
+use super::*;
+use crate::{
+    config::{
+        Dynamic,
+        api::{Api, StoreAt, Subscription},
+    },
+    metrics::Metrics,
+    policy::DenialReason,
+    request::{audit::AuditLog, authenticate::Principal},
+    snapshot::Snapshots,
+    store::{Store, protect::Protector},
+};
+
+const URL: &str = "https://gateway.test";
+const SUBSCRIPTION: &str = "11111111-1111-4111-8111-111111111111";
+const TENANT: &str = "22222222-2222-4222-8222-222222222222";
+const CLUSTER_USER: &str = "00493d72-78f6-4148-b6c5-d3ce8e4799dd";
+const ONBOARDING: &str = "34e09817-6cbe-4d01-b1a2-e0eac5743d41";
+const READER: &str = "acdd72a7-3385-48ef-bd42-f606fba81ae7";
+const CLUSTERS: &str = "Microsoft.Kubernetes/connectedClusters";
+const ASSIGNMENTS: &str = "Microsoft.Authorization/roleAssignments";
+const VERSION: &str = "api-version=2024-01-01";
+
+struct Bench {
+    control: Arc<Control>,
+    snapshots: Arc<Snapshots>,
+    issuer: TestIssuer,
+    clock_ms: Arc<AtomicI64>,
+    folder: tempfile::TempDir,
+    shutdown: Shutdown,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+struct Answer {
+    status: u16,
+    headers: HeaderMap,
+    body: Value,
+}
+
+impl Answer {
+    fn code(&self) -> &str {
+        self.body["error"]["code"].as_str().unwrap_or_default()
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let issuer = TestIssuer::new("https://issuer.test");
+        let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
+        Self::open(folder, issuer, clock_ms).await
+    }
+
+    async fn open(folder: tempfile::TempDir, issuer: TestIssuer, clock_ms: Arc<AtomicI64>) -> Self {
+        let verifier = Arc::new(issuer.verifier());
+        let owner = issuer.token("owner", &[], URL, SystemTime::now());
+        let owner = verifier.verify(&owner, URL, SystemTime::now()).await.unwrap();
+        let settings = Api {
+            url: URL.to_owned(),
+            tenant: TENANT.to_owned(),
+            store: StoreAt::Sqlite(folder.path().join("towline.db")),
+            store_key_file: folder.path().join("store.key"),
+            subscriptions: vec![Subscription { id: SUBSCRIPTION.to_owned(), name: "test".to_owned() }],
+            owners: vec![Caller::of(&owner).object_id().to_owned()],
+            ca: None,
+        };
+        let store = Store::open(&settings.store.url()).await.unwrap();
+        let protector = Protector::open_or_create(&settings.store_key_file).unwrap();
+        let snapshots = Arc::new(Snapshots::new(Snapshot::new(&Dynamic::default(), verifier)));
+        let now = Arc::clone(&clock_ms);
+        let clock =
+            Arc::new(move || SystemTime::UNIX_EPOCH + Duration::from_millis(now.load(Ordering::SeqCst).unsigned_abs()));
+        let control =
+            Control::open(settings, store, protector, clock, Arc::clone(&snapshots), Arc::default()).await.unwrap();
+        let shutdown = Shutdown::new();
+        let tasks = vec![
+            tokio::spawn(Arc::clone(&control).follow(shutdown.clone())),
+            tokio::spawn(Arc::clone(&control).work(shutdown.clone())),
+        ];
+        Self { control, snapshots, issuer, clock_ms, folder, shutdown, tasks }
+    }
+
+    /// Stops and starts again on the same store.
+    async fn restart(self) -> Self {
+        self.shutdown.close();
+        for task in self.tasks {
+            task.await.unwrap();
+        }
+        self.control.store.close().await;
+        Self::open(self.folder, self.issuer, self.clock_ms).await
+    }
+
+    async fn call_with(
+        &self,
+        user: &str,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+        headers: &[(&str, &str)],
+    ) -> Answer {
+        let token = self.issuer.token(user, &["team"], URL, SystemTime::now());
+        let mut request =
+            Request::builder().method(method).uri(path).header("authorization", format!("Bearer {token}"));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let bytes = body.map(|body| body.to_string()).unwrap_or_default();
+        if !bytes.is_empty() {
+            request = request.header("content-type", "application/json");
+        }
+        self.send(request.body(Full::new(Bytes::from(bytes))).unwrap()).await
+    }
+
+    async fn call(&self, user: &str, method: &str, path: &str, body: Option<Value>) -> Answer {
+        self.call_with(user, method, path, body, &[]).await
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Answer {
+        let id = RequestId([7; 16]);
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        let mut record =
+            Record::open(AuditLog::nowhere(), Arc::new(Metrics::new()), id, peer, request.method().as_str());
+        // As the router hands it on: decoded once.
+        let path = request.uri().path().replace("%20", " ");
+        let snapshot = self.snapshots.load();
+        let site = Site { control: &self.control, snapshot: &snapshot, issuer: None };
+        let response = serve(site, id, &path, request, &mut record).await;
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() };
+        Answer { status: head.status.as_u16(), headers: head.headers, body }
+    }
+
+    async fn group(&self, name: &str) {
+        let made = self.call("owner", "PUT", &group(name), Some(json!({"location": "eastus"}))).await;
+        assert!(matches!(made.status, 200 | 201), "{}", made.body);
+    }
+
+    async fn cluster(&self, group: &str, name: &str) -> Answer {
+        self.call("owner", "PUT", &cluster(group, name), Some(new_cluster())).await
+    }
+
+    async fn assign(&self, user: &str, role: &str, scope: &str, extra: Value) -> Answer {
+        let mut properties = json!({
+            "roleDefinitionId": format!("/providers/Microsoft.Authorization/roleDefinitions/{role}"),
+            "principalId": self.object_id(user).await,
+            "principalType": "User",
+        });
+        properties.as_object_mut().unwrap().extend(extra.as_object().cloned().unwrap_or_default());
+        let name = crate::resources::new_guid();
+        let path = format!("{scope}/providers/{ASSIGNMENTS}/{name}?api-version=2022-04-01");
+        self.call("owner", "PUT", &path, Some(json!({"properties": properties}))).await
+    }
+
+    async fn identity(&self, user: &str, audience: &str) -> Arc<Identity> {
+        let (token, now) = (self.issuer.token(user, &["team"], audience, SystemTime::now()), SystemTime::now());
+        self.issuer.verifier().verify(&token, audience, now).await.unwrap()
+    }
+
+    async fn object_id(&self, user: &str) -> String {
+        Caller::of(&*self.identity(user, URL).await).object_id().to_owned()
+    }
+
+    /// Follows an operation to its end.
+    async fn ended(&self, user: &str, url: &str) -> Answer {
+        let path = url.strip_prefix(URL).unwrap().to_owned();
+        loop {
+            let answer = self.call(user, "GET", &path, None).await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            if answer.body["status"] != "InProgress" {
+                return answer;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn group(name: &str) -> String {
+    format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/{name}?api-version=2024-03-01")
+}
+
+fn cluster_id(group: &str, name: &str) -> String {
+    format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/{group}/providers/{CLUSTERS}/{name}")
+}
+
+fn cluster(group: &str, name: &str) -> String {
+    format!("{}?{VERSION}", cluster_id(group, name))
+}
+
+fn new_cluster() -> Value {
+    json!({
+        "location": "eastus",
+        "tags": {"a": "1", "b": "2"},
+        "identity": {"type": "SystemAssigned"},
+        "properties": {"agentPublicKeyCertificate": "", "distribution": "k3s"},
+    })
+}
+
+#[tokio::test]
+async fn r1_a_cluster_is_created_shown_listed_changed_and_deleted() {
+    let site = Bench::new().await;
+    site.group("G").await;
+    let made = site.cluster("G", "Edge").await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    assert_eq!(made.body["id"], cluster_id("G", "Edge"));
+    assert_eq!(made.body["type"], CLUSTERS);
+    assert_eq!(made.body["identity"]["tenantId"], TENANT);
+    let properties = &made.body["properties"];
+    assert_eq!(properties["provisioningState"], "Succeeded");
+    assert_eq!(properties["distribution"], "k3s");
+    assert_eq!(properties["connectivityStatus"], "AgentNotInstalled");
+    assert!(properties["totalNodeCount"].is_null() && properties.get("gateway").is_none());
+    let operation = site.ended("owner", made.header("azure-asyncoperation")).await;
+    assert_eq!(operation.body["status"], "Succeeded");
+    assert_eq!(made.header("retry-after"), "1");
+
+    // Any case finds it (row R2), and its own case is shown.
+    let shown =
+        site.call("owner", "GET", &cluster("g", "EDGE").replace("resourceGroups", "resourcegroups"), None).await;
+    assert_eq!((shown.status, &shown.body), (200, &made.body));
+    // Creating it again changes it and keeps its identity (row R3).
+    let again = site.cluster("g", "edge").await;
+    assert_eq!(again.status, 200, "{}", again.body);
+    assert_eq!(again.body["identity"]["principalId"], made.body["identity"]["principalId"]);
+    assert_eq!(again.body["systemData"]["createdAt"], made.body["systemData"]["createdAt"]);
+    // Tags are replaced as a whole (row R12), properties one by one.
+    let patch = json!({"tags": {"c": "3"}, "properties": {"azureHybridBenefit": "true"}});
+    let changed = site.call("owner", "PATCH", &cluster("G", "Edge"), Some(patch)).await;
+    assert_eq!(changed.status, 200, "{}", changed.body);
+    assert_eq!(changed.body["tags"], json!({"c": "3"}));
+    assert_eq!(changed.body["properties"]["azureHybridBenefit"], "True");
+    assert_eq!(changed.body["properties"]["distribution"], "k3s");
+    for scope in [format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/G"), format!("/subscriptions/{SUBSCRIPTION}")] {
+        let list = site.call("owner", "GET", &format!("{scope}/providers/{CLUSTERS}?{VERSION}"), None).await;
+        assert_eq!(list.body["value"].as_array().map(Vec::len), Some(1), "{}", list.body);
+        assert!(list.body.get("nextLink").is_none());
+    }
+
+    let gone = site.call("owner", "DELETE", &cluster("G", "Edge"), None).await;
+    assert_eq!(gone.status, 202);
+    assert!(!gone.header("location").is_empty());
+    assert_eq!(site.ended("owner", gone.header("azure-asyncoperation")).await.body["status"], "Succeeded");
+    let result = site.call("owner", "GET", gone.header("location").strip_prefix(URL).unwrap(), None).await;
+    assert_eq!(result.status, 200);
+    let shown = site.call("owner", "GET", &cluster("G", "Edge"), None).await;
+    assert_eq!((shown.status, shown.code()), (404, "ResourceNotFound"));
+    assert_eq!(site.call("owner", "DELETE", &cluster("G", "Edge"), None).await.status, 204);
+}
+
+#[tokio::test]
+async fn r1_bad_clusters_are_refused_with_the_place_of_the_fault() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let with = |at: &str, value: Value| {
+        let mut body = new_cluster();
+        *body.pointer_mut(at).unwrap_or(&mut Value::Null) = value;
+        body
+    };
+    let key = |bytes: &[u8]| json!(BASE64.encode(bytes));
+    let at = "/properties/agentPublicKeyCertificate";
+    for (body, code, target) in [
+        (json!({}), "InvalidRequestContent", ""),
+        (with("/location", Value::Null), "MissingRequiredProperty", "location"),
+        (with("/identity/type", json!("UserAssigned")), "InvalidRequestContent", "identity.type"),
+        (with(at, Value::Null), "MissingRequiredProperty", "properties.agentPublicKeyCertificate"),
+        (with(at, json!("not base64")), "InvalidRequestContent", "properties.agentPublicKeyCertificate"),
+        (with(at, key(b"no key")), "InvalidRequestContent", "properties.agentPublicKeyCertificate"),
+        (with("/properties/distribution", json!(7)), "InvalidRequestContent", "properties.distribution"),
+        (with("/tags", json!({"a": 1})), "InvalidRequestContent", "tags"),
+    ] {
+        let answer = site.call("owner", "PUT", &cluster("g", "c"), Some(body)).await;
+        assert_eq!((answer.status, answer.code()), (400, code), "{}", answer.body);
+        assert_eq!(answer.body["error"]["target"].as_str().unwrap_or_default(), target, "{}", answer.body);
+    }
+    for name in ["-c", "a%20b", "x".repeat(64).as_str(), "c.", "a'b"] {
+        let answer = site.cluster("g", name).await;
+        assert_eq!((answer.status, answer.code()), (400, "InvalidResourceName"), "{name}: {}", answer.body);
+    }
+    let elsewhere = site.cluster("nowhere", "c").await;
+    assert_eq!((elsewhere.status, elsewhere.code()), (404, "ResourceGroupNotFound"));
+    let foreign = cluster("g", "c").replace(SUBSCRIPTION, TENANT);
+    let foreign = site.call("owner", "PUT", &foreign, Some(new_cluster())).await;
+    assert_eq!((foreign.status, foreign.code()), (404, "SubscriptionNotFound"));
+}
+
+#[tokio::test]
+async fn r12_a_resource_does_not_move() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "c").await;
+    let mut moved = new_cluster();
+    moved["location"] = json!("West Europe");
+    let answer = site.call("owner", "PUT", &cluster("g", "c"), Some(moved.clone())).await;
+    assert_eq!((answer.status, answer.code()), (409, "InvalidResourceLocation"));
+    moved["location"] = json!("East US");
+    assert_eq!(site.call("owner", "PUT", &cluster("g", "c"), Some(moved)).await.status, 200);
+}
+
+#[tokio::test]
+async fn two_writers_never_lose_an_update() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let made = site.cluster("g", "c").await;
+    let tag = made.header("etag").to_owned();
+    let patch = |value: &str| Some(json!({"tags": {"winner": value}}));
+    let first = site.call_with("owner", "PATCH", &cluster("g", "c"), patch("one"), &[("if-match", &tag)]).await;
+    let second = site.call_with("owner", "PATCH", &cluster("g", "c"), patch("two"), &[("if-match", &tag)]).await;
+    assert_eq!((first.status, second.status, second.code()), (200, 412, "PreconditionFailed"));
+    let exists =
+        site.call_with("owner", "PUT", &cluster("g", "c"), Some(new_cluster()), &[("if-none-match", "*")]).await;
+    assert_eq!(exists.status, 412);
+    let unknown = site.call_with("owner", "PUT", &cluster("g", "d"), Some(new_cluster()), &[("if-match", "*")]).await;
+    assert_eq!(unknown.status, 412);
+    let same =
+        site.call_with("owner", "GET", &cluster("g", "c"), None, &[("if-none-match", first.header("etag"))]).await;
+    assert_eq!((same.status, &same.body), (304, &Value::Null));
+    // Without a condition every one of many at once is done, one after the other.
+    let patches = (0..20).map(|n| {
+        let site = &site;
+        async move {
+            let patch = json!({"properties": {"distribution": format!("d{n}")}});
+            site.call("owner", "PATCH", &cluster("g", "c"), Some(patch)).await.status
+        }
+    });
+    let outcomes = futures_util::future::join_all(patches).await;
+    assert!(outcomes.iter().all(|status| matches!(status, 200 | 409)), "{outcomes:?}");
+    assert!(outcomes.contains(&200));
+}
+
+#[tokio::test]
+async fn pages_stay_right_while_rows_change() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    for name in ["a", "b", "c", "d", "e"] {
+        site.cluster("g", name).await;
+    }
+    let path = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g/providers/{CLUSTERS}?{VERSION}&$top=2");
+    let first = site.call("owner", "GET", &path, None).await;
+    let next = first.body["nextLink"].as_str().unwrap().strip_prefix(URL).unwrap().to_owned();
+    let gone = site.call("owner", "DELETE", &cluster("g", "a"), None).await;
+    site.ended("owner", gone.header("azure-asyncoperation")).await;
+    site.cluster("g", "aa").await;
+    let second = site.call("owner", "GET", &next, None).await;
+    let names = |answer: &Answer| -> Vec<String> {
+        answer.body["value"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!((names(&first), names(&second)), (vec!["a".into(), "b".into()], vec!["c".into(), "d".into()]));
+    let next = second.body["nextLink"].as_str().unwrap().strip_prefix(URL).unwrap();
+    let third = site.call("owner", "GET", next, None).await;
+    assert_eq!(names(&third), ["e"]);
+    assert!(third.body.get("nextLink").is_none());
+    for bad in ["$top=0", "$top=x", "$skipToken=%00", "$skipToken=x&$skipToken=y"] {
+        let answer = site.call("owner", "GET", &path.replace("$top=2", bad), None).await;
+        assert_eq!((answer.status, answer.code()), (400, "InvalidQueryParameterValue"), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn r10_a_group_takes_what_it_holds_along_and_a_restart_goes_on_with_it() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.group("other").await;
+    for name in ["a", "b"] {
+        site.cluster("g", name).await;
+    }
+    site.cluster("other", "c").await;
+    // Nobody carries it out before the restart.
+    for task in &site.tasks {
+        task.abort();
+    }
+    let site = Bench { tasks: vec![tokio::spawn(Arc::clone(&site.control).follow(site.shutdown.clone()))], ..site };
+    let gone = site.call("owner", "DELETE", &group("G"), None).await;
+    assert_eq!(gone.status, 202);
+    let shown = site.call("owner", "GET", &group("g"), None).await;
+    assert_eq!(shown.body["properties"]["provisioningState"], "Deleting");
+    let busy = site.call("owner", "PUT", &group("g"), Some(json!({"location": "eastus"}))).await;
+    assert_eq!((busy.status, busy.code()), (409, "ResourceBeingDeleted"));
+    let at = gone.header("azure-asyncoperation").to_owned();
+    let site = site.restart().await;
+    assert_eq!(site.ended("owner", &at).await.body["status"], "Succeeded");
+    assert_eq!(site.call("owner", "HEAD", &group("g"), None).await.status, 404);
+    assert_eq!(site.call("owner", "GET", &cluster("g", "a"), None).await.status, 404);
+    assert_eq!(site.call("owner", "HEAD", &group("other"), None).await.status, 204);
+    assert_eq!(site.call("owner", "GET", &cluster("other", "c"), None).await.status, 200);
+}
+
+#[tokio::test]
+async fn s1_the_onboarding_role_creates_clusters_and_nothing_else() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "theirs").await;
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    let assigned = site.assign("robot", ONBOARDING, &scope, json!({})).await;
+    assert_eq!(assigned.status, 201, "{}", assigned.body);
+    let made = site.call("robot", "PUT", &cluster("g", "own"), Some(new_cluster())).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let assignment = format!("{scope}/providers/{ASSIGNMENTS}/{}?api-version=2022-04-01", crate::resources::new_guid());
+    let credential = format!("{}/listClusterUserCredential?{VERSION}", cluster_id("g", "theirs"));
+    let forbidden = [
+        ("DELETE", cluster("g", "theirs"), "Microsoft.Kubernetes/connectedClusters/delete"),
+        ("POST", credential, "Microsoft.Kubernetes/connectedClusters/listClusterUserCredential/action"),
+        ("PUT", assignment, "Microsoft.Authorization/roleAssignments/write"),
+        ("PUT", group("mine"), "Microsoft.Resources/subscriptions/resourceGroups/write"),
+        ("DELETE", group("g"), "Microsoft.Resources/subscriptions/resourceGroups/delete"),
+        ("PUT", cluster("other", "c"), "Microsoft.Kubernetes/connectedClusters/write"),
+    ];
+    for (method, path, action) in forbidden {
+        let answer = site.call("robot", method, &path, Some(json!({"location": "eastus"}))).await;
+        assert_eq!((answer.status, answer.code()), (403, "AuthorizationFailed"), "{method} {path}: {}", answer.body);
+        let message = answer.body["error"]["message"].as_str().unwrap();
+        assert!(message.contains(&format!("'{action}'")) && message.contains("/subscriptions/"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_read_cannot_tell_what_exists() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "there").await;
+    for method in ["GET", "DELETE"] {
+        let real = site.call("stranger", method, &cluster("g", "there"), None).await;
+        let none = site.call("stranger", method, &cluster("g", "other"), None).await;
+        let nowhere = site.call("stranger", method, &cluster("nowhere", "other"), None).await;
+        let text =
+            |answer: &Answer, name: &str, group: &str| answer.body.to_string().replace(name, "X").replace(group, "Y");
+        assert_eq!((real.status, none.status, nowhere.status), (403, 403, 403));
+        assert_eq!(text(&real, "there", "/g/"), text(&none, "other", "/g/"));
+        assert_eq!(text(&real, "there", "/g/"), text(&nowhere, "other", "/nowhere/"));
+    }
+    let list = site.call("stranger", "GET", "/subscriptions?api-version=2022-12-01", None).await;
+    assert_eq!((list.status, list.body["value"].as_array().map(Vec::len)), (200, Some(0)));
+    let list = site.call("owner", "GET", "/subscriptions?api-version=2022-12-01", None).await;
+    assert_eq!(list.body["value"][0]["subscriptionId"], SUBSCRIPTION);
+    assert_eq!(list.body["value"][0]["tenantId"], TENANT);
+}
+
+#[tokio::test]
+async fn z2_a_role_at_one_cluster_opens_that_cluster_until_it_is_taken_back() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    for name in ["a", "b"] {
+        site.cluster("g", name).await;
+    }
+    let cluster_of = |name: &str| -> proto::ids::ClusterId { cluster_id("g", name).parse().unwrap() };
+    let reaches = async |name: &str| {
+        let id = cluster_of(name);
+        let principal = Principal::User(site.identity("ann", &id.audience()).await);
+        let snapshot = site.snapshots.load();
+        snapshot.decide(&principal, snapshot.cluster(&id.key()))
+    };
+    assert_eq!(reaches("a").await, Err(DenialReason::NoGrant));
+    assert_eq!(reaches("none").await, Err(DenialReason::UnknownCluster));
+    let assigned = site.assign("ann", CLUSTER_USER, &cluster_id("g", "a"), json!({})).await;
+    assert_eq!(assigned.status, 201, "{}", assigned.body);
+    assert_eq!((reaches("a").await, reaches("b").await), (Ok(()), Err(DenialReason::NoGrant)));
+    let twice = site.assign("ann", CLUSTER_USER, &cluster_id("g", "a"), json!({})).await;
+    assert_eq!((twice.status, twice.code()), (409, "RoleAssignmentExists"));
+    // Listed at the cluster, and by whom it is for.
+    let path = format!("{}/providers/{ASSIGNMENTS}?api-version=2022-04-01", cluster_id("g", "a"));
+    let object_id = site.object_id("ann").await;
+    let list =
+        site.call("owner", "GET", &format!("{path}&$filter=atScope()%20and%20assignedTo('{object_id}')"), None).await;
+    assert_eq!(list.body["value"].as_array().map(Vec::len), Some(1), "{}", list.body);
+    assert_eq!(list.body["value"][0]["properties"]["scope"], cluster_id("g", "a"));
+    let credential = format!("{}/listClusterUserCredential?{VERSION}", cluster_id("g", "a"));
+    let body = json!({"authenticationMethod": "AAD", "clientProxy": false});
+    let answer = site.call("ann", "POST", &credential, Some(body)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let kubeconfig = BASE64.decode(answer.body["kubeconfigs"][0]["value"].as_str().unwrap()).unwrap();
+    let kubeconfig: Value = serde_json::from_slice(&kubeconfig).unwrap();
+    assert_eq!(kubeconfig["clusters"][0]["cluster"]["server"], format!("{URL}/{}", cluster_of("a").key().hex()));
+
+    let at = format!("{}?api-version=2022-04-01", assigned.body["id"].as_str().unwrap());
+    assert_eq!(site.call("owner", "DELETE", &at, None).await.status, 200);
+    assert_eq!(site.call("owner", "DELETE", &at, None).await.status, 204);
+    assert_eq!(reaches("a").await, Err(DenialReason::NoGrant));
+    // A deleted cluster is nobody's from the moment on at which that has begun.
+    let owned = site.assign("ann", CLUSTER_USER, &cluster_id("g", "b"), json!({})).await;
+    assert_eq!((owned.status, reaches("b").await), (201, Ok(())));
+    assert_eq!(site.call("owner", "DELETE", &cluster("g", "b"), None).await.status, 202);
+    assert_eq!(reaches("b").await, Err(DenialReason::UnknownCluster));
+}
+
+#[tokio::test]
+async fn z11_an_assignment_is_bounded_in_time_and_a_group_is_no_user_of_that_name() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    let late = site.assign("ann", READER, &scope, json!({"endDateTime": "2020-01-01T00:00:00Z"})).await;
+    assert_eq!((late.status, late.code()), (400, "InvalidExpiration"));
+    let ends = instant(site.clock_ms.load(Ordering::SeqCst) + 60_000);
+    let assigned = site.assign("ann", READER, &scope, json!({"endDateTime": ends})).await;
+    assert_eq!(assigned.status, 201, "{}", assigned.body);
+    assert_eq!(site.call("ann", "GET", &group("g"), None).await.status, 200);
+    site.clock_ms.fetch_add(60_000, Ordering::SeqCst);
+    assert_eq!(site.call("ann", "GET", &group("g"), None).await.status, 403);
+
+    let team = site.identity("bob", URL).await.groups[0].clone();
+    let named = |kind: &str| json!({"principalId": team.clone(), "principalType": kind});
+    assert_eq!(site.assign("x", READER, &scope, named("User")).await.status, 201);
+    assert_eq!(site.call("bob", "GET", &group("g"), None).await.status, 403);
+    let as_group = site.assign("x", READER, &scope, named("Group")).await;
+    assert_eq!((as_group.status, as_group.code()), (409, "RoleAssignmentExists"));
+    let other = format!("/subscriptions/{SUBSCRIPTION}");
+    assert_eq!(site.assign("x", READER, &other, named("Group")).await.status, 201);
+    assert_eq!(site.call("bob", "GET", &group("g"), None).await.status, 200);
+}
+
+#[tokio::test]
+async fn z3_z4_custom_roles_give_what_they_say_and_built_in_ones_stay() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let role = |guid: &str| {
+        format!(
+            "/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Authorization/roleDefinitions/{guid}?api-version=2022-04-01"
+        )
+    };
+    let built_in = site.call("owner", "GET", &role(READER), None).await;
+    assert_eq!((built_in.status, &built_in.body["properties"]["roleName"]), (200, &json!("Reader")));
+    assert_eq!(site.call("owner", "DELETE", &role(READER), None).await.status, 403);
+    let list = role("").replace("/?", "?");
+    let found = site.call("owner", "GET", &format!("{list}&$filter=roleName%20eq%20'Reader'"), None).await;
+    assert_eq!(found.body["value"].as_array().map(Vec::len), Some(1), "{}", found.body);
+    assert_eq!(site.call("owner", "GET", &format!("{list}&$filter=x"), None).await.code(), "InvalidFilter");
+
+    let guid = crate::resources::new_guid();
+    let custom = |actions: Value| {
+        json!({"properties": {"roleName": "Tagger", "assignableScopes": [format!("/subscriptions/{SUBSCRIPTION}")],
+            "permissions": [{"actions": actions, "notActions": []}]}})
+    };
+    let bad = site.call("owner", "PUT", &role(&guid), Some(custom(json!(["a b"])))).await;
+    assert_eq!((bad.status, bad.code()), (400, "InvalidActionOrNotAction"), "{}", bad.body);
+    let made = site.call("owner", "PUT", &role(&guid), Some(custom(json!(["*/read"])))).await;
+    assert_eq!((made.status, &made.body["properties"]["type"]), (201, &json!("CustomRole")), "{}", made.body);
+    let scope = format!("/subscriptions/{SUBSCRIPTION}");
+    let assigned = site.assign("ann", &guid, &scope, json!({})).await;
+    assert_eq!(assigned.status, 201, "{}", assigned.body);
+    assert_eq!(site.call("ann", "GET", &group("g"), None).await.status, 200);
+    assert_eq!(
+        site.call("owner", "PUT", &role(&guid), Some(custom(json!(["Microsoft.Kubernetes/*"])))).await.status,
+        200
+    );
+    assert_eq!(site.call("ann", "GET", &group("g"), None).await.status, 403);
+    let held = site.call("owner", "DELETE", &role(&guid), None).await;
+    assert_eq!((held.status, held.code()), (409, "RoleDefinitionHasAssignments"));
+    let missing = site.assign("ann", &crate::resources::new_guid(), &scope, json!({})).await;
+    assert_eq!((missing.status, missing.code()), (404, "RoleDefinitionDoesNotExist"));
+}
+
+#[tokio::test]
+async fn tokens_of_clusters_are_nothing_here_and_none_says_where_to_sign_in() {
+    let site = Bench::new().await;
+    let send = async |token: Option<String>| {
+        let mut request = Request::builder().uri("/subscriptions?api-version=2022-12-01");
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        site.send(request.body(Full::default()).unwrap()).await
+    };
+    let none = send(None).await;
+    assert_eq!((none.status, none.code()), (401, "AuthenticationFailed"));
+    assert!(none.header("www-authenticate").contains(TENANT));
+    let audience = cluster_id("g", "c").parse::<proto::ids::ClusterId>().unwrap().audience();
+    for audience in [audience.as_str(), "https://other.test", ""] {
+        let token = site.issuer.token("owner", &[], audience, SystemTime::now());
+        let answer = send(Some(token)).await;
+        assert_eq!((answer.status, answer.code()), (401, "InvalidAuthenticationToken"), "{audience}");
+    }
+    let stranger = TestIssuer::new("https://other.test").token("owner", &[], URL, SystemTime::now());
+    assert_eq!(send(Some(stranger)).await.status, 401);
+    // Where everything is needs no sign-in.
+    let open = site
+        .send(Request::builder().uri("/metadata/endpoints?api-version=2022-09-01").body(Full::default()).unwrap())
+        .await;
+    assert_eq!((open.status, &open.body["authentication"]["tenant"]), (200, &json!(TENANT)));
+}
+
+#[tokio::test]
+async fn requests_that_make_no_sense_get_the_envelope() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let path = cluster("g", "c");
+    let bare = path.split('?').next().unwrap().to_owned();
+    for (method, path, status, code) in [
+        ("GET", bare.clone(), 400, "MissingApiVersionParameter"),
+        ("GET", format!("{bare}?api-version=today"), 400, "InvalidApiVersionParameter"),
+        ("GET", format!("{bare}?api-version=1999-01-01"), 400, "NoRegisteredProviderFound"),
+        ("GET", format!("{path}&api-version=2024-01-01"), 400, "InvalidQueryParameterValue"),
+        ("GET", "/subscriptions/x/y?api-version=2024-01-01".to_owned(), 400, "InvalidResourceId"),
+        ("GET", path.replace("connectedClusters", "others"), 404, "InvalidResourceType"),
+        ("POST", format!("{bare}/explode?{VERSION}"), 404, "InvalidResourceType"),
+        ("POST", path.clone(), 400, "InvalidResourceId"),
+        ("PUT", format!("/subscriptions/{SUBSCRIPTION}?api-version=2022-12-01"), 405, "MethodNotAllowed"),
+        (
+            "DELETE",
+            format!("/subscriptions/{SUBSCRIPTION}/resourcegroups?api-version=2024-03-01"),
+            405,
+            "MethodNotAllowed",
+        ),
+        ("GET", format!("/subscriptions/{SUBSCRIPTION}/providers/Nobody?{VERSION}"), 404, "InvalidResourceNamespace"),
+    ] {
+        let answer = site.call("owner", method, &path, None).await;
+        assert_eq!((answer.status, answer.code()), (status, code), "{method} {path}: {}", answer.body);
+        assert!(answer.body["error"]["message"].as_str().is_some_and(|message| !message.is_empty()));
+        assert!(!answer.header("x-ms-request-id").is_empty());
+    }
+    let echo = site
+        .call_with(
+            "owner",
+            "GET",
+            &group("g"),
+            None,
+            &[
+                ("x-ms-client-request-id", "mine"),
+                ("x-ms-return-client-request-id", "TRUE"),
+                ("x-ms-correlation-request-id", "all"),
+            ],
+        )
+        .await;
+    assert_eq!((echo.header("x-ms-client-request-id"), echo.header("x-ms-correlation-request-id")), ("mine", "all"));
+    for namespace in ["Microsoft.Kubernetes", "microsoft.kubernetes"] {
+        let provider = site
+            .call("owner", "GET", &format!("/subscriptions/{SUBSCRIPTION}/providers/{namespace}?{VERSION}"), None)
+            .await;
+        assert_eq!(provider.body["registrationState"], "Registered");
+    }
+}
+
+#[tokio::test]
+async fn protected_settings_never_come_back() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let mut body = new_cluster();
+    body["properties"]["arcAgentryConfigurations"] =
+        json!([{"feature": "f", "settings": {"a": "b"}, "protectedSettings": {"password": "hunter2"}}]);
+    let path = cluster("g", "c").replace("2024-01-01", "2026-05-01");
+    let made = site.call("owner", "PUT", &path, Some(body)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    assert_eq!(made.body["properties"]["arcAgentryConfigurations"][0]["settings"], json!({"a": "b"}));
+    assert!(!made.body.to_string().contains("hunter2"));
+    let id = ResourceId::parse(&cluster_id("g", "c")).unwrap();
+    let kept = site.control.store.get(id.key()).await.unwrap().unwrap();
+    assert!(kept.protected.is_some() && !kept.body.to_string().contains("hunter2"));
+    assert!(!kept.protected.unwrap().windows(7).any(|bytes| bytes == b"hunter2"));
+}
+
+#[tokio::test]
+async fn the_open_api_document_knows_every_kind() {
+    let site = Bench::new().await;
+    let document = site.send(Request::builder().uri("/openapi.json").body(Full::default()).unwrap()).await;
+    assert_eq!(document.status, 200);
+    for kind in crate::resources::KINDS {
+        let name = kind.name().rsplit('/').next().unwrap();
+        assert!(document.body["components"]["schemas"].get(name).is_some(), "{name}");
+    }
+}

@@ -1,0 +1,304 @@
+//! Create, change, delete, and actions.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use proto::api::ResourceId;
+use serde_json::{Map, Value, json};
+
+use super::{Call, body, empty, error::ApiError, instant, json, operations, read};
+use crate::{
+    request::respond::Body,
+    resources::{Acting, Kind, Place, Writing, properties_mut, schema},
+    store::{
+        batch::{Batch, Expect, Refused},
+        operations::{Operation, Status},
+        resources::Stored,
+    },
+};
+
+/// How often a write that somebody else was in the way of is tried again.
+const TRIES: usize = 8;
+/// What every resource has, and clients send back as they read it.
+const ENVELOPE: &[&str] = &["id", "name", "type", "systemData", "etag"];
+
+/// What to do with what is there.
+enum Change {
+    Replace(Map<String, Value>),
+    Merge(Map<String, Value>),
+}
+
+/// PUT of a resource.
+pub async fn put<B>(call: &Call<'_>, id: &ResourceId, body: B) -> Result<Response<Body>, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (kind, version) = writable(call, id)?;
+    kind.check_name(id.name())?;
+    call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
+    let mut raw = body::read(call.headers, body).await?;
+    read::in_subscription(call, id)?;
+    ENVELOPE.iter().for_each(|name| drop(raw.remove(*name)));
+    let checked = schema::check(kind.schema(), &raw)?;
+    change(call, kind, version, id, &Change::Replace(checked)).await
+}
+
+/// PATCH of a resource.
+pub async fn patch<B>(call: &Call<'_>, id: &ResourceId, body: B) -> Result<Response<Body>, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (kind, version) = writable(call, id)?;
+    let Some(part) = kind.patch_schema() else {
+        return Err(
+            ApiError::method_not_allowed("this type has no PATCH").with(header::ALLOW, "GET, HEAD, PUT, DELETE")
+        );
+    };
+    call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
+    let mut raw = body::read(call.headers, body).await?;
+    read::in_subscription(call, id)?;
+    ENVELOPE.iter().for_each(|name| drop(raw.remove(*name)));
+    let checked = schema::check_part(part, &raw)?;
+    change(call, kind, version, id, &Change::Merge(checked)).await
+}
+
+fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'static str), ApiError> {
+    let kind = read::kind_of(id)?;
+    let version = call.version(kind)?;
+    if !kind.is_writable() {
+        return Err(
+            ApiError::method_not_allowed("such come from the gateway's configuration").with(header::ALLOW, "GET, HEAD")
+        );
+    }
+    let place = id.parent().map(|parent| parent.kind().to_ascii_lowercase());
+    let fits = match (kind.place(), place.as_deref()) {
+        (Place::Subscription, Some(parent)) => parent.eq_ignore_ascii_case(proto::api::id::SUBSCRIPTIONS),
+        (Place::ResourceGroup, Some(parent)) => parent.eq_ignore_ascii_case(proto::api::id::RESOURCE_GROUPS),
+        (Place::Anywhere, Some(_)) => true,
+        _ => false,
+    };
+    if fits {
+        return Ok((kind, version));
+    }
+    let message = format!("A resource of type '{}' cannot be at '{id}'.", kind.name());
+    Err(ApiError::bad_request("InvalidResourceId", message))
+}
+
+async fn change(
+    call: &Call<'_>,
+    kind: &'static dyn Kind,
+    version: &str,
+    id: &ResourceId,
+    change: &Change,
+) -> Result<Response<Body>, ApiError> {
+    for _ in 0..TRIES {
+        let old = call.control.get(id).await?;
+        preconditions(call, old.as_ref())?;
+        let old = old.as_ref();
+        if old.is_some_and(is_deleting) {
+            let message = format!("The resource '{}' is being deleted; wait until that has ended.", id.name());
+            return Err(ApiError::of(StatusCode::CONFLICT, "ResourceBeingDeleted", message));
+        }
+        let mut body = match (change, old) {
+            (Change::Replace(new), _) => new.clone(),
+            (Change::Merge(part), Some(old)) => merged(old, part),
+            (Change::Merge(_), None) => return Err(ApiError::resource_not_found(id)),
+        };
+        let writing = Writing { id, old, caller: &call.caller, now_ms: call.now_ms, control: call.control };
+        kind.write(&mut body, &writing).await?;
+        system_data(&mut body, &writing);
+        match try_put(call, kind, id, old, body).await? {
+            Ok((stored, operation)) => {
+                let status = if old.is_some() { StatusCode::OK } else { StatusCode::CREATED };
+                let response = json(status, &read::show(call, kind, version, &stored));
+                return Ok(operations::announce(call, read::with_tag(response, &stored), operation.as_ref()));
+            }
+            // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
+            Err(Refused::Changed { .. }) => {}
+            Err(Refused::NoParent { .. }) => return Err(no_parent(call, id).await?),
+        }
+    }
+    Err(ApiError::raced())
+}
+
+type Put = (Stored, Option<Operation>);
+
+async fn try_put(
+    call: &Call<'_>,
+    kind: &'static dyn Kind,
+    id: &ResourceId,
+    old: Option<&Stored>,
+    mut body: Map<String, Value>,
+) -> Result<Result<Put, Refused>, ApiError> {
+    let secrets = schema::split_protected(kind.schema(), &mut body);
+    let protected = match (secrets.is_empty(), old) {
+        (false, _) => Some(call.control.seal(id.key(), &Value::Object(secrets))?),
+        (true, Some(old)) => old.protected.clone(),
+        (true, None) => None,
+    };
+    let parent = id.parent().map(|parent| read::holder(&parent).key().to_owned());
+    let mut stored = Stored {
+        key: id.key().to_owned(),
+        kind: kind.name().to_ascii_lowercase(),
+        parent: parent.unwrap_or_default(),
+        // A resource keeps the case in which it was created.
+        id: old.map_or_else(|| id.as_str().to_owned(), |old| old.id.clone()),
+        revision: 0,
+        body: Value::Object(body),
+        protected,
+    };
+    let expect = match old {
+        Some(old) if old.revision > 0 => Expect::Revision(old.revision),
+        _ => Expect::Absent,
+    };
+    // Nothing is left to do once it is kept: the operation has ended when it is first seen.
+    let operation = (kind.place() == Place::ResourceGroup).then(|| {
+        let begun = operations::new(call, id, json!({"kind": "put", "by": call.caller.object_id()}));
+        Operation { status: Status::Succeeded, ended_ms: Some(call.now_ms), ..begun }
+    });
+    let batch =
+        Batch { puts: vec![(stored.clone(), expect)], begins: operation.iter().cloned().collect(), ..Batch::default() };
+    Ok(call.control.write(&batch).await?.map(|revision| {
+        stored.revision = revision;
+        (stored, operation)
+    }))
+}
+
+/// If-Match and If-None-Match (RFC 9110 section 13.1).
+fn preconditions(call: &Call<'_>, old: Option<&Stored>) -> Result<(), ApiError> {
+    if let Some(tags) = call.headers.get(header::IF_MATCH)
+        && !old.is_some_and(|old| read::names(tags, old))
+    {
+        let now = old.map_or("it does not exist".to_owned(), |old| format!("its tag is {}", read::tag(old)));
+        return Err(ApiError::precondition(format!("The resource is not as If-Match says: {now}. Read it again.")));
+    }
+    if let Some(tags) = call.headers.get(header::IF_NONE_MATCH)
+        && old.is_some_and(|old| read::names(tags, old))
+    {
+        return Err(ApiError::precondition("The resource exists, which If-None-Match forbids."));
+    }
+    Ok(())
+}
+
+fn is_deleting(stored: &Stored) -> bool {
+    stored
+        .body
+        .get("properties")
+        .and_then(|properties| properties.get("provisioningState"))
+        .is_some_and(|state| state == "Deleting")
+}
+
+/// Tags are replaced as a whole, properties one by one.
+fn merged(old: &Stored, part: &Map<String, Value>) -> Map<String, Value> {
+    let mut body = old.body.as_object().cloned().unwrap_or_default();
+    for (name, value) in part {
+        match (name.as_str(), value) {
+            ("properties", Value::Object(new)) => properties_mut(&mut body).extend(new.clone()),
+            _ => drop(body.insert(name.clone(), value.clone())),
+        }
+    }
+    body
+}
+
+/// Who created and changed it last, and when.
+fn system_data(body: &mut Map<String, Value>, writing: &Writing<'_>) {
+    let old = writing.old.and_then(|old| old.body.get("systemData"));
+    let now = json!(instant(writing.now_ms));
+    let by = json!(writing.caller.name());
+    let kept = |name: &str, new: &Value| old.and_then(|old| old.get(name)).unwrap_or(new).clone();
+    let data = json!({
+        "createdBy": kept("createdBy", &by),
+        "createdByType": kept("createdByType", &json!("User")),
+        "createdAt": kept("createdAt", &now),
+        "lastModifiedBy": by,
+        "lastModifiedByType": "User",
+        "lastModifiedAt": now,
+    });
+    body.insert("systemData".to_owned(), data);
+}
+
+/// Which of those that should hold it is missing.
+async fn no_parent(call: &Call<'_>, id: &ResourceId) -> Result<ApiError, ApiError> {
+    let mut missing = id.parent().map(|parent| read::holder(&parent));
+    let mut next = missing.clone();
+    while let Some(at) = next {
+        if call.control.store.get(at.key()).await?.is_none() {
+            missing = Some(at.clone());
+        }
+        next = at.parent();
+    }
+    Ok(missing.map_or_else(ApiError::raced, |missing| ApiError::resource_not_found(&missing)))
+}
+
+/// DELETE of a resource, and of all that it holds.
+pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, ApiError> {
+    let (kind, version) = writable(call, id)?;
+    call.authorize(&format!("{}/delete", read::operations_of(kind)), id)?;
+    read::in_subscription(call, id)?;
+    for _ in 0..TRIES {
+        let Some(old) = call.control.get(id).await? else {
+            preconditions(call, None)?;
+            return Ok(empty(StatusCode::NO_CONTENT));
+        };
+        preconditions(call, Some(&old))?;
+        kind.may_delete(&old, &call.control.directory())?;
+        let (batch, operation) = if kind.deletes_slowly() { marked(call, id, &old) } else { (removed(&old), None) };
+        match call.control.write(&batch).await? {
+            Ok(_) if operation.is_some() => {
+                return Ok(operations::announce(call, empty(StatusCode::ACCEPTED), operation.as_ref()));
+            }
+            Ok(_) => return Ok(json(StatusCode::OK, &read::show(call, kind, version, &old))),
+            Err(Refused::Changed { .. } | Refused::NoParent { .. }) => {}
+        }
+    }
+    Err(ApiError::raced())
+}
+
+fn removed(old: &Stored) -> Batch {
+    Batch { deletes: vec![(old.key.clone(), Expect::Revision(old.revision))], ..Batch::default() }
+}
+
+/// From now on it is being deleted: nobody reaches it, nobody changes it.
+fn marked(call: &Call<'_>, id: &ResourceId, old: &Stored) -> (Batch, Option<Operation>) {
+    let mut marked = old.clone();
+    if let Some(body) = marked.body.as_object_mut() {
+        properties_mut(body).insert("provisioningState".to_owned(), json!("Deleting"));
+    }
+    let operation = operations::new(call, id, json!({"kind": "delete", "by": call.caller.object_id()}));
+    let batch = Batch {
+        puts: vec![(marked, Expect::Revision(old.revision))],
+        begins: vec![operation.clone()],
+        ..Batch::default()
+    };
+    (batch, Some(operation))
+}
+
+/// POST of an action.
+pub async fn act<B>(call: &Call<'_>, id: &ResourceId, action: &str, body: B) -> Result<Response<Body>, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let kind = read::kind_of(id)?;
+    let lower = action.to_ascii_lowercase();
+    if call.method != http::Method::POST || !kind.actions().contains(&lower.as_str()) {
+        return Err(ApiError::not_found_at(call.path));
+    }
+    call.version(kind)?;
+    call.authorize(&format!("{}/{action}/action", kind.name()), id)?;
+    let body = body::read(call.headers, body).await?;
+    read::in_subscription(call, id)?;
+    let resource = call.control.get(id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
+    let acting = Acting {
+        resource: &resource,
+        action: &lower,
+        body: &body,
+        caller: &call.caller,
+        control: call.control,
+        now_ms: call.now_ms,
+    };
+    let mut response = json(StatusCode::OK, &kind.act(&acting).await?);
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}

@@ -1,0 +1,174 @@
+//! `[api]`: the resource API. Without it there is none, and clusters and grants come from the configuration alone.
+
+use std::path::PathBuf;
+
+use proto::{
+    ids::ClusterId,
+    settings::{Faults, Section},
+};
+use serde_json::{Value, json};
+use url::Url;
+
+/// Settings of the resource API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Api {
+    /// How clients address the gateway, without a slash at the end; also the audience of tokens for the API.
+    pub url: String,
+    /// The tenant's GUID.
+    pub tenant: String,
+    /// Where resources are kept.
+    pub store: StoreAt,
+    /// The key that protected settings are encrypted with, outside the store.
+    pub store_key_file: PathBuf,
+    /// What resources are in.
+    pub subscriptions: Vec<Subscription>,
+    /// Object ids of principals that own all subscriptions: who else may do what is theirs to say.
+    pub owners: Vec<String>,
+    /// The CA that clients check the gateway's certificate against, PEM; it goes into kubeconfigs.
+    pub ca: Option<String>,
+}
+
+/// Where resources are kept.
+#[derive(Clone, PartialEq, Eq)]
+pub enum StoreAt {
+    /// One file.
+    Sqlite(PathBuf),
+    /// A server: its address, which may hold a password. Does not print.
+    Postgres(String),
+}
+
+impl std::fmt::Debug for StoreAt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Sqlite(file) => f.debug_tuple("Sqlite").field(file).finish(),
+            Self::Postgres(_) => f.write_str("Postgres(..)"),
+        }
+    }
+}
+
+impl StoreAt {
+    /// As the store wants it.
+    pub fn url(&self) -> String {
+        match self {
+            Self::Sqlite(file) => format!("sqlite:{}", file.display()),
+            Self::Postgres(url) => url.clone(),
+        }
+    }
+}
+
+/// A subscription.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subscription {
+    /// Its GUID.
+    pub id: String,
+    /// Its display name.
+    pub name: String,
+}
+
+impl Api {
+    /// Reads `[api]`.
+    pub fn read(mut section: Section, faults: &mut Faults) -> Option<Self> {
+        let url = section.required_parsed("url", "the https:// address of the gateway", faults, |text| {
+            let fine = Url::parse(text).ok().filter(|url| {
+                url.scheme() == "https"
+                    && url.has_host()
+                    && url.path() == "/"
+                    && url.query().is_none()
+                    && url.username().is_empty()
+            });
+            fine.map(|_| text.trim_end_matches('/').to_owned()).ok_or("must be https://<host>[:<port>]")
+        });
+        let guid = |text: &str| {
+            let fine = crate::resources::is_guid(text);
+            if fine { Ok(text.to_ascii_lowercase()) } else { Err("must be a GUID") }
+        };
+        let tenant = section.required_parsed("tenant", "the GUID of the tenant", faults, guid);
+        let store = read_store(&mut section, faults);
+        let store_key_file = section.required_path(
+            "store_key_file",
+            "the file of the key that protected settings are encrypted with",
+            faults,
+        );
+        let owners = section.texts("owners", faults).unwrap_or_default();
+        let ca_file = section.path("ca_file", faults);
+        let ca = ca_file.and_then(|file| match std::fs::read_to_string(&file) {
+            Ok(pem) => Some(pem),
+            Err(error) => {
+                faults.push(section.key("ca_file"), format_args!("{} cannot be read: {error}", file.display()));
+                None
+            }
+        });
+        let mut subscriptions: Vec<Subscription> = Vec::new();
+        for mut entry in section.sections("subscriptions", faults) {
+            let id = entry.required_parsed("id", "the GUID of the subscription", faults, guid);
+            let name = entry.text("name", faults);
+            if let Some(id) = id {
+                if subscriptions.iter().any(|other| other.id == id) {
+                    faults.push(entry.key("id"), format_args!("{id} is there twice"));
+                }
+                subscriptions.push(Subscription { name: name.unwrap_or_else(|| id.clone()), id });
+            }
+            entry.end(faults);
+        }
+        section.end(faults);
+        Some(Self {
+            url: url?,
+            tenant: tenant?,
+            store: store?,
+            store_key_file: store_key_file?,
+            subscriptions,
+            owners,
+            ca,
+        })
+    }
+
+    /// A kubeconfig for a cluster, which signs its user in by `towline`.
+    pub fn kubeconfig(&self, id: &ClusterId) -> Value {
+        use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+        let key = id.key().hex();
+        let name = id.as_str().rsplit('/').next().unwrap_or_default();
+        let mut cluster = json!({"server": format!("{}/{key}", self.url)});
+        if let Some(ca) = &self.ca {
+            cluster["certificate-authority-data"] = BASE64.encode(ca).into();
+        }
+        json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": name, "cluster": cluster}],
+            "users": [{"name": format!("{name}-user"), "user": {}}],
+            "contexts": [{"name": name, "context": {"cluster": name, "user": format!("{name}-user")}}],
+            "current-context": name,
+        })
+    }
+}
+
+fn read_store(section: &mut Section, faults: &mut Faults) -> Option<StoreAt> {
+    let sqlite = section.path("store_file", faults).map(StoreAt::Sqlite);
+    // An address holds a password: it is in a file of its own.
+    let postgres = section.path("postgres_url_file", faults);
+    let postgres = postgres.and_then(|file| {
+        let fault = match std::fs::read_to_string(&file) {
+            Ok(url) if url.trim().starts_with("postgres://") || url.trim().starts_with("postgresql://") => {
+                return Some(StoreAt::Postgres(url.trim().to_owned()));
+            }
+            Ok(_) => "does not hold postgres://<user>:<password>@<host>/<database>".to_owned(),
+            Err(error) => format!("cannot be read: {error}"),
+        };
+        faults.push(section.key("postgres_url_file"), format_args!("{} {fault}", file.display()));
+        None
+    });
+    match (sqlite, postgres) {
+        (Some(_), Some(_)) => {
+            faults.push(section.key("store_file"), "is there beside postgres_url_file; one of the two");
+            None
+        }
+        (None, None) => {
+            faults.push(
+                section.key("store_file"),
+                "is missing: the SQLite file that resources are kept in (or postgres_url_file)",
+            );
+            None
+        }
+        (sqlite, postgres) => sqlite.or(postgres),
+    }
+}

@@ -1,0 +1,306 @@
+//! The control plane of a running gateway: the store, what is in memory of it, and what goes on in the background.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use dashmap::DashSet;
+use proto::{api::ResourceId, ids::ClusterKey, process::Shutdown};
+use serde_json::json;
+use tokio::sync::{Notify, watch};
+
+use crate::{
+    api::error::ApiError,
+    config::api::Api,
+    directory::Directory,
+    resources::{connected_cluster, role_assignment, role_definition},
+    snapshot::Snapshots,
+    store::{
+        Store, StoreError,
+        batch::{Batch, Ended, Expect, Refused},
+        changes::Changes,
+        operations::{Operation, Status},
+        protect::Protector,
+        resources::{PAGE_ROWS, Stored},
+    },
+    tunnels::registry::Registry,
+};
+
+/// How often another replica's writes are looked for, and operations that nobody goes on with.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long an answer to a write waits until decisions know of it.
+const CATCH_UP: Duration = Duration::from_secs(2);
+/// Operations that are taken up at once.
+const OPERATIONS_AT_ONCE: u32 = 64;
+/// How long an operation that has ended is remembered.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+/// How often what has ended long ago is forgotten.
+const FORGET_EVERY: Duration = Duration::from_secs(600);
+/// Clusters that are remembered as seen.
+const SEEN_CLUSTERS: usize = 1_000_000;
+
+/// Tells the time; tests bring their own.
+pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
+
+/// The control plane.
+pub struct Control {
+    /// What it is told.
+    pub settings: Api,
+    /// What is kept.
+    pub store: Store,
+    protector: Protector,
+    clock: Clock,
+    snapshots: Arc<Snapshots>,
+    tunnels: Arc<Registry>,
+    seen: DashSet<ClusterKey>,
+    revision: watch::Sender<i64>,
+    operations: Notify,
+}
+
+/// Whether a cluster's agent is here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connectivity {
+    /// A tunnel is up.
+    pub connected: bool,
+    /// One was.
+    pub seen: bool,
+}
+
+impl Control {
+    /// Reads everything that decisions need; the snapshots have it from then on.
+    pub async fn open(
+        settings: Api,
+        store: Store,
+        protector: Protector,
+        clock: Clock,
+        snapshots: Arc<Snapshots>,
+        tunnels: Arc<Registry>,
+    ) -> Result<Arc<Self>, StoreError> {
+        let control = Self {
+            settings,
+            store,
+            protector,
+            clock,
+            snapshots,
+            tunnels,
+            seen: DashSet::new(),
+            revision: watch::Sender::new(0),
+            operations: Notify::new(),
+        };
+        control.keep_subscriptions().await?;
+        control.read_all().await?;
+        Ok(Arc::new(control))
+    }
+
+    /// Subscriptions come from the configuration; what is in one that is gone from there stays, out of reach.
+    async fn keep_subscriptions(&self) -> Result<(), StoreError> {
+        let mut batch = Batch::default();
+        for subscription in &self.settings.subscriptions {
+            let id = format!("/subscriptions/{}", subscription.id);
+            let body = json!({
+                "subscriptionId": subscription.id,
+                "tenantId": self.settings.tenant,
+                "displayName": subscription.name,
+                "state": "Enabled",
+                "authorizationSource": "RoleBased",
+            });
+            let stored = Stored {
+                key: id.to_ascii_lowercase(),
+                kind: proto::api::id::SUBSCRIPTIONS.to_ascii_lowercase(),
+                parent: String::new(),
+                id,
+                revision: 0,
+                body,
+                protected: None,
+            };
+            if self.store.get(&stored.key).await?.is_none_or(|kept| kept.body != stored.body) {
+                batch.puts.push((stored, Expect::Any));
+            }
+        }
+        if !batch.puts.is_empty() {
+            // `Any` expects nothing, and nothing holds a subscription.
+            let _ = self.store.apply(&batch).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether a subscription is one of the configuration's.
+    pub fn has_subscription(&self, id: &str) -> bool {
+        self.settings.subscriptions.iter().any(|subscription| subscription.id.eq_ignore_ascii_case(id))
+    }
+
+    /// Milliseconds since 1970.
+    pub fn now_ms(&self) -> i64 {
+        let since = (self.clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    }
+
+    /// What decisions know now.
+    pub fn directory(&self) -> Arc<Directory> {
+        Arc::clone(&self.snapshots.load().directory)
+    }
+
+    /// Whether a cluster's agent is here.
+    pub fn connectivity(&self, key: &ClusterKey) -> Connectivity {
+        let connected = self.tunnels.count_of(key) > 0;
+        if connected && self.seen.len() < SEEN_CLUSTERS {
+            self.seen.insert(*key);
+        }
+        Connectivity { connected, seen: connected || self.seen.contains(key) }
+    }
+
+    /// Reads everything that decisions need.
+    async fn read_all(&self) -> Result<(), StoreError> {
+        let mut directory = Directory::with_owners(&self.settings.owners);
+        // What is read may already be newer than this, and is then told again.
+        let revision = self.store.revision().await?;
+        for kind in [role_definition::NAME, role_assignment::NAME, connected_cluster::NAME] {
+            let kind = kind.to_ascii_lowercase();
+            let mut after = String::new();
+            loop {
+                let page = self.store.page(&kind, "", &after, PAGE_ROWS).await?;
+                directory.load(&page, 0);
+                match page.last() {
+                    Some(last) if page.len() == PAGE_ROWS as usize => after.clone_from(&last.key),
+                    _ => break,
+                }
+            }
+        }
+        directory.load(&[], revision);
+        self.publish(directory);
+        Ok(())
+    }
+
+    /// Takes what is new. Whether there was something.
+    async fn read_new(&self) -> Result<bool, StoreError> {
+        let known = self.directory();
+        let changes = match self.store.changes(known.revision()).await? {
+            Changes::Since(changes) if changes.is_empty() => return Ok(false),
+            Changes::Since(changes) => changes,
+            Changes::TooOld => {
+                self.read_all().await?;
+                return Ok(true);
+            }
+        };
+        let mut directory = Directory::clone(&known);
+        directory.apply(&changes);
+        self.publish(directory);
+        Ok(true)
+    }
+
+    fn publish(&self, directory: Directory) {
+        let revision = directory.revision();
+        self.snapshots.set_directory(Arc::new(directory));
+        self.revision.send_replace(revision);
+    }
+
+    /// Keeps what is in memory up to date until the gateway stops.
+    pub async fn follow(self: Arc<Self>, shutdown: Shutdown) {
+        let mut written = self.store.watch();
+        loop {
+            match self.read_new().await {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => tracing::error!(%error, "changes of the store cannot be read; what is known stays"),
+            }
+            tokio::select! {
+                biased;
+                () = shutdown.closed() => return,
+                _ = written.changed() => {}
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+    }
+
+    /// Waits until decisions know of a write, for a bounded time: who has just been given a right can use it.
+    pub async fn caught_up(&self, revision: i64) {
+        let mut known = self.revision.subscribe();
+        let _ = tokio::time::timeout(CATCH_UP, known.wait_for(|known| *known >= revision)).await;
+    }
+
+    /// Writes, and waits until decisions know of it.
+    pub async fn write(&self, batch: &Batch) -> Result<Result<i64, Refused>, StoreError> {
+        let applied = self.store.apply(batch).await?;
+        if let Ok(applied) = &applied {
+            self.caught_up(applied.revision).await;
+            if !batch.begins.is_empty() {
+                self.operations.notify_one();
+            }
+        }
+        Ok(applied.map(|applied| applied.revision))
+    }
+
+    /// Carries out long-running operations, also those that an earlier process began, until the gateway drains.
+    pub async fn work(self: Arc<Self>, shutdown: Shutdown) {
+        let mut forget = tokio::time::interval(FORGET_EVERY);
+        forget.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            match self.store.operations_under_way(OPERATIONS_AT_ONCE).await {
+                Ok(operations) => {
+                    for operation in &operations {
+                        self.carry_out(operation).await;
+                    }
+                    if operations.len() == OPERATIONS_AT_ONCE as usize {
+                        continue;
+                    }
+                }
+                Err(error) => tracing::error!(%error, "operations cannot be read"),
+            }
+            tokio::select! {
+                biased;
+                () = shutdown.draining() => return,
+                () = self.operations.notified() => {}
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                _ = forget.tick() => self.forget().await,
+            }
+        }
+    }
+
+    async fn forget(&self) {
+        let before = self.now_ms() - i64::try_from(REMEMBERED.as_millis()).unwrap_or(i64::MAX);
+        if let Err(error) = self.store.forget_operations(before).await {
+            tracing::warn!(%error, "operations that ended long ago cannot be forgotten");
+        }
+    }
+
+    /// Does one operation and ends it, together or not at all.
+    async fn carry_out(&self, operation: &Operation) {
+        let ended = Ended { id: operation.id.clone(), status: Status::Succeeded, error: None, now_ms: self.now_ms() };
+        let mut batch = Batch { ends: vec![ended], ..Batch::default() };
+        if operation.work.get("kind").is_some_and(|kind| kind == "delete") {
+            batch.deletes.push((operation.resource.clone(), Expect::Any));
+        } else {
+            batch.ends[0].status = Status::Failed;
+            batch.ends[0].error = Some(json!({
+                "code": "InternalServerError",
+                "message": "The operation was begun by another version of the gateway, which this one cannot go on with.",
+            }));
+        }
+        match self.write(&batch).await {
+            Ok(Ok(_)) => tracing::info!(operation = operation.id, resource = operation.resource, "operation ended"),
+            Ok(Err(refused)) => {
+                tracing::warn!(operation = operation.id, %refused, "operation not ended; it is tried again")
+            }
+            Err(error) => tracing::error!(operation = operation.id, %error, "operation not ended; it is tried again"),
+        }
+    }
+
+    /// Encrypts what a resource holds and nobody may see.
+    pub fn seal(&self, key: &str, value: &serde_json::Value) -> Result<Vec<u8>, ApiError> {
+        self.protector.seal(key, value.to_string().as_bytes()).map_err(ApiError::internal)
+    }
+
+    /// The kept resource of an id, or what is built in.
+    pub async fn get(&self, id: &ResourceId) -> Result<Option<Stored>, ApiError> {
+        if let Some(kept) = self.store.get(id.key()).await? {
+            return Ok(Some(kept));
+        }
+        let Some(kind) = crate::resources::kind(id.kind()) else { return Ok(None) };
+        let subscription = format!("/subscriptions/{}", id.subscription());
+        Ok(kind
+            .built_in(&subscription)
+            .into_iter()
+            .find(|stored| stored.key.ends_with(&format!("/{}", id.name().to_ascii_lowercase()))))
+    }
+}

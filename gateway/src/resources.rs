@@ -1,0 +1,240 @@
+//! Kinds of resources. A kind is a plug-in: one file that says what its JSON may hold and what happens when one is written,
+//! shown or deleted, and one line in [`KINDS`]. Paths, api-versions, access, ETags, paging, long-running operations and
+//! errors are the same for all and live in [`crate::api`].
+
+pub mod connected_cluster;
+pub mod resource_group;
+pub mod role_assignment;
+pub mod role_definition;
+pub mod schema;
+pub mod subscription;
+
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use proto::api::{ErrorDetail, ResourceId};
+use serde_json::{Map, Value};
+
+use self::schema::Property;
+use crate::{
+    api::{Caller, error::ApiError},
+    control::Control,
+    directory::Directory,
+    store::resources::Stored,
+};
+
+/// All kinds.
+pub static KINDS: &[&dyn Kind] = &[
+    &subscription::Subscriptions,
+    &resource_group::ResourceGroups,
+    &connected_cluster::ConnectedClusters,
+    &role_definition::RoleDefinitions,
+    &role_assignment::RoleAssignments,
+];
+
+/// The kind of that full type, in any case.
+pub fn kind(name: &str) -> Option<&'static dyn Kind> {
+    KINDS.iter().find(|kind| kind.name().eq_ignore_ascii_case(name)).copied()
+}
+
+/// Where resources of a kind live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// At the top.
+    Top,
+    /// In a subscription.
+    Subscription,
+    /// In a resource group.
+    ResourceGroup,
+    /// On any resource, and in namespaces of clusters.
+    Anywhere,
+}
+
+/// What a write is about.
+pub struct Writing<'a> {
+    /// The id of what is written.
+    pub id: &'a ResourceId,
+    /// What is there now.
+    pub old: Option<&'a Stored>,
+    /// Who writes.
+    pub caller: &'a Caller,
+    /// Now, in milliseconds since 1970.
+    pub now_ms: i64,
+    /// The settings and the store.
+    pub control: &'a Control,
+}
+
+/// What showing a resource may look at beside what is kept.
+pub struct Showing<'a> {
+    /// Properties of this api-version.
+    pub version: &'a str,
+    /// Now, in milliseconds since 1970.
+    pub now_ms: i64,
+    /// Live state.
+    pub control: &'a Control,
+}
+
+/// A request for an action of a resource (`POST <id>/<action>`).
+pub struct Acting<'a> {
+    /// The resource.
+    pub resource: &'a Stored,
+    /// The action's name, in lower case.
+    pub action: &'a str,
+    /// The body.
+    pub body: &'a Map<String, Value>,
+    /// Who asks.
+    pub caller: &'a Caller,
+    /// Live state.
+    pub control: &'a Control,
+    /// Now, in milliseconds since 1970.
+    pub now_ms: i64,
+}
+
+/// One kind of resource.
+pub trait Kind: Send + Sync {
+    /// The full type: `Microsoft.Kubernetes/connectedClusters`.
+    fn name(&self) -> &'static str;
+
+    /// Versions that are answered, oldest first.
+    fn api_versions(&self) -> &'static [&'static str];
+
+    /// Where it lives.
+    fn place(&self) -> Place;
+
+    /// What its JSON may hold beside `id`, `name`, `type`, `systemData` and `etag`.
+    fn schema(&self) -> &'static [Property];
+
+    /// Whether clients create, change and delete such.
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    /// What a name must be, if this one is not.
+    fn check_name(&self, name: &str) -> Result<(), ErrorDetail>;
+
+    /// Whether a deletion is a long-running operation.
+    fn deletes_slowly(&self) -> bool {
+        false
+    }
+
+    /// Resources that are there without anybody having created them, in a subscription.
+    fn built_in(&self, _subscription: &str) -> Vec<Stored> {
+        Vec::new()
+    }
+
+    /// Looks at a checked body (PUT, or what a PATCH leads to), and fills in what this service writes.
+    fn write<'a>(
+        &'a self,
+        body: &'a mut Map<String, Value>,
+        writing: &'a Writing<'a>,
+    ) -> BoxFuture<'a, Result<(), ApiError>>;
+
+    /// What a PATCH may hold; none: there is no PATCH.
+    fn patch_schema(&self) -> Option<&'static [Property]> {
+        None
+    }
+
+    /// Whether it may be deleted.
+    fn may_delete(&self, _stored: &Stored, _directory: &Directory) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// Adds what is computed when it is read.
+    fn show(&self, _shown: &mut Map<String, Value>, _stored: &Stored, _showing: &Showing<'_>) {}
+
+    /// Whether a resource belongs to the answer of a list, by the request's `$filter`. Refuses one that is not understood.
+    fn matches(&self, filter: &str, _stored: &Stored, _caller: &Caller) -> Result<bool, ApiError> {
+        Err(ApiError::of(
+            StatusCode::BAD_REQUEST,
+            "InvalidFilter",
+            format!("$filter={filter:?} is not supported here."),
+        ))
+    }
+
+    /// Actions: their names in lower case.
+    fn actions(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Does an action.
+    fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
+        Box::pin(async move { Err(ApiError::not_found_at(acting.action)) })
+    }
+}
+
+/// ARM's usual names: letters, digits and a few signs, beginning with a letter or digit.
+pub fn usual_name(name: &str, longest: usize, signs: &str) -> Result<(), ErrorDetail> {
+    let known = |c: char| c.is_ascii_alphanumeric() || signs.contains(c);
+    let fine = name.len() <= longest
+        && name.chars().all(known)
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+        && !name.ends_with('.');
+    if fine {
+        return Ok(());
+    }
+    let message = format!(
+        "The name '{}' must have 1 to {longest} characters: letters, digits and {}, the first a letter or digit, the last no '.'.",
+        name.chars().take(longest.min(90)).collect::<String>(),
+        signs.chars().map(|c| format!("'{c}'")).collect::<Vec<_>>().join(" "),
+    );
+    Err(ErrorDetail::new("InvalidResourceName", message).at("name"))
+}
+
+/// A GUID in its usual spelling.
+pub fn is_guid(text: &str) -> bool {
+    let lengths = [8, 4, 4, 4, 12];
+    let mut parts = text.split('-');
+    lengths.iter().all(|length| {
+        parts.next().is_some_and(|part| part.len() == *length && part.bytes().all(|b| b.is_ascii_hexdigit()))
+    }) && parts.next().is_none()
+}
+
+/// A random GUID (RFC 9562, version 4).
+pub fn new_guid() -> String {
+    let mut bytes = crate::request::random_16();
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// The object at `properties`.
+pub fn properties(body: &Map<String, Value>) -> Option<&Map<String, Value>> {
+    body.get("properties")?.as_object()
+}
+
+/// The same, for changing; made where there is none.
+pub fn properties_mut(body: &mut Map<String, Value>) -> &mut Map<String, Value> {
+    let properties = body.entry("properties").or_insert_with(|| Value::Object(Map::new()));
+    if !properties.is_object() {
+        *properties = Value::Object(Map::new());
+    }
+    properties.as_object_mut().expect("it was made one above")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guids() {
+        assert!(is_guid(&new_guid()) && new_guid() != new_guid());
+        for bad in [
+            "",
+            "x",
+            "8e3af657a8ff443ca75c2fe8c4bcb635",
+            "8e3af657-a8ff-443c-a75c-2fe8c4bcb635-",
+            "8e3af657-a8ff-443c-a75c-2fe8c4bcb63g",
+        ] {
+            assert!(!is_guid(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_kind_is_there_once_and_has_versions_in_order() {
+        for kind in KINDS {
+            assert_eq!(KINDS.iter().filter(|other| other.name().eq_ignore_ascii_case(kind.name())).count(), 1);
+            let versions = kind.api_versions();
+            assert!(!versions.is_empty() && versions.is_sorted(), "{}", kind.name());
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Connected clusters: `Microsoft.Kubernetes/connectedClusters` (arc-reference.md 1.2; features rows R1-R5, R12, C1-C5).
+
+use aws_lc_rs::signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use proto::{
+    api::{ErrorDetail, ResourceId},
+    ids::ClusterId,
+};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Acting, Kind, Place, Showing, Writing, new_guid, properties, properties_mut,
+    schema::{Property, Type},
+};
+use crate::{api::error::ApiError, store::resources::Stored};
+
+/// The plug-in.
+pub struct ConnectedClusters;
+
+/// The full type.
+pub const NAME: &str = "Microsoft.Kubernetes/connectedClusters";
+/// The action that lets somebody reach the cluster's apiserver through the gateway.
+pub const REACH: &str = "Microsoft.Kubernetes/connectedClusters/listClusterUserCredential/action";
+
+const OLD: &str = "2024-01-02";
+const SWITCH: &[&str] = &["Enabled", "Disabled"];
+const BENEFIT: &[&str] = &["True", "False", "NotApplicable"];
+
+const AAD_PROFILE: &[Property] = &[
+    Property::new("enableAzureRBAC", Type::Bool),
+    Property::new("adminGroupObjectIDs", Type::List(&Type::Text)),
+    Property::new("tenantID", Type::Text),
+];
+const COMPONENT: &[Property] = &[
+    Property::new("type", Type::Text),
+    Property::new("userSpecifiedVersion", Type::Text),
+    Property::new("majorVersion", Type::Count),
+    Property::read_only("currentVersion", Type::Text),
+];
+const AGENT_ERROR: &[Property] = &[
+    Property::read_only("message", Type::Text),
+    Property::read_only("severity", Type::Text),
+    Property::read_only("component", Type::Text),
+    Property::read_only("time", Type::Instant),
+];
+const AGENT_PROFILE: &[Property] = &[
+    Property::new("desiredAgentVersion", Type::Text),
+    Property::new("agentAutoUpgrade", Type::Words(SWITCH)).or("Enabled"),
+    Property::new("systemComponents", Type::List(&Type::Object(COMPONENT))).since(OLD),
+    Property::read_only("agentErrors", Type::List(&Type::Object(AGENT_ERROR))).since(OLD),
+    Property::read_only("agentState", Type::Text).since(OLD),
+];
+const ENABLED: &[Property] = &[Property::new("enabled", Type::Bool)];
+const SECURITY: &[Property] = &[Property::new("workloadIdentity", Type::Object(ENABLED))];
+const OIDC_ISSUER: &[Property] = &[
+    Property::new("enabled", Type::Bool),
+    Property::read_only("issuerUrl", Type::Text),
+    Property::new("selfHostedIssuerUrl", Type::Text),
+];
+const AGENTRY: &[Property] = &[
+    Property::new("feature", Type::Text),
+    Property::new("settings", Type::Texts),
+    Property::new("protectedSettings", Type::Texts).write_only(),
+];
+const PROPERTIES: &[Property] = &[
+    Property::new("agentPublicKeyCertificate", Type::Checked(public_key)).required(),
+    Property::read_only("kubernetesVersion", Type::Text),
+    Property::read_only("totalNodeCount", Type::Count),
+    Property::read_only("totalCoreCount", Type::Count),
+    Property::read_only("agentVersion", Type::Text),
+    // Written by clients that send back what they read; it must then be what is there.
+    Property::new("provisioningState", Type::Text),
+    Property::new("distribution", Type::Text).or("generic"),
+    Property::new("distributionVersion", Type::Text),
+    Property::new("infrastructure", Type::Text).or("generic"),
+    Property::read_only("offering", Type::Text),
+    Property::read_only("managedIdentityCertificateExpirationTime", Type::Instant),
+    Property::read_only("lastConnectivityTime", Type::Instant),
+    Property::read_only("connectivityStatus", Type::Text),
+    Property::new("privateLinkState", Type::Words(SWITCH)).or("Disabled"),
+    Property::new("privateLinkScopeResourceId", Type::Text),
+    Property::new("azureHybridBenefit", Type::Words(BENEFIT)).or("NotApplicable"),
+    Property::new("aadProfile", Type::Object(AAD_PROFILE)),
+    Property::new("arcAgentProfile", Type::Object(AGENT_PROFILE)),
+    Property::new("securityProfile", Type::Object(SECURITY)).since(OLD),
+    Property::new("oidcIssuerProfile", Type::Object(OIDC_ISSUER)).since(OLD),
+    Property::new("gateway", Type::Object(ENABLED)).since(OLD),
+    Property::new("arcAgentryConfigurations", Type::List(&Type::Object(AGENTRY))).since(OLD),
+    Property::read_only("miscellaneousProperties", Type::Texts),
+];
+const IDENTITY: &[Property] = &[
+    Property::new("type", Type::Words(&["None", "SystemAssigned"])).required(),
+    Property::read_only("principalId", Type::Text),
+    Property::read_only("tenantId", Type::Text),
+];
+const SCHEMA: &[Property] = &[
+    Property::new("location", Type::Text).required(),
+    Property::new("tags", Type::Texts),
+    Property::new("kind", Type::Words(&["ProvisionedCluster"])),
+    Property::new("identity", Type::Object(IDENTITY)).required(),
+    Property::new("properties", Type::Object(PROPERTIES)).required(),
+];
+const PATCH_PROPERTIES: &[Property] = &[
+    Property::new("distribution", Type::Text),
+    Property::new("distributionVersion", Type::Text),
+    Property::new("azureHybridBenefit", Type::Words(BENEFIT)),
+    Property::new("gateway", Type::Object(ENABLED)),
+];
+const PATCH: &[Property] =
+    &[Property::new("tags", Type::Texts), Property::new("properties", Type::Object(PATCH_PROPERTIES))];
+
+impl Kind for ConnectedClusters {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn api_versions(&self) -> &'static [&'static str] {
+        &[
+            "2021-03-01",
+            "2021-10-01",
+            "2022-05-01-preview",
+            "2022-10-01-preview",
+            "2023-11-01-preview",
+            "2024-01-01",
+            "2024-02-01-preview",
+            "2024-06-01-preview",
+            "2024-07-01-preview",
+            "2024-07-15-preview",
+            "2024-12-01-preview",
+            "2025-08-01-preview",
+            "2025-12-01-preview",
+            "2026-02-01-preview",
+            "2026-03-01",
+            "2026-05-01",
+        ]
+    }
+
+    fn place(&self) -> Place {
+        Place::ResourceGroup
+    }
+
+    fn schema(&self) -> &'static [Property] {
+        SCHEMA
+    }
+
+    fn patch_schema(&self) -> Option<&'static [Property]> {
+        Some(PATCH)
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
+        super::usual_name(name, 63, "-_.").and_then(|()| {
+            let whole = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+            if whole { Ok(()) } else { super::usual_name("-", 63, "-_.") }
+        })
+    }
+
+    fn deletes_slowly(&self) -> bool {
+        true
+    }
+
+    fn write<'a>(
+        &'a self,
+        body: &'a mut Map<String, Value>,
+        writing: &'a Writing<'a>,
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(async move {
+            same_location(body, writing)?;
+            // Everything else in this program knows clusters by this id: one that it cannot express is none.
+            cluster_id(writing.id)?;
+            let old = writing.old.and_then(|old| old.body.as_object());
+            same_key(body, old, writing)?;
+            let state = properties_mut(body).remove("provisioningState");
+            let there = old.and_then(properties).and_then(|old| old.get("provisioningState"));
+            if let Some(state) = state
+                && there.is_some_and(|there| *there != state)
+            {
+                let message = "The property 'properties.provisioningState' is written by this service; leave it out.";
+                return Err(ApiError::bad_request("InvalidRequestContent", message).at("properties.provisioningState"));
+            }
+            // What the agent and this service wrote stays.
+            for name in PROPERTIES.iter().filter(|p| p.access == super::schema::Access::ReadOnly).map(|p| p.name) {
+                if let Some(value) = old.and_then(properties).and_then(|old| old.get(name)) {
+                    properties_mut(body).insert(name.to_owned(), value.clone());
+                }
+            }
+            properties_mut(body).insert("provisioningState".to_owned(), json!("Succeeded"));
+            identity(body, old, &writing.control.settings.tenant);
+            Ok(())
+        })
+    }
+
+    fn show(&self, shown: &mut Map<String, Value>, stored: &Stored, showing: &Showing<'_>) {
+        let Ok(id) = stored.id.parse::<ClusterId>() else { return };
+        let connectivity = showing.control.connectivity(&id.key());
+        let agentless = properties(shown)
+            .and_then(|properties| properties.get("agentPublicKeyCertificate"))
+            .is_some_and(|key| key.as_str() == Some(""));
+        let status = match (connectivity.connected, connectivity.seen) {
+            (true, _) => "Connected",
+            (false, true) => "Offline",
+            (false, false) if agentless => "AgentNotInstalled",
+            (false, false) => "Connecting",
+        };
+        properties_mut(shown).insert("connectivityStatus".to_owned(), json!(status));
+    }
+
+    fn actions(&self) -> &'static [&'static str] {
+        &["listclusterusercredential"]
+    }
+
+    fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
+        Box::pin(async move { credential(acting) })
+    }
+}
+
+/// The id by which the rest of this program knows a cluster.
+pub fn cluster_id(id: &ResourceId) -> Result<ClusterId, ApiError> {
+    id.as_str().parse::<ClusterId>().map_err(|error| {
+        let message = format!("The id '{id}' cannot be a cluster's: {error}.");
+        ApiError::bad_request("InvalidResourceName", message).at("name")
+    })
+}
+
+/// A resource does not move (features row R12).
+pub fn same_location(body: &mut Map<String, Value>, writing: &Writing<'_>) -> Result<(), ApiError> {
+    let Some(old) = writing.old.and_then(|old| old.body.get("location")).and_then(Value::as_str) else { return Ok(()) };
+    let new = body.get("location").and_then(Value::as_str).unwrap_or(old);
+    let plain = |name: &str| name.replace(' ', "").to_ascii_lowercase();
+    if plain(new) != plain(old) {
+        let message = format!(
+            "The resource '{}' already exists in location '{old}'. A resource with the same name cannot be created in location '{new}'; choose another name, or delete the existing one.",
+            writing.id.name()
+        );
+        return Err(ApiError::of(StatusCode::CONFLICT, "InvalidResourceLocation", message).at("location"));
+    }
+    body.insert("location".to_owned(), old.into());
+    Ok(())
+}
+
+/// Another key while the agent with the old one is connected would lock that agent out (features row R3).
+fn same_key(
+    body: &Map<String, Value>,
+    old: Option<&Map<String, Value>>,
+    writing: &Writing<'_>,
+) -> Result<(), ApiError> {
+    const KEY: &str = "agentPublicKeyCertificate";
+    let Some(before) = old.and_then(properties).and_then(|old| old.get(KEY)).and_then(Value::as_str) else {
+        return Ok(());
+    };
+    let now = properties(body).and_then(|new| new.get(KEY)).and_then(Value::as_str).unwrap_or_default();
+    let connected = writing.control.connectivity(&cluster_id(writing.id)?.key()).connected;
+    if before != now && !before.is_empty() && connected {
+        let message = "The cluster is connected with another public key. Disconnect its agent first, or delete the resource and connect the cluster again.";
+        return Err(ApiError::of(StatusCode::CONFLICT, "PublicKeyMismatch", message).at(format!("properties.{KEY}")));
+    }
+    Ok(())
+}
+
+/// A system-assigned identity is made once and stays (features row R5).
+fn identity(body: &mut Map<String, Value>, old: Option<&Map<String, Value>>, tenant: &str) {
+    let Some(identity) = body.get_mut("identity").and_then(Value::as_object_mut) else { return };
+    if identity.get("type").and_then(Value::as_str) != Some("SystemAssigned") {
+        return;
+    }
+    let kept = old.and_then(|old| old.get("identity")?.get("principalId")?.as_str().map(str::to_owned));
+    identity.insert("principalId".to_owned(), kept.unwrap_or_else(new_guid).into());
+    identity.insert("tenantId".to_owned(), tenant.into());
+}
+
+/// Empty, or base64 of a DER RSA public key (PKCS#1, as `az connectedk8s connect` sends it) of at least 2048 bits, or of an
+/// X.509 certificate.
+fn public_key(text: &str) -> Result<(), String> {
+    const WANTED: &str = "base64 of an RSA public key (PKCS#1 DER) of 2048 to 8192 bits, or of an X.509 certificate; or empty for a cluster without agents";
+    const LONGEST: usize = 16 * 1024;
+    if text.is_empty() {
+        return Ok(());
+    }
+    let wanted = || WANTED.to_owned();
+    if text.len() > LONGEST {
+        return Err(wanted());
+    }
+    let der = BASE64.decode(text).map_err(|_| wanted())?;
+    // A key that cannot be read fails before its signature is looked at.
+    let probe = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, &der);
+    let is_key = probe.parse().is_ok();
+    let is_certificate = certs::is_certificate(&der);
+    if is_key || is_certificate { Ok(()) } else { Err(wanted()) }
+}
+
+fn credential(acting: &Acting<'_>) -> Result<Value, ApiError> {
+    const METHODS: &[&str] = &["AAD", "Token"];
+    const BODY: &[Property] = &[
+        Property::new("authenticationMethod", Type::Words(METHODS)).required(),
+        Property::new("clientProxy", Type::Bool).required(),
+    ];
+    let body = super::schema::check(BODY, acting.body)?;
+    if body.get("authenticationMethod").and_then(Value::as_str) == Some("Token") {
+        let message = "This gateway issues no client certificates by its API yet; for service-account tokens ask who runs it for a kubeconfig (towline kubeconfig --service-account).";
+        return Err(ApiError::bad_request("AuthenticationMethodNotSupported", message).at("authenticationMethod"));
+    }
+    let id: ClusterId = acting.resource.id.parse().map_err(|_| ApiError::internal("a kept id cannot be read"))?;
+    let kubeconfig = acting.control.settings.kubeconfig(&id);
+    Ok(json!({"kubeconfigs": [{"name": "credentialName1", "value": BASE64.encode(kubeconfig.to_string())}]}))
+}

@@ -1,0 +1,85 @@
+//! Resource groups (features row R11). Deleting one deletes what it holds.
+
+use futures_util::future::BoxFuture;
+use proto::api::{ErrorDetail, id::RESOURCE_GROUPS};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Kind, Place, Writing, properties_mut,
+    schema::{Property, Type},
+    usual_name,
+};
+use crate::api::error::ApiError;
+
+/// The plug-in.
+pub struct ResourceGroups;
+
+const PROPERTIES: &[Property] = &[Property::read_only("provisioningState", Type::Text)];
+const SCHEMA: &[Property] = &[
+    Property::new("location", Type::Text).required(),
+    Property::new("tags", Type::Texts),
+    Property::new("managedBy", Type::Text),
+    Property::new("properties", Type::Object(PROPERTIES)),
+];
+const PATCH: &[Property] = &[
+    Property::new("tags", Type::Texts),
+    Property::new("managedBy", Type::Text),
+    Property::new("properties", Type::Object(PROPERTIES)),
+];
+
+impl Kind for ResourceGroups {
+    fn name(&self) -> &'static str {
+        RESOURCE_GROUPS
+    }
+
+    fn api_versions(&self) -> &'static [&'static str] {
+        &[
+            "2018-05-01",
+            "2019-05-01",
+            "2019-10-01",
+            "2020-06-01",
+            "2020-10-01",
+            "2021-01-01",
+            "2021-04-01",
+            "2022-09-01",
+            "2023-07-01",
+            "2024-03-01",
+            "2024-07-01",
+            "2024-11-01",
+            "2025-03-01",
+            "2025-04-01",
+        ]
+    }
+
+    fn place(&self) -> Place {
+        Place::Subscription
+    }
+
+    fn schema(&self) -> &'static [Property] {
+        SCHEMA
+    }
+
+    fn patch_schema(&self) -> Option<&'static [Property]> {
+        Some(PATCH)
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
+        usual_name(name, 90, "-_.()")
+    }
+
+    fn deletes_slowly(&self) -> bool {
+        true
+    }
+
+    fn write<'a>(
+        &'a self,
+        body: &'a mut Map<String, Value>,
+        writing: &'a Writing<'a>,
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(async move {
+            super::connected_cluster::same_location(body, writing)?;
+            properties_mut(body).insert("provisioningState".to_owned(), json!("Succeeded"));
+            Ok(())
+        })
+    }
+}

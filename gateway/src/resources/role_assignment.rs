@@ -1,0 +1,210 @@
+//! Role assignments: who has which role where (features rows Z2, Z6, Z11; arc-reference.md 1.8). Two properties are ours:
+//! `startDateTime` and `endDateTime` bound an assignment in time.
+
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use proto::{
+    api::{ErrorDetail, ResourceId},
+    rbac::{Scope, Window},
+};
+use serde_json::{Map, Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use super::{
+    Kind, Place, Writing, is_guid, properties, properties_mut, role_definition,
+    schema::{Property, Type},
+};
+use crate::{
+    api::{Caller, error::ApiError, filter},
+    store::resources::Stored,
+};
+
+/// The plug-in.
+pub struct RoleAssignments;
+
+/// The full type.
+pub const NAME: &str = "Microsoft.Authorization/roleAssignments";
+/// Of definitions, too.
+pub const VERSIONS: &[&str] = &[
+    "2015-07-01",
+    "2018-01-01-preview",
+    "2018-07-01",
+    "2020-04-01-preview",
+    "2020-08-01-preview",
+    "2020-10-01-preview",
+    "2022-04-01",
+    "2022-05-01-preview",
+];
+
+const TYPES: &[&str] = &["User", "Group", "ServicePrincipal", "ForeignGroup", "Device"];
+const PROPERTIES: &[Property] = &[
+    Property::new("roleDefinitionId", Type::Checked(definition)).required(),
+    Property::new("principalId", Type::Checked(principal)).required(),
+    Property::new("principalType", Type::Words(TYPES)).or("User"),
+    Property::new("description", Type::Text),
+    Property::new("startDateTime", Type::Checked(instant)),
+    Property::new("endDateTime", Type::Checked(instant)),
+    // Not evaluated, and therefore not taken: a condition that is ignored would give more than was meant.
+    Property::new("condition", Type::Checked(no_condition)),
+    Property::new("conditionVersion", Type::Text),
+    Property::new("delegatedManagedIdentityResourceId", Type::Text),
+    Property::read_only("scope", Type::Text),
+    Property::read_only("createdOn", Type::Instant),
+    Property::read_only("updatedOn", Type::Instant),
+    Property::read_only("createdBy", Type::Text),
+    Property::read_only("updatedBy", Type::Text),
+];
+const SCHEMA: &[Property] = &[Property::new("properties", Type::Object(PROPERTIES)).required()];
+
+impl Kind for RoleAssignments {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn api_versions(&self) -> &'static [&'static str] {
+        VERSIONS
+    }
+
+    fn place(&self) -> Place {
+        Place::Anywhere
+    }
+
+    fn schema(&self) -> &'static [Property] {
+        SCHEMA
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
+        guid_name(name)
+    }
+
+    fn write<'a>(
+        &'a self,
+        body: &'a mut Map<String, Value>,
+        writing: &'a Writing<'a>,
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(async move {
+            let scope = scope_of(writing.id)?;
+            let text =
+                |name: &str| properties(body).and_then(|p| p.get(name)).and_then(Value::as_str).unwrap_or_default();
+            let (role, principal) = (text("roleDefinitionId").to_owned(), text("principalId").to_owned());
+            let guid = role_definition::guid_of(&role).unwrap_or_default();
+            let directory = writing.control.directory();
+            if directory.role(&guid).is_none() {
+                let message = format!("The role definition '{role}' does not exist.");
+                return Err(ApiError::of(StatusCode::NOT_FOUND, "RoleDefinitionDoesNotExist", message)
+                    .at("properties.roleDefinitionId"));
+            }
+            in_time(&window(body), writing.now_ms)?;
+            let old = writing.old.and_then(|old| old.body.as_object()).and_then(properties);
+            let same = |name: &str, new: &str| {
+                old.is_none_or(|old| {
+                    old.get(name).and_then(Value::as_str).is_some_and(|is| is.eq_ignore_ascii_case(new))
+                })
+            };
+            if !same("principalId", &principal) || old.is_some_and(|old| definition_of(old) != Some(guid.clone())) {
+                let message = "A role assignment's role and principal cannot be changed: delete it and create another.";
+                return Err(ApiError::bad_request("RoleAssignmentUpdateNotPermitted", message));
+            }
+            if let Some(other) = directory.same_assignment(&principal, &scope, &guid)
+                && other != writing.id.key()
+            {
+                let id = other.rsplit('/').next().unwrap_or_default();
+                let message =
+                    format!("The role assignment already exists. The ID of the existing role assignment is {id}.");
+                return Err(ApiError::of(StatusCode::CONFLICT, "RoleAssignmentExists", message));
+            }
+            let properties = properties_mut(body);
+            properties.insert("scope".to_owned(), json!(scope_text(writing.id)));
+            role_definition::stamps(properties, writing);
+            Ok(())
+        })
+    }
+
+    fn matches(&self, text: &str, stored: &Stored, caller: &Caller) -> Result<bool, ApiError> {
+        let property = |name: &str| stored.body.get("properties")?.get(name)?.as_str();
+        let principal = property("principalId").unwrap_or_default();
+        filter::all(text, |condition| match condition {
+            // The list is cut to the scope by who reads it.
+            filter::Condition::Call("atScope", "") => Some(true),
+            filter::Condition::Call("assignedTo", id) => {
+                let groups = id.eq_ignore_ascii_case(caller.object_id())
+                    && property("principalType") == Some("Group")
+                    && caller.is_in_group(principal);
+                Some(principal.eq_ignore_ascii_case(id) || groups)
+            }
+            filter::Condition::Equal("principalId", id) => Some(principal.eq_ignore_ascii_case(id)),
+            _ => None,
+        })
+    }
+}
+
+/// A name that must be a GUID.
+pub fn guid_name(name: &str) -> Result<(), ErrorDetail> {
+    if is_guid(name) {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(90).collect();
+    let message = format!("The name '{shown}' must be a GUID, such as 34e09817-6cbe-4d01-b1a2-e0eac5743d41.");
+    Err(ErrorDetail::new("InvalidResourceName", message).at("name"))
+}
+
+fn definition(text: &str) -> Result<(), String> {
+    let wanted = || {
+        format!("the id of a role definition, such as /subscriptions/<id>/providers/{}/<guid>", role_definition::NAME)
+    };
+    role_definition::guid_of(text).map(drop).ok_or_else(wanted)
+}
+
+fn principal(text: &str) -> Result<(), String> {
+    const LONGEST: usize = 512;
+    let fine = (1..=LONGEST).contains(&text.len()) && !text.chars().any(char::is_control);
+    if fine {
+        Ok(())
+    } else {
+        Err(format!("the object id of a user, group or service principal, 1 to {LONGEST} characters"))
+    }
+}
+
+fn instant(text: &str) -> Result<(), String> {
+    parse(text).map(drop).ok_or_else(|| "an instant such as 2030-01-31T12:00:00Z".to_owned())
+}
+
+fn no_condition(text: &str) -> Result<(), String> {
+    if text.is_empty() { Ok(()) } else { Err("left out: conditions are not evaluated by this gateway".to_owned()) }
+}
+
+fn parse(text: &str) -> Option<i64> {
+    OffsetDateTime::parse(text, &Rfc3339).ok().map(OffsetDateTime::unix_timestamp)
+}
+
+/// When an assignment holds.
+pub fn window(body: &Map<String, Value>) -> Window {
+    let at = |name: &str| properties(body)?.get(name)?.as_str().and_then(parse);
+    Window { starts: at("startDateTime"), ends: at("endDateTime") }
+}
+
+fn in_time(window: &Window, now_ms: i64) -> Result<(), ApiError> {
+    let at = "properties.endDateTime";
+    if window.ends.is_some_and(|ends| ends <= now_ms / 1000) {
+        return Err(ApiError::bad_request("InvalidExpiration", "The end of the assignment is in the past.").at(at));
+    }
+    if window.starts.zip(window.ends).is_some_and(|(starts, ends)| starts >= ends) {
+        return Err(ApiError::bad_request("InvalidExpiration", "The assignment ends before it starts.").at(at));
+    }
+    Ok(())
+}
+
+/// The id of what an assignment or definition is at, as written.
+pub fn scope_text(id: &ResourceId) -> &str {
+    id.parent_text()
+}
+
+/// The scope of an assignment.
+pub fn scope_of(id: &ResourceId) -> Result<Scope, ApiError> {
+    scope_text(id).parse().map_err(|error| ApiError::bad_request("InvalidScope", format!("{error}.")))
+}
+
+/// The GUID of the definition in an assignment's properties.
+pub fn definition_of(properties: &Map<String, Value>) -> Option<String> {
+    role_definition::guid_of(properties.get("roleDefinitionId")?.as_str()?)
+}

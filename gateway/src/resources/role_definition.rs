@@ -1,0 +1,218 @@
+//! Role definitions: the built-in ones, and custom ones (features rows Z3, Z4; arc-reference.md 1.8).
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use proto::{
+    api::{ErrorDetail, ResourceId},
+    rbac::{
+        Role, Scope,
+        role::{BuiltInRole, RawPermission, built_in},
+    },
+};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Kind, Place, Writing, is_guid, properties, properties_mut,
+    schema::{Property, Type},
+};
+use crate::{
+    api::{Caller, error::ApiError, filter},
+    directory::Directory,
+    store::resources::Stored,
+};
+
+/// The plug-in.
+pub struct RoleDefinitions;
+
+/// The full type.
+pub const NAME: &str = "Microsoft.Authorization/roleDefinitions";
+
+const PERMISSION: &[Property] = &[
+    Property::new("actions", Type::List(&Type::Text)),
+    Property::new("notActions", Type::List(&Type::Text)),
+    Property::new("dataActions", Type::List(&Type::Text)),
+    Property::new("notDataActions", Type::List(&Type::Text)),
+];
+const PROPERTIES: &[Property] = &[
+    Property::new("roleName", Type::Text).required(),
+    Property::new("description", Type::Text),
+    // Clients send back what they read; the kind of a role is not theirs to choose.
+    Property { shown_empty: false, ..Property::read_only("type", Type::Text) },
+    Property::new("assignableScopes", Type::List(&Type::Checked(assignable))).required(),
+    Property::new("permissions", Type::List(&Type::Object(PERMISSION))).required(),
+    Property::read_only("createdOn", Type::Instant),
+    Property::read_only("updatedOn", Type::Instant),
+    Property::read_only("createdBy", Type::Text),
+    Property::read_only("updatedBy", Type::Text),
+];
+const SCHEMA: &[Property] = &[Property::new("properties", Type::Object(PROPERTIES)).required()];
+
+impl Kind for RoleDefinitions {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn api_versions(&self) -> &'static [&'static str] {
+        super::role_assignment::VERSIONS
+    }
+
+    fn place(&self) -> Place {
+        Place::Anywhere
+    }
+
+    fn schema(&self) -> &'static [Property] {
+        SCHEMA
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
+        super::role_assignment::guid_name(name)
+    }
+
+    fn built_in(&self, subscription: &str) -> Vec<Stored> {
+        built_in().iter().map(|role| kept(role, subscription)).collect()
+    }
+
+    fn write<'a>(
+        &'a self,
+        body: &'a mut Map<String, Value>,
+        writing: &'a Writing<'a>,
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(async move {
+            let name = writing.id.name().to_ascii_lowercase();
+            if built_in().iter().any(|role| role.role.id() == name) {
+                return Err(built_in_stays(&name));
+            }
+            permissions(body)
+                .and_then(|permissions| Role::new(&name, &permissions).map(drop).map_err(|error| error.to_string()))
+                .map_err(|why| ApiError::bad_request("InvalidActionOrNotAction", why).at("properties.permissions"))?;
+            let properties = properties_mut(body);
+            properties.insert("type".to_owned(), json!("CustomRole"));
+            stamps(properties, writing);
+            Ok(())
+        })
+    }
+
+    fn may_delete(&self, stored: &Stored, directory: &Directory) -> Result<(), ApiError> {
+        let name = stored.key.rsplit('/').next().unwrap_or_default();
+        if built_in().iter().any(|role| role.role.id() == name) {
+            return Err(built_in_stays(name));
+        }
+        if directory.is_assigned(name) {
+            let message = "There are existing role assignments referencing the role. Delete them first.";
+            return Err(ApiError::of(StatusCode::CONFLICT, "RoleDefinitionHasAssignments", message));
+        }
+        Ok(())
+    }
+
+    fn matches(&self, text: &str, stored: &Stored, _caller: &Caller) -> Result<bool, ApiError> {
+        let property = |name: &str| Some(stored.body.get("properties")?.get(name)?.as_str()?.to_owned());
+        filter::all(text, |condition| match condition {
+            filter::Condition::Call("atScopeAndBelow" | "atScope", _) => Some(true),
+            filter::Condition::Equal("roleName", name) => {
+                Some(property("roleName").is_some_and(|is| is.eq_ignore_ascii_case(name)))
+            }
+            filter::Condition::Equal("type", kind) => {
+                Some(property("type").is_some_and(|is| is.eq_ignore_ascii_case(kind)))
+            }
+            _ => None,
+        })
+    }
+}
+
+/// Who wrote it first and last, and when: authorization resources say so in their properties.
+pub fn stamps(properties: &mut Map<String, Value>, writing: &Writing<'_>) {
+    let old = writing.old.and_then(|old| old.body.get("properties")?.as_object());
+    let kept = |name: &str| old.and_then(|old| old.get(name)).cloned();
+    let now = json!(crate::api::instant(writing.now_ms));
+    let by = json!(writing.caller.object_id());
+    properties.insert("createdOn".to_owned(), kept("createdOn").unwrap_or_else(|| now.clone()));
+    properties.insert("createdBy".to_owned(), kept("createdBy").unwrap_or_else(|| by.clone()));
+    properties.insert("updatedOn".to_owned(), now);
+    properties.insert("updatedBy".to_owned(), by);
+}
+
+fn built_in_stays(name: &str) -> ApiError {
+    let message = format!("The role definition '{name}' is built in: it cannot be changed or deleted.");
+    ApiError::of(StatusCode::FORBIDDEN, "RoleDefinitionIsBuiltIn", message)
+}
+
+fn assignable(text: &str) -> Result<(), String> {
+    text.parse::<Scope>().map(drop).map_err(|error| error.to_string())
+}
+
+/// The permissions of a checked body.
+fn permissions(body: &Map<String, Value>) -> Result<Vec<RawPermission>, String> {
+    let list = properties(body).and_then(|properties| properties.get("permissions")).cloned().unwrap_or_default();
+    serde_json::from_value(list).map_err(|error| error.to_string())
+}
+
+/// The role of a kept custom definition.
+pub fn role(stored: &Stored) -> Option<Arc<Role>> {
+    let name = stored.key.rsplit('/').next()?;
+    let permissions = permissions(stored.body.as_object()?).ok()?;
+    Role::new(name, &permissions).ok().map(Arc::new)
+}
+
+/// A built-in definition as if it were kept.
+fn kept(role: &BuiltInRole, subscription: &str) -> Stored {
+    let id = format!("{subscription}/providers/{NAME}/{}", role.role.id());
+    let body = json!({"properties": {
+        "roleName": role.name,
+        "type": "BuiltInRole",
+        "description": "",
+        "assignableScopes": ["/"],
+        "permissions": [role.permission],
+    }});
+    Stored {
+        key: id.to_ascii_lowercase(),
+        kind: NAME.to_ascii_lowercase(),
+        parent: subscription.to_ascii_lowercase(),
+        id,
+        revision: 0,
+        body,
+        protected: None,
+    }
+}
+
+/// The GUID in the id of a role definition, which clients write with or without a subscription in front.
+pub fn guid_of(id: &str) -> Option<String> {
+    let (before, guid) = id.rsplit_once('/')?;
+    let suffix = format!("/providers/{NAME}").to_ascii_lowercase();
+    let scope = before.to_ascii_lowercase().strip_suffix(&suffix)?.to_owned();
+    let fine = is_guid(guid) && (scope.is_empty() || ResourceId::parse(&scope).is_ok());
+    fine.then(|| guid.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GUID: &str = "8E3AF657-a8ff-443c-a75c-2fe8c4bcb635";
+
+    #[test]
+    fn z3_ids_of_definitions_are_understood_with_and_without_a_scope() {
+        for scope in ["", "/subscriptions/s", "/subscriptions/s/resourceGroups/g"] {
+            let id = format!("{scope}/providers/microsoft.authorization/ROLEdefinitions/{GUID}");
+            assert_eq!(guid_of(&id).as_deref(), Some(GUID.to_ascii_lowercase().as_str()), "{id}");
+        }
+        for bad in [
+            GUID.to_owned(),
+            format!("/x/{GUID}"),
+            format!("x/providers/{NAME}/{GUID}"),
+            format!("/providers/{NAME}/x"),
+        ] {
+            assert_eq!(guid_of(&bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn built_in_definitions_are_shown_like_others() {
+        let all = RoleDefinitions.built_in("/subscriptions/S");
+        assert!(all.len() >= 6);
+        let owner = all.iter().find(|role| role.body["properties"]["roleName"] == "Owner").unwrap();
+        assert_eq!(owner.body["properties"]["permissions"][0]["actions"], json!(["*"]));
+        assert!(RoleDefinitions.may_delete(owner, &Directory::default()).is_err());
+    }
+}

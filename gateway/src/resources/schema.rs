@@ -1,0 +1,385 @@
+//! What a resource's JSON may hold, as a table. One table checks what is written, decides what is kept and what is shown to
+//! which api-version, and is what the OpenAPI document is made of.
+
+use proto::api::ErrorDetail;
+use serde_json::{Map, Value, json};
+
+/// Characters of a text at most, unless its property says otherwise.
+const TEXT: usize = 2048;
+/// Entries of a list or a map at most.
+const ENTRIES: usize = 1000;
+
+/// What a value may be.
+#[derive(Clone, Copy)]
+pub enum Type {
+    /// A text.
+    Text,
+    /// One of these words, in any case; kept in the case given here.
+    Words(&'static [&'static str]),
+    /// `true` or `false`.
+    Bool,
+    /// A whole number from 0 to 2^31 - 1.
+    Count,
+    /// An instant, RFC 3339. Only ever read.
+    Instant,
+    /// Names and texts.
+    Texts,
+    /// A list.
+    List(&'static Self),
+    /// An object of known properties.
+    Object(&'static [Property]),
+    /// A text that a function checks; it tells what is wrong.
+    Checked(fn(&str) -> Result<(), String>),
+}
+
+/// Who writes a property.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Clients.
+    ReadWrite,
+    /// Clients, who never see it again.
+    WriteOnly,
+    /// This service: what a client sends is ignored, as ARM does.
+    ReadOnly,
+}
+
+/// One property of an object.
+#[derive(Clone, Copy)]
+pub struct Property {
+    /// Its name, compared as it is.
+    pub name: &'static str,
+    /// What it may be.
+    pub kind: Type,
+    /// Who writes it.
+    pub access: Access,
+    /// Whether an object without it is refused.
+    pub required: bool,
+    /// What it is where nobody said.
+    pub default: Option<&'static str>,
+    /// The first api-version that shows it.
+    pub since: Option<&'static str>,
+    /// Whether it is shown as `null` while it has no value, rather than not at all.
+    pub shown_empty: bool,
+}
+
+impl Property {
+    /// One that clients write and need not.
+    pub const fn new(name: &'static str, kind: Type) -> Self {
+        Self { name, kind, access: Access::ReadWrite, required: false, default: None, since: None, shown_empty: false }
+    }
+
+    /// One that only this service writes, `null` until it does.
+    pub const fn read_only(name: &'static str, kind: Type) -> Self {
+        Self { access: Access::ReadOnly, shown_empty: true, ..Self::new(name, kind) }
+    }
+
+    /// Without it the object is refused.
+    pub const fn required(self) -> Self {
+        Self { required: true, ..self }
+    }
+
+    /// Clients never see it again.
+    pub const fn write_only(self) -> Self {
+        Self { access: Access::WriteOnly, ..self }
+    }
+
+    /// What it is where nobody said.
+    pub const fn or(self, default: &'static str) -> Self {
+        Self { default: Some(default), ..self }
+    }
+
+    /// Shown from an api-version on.
+    pub const fn since(self, version: &'static str) -> Self {
+        Self { since: Some(version), ..self }
+    }
+}
+
+/// Checks what a client wrote, all faults at once: takes out what only this service writes, fills in defaults.
+pub fn check(object: &'static [Property], raw: &Map<String, Value>) -> Result<Map<String, Value>, ErrorDetail> {
+    let mut faults = Vec::new();
+    let checked = check_object(object, raw, "", &mut faults);
+    ErrorDetail::all(faults).map_or(Ok(checked), Err)
+}
+
+/// The same for a part of an object (PATCH): nothing is required, nothing is filled in.
+pub fn check_part(object: &'static [Property], raw: &Map<String, Value>) -> Result<Map<String, Value>, ErrorDetail> {
+    let mut faults = Vec::new();
+    known(object, raw, "", &mut faults);
+    let mut checked = Map::new();
+    for (property, value) in written(object, raw) {
+        if let Some(value) = check_value(&property.kind, value, property.name, &mut faults) {
+            checked.insert(property.name.to_owned(), value);
+        }
+    }
+    ErrorDetail::all(faults).map_or(Ok(checked), Err)
+}
+
+fn known(object: &'static [Property], raw: &Map<String, Value>, at: &str, faults: &mut Vec<ErrorDetail>) {
+    for name in raw.keys().filter(|name| !object.iter().any(|property| property.name == *name)) {
+        let names: Vec<_> = object.iter().filter(|p| p.access != Access::ReadOnly).map(|p| p.name).collect();
+        let message = format!("The property '{}' is not known; known here: {}.", shortened(name), names.join(", "));
+        faults.push(ErrorDetail::new("UnknownProperty", message).at(join(at, &shortened(name))));
+    }
+}
+
+/// What a client may write and did. `null` is as if it were not there.
+fn written<'a>(
+    object: &'static [Property],
+    raw: &'a Map<String, Value>,
+) -> impl Iterator<Item = (&'static Property, &'a Value)> {
+    let writable = object.iter().filter(|property| property.access != Access::ReadOnly);
+    writable.filter_map(|property| Some((property, raw.get(property.name).filter(|value| !value.is_null())?)))
+}
+
+fn check_object(
+    object: &'static [Property],
+    raw: &Map<String, Value>,
+    at: &str,
+    faults: &mut Vec<ErrorDetail>,
+) -> Map<String, Value> {
+    known(object, raw, at, faults);
+    let mut checked = Map::new();
+    for (property, value) in written(object, raw) {
+        if let Some(value) = check_value(&property.kind, value, &join(at, property.name), faults) {
+            checked.insert(property.name.to_owned(), value);
+        }
+    }
+    for property in object {
+        let missing = raw.get(property.name).is_none_or(Value::is_null);
+        if missing && property.required {
+            let message = format!("The property '{}' is required.", join(at, property.name));
+            faults.push(ErrorDetail::new("MissingRequiredProperty", message).at(join(at, property.name)));
+        }
+        if let (true, Some(default)) = (missing, property.default) {
+            checked.insert(property.name.to_owned(), default.into());
+        }
+    }
+    checked
+}
+
+fn check_value(kind: &Type, value: &Value, at: &str, faults: &mut Vec<ErrorDetail>) -> Option<Value> {
+    let mut refuse = |wanted: String| {
+        faults.push(ErrorDetail::new("InvalidRequestContent", format!("The property '{at}' must be {wanted}.")).at(at));
+        None
+    };
+    match (kind, value) {
+        (Type::Text, Value::String(text)) if text.len() <= TEXT => Some(value.clone()),
+        (Type::Checked(check), Value::String(text)) => match check(text) {
+            Ok(()) => Some(value.clone()),
+            Err(wanted) => refuse(wanted),
+        },
+        (Type::Words(words), Value::String(text)) => match words.iter().find(|word| word.eq_ignore_ascii_case(text)) {
+            Some(word) => Some((*word).into()),
+            None => refuse(format!("one of {}", words.join(", "))),
+        },
+        (Type::Bool, Value::Bool(_)) => Some(value.clone()),
+        (Type::Count, Value::Number(number))
+            if number.as_i64().is_some_and(|n| i32::try_from(n).is_ok_and(|n| n >= 0)) =>
+        {
+            Some(value.clone())
+        }
+        (Type::Texts, Value::Object(map)) if is_texts(map) => Some(value.clone()),
+        (Type::List(kind), Value::Array(list)) if list.len() <= ENTRIES => {
+            let places = list.iter().enumerate();
+            let checked = places.map(|(i, value)| check_value(kind, value, &format!("{at}[{i}]"), faults));
+            checked.collect::<Vec<_>>().into_iter().collect::<Option<Vec<_>>>().map(Value::Array)
+        }
+        (Type::Object(object), Value::Object(raw)) => Some(Value::Object(check_object(object, raw, at, faults))),
+        _ => refuse(wanted(kind)),
+    }
+}
+
+fn is_texts(map: &Map<String, Value>) -> bool {
+    map.len() <= ENTRIES
+        && map.iter().all(|(key, value)| key.len() <= TEXT && value.as_str().is_some_and(|v| v.len() <= TEXT))
+}
+
+fn wanted(kind: &Type) -> String {
+    match kind {
+        Type::Text | Type::Checked(_) => format!("a text of at most {TEXT} characters"),
+        Type::Words(words) => format!("one of {}", words.join(", ")),
+        Type::Bool => "true or false".to_owned(),
+        Type::Count => "a whole number from 0 to 2147483647".to_owned(),
+        Type::Instant => "an instant such as 2030-01-31T12:00:00Z".to_owned(),
+        Type::Texts => format!("an object of at most {ENTRIES} names and texts"),
+        Type::List(_) => format!("a list of at most {ENTRIES} entries"),
+        Type::Object(_) => "an object".to_owned(),
+    }
+}
+
+/// What of a kept object is shown to an api-version: read-only properties also while they have no value, protected ones
+/// never.
+pub fn show(object: &'static [Property], kept: &Map<String, Value>, version: &str) -> Map<String, Value> {
+    let mut shown = Map::new();
+    // Dated versions compare as texts; a preview is older than the version of the same day.
+    let visible = |property: &&Property| {
+        property.access != Access::WriteOnly && property.since.is_none_or(|since| version >= since)
+    };
+    for property in object.iter().filter(visible) {
+        match kept.get(property.name) {
+            Some(value) => {
+                shown.insert(property.name.to_owned(), show_value(&property.kind, value, version));
+            }
+            None if property.shown_empty => {
+                shown.insert(property.name.to_owned(), Value::Null);
+            }
+            None => {}
+        }
+    }
+    shown
+}
+
+fn show_value(kind: &Type, value: &Value, version: &str) -> Value {
+    match (kind, value) {
+        (Type::Object(object), Value::Object(kept)) => Value::Object(show(object, kept, version)),
+        (Type::List(kind), Value::Array(list)) => list.iter().map(|value| show_value(kind, value, version)).collect(),
+        _ => value.clone(),
+    }
+}
+
+/// Takes what is write-only out of a checked object: paths and values, which are kept encrypted.
+pub fn split_protected(object: &'static [Property], kept: &mut Map<String, Value>) -> Map<String, Value> {
+    let mut protected = Map::new();
+    split(object, kept, "", &mut protected);
+    protected
+}
+
+fn split(object: &'static [Property], kept: &mut Map<String, Value>, at: &str, protected: &mut Map<String, Value>) {
+    for property in object {
+        let path = join(at, property.name);
+        if property.access == Access::WriteOnly {
+            if let Some(value) = kept.remove(property.name) {
+                protected.insert(path, value);
+            }
+            continue;
+        }
+        match (&property.kind, kept.get_mut(property.name)) {
+            (Type::Object(object), Some(Value::Object(inner))) => split(object, inner, &path, protected),
+            (Type::List(Type::Object(object)), Some(Value::Array(list))) => {
+                for (i, value) in list.iter_mut().enumerate() {
+                    if let Value::Object(inner) = value {
+                        split(object, inner, &format!("{path}[{i}]"), protected);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// As a schema of OpenAPI 3.1 (JSON Schema).
+pub fn open_api(object: &'static [Property]) -> Value {
+    let properties: Map<_, _> =
+        object.iter().map(|property| (property.name.to_owned(), open_api_property(property))).collect();
+    let required: Vec<_> = object.iter().filter(|property| property.required).map(|property| property.name).collect();
+    let mut schema = json!({"type": "object", "properties": properties});
+    if !required.is_empty() {
+        schema["required"] = required.into();
+    }
+    schema
+}
+
+fn open_api_property(property: &Property) -> Value {
+    let mut schema = open_api_type(&property.kind);
+    match property.access {
+        Access::ReadOnly => {
+            schema["readOnly"] = true.into();
+            if let Some(kind) = schema.get("type").cloned() {
+                schema["type"] = json!([kind, "null"]);
+            }
+        }
+        Access::WriteOnly => schema["writeOnly"] = true.into(),
+        Access::ReadWrite => {}
+    }
+    if let Some(default) = property.default {
+        schema["default"] = default.into();
+    }
+    schema
+}
+
+fn open_api_type(kind: &Type) -> Value {
+    match kind {
+        Type::Text => json!({"type": "string", "maxLength": TEXT}),
+        Type::Checked(_) => json!({"type": "string"}),
+        // Without `enum`: any case is taken.
+        Type::Words(words) => json!({"type": "string", "x-ms-enum": {"values": words}}),
+        Type::Bool => json!({"type": "boolean"}),
+        Type::Count => json!({"type": "integer", "format": "int32", "minimum": 0}),
+        Type::Instant => json!({"type": "string", "format": "date-time"}),
+        Type::Texts => {
+            json!({"type": "object", "additionalProperties": {"type": "string", "maxLength": TEXT}, "maxProperties": ENTRIES})
+        }
+        Type::List(kind) => json!({"type": "array", "items": open_api_type(kind), "maxItems": ENTRIES}),
+        Type::Object(object) => open_api(object),
+    }
+}
+
+fn join(at: &str, name: &str) -> String {
+    if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") }
+}
+
+/// A name of a client's, as it may be in a message.
+fn shortened(name: &str) -> String {
+    name.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INNER: &[Property] = &[
+        Property::new("enabled", Type::Bool).required(),
+        Property::new("secret", Type::Texts).write_only(),
+        Property::read_only("state", Type::Text),
+    ];
+    const OBJECT: &[Property] = &[
+        Property::new("mode", Type::Words(&["On", "Off"])).or("Off"),
+        Property::new("inner", Type::Object(INNER)).since("2025-01-01"),
+        Property::new("list", Type::List(&Type::Object(INNER))),
+        Property::new("count", Type::Count),
+        Property::read_only("seen", Type::Instant),
+    ];
+
+    fn map(value: Value) -> Map<String, Value> {
+        let Value::Object(map) = value else { unreachable!("tests give objects") };
+        map
+    }
+
+    #[test]
+    fn all_faults_at_once_with_their_places() {
+        let raw = map(json!({
+            "mode": "sideways", "inner": {"enabled": 1, "x": 2}, "list": [{"enabled": true}, {}, 7], "count": -1, "new": 1,
+        }));
+        let error = check(OBJECT, &raw).unwrap_err();
+        let mut places: Vec<_> = error.details.iter().filter_map(|fault| fault.target.as_deref()).collect();
+        places.sort_unstable();
+        assert_eq!(places, ["count", "inner.enabled", "inner.x", "list[1].enabled", "list[2]", "mode", "new"]);
+    }
+
+    #[test]
+    fn what_only_the_service_writes_is_ignored_and_words_have_one_case() {
+        let raw =
+            map(json!({"mode": "oN", "seen": "yesterday", "inner": {"enabled": true, "state": "x"}, "count": null}));
+        assert_eq!(Value::Object(check(OBJECT, &raw).unwrap()), json!({"mode": "On", "inner": {"enabled": true}}));
+        assert_eq!(Value::Object(check(OBJECT, &map(json!({}))).unwrap()), json!({"mode": "Off"}));
+        assert_eq!(Value::Object(check_part(OBJECT, &map(json!({}))).unwrap()), json!({}));
+    }
+
+    #[test]
+    fn protected_values_are_taken_out_and_never_shown() {
+        let raw = map(json!({"list": [{"enabled": true, "secret": {"password": "p"}}]}));
+        let mut kept = check(OBJECT, &raw).unwrap();
+        assert!(!Value::Object(show(OBJECT, &kept, "2026-01-01")).to_string().contains("password"));
+        let protected = split_protected(OBJECT, &mut kept);
+        assert_eq!(Value::Object(protected), json!({"list[0].secret": {"password": "p"}}));
+        assert!(!Value::Object(kept).to_string().contains("password"));
+    }
+
+    #[test]
+    fn an_older_api_version_does_not_see_what_came_later() {
+        let kept = map(json!({"inner": {"enabled": true}, "mode": "On"}));
+        let shown = |version| Value::Object(show(OBJECT, &kept, version));
+        assert_eq!(shown("2024-01-01"), json!({"mode": "On", "seen": null}));
+        assert_eq!(shown("2025-01-01"), json!({"mode": "On", "seen": null, "inner": {"enabled": true, "state": null}}));
+    }
+}

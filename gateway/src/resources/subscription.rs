@@ -1,0 +1,61 @@
+//! Subscriptions: given by the configuration, read by clients.
+
+use futures_util::future::BoxFuture;
+use proto::api::{ErrorDetail, id::SUBSCRIPTIONS};
+use serde_json::{Map, Value};
+
+use super::{
+    Kind, Place, Writing,
+    schema::{Property, Type},
+};
+use crate::api::error::ApiError;
+
+/// The plug-in.
+pub struct Subscriptions;
+
+const SCHEMA: &[Property] = &[
+    Property::read_only("subscriptionId", Type::Text),
+    Property::read_only("tenantId", Type::Text),
+    Property::read_only("displayName", Type::Text),
+    Property::read_only("state", Type::Text),
+    Property::read_only("authorizationSource", Type::Text),
+];
+
+impl Kind for Subscriptions {
+    fn name(&self) -> &'static str {
+        SUBSCRIPTIONS
+    }
+
+    fn api_versions(&self) -> &'static [&'static str] {
+        &[
+            "2016-06-01",
+            "2018-06-01",
+            "2019-06-01",
+            "2019-11-01",
+            "2020-01-01",
+            "2021-01-01",
+            "2021-04-01",
+            "2022-12-01",
+        ]
+    }
+
+    fn place(&self) -> Place {
+        Place::Top
+    }
+
+    fn schema(&self) -> &'static [Property] {
+        SCHEMA
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn check_name(&self, _name: &str) -> Result<(), ErrorDetail> {
+        Ok(())
+    }
+
+    fn write<'a>(&'a self, _: &'a mut Map<String, Value>, _: &'a Writing<'a>) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(async { Err(ApiError::method_not_allowed("subscriptions come from the gateway's configuration")) })
+    }
+}

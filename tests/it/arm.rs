@@ -1,0 +1,292 @@
+//! The resource API as its clients see it: the Azure SDKs and the stock `az`, unmodified, and what a role opens at a cluster
+//! (features rows R1-R3, R10-R12, Z2, S1; arm-clients.md).
+
+use std::{
+    collections::BTreeSet,
+    io::{Read, Write},
+    process::Command,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::{Context, ensure};
+use libtest_mimic::Trial;
+use serde_json::{Value, json};
+use tests::{
+    apiserver::{Apiserver, answer},
+    case::{Needs, case, full},
+    programs::{eventually, root, run_with_input, scratch},
+    raw::Answer,
+    stack::{Plan, Stack},
+};
+
+use crate::clients::python_with_clients;
+
+const CLUSTERS: &str = "Microsoft.Kubernetes/connectedClusters";
+const CLUSTER_USER: &str = "00493d72-78f6-4148-b6c5-d3ce8e4799dd";
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        case("arm::the_azure_sdks_for_python_drive_it_unmodified", Needs::Nothing, sdk),
+        case("arm::stock_az_signs_in_and_works", Needs::Nothing, az),
+        case("arm::z2_a_role_opens_a_cluster_and_its_end_closes_sessions", Needs::Nothing, role),
+        case("arm::acknowledged_writes_survive_kill_9", Needs::Nothing, killed),
+    ]
+}
+
+fn stack(name: &str) -> anyhow::Result<(Apiserver, Stack)> {
+    let apiserver = Apiserver::plain(&scratch(&format!("{name}-apiserver")))?;
+    let stack = Stack::start(&Plan::scripted(name, &apiserver))?;
+    Ok((apiserver, stack))
+}
+
+/// The SDKs' script, whose steps each print a line when they held.
+fn sdk() -> anyhow::Result<()> {
+    let (_apiserver, stack) = stack("arm-sdk")?;
+    let mut command = Command::new(python_with_clients()?);
+    command.arg(root().join("tests/it/azure_sdk.py"));
+    for key in ["url", "ca", "tenant", "subscription", "clientId"] {
+        command.arg(stack.text(key));
+    }
+    let secret = format!("{}\n", stack.text("clientSecret"));
+    let text = run_with_input(&mut command, Some(secret.as_bytes()), Duration::from_secs(300))?.ok()?;
+    ensure!(text.lines().filter(|line| line.starts_with("held: ")).count() == 6, "{text}");
+    Ok(())
+}
+
+/// `az` with a configuration of its own.
+struct Az<'a> {
+    stack: &'a Stack,
+    program: std::path::PathBuf,
+    config: std::path::PathBuf,
+}
+
+impl Az<'_> {
+    fn ok(&self, args: &[&str]) -> anyhow::Result<String> {
+        let mut command = Command::new(&self.program);
+        command.args(args).env("AZURE_CONFIG_DIR", &self.config).env("REQUESTS_CA_BUNDLE", self.stack.ca());
+        command.env("AZURE_CORE_COLLECT_TELEMETRY", "0").env("AZURE_CORE_NO_COLOR", "1");
+        run_with_input(&mut command, None, Duration::from_secs(180))?.ok()
+    }
+
+    fn json(&self, args: &[&str]) -> anyhow::Result<Value> {
+        let text = self.ok(args)?;
+        serde_json::from_str(&text).with_context(|| format!("az {args:?}: {text}"))
+    }
+}
+
+fn az() -> anyhow::Result<()> {
+    let (_apiserver, stack) = stack("arm-az")?;
+    let program = python_with_clients()?.with_file_name("az");
+    // Away from what is swept for secrets: az keeps its tokens there.
+    let config = tempfile::tempdir()?;
+    let az = Az { stack: &stack, program, config: config.path().to_owned() };
+    let (url, tenant) = (stack.text("url"), stack.text("tenant"));
+    az.ok(&["cloud", "register", "-n", "towline", "--endpoint-resource-manager", &url])?;
+    az.ok(&["cloud", "set", "-n", "towline"])?;
+    az.ok(&["config", "set", "core.instance_discovery=false", "--only-show-errors"])?;
+    let (id, secret) = (stack.text("clientId"), stack.text("clientSecret"));
+    let account = az.json(&["login", "--service-principal", "-u", &id, "-p", &secret, "-t", &tenant])?;
+    ensure!(account[0]["id"] == stack.info["subscription"], "{account}");
+
+    let group = az.json(&["group", "create", "-n", "Edge", "-l", "eastus", "--tags", "a=b"])?;
+    ensure!(group["tags"] == json!({"a": "b"}), "{group}");
+    ensure!(az.ok(&["group", "exists", "-n", "edge"])?.trim() == "true");
+    let cluster = format!("/subscriptions/{}/resourceGroups/Edge/providers/{CLUSTERS}/c1", stack.text("subscription"));
+    let at = format!("{cluster}?api-version=2024-01-01");
+    let made = az.json(&["rest", "--method", "put", "--url", &at, "--body", &new_cluster().to_string()])?;
+    ensure!(made["properties"]["provisioningState"] == "Succeeded", "{made}");
+    let shown = az.json(&["resource", "show", "--ids", &cluster])?;
+    ensure!(shown["id"] == cluster && shown["properties"]["distribution"] == "k3s", "{shown}");
+    let listed = az.json(&["resource", "list", "-g", "Edge"])?;
+    ensure!(listed.as_array().is_some_and(|all| all.len() == 1), "{listed}");
+
+    let principal = "11111111-2222-4333-8444-555555555555";
+    let role = "Azure Arc Enabled Kubernetes Cluster User Role";
+    let assign = ["role", "assignment"];
+    let with = |verb: &'static str, more: &[&'static str]| [&assign[..], &[verb], more].concat();
+    let mut create = with("create", &["--assignee-object-id", principal, "--assignee-principal-type"]);
+    create.extend(["ServicePrincipal", "--role", role, "--scope", &cluster]);
+    ensure!(az.json(&create)?["properties"]["principalId"] == principal);
+    let mut list = with("list", &["--assignee", principal]);
+    list.extend(["--scope", &cluster]);
+    let found = az.json(&list)?;
+    ensure!(found[0]["roleDefinitionName"] == role && found.as_array().is_some_and(|all| all.len() == 1), "{found}");
+    let mut delete = with("delete", &["--assignee", principal]);
+    delete.extend(["--scope", &cluster]);
+    az.ok(&delete)?;
+    ensure!(az.json(&list)? == json!([]));
+
+    az.ok(&["resource", "delete", "--ids", &cluster])?;
+    az.ok(&["group", "delete", "-n", "Edge", "-y"])?;
+    ensure!(az.ok(&["group", "exists", "-n", "Edge"])?.trim() == "false");
+    Ok(())
+}
+
+fn new_cluster() -> Value {
+    json!({
+        "location": "eastus",
+        "identity": {"type": "SystemAssigned"},
+        "properties": {"agentPublicKeyCertificate": "", "distribution": "k3s"},
+    })
+}
+
+/// A request to the resource API over a connection of its own.
+fn api(stack: &Stack, token: &str, method: &str, path: &str, body: &Value) -> anyhow::Result<Answer> {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let mut raw = stack.raw()?;
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        stack.authority(),
+        body.len()
+    );
+    raw.send(format!("{head}{body}").as_bytes())?;
+    raw.answer()
+}
+
+/// A token of the service principal that owns the subscription, for the API.
+fn owner_token(stack: &Stack) -> anyhow::Result<String> {
+    let scope = format!("{}/.default", stack.text("url")).replace(':', "%3A").replace('/', "%2F");
+    let (id, secret) = (stack.text("clientId"), stack.text("clientSecret"));
+    // Neither of these two holds a character that a form escapes.
+    let form = format!("grant_type=client_credentials&client_id={id}&client_secret={secret}&scope={scope}");
+    let mut raw = stack.raw()?;
+    raw.send(
+        format!(
+            "POST /{}/oauth2/v2.0/token HTTP/1.1\r\nHost: {}\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n\r\n{form}",
+            stack.text("tenant"),
+            stack.authority(),
+            form.len()
+        )
+        .as_bytes(),
+    )?;
+    let answer = raw.answer()?;
+    let token: Value = serde_json::from_slice(&answer.body)?;
+    let token = token["access_token"].as_str().with_context(|| format!("no token: {}", answer.head))?.to_owned();
+    tests::stack::note_secret(&token)?;
+    Ok(token)
+}
+
+/// An apiserver whose watches stay open and say nothing.
+fn watched(name: &str) -> anyhow::Result<Apiserver> {
+    Apiserver::start(
+        &scratch(name),
+        false,
+        Arc::new(|request, connection| {
+            if request.target().ends_with(b"watch=1") {
+                connection.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
+                connection.flush()?;
+                // Until the peer goes away, which is what the test waits for.
+                let _ = connection.read(&mut [0]);
+                return Ok(false);
+            }
+            answer(connection, "200 OK", b"{}")
+        }),
+    )
+}
+
+fn role() -> anyhow::Result<()> {
+    let apiserver = watched("arm-role-apiserver")?;
+    let stack = Stack::start(&Plan::scripted("arm-role", &apiserver))?;
+    let token = owner_token(&stack)?;
+    ensure!(stack.get("stranger", "/version")?.status == 403, "without a role");
+    // `towline dev` knows the cluster by its configuration; for roles it is a resource.
+    let id = stack.info["clusters"][0]["id"].as_str().context("no id")?.to_owned();
+    let (group, _) = id.split_once("/providers/").context("no resource group")?;
+    let made = api(&stack, &token, "PUT", &format!("{group}?api-version=2024-03-01"), &json!({"location": "local"}))?;
+    ensure!(made.status == 201, "{}", made.head);
+    let made = api(&stack, &token, "PUT", &format!("{id}?api-version=2024-01-01"), &new_cluster())?;
+    ensure!(made.status == 201, "{}", String::from_utf8_lossy(&made.body));
+    let shown = api(&stack, &token, "GET", &format!("{id}?api-version=2024-01-01"), &Value::Null)?;
+    let shown: Value = serde_json::from_slice(&shown.body)?;
+    ensure!(shown["properties"]["connectivityStatus"] == "Connected", "{shown}");
+
+    let users = api(&stack, &token, "GET", "/v1.0/users?$filter=userPrincipalName%20eq%20'stranger'", &Value::Null)?;
+    let users: Value = serde_json::from_slice(&users.body)?;
+    let stranger = users["value"][0]["id"].as_str().with_context(|| users.to_string())?;
+    let assignment = format!(
+        "{id}/providers/Microsoft.Authorization/roleAssignments/33333333-3333-4333-8333-333333333333?api-version=2022-04-01"
+    );
+    let given = json!({"properties": {
+        "roleDefinitionId": format!("/providers/Microsoft.Authorization/roleDefinitions/{CLUSTER_USER}"),
+        "principalId": stranger,
+        "principalType": "User",
+    }});
+    let made = api(&stack, &token, "PUT", &assignment, &given)?;
+    ensure!(made.status == 201, "{}", String::from_utf8_lossy(&made.body));
+    ensure!(stack.get("stranger", "/version")?.status == 200, "a right that was acknowledged holds");
+
+    let mut watch = stack.raw()?;
+    let head = format!(
+        "GET /{}/api/v1/pods?watch=1 HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n",
+        stack.key(),
+        stack.authority(),
+        stack.token("stranger")?
+    );
+    watch.send(head.as_bytes())?;
+    ensure!(watch.head()?.starts_with("HTTP/1.1 200"));
+    ensure!(api(&stack, &token, "DELETE", &assignment, &Value::Null)?.status == 200);
+    // The session ends, which a reader of chunks sees as a fault and never as the end of the list.
+    ensure!(watch.chunk().is_err(), "the watch goes on, or ended as if nothing had happened");
+    ensure!(stack.get("stranger", "/version")?.status == 403, "a right that was taken back");
+    Ok(())
+}
+
+/// Writers are acknowledged while the gateway is killed again and again; what was acknowledged must be there, and of what
+/// was not no more than was under way.
+fn killed() -> anyhow::Result<()> {
+    let (_apiserver, stack) = stack("arm-kill")?;
+    let token = owner_token(&stack)?;
+    let subscription = stack.text("subscription");
+    let rounds = if full() { 100 } else { 12 };
+    let acknowledged: Mutex<BTreeSet<String>> = Mutex::default();
+    let mut tried = 0;
+    for round in 0..rounds {
+        let target = acknowledged.lock().unwrap().len() + 3 + round % 7;
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..2)
+                .map(|writer| {
+                    let (stack, token, acknowledged, subscription) = (&stack, &token, &acknowledged, &subscription);
+                    scope.spawn(move || {
+                        for number in 0.. {
+                            let name = format!("r{round}-{writer}-{number}");
+                            let path =
+                                format!("/subscriptions/{subscription}/resourceGroups/{name}?api-version=2024-03-01");
+                            match api(stack, token, "PUT", &path, &json!({"location": "x"})) {
+                                Ok(answer) if answer.status == 201 => acknowledged.lock().unwrap().insert(name),
+                                // The kill.
+                                _ => return number + 1,
+                            };
+                        }
+                        0
+                    })
+                })
+                .collect();
+            eventually("writes are acknowledged", Duration::from_secs(60), || {
+                Ok(acknowledged.lock().unwrap().len() >= target)
+            })?;
+            stack.kill_gateway();
+            for writer in writers {
+                tried += writer.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?;
+            }
+            stack.restart_gateway()
+        })?;
+    }
+    let mut found = BTreeSet::new();
+    let mut next = format!("/subscriptions/{subscription}/resourcegroups?api-version=2024-03-01&$top=500");
+    loop {
+        let answer = api(&stack, &token, "GET", &next, &Value::Null)?;
+        let page: Value = serde_json::from_slice(&answer.body)?;
+        let names = page["value"].as_array().with_context(|| page.to_string())?;
+        found.extend(names.iter().filter_map(|group| Some(group["name"].as_str()?.to_owned())));
+        match page["nextLink"].as_str() {
+            Some(link) => next = link.trim_start_matches(&stack.text("url")).to_owned(),
+            None => break,
+        }
+    }
+    let acknowledged = acknowledged.lock().unwrap();
+    let lost: Vec<_> = acknowledged.difference(&found).collect();
+    ensure!(lost.is_empty(), "acknowledged and lost: {lost:?}");
+    ensure!(found.len() <= tried, "{} found of {tried} tried", found.len());
+    Ok(())
+}
