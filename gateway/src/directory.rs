@@ -10,7 +10,7 @@ use proto::{
 use serde_json::Value;
 
 use crate::{
-    resources::{connected_cluster, properties, role_assignment, role_definition},
+    resources::{connected_cluster, is_deleting, properties, role_assignment, role_definition},
     snapshot::{Cluster, ClusterRef},
     store::{changes::Change, resources::Stored},
 };
@@ -214,15 +214,6 @@ fn kept(stored: &Stored) -> Option<Kept> {
         role: role_assignment::definition_of(properties)?,
         window: role_assignment::window(body),
     })
-}
-
-/// Whether its deletion has begun: from then on nobody reaches it.
-fn is_deleting(stored: &Stored) -> bool {
-    stored
-        .body
-        .get("properties")
-        .and_then(|properties| properties.get("provisioningState"))
-        .is_some_and(|state| state == "Deleting")
 }
 
 fn is(kind: &str, name: &str) -> bool {

@@ -211,6 +211,12 @@ pub fn properties_mut(body: &mut Map<String, Value>) -> &mut Map<String, Value> 
     properties.as_object_mut().expect("it was made one above")
 }
 
+/// Whether its deletion has begun: from then on nobody reaches it, and nobody changes it.
+pub fn is_deleting(stored: &Stored) -> bool {
+    let state = stored.body.get("properties").and_then(|properties| properties.get("provisioningState"));
+    state.is_some_and(|state| state == "Deleting")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,7 +15,6 @@ mod decisions;
 mod error;
 mod fetch;
 mod identity;
-mod json;
 mod jwk;
 mod jws;
 mod keys;

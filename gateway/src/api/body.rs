@@ -5,8 +5,7 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 use super::error::ApiError;
 
@@ -66,96 +65,26 @@ where
 
 /// The object in a text.
 pub fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let value = Strict { depth: 0 }.deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+    let refuse = |why: &dyn fmt::Display| {
+        ApiError::bad_request("InvalidRequestContent", format!("The body cannot be taken: {why}."))
+    };
+    let object = proto::json::object(bytes).map_err(|error| refuse(&error))?;
+    object.iter().try_for_each(|(name, value)| plain(name, value, 1)).map_err(|why| refuse(&why))?;
+    Ok(object)
+}
+
+/// No deeper than [`DEPTH`], and no NUL: no name or text of a resource has one, and not every store can keep it.
+fn plain(name: &str, value: &Value, depth: usize) -> Result<(), String> {
+    if name.contains('\0') || value.as_str().is_some_and(|text| text.contains('\0')) {
+        return Err("a name or text holds a NUL character".to_owned());
+    }
     match value {
-        Ok(Value::Object(object)) => Ok(object),
-        Ok(_) => Err(ApiError::bad_request("InvalidRequestContent", "The body must be a JSON object.")),
-        Err(error) => {
-            // The library's words hold no part of the body but a name that is there twice.
-            let message = format!("The body is no JSON that can be read: {error}.");
-            Err(ApiError::bad_request("InvalidRequestContent", message))
+        Value::Array(_) | Value::Object(_) if depth == DEPTH => {
+            Err(format!("objects and lists are nested more than {DEPTH} deep"))
         }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Strict {
-    depth: usize,
-}
-
-impl Strict {
-    fn deeper<E: serde::de::Error>(self) -> Result<Self, E> {
-        if self.depth == DEPTH {
-            return Err(E::custom(format_args!("objects and lists are nested more than {DEPTH} deep")));
-        }
-        Ok(Self { depth: self.depth + 1 })
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Strict {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Strict {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
-    }
-
-    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Value, E> {
-        // No name or text of a resource has one, and not every store can keep it.
-        if value.contains('\0') { Err(E::custom("a text holds a NUL character")) } else { Ok(value.into()) }
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-        let inner = self.deeper()?;
-        let mut list = Vec::new();
-        while let Some(value) = access.next_element_seed(inner)? {
-            list.push(value);
-        }
-        Ok(Value::Array(list))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-        let inner = self.deeper()?;
-        let mut map = Map::new();
-        while let Some(name) = access.next_key::<String>()? {
-            if name.contains('\0') {
-                return Err(A::Error::custom("a name holds a NUL character"));
-            }
-            if map.contains_key(&name) {
-                let shown: String = name.chars().take(64).collect();
-                return Err(A::Error::custom(format_args!("the name {shown:?} is there twice")));
-            }
-            map.insert(name, access.next_value_seed(inner)?);
-        }
-        Ok(Value::Object(map))
+        Value::Array(list) => list.iter().try_for_each(|value| plain("", value, depth + 1)),
+        Value::Object(object) => object.iter().try_for_each(|(name, value)| plain(name, value, depth + 1)),
+        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{Call, body, empty, error::ApiError, instant, json, operations, read};
 use crate::{
     request::respond::Body,
-    resources::{Acting, Kind, Place, Writing, properties_mut, schema},
+    resources::{self, Acting, Kind, Place, Writing, properties_mut, schema},
     store::{
         batch::{Batch, Expect, Refused},
         operations::{Operation, Status},
@@ -96,7 +96,7 @@ async fn change(
         let old = call.control.get(id).await?;
         preconditions(call, old.as_ref())?;
         let old = old.as_ref();
-        if old.is_some_and(is_deleting) {
+        if old.is_some_and(resources::is_deleting) {
             let message = format!("The resource '{}' is being deleted; wait until that has ended.", id.name());
             return Err(ApiError::of(StatusCode::CONFLICT, "ResourceBeingDeleted", message));
         }
@@ -179,14 +179,6 @@ fn preconditions(call: &Call<'_>, old: Option<&Stored>) -> Result<(), ApiError> 
         return Err(ApiError::precondition("The resource exists, which If-None-Match forbids."));
     }
     Ok(())
-}
-
-fn is_deleting(stored: &Stored) -> bool {
-    stored
-        .body
-        .get("properties")
-        .and_then(|properties| properties.get("provisioningState"))
-        .is_some_and(|state| state == "Deleting")
 }
 
 /// Tags are replaced as a whole, properties one by one.

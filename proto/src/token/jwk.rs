@@ -16,10 +16,7 @@ use aws_lc_rs::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Map, Value};
 
-use super::{
-    error::TokenError,
-    json::{self, JsonError},
-};
+use super::error::TokenError;
 
 /// Keys in one set at most.
 pub(super) const KEYS: usize = 100;
@@ -276,7 +273,7 @@ pub(super) struct KeySet {
 impl KeySet {
     /// Reads a JWKS document.
     pub(super) fn read(document: &[u8]) -> Result<Self, KeySetError> {
-        let object = json::object(document).map_err(|_: JsonError| KeySetError::Json)?;
+        let object = crate::json::object(document).map_err(|_| KeySetError::Json)?;
         let Some(Value::Array(entries)) = object.get("keys") else { return Err(KeySetError::Shape) };
         if entries.len() > KEYS {
             return Err(KeySetError::TooMany);

@@ -5,11 +5,11 @@
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Map, Value};
 
-use super::{
-    error::TokenError,
+use super::error::TokenError;
+use crate::{
     json::{self, JsonError},
+    limits::TOKEN_BYTES,
 };
-use crate::limits::TOKEN_BYTES;
 
 /// Characters of a `kid` at most.
 pub(super) const KID_BYTES: usize = 256;
@@ -45,8 +45,8 @@ pub(super) struct Parts<'a> {
 pub(super) fn parse(token: &str) -> Result<Compact<'_>, TokenError> {
     let Parts { signed, header, payload, signature } = parts(token)?;
     let payload = json::object(&payload).map_err(|e| match e {
-        JsonError::Duplicate => TokenError::DuplicateKey("payload"),
-        JsonError::Syntax => TokenError::Malformed("its payload is not a JSON object"),
+        JsonError::Duplicate { .. } => TokenError::DuplicateKey("payload"),
+        JsonError::Syntax { .. } => TokenError::Malformed("its payload is not a JSON object"),
     })?;
     Ok(Compact { signed, header, payload, signature })
 }
@@ -86,8 +86,8 @@ fn header_object(part: &str) -> Result<Option<Map<String, Value>>, TokenError> {
     let Ok(bytes) = URL_SAFE_NO_PAD.decode(part) else { return Ok(None) };
     match json::object(&bytes) {
         Ok(object) => Ok(Some(object)),
-        Err(JsonError::Syntax) => Ok(None),
-        Err(JsonError::Duplicate) => Err(TokenError::DuplicateKey("header")),
+        Err(JsonError::Syntax { .. }) => Ok(None),
+        Err(JsonError::Duplicate { .. }) => Err(TokenError::DuplicateKey("header")),
     }
 }
 

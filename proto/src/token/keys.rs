@@ -24,7 +24,6 @@ use super::{
     config::{Issuer, KeySource, acceptable_url},
     error::TokenError,
     fetch::{Boxed, FETCH_DEADLINE, Fetch, FetchError},
-    json,
     jwk::{Algorithm, JwkError, Key, KeySet},
     jws,
 };
@@ -256,7 +255,7 @@ impl Inner {
     async fn discover(&self) -> Result<Url, FetchError> {
         let below = format!("{}/.well-known/openid-configuration", self.url.trim_end_matches('/'));
         let url = Url::parse(&below).map_err(|_| FetchError::Discovery("its address is malformed"))?;
-        let document = json::object(&self.fetch(&url).await?)
+        let document = crate::json::object(&self.fetch(&url).await?)
             .map_err(|_| FetchError::Discovery("it is no JSON object, or an object in it has a key twice"))?;
         if document.get("issuer").and_then(|v| v.as_str()) != Some(self.url.as_str()) {
             return Err(FetchError::Discovery("its issuer is not the configured url, byte for byte"));

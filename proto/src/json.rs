@@ -1,5 +1,5 @@
 //! JSON read strictly: an object, each key once at every depth, and nothing after it. Two readers of one token must not
-//! be able to read two identities (attacks 4.2).
+//! be able to read two identities (attacks 4.2), nor two readers of a resource two resources.
 
 use std::fmt;
 
@@ -8,20 +8,36 @@ use serde_json::{Map, Number, Value, error::Category};
 
 /// Why a text is no strict JSON object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum JsonError {
-    #[error("not a JSON object")]
-    Syntax,
-    #[error("a key is there twice")]
-    Duplicate,
+pub enum JsonError {
+    /// Something else, or nothing that can be read.
+    #[error("it is not a JSON object (line {line} column {column})")]
+    Syntax {
+        /// Where reading ended, from 1.
+        line: usize,
+        /// The same.
+        column: usize,
+    },
+    /// Readers differ about which of the two holds.
+    #[error("a key is there twice (the second at line {line} column {column})")]
+    Duplicate {
+        /// Behind the second one, from 1.
+        line: usize,
+        /// The same.
+        column: usize,
+    },
 }
 
 /// Reads one object.
-pub(crate) fn object(bytes: &[u8]) -> Result<Map<String, Value>, JsonError> {
+///
+/// # Errors
+/// Where it is not one, or has a key twice. No part of the text is in them.
+pub fn object(bytes: &[u8]) -> Result<Map<String, Value>, JsonError> {
     match serde_json::from_slice::<Strict>(bytes) {
         Ok(Strict(Value::Object(map))) => Ok(map),
+        Ok(_) => Err(JsonError::Syntax { line: 1, column: 1 }),
         // The visitor takes every value, so that a fault of data can only be its own.
-        Err(e) if e.classify() == Category::Data => Err(JsonError::Duplicate),
-        Ok(_) | Err(_) => Err(JsonError::Syntax),
+        Err(e) if e.classify() == Category::Data => Err(JsonError::Duplicate { line: e.line(), column: e.column() }),
+        Err(e) => Err(JsonError::Syntax { line: e.line(), column: e.column() }),
     }
 }
 
@@ -97,7 +113,7 @@ mod tests {
     fn each_key_once_at_every_depth() {
         assert!(object(br#"{"a":1,"b":{"a":[{"a":null}]},"c":1.5,"d":"x","e":true,"f":-1}"#).is_ok());
         for twice in [&br#"{"a":1,"a":1}"#[..], br#"{"x":{"a":1,"a":2}}"#, br#"{"x":[{"a":1,"\u0061":2}]}"#] {
-            assert_eq!(object(twice), Err(JsonError::Duplicate));
+            assert!(matches!(object(twice), Err(JsonError::Duplicate { line: 1, .. })));
         }
     }
 
@@ -107,9 +123,9 @@ mod tests {
         for bad in
             ["", "[]", "1", "\"a\"", "{", "{}x", "{}{}", "{'a':1}", "{\"a\":1,}", "\u{feff}{}", "{\"a\":1e999}", &deep]
         {
-            assert_eq!(object(bad.as_bytes()), Err(JsonError::Syntax), "{bad:.20}");
+            assert!(matches!(object(bad.as_bytes()), Err(JsonError::Syntax { .. })), "{bad:.20}");
         }
-        assert_eq!(object(b"{\"a\":\"\xff\"}"), Err(JsonError::Syntax));
-        assert_eq!(object(br#"{"a":"\ud800"}"#), Err(JsonError::Syntax));
+        assert!(matches!(object(b"{\"a\":\"\xff\"}"), Err(JsonError::Syntax { .. })));
+        assert!(matches!(object(br#"{"a":"\ud800"}"#), Err(JsonError::Syntax { .. })));
     }
 }
