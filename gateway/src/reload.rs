@@ -83,8 +83,9 @@ impl Reloader {
         self.core.trust.reload(&next, Some(&self.quic))?;
         self.core.snapshots.replace(snapshot);
         self.core.limits.store(Arc::new(next.limits.clone()));
-        if format!("{:?}{:?}", old.listen, old.audit) != format!("{:?}{:?}", next.listen, next.audit) {
-            tracing::warn!("changes in [listen] and [audit] take effect at the next start");
+        let fixed = |config: &Config| format!("{:?}{:?}{:?}", config.listen, config.audit, config.api);
+        if fixed(&old) != fixed(&next) {
+            tracing::warn!("changes in [listen], [audit] and [api] take effect at the next start");
         }
         self.config.store(Arc::new(next));
         Ok(())
