@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use super::handshake;
-use crate::core::Core;
+use crate::{core::Core, request::accept::refused::Cause};
 
 /// Accepts QUIC connections until the gateway drains.
 pub async fn quic(core: Arc<Core>, listener: Arc<Listener>) {
@@ -58,7 +58,7 @@ pub async fn http2(
 ) {
     let (socket, session) = stream.get_ref();
     if session.protocol_version() != Some(rustls::ProtocolVersion::TLSv1_3) {
-        return tracing::warn!(%peer, "an agent's connection is not TLS 1.3; closed");
+        return core.refusals.record(peer, Cause::Tls, "an agent's connection is not TLS 1.3");
     }
     http2::tune_tcp(socket);
     let facts = Facts { kind: CarrierKind::Http2, peer: Some(peer), certificates };
@@ -74,7 +74,11 @@ pub async fn carry(
 ) {
     let welcomed = {
         let Some(_handshake) = core.admissions.handshake(peer.ip().to_canonical(), &core.limits()) else {
-            return tracing::warn!(%peer, carrier = %kind, "too many handshakes; an agent's connection is closed");
+            return core.refusals.record(
+                peer,
+                Cause::Handshakes,
+                &format!("too many handshakes, for one over {kind} too"),
+            );
         };
         let _open = core.metrics.handshakes.enter();
         let hello = async {
@@ -90,11 +94,9 @@ pub async fn carry(
             Ok(welcomed) if welcomed.handle.info().features.contains(Features::CHECK) => {
                 return super::session::check(welcomed).await;
             }
-            welcomed => welcomed,
+            Ok(welcomed) => welcomed,
+            Err(error) => return core.refusals.record(peer, Cause::Tunnel, &format!("no tunnel over {kind}: {error}")),
         }
     };
-    match welcomed {
-        Ok(welcomed) => super::session::run(core, welcomed).await,
-        Err(error) => tracing::info!(%peer, carrier = %kind, error, "no tunnel"),
-    }
+    super::session::run(core, welcomed).await;
 }

@@ -27,6 +27,21 @@ async fn requests_reach_an_agent_on_every_carrier() {
     }
 }
 
+/// They were in the log alone, one line for each, as many as anybody liked to provoke.
+#[tokio::test]
+async fn hellos_that_fail_are_counted_and_recorded() {
+    let world = World::new().await;
+    let stranger = world.authority.issue_agent(cluster("unknown").as_str(), Validity::days(1)).unwrap();
+    assert!(world.dial(stranger.credentials()).await.is_err());
+    world.quiet().await;
+    let record = world.audit().await.pop().unwrap();
+    assert_eq!((&record["event"], &record["cause"]), (&"connection".into(), &"tunnel".into()), "{record}");
+    let why = record["reason"].as_str().unwrap();
+    assert!(why.starts_with("no tunnel over h2: ") && why.contains("is not registered"), "{why}");
+    let metrics = world.gateway.core().metrics.render();
+    assert!(metrics.contains("gateway_connections_refused_total{cause=\"tunnel\"} 1"), "{metrics}");
+}
+
 /// A user's credential opens no tunnel, and an agent's on the users' port opens nothing but a tunnel.
 #[tokio::test]
 async fn the_websocket_carrier_takes_agents_only() {

@@ -1,5 +1,6 @@
-//! Connections that end before, or instead of, a request: over a bound, TLS that fails, HTTP that the libraries refuse by
-//! themselves. Each is counted; log and audit record have them at a bounded rate, because anybody can provoke them.
+//! Connections that end before, or instead of, a request or a tunnel: over a bound, TLS that fails, HTTP that the libraries
+//! refuse by themselves, agents that prove nothing. Each is counted; log and audit record have them at a bounded rate,
+//! because anybody can provoke them.
 
 use std::{
     error::Error,
@@ -31,6 +32,8 @@ pub enum Cause {
     Http1,
     /// Something took too long: the handshake, or the reading of an answer of ours.
     Timeout,
+    /// No tunnel came up: the carrier's handshake failed, or the hello was refused.
+    Tunnel,
 }
 
 impl Cause {
@@ -43,6 +46,7 @@ impl Cause {
             Self::Http2 => "http2",
             Self::Http1 => "http1",
             Self::Timeout => "timeout",
+            Self::Tunnel => "tunnel",
         }
     }
 

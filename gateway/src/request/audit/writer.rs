@@ -77,7 +77,7 @@ pub(super) async fn run(
                 next = if lines.batch.len() < BATCH_BYTES { entries.try_recv().ok() } else { None };
             }
         } else if shutdown.until_closed(tokio::time::sleep(RETRY)).await.is_none() {
-            let records = lines.batch.iter().filter(|byte| **byte == b'\n').count();
+            let records = lines.batch.iter().filter(|byte| **byte == b'\n').count() + entries.len();
             tracing::error!(records, "audit records are lost: they could not be written until the end");
             return;
         }
