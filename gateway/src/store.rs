@@ -31,8 +31,9 @@ use std::{
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use sqlx::{
-    Any, AnyConnection, AnyPool, ConnectOptions, Connection, Row, Transaction,
+    Any, AnyConnection, AnyPool, ConnectOptions, Connection, Row,
     any::{AnyConnectOptions, AnyPoolOptions},
+    pool::PoolConnection,
 };
 use tokio::sync::watch;
 
@@ -214,7 +215,10 @@ impl Store {
             _ => private_file(&partial)?,
         }
         let name = partial.to_str().ok_or_else(|| fault(std::io::ErrorKind::InvalidFilename.into()))?;
-        sqlx::query("VACUUM INTO $1").bind(name).execute(&self.readers).await?;
+        if let Err(error) = sqlx::query("VACUUM INTO $1").bind(name).execute(&self.readers).await {
+            let _ = std::fs::remove_file(&partial);
+            return Err(error.into());
+        }
         let whole = || {
             std::fs::File::open(&partial)?.sync_all()?;
             // Not a rename, which would replace what is there.
@@ -241,33 +245,58 @@ impl Store {
 
     /// Begins a write: all of it happens, with one revision, or nothing.
     async fn write(&self) -> Result<Write, StoreError> {
-        let mut transaction = self.writers.begin_with(self.begin()).await?;
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
         // Also the lock that puts writers of PostgreSQL in one order: revisions become visible in the order of their
         // numbers, so that nobody who asks what is new since N misses one.
         let row = sqlx::query("UPDATE revisions SET revision = revision + 1 RETURNING revision")
-            .fetch_one(&mut *transaction)
+            .fetch_one(together.connection())
             .await?;
-        Ok(Write { revision: row.try_get(0)?, transaction })
+        Ok(Write { revision: row.try_get(0)?, together })
     }
 }
 
-/// A write under way. Dropped without [`Self::commit`] it did not happen.
+/// A write under way.
 struct Write {
     revision: i64,
-    transaction: Transaction<'static, Any>,
+    together: Together,
 }
 
-impl Write {
+/// A transaction. Dropped before its end, by an error or because the caller went away, it takes its connection with it:
+/// SQLite ends a transaction by itself when the disk is full, sqlx then believes that it goes on, and the one writer would
+/// refuse everybody from then on.
+struct Together(Option<PoolConnection<Any>>);
+
+impl Together {
+    async fn begin(pool: &AnyPool, statement: &'static str) -> Result<Self, StoreError> {
+        let mut this = Self(Some(pool.acquire().await?));
+        sqlx::raw_sql(statement).execute(this.connection()).await?;
+        Ok(this)
+    }
+
     fn connection(&mut self) -> &mut AnyConnection {
-        &mut self.transaction
+        self.0.as_mut().expect("it is there until the end")
     }
 
     async fn commit(self) -> Result<(), StoreError> {
-        Ok(self.transaction.commit().await?)
+        self.end("COMMIT").await
     }
 
     async fn roll_back(self) -> Result<(), StoreError> {
-        Ok(self.transaction.rollback().await?)
+        self.end("ROLLBACK").await
+    }
+
+    async fn end(mut self, statement: &'static str) -> Result<(), StoreError> {
+        sqlx::raw_sql(statement).execute(self.connection()).await?;
+        self.0 = None;
+        Ok(())
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            drop(connection.detach());
+        }
     }
 }
 

@@ -98,12 +98,12 @@ impl Store {
         let mut write = self.write().await?;
         match batch.steps(&mut write).await? {
             Ok(applied) => {
-                write.commit().await?;
+                write.together.commit().await?;
                 self.committed(applied.revision);
                 Ok(Ok(applied))
             }
             Err(refused) => {
-                write.roll_back().await?;
+                write.together.roll_back().await?;
                 Ok(Err(refused))
             }
         }
@@ -134,7 +134,7 @@ impl Batch {
 
     async fn steps(&self, write: &mut Write) -> Step<Applied> {
         let mut applied = Applied { revision: write.revision, deleted: 0 };
-        let connection = write.connection();
+        let connection = write.together.connection();
         for (key, expect) in &self.deletes {
             match delete(connection, applied.revision, key, *expect).await? {
                 Ok(deleted) => applied.deleted += deleted,

@@ -6,7 +6,7 @@
 use sqlx::Row;
 
 use super::{
-    Backend, Store, StoreError,
+    Backend, Store, StoreError, Together,
     resources::{Stored, select, stored},
 };
 
@@ -75,22 +75,23 @@ impl Store {
             Backend::Sqlite => "BEGIN",
             Backend::Postgres => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
         };
-        let mut view = self.readers.begin_with(statement).await?;
-        let row = sqlx::query("SELECT revision, forgotten FROM revisions").fetch_one(&mut *view).await?;
+        let mut view = Together::begin(&self.readers, statement).await?;
+        let row = sqlx::query("SELECT revision, forgotten FROM revisions").fetch_one(view.connection()).await?;
         let (newest, forgotten): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
         if since < forgotten || since > newest {
+            view.roll_back().await?;
             return Ok(Changes::TooOld);
         }
         let mut upto = newest;
         let nth = i64::from(CHANGES_AT_ONCE) - 1;
         for sql in [NTH_DELETED, NTH_PUT] {
-            if let Some(row) = sqlx::query(sql).bind(since).bind(nth).fetch_optional(&mut *view).await? {
+            if let Some(row) = sqlx::query(sql).bind(since).bind(nth).fetch_optional(view.connection()).await? {
                 upto = upto.min(row.try_get(0)?);
             }
         }
-        let deleted = sqlx::query(DELETED).bind(since).bind(upto).fetch_all(&mut *view).await?;
-        let put = sqlx::query(select(PUT)).bind(since).bind(upto).fetch_all(&mut *view).await?;
-        view.rollback().await?;
+        let deleted = sqlx::query(DELETED).bind(since).bind(upto).fetch_all(view.connection()).await?;
+        let put = sqlx::query(select(PUT)).bind(since).bind(upto).fetch_all(view.connection()).await?;
+        view.roll_back().await?;
         let mut changes = Vec::with_capacity(deleted.len() + put.len());
         for row in &deleted {
             let (revision, key, kind) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
@@ -106,7 +107,7 @@ impl Store {
 
     /// Forgets deletions older than a revision; who knows nothing newer than that gets [`Changes::TooOld`]. How many.
     pub async fn forget_tombstones(&self, before_revision: i64) -> Result<u64, StoreError> {
-        let mut transaction = self.writers.begin_with(self.begin()).await?;
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
         // Not further than what has happened, or nobody could follow any more.
         let sql = "UPDATE revisions SET forgotten = CASE WHEN $1 <= revision THEN $2 ELSE revision END \
                    WHERE forgotten < $3";
@@ -114,11 +115,11 @@ impl Store {
             .bind(before_revision)
             .bind(before_revision.saturating_sub(1))
             .bind(before_revision.saturating_sub(1))
-            .execute(&mut *transaction)
+            .execute(together.connection())
             .await?;
         let sql = "DELETE FROM tombstones WHERE revision < $1";
-        let gone = sqlx::query(sql).bind(before_revision).execute(&mut *transaction).await?.rows_affected();
-        transaction.commit().await?;
+        let gone = sqlx::query(sql).bind(before_revision).execute(together.connection()).await?.rows_affected();
+        together.commit().await?;
         Ok(gone)
     }
 }

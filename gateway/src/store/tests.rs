@@ -22,6 +22,33 @@ async fn every_question_has_an_index() {
     }
 }
 
+/// SQLite itself takes back what it cannot write; the one writer must be good for the next batch.
+#[tokio::test]
+async fn a_full_disk_stops_nobody_once_there_is_room() {
+    use batch::Expect;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open_file(&dir.path().join("towline.db")).await.unwrap();
+    let sized = |name: &str, bytes: usize| resources::Stored {
+        key: format!("/{name}"),
+        kind: "k".to_owned(),
+        parent: String::new(),
+        id: format!("/{name}"),
+        revision: 0,
+        body: "x".repeat(bytes).into(),
+        protected: None,
+    };
+    store.put(&sized("a", 10), Expect::Absent).await.unwrap().unwrap();
+    for _ in 0..3 {
+        // Of the connection, which does not survive it.
+        sqlx::raw_sql("PRAGMA max_page_count = 40").execute(&store.writers).await.unwrap();
+        let error = store.put(&sized("b", 1_000_000), Expect::Any).await.unwrap_err().to_string();
+        assert!(error.contains("full"), "{error}");
+    }
+    assert_eq!(store.put(&sized("c", 10), Expect::Any).await.unwrap(), Ok(2), "what fits is written");
+    assert_eq!(store.put(&sized("b", 1_000_000), Expect::Absent).await.unwrap(), Ok(3));
+    assert_eq!(store.count("k", "").await.unwrap(), 3);
+}
+
 #[test]
 fn the_address_of_a_file_names_that_file() {
     for path in ["/a/b.db", "a.db", "/it's 100%/a #1?x=2&é.db", "/a%20b"] {
