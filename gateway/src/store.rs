@@ -162,6 +162,13 @@ impl Store {
         let connect = AnyPoolOptions::new()
             .max_connections(POSTGRES_CONNECTIONS)
             .acquire_timeout(WAIT)
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    // A replica that hangs in a write, or whose network is gone, must not stop the others for hours.
+                    let settings = "SET lock_timeout = '10s'; SET idle_in_transaction_session_timeout = '30s';";
+                    sqlx::raw_sql(settings).execute(&mut *connection).await.map(drop)
+                })
+            })
             .connect_with(options.clone())
             .await;
         let pool = match connect {

@@ -13,6 +13,7 @@ mod postgres;
 mod races;
 mod resources;
 mod schema;
+mod server;
 mod size;
 mod strings;
 
@@ -68,10 +69,12 @@ fn main() -> ExitCode {
             })
         })
         .collect();
+    let on_postgres: Vec<(&str, Arc<Test>)> =
+        on_both.into_iter().chain(server::tests().into_iter().map(|(name, test)| (name, Arc::new(test)))).collect();
     let wanted = |name: &str| !arguments.is_filtered_out(&Trial::test(format!("postgres::{name}"), || Ok(())));
-    let needed = !arguments.list && on_both.iter().any(|(name, _)| wanted(name));
+    let needed = !arguments.list && on_postgres.iter().any(|(name, _)| wanted(name));
     let server = if needed && Postgres::is_possible() { Some(Arc::new(Postgres::start())) } else { None };
-    trials.extend(on_both.into_iter().map(|(name, test)| {
+    trials.extend(on_postgres.into_iter().map(|(name, test)| {
         let on = server.clone();
         Trial::test(format!("postgres::{name}"), move || {
             let server = on.as_ref().ok_or("PostgreSQL is not installed")?;

@@ -61,7 +61,7 @@ impl Place {
         rows.iter().map(|row| row.try_get(0).unwrap()).collect()
     }
 
-    async fn connect(&self) -> AnyConnection {
+    pub async fn connect(&self) -> AnyConnection {
         sqlx::any::install_default_drivers();
         AnyConnection::connect(&self.url).await.unwrap()
     }
