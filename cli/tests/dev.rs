@@ -131,6 +131,7 @@ fn service_principals_have_a_secret_file_and_an_owner_is_there_from_the_start() 
     dev.edit(&["remove-principal", "ci"]);
     assert!(!in_state(dir.path(), "principals/ci.secret").exists() && !read("gateway.toml").contains(&first));
     dev.edit(&["remove-principal", "owner"]);
+    assert!(read("gateway.toml").contains("owners = []"), "nobody's id is no owner's");
     drop(dev);
     let dev = start(dir.path(), &[]);
     assert_ne!(dev.info["clientId"], kept["clientId"], "a removed one does not come back");

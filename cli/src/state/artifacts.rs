@@ -149,7 +149,9 @@ impl State {
         put("api.store_file", "towline.db")?;
         put("api.store_key_file", "store.key")?;
         put("api.ca_file", "ca/ca.crt")?;
-        settings::set(&mut config, "api.owners", &names(std::slice::from_ref(&self.data.owner)).to_string())?;
+        // After `remove-principal owner` there is none until the next start; an empty id is nobody's.
+        let owner = Some(self.data.owner.clone()).filter(|owner| !owner.is_empty());
+        settings::set(&mut config, "api.owners", &names(owner.as_slice()).to_string())?;
         // The gateway reads its own issuer's keys at the address it listens at: its names may not lead there from here.
         let keys = format!("https://{}{}/keys", self.own_address(), gateway::issuer::MOUNT);
         let issuer = self.issuer_table("ca/ca.crt", [("jwks_url", keys)]);
