@@ -35,6 +35,8 @@ const CATCH_UP: Duration = Duration::from_secs(2);
 const OPERATIONS_AT_ONCE: u32 = 64;
 /// How long an operation that has ended is remembered.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+/// A replica that is further behind than this reads everything anew.
+const FOLLOWED_REVISIONS: i64 = 100_000;
 /// How often what has ended long ago is forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(600);
 /// Clusters that are remembered as seen.
@@ -261,6 +263,10 @@ impl Control {
         let before = self.now_ms() - i64::try_from(REMEMBERED.as_millis()).unwrap_or(i64::MAX);
         if let Err(error) = self.store.forget_operations(before).await {
             tracing::warn!(%error, "operations that ended long ago cannot be forgotten");
+        }
+        let before = self.directory().revision() - FOLLOWED_REVISIONS;
+        if let Err(error) = self.store.forget_tombstones(before).await {
+            tracing::warn!(%error, "deletions that all replicas know of cannot be forgotten");
         }
     }
 
