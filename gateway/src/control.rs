@@ -14,7 +14,7 @@ use crate::{
     api::error::ApiError,
     config::api::Api,
     directory::Directory,
-    resources::{connected_cluster, role_assignment, role_definition},
+    resources::{connected_cluster, is_deleting, role_assignment, role_definition},
     snapshot::Snapshots,
     store::{
         Store, StoreError,
@@ -275,7 +275,17 @@ impl Control {
         let ended = Ended { id: operation.id.clone(), status: Status::Succeeded, error: None, now_ms: self.now_ms() };
         let mut batch = Batch { ends: vec![ended], ..Batch::default() };
         if operation.work.get("kind").is_some_and(|kind| kind == "delete") {
-            batch.deletes.push((operation.resource.clone(), Expect::Any));
+            match self.store.get(&operation.resource).await {
+                Ok(Some(stored)) if is_deleting(&stored) => {
+                    batch.deletes.push((stored.key, Expect::Revision(stored.revision)));
+                }
+                // Deleted by another operation; what is there now was created since.
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::error!(operation = operation.id, %error, "operation not ended; it is tried again");
+                    return;
+                }
+            }
         } else {
             batch.ends[0].status = Status::Failed;
             batch.ends[0].error = Some(json!({
@@ -295,6 +305,11 @@ impl Control {
     /// Encrypts what a resource holds and nobody may see.
     pub fn seal(&self, key: &str, value: &serde_json::Value) -> Result<Vec<u8>, ApiError> {
         self.protector.seal(key, value.to_string().as_bytes()).map_err(ApiError::internal)
+    }
+
+    /// Decrypts what was sealed under the same key; `None` if it was not.
+    pub fn unseal(&self, key: &str, sealed: &[u8]) -> Option<serde_json::Value> {
+        serde_json::from_slice(&self.protector.open(key, sealed).ok()?).ok()
     }
 
     /// The kept resource of an id, or what is built in.

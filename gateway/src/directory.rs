@@ -10,7 +10,7 @@ use proto::{
 use serde_json::Value;
 
 use crate::{
-    resources::{connected_cluster, is_deleting, properties, role_assignment, role_definition},
+    resources::{connected_cluster, is_deleting, is_guid, properties, role_assignment, role_definition},
     snapshot::{Cluster, ClusterRef},
     store::{changes::Change, resources::Stored},
 };
@@ -20,11 +20,21 @@ use crate::{
 pub struct Directory {
     revision: i64,
     clusters: HashMap<ClusterKey, ClusterRef>,
-    /// Custom definitions by GUID.
-    roles: HashMap<String, Arc<Role>>,
+    /// Custom definitions by GUID. Two of one GUID can only have been written at the same moment; then neither gives anything.
+    roles: HashMap<String, Vec<Definition>>,
     /// Kept assignments by key: a role that changes, comes or goes changes what they give.
     assignments: HashMap<String, Kept>,
     policy: Policy,
+}
+
+/// A custom role definition.
+#[derive(Clone)]
+struct Definition {
+    /// Of the resource.
+    key: String,
+    role: Arc<Role>,
+    /// Where it may be assigned, and below: who may write it has the right to do so at all of these.
+    assignable: Vec<Scope>,
 }
 
 /// An assignment as kept.
@@ -81,12 +91,12 @@ impl Directory {
                 Err(error) => tracing::error!(id = stored.id, %error, "a kept cluster's id cannot be read"),
             }
         } else if is(&stored.kind, role_definition::NAME) {
-            let guid = last(&stored.key);
-            match role_definition::role(stored) {
-                Some(role) => drop(self.roles.insert(guid.to_owned(), role)),
-                None => drop(self.roles.remove(guid)),
-            }
-            self.regive(guid);
+            let definition = role_definition::role(stored).map(|role| Definition {
+                key: stored.key.clone(),
+                role,
+                assignable: role_definition::assignable_scopes(stored.body.as_object()),
+            });
+            self.define(&stored.key, definition);
         } else if is(&stored.kind, role_assignment::NAME) {
             self.forget(&stored.key);
             if let Some(kept) = kept(stored) {
@@ -102,17 +112,27 @@ impl Directory {
                 self.clusters.remove(&id.key());
             }
         } else if is(kind, role_definition::NAME) {
-            self.roles.remove(last(key));
-            self.regive(last(key));
+            self.define(key, None);
         } else if is(kind, role_assignment::NAME) {
             self.forget(key);
         }
     }
 
+    fn define(&mut self, key: &str, definition: Option<Definition>) {
+        let guid = last(key);
+        let all = self.roles.entry(guid.to_owned()).or_default();
+        all.retain(|other| other.key != key);
+        all.extend(definition);
+        if all.is_empty() {
+            self.roles.remove(guid);
+        }
+        self.regive(guid);
+    }
+
     fn give(&mut self, key: &str) {
         let Some(kept) = self.assignments.get(key) else { return };
-        // A role that is not there gives nothing.
-        let Some(role) = self.role(&kept.role) else { return };
+        // A role that is not there, or not assignable there (any more), gives nothing.
+        let Some(role) = self.role_at(&kept.role, &kept.scope) else { return };
         self.policy.insert(Assignment {
             id: key.into(),
             principal: Arc::clone(&kept.principal),
@@ -155,10 +175,24 @@ impl Directory {
         self.clusters.len()
     }
 
-    /// The role of a GUID in lower case.
-    pub fn role(&self, guid: &str) -> Option<Arc<Role>> {
-        let built_in = built_in().iter().find(|role| role.role.id() == guid).map(|role| &role.role);
-        built_in.or_else(|| self.roles.get(guid)).cloned()
+    /// Whether there is a role of a GUID in lower case.
+    pub fn has_role(&self, guid: &str) -> bool {
+        self.roles.contains_key(guid) || built_in().iter().any(|role| role.role.id() == guid)
+    }
+
+    /// Whether a custom role of this GUID is defined by another resource than that of `key`.
+    pub fn is_defined_elsewhere(&self, guid: &str, key: &str) -> bool {
+        self.roles.get(guid).is_some_and(|all| all.iter().any(|definition| definition.key != key))
+    }
+
+    /// The role of a GUID in lower case, if it may be assigned at a scope.
+    pub fn role_at(&self, guid: &str, scope: &Scope) -> Option<Arc<Role>> {
+        if let Some(built_in) = built_in().iter().find(|role| role.role.id() == guid) {
+            return Some(Arc::clone(&built_in.role));
+        }
+        let [definition] = self.roles.get(guid)?.as_slice() else { return None };
+        let here = scope.with_parents().any(|at| definition.assignable.iter().any(|known| known.as_str() == at));
+        here.then(|| Arc::clone(&definition.role))
     }
 
     /// Whether an assignment names a role.
@@ -194,12 +228,22 @@ impl Directory {
 
 /// How a user or service principal is named in the policy.
 pub fn user_key(id: &str) -> String {
-    format!("user {}", id.to_ascii_lowercase())
+    format!("user {}", folded(id))
 }
 
 /// The same of a group. Apart, so that nobody whose id happens to be a group's name has what the group has.
 pub fn group_key(id: &str) -> String {
-    format!("group {}", id.to_ascii_lowercase())
+    format!("group {}", folded(id))
+}
+
+/// A GUID, also behind an issuer's prefix, is the same in any case. Every other id is compared as it is: `Ann` and `ann` are
+/// two people to an OIDC issuer (OpenID Connect Core section 2, `sub`).
+fn folded(id: &str) -> String {
+    const GUID: usize = 36;
+    match id.len().checked_sub(GUID).and_then(|at| id.split_at_checked(at)) {
+        Some((prefix, guid)) if is_guid(guid) => format!("{prefix}{}", guid.to_ascii_lowercase()),
+        _ => id.to_owned(),
+    }
 }
 
 fn kept(stored: &Stored) -> Option<Kept> {

@@ -2,7 +2,10 @@
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use http::{HeaderValue, Response, StatusCode, header};
-use proto::{api::ResourceId, rbac::Scope};
+use proto::{
+    api::ResourceId,
+    rbac::{Action, Scope},
+};
 use serde_json::{Map, Value, json};
 
 use super::{Call, empty, error::ApiError, json};
@@ -14,6 +17,11 @@ use crate::{
 
 /// Rows of a page where the client names no number.
 const PAGE: u32 = 100;
+/// How often one request asks the store for more, because what it found so far is not for this caller or this filter.
+const LOOKS: usize = 20;
+/// What tokens of pages are sealed for.
+const TOKEN: &str = "$skipToken";
+const SUBSCRIPTION_READ: &str = "Microsoft.Resources/subscriptions/read";
 
 /// A resource as a client sees it.
 pub fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored) -> Value {
@@ -60,7 +68,10 @@ pub fn names(header: &HeaderValue, stored: &Stored) -> bool {
 pub async fn resource(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, ApiError> {
     let kind = kind_of(id)?;
     let version = call.version(kind)?;
-    call.authorize(&format!("{}/read", operations_of(kind)), id)?;
+    match kind.place() {
+        Place::Top => subscription(call, id)?,
+        _ => call.authorize(&format!("{}/read", operations_of(kind)), id)?,
+    }
     in_subscription(call, id)?;
     let stored = call.control.get(id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
     if call.method == http::Method::HEAD {
@@ -99,10 +110,31 @@ pub fn in_subscription(call: &Call<'_>, id: &ResourceId) -> Result<(), ApiError>
     Err(ApiError::subscription_not_found(id.subscription()))
 }
 
+/// Goes on only if the caller may read a subscription. Who may at a place in it also may: `az` finds nothing to work in
+/// otherwise, and a role at one resource group would be of no use to it.
+pub fn subscription(call: &Call<'_>, id: &ResourceId) -> Result<(), ApiError> {
+    if sees(call, id.key()) { Ok(()) } else { Err(call.forbidden(SUBSCRIPTION_READ, id.as_str())) }
+}
+
+fn sees(call: &Call<'_>, key: &str) -> bool {
+    let Ok(scope) = key.parse::<Scope>() else { return false };
+    let action = Action::new(SUBSCRIPTION_READ);
+    let directory = &call.snapshot.directory;
+    call.may(SUBSCRIPTION_READ, &scope)
+        || directory.decide_below(call.caller.principals(), &action, &scope, call.now_ms / 1000)
+}
+
 /// What a list shows: everything at the scope, or only what the caller may read one by one.
+#[derive(Clone, Copy)]
 enum Sight {
     All,
     Single,
+}
+
+impl Sight {
+    fn shows(self, call: &Call<'_>, action: &str, stored: &Stored) -> bool {
+        matches!(self, Self::All) || stored.key.parse().is_ok_and(|scope| call.may(action, &scope))
+    }
 }
 
 fn sight(call: &Call<'_>, action: &str, scope: Option<&ResourceId>) -> Result<Sight, ApiError> {
@@ -139,32 +171,62 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
     let rows = rows(call)?;
     let after = after(call)?;
     let at_scope = call.parameter("$filter")?.is_some_and(|filter| filter.to_ascii_lowercase().contains("atscope()"));
-    let mut found = Vec::new();
-    if after.is_empty() {
-        found.extend(above(call, kind, scope).await?);
-    }
-    let within = scope.map(ResourceId::key).unwrap_or_default();
-    let page = call.control.store.page(&kind.name().to_ascii_lowercase(), within, &after, rows).await?;
-    let last = (page.len() == rows as usize).then(|| page.last().map(|stored| stored.key.clone())).flatten();
-    // Only those at the scope itself, not below it.
-    found.extend(
-        page.into_iter().filter(|stored| !(at_scope && kind.place() == Place::Anywhere) || is_at(stored, within)),
-    );
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
-    let mut value = Vec::with_capacity(found.len());
-    for stored in &found {
-        let visible = matches!(sight, Sight::All) || stored.key.parse().is_ok_and(|scope| call.may(&action, &scope));
+    let shown = |stored: &Stored| {
+        let visible = match kind.place() {
+            Place::Top => sees(call, &stored.key),
+            _ => sight.shows(call, &action, stored),
+        };
         let reachable = scope.is_some()
             || ResourceId::parse(&stored.id).is_ok_and(|id| call.control.has_subscription(id.subscription()));
         let wanted = match filter {
             Some(filter) => kind.matches(filter, stored, &call.caller)?,
             None => true,
         };
-        if visible && reachable && wanted {
-            value.push(show(call, kind, version, stored));
+        Ok((visible && reachable && wanted).then(|| show(call, kind, version, stored)))
+    };
+    let mut value = Vec::new();
+    if after.is_empty() {
+        for stored in above(call, kind, scope).await? {
+            value.extend(shown(&stored)?);
         }
     }
-    Ok(json(StatusCode::OK, &paged(call, value, last)))
+    let within = scope.map(ResourceId::key).unwrap_or_default();
+    // Only those at the scope itself, not below it.
+    let exactly = at_scope && kind.place() == Place::Anywhere;
+    let pick = |stored: &Stored| if exactly && !is_at(stored, within) { Ok(None) } else { shown(stored) };
+    let last = gather(call, (kind.name(), within), after, rows, &mut value, pick).await?;
+    Ok(json(StatusCode::OK, &paged(call, value, last)?))
+}
+
+/// Adds what is picked of a kind below a key, up to `rows`. Says behind which key the next page begins: that of the last one
+/// that was picked, so that a page says nothing about those that were not.
+async fn gather(
+    call: &Call<'_>,
+    (kind, within): (&str, &str),
+    mut after: String,
+    rows: u32,
+    value: &mut Vec<Value>,
+    pick: impl Fn(&Stored) -> Result<Option<Value>, ApiError> + Send,
+) -> Result<Option<String>, ApiError> {
+    let kind = kind.to_ascii_lowercase();
+    let full = value.len() + rows as usize;
+    let mut fetch = rows;
+    for _ in 0..LOOKS {
+        let page = call.control.store.page(&kind, within, &after, fetch).await?;
+        for stored in &page {
+            value.extend(pick(stored)?);
+            if value.len() == full {
+                return Ok(Some(stored.key.clone()));
+            }
+        }
+        match page.last() {
+            Some(last) if page.len() == fetch as usize => after.clone_from(&last.key),
+            _ => return Ok(None),
+        }
+        fetch = PAGE_ROWS;
+    }
+    Ok(Some(after))
 }
 
 /// Built-in resources, and of what is found at any scope, that which holds here because it is further up.
@@ -188,16 +250,13 @@ fn is_at(stored: &Stored, scope: &str) -> bool {
 /// Of tracked resources, which have a location and tags: `GET <scope>/resources`.
 pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>, ApiError> {
     call.any_version()?;
-    call.authorize("Microsoft.Resources/subscriptions/resources/read", scope)?;
+    let action = format!("{}/read", connected_cluster::NAME);
+    let sight = sight(call, &action, Some(scope))?;
     in_subscription(call, scope)?;
     exists(call, scope).await?;
     let (rows, after) = (rows(call)?, after(call)?);
-    let clusters = connected_cluster::NAME.to_ascii_lowercase();
-    let page = call.control.store.page(&clusters, scope.key(), &after, rows).await?;
-    let last = (page.len() == rows as usize).then(|| page.last().map(|stored| stored.key.clone())).flatten();
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
-    let mut value = Vec::new();
-    for stored in &page {
+    let pick = |stored: &Stored| {
         let name = stored.id.rsplit('/').next().unwrap_or_default();
         let wanted = filter.map_or(Ok(true), |filter| {
             super::filter::all(filter, |condition| match condition {
@@ -213,17 +272,19 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
                 _ => None,
             })
         })?;
-        if wanted {
+        Ok((wanted && sight.shows(call, &action, stored)).then(|| {
             let mut shown = json!({"id": stored.id, "name": name, "type": connected_cluster::NAME});
             for property in ["location", "tags", "identity", "kind", "systemData"] {
                 if let Some(kept) = stored.body.get(property) {
                     shown[property] = kept.clone();
                 }
             }
-            value.push(shown);
-        }
-    }
-    Ok(json(StatusCode::OK, &paged(call, value, last)))
+            shown
+        }))
+    };
+    let mut value = Vec::new();
+    let last = gather(call, (connected_cluster::NAME, scope.key()), after, rows, &mut value, pick).await?;
+    Ok(json(StatusCode::OK, &paged(call, value, last)?))
 }
 
 /// What is listed in must be there.
@@ -258,22 +319,23 @@ fn rows(call: &Call<'_>) -> Result<u32, ApiError> {
 /// Where the last page ended.
 fn after(call: &Call<'_>) -> Result<String, ApiError> {
     let Some(token) = call.parameter("$skipToken")? else { return Ok(String::new()) };
-    let key = BASE64.decode(token).ok().and_then(|key| String::from_utf8(key).ok());
-    key.filter(|key| key.starts_with('/') && !key.contains('\0')).ok_or_else(|| {
+    let key = BASE64.decode(token).ok().and_then(|sealed| call.control.unseal(TOKEN, &sealed));
+    key.and_then(|key| key.as_str().map(str::to_owned)).ok_or_else(|| {
         let message = "The query parameter '$skipToken' is none of this gateway's; follow nextLink as it is.";
         ApiError::bad_request("InvalidQueryParameterValue", message).at("$skipToken")
     })
 }
 
-fn paged(call: &Call<'_>, value: Vec<Value>, last: Option<String>) -> Value {
+/// A page. Its token is sealed: the key in it may be of what this caller does not see.
+fn paged(call: &Call<'_>, value: Vec<Value>, last: Option<String>) -> Result<Value, ApiError> {
     let mut page = json!({"value": value});
     if let Some(last) = last {
         let mut query = url::form_urlencoded::Serializer::new(String::new());
         for (name, value) in call.query.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("$skipToken")) {
             query.append_pair(name, value);
         }
-        query.append_pair("$skipToken", &BASE64.encode(last));
+        query.append_pair("$skipToken", &BASE64.encode(call.control.seal(TOKEN, &json!(last))?));
         page["nextLink"] = call.url(&format!("/{}?{}", call.path.trim_start_matches('/'), query.finish())).into();
     }
-    page
+    Ok(page)
 }

@@ -671,3 +671,197 @@ async fn the_open_api_document_knows_every_kind() {
         assert!(document.body["components"]["schemas"].get(name).is_some(), "{name}");
     }
 }
+
+const ACCESS_ADMIN: &str = "18d7d88d-d35e-4fb5-a5c3-7773c20a72d9";
+
+fn role_path(scope: &str, guid: &str) -> String {
+    format!("{scope}/providers/Microsoft.Authorization/roleDefinitions/{guid}?api-version=2022-04-01")
+}
+
+fn custom_role(scopes: &[&str], actions: &[&str]) -> Option<Value> {
+    Some(json!({"properties": {"roleName": "r", "assignableScopes": scopes, "permissions": [{"actions": actions}]}}))
+}
+
+#[tokio::test]
+async fn z4_who_administers_one_cluster_redefines_no_role_of_others() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "mine").await;
+    let (top, mine) = (format!("/subscriptions/{SUBSCRIPTION}"), cluster_id("g", "mine"));
+    let guid = crate::resources::new_guid();
+    let made = site.call("owner", "PUT", &role_path(&top, &guid), custom_role(&[&top], &["Microsoft.None/read"])).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    assert_eq!(site.assign("eve", &guid, &top, json!({})).await.status, 201);
+    assert_eq!(site.assign("eve", ACCESS_ADMIN, &mine, json!({})).await.status, 201);
+    // The same GUID at their own scope, in any case of letters.
+    for guid in [guid.clone(), guid.to_ascii_uppercase()] {
+        let answer = site.call("eve", "PUT", &role_path(&mine, &guid), custom_role(&[&mine], &["*"])).await;
+        assert_eq!((answer.status, answer.code()), (409, "RoleDefinitionWithSameIdExists"), "{}", answer.body);
+    }
+    // A role that reaches beyond what is theirs.
+    let other = crate::resources::new_guid();
+    for wide in ["/", top.as_str()] {
+        let answer = site.call("eve", "PUT", &role_path(&mine, &other), custom_role(&[&mine, wide], &["*"])).await;
+        assert_eq!((answer.status, answer.code()), (403, "AuthorizationFailed"), "{}", answer.body);
+    }
+    assert_eq!(site.call("eve", "GET", &group("g"), None).await.status, 403);
+    let none = site.call("eve", "PUT", &role_path(&mine, &other), custom_role(&[], &["*"])).await;
+    assert_eq!((none.status, none.code()), (400, "InvalidAssignableScopes"));
+    // One of their own holds there, and cannot be given above.
+    assert_eq!(site.call("eve", "PUT", &role_path(&mine, &other), custom_role(&[&mine], &["*"])).await.status, 201);
+    let above = site.assign("eve", &other, &top, json!({})).await;
+    assert_eq!((above.status, above.code()), (400, "RoleAssignmentScopeNotAssignableToRoleDefinition"));
+    assert_eq!(site.assign("bob", &other, &mine, json!({})).await.status, 201);
+    assert_eq!(site.call("bob", "GET", &cluster("g", "mine"), None).await.status, 200);
+}
+
+#[tokio::test]
+async fn z4_a_role_that_is_no_longer_assignable_at_a_scope_gives_nothing_there() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let (top, held) =
+        (format!("/subscriptions/{SUBSCRIPTION}"), format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g"));
+    let guid = crate::resources::new_guid();
+    let write = async |scopes: &[&str]| {
+        let made = site.call("owner", "PUT", &role_path(&held, &guid), custom_role(scopes, &["*/read"])).await;
+        assert!(matches!(made.status, 200 | 201), "{}", made.body);
+    };
+    write(&[&top]).await;
+    assert_eq!(site.assign("ann", &guid, &top, json!({})).await.status, 201);
+    assert_eq!(site.call("ann", "GET", &group("g"), None).await.status, 200);
+    write(&[&held]).await;
+    assert_eq!(site.call("ann", "GET", &group("g"), None).await.status, 403);
+    write(&[&top]).await;
+    assert_eq!(site.call("ann", "GET", &group("g"), None).await.status, 200);
+}
+
+#[tokio::test]
+async fn lists_say_nothing_about_what_the_caller_may_not_read() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    for name in ["a-secret", "b-secret", "mine", "z-secret"] {
+        site.cluster("g", name).await;
+    }
+    assert_eq!(site.assign("ann", READER, &cluster_id("g", "mine"), json!({})).await.status, 201);
+    let top = format!("/subscriptions/{SUBSCRIPTION}");
+    for list in [format!("{top}/providers/{CLUSTERS}?{VERSION}&$top=1"), format!("{top}/resources?{VERSION}&$top=1")] {
+        let first = site.call("ann", "GET", &list, None).await;
+        assert_eq!(first.status, 200, "{}", first.body);
+        assert_eq!(first.body["value"].as_array().map(Vec::len), Some(1), "{}", first.body);
+        assert_eq!(first.body["value"][0]["name"], "mine");
+        // The token is sealed, and the rest is as if nothing else were there.
+        let next = first.body["nextLink"].as_str().unwrap().strip_prefix(URL).unwrap().to_owned();
+        let token = next.split("skipToken=").nth(1).unwrap();
+        let token = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(token).unwrap();
+        assert!(!String::from_utf8_lossy(&token).contains("subscriptions"));
+        let rest = site.call("ann", "GET", &next, None).await;
+        assert_eq!((&rest.body["value"], rest.body.get("nextLink")), (&json!([]), None));
+    }
+    // Who may read everything but clusters sees none in the list of all resources.
+    let guid = crate::resources::new_guid();
+    let role = json!({"properties": {"roleName": "r", "assignableScopes": [top],
+        "permissions": [{"actions": ["*/read"], "notActions": ["Microsoft.Kubernetes/*"]}]}});
+    assert_eq!(site.call("owner", "PUT", &role_path(&top, &guid), Some(role)).await.status, 201);
+    assert_eq!(site.assign("bob", &guid, &top, json!({})).await.status, 201);
+    let list = site.call("bob", "GET", &format!("{top}/resources?{VERSION}"), None).await;
+    assert!(list.status == 403 && !list.body.to_string().contains("secret"), "{}", list.body);
+}
+
+#[tokio::test]
+async fn s1_a_role_at_one_group_shows_its_subscription_and_no_other_group() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.group("other").await;
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    assert_eq!(site.assign("robot", ONBOARDING, &scope, json!({})).await.status, 201);
+    // What `az login` and `az connectedk8s` ask first.
+    let list = site.call("robot", "GET", "/subscriptions?api-version=2022-12-01", None).await;
+    assert_eq!(list.body["value"][0]["subscriptionId"], SUBSCRIPTION);
+    for path in ["", "/providers/Microsoft.Kubernetes", "/locations"] {
+        let path = format!("/subscriptions/{SUBSCRIPTION}{path}?api-version=2022-12-01");
+        assert_eq!(site.call("robot", "GET", &path, None).await.status, 200, "{path}");
+        assert_eq!(site.call("stranger", "GET", &path, None).await.status, 403, "{path}");
+        // Which subscriptions there are is nothing a stranger learns.
+        let unknown = path.replace(SUBSCRIPTION, TENANT);
+        assert_eq!(site.call("stranger", "GET", &unknown, None).await.status, 403, "{unknown}");
+    }
+    let groups = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups?api-version=2024-03-01");
+    let groups = site.call("robot", "GET", &groups, None).await;
+    assert_eq!(groups.body["value"].as_array().map(Vec::len), Some(1), "{}", groups.body);
+}
+
+#[tokio::test]
+async fn r10_a_second_deletion_takes_nothing_that_was_created_since() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "c").await;
+    // Nobody carries deletions out until the second one is asked for.
+    let Bench { control, shutdown, .. } = &site;
+    site.tasks[1].abort();
+    let (path, id) = (cluster("g", "c"), ResourceId::parse(&cluster_id("g", "c")).unwrap());
+    let first = site.call("owner", "DELETE", &path, None).await;
+    let second = site.call("owner", "DELETE", &path, None).await;
+    assert_eq!((first.status, second.status), (202, 202));
+    // The first is carried out, the cluster is created again, and then the second is.
+    let stored = control.store.get(id.key()).await.unwrap().unwrap();
+    assert!(control.store.delete(&stored.key, crate::store::batch::Expect::Any).await.unwrap().is_ok());
+    let made = site.cluster("g", "c").await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let work = tokio::spawn(Arc::clone(control).work(shutdown.clone()));
+    for deletion in [&first, &second] {
+        assert_eq!(site.ended("owner", deletion.header("azure-asyncoperation")).await.body["status"], "Succeeded");
+    }
+    assert_eq!(site.call("owner", "GET", &path, None).await.status, 200);
+    work.abort();
+}
+
+#[tokio::test]
+async fn r10_nothing_is_created_in_what_is_being_deleted() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "there").await;
+    site.tasks[1].abort();
+    assert_eq!(site.call("owner", "DELETE", &group("g"), None).await.status, 202);
+    let new = site.cluster("g", "new").await;
+    assert_eq!((new.status, new.code()), (409, "ResourceGroupBeingDeleted"), "{}", new.body);
+    let assigned = site.assign("ann", READER, &cluster_id("g", "there"), json!({})).await;
+    assert_eq!((assigned.status, assigned.code()), (409, "ResourceGroupBeingDeleted"), "{}", assigned.body);
+}
+
+#[tokio::test]
+async fn z2_people_whose_ids_differ_in_case_are_not_one() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    assert_eq!(site.assign("Ann", READER, &scope, json!({})).await.status, 201);
+    assert_eq!(site.call("Ann", "GET", &group("g"), None).await.status, 200);
+    for other in ["ann", "ANN", "Anｎ"] {
+        assert_eq!(site.call(other, "GET", &group("g"), None).await.status, 403, "{other}");
+    }
+    // GUIDs are written in any case.
+    let guid = crate::resources::new_guid();
+    assert_eq!(site.assign(&guid.to_ascii_uppercase(), READER, &scope, json!({})).await.status, 201);
+    assert_eq!(site.call(&guid, "GET", &group("g"), None).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_answer_is_not_many_times_as_long_as_the_faults_it_tells() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let mut body = new_cluster();
+    body["properties"] = (0..50_000).map(|n| (format!("x{n}"), json!(n))).collect::<serde_json::Map<_, _>>().into();
+    let answer = site.call("owner", "PUT", &cluster("g", "c"), Some(body)).await;
+    assert_eq!((answer.status, answer.code()), (400, "InvalidRequestContent"));
+    assert_eq!(answer.body["error"]["details"].as_array().map(Vec::len), Some(50));
+}
+
+#[tokio::test]
+async fn r11_a_group_has_one_address() {
+    let site = Bench::new().await;
+    let other =
+        format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Resources/resourceGroups/g?api-version=2024-03-01");
+    for method in ["PUT", "GET"] {
+        let answer = site.call("owner", method, &other, Some(json!({"location": "eastus"}))).await;
+        assert_eq!((answer.status, answer.code()), (400, "InvalidResourceId"), "{}", answer.body);
+    }
+}

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{Call, body, empty, error::ApiError, instant, json, operations, read};
 use crate::{
     request::respond::Body,
-    resources::{self, Acting, Kind, Place, Writing, properties_mut, schema},
+    resources::{Acting, Kind, Place, Writing, is_deleting, properties_mut, schema},
     store::{
         batch::{Batch, Expect, Refused},
         operations::{Operation, Status},
@@ -96,10 +96,7 @@ async fn change(
         let old = call.control.get(id).await?;
         preconditions(call, old.as_ref())?;
         let old = old.as_ref();
-        if old.is_some_and(resources::is_deleting) {
-            let message = format!("The resource '{}' is being deleted; wait until that has ended.", id.name());
-            return Err(ApiError::of(StatusCode::CONFLICT, "ResourceBeingDeleted", message));
-        }
+        stays(call, id, old).await?;
         let mut body = match (change, old) {
             (Change::Replace(new), _) => new.clone(),
             (Change::Merge(part), Some(old)) => merged(old, part),
@@ -208,6 +205,26 @@ fn system_data(body: &mut Map<String, Value>, writing: &Writing<'_>) {
         "lastModifiedAt": now,
     });
     body.insert("systemData".to_owned(), data);
+}
+
+/// What is being deleted, or lies in what is, takes no writes: they would be acknowledged and then lost.
+async fn stays(call: &Call<'_>, id: &ResourceId, old: Option<&Stored>) -> Result<(), ApiError> {
+    let going = |id: &ResourceId, code| {
+        let message = format!("The resource '{}' is being deleted; wait until that has ended.", id.name());
+        Err(ApiError::of(StatusCode::CONFLICT, code, message))
+    };
+    if old.is_some_and(is_deleting) {
+        return going(id, "ResourceBeingDeleted");
+    }
+    let mut next = id.parent();
+    while let Some(at) = next {
+        if call.control.store.get(at.key()).await?.as_ref().is_some_and(is_deleting) {
+            let group = at.is(proto::api::id::RESOURCE_GROUPS);
+            return going(&at, if group { "ResourceGroupBeingDeleted" } else { "ParentResourceBeingDeleted" });
+        }
+        next = at.parent();
+    }
+    Ok(())
 }
 
 /// Which of those that should hold it is missing.

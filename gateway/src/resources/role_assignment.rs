@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     api::{Caller, error::ApiError, filter},
+    directory::{Directory, user_key},
     store::resources::Stored,
 };
 
@@ -89,16 +90,12 @@ impl Kind for RoleAssignments {
             let (role, principal) = (text("roleDefinitionId").to_owned(), text("principalId").to_owned());
             let guid = role_definition::guid_of(&role).unwrap_or_default();
             let directory = writing.control.directory();
-            if directory.role(&guid).is_none() {
-                let message = format!("The role definition '{role}' does not exist.");
-                return Err(ApiError::of(StatusCode::NOT_FOUND, "RoleDefinitionDoesNotExist", message)
-                    .at("properties.roleDefinitionId"));
-            }
+            assignable(&directory, &guid, &role, &scope)?;
             in_time(&window(body), writing.now_ms)?;
             let old = writing.old.and_then(|old| old.body.as_object()).and_then(properties);
             let same = |name: &str, new: &str| {
                 old.is_none_or(|old| {
-                    old.get(name).and_then(Value::as_str).is_some_and(|is| is.eq_ignore_ascii_case(new))
+                    old.get(name).and_then(Value::as_str).is_some_and(|is| user_key(is) == user_key(new))
                 })
             };
             if !same("principalId", &principal) || old.is_some_and(|old| definition_of(old) != Some(guid.clone())) {
@@ -127,15 +124,30 @@ impl Kind for RoleAssignments {
             // The list is cut to the scope by who reads it.
             filter::Condition::Call("atScope", "") => Some(true),
             filter::Condition::Call("assignedTo", id) => {
-                let groups = id.eq_ignore_ascii_case(caller.object_id())
+                let groups = user_key(id) == user_key(caller.object_id())
                     && property("principalType") == Some("Group")
                     && caller.is_in_group(principal);
-                Some(principal.eq_ignore_ascii_case(id) || groups)
+                Some(user_key(principal) == user_key(id) || groups)
             }
-            filter::Condition::Equal("principalId", id) => Some(principal.eq_ignore_ascii_case(id)),
+            filter::Condition::Equal("principalId", id) => Some(user_key(principal) == user_key(id)),
             _ => None,
         })
     }
+}
+
+fn assignable(directory: &Directory, guid: &str, role: &str, scope: &Scope) -> Result<(), ApiError> {
+    if directory.role_at(guid, scope).is_some() {
+        return Ok(());
+    }
+    let refused = if directory.has_role(guid) {
+        let message =
+            format!("The role definition '{role}' cannot be assigned at '{scope}'; see its assignableScopes.");
+        ApiError::bad_request("RoleAssignmentScopeNotAssignableToRoleDefinition", message)
+    } else {
+        let message = format!("The role definition '{role}' does not exist.");
+        ApiError::of(StatusCode::NOT_FOUND, "RoleDefinitionDoesNotExist", message)
+    };
+    Err(refused.at("properties.roleDefinitionId"))
 }
 
 /// A name that must be a GUID.

@@ -7,7 +7,7 @@ use http::StatusCode;
 use proto::{
     api::{ErrorDetail, ResourceId},
     rbac::{
-        Role, Scope,
+        Action, Plane, Role, Scope,
         role::{BuiltInRole, RawPermission, built_in},
     },
 };
@@ -87,6 +87,7 @@ impl Kind for RoleDefinitions {
             permissions(body)
                 .and_then(|permissions| Role::new(&name, &permissions).map(drop).map_err(|error| error.to_string()))
                 .map_err(|why| ApiError::bad_request("InvalidActionOrNotAction", why).at("properties.permissions"))?;
+            own_everywhere(body, writing, &name)?;
             let properties = properties_mut(body);
             properties.insert("type".to_owned(), json!("CustomRole"));
             stamps(properties, writing);
@@ -136,6 +137,36 @@ pub fn stamps(properties: &mut Map<String, Value>, writing: &Writing<'_>) {
 fn built_in_stays(name: &str) -> ApiError {
     let message = format!("The role definition '{name}' is built in: it cannot be changed or deleted.");
     ApiError::of(StatusCode::FORBIDDEN, "RoleDefinitionIsBuiltIn", message)
+}
+
+/// A role reaches as far as it may be assigned: who writes one must have the right to at all of these scopes, the old ones
+/// too. And its GUID is one in the whole tenant, so that nobody redefines a role of another scope.
+fn own_everywhere(body: &Map<String, Value>, writing: &Writing<'_>, guid: &str) -> Result<(), ApiError> {
+    const WRITE: &str = "Microsoft.Authorization/roleDefinitions/write";
+    let directory = writing.control.directory();
+    let new = assignable_scopes(Some(body));
+    if new.is_empty() {
+        let message = "A role definition needs at least one assignable scope.";
+        return Err(ApiError::bad_request("InvalidAssignableScopes", message).at("properties.assignableScopes"));
+    }
+    let old = assignable_scopes(writing.old.and_then(|old| old.body.as_object()));
+    let (principals, write) = (writing.caller.principals(), Action::new(WRITE));
+    let now = writing.now_ms / 1000;
+    let may = |scope: &Scope| directory.decide(principals, Plane::Control, &write, scope, now).is_ok();
+    if let Some(scope) = new.iter().chain(&old).find(|scope| !may(scope)) {
+        return Err(ApiError::forbidden(writing.caller.name(), writing.caller.object_id(), WRITE, scope.as_str()));
+    }
+    if directory.is_defined_elsewhere(guid, writing.id.key()) {
+        let message = format!("A role definition '{guid}' exists at another scope; choose another GUID.");
+        return Err(ApiError::of(StatusCode::CONFLICT, "RoleDefinitionWithSameIdExists", message));
+    }
+    Ok(())
+}
+
+/// Where a definition says that it may be assigned.
+pub fn assignable_scopes(body: Option<&Map<String, Value>>) -> Vec<Scope> {
+    let list = body.and_then(properties).and_then(|properties| properties.get("assignableScopes")?.as_array());
+    list.into_iter().flatten().filter_map(|scope| scope.as_str()?.parse().ok()).collect()
 }
 
 fn assignable(text: &str) -> Result<(), String> {

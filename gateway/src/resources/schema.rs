@@ -9,6 +9,9 @@ const TEXT: usize = 2048;
 /// Entries of a list or a map at most.
 const ENTRIES: usize = 1000;
 
+/// Faults that one answer tells at most.
+const FAULTS: usize = 50;
+
 /// What a value may be.
 #[derive(Clone, Copy)]
 pub enum Type {
@@ -114,11 +117,20 @@ pub fn check_part(object: &'static [Property], raw: &Map<String, Value>) -> Resu
     ErrorDetail::all(faults).map_or(Ok(checked), Err)
 }
 
+/// Keeps a fault, unless there are enough: an answer must not be many times as long as what it refuses.
+fn refuse(faults: &mut Vec<ErrorDetail>, fault: impl FnOnce() -> ErrorDetail) {
+    if faults.len() < FAULTS {
+        faults.push(fault());
+    }
+}
+
 fn known(object: &'static [Property], raw: &Map<String, Value>, at: &str, faults: &mut Vec<ErrorDetail>) {
     for name in raw.keys().filter(|name| !object.iter().any(|property| property.name == *name)) {
-        let names: Vec<_> = object.iter().filter(|p| p.access != Access::ReadOnly).map(|p| p.name).collect();
-        let message = format!("The property '{}' is not known; known here: {}.", shortened(name), names.join(", "));
-        faults.push(ErrorDetail::new("UnknownProperty", message).at(join(at, &shortened(name))));
+        refuse(faults, || {
+            let names: Vec<_> = object.iter().filter(|p| p.access != Access::ReadOnly).map(|p| p.name).collect();
+            let message = format!("The property '{}' is not known; known here: {}.", shortened(name), names.join(", "));
+            ErrorDetail::new("UnknownProperty", message).at(join(at, &shortened(name)))
+        });
     }
 }
 
@@ -147,8 +159,10 @@ fn check_object(
     for property in object {
         let missing = raw.get(property.name).is_none_or(Value::is_null);
         if missing && property.required {
-            let message = format!("The property '{}' is required.", join(at, property.name));
-            faults.push(ErrorDetail::new("MissingRequiredProperty", message).at(join(at, property.name)));
+            refuse(faults, || {
+                let message = format!("The property '{}' is required.", join(at, property.name));
+                ErrorDetail::new("MissingRequiredProperty", message).at(join(at, property.name))
+            });
         }
         if let (true, Some(default)) = (missing, property.default) {
             checked.insert(property.name.to_owned(), default.into());
@@ -159,7 +173,8 @@ fn check_object(
 
 fn check_value(kind: &Type, value: &Value, at: &str, faults: &mut Vec<ErrorDetail>) -> Option<Value> {
     let mut refuse = |wanted: String| {
-        faults.push(ErrorDetail::new("InvalidRequestContent", format!("The property '{at}' must be {wanted}.")).at(at));
+        let message = || format!("The property '{at}' must be {wanted}.");
+        refuse(faults, || ErrorDetail::new("InvalidRequestContent", message()).at(at));
         None
     };
     match (kind, value) {

@@ -126,8 +126,13 @@ impl ResourceId {
         check_word(namespace)?;
         check_word(kind)?;
         check(name)?;
+        let full = format!("{namespace}/{kind}");
+        // Their ids have a form of their own; a second one would be another key and another scope for such a resource.
+        if [SUBSCRIPTIONS, RESOURCE_GROUPS].iter().any(|own| own.eq_ignore_ascii_case(&full)) {
+            return Err(InvalidId::Unexpected { found: full, expected: "a type of another provider" });
+        }
         let text = format!("{self}/providers/{namespace}/{kind}/{name}");
-        Ok(Self::made(text, format!("{namespace}/{kind}"), self.text.len()))
+        Ok(Self::made(text, full, self.text.len()))
     }
 
     /// A child of this resource, of its provider.
@@ -299,6 +304,8 @@ mod tests {
             "/subscriptions/s/providers/n/t/a\\b",
             "/subscriptions/s/providers/n/t/a\nb",
             "/subscriptions/s/providers/n/t/a/providers/m",
+            "/subscriptions/s/providers/microsoft.resources/RESOURCEGROUPS/g",
+            "/subscriptions/s/providers/Microsoft.Resources/subscriptions/t",
             &deep,
             &format!("/subscriptions/{}", "x".repeat(ID_BYTES)),
         ] {
