@@ -8,7 +8,8 @@
 //! | [`read`] | one resource, lists, pages |
 //! | [`write`] | create, change, delete, actions |
 //! | [`operations`] | long-running operations |
-//! | [`fixed`] | where everything is, providers, the OpenAPI document |
+//! | [`fixed`] | where everything is, providers |
+//! | [`open_api`] | the OpenAPI document |
 //! | [`filter`] | `$filter` |
 //! | [`graph`] | what `az` asks Microsoft Graph |
 //! | [`error`] | refusals, as ARM's envelope |
@@ -20,6 +21,7 @@ pub mod error;
 pub mod filter;
 pub mod fixed;
 pub mod graph;
+pub mod open_api;
 pub mod operations;
 pub mod read;
 pub mod route;

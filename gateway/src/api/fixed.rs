@@ -1,15 +1,15 @@
-//! What is the same for everybody: where everything is, providers, locations, the OpenAPI document.
+//! What is the same for everybody: where everything is, providers, locations.
 
 use http::{Response, StatusCode};
 use proto::api::ResourceId;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{Call, error::ApiError, json, read, route::Route};
+use super::{Call, error::ApiError, json, open_api, read, route::Route};
 use crate::{
     config::api::Api,
     control::Control,
     request::respond::Body,
-    resources::{KINDS, Kind, Place, schema},
+    resources::{KINDS, Kind},
 };
 
 /// Where resources are said to be; any other name is taken as well.
@@ -19,7 +19,7 @@ const LOCATIONS: &[&str] = &["global", "local", "eastus", "westeurope"];
 pub fn open(control: &Control, route: &Route) -> Option<Response<Body>> {
     match route {
         Route::Metadata => Some(json(StatusCode::OK, &metadata(&control.settings))),
-        Route::OpenApi => Some(json(StatusCode::OK, &open_api())),
+        Route::OpenApi => Some(json(StatusCode::OK, &open_api::document())),
         _ => None,
     }
 }
@@ -96,19 +96,8 @@ pub fn register(call: &Call<'_>, subscription: &str, namespace: &str) -> Result<
 
 fn subscription_read(call: &Call<'_>, subscription: &str) -> Result<(), ApiError> {
     let id = ResourceId::top(subscription)?;
-    read::in_subscription(call, &id)?;
-    let directory = &call.snapshot.directory;
-    let scope = id.key().parse().map_err(|_| ApiError::subscription_not_found(subscription))?;
-    let action = "Microsoft.Resources/subscriptions/read";
-    let below = || {
-        directory.decide_below(
-            call.caller.principals(),
-            &proto::rbac::Action::new("*/read"),
-            &scope,
-            call.now_ms / 1000,
-        )
-    };
-    if call.may(action, &scope) || below() { Ok(()) } else { Err(call.forbidden(action, id.as_str())) }
+    read::subscription(call, &id)?;
+    read::in_subscription(call, &id)
 }
 
 fn unknown(namespace: &str) -> ApiError {
@@ -159,107 +148,4 @@ fn actions(namespace: &str) -> Vec<Value> {
         }));
     }
     found
-}
-
-/// OpenAPI 3.1, made of the table of kinds.
-pub fn open_api() -> Value {
-    let mut paths = Map::new();
-    let mut schemas = Map::new();
-    for kind in KINDS {
-        let name = kind.name().rsplit('/').next().unwrap_or_default();
-        schemas.insert(name.to_owned(), described(*kind));
-        let (item, lists) = places(*kind);
-        paths.insert(item, item_operations(*kind, name));
-        for list in lists {
-            let list_of = json!({"type": "object", "required": ["value"], "properties": {"value": {"type": "array", "items": reference(name)}, "nextLink": {"type": "string", "format": "uri"}}});
-            paths.insert(list, json!({"parameters": [version(*kind)], "get": {"operationId": format!("list-{name}"), "responses": responses(&[("200", list_of)])}}));
-        }
-    }
-    schemas.insert("Error".to_owned(), error_schema());
-    json!({
-        "openapi": "3.1.0",
-        "info": {"title": "Towline resource API", "version": env!("CARGO_PKG_VERSION"), "description": "Shaped like Azure Resource Manager."},
-        "security": [{"bearer": []}],
-        "paths": paths,
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
-    })
-}
-
-/// Where one resource of a kind is, and where lists of them are.
-fn places(kind: &dyn Kind) -> (String, Vec<String>) {
-    const SUBSCRIPTION: &str = "/subscriptions/{subscriptionId}";
-    let group = format!("{SUBSCRIPTION}/resourceGroups/{{resourceGroupName}}");
-    let within = |scope: &str| format!("{scope}/providers/{}", kind.name());
-    match kind.place() {
-        Place::Top => (SUBSCRIPTION.to_owned(), vec!["/subscriptions".to_owned()]),
-        Place::Subscription => (group, vec![format!("{SUBSCRIPTION}/resourceGroups")]),
-        Place::ResourceGroup => (format!("{}/{{name}}", within(&group)), vec![within(&group), within(SUBSCRIPTION)]),
-        Place::Anywhere => (format!("{}/{{name}}", within(SUBSCRIPTION)), vec![within(SUBSCRIPTION)]),
-    }
-}
-
-fn item_operations(kind: &dyn Kind, name: &str) -> Value {
-    let one = || reference(name);
-    let mut item = json!({
-        "parameters": [version(kind)],
-        "get": {"operationId": format!("get-{name}"), "responses": responses(&[("200", one())])},
-    });
-    if kind.is_writable() {
-        let content = |schema: Value| json!({"required": true, "content": {"application/json": {"schema": schema}}});
-        item["put"] = json!({"operationId": format!("put-{name}"), "requestBody": content(one()), "responses": responses(&[("200", one()), ("201", one())])});
-        item["delete"] = json!({"operationId": format!("delete-{name}"), "responses": responses(&[("200", json!({})), ("202", json!({})), ("204", json!({}))])});
-        if let Some(part) = kind.patch_schema() {
-            item["patch"] = json!({"operationId": format!("patch-{name}"), "requestBody": content(schema::open_api(part)), "responses": responses(&[("200", one())])});
-        }
-    }
-    item
-}
-
-fn described(kind: &dyn Kind) -> Value {
-    let mut schema = schema::open_api(kind.schema());
-    for name in ["id", "name", "type"] {
-        schema["properties"][name] = json!({"type": "string", "readOnly": true});
-    }
-    schema["properties"]["systemData"] = json!({"type": "object", "readOnly": true});
-    schema
-}
-
-fn reference(name: &str) -> Value {
-    json!({"$ref": format!("#/components/schemas/{name}")})
-}
-
-fn version(kind: &dyn Kind) -> Value {
-    json!({"name": "api-version", "in": "query", "required": true, "schema": {"type": "string", "enum": kind.api_versions()}})
-}
-
-fn responses(good: &[(&str, Value)]) -> Value {
-    let mut all = Map::new();
-    for (status, schema) in good {
-        let mut response = json!({"description": "done"});
-        if schema.as_object().is_some_and(|schema| !schema.is_empty()) {
-            response["content"] = json!({"application/json": {"schema": schema}});
-        }
-        all.insert((*status).to_owned(), response);
-    }
-    all.insert(
-        "default".to_owned(),
-        json!({"description": "refused", "content": {"application/json": {"schema": reference("Error")}}}),
-    );
-    Value::Object(all)
-}
-
-fn error_schema() -> Value {
-    let text = json!({"type": "string"});
-    json!({
-        "type": "object",
-        "required": ["error"],
-        "properties": {"error": {
-            "type": "object",
-            "required": ["code", "message"],
-            "properties": {"code": text, "message": text, "target": text, "details": {"type": "array", "items": {"type": "object"}}},
-        }},
-    })
 }
