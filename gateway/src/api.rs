@@ -280,6 +280,9 @@ where
     let identity = credential.verify_for_api(&snapshot.verifier, &control.settings.url, now).await;
     let identity = identity.map_err(|error| refused(control, &error))?;
     record.user(&identity.username, &identity.issuer);
+    if !is_in_force(snapshot, issuer.as_deref(), &identity) {
+        return Err(refused(control, &AuthenticateError::Disabled));
+    }
     let call = Call {
         control,
         snapshot,
@@ -324,6 +327,13 @@ where
         _ => record.decision(true, None),
     }
     result
+}
+
+/// Whether somebody with a good token may still use it: nobody disabled, and of the built-in issuer's nobody deleted.
+fn is_in_force(snapshot: &Snapshot, issuer: Option<&Issuer>, identity: &Identity) -> bool {
+    let url = snapshot.issuer_url(&identity.issuer);
+    let own = issuer.filter(|issuer| url == Some(issuer.settings().url.as_str()));
+    !snapshot.policy.is_disabled(&identity.username) && own.is_none_or(|issuer| issuer.is_in_force(&identity.subject))
 }
 
 /// 401. Says where to sign in, and no more than that.

@@ -47,10 +47,15 @@ impl Policy {
         Self { grants, disabled }
     }
 
+    /// Whether a user is refused everywhere.
+    pub fn is_disabled(&self, name: &str) -> bool {
+        self.disabled.contains(name)
+    }
+
     /// Whether `principal` may reach `cluster` (`None`: it is not registered). All grants are looked at in either case,
     /// so that an unknown cluster takes as long as a forbidden one.
     pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterId>) -> Result<(), DenialReason> {
-        if self.disabled.contains(principal.name()) {
+        if self.is_disabled(principal.name()) {
             return Err(DenialReason::Disabled);
         }
         let granted = match principal {

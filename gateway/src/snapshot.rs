@@ -51,7 +51,8 @@ impl Cluster {
 #[derive(Clone)]
 pub struct Snapshot {
     clusters: HashMap<ClusterKey, ClusterRef>,
-    issuers: Vec<String>,
+    /// Names and addresses.
+    issuers: Vec<(String, String)>,
     /// Who may reach what.
     pub policy: Policy,
     /// Checks tokens.
@@ -67,7 +68,7 @@ impl Snapshot {
     pub fn new(dynamic: &Dynamic, verifier: Arc<Verifier>) -> Self {
         Self {
             clusters: dynamic.clusters.iter().map(|id| Cluster::new(id.clone())).map(|c| (c.key, c)).collect(),
-            issuers: dynamic.issuers.iter().map(|issuer| issuer.name.clone()).collect(),
+            issuers: dynamic.issuers.iter().map(|issuer| (issuer.name.clone(), issuer.url.clone())).collect(),
             policy: Policy::new(dynamic.grants.clone(), dynamic.disabled.clone()),
             verifier,
             sessions: dynamic.sessions,
@@ -98,7 +99,12 @@ impl Snapshot {
 
     /// Whether an issuer of this name is configured.
     pub fn has_issuer(&self, name: &str) -> bool {
-        self.issuers.iter().any(|issuer| issuer == name)
+        self.issuers.iter().any(|(known, _)| known == name)
+    }
+
+    /// The address of an issuer, its `iss`.
+    pub fn issuer_url(&self, name: &str) -> Option<&str> {
+        self.issuers.iter().find(|(known, _)| known == name).map(|(_, url)| url.as_str())
     }
 
     /// How many clusters are registered.

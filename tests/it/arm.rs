@@ -229,6 +229,11 @@ fn role() -> anyhow::Result<()> {
     // The session ends, which a reader of chunks sees as a fault and never as the end of the list.
     ensure!(watch.chunk().is_err(), "the watch goes on, or ended as if nothing had happened");
     ensure!(stack.get("stranger", "/version")?.status == 403, "a right that was taken back");
+    // The token of a service principal that is removed has an hour to go.
+    let subscriptions = || api(&stack, &token, "GET", "/subscriptions?api-version=2022-12-01", &Value::Null);
+    ensure!(subscriptions()?.status == 200);
+    stack.towline(&["dev", "remove-principal", "owner"])?.ok()?;
+    ensure!(subscriptions()?.status == 401, "a removed service principal");
     Ok(())
 }
 

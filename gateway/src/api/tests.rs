@@ -593,6 +593,19 @@ async fn tokens_of_clusters_are_nothing_here_and_none_says_where_to_sign_in() {
 }
 
 #[tokio::test]
+async fn a_disabled_user_is_refused_with_a_good_token() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let name = site.identity("owner", URL).await.username.clone();
+    let disabled = Dynamic { disabled: [name].into(), ..Dynamic::default() };
+    site.snapshots.replace(Snapshot::new(&disabled, Arc::new(site.issuer.verifier())));
+    let answer = site.call("owner", "GET", &group("g"), None).await;
+    assert_eq!((answer.status, answer.code()), (401, "InvalidAuthenticationToken"));
+    site.snapshots.replace(Snapshot::new(&Dynamic::default(), Arc::new(site.issuer.verifier())));
+    assert_eq!(site.call("owner", "GET", &group("g"), None).await.status, 200);
+}
+
+#[tokio::test]
 async fn requests_that_make_no_sense_get_the_envelope() {
     let site = Bench::new().await;
     site.group("g").await;

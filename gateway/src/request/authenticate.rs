@@ -101,6 +101,9 @@ pub enum AuthenticateError {
     /// The access certificate has ended.
     #[error("the access certificate has expired")]
     AccessExpired,
+    /// The user or service principal is disabled, or deleted.
+    #[error("the user or service principal is disabled or deleted")]
+    Disabled,
 }
 
 /// The one credential of a request, not judged yet. Does not print.
