@@ -302,17 +302,17 @@ where
             Method::PUT => write::put(&call, id, body).await,
             Method::PATCH => write::patch(&call, id, body).await,
             Method::DELETE => {
-                body::bytes(body).await?;
+                body::discard(body).await?;
                 write::delete(&call, id).await
             }
             _ => Err(ApiError::method_not_allowed("a resource has GET, HEAD, PUT, PATCH and DELETE")
                 .with(header::ALLOW, "GET, HEAD, PUT, PATCH, DELETE")),
         },
         (Route::Graph(question), true) => graph::answer(&call, *question, &serde_json::Map::new()),
-        (Route::Graph(question), false) => graph::answer(&call, *question, &body::read(call.headers, body).await?),
+        (Route::Graph(question), false) => graph::answer(&call, *question, &body::read(&call, body).await?),
         (Route::Action(id, action), _) => write::act(&call, id, action, body).await,
         (Route::Register { subscription, namespace }, _) => {
-            body::bytes(body).await?;
+            body::discard(body).await?;
             fixed::register(&call, subscription, namespace)
         }
         (_, false) => Err(ApiError::method_not_allowed("it is only read").with(header::ALLOW, "GET, HEAD")),

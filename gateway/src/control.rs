@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    api::error::ApiError,
+    api::{body::Turns, error::ApiError},
     config::api::Api,
     directory::Directory,
     resources::{connected_cluster, is_deleting, role_assignment, role_definition},
@@ -51,6 +51,8 @@ pub struct Control {
     pub settings: Api,
     /// What is kept.
     pub store: Store,
+    /// Whose bodies are read now.
+    pub bodies: Turns,
     protector: Protector,
     clock: Clock,
     snapshots: Arc<Snapshots>,
@@ -82,6 +84,7 @@ impl Control {
         let control = Self {
             settings,
             store,
+            bodies: Turns::default(),
             protector,
             clock,
             snapshots,

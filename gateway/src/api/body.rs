@@ -1,27 +1,95 @@
-//! Reads a JSON body: bounded in bytes, time and depth, with no name twice (readers differ about which one holds).
+//! Reads a JSON body: bounded in bytes, time and depth, with no name twice (readers differ about which one holds). So many
+//! are read at once, of everybody and of one caller, so that slow ones neither fill memory nor keep others out.
 
-use std::{fmt, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Map, Value};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::error::ApiError;
+use super::{Call, error::ApiError};
 
-/// Bytes of a body at most.
-pub const BYTES: usize = 1024 * 1024;
+/// Bytes of a body at most. As values in memory it may be sixteen times as much.
+pub const BYTES: usize = 256 * 1024;
+/// Bodies that are read at once,
+const AT_ONCE: usize = 64;
+/// and of one caller.
+const OF_ONE_CALLER: usize = 8;
+/// How long a request waits until its body is read.
+const TURN: Duration = Duration::from_secs(10);
 /// How long one may take to arrive.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Objects and lists in each other at most.
 const DEPTH: usize = 32;
 
+/// Whose body is read now.
+pub struct Turns {
+    all: Arc<Semaphore>,
+    /// Those who read or wait; others' are gone.
+    callers: Mutex<HashMap<String, Weak<Semaphore>>>,
+}
+
+/// The right to hold one body.
+pub struct Turn {
+    _own: OwnedSemaphorePermit,
+    _all: OwnedSemaphorePermit,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { all: Arc::new(Semaphore::new(AT_ONCE)), callers: Mutex::default() }
+    }
+}
+
+impl Turns {
+    /// Waits for a turn, a bounded time. 429 names the bound that was in the way.
+    pub async fn take(&self, caller: &str) -> Result<Turn, ApiError> {
+        let own = self.of(caller);
+        let full = |whose: &str, bound: usize| {
+            let message = format!("{bound} requests{whose} with a body are being read at once; try again shortly.");
+            ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "1")
+        };
+        let own = in_turn(own).await.ok_or_else(|| full(" of yours", OF_ONE_CALLER))?;
+        let all = in_turn(Arc::clone(&self.all)).await.ok_or_else(|| full("", AT_ONCE))?;
+        Ok(Turn { _own: own, _all: all })
+    }
+
+    fn of(&self, caller: &str) -> Arc<Semaphore> {
+        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = callers.get(caller).and_then(Weak::upgrade) {
+            return known;
+        }
+        callers.retain(|_, known| known.strong_count() > 0);
+        let new = Arc::new(Semaphore::new(OF_ONE_CALLER));
+        callers.insert(caller.to_owned(), Arc::downgrade(&new));
+        new
+    }
+}
+
+async fn in_turn(places: Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    tokio::time::timeout(TURN, places.acquire_owned()).await.ok()?.ok()
+}
+
 /// Reads the object in a body.
-pub async fn read<B>(headers: &HeaderMap, body: B) -> Result<Map<String, Value>, ApiError>
+pub async fn read<B>(call: &Call<'_>, body: B) -> Result<Map<String, Value>, ApiError>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    json_in(call.headers)?;
+    let _turn = call.control.bodies.take(call.caller.object_id()).await?;
+    parse(&bytes(body).await?)
+}
+
+/// Goes on only if the headers announce JSON as it is.
+fn json_in(headers: &HeaderMap) -> Result<(), ApiError> {
     let kind = headers.get(header::CONTENT_TYPE).map(|kind| kind.to_str().unwrap_or("?")).unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if !matches!(essence.as_str(), "application/json" | "text/json" | "application/merge-patch+json") {
@@ -39,18 +107,38 @@ where
             ApiError::of(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message).at("Content-Encoding")
         );
     }
-    parse(&bytes(body).await?)
+    Ok(())
 }
 
-/// Takes in a body that is not needed, so that the connection stays of use.
-pub async fn bytes<B>(body: B) -> Result<Bytes, ApiError>
+/// Takes in a body that is not needed and keeps none of it, so that the connection stays of use.
+pub async fn discard<B>(body: B) -> Result<(), ApiError>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let body = std::pin::pin!(Limited::new(body, BYTES).collect());
+    let mut body = std::pin::pin!(Limited::new(body, BYTES));
+    in_time(async {
+        while let Some(frame) = body.frame().await {
+            frame?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+async fn bytes<B>(body: B) -> Result<Bytes, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    in_time(async { Ok(Limited::new(body, BYTES).collect().await?.to_bytes()) }).await
+}
+
+async fn in_time<T>(
+    body: impl Future<Output = Result<T, Box<dyn std::error::Error + Send + Sync>>>,
+) -> Result<T, ApiError> {
     match tokio::time::timeout(DEADLINE, body).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Ok(body)) => Ok(body),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             let message = format!("The body has more than {BYTES} bytes.");
             Err(ApiError::of(StatusCode::PAYLOAD_TOO_LARGE, "RequestContentTooLarge", message))
@@ -118,6 +206,26 @@ mod tests {
             );
         }
         assert!(parse(br#"{"a":[1,-2,3.5,true,null,"\ud83d\ude00"]}"#).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_holds_bodies_keeps_nobody_else_out_and_is_told() {
+        let turns = Turns::default();
+        let mut held = Vec::new();
+        for _ in 0..OF_ONE_CALLER {
+            held.push(turns.take("slow").await.unwrap());
+        }
+        let refused = turns.take("slow").await.err().unwrap();
+        assert_eq!((refused.status.as_u16(), refused.detail.code.as_str()), (429, "TooManyRequests"));
+        held.push(turns.take("other").await.unwrap());
+        // A turn that is given back is the next one's.
+        let waits = tokio::spawn(async move { (turns.take("slow").await.is_ok(), turns) });
+        held.remove(0);
+        let (took, turns) = waits.await.unwrap();
+        assert!(took);
+        drop(held);
+        turns.take("third").await.unwrap();
+        assert_eq!(turns.callers.lock().unwrap().len(), 1, "who is done is forgotten");
     }
 
     proptest! {

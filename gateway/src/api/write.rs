@@ -36,7 +36,7 @@ where
     let (kind, version) = writable(call, id)?;
     kind.check_name(id.name())?;
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
-    let mut raw = body::read(call.headers, body).await?;
+    let mut raw = body::read(call, body).await?;
     read::in_subscription(call, id)?;
     ENVELOPE.iter().for_each(|name| drop(raw.remove(*name)));
     let checked = schema::check(kind.schema(), &raw)?;
@@ -56,7 +56,7 @@ where
         );
     };
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
-    let mut raw = body::read(call.headers, body).await?;
+    let mut raw = body::read(call, body).await?;
     read::in_subscription(call, id)?;
     ENVELOPE.iter().for_each(|name| drop(raw.remove(*name)));
     let checked = schema::check_part(part, &raw)?;
@@ -296,7 +296,7 @@ where
     }
     call.version(kind)?;
     call.authorize(&format!("{}/{action}/action", kind.name()), id)?;
-    let body = body::read(call.headers, body).await?;
+    let body = body::read(call, body).await?;
     read::in_subscription(call, id)?;
     let resource = call.control.get(id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
     let acting = Acting {
