@@ -43,7 +43,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use self::{error::ApiError, route::Route};
 use crate::{
     control::Control,
-    directory::{group_key, user_key},
+    directory::{group_key, principals},
     issuer::Issuer,
     request::{
         audit::Record,
@@ -76,10 +76,11 @@ pub struct Caller {
 impl Caller {
     /// Of a verified identity.
     pub fn of(identity: &Identity) -> Self {
-        let mut principals = Vec::with_capacity(1 + identity.groups.len());
-        principals.push(user_key(&identity.principal));
-        principals.extend(identity.groups.iter().map(|group| group_key(group)));
-        Self { name: identity.username.clone(), object_id: identity.principal.clone(), principals }
+        Self {
+            name: identity.username.clone(),
+            object_id: identity.principal.clone(),
+            principals: principals(identity),
+        }
     }
 
     /// The name in messages and records.
@@ -174,13 +175,7 @@ impl Call<'_> {
 
     /// Goes on only if the caller may do `action` on what `id` names.
     pub fn authorize(&self, action: &str, id: &ResourceId) -> Result<(), ApiError> {
-        let scope: Scope = id.key().parse().map_err(|error| {
-            ApiError::bad_request(
-                "InvalidResourceId",
-                format!("The address '{id}' cannot be one of a resource: {error}."),
-            )
-        })?;
-        self.may(action, &scope).then_some(()).ok_or_else(|| self.forbidden(action, id.as_str()))
+        self.may(action, &Scope::from(id)).then_some(()).ok_or_else(|| self.forbidden(action, id.as_str()))
     }
 
     /// Whether the caller may do `action` at a scope.
@@ -189,6 +184,12 @@ impl Call<'_> {
         directory
             .decide(self.caller.principals(), Plane::Control, &Action::new(action), scope, self.now_ms / 1000)
             .is_ok()
+    }
+
+    /// Whether the caller may do `action` at some place below a scope.
+    pub fn may_below(&self, action: &str, scope: &Scope) -> bool {
+        let directory = &self.snapshot.directory;
+        directory.decide_below(self.caller.principals(), &Action::new(action), scope, self.now_ms / 1000)
     }
 
     /// The refusal of an action at a scope.
@@ -267,11 +268,7 @@ where
     let route = route::parse(&parts.method, path)?.ok_or_else(|| ApiError::not_found_at(path))?;
     let reads = matches!(parts.method, Method::GET | Method::HEAD);
     if let Some(open) = fixed::open(control, &route) {
-        return if reads {
-            Ok(open)
-        } else {
-            Err(ApiError::method_not_allowed("it is only read").with(header::ALLOW, "GET, HEAD"))
-        };
+        return reads.then_some(open).ok_or_else(only_read);
     }
     let query = parts.uri.query().map(str::to_owned);
     let credential =
@@ -315,7 +312,7 @@ where
             body::discard(body).await?;
             fixed::register(&call, subscription, namespace)
         }
-        (_, false) => Err(ApiError::method_not_allowed("it is only read").with(header::ALLOW, "GET, HEAD")),
+        (_, false) => Err(only_read()),
         (Route::Collection { scope, kind }, true) => read::list(&call, scope.as_ref(), kind).await,
         (Route::Everything(scope), true) => read::everything(&call, scope).await,
         (Route::OperationStatus(subscription, id), true) => operations::status(&call, subscription, id).await,
@@ -327,6 +324,10 @@ where
         _ => record.decision(true, None),
     }
     result
+}
+
+fn only_read() -> ApiError {
+    ApiError::method_not_allowed("it is only read").with(header::ALLOW, "GET, HEAD")
 }
 
 /// Whether somebody with a good token may still use it: nobody disabled, and of the built-in issuer's nobody deleted.

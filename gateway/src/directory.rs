@@ -6,11 +6,12 @@ use std::{collections::HashMap, sync::Arc};
 use proto::{
     ids::{ClusterId, ClusterKey},
     rbac::{Action, Assignment, Denied, Plane, Policy, Role, Scope, role::built_in},
+    token::Identity,
 };
 use serde_json::Value;
 
 use crate::{
-    resources::{connected_cluster, is_deleting, is_guid, properties, role_assignment, role_definition},
+    resources::{connected_cluster, is_deleting, is_guid, last_name, properties, role_assignment, role_definition},
     snapshot::{Cluster, ClusterRef},
     store::{changes::Change, resources::Stored},
 };
@@ -119,7 +120,7 @@ impl Directory {
     }
 
     fn define(&mut self, key: &str, definition: Option<Definition>) {
-        let guid = last(key);
+        let guid = last_name(key);
         let all = self.roles.entry(guid.to_owned()).or_default();
         all.retain(|other| other.key != key);
         all.extend(definition);
@@ -226,6 +227,12 @@ impl Directory {
     }
 }
 
+/// What the policy calls somebody and their groups.
+pub fn principals(identity: &Identity) -> Vec<String> {
+    let groups = identity.groups.iter().map(|group| group_key(group));
+    std::iter::once(user_key(&identity.principal)).chain(groups).collect()
+}
+
 /// How a user or service principal is named in the policy.
 pub fn user_key(id: &str) -> String {
     format!("user {}", folded(id))
@@ -262,8 +269,4 @@ fn kept(stored: &Stored) -> Option<Kept> {
 
 fn is(kind: &str, name: &str) -> bool {
     kind.eq_ignore_ascii_case(name)
-}
-
-fn last(key: &str) -> &str {
-    key.rsplit('/').next().unwrap_or_default()
 }

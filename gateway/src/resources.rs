@@ -199,6 +199,11 @@ pub fn properties_mut(body: &mut Map<String, Value>) -> &mut Map<String, Value> 
     properties.as_object_mut().expect("it was made one above")
 }
 
+/// The last name of an id or key.
+pub fn last_name(id: &str) -> &str {
+    id.rsplit('/').next().unwrap_or_default()
+}
+
 /// Whether its deletion has begun: from then on nobody reaches it, and nobody changes it.
 pub fn is_deleting(stored: &Stored) -> bool {
     let state = stored.body.get("properties").and_then(|properties| properties.get("provisioningState"));

@@ -34,15 +34,9 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-fn stack(name: &str) -> anyhow::Result<(Apiserver, Stack)> {
-    let apiserver = Apiserver::plain(&scratch(&format!("{name}-apiserver")))?;
-    let stack = Stack::start(&Plan::scripted(name, &apiserver))?;
-    Ok((apiserver, stack))
-}
-
 /// The SDKs' script, whose steps each print a line when they held.
 fn sdk() -> anyhow::Result<()> {
-    let (_apiserver, stack) = stack("arm-sdk")?;
+    let (_apiserver, stack) = Stack::scripted("arm-sdk")?;
     let mut command = Command::new(python_with_clients()?);
     command.arg(root().join("tests/it/azure_sdk.py"));
     for key in ["url", "ca", "tenant", "subscription", "clientId"] {
@@ -76,7 +70,7 @@ impl Az<'_> {
 }
 
 fn az() -> anyhow::Result<()> {
-    let (_apiserver, stack) = stack("arm-az")?;
+    let (_apiserver, stack) = Stack::scripted("arm-az")?;
     let program = python_with_clients()?.with_file_name("az");
     // Away from what is swept for secrets: az keeps its tokens there.
     let config = tempfile::tempdir()?;
@@ -240,7 +234,7 @@ fn role() -> anyhow::Result<()> {
 /// Writers are acknowledged while the gateway is killed again and again; what was acknowledged must be there, and of what
 /// was not no more than was under way.
 fn killed() -> anyhow::Result<()> {
-    let (_apiserver, stack) = stack("arm-kill")?;
+    let (_apiserver, stack) = Stack::scripted("arm-kill")?;
     let token = owner_token(&stack)?;
     let subscription = stack.text("subscription");
     let rounds = if full() { 100 } else { 12 };

@@ -7,10 +7,9 @@ use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use serde_json::Value;
 use tests::{
-    apiserver::Apiserver,
     case::{Needs, case},
-    programs::{eventually, root, run_with_input, scratch},
-    stack::{Plan, Stack, note_secret},
+    programs::{eventually, root, run_with_input},
+    stack::{Stack, note_secret},
 };
 
 use crate::clients::python_with_clients;
@@ -22,12 +21,6 @@ pub fn tests() -> Vec<Trial> {
         case("issuer::msal_signs_a_user_in_by_device_code_and_by_browser", Needs::Nothing, user),
         case("issuer::a_service_principal_works_through_the_tunnel_until_it_is_removed", Needs::Nothing, tunnel),
     ]
-}
-
-fn stack(name: &str) -> anyhow::Result<(Apiserver, Stack)> {
-    let apiserver = Apiserver::plain(&scratch(&format!("{name}-apiserver")))?;
-    let stack = Stack::start(&Plan::scripted(name, &apiserver))?;
-    Ok((apiserver, stack))
 }
 
 /// A service principal of a state: client id and secret.
@@ -74,7 +67,7 @@ fn cluster_audience(stack: &Stack) -> anyhow::Result<String> {
 }
 
 fn msal() -> anyhow::Result<()> {
-    let (_apiserver, stack) = stack("msal")?;
+    let (_apiserver, stack) = Stack::scripted("msal")?;
     let (owner, url, tenant) = (Client::owner(&stack)?, stack.text("url"), stack.text("tenant"));
     // `az` writes the second slash for an audience that ends in one.
     let scopes = [format!("{url}/.default"), format!("{url}//.default"), "https://elsewhere/.default".to_owned()];
@@ -92,7 +85,7 @@ fn msal() -> anyhow::Result<()> {
 }
 
 fn user() -> anyhow::Result<()> {
-    let (_apiserver, stack) = stack("msal-user")?;
+    let (_apiserver, stack) = Stack::scripted("msal-user")?;
     let password = std::fs::read_to_string(stack.state().join("users/admin.password"))?;
     note_secret(&password)?;
     let mut command = Command::new(python_with_clients()?);
@@ -114,7 +107,7 @@ fn user() -> anyhow::Result<()> {
 }
 
 fn hundred() -> anyhow::Result<()> {
-    let (_apiserver, stack) = stack("hundred")?;
+    let (_apiserver, stack) = Stack::scripted("hundred")?;
     let scope = format!("{}/.default", stack.text("url"));
     let answer = Client::owner(&stack)?.msal(&stack, &stack.text("tenant"), &[scope], 100)?;
     ensure!(answer[0]["good"] == 100, "{}", answer[0]);
@@ -122,7 +115,7 @@ fn hundred() -> anyhow::Result<()> {
 }
 
 fn tunnel() -> anyhow::Result<()> {
-    let (apiserver, stack) = stack("principal")?;
+    let (apiserver, stack) = Stack::scripted("principal")?;
     let of_cluster = cluster_audience(&stack)?;
     let owner = Client::owner(&stack)?;
     ensure!(stack.get_with(&owner.token(&stack, &of_cluster)?, "/api/as-owner")?.status == 200);

@@ -12,6 +12,7 @@ use anyhow::Context;
 use serde_json::Value;
 
 use crate::{
+    apiserver::Apiserver,
     cluster::cluster,
     kubectl::Kubectl,
     network::Namespace,
@@ -55,7 +56,7 @@ impl Plan<'_> {
     }
 
     /// In front of a scripted apiserver.
-    pub fn scripted<'a>(name: &'a str, apiserver: &crate::apiserver::Apiserver) -> Plan<'a> {
+    pub fn scripted<'a>(name: &'a str, apiserver: &Apiserver) -> Plan<'a> {
         Plan { apiserver: apiserver.kubeconfig.clone(), ..Plan::real_without_cluster(name) }
     }
 
@@ -117,6 +118,13 @@ impl Stack {
         let stack = Self::start_without_waiting(plan)?;
         stack.await_connected(Duration::from_secs(20))?;
         Ok(stack)
+    }
+
+    /// Starts them before a scripted apiserver that answers everything alike.
+    pub fn scripted(name: &str) -> anyhow::Result<(Apiserver, Self)> {
+        let apiserver = Apiserver::plain(&scratch(&format!("{name}-apiserver")))?;
+        let stack = Self::start(&Plan::scripted(name, &apiserver))?;
+        Ok((apiserver, stack))
     }
 
     /// Starts gateway and agent.

@@ -3,7 +3,7 @@
 //! for "then it is the object id itself".
 
 use http::{Method, Response, StatusCode, header};
-use proto::rbac::{Action, Scope};
+use proto::rbac::Scope;
 use serde_json::{Map, Value, json};
 
 use super::{Call, error::ApiError, json};
@@ -38,10 +38,9 @@ impl Question {
 /// Answers a question; `body` is that of [`Question::ByIds`].
 pub fn answer(call: &Call<'_>, question: Question, body: &Map<String, Value>) -> Result<Response<Body>, ApiError> {
     // Names are for those who have some right here.
-    let action = Action::new("Microsoft.Authorization/roleAssignments/read");
-    let directory = &call.snapshot.directory;
-    if !directory.decide_below(call.caller.principals(), &action, &Scope::root(), call.now_ms / 1000) {
-        return Err(call.forbidden(action.as_str(), "/"));
+    let action = "Microsoft.Authorization/roleAssignments/read";
+    if !call.may_below(action, &Scope::root()) {
+        return Err(call.forbidden(action, "/"));
     }
     let wanted = match question {
         Question::ByIds => ids(body)?,

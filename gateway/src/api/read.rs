@@ -2,16 +2,13 @@
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use http::{HeaderValue, Response, StatusCode, header};
-use proto::{
-    api::ResourceId,
-    rbac::{Action, Scope},
-};
+use proto::{api::ResourceId, rbac::Scope};
 use serde_json::{Map, Value, json};
 
 use super::{Call, empty, error::ApiError, json};
 use crate::{
     request::respond::Body,
-    resources::{KINDS, Kind, Place, Showing, connected_cluster, kind, schema},
+    resources::{KINDS, Kind, Place, Showing, connected_cluster, kind, last_name, schema},
     store::resources::{PAGE_ROWS, Stored},
 };
 
@@ -29,7 +26,7 @@ pub fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored) ->
     let kept = stored.body.as_object().unwrap_or(&none);
     let mut shown = Map::new();
     shown.insert("id".to_owned(), stored.id.as_str().into());
-    let name = stored.id.rsplit('/').next().unwrap_or_default();
+    let name = last_name(&stored.id);
     if kind.place() != Place::Top {
         shown.insert("name".to_owned(), name.into());
         shown.insert("type".to_owned(), kind.name().into());
@@ -118,10 +115,7 @@ pub fn subscription(call: &Call<'_>, id: &ResourceId) -> Result<(), ApiError> {
 
 fn sees(call: &Call<'_>, key: &str) -> bool {
     let Ok(scope) = key.parse::<Scope>() else { return false };
-    let action = Action::new(SUBSCRIPTION_READ);
-    let directory = &call.snapshot.directory;
-    call.may(SUBSCRIPTION_READ, &scope)
-        || directory.decide_below(call.caller.principals(), &action, &scope, call.now_ms / 1000)
+    call.may(SUBSCRIPTION_READ, &scope) || call.may_below(SUBSCRIPTION_READ, &scope)
 }
 
 /// What a list shows: everything at the scope, or only what the caller may read one by one.
@@ -138,23 +132,14 @@ impl Sight {
 }
 
 fn sight(call: &Call<'_>, action: &str, scope: Option<&ResourceId>) -> Result<Sight, ApiError> {
-    let at: Scope = match scope {
-        None => Scope::root(),
-        Some(id) => id.key().parse().map_err(|error| {
-            ApiError::bad_request("InvalidResourceId", format!("The address '{id}' cannot be one of a scope: {error}."))
-        })?,
-    };
+    let at = scope.map_or_else(Scope::root, Scope::from);
     if call.may(action, &at) {
         return Ok(Sight::All);
     }
-    let directory = &call.snapshot.directory;
-    let below =
-        directory.decide_below(call.caller.principals(), &proto::rbac::Action::new(action), &at, call.now_ms / 1000);
     match scope {
+        Some(id) if !call.may_below(action, &at) => Err(call.forbidden(action, id.as_str())),
         // Who may see no subscription sees an empty list.
-        None => Ok(Sight::Single),
-        Some(_) if below => Ok(Sight::Single),
-        Some(id) => Err(call.forbidden(action, id.as_str())),
+        _ => Ok(Sight::Single),
     }
 }
 
@@ -257,17 +242,15 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
     let (rows, after) = (rows(call)?, after(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
     let pick = |stored: &Stored| {
-        let name = stored.id.rsplit('/').next().unwrap_or_default();
+        let name = last_name(&stored.id);
         let wanted = filter.map_or(Ok(true), |filter| {
             super::filter::all(filter, |condition| match condition {
                 super::filter::Condition::Equal("resourceType", kind) => Some(kind.eq_ignore_ascii_case(&stored.kind)),
                 super::filter::Condition::Equal("name", wanted) => Some(wanted.eq_ignore_ascii_case(name)),
                 super::filter::Condition::Equal("resourceGroup", wanted) => {
                     let id = ResourceId::parse(&stored.id).ok();
-                    Some(
-                        id.and_then(|id| id.resource_group().map(|group| group.eq_ignore_ascii_case(wanted)))
-                            == Some(true),
-                    )
+                    let group = id.as_ref().and_then(ResourceId::resource_group);
+                    Some(group.is_some_and(|group| group.eq_ignore_ascii_case(wanted)))
                 }
                 _ => None,
             })

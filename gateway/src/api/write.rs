@@ -1,7 +1,7 @@
 //! Create, change, delete, and actions.
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{Response, StatusCode, header};
 use proto::api::ResourceId;
 use serde_json::{Map, Value, json};
 
@@ -36,10 +36,7 @@ where
     let (kind, version) = writable(call, id)?;
     kind.check_name(id.name())?;
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
-    let mut raw = body::read(call, body).await?;
-    read::in_subscription(call, id)?;
-    ENVELOPE.iter().for_each(|name| drop(raw.remove(*name)));
-    let checked = schema::check(kind.schema(), &raw)?;
+    let checked = schema::check(kind.schema(), &sent(call, id, body).await?)?;
     change(call, kind, version, id, &Change::Replace(checked)).await
 }
 
@@ -56,11 +53,20 @@ where
         );
     };
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
+    let checked = schema::check_part(part, &sent(call, id, body).await?)?;
+    change(call, kind, version, id, &Change::Merge(checked)).await
+}
+
+/// What a client wrote, without what every resource has.
+async fn sent<B>(call: &Call<'_>, id: &ResourceId, body: B) -> Result<Map<String, Value>, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let mut raw = body::read(call, body).await?;
     read::in_subscription(call, id)?;
     ENVELOPE.iter().for_each(|name| drop(raw.remove(*name)));
-    let checked = schema::check_part(part, &raw)?;
-    change(call, kind, version, id, &Change::Merge(checked)).await
+    Ok(raw)
 }
 
 fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'static str), ApiError> {
@@ -71,10 +77,9 @@ fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'st
             ApiError::method_not_allowed("such come from the gateway's configuration").with(header::ALLOW, "GET, HEAD")
         );
     }
-    let place = id.parent().map(|parent| parent.kind().to_ascii_lowercase());
-    let fits = match (kind.place(), place.as_deref()) {
-        (Place::Subscription, Some(parent)) => parent.eq_ignore_ascii_case(proto::api::id::SUBSCRIPTIONS),
-        (Place::ResourceGroup, Some(parent)) => parent.eq_ignore_ascii_case(proto::api::id::RESOURCE_GROUPS),
+    let fits = match (kind.place(), id.parent()) {
+        (Place::Subscription, Some(parent)) => parent.is(proto::api::id::SUBSCRIPTIONS),
+        (Place::ResourceGroup, Some(parent)) => parent.is(proto::api::id::RESOURCE_GROUPS),
         (Place::Anywhere, Some(_)) => true,
         _ => false,
     };
@@ -307,7 +312,5 @@ where
         control: call.control,
         now_ms: call.now_ms,
     };
-    let mut response = json(StatusCode::OK, &kind.act(&acting).await?);
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Ok(response)
+    Ok(json(StatusCode::OK, &kind.act(&acting).await?))
 }

@@ -126,7 +126,7 @@ impl Api {
     pub fn kubeconfig(&self, id: &ClusterId) -> Value {
         use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
         let key = id.key().hex();
-        let name = id.as_str().rsplit('/').next().unwrap_or_default();
+        let name = crate::resources::last_name(id.as_str());
         let mut cluster = json!({"server": format!("{}/{key}", self.url)});
         if let Some(ca) = &self.ca {
             cluster["certificate-authority-data"] = BASE64.encode(ca).into();

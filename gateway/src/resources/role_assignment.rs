@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
-    Kind, Place, Writing, is_guid, properties, properties_mut, role_definition,
+    Kind, Place, Writing, is_guid, last_name, properties, properties_mut, role_definition,
     schema::{Property, Type},
 };
 use crate::{
@@ -105,7 +105,7 @@ impl Kind for RoleAssignments {
             if let Some(other) = directory.same_assignment(&principal, &scope, &guid)
                 && other != writing.id.key()
             {
-                let id = other.rsplit('/').next().unwrap_or_default();
+                let id = last_name(&other);
                 let message =
                     format!("The role assignment already exists. The ID of the existing role assignment is {id}.");
                 return Err(ApiError::of(StatusCode::CONFLICT, "RoleAssignmentExists", message));

@@ -14,7 +14,7 @@ use proto::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    Kind, Place, Writing, is_guid, properties, properties_mut,
+    Kind, Place, Writing, is_guid, last_name, properties, properties_mut,
     schema::{Property, Type},
 };
 use crate::{
@@ -96,7 +96,7 @@ impl Kind for RoleDefinitions {
     }
 
     fn may_delete(&self, stored: &Stored, directory: &Directory) -> Result<(), ApiError> {
-        let name = stored.key.rsplit('/').next().unwrap_or_default();
+        let name = last_name(&stored.key);
         if built_in().iter().any(|role| role.role.id() == name) {
             return Err(built_in_stays(name));
         }
@@ -181,9 +181,8 @@ fn permissions(body: &Map<String, Value>) -> Result<Vec<RawPermission>, String> 
 
 /// The role of a kept custom definition.
 pub fn role(stored: &Stored) -> Option<Arc<Role>> {
-    let name = stored.key.rsplit('/').next()?;
     let permissions = permissions(stored.body.as_object()?).ok()?;
-    Role::new(name, &permissions).ok().map(Arc::new)
+    Role::new(last_name(&stored.key), &permissions).ok().map(Arc::new)
 }
 
 /// A built-in definition as if it were kept.
