@@ -4,6 +4,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`agent_api`] | what an agent asks its gateway beside users' requests: certificate, heartbeat, desired state |
 //! | [`api`] | what the resource API is made of: ids, errors |
 //! | [`ids`] | cluster ids and addresses, stream and request ids, parsed once |
 //! | [`limits`] | every bound on the wire, by name |
@@ -17,6 +18,7 @@
 //! | [`process`] | signals, shutdown, task groups, telemetry, backoff |
 //! | [`settings`] | settings files: every fault of one at once; durations |
 
+pub mod agent_api;
 pub mod api;
 pub mod exchange;
 pub mod ids;

@@ -23,10 +23,12 @@ impl Features {
     pub const RESUME: Self = Self(1);
     /// The agent only looks whether a tunnel comes up: no stream is opened on it, and it is closed soon.
     pub const CHECK: Self = Self(2);
+    /// The tunnel carries the agent's own exchanges only: no user's stream is opened on it.
+    pub const NO_USERS: Self = Self(4);
     /// What this build offers on each tunnel.
     pub const OFFERED: Self = Self(0);
     /// What a gateway of this build takes from agents that offer it.
-    pub const TAKEN: Self = Self(Self::OFFERED.0 | Self::CHECK.0);
+    pub const TAKEN: Self = Self(Self::OFFERED.0 | Self::CHECK.0 | Self::NO_USERS.0);
 
     /// The features of either.
     #[must_use]
