@@ -1,25 +1,63 @@
-{{/* The agent's configuration file. JSON texts and lists of texts are TOML too. Paths are relative to the file. */}}
-{{- define "agent.config" -}}
+{{/* The agents' configuration files. JSON texts and lists of texts are TOML too. Paths are relative to the file. */}}
+
+{{/* The gateway, but for how a pod gets there. */}}
+{{- define "config.gateway" -}}
 [gateway]
 {{- with .Values.gateway }}
 urls = {{ .urls | default (list .url) | toJson }}
-carrier = {{ .carrier | toJson }}
-udp_segmentation_offload = {{ .udpSegmentationOffload }}
 {{- if .ca }}
 ca_file = "gateway-ca.crt"
 {{- end }}
 {{- with .serverName }}
 server_name = {{ toJson . }}
 {{- end }}
-{{- with .addresses }}
-addresses = {{ toJson . }}
-{{- end }}
 {{- end }}
 {{- if .Values.extraCa }}
 extra_ca_file = "extra-ca.crt"
 {{- end }}
+{{- if not .Values.identity.clusterId }}
 certificate_file = "/etc/towline-identity/tls.crt"
 key_file = "/etc/towline-identity/tls.key"
+{{- end }}
+{{- end }}
+
+{{/* The certificate that the controller-manager gets and the others read. */}}
+{{- define "config.identity" -}}
+[identity]
+cluster_id = {{ toJson .Values.identity.clusterId }}
+secret = {{ include "agent.identitySecret" . | toJson }}
+{{- end }}
+
+{{- define "config.log" -}}
+[log]
+level = {{ toJson .Values.log.level }}
+format = {{ toJson .Values.log.format }}
+
+[admin]
+listen = {{ printf "%s:%d" .Values.admin.address (int .Values.admin.port) | toJson }}
+{{- end }}
+
+{{- define "agent.config" -}}
+{{- if include "agent.managed" . }}roles = "clusterconnect-agent"
+
+{{ end }}
+{{- include "config.gateway" . }}
+{{- with .Values.gateway }}
+carrier = {{ .carrier | toJson }}
+udp_segmentation_offload = {{ .udpSegmentationOffload }}
+{{- with .addresses }}
+addresses = {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- if .Values.identity.clusterId }}
+
+{{ include "config.identity" . }}
+{{- end }}
+{{- if include "agent.managed" . }}
+
+[forward]
+listen = {{ printf "%s:%d" .Values.admin.address (int .Values.controllerManager.port) | toJson }}
+{{- end }}
 {{- with .Values.proxy }}
 {{- if .url }}
 
@@ -38,8 +76,8 @@ no_proxy = {{ toJson .noProxy }}
 {{- range $index, $issuer := .Values.issuers }}
 
 [[issuers]]
-{{- range $key, $value := omit $issuer "ca" "keys" "pinnedKeys" "extra" "requiredClaims" }}
-{{ snakecase $key }} = {{ toJson $value }}
+{{- range $key := keys (omit $issuer "ca" "keys" "pinnedKeys" "extra" "requiredClaims") | sortAlpha }}
+{{ snakecase $key }} = {{ toJson (get $issuer $key) }}
 {{- end }}
 {{- range $key := list "extra" "requiredClaims" }}
 {{- with get $issuer $key }}
@@ -68,10 +106,91 @@ outlive_token = {{ toJson .Values.sessions.outliveToken }}
 streams = {{ int .Values.limits.streams }}
 drain_grace = {{ toJson .Values.limits.drainGrace }}
 
-[log]
-level = {{ toJson .Values.log.level }}
-format = {{ toJson .Values.log.format }}
+{{ include "config.log" . }}
+{{- end }}
 
-[admin]
-listen = {{ printf "%s:%d" .Values.admin.address (int .Values.admin.port) | toJson }}
+{{- define "manager.config" -}}
+roles = "controller-manager"
+
+{{ include "config.gateway" . }}
+carrier = "h2"
+via = {{ printf "clusterconnect-agent.%s.svc:%d" .Release.Namespace (int .Values.controllerManager.port) | toJson }}
+{{- if .Values.identity.clusterId }}
+
+{{ include "config.identity" . }}
+onboarding_key_file = "/etc/towline-onboarding/key.pem"
+{{- end }}
+{{- with .Values.metadata }}
+{{- if or .distribution .infrastructure }}
+
+[metadata]
+{{- with .distribution }}
+distribution = {{ toJson . }}
+{{- end }}
+{{- with .infrastructure }}
+infrastructure = {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+[limits]
+drain_grace = {{ toJson .Values.limits.drainGrace }}
+
+{{ include "config.log" . }}
+{{- end }}
+
+{{/* Everything of the ConfigMaps, as YAML. */}}
+{{- define "config.gatewayFiles" -}}
+{{- with .Values.gateway.ca }}
+gateway-ca.crt: {{ toJson . }}
+{{- end }}
+{{- with .Values.extraCa }}
+extra-ca.crt: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{- define "agent.files" -}}
+agent.toml: {{ include "agent.config" . | toJson }}
+{{- include "config.gatewayFiles" . }}
+{{- with .Values.proxy.ca }}
+proxy-ca.crt: {{ toJson . }}
+{{- end }}
+{{- range $index, $issuer := .Values.issuers }}
+{{- with $issuer.ca }}
+issuer-{{ $index }}-ca.crt: {{ toJson . }}
+{{- end }}
+{{- with $issuer.keys }}
+issuer-{{ $index }}-keys.json: {{ toJson . }}
+{{- end }}
+{{- with $issuer.pinnedKeys }}
+issuer-{{ $index }}-pinned.json: {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "manager.files" -}}
+agent.toml: {{ include "manager.config" . | toJson }}
+{{- include "config.gatewayFiles" . }}
+{{- end }}
+
+{{/* Everything of the Secrets of the release that a Deployment's pods use, as YAML. A private key among them keeps a digest of
+them from telling a short password. */}}
+{{- define "agent.secretFiles" -}}
+{{- with .Values.identity }}
+onboarding: {{ toJson (.onboardingKey | default "") }}
+certificate: {{ toJson (.certificate | default "") }}
+key: {{ toJson (.key | default "") }}
+{{- end }}
+{{- with .Values.proxy }}
+username: {{ toJson (.username | default "") }}
+password: {{ toJson (.password | default "") }}
+{{- end }}
+{{- end }}
+
+{{- define "manager.secretFiles" -}}
+{{- with .Values.identity }}
+onboarding: {{ toJson (.onboardingKey | default "") }}
+certificate: {{ toJson (.certificate | default "") }}
+key: {{ toJson (.key | default "") }}
+{{- end }}
 {{- end }}

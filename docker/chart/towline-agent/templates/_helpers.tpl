@@ -1,6 +1,13 @@
-{{/* The name of everything in the release. */}}
+{{/* The name of everything of the Deployment that holds users' tunnel. With an identity of its own that is the role's. */}}
 {{- define "agent.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end }}
+{{- if .Values.identity.clusterId }}clusterconnect-agent
+{{- else if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end }}
+{{- end }}
+
+{{/* Not empty when there is a second Deployment, the controller-manager. */}}
+{{- define "agent.managed" -}}
+{{- $enabled := .Values.controllerManager.enabled | toString }}
+{{- if or (eq $enabled "true") (and (eq $enabled "auto") .Values.identity.clusterId) }}yes{{ end }}
 {{- end }}
 
 {{- define "agent.selector" -}}
@@ -8,9 +15,24 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "manager.selector" -}}
+app.kubernetes.io/name: towline-controller-manager
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
 {{- define "agent.labels" -}}
 {{ include "agent.selector" . }}
 app.kubernetes.io/component: clusterconnect-agent
+{{ include "agent.commonLabels" . }}
+{{- end }}
+
+{{- define "manager.labels" -}}
+{{ include "manager.selector" . }}
+app.kubernetes.io/component: controller-manager
+{{ include "agent.commonLabels" . }}
+{{- end }}
+
+{{- define "agent.commonLabels" -}}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -20,8 +42,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- .Values.serviceAccount.name | default (ternary (include "agent.name" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
+{{- define "manager.serviceAccount" -}}
+{{- with .Values.controllerManager.serviceAccount }}
+{{- .name | default (ternary "controller-manager" "default" .create) }}
+{{- end }}
+{{- end }}
+
+{{/* Where the certificate is: written by the controller-manager when the cluster has an identity, else given. */}}
 {{- define "agent.identitySecret" -}}
-{{- .Values.identity.existingSecret | default (printf "%s-identity" (include "agent.name" .)) }}
+{{- if .Values.identity.clusterId }}towline-identity-certificate
+{{- else }}{{ .Values.identity.existingSecret | default (printf "%s-identity" (include "agent.name" .)) }}
+{{- end }}
+{{- end }}
+
+{{- define "agent.onboardingSecret" -}}
+{{- .Values.identity.existingOnboardingSecret | default "towline-onboarding" }}
 {{- end }}
 
 {{/* Empty when the proxy wants no credentials. */}}
@@ -37,6 +72,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* A digest of a map of texts, the same whoever writes it. */}}
+{{- define "agent.digest" -}}
+{{- $lines := list }}
+{{- range $key := keys . | sortAlpha }}
+{{- $lines = append $lines (printf "%s=%s" $key (get $ $key | sha256sum)) }}
+{{- end }}
+{{- join "\n" $lines | sha256sum }}
+{{- end }}
+
 {{/* Faults that a schema cannot see, all at once. */}}
 {{- define "agent.faults" -}}
 {{- $faults := list }}
@@ -46,10 +90,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- with .Values.identity }}
 {{- $pair := and .certificate .key }}
-{{- if and .existingSecret (or .certificate .key) }}
+{{- $onboarding := or .onboardingKey .existingOnboardingSecret }}
+{{- if and .onboardingKey .existingOnboardingSecret }}
+{{- $faults = append $faults "identity: only one of onboardingKey and existingOnboardingSecret may be set" }}
+{{- end }}
+{{- if .clusterId }}
+{{- if or .certificate .key .existingSecret }}
+{{- $faults = append $faults "identity: only one of clusterId and a certificate may be set: with clusterId the agents get certificates themselves" }}
+{{- end }}
+{{- if not $onboarding }}
+{{- $faults = append $faults "identity: with clusterId one of onboardingKey and existingOnboardingSecret (with key.pem) is required" }}
+{{- end }}
+{{- if eq ($.Values.controllerManager.enabled | toString) "false" }}
+{{- $faults = append $faults "controllerManager.enabled: with identity.clusterId it cannot be false: nobody would get the certificate" }}
+{{- end }}
+{{- else if $onboarding }}
+{{- $faults = append $faults "identity.clusterId: is required with an onboarding key" }}
+{{- else if and .existingSecret (or .certificate .key) }}
 {{- $faults = append $faults "identity: only one of existingSecret and certificate with key may be set" }}
 {{- else if not (or .existingSecret $pair) }}
-{{- $faults = append $faults "identity: is required: certificate and key, or existingSecret with tls.crt and tls.key" }}
+{{- $faults = append $faults "identity: is required: clusterId with an onboarding key, certificate and key, or existingSecret with tls.crt and tls.key" }}
 {{- end }}
 {{- end }}
 {{- with .Values.proxy }}
