@@ -6,6 +6,7 @@
 //! | [`resources`] | resources of every kind, read by key and by page |
 //! | [`batch`] | how they change: what happens together, or not at all |
 //! | [`changes`] | what is new since a revision |
+//! | [`agents`] | what is known of clusters' agents, without revisions |
 //! | [`operations`] | long-running operations, which survive a restart |
 //! | [`protect`] | encryption of what must not be read from the database |
 //!
@@ -15,6 +16,7 @@
 //! What is asked for by name or order compares bytes, never by a collation: keys are lower-cased here, and text columns of
 //! PostgreSQL are `COLLATE "C"`.
 
+pub mod agents;
 pub mod batch;
 pub mod changes;
 pub mod operations;

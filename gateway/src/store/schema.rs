@@ -11,7 +11,10 @@ use sqlx::{
 use super::{Backend, Store, StoreError};
 
 /// In order; the number of a migration is its place, from 1. `{text}` and `{bytes}` are the types of the database.
-const MIGRATIONS: &[(&str, &str)] = &[("resources and operations", include_str!("schema/1_resources.sql"))];
+const MIGRATIONS: &[(&str, &str)] = &[
+    ("resources and operations", include_str!("schema/1_resources.sql")),
+    ("agents of clusters", include_str!("schema/2_agents.sql")),
+];
 
 pub(super) async fn migrate(store: &Store) -> Result<(), StoreError> {
     let (text, bytes) = match store.backend {
@@ -51,7 +54,10 @@ mod tests {
     use super::*;
 
     /// A migration that was released is never edited: databases remember what they ran. A new one gets a line here.
-    const RELEASED: &[&str] = &["799d2876270eb28fb248362bdee65ff2f095352a97054c8f51484f2a71bd1085"];
+    const RELEASED: &[&str] = &[
+        "799d2876270eb28fb248362bdee65ff2f095352a97054c8f51484f2a71bd1085",
+        "5fd304fcb0d3b4a74489265d4c766ef17387c96753798dedb2de4419a213633e",
+    ];
 
     #[test]
     fn released_migrations_are_as_they_were() {

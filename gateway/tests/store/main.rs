@@ -3,6 +3,7 @@
 //! What only one of the two can do is named for it alone. Where PostgreSQL is missing and cannot be installed its tests
 //! are reported as ignored, each by name.
 
+mod agents;
 mod backup;
 mod batch;
 mod changes;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::from_args();
     let on_both: Vec<(&str, Arc<Test>)> = [
+        agents::tests(),
         resources::tests(),
         batch::tests(),
         changes::tests(),

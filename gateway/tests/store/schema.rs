@@ -1,8 +1,9 @@
 //! Migrations go forward only; what is not ours or newer than we are is left as it is, with a reason.
 
-use gateway::store::{Store, StoreError};
+use gateway::store::{Store, StoreError, agents::Agent, batch::Expect, resources::Stored};
+use serde_json::json;
 
-use crate::place::{GROUP, Place};
+use crate::place::{GROUP, Place, cluster};
 
 pub fn tests() -> Vec<(&'static str, crate::Test)> {
     crate::tests![
@@ -10,6 +11,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         a_changed_migration_is_refused,
         many_who_open_at_once_make_the_tables_once,
         an_address_of_no_database_says_so_and_no_password,
+        clusters_of_a_database_of_version_1_get_their_rows,
     ]
 }
 
@@ -30,7 +32,8 @@ async fn a_newer_database_is_refused_and_untouched(place: Place) {
     assert_eq!(before, file.as_ref().map(|file| std::fs::read(file).unwrap()));
     let rows = place.texts("SELECT resource_key FROM resources WHERE future IS NULL").await;
     assert_eq!(rows, [GROUP]);
-    assert_eq!(place.texts("SELECT description FROM _sqlx_migrations ORDER BY version").await.len(), 2);
+    let last = place.texts("SELECT description FROM _sqlx_migrations ORDER BY version").await.pop();
+    assert_eq!(last.as_deref(), Some("of the future"), "and nothing else was run");
 }
 
 async fn a_changed_migration_is_refused(place: Place) {
@@ -38,6 +41,22 @@ async fn a_changed_migration_is_refused(place: Place) {
     place.sql("UPDATE _sqlx_migrations SET checksum = checksum || checksum").await;
     let error = Store::open(&place.url).await.err().unwrap();
     assert!(matches!(error, StoreError::Schema(_)), "{error:?}");
+}
+
+async fn clusters_of_a_database_of_version_1_get_their_rows(place: Place) {
+    let store = place.with_group().await;
+    let keyed = |name, key| Stored { body: json!({"properties": {"agentPublicKeyCertificate": key}}), ..cluster(name) };
+    for made in [keyed("with", "MII="), keyed("without", "")] {
+        store.put(&made, Expect::Absent).await.unwrap().unwrap();
+    }
+    store.close().await;
+    place.sql("DROP TABLE agents; DELETE FROM _sqlx_migrations WHERE version > 1;").await;
+    let store = place.open().await;
+    for (name, agentless) in [("with", false), ("without", true)] {
+        let agent = store.agent(&cluster(name).key).await.unwrap();
+        assert_eq!(agent, Some(Agent { agentless, ..Agent::default() }), "{name}");
+    }
+    assert_eq!(store.agent(GROUP).await.unwrap(), None);
 }
 
 async fn many_who_open_at_once_make_the_tables_once(place: Place) {

@@ -1,0 +1,285 @@
+//! What is known of clusters' agents: when they were last seen, their certificate, what they told (features rows C1-C9, R4,
+//! R7, M1-M5). One row for each connected cluster, made when its resource is first written and deleted with it, in the same
+//! batch. None of this is a change of a resource: it takes no revision, and nobody's snapshot is made anew for it.
+
+use serde_json::Value;
+use sqlx::{AnyConnection, Row, any::AnyRow};
+
+use super::{
+    Store, StoreError, Together, is_text,
+    resources::{COLUMNS, PAGE_ROWS, Stored, below, stored},
+};
+
+/// The kind of resources that have such a row.
+pub const KIND: &str = "microsoft.kubernetes/connectedclusters";
+/// Keys that one statement names.
+const KEYS_AT_ONCE: usize = 400;
+
+/// The row of a cluster.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Agent {
+    /// The resource has no public key.
+    pub agentless: bool,
+    /// When its agent was first seen: milliseconds since 1970.
+    pub first_seen_ms: Option<i64>,
+    /// When it was last seen.
+    pub last_seen_ms: Option<i64>,
+    /// The newest certificate that was issued for it.
+    pub certificate: Option<Certified>,
+    /// UID of the namespace `kube-system` (R4).
+    pub kube_system_uid: Option<String>,
+    /// What the agent told last; null before that.
+    pub facts: Value,
+}
+
+/// A certificate that was issued for a cluster's identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certified {
+    /// When it begins: milliseconds since 1970.
+    pub begins_ms: i64,
+    /// When it ends.
+    pub ends_ms: i64,
+    /// Its serial number.
+    pub serial: String,
+    /// The fingerprint of the public key that it was issued for.
+    pub key: String,
+}
+
+/// What became of something that is kept for a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kept {
+    /// It is kept.
+    Done,
+    /// The resource is gone.
+    Gone,
+    /// The Kubernetes cluster of that UID is another resource (R4); nothing was kept.
+    Other {
+        /// The id of that resource.
+        id: String,
+    },
+}
+
+const AGENT_COLUMNS: &str = "a.agentless, a.first_seen_ms, a.last_seen_ms, a.certificate_begins_ms, \
+                             a.certificate_ends_ms, a.certificate_serial, a.certificate_key, a.kube_system_uid, a.facts";
+pub(super) const ONE: &str = "FROM agents a WHERE a.resource_key = $1";
+pub(super) const JOINED: &str = "LEFT JOIN agents a ON a.resource_key = r.resource_key";
+pub(super) const JOINED_ONE: &str = "WHERE r.resource_key = $1";
+pub(super) const JOINED_PAGE: &str =
+    "WHERE r.kind = $1 AND r.resource_key > $2 AND r.resource_key < $3 ORDER BY r.resource_key LIMIT $4";
+pub(super) const OF_UID: &str = "SELECT r.id FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
+                                 WHERE a.kube_system_uid = $1 AND a.resource_key <> $2";
+
+/// The statement that reads resources with their agents' rows.
+pub(super) fn joined(rest: &str) -> String {
+    let columns = COLUMNS.split(", ").map(|name| format!("r.{name}")).collect::<Vec<_>>().join(", ");
+    format!("SELECT {columns}, {AGENT_COLUMNS} FROM resources r {JOINED} {rest}")
+}
+
+/// The statement that reads one row.
+pub(super) fn one() -> String {
+    format!("SELECT {AGENT_COLUMNS} {ONE}")
+}
+
+impl Store {
+    /// The row of a cluster; `None` if there is no such cluster.
+    pub async fn agent(&self, key: &str) -> Result<Option<Agent>, StoreError> {
+        if !is_text(key) {
+            return Ok(None);
+        }
+        let row = sqlx::query(sqlx::AssertSqlSafe(one())).bind(key).fetch_optional(&self.readers).await?;
+        Ok(row.as_ref().map(agent).transpose()?.flatten())
+    }
+
+    /// A resource and its agents' row, in one statement.
+    pub async fn get_with_agent(&self, key: &str) -> Result<Option<(Stored, Option<Agent>)>, StoreError> {
+        if !is_text(key) {
+            return Ok(None);
+        }
+        let sql = sqlx::AssertSqlSafe(joined(JOINED_ONE));
+        let row = sqlx::query(sql).bind(key).fetch_optional(&self.readers).await?;
+        row.as_ref().map(both).transpose()
+    }
+
+    /// As [`Self::page`], each resource with its agents' row, in one statement (C9).
+    pub async fn page_with_agents(
+        &self,
+        kind: &str,
+        within: &str,
+        after: &str,
+        rows: u32,
+    ) -> Result<Vec<(Stored, Option<Agent>)>, StoreError> {
+        if ![kind, within, after].into_iter().all(is_text) {
+            return Ok(Vec::new());
+        }
+        let (from, to) = below(within);
+        let from = if after > from.as_str() { after } else { &from };
+        let rows = sqlx::query(sqlx::AssertSqlSafe(joined(JOINED_PAGE)))
+            .bind(kind)
+            .bind(from)
+            .bind(to)
+            .bind(i64::from(rows.min(PAGE_ROWS)))
+            .fetch_all(&self.readers)
+            .await?;
+        rows.iter().map(both).collect()
+    }
+
+    /// The id of the resource that the Kubernetes cluster of a UID is, if it is another one than `key`.
+    pub async fn other_of_uid(&self, uid: &str, key: &str) -> Result<Option<String>, StoreError> {
+        if !is_text(uid) || !is_text(key) {
+            return Ok(None);
+        }
+        let row = sqlx::query(OF_UID).bind(uid).bind(key).fetch_optional(&self.readers).await?;
+        Ok(row.map(|row| row.try_get(0)).transpose()?)
+    }
+
+    /// Keeps that a certificate was issued for a cluster and, with a UID, that the cluster is this resource: both or
+    /// nothing. Of two resources that ask for one UID at once, one gets it. Without a UID the one that is kept stays.
+    pub async fn put_certificate(
+        &self,
+        key: &str,
+        certified: &Certified,
+        uid: Option<&str>,
+    ) -> Result<Kept, StoreError> {
+        let Certified { begins_ms, ends_ms, serial, key: of } = certified;
+        let texts = [key, serial, of].into_iter().chain(uid);
+        check(texts)?;
+        let sql = "UPDATE agents SET certificate_begins_ms = $1, certificate_ends_ms = $2, certificate_serial = $3, \
+                   certificate_key = $4, kube_system_uid = COALESCE($5, kube_system_uid) WHERE resource_key = $6";
+        let update = || sqlx::query(sql).bind(begins_ms).bind(ends_ms).bind(serial).bind(of).bind(uid).bind(key);
+        self.claim(key, uid, update).await
+    }
+
+    /// Keeps what a cluster's agent told at an instant, which is also a sign of life; with a UID as above.
+    pub async fn put_facts(
+        &self,
+        key: &str,
+        facts: &Value,
+        uid: Option<&str>,
+        now_ms: i64,
+    ) -> Result<Kept, StoreError> {
+        let facts = facts.to_string();
+        check([key, &facts].into_iter().chain(uid))?;
+        let sql = format!(
+            "UPDATE agents SET facts = $2, kube_system_uid = COALESCE($3, kube_system_uid), {SEEN} \
+             WHERE resource_key = $4"
+        );
+        let update = || sqlx::query(sqlx::AssertSqlSafe(sql.clone())).bind(now_ms).bind(&facts).bind(uid).bind(key);
+        self.claim(key, uid, update).await
+    }
+
+    /// An update of a row that may claim a UID.
+    async fn claim<'q>(
+        &self,
+        key: &str,
+        uid: Option<&str>,
+        update: impl Fn() -> sqlx::query::Query<'q, sqlx::Any, sqlx::any::AnyArguments>,
+    ) -> Result<Kept, StoreError> {
+        loop {
+            let mut together = Together::begin(&self.writers, self.begin()).await?;
+            if let Some(uid) = uid {
+                let other = sqlx::query(OF_UID).bind(uid).bind(key).fetch_optional(together.connection()).await?;
+                if let Some(other) = other {
+                    let id = other.try_get(0)?;
+                    together.roll_back().await?;
+                    return Ok(Kept::Other { id });
+                }
+            }
+            match update().execute(together.connection()).await {
+                Ok(done) => {
+                    together.commit().await?;
+                    return Ok(if done.rows_affected() == 1 { Kept::Done } else { Kept::Gone });
+                }
+                // Another one was faster (PostgreSQL has many writers): who it is can be read now.
+                Err(sqlx::Error::Database(error)) if error.is_unique_violation() => together.roll_back().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Keeps that the agents of these clusters are seen at an instant: one transaction for all, however many. Keys of no
+    /// cluster are passed over.
+    pub async fn seen(&self, keys: &[String], now_ms: i64) -> Result<(), StoreError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        check(keys.iter().map(String::as_str))?;
+        // In one order, whoever writes.
+        let mut keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        keys.sort_unstable();
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
+        for keys in keys.chunks(KEYS_AT_ONCE) {
+            let places = (2..keys.len() + 2).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
+            let sql = format!("UPDATE agents SET {SEEN} WHERE resource_key IN ({places})");
+            let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(now_ms);
+            keys.iter().fold(query, |query, key| query.bind(*key)).execute(together.connection()).await?;
+        }
+        together.commit().await
+    }
+}
+
+/// Sets when an agent was seen, to the instant `$1`. It never goes back, but for what was kept under a wrong clock: two
+/// replicas' clocks differ by less than a minute.
+const SEEN: &str = "first_seen_ms = COALESCE(first_seen_ms, $1), last_seen_ms = \
+                    CASE WHEN last_seen_ms > $1 AND last_seen_ms <= $1 + 60000 THEN last_seen_ms ELSE $1 END";
+
+/// Makes the row of a cluster that is written. One whose key is taken away is no longer seen: its agents were removed.
+pub(super) async fn keep(connection: &mut AnyConnection, resource: &Stored) -> Result<(), StoreError> {
+    if resource.kind != KIND {
+        return Ok(());
+    }
+    let key = resource.body.get("properties").and_then(|properties| properties.get("agentPublicKeyCertificate"));
+    let agentless = i64::from(key.and_then(Value::as_str).is_none_or(str::is_empty));
+    let sql = "INSERT INTO agents (resource_key, agentless) VALUES ($1, $2) ON CONFLICT (resource_key) DO UPDATE SET \
+               last_seen_ms = CASE WHEN agents.agentless < excluded.agentless THEN NULL ELSE agents.last_seen_ms END, \
+               agentless = excluded.agentless";
+    sqlx::query(sql).bind(&resource.key).bind(agentless).execute(connection).await?;
+    Ok(())
+}
+
+/// Deletes the rows of a key and of all below it.
+pub(super) async fn forget(connection: &mut AnyConnection, key: &str) -> Result<(), StoreError> {
+    let (from, to) = below(key);
+    let sql = "DELETE FROM agents WHERE resource_key = $1 OR (resource_key > $2 AND resource_key < $3)";
+    sqlx::query(sql).bind(key).bind(from).bind(to).execute(connection).await?;
+    Ok(())
+}
+
+fn check<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<(), StoreError> {
+    match texts.into_iter().find(|text| !is_text(text)) {
+        Some(text) => {
+            let text = text.escape_default().to_string();
+            Err(StoreError::Entry { text, reason: "it has a NUL character" })
+        }
+        None => Ok(()),
+    }
+}
+
+fn both(row: &AnyRow) -> Result<(Stored, Option<Agent>), StoreError> {
+    Ok((stored(row)?, agent(row)?))
+}
+
+/// The row's part of agents; `None` where there is none.
+fn agent(row: &AnyRow) -> Result<Option<Agent>, StoreError> {
+    let Some(agentless) = row.try_get::<Option<i64>, _>("agentless")? else { return Ok(None) };
+    let facts: Option<String> = row.try_get("facts")?;
+    let facts = facts.map_or(Ok(Value::Null), |facts| serde_json::from_str(&facts));
+    let begins: Option<i64> = row.try_get("certificate_begins_ms")?;
+    let ends: Option<i64> = row.try_get("certificate_ends_ms")?;
+    let certificate = match (begins, ends) {
+        (Some(begins_ms), Some(ends_ms)) => Some(Certified {
+            begins_ms,
+            ends_ms,
+            serial: row.try_get::<Option<String>, _>("certificate_serial")?.unwrap_or_default(),
+            key: row.try_get::<Option<String>, _>("certificate_key")?.unwrap_or_default(),
+        }),
+        _ => None,
+    };
+    Ok(Some(Agent {
+        agentless: agentless != 0,
+        first_seen_ms: row.try_get("first_seen_ms")?,
+        last_seen_ms: row.try_get("last_seen_ms")?,
+        certificate,
+        kube_system_uid: row.try_get("kube_system_uid")?,
+        facts: facts.map_err(|error| StoreError::Row { table: "agents", reason: format!("the facts: {error}") })?,
+    }))
+}
