@@ -34,7 +34,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use proto::{
     api::ResourceId,
     ids::RequestId,
-    rbac::{Action, Plane, Scope},
+    rbac::{
+        Action, Plane, Scope,
+        principal::{group_key, principals},
+    },
     token::Identity,
 };
 use serde_json::Value;
@@ -43,7 +46,6 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use self::{error::ApiError, route::Route};
 use crate::{
     control::Control,
-    directory::{group_key, principals},
     issuer::Issuer,
     request::{
         audit::Record,

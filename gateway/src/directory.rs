@@ -5,13 +5,16 @@ use std::{collections::HashMap, sync::Arc};
 
 use proto::{
     ids::{ClusterId, ClusterKey},
-    rbac::{Action, Assignment, Denied, Plane, Policy, Role, Scope, role::built_in},
-    token::Identity,
+    rbac::{
+        Action, Assignment, Denied, Plane, Policy, Role, Scope,
+        principal::{group_key, user_key},
+        role::built_in,
+    },
 };
 use serde_json::Value;
 
 use crate::{
-    resources::{connected_cluster, is_deleting, is_guid, last_name, properties, role_assignment, role_definition},
+    resources::{connected_cluster, is_deleting, last_name, properties, role_assignment, role_definition},
     snapshot::{Cluster, ClusterRef},
     store::{changes::Change, resources::Stored},
 };
@@ -224,32 +227,6 @@ impl Directory {
     /// Whether one of the principals may do this at some place below.
     pub fn decide_below(&self, principals: &[String], action: &Action, scope: &Scope, now: i64) -> bool {
         self.policy.decide_below(principals, Plane::Control, action, scope, now)
-    }
-}
-
-/// What the policy calls somebody and their groups.
-pub fn principals(identity: &Identity) -> Vec<String> {
-    let groups = identity.groups.iter().map(|group| group_key(group));
-    std::iter::once(user_key(&identity.principal)).chain(groups).collect()
-}
-
-/// How a user or service principal is named in the policy.
-pub fn user_key(id: &str) -> String {
-    format!("user {}", folded(id))
-}
-
-/// The same of a group. Apart, so that nobody whose id happens to be a group's name has what the group has.
-pub fn group_key(id: &str) -> String {
-    format!("group {}", folded(id))
-}
-
-/// A GUID, also behind an issuer's prefix, is the same in any case. Every other id is compared as it is: `Ann` and `ann` are
-/// two people to an OIDC issuer (OpenID Connect Core section 2, `sub`).
-fn folded(id: &str) -> String {
-    const GUID: usize = 36;
-    match id.len().checked_sub(GUID).and_then(|at| id.split_at_checked(at)) {
-        Some((prefix, guid)) if is_guid(guid) => format!("{prefix}{}", guid.to_ascii_lowercase()),
-        _ => id.to_owned(),
     }
 }
 

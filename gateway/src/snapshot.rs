@@ -10,14 +10,14 @@ use std::{
 use arc_swap::ArcSwap;
 use proto::{
     ids::{ClusterId, ClusterKey},
-    rbac::{Action, Plane, Scope},
+    rbac::{Action, Plane, Scope, principal::principals},
     token::Verifier,
 };
 use tokio::sync::watch;
 
 use crate::{
     config::{Dynamic, Sessions},
-    directory::{Directory, principals},
+    directory::Directory,
     policy::{DenialReason, Policy},
     request::authenticate::{Principal, unix_seconds},
     resources::connected_cluster::REACH,

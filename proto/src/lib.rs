@@ -12,6 +12,7 @@
 //! | [`wire`] | the bytes: hello, head, control, endings; no IO, no clock |
 //! | [`transport`] | the `Tunnel` trait, the session that all carriers share, and the carriers |
 //! | [`exchange`] | one HTTP exchange on one stream |
+//! | [`kubernetes`] | what an apiserver makes of a request |
 //! | [`json`] | JSON objects that every reader reads alike |
 //! | [`rbac`] | role definitions, assignments, and the decision over them |
 //! | [`token`] | OIDC verification: issuers, key sets, claims to identity |
@@ -23,6 +24,7 @@ pub mod api;
 pub mod exchange;
 pub mod ids;
 pub mod json;
+pub mod kubernetes;
 pub mod limits;
 pub mod process;
 pub mod rbac;

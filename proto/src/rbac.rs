@@ -8,13 +8,19 @@
 //! | [`role`] | what a role definition allows; the built-in roles |
 //! | [`scope`] | where it is allowed: subscription, resource group, cluster, namespace |
 //! | [`policy`] | who has which role where, and the decision |
+//! | [`principal`] | what assignments call somebody |
 //! | [`kubernetes`] | the data action that a Kubernetes call needs (Z5) |
+//! | [`call`] | the decision about one Kubernetes call (Z9) |
+//! | [`snapshot`] | what concerns one cluster, signed, for its agent (Z9) |
 
 pub mod action;
+pub mod call;
 pub mod kubernetes;
 pub mod policy;
+pub mod principal;
 pub mod role;
 pub mod scope;
+pub mod snapshot;
 
 pub use self::{
     action::{Action, Pattern},

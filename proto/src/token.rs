@@ -180,6 +180,40 @@ impl Verifier {
         Ok(decision.identity.clone())
     }
 
+    /// The payload of a statement that an issuer signed beside its tokens: a compact JWS of type `kind` for `audience`, in its
+    /// time. `kind` must be none of a token's, so that neither passes for the other.
+    ///
+    /// # Errors
+    /// One [`TokenError`] per check, as for tokens.
+    pub async fn verify_statement(
+        &self,
+        statement: &str,
+        issuer: &str,
+        kind: &str,
+        audience: &str,
+        now: SystemTime,
+    ) -> Result<serde_json::Map<String, serde_json::Value>, TokenError> {
+        let compact = jws::parse(statement)?;
+        let place = self.issuer_of(&compact)?;
+        let Trusted { config, keys } = &self.issuers[place];
+        if config.name != issuer {
+            return Err(TokenError::UnknownIssuer);
+        }
+        if compact.header.typ.as_deref() != Some(kind) {
+            return Err(TokenError::Kind);
+        }
+        let algorithm = Algorithm::from_name(&compact.header.alg)
+            .filter(|algorithm| config.algorithms.contains(algorithm))
+            .ok_or_else(|| jwk::refused(&compact.header.alg))?;
+        let (key, _) = keys.find(compact.header.kid.as_deref(), algorithm).await?;
+        key.verify(algorithm, compact.signed, &compact.signature)?;
+        claims::times(&compact.payload, config.skew, now)?;
+        match compact.payload.get("aud").and_then(serde_json::Value::as_str) {
+            Some(shown) if shown == audience => Ok(compact.payload),
+            _ => Err(TokenError::Audience),
+        }
+    }
+
     fn is_current(&self, decision: &Decision) -> bool {
         self.issuers.get(decision.issuer).is_some_and(|issuer| issuer.keys.generation() == decision.generation)
     }

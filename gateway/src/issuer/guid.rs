@@ -1,11 +1,7 @@
 //! GUIDs as Entra and ARM spell them: 8-4-4-4-12 hex digits. Object, client, tenant and subscription ids are such.
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
-
-/// Where the hyphens are.
-const HYPHENS: [usize; 4] = [8, 13, 18, 23];
-/// Characters of one.
-const LENGTH: usize = 36;
+pub use proto::rbac::principal::is_guid;
 
 /// The system gave no random bytes.
 #[derive(Debug, thiserror::Error)]
@@ -22,15 +18,6 @@ pub fn random() -> Result<String, NoRandom> {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     Ok(hyphenated(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()))
-}
-
-/// Whether `text` is spelled as one, in any case.
-pub fn is_guid(text: &str) -> bool {
-    text.len() == LENGTH
-        && text.bytes().enumerate().all(|(at, byte)| match HYPHENS.contains(&at) {
-            true => byte == b'-',
-            false => byte.is_ascii_hexdigit(),
-        })
 }
 
 /// 32 hex digits as a GUID; anything else stays as it is.
@@ -50,7 +37,7 @@ mod tests {
         let (one, other) = (random().unwrap(), random().unwrap());
         assert!(is_guid(&one) && is_guid(&one.to_uppercase()), "{one}");
         assert_ne!(one, other);
-        assert_eq!((one.as_bytes()[14], one.len()), (b'4', LENGTH));
+        assert_eq!((one.as_bytes()[14], one.len()), (b'4', 36));
         for odd in ["", "x", &one[1..], &one.replace('-', "0"), &format!("{{{one}}}"), &"g".repeat(36)] {
             assert!(!is_guid(odd), "{odd}");
         }

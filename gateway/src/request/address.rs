@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, Version, header};
-use proto::ids::ClusterKey;
+use proto::{ids::ClusterKey, kubernetes::RequestInfo};
 
 use crate::issuer::Issuer;
 
@@ -56,27 +56,6 @@ pub enum Endpoint {
     Refresh,
     /// Another path below `/.towline`, which Kubernetes does not have.
     Unknown,
-}
-
-/// What the apiserver will take the request for (its `RequestInfo`).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RequestInfo {
-    /// `get`, `list`, `watch`, `create`, `deletecollection`, ..., or the method in lower case for non-resource paths.
-    pub verb: Cow<'static, str>,
-    /// Whether the rest below is filled.
-    pub is_resource: bool,
-    /// Empty for the core group.
-    pub api_group: String,
-    /// Such as `v1`.
-    pub api_version: String,
-    /// Such as `pods`.
-    pub resource: String,
-    /// Such as `exec`.
-    pub subresource: String,
-    /// Empty for cluster-wide ones.
-    pub namespace: String,
-    /// Empty for collections.
-    pub name: String,
 }
 
 /// Why a target or host is refused with 400.
@@ -245,93 +224,6 @@ fn endpoint(method: &Method, path: &str, query: Option<&str>) -> Endpoint {
         ".towline/refresh" => Endpoint::Refresh,
         other if other == ".towline" || other.starts_with(".towline/") => Endpoint::Unknown,
         _ => Endpoint::Kubernetes(RequestInfo::parse(method, path, query)),
-    }
-}
-
-impl RequestInfo {
-    /// As `RequestInfoFactory.NewRequestInfo` of k8s.io/apiserver does it, from the decoded path.
-    pub fn parse(method: &Method, path: &str, query: Option<&str>) -> Self {
-        let mut info = Self { verb: Cow::Owned(method.as_str().to_ascii_lowercase()), ..Self::default() };
-        let mut parts: &[&str] = &path.trim_matches('/').split('/').collect::<Vec<_>>();
-        if parts.len() < 3 || !matches!(parts[0], "api" | "apis") {
-            return info;
-        }
-        let grouped = parts[0] == "apis";
-        parts = &parts[1..];
-        if grouped {
-            if parts.len() < 3 {
-                return info;
-            }
-            info.api_group = parts[0].to_owned();
-            parts = &parts[1..];
-        }
-        info.is_resource = true;
-        info.api_version = parts[0].to_owned();
-        parts = &parts[1..];
-        match parts.first() {
-            Some(&verb @ ("proxy" | "watch")) if parts.len() >= 2 => {
-                info.verb = Cow::Owned(verb.to_owned());
-                parts = &parts[1..];
-            }
-            _ => info.verb = Cow::Borrowed(verb_of(method)),
-        }
-        if let ["namespaces", namespace, rest @ ..] = parts {
-            info.namespace = (*namespace).to_owned();
-            if rest.first().is_some_and(|first| !matches!(*first, "status" | "finalize")) {
-                parts = rest;
-            }
-        }
-        let part = |index: usize| parts.get(index).map(|part| (*part).to_owned()).unwrap_or_default();
-        (info.resource, info.name) = (part(0), part(1));
-        if info.verb != "proxy" {
-            info.subresource = part(2);
-        }
-        info.verb_of_collection(query);
-        info
-    }
-
-    fn verb_of_collection(&mut self, query: Option<&str>) {
-        if !self.name.is_empty() {
-            return;
-        }
-        if self.verb == "get" {
-            let watch = query.unwrap_or_default().split('&').find_map(|pair| match pair.split_once('=') {
-                Some(("watch", value)) => Some(value),
-                None if pair == "watch" => Some(""),
-                _ => None,
-            });
-            let watch = watch.is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"));
-            self.verb = Cow::Borrowed(if watch { "watch" } else { "list" });
-        } else if self.verb == "delete" {
-            self.verb = Cow::Borrowed("deletecollection");
-        }
-    }
-
-    /// Whether the apiserver lets it take its time (`BasicLongRunningRequestCheck` of k8s.io/apiserver, with
-    /// kube-apiserver's verbs and subresources).
-    pub fn is_long_running(&self) -> bool {
-        matches!(&*self.verb, "watch" | "proxy")
-            || matches!(&*self.subresource, "attach" | "exec" | "proxy" | "log" | "portforward")
-    }
-
-    /// `resource/subresource`, for records.
-    pub fn resource_path(&self) -> String {
-        if self.subresource.is_empty() {
-            self.resource.clone()
-        } else {
-            format!("{}/{}", self.resource, self.subresource)
-        }
-    }
-}
-
-fn verb_of(method: &Method) -> &'static str {
-    match method.as_str() {
-        "POST" => "create",
-        "GET" | "HEAD" => "get",
-        "PUT" => "update",
-        "PATCH" => "patch",
-        "DELETE" => "delete",
-        _ => "",
     }
 }
 

@@ -21,6 +21,7 @@ use std::{
 
 use proto::{
     ids::RequestId,
+    kubernetes::RequestInfo,
     process::{Shutdown, TaskGroup},
     transport::CarrierKind,
 };
@@ -29,7 +30,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::{mpsc, oneshot};
 
 use self::writer::Entry;
-use super::{Stage, address::RequestInfo};
+use super::Stage;
 use crate::{config::AuditTo, metrics::Metrics};
 
 /// The longest text of one field, in bytes.

@@ -5,7 +5,7 @@ use futures_util::future::BoxFuture;
 use http::StatusCode;
 use proto::{
     api::{ErrorDetail, ResourceId},
-    rbac::{Scope, Window},
+    rbac::{Scope, Window, principal::user_key},
 };
 use serde_json::{Map, Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     api::{Caller, error::ApiError, filter},
-    directory::{Directory, user_key},
+    directory::Directory,
     store::resources::Stored,
 };
 

@@ -7,7 +7,7 @@ const PREFIX: &str = "Microsoft.Kubernetes/connectedClusters";
 
 /// Subresources that open a connection into a pod, a service or a node. The apiserver calls them `get` when a websocket
 /// asks and `create` when SPDY does; to read is not what they do, whatever the verb.
-const CONNECTS: [&str; 4] = ["exec", "attach", "portforward", "proxy"];
+pub(super) const CONNECTS: [&str; 4] = ["exec", "attach", "portforward", "proxy"];
 
 /// What the call is about, as Kubernetes authorisation sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +99,10 @@ fn operation(verb: &str) -> Option<&'static str> {
         "escalate" => "escalate/action",
         "use" => "use/action",
         "impersonate" => "impersonate/action",
+        // Of signers of certificates (certificates.k8s.io).
+        "approve" => "approve/action",
+        "sign" => "sign/action",
+        "attest" => "attest/action",
         _ => return None,
     })
 }

@@ -59,6 +59,8 @@ impl Difference {
 pub struct Role {
     id: Box<str>,
     permissions: Vec<Permission>,
+    /// As they were given.
+    raw: Box<[RawPermission]>,
 }
 
 impl Role {
@@ -70,13 +72,19 @@ impl Role {
                 data: Difference::parse(&raw.data_actions, &raw.not_data_actions)?,
             })
         };
+        let raw = permissions.into();
         let permissions = permissions.iter().map(permission).collect::<Result<_, _>>()?;
-        Ok(Self { id: id.to_ascii_lowercase().into(), permissions })
+        Ok(Self { id: id.to_ascii_lowercase().into(), permissions, raw })
     }
 
     /// The GUID, in lower case.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// The permissions that the role was made of.
+    pub fn permissions(&self) -> &[RawPermission] {
+        &self.raw
     }
 
     /// Whether the operation is allowed by one of the permissions. What one permission excepts, another may give.

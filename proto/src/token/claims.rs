@@ -91,7 +91,8 @@ pub(super) fn seconds(now: SystemTime) -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-fn times(claims: &Claims, skew: Duration, now: SystemTime) -> Result<SystemTime, TokenError> {
+/// Checks `exp`, `nbf` and `iat`; returns when it ends.
+pub(super) fn times(claims: &Claims, skew: Duration, now: SystemTime) -> Result<SystemTime, TokenError> {
     let now = seconds(now);
     let skew = i64::try_from(skew.as_secs()).unwrap_or(0);
     let exp = time(claims, "exp")?.ok_or_else(|| TokenError::MissingClaim("exp".to_owned()))?;

@@ -779,3 +779,29 @@ async fn errors_never_hold_the_token_or_its_words() {
         assert!(!shown.contains(marker) && !error.code().is_empty(), "{shown}");
     }
 }
+
+/// Z9: what an issuer states beside its tokens is no token, and a token is no statement.
+#[tokio::test]
+async fn statements_and_tokens_do_not_pass_for_each_other() {
+    const KIND: &str = "towline-policy+jws";
+    let site = site();
+    let header = |kind: &str| json!({"alg": "ES256", "kid": site.issuer.key().kid, "typ": kind});
+    let statement =
+        site.issuer.mint_with(&header(KIND), &site.changed(|claims| claims["aud"] = json!("towline:policy:x")));
+    let check = |statement: String, issuer: &'static str, audience: &'static str, later: u64| {
+        let (verifier, now) = (&site.verifier, site.now + Duration::from_secs(later));
+        async move { verifier.verify_statement(&statement, issuer, KIND, audience, now).await }
+    };
+    assert_eq!(check(statement.clone(), "test", "towline:policy:x", 0).await.unwrap()["sub"], "ann");
+    assert_eq!(check(statement.clone(), "test", "towline:policy:y", 0).await, Err(TokenError::Audience));
+    assert_eq!(check(statement.clone(), "other", "towline:policy:x", 0).await, Err(TokenError::UnknownIssuer));
+    let late = check(statement.clone(), "test", "towline:policy:x", 90_000).await;
+    assert!(matches!(late, Err(TokenError::Expired { .. })), "{late:?}");
+    let token = site.issuer.mint(&site.changed(|claims| claims["aud"] = json!("towline:policy:x")));
+    assert_eq!(check(token, "test", "towline:policy:x", 0).await, Err(TokenError::Kind));
+    let as_token = site.issuer.mint_with(&header(KIND), &site.claims());
+    assert_eq!(site.try_token(&as_token).await, Err(TokenError::Kind));
+    let foreign = TestIssuer::new(URL)
+        .mint_with(&header(KIND), &site.changed(|claims| claims["aud"] = json!("towline:policy:x")));
+    assert!(check(foreign, "test", "towline:policy:x", 0).await.is_err(), "signed by another key");
+}

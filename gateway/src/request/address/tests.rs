@@ -26,11 +26,6 @@ fn cluster(host: &str, target: &str) -> Box<ClusterAddress> {
     }
 }
 
-fn info(method: &Method, target: &str) -> RequestInfo {
-    let (path, query) = target.split_once('?').map_or((target, None), |(p, q)| (p, Some(q)));
-    RequestInfo::parse(method, path, query)
-}
-
 #[test]
 fn both_address_forms_lead_to_the_cluster_and_keep_the_bytes() {
     let key = key();
@@ -113,52 +108,6 @@ fn our_own_paths() {
     assert_eq!(cluster("gw", &format!("/{}/%2etowline/whoami", key())).endpoint, Endpoint::WhoAmI);
 }
 
-#[test]
-fn request_info_is_read_as_the_apiserver_reads_it() {
-    let get = Method::GET;
-    let row = |info: RequestInfo| {
-        let resource = info.resource_path();
-        (info.verb.into_owned(), info.api_group, resource, info.namespace, info.name)
-    };
-    let text = |a: &str, b: &str, c: &str, d: &str, e: &str| {
-        (a.to_owned(), b.to_owned(), c.to_owned(), d.to_owned(), e.to_owned())
-    };
-    for (method, target, expected) in [
-        (&get, "/api/v1/pods", text("list", "", "pods", "", "")),
-        (&get, "/api/v1/pods?watch=1", text("watch", "", "pods", "", "")),
-        (&get, "/api/v1/pods?watch=false", text("list", "", "pods", "", "")),
-        (&get, "/api/v1/watch/namespaces/n/pods", text("watch", "", "pods", "n", "")),
-        (&get, "/api/v1/namespaces/n/pods/p", text("get", "", "pods", "n", "p")),
-        (&get, "/api/v1/namespaces/n/pods/p/exec?command=a", text("get", "", "pods/exec", "n", "p")),
-        (&Method::POST, "/api/v1/namespaces/n/pods/p/exec/", text("create", "", "pods/exec", "n", "p")),
-        (
-            &get,
-            "/api/v1/namespaces/n/services/https:s:443/proxy/x",
-            text("get", "", "services/proxy", "n", "https:s:443"),
-        ),
-        (&get, "/api/v1/nodes/n/proxy/exec/a/b/c", text("get", "", "nodes/proxy", "", "n")),
-        (&get, "/api/v1/proxy/nodes/n/x", text("proxy", "", "nodes", "", "n")),
-        (&get, "/api/v1/namespaces/n", text("get", "", "namespaces", "n", "n")),
-        (&Method::PUT, "/api/v1/namespaces/n/finalize", text("update", "", "namespaces/finalize", "n", "n")),
-        (
-            &Method::DELETE,
-            "/apis/apps/v1/namespaces/n/deployments",
-            text("deletecollection", "apps", "deployments", "n", ""),
-        ),
-        (
-            &Method::PATCH,
-            "/apis/apps/v1/namespaces/n/deployments/d/scale",
-            text("patch", "apps", "deployments/scale", "n", "d"),
-        ),
-        (&get, "/api/v1//pods", text("get", "", "", "", "pods")),
-        (&get, "/healthz", text("get", "", "", "", "")),
-        (&get, "/apis/apps/v1", text("get", "", "", "", "")),
-        (&get, "/", text("get", "", "", "", "")),
-    ] {
-        assert_eq!(row(info(method, target)), expected, "{target}");
-    }
-}
-
 proptest! {
     /// Whatever comes behind the key, it is either refused or forwarded byte for byte to that very cluster.
     #[test]
@@ -181,9 +130,8 @@ proptest! {
 
     /// No target makes the parser panic.
     #[test]
-    fn any_path_is_read(path in "\\PC{0,80}", query in proptest::option::of("\\PC{0,20}")) {
+    fn any_path_is_read(path in "\\PC{0,80}") {
         let _ = decode(&path);
-        let _ = RequestInfo::parse(&Method::GET, &path, query.as_deref());
     }
 
     /// A cleaned path names the same cluster as the raw one, or the raw one is refused.

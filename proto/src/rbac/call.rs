@@ -1,0 +1,264 @@
+//! The decision about one Kubernetes call by roles and assignments (feature Z9), before it is impersonated. Pure.
+//!
+//! What is allowed is not given to the caller for good: the call goes to the apiserver with one group for each Kubernetes
+//! verb that it needs ([`verb_group`]), and a ClusterRole gives that group that verb and nothing else. So whatever the
+//! apiserver checks besides (that an update may create, that a role is not made larger than its author, that a signer may
+//! be approved) still says no, unless the assignments say yes to that too. What no assignment allows goes on without such
+//! a group, and the cluster's own RBAC decides, as with the authorizer chain `Node,RBAC,Webhook` of Arc (row Z7).
+
+use super::{
+    Plane, Policy, Scope,
+    kubernetes::{CONNECTS, Target, data_action, is_discovery},
+};
+use crate::{ids::ClusterId, kubernetes::RequestInfo};
+
+/// The prefix of names that only the agent may give to a request.
+pub const RESERVED_PREFIX: &str = "towline.io:";
+
+/// Kubernetes verbs that a call can be given. Each has a ClusterRole and a binding of its own in the agent's chart.
+pub const VERBS: [&str; 13] = [
+    "get",
+    "list",
+    "watch",
+    "create",
+    "update",
+    "patch",
+    "delete",
+    "deletecollection",
+    "bind",
+    "escalate",
+    "approve",
+    "sign",
+    "attest",
+];
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+const CERTIFICATES: &str = "certificates.k8s.io";
+
+/// The group that carries one verb.
+pub fn verb_group(verb: &str) -> String {
+    format!("{RESERVED_PREFIX}rbac:{verb}")
+}
+
+/// Who asks, and by what it is decided.
+#[derive(Clone, Copy)]
+pub struct Asking<'a> {
+    /// Roles and assignments.
+    pub policy: &'a Policy,
+    /// Somebody and their groups ([`super::principal::principals`]).
+    pub principals: &'a [String],
+    /// Where.
+    pub cluster: &'a ClusterId,
+    /// Seconds since 1970.
+    pub now: i64,
+}
+
+/// What is decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// An assignment allows it; the verbs that it needs in the cluster.
+    Allowed(Vec<&'static str>),
+    /// No assignment says anything: the cluster's own RBAC decides.
+    NoOpinion,
+}
+
+impl Asking<'_> {
+    /// Decides a call: `info` and `path` (percent-decoded, without query) of the same request.
+    pub fn call(&self, info: &RequestInfo, path: &str) -> Verdict {
+        if !info.is_resource {
+            let verb = if info.verb == "head" { "get" } else { &*info.verb };
+            let allowed = !is_discovery(verb, path)
+                && verb == "get"
+                && self.may(verb, Target::Path(path), &Scope::cluster(self.cluster));
+            return if allowed { Verdict::Allowed(vec!["get"]) } else { Verdict::NoOpinion };
+        }
+        let Some(verb) = VERBS[..8].iter().find(|verb| **verb == info.verb) else { return Verdict::NoOpinion };
+        let target =
+            Target::Resource { group: &info.api_group, resource: &info.resource, subresource: &info.subresource };
+        let scope = if info.namespace.is_empty() {
+            Scope::cluster(self.cluster)
+        } else {
+            Scope::namespace(self.cluster, &info.namespace)
+        };
+        if !self.may(verb, target, &scope) {
+            return Verdict::NoOpinion;
+        }
+        let mut verbs = vec![*verb];
+        // An update may create what is not there, and a websocket into a pod asks for what SPDY creates: the same action.
+        if matches!(*verb, "update" | "patch") || (*verb == "get" && CONNECTS.contains(&&*info.subresource)) {
+            verbs.push("create");
+        }
+        let writes = matches!(*verb, "create" | "update" | "patch");
+        let also = |verbs: &[&'static str], on: &[&str], group: &str| -> Vec<&'static str> {
+            verbs.iter().copied().filter(|verb| on.iter().all(|on| self.may_on(verb, group, on, &scope))).collect()
+        };
+        let further: Vec<&'static str> = match (&*info.api_group, &*info.resource) {
+            // Who may write every role by one verb holds that verb on everything in the apiserver's eyes, and could pass it
+            // on: so it takes the right to, whatever is in the role.
+            (RBAC, "roles" | "clusterroles") if writes => match also(&["escalate"], &[&info.resource], RBAC) {
+                none if none.is_empty() => return Verdict::NoOpinion,
+                escalate => escalate,
+            },
+            (RBAC, "rolebindings" | "clusterrolebindings") if writes => {
+                match also(&["bind"], &["roles", "clusterroles"], RBAC) {
+                    none if none.is_empty() => return Verdict::NoOpinion,
+                    bind => bind,
+                }
+            }
+            (CERTIFICATES, _) if writes => also(&["approve", "sign", "attest"], &["signers"], CERTIFICATES),
+            _ => Vec::new(),
+        };
+        verbs.extend(further);
+        Verdict::Allowed(verbs)
+    }
+
+    /// Whether a part of what `kubectl --as` asks for may be impersonated: `resource` is `users`, `groups`,
+    /// `serviceaccounts` (in a namespace), `uids` or `userextras`.
+    pub fn impersonate(&self, group: &str, resource: &str, namespace: Option<&str>) -> bool {
+        let scope = namespace.map_or_else(|| Scope::cluster(self.cluster), |name| Scope::namespace(self.cluster, name));
+        self.may_on("impersonate", group, resource, &scope)
+    }
+
+    fn may_on(&self, verb: &str, group: &str, resource: &str, scope: &Scope) -> bool {
+        self.may(verb, Target::Resource { group, resource, subresource: "" }, scope)
+    }
+
+    fn may(&self, verb: &str, target: Target<'_>, scope: &Scope) -> bool {
+        data_action(verb, target)
+            .is_some_and(|action| self.policy.decide(self.principals, Plane::Data, &action, scope, self.now).is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::Method;
+
+    use super::*;
+    use crate::rbac::{
+        Assignment, Role, Window,
+        principal::user_key,
+        role::{RawPermission, built_in},
+    };
+
+    const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+
+    fn policy(of: &[(&str, &str)]) -> Policy {
+        let role = |name: &str| {
+            built_in().iter().find(|role| role.name == name).map_or_else(
+                || {
+                    let data_actions = name
+                        .split_whitespace()
+                        .map(|a| format!("Microsoft.Kubernetes/connectedClusters/{a}"))
+                        .collect();
+                    Arc::new(Role::new("r", &[RawPermission { data_actions, ..RawPermission::default() }]).unwrap())
+                },
+                |role| Arc::clone(&role.role),
+            )
+        };
+        let assignment = |(at, (name, scope)): (usize, &(&str, &str))| Assignment {
+            id: at.to_string().into(),
+            principal: user_key("ann").into(),
+            scope: format!("{CLUSTER}{scope}").parse().unwrap(),
+            role: role(name),
+            window: Window::default(),
+        };
+        of.iter().enumerate().map(assignment).collect()
+    }
+
+    fn decide(policy: &Policy, method: &Method, target: &str) -> Verdict {
+        let (path, query) = target.split_once('?').map_or((target, None), |(p, q)| (p, Some(q)));
+        let info = RequestInfo::parse(method, path, query);
+        let cluster = CLUSTER.parse().unwrap();
+        let principals = [user_key("ann")];
+        Asking { policy, principals: &principals, cluster: &cluster, now: 0 }.call(&info, path)
+    }
+
+    fn verbs(policy: &Policy, method: &Method, target: &str) -> String {
+        match decide(policy, method, target) {
+            Verdict::Allowed(verbs) => verbs.join(" "),
+            Verdict::NoOpinion => "-".to_owned(),
+        }
+    }
+
+    #[test]
+    fn z9_a_viewer_of_a_namespace_reads_there_and_nowhere_else() {
+        let policy = policy(&[("Azure Arc Kubernetes Viewer", "/namespaces/dev")]);
+        let (get, post) = (Method::GET, Method::POST);
+        for (method, target, expected) in [
+            (&get, "/api/v1/namespaces/dev/pods", "list"),
+            (&get, "/api/v1/namespaces/dev/pods?watch=1", "watch"),
+            (&get, "/api/v1/namespaces/dev/pods/p", "get"),
+            (&get, "/apis/apps/v1/namespaces/dev/deployments", "list"),
+            (&get, "/api/v1/namespaces/dev/secrets", "-"),
+            (&get, "/api/v1/namespaces/other/pods", "-"),
+            (&get, "/api/v1/namespaces/DEV/pods", "-"),
+            (&get, "/api/v1/pods", "-"),
+            (&post, "/api/v1/namespaces/dev/pods", "-"),
+            (&get, "/api/v1/namespaces/dev/pods/p/exec?command=sh", "-"),
+            (&post, "/api/v1/namespaces/dev/pods/p/exec?command=sh", "-"),
+            (&get, "/api/v1/namespaces/dev/services/s/proxy/", "-"),
+            (&get, "/api", "-"),
+            (&get, "/metrics", "-"),
+        ] {
+            assert_eq!(verbs(&policy, method, target), expected, "{method} {target}");
+        }
+    }
+
+    #[test]
+    fn z9_what_is_allowed_comes_with_the_verbs_that_it_needs_and_no_more() {
+        let admin = policy(&[("Azure Arc Kubernetes Cluster Admin", "")]);
+        let (get, put, patch, post) = (Method::GET, Method::PUT, Method::PATCH, Method::POST);
+        let rbac = "/apis/rbac.authorization.k8s.io/v1";
+        for (method, target, expected) in [
+            (&put, "/api/v1/namespaces/n/configmaps/c".to_owned(), "update create"),
+            (&patch, "/api/v1/namespaces/n/configmaps/c".to_owned(), "patch create"),
+            (&get, "/api/v1/namespaces/n/pods/p/exec".to_owned(), "get create"),
+            (&post, "/api/v1/namespaces/n/pods/p/exec".to_owned(), "create"),
+            (&Method::DELETE, "/api/v1/namespaces/n/pods".to_owned(), "deletecollection"),
+            (&post, format!("{rbac}/clusterroles"), "create escalate"),
+            (&put, format!("{rbac}/namespaces/n/rolebindings/r"), "update create bind"),
+            (&Method::DELETE, format!("{rbac}/clusterrolebindings/r"), "delete"),
+            (
+                &put,
+                "/apis/certificates.k8s.io/v1/certificatesigningrequests/c/approval".to_owned(),
+                "update create approve sign attest",
+            ),
+            (&get, "/metrics".to_owned(), "get"),
+            (&post, "/metrics".to_owned(), "-"),
+            (&Method::OPTIONS, "/api/v1/pods".to_owned(), "-"),
+            (&get, "/api/v1/proxy/nodes/n/x".to_owned(), "-"),
+        ] {
+            assert_eq!(verbs(&admin, method, &target), expected, "{method} {target}");
+        }
+    }
+
+    /// A group that may create everything would else let its bearer create a role that creates everything.
+    #[test]
+    fn z9_who_writes_roles_passes_on_nothing_without_the_right_to() {
+        let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/n";
+        let writer = policy(&[("rbac.authorization.k8s.io/roles/write rbac.authorization.k8s.io/rolebindings/*", "")]);
+        assert_eq!(verbs(&writer, &Method::POST, &format!("{rbac}/roles")), "-");
+        assert_eq!(verbs(&writer, &Method::POST, &format!("{rbac}/rolebindings")), "-");
+        assert_eq!(verbs(&writer, &Method::DELETE, &format!("{rbac}/rolebindings/r")), "delete");
+        let binder =
+            policy(&[("rbac.authorization.k8s.io/rolebindings/write rbac.authorization.k8s.io/roles/bind/action", "")]);
+        assert_eq!(verbs(&binder, &Method::POST, &format!("{rbac}/rolebindings")), "-", "cluster roles too");
+    }
+
+    #[test]
+    fn z9_impersonation_is_an_action_of_its_own() {
+        let cluster = CLUSTER.parse().unwrap();
+        let principals = [user_key("ann")];
+        let may = |policy: &Policy, resource: &str, namespace: Option<&str>| {
+            Asking { policy, principals: &principals, cluster: &cluster, now: 0 }.impersonate("", resource, namespace)
+        };
+        assert!(may(&policy(&[("Azure Arc Kubernetes Cluster Admin", "")]), "users", None));
+        assert!(!may(&policy(&[("Azure Arc Kubernetes Viewer", "")]), "users", None));
+        let one = policy(&[("serviceaccounts/impersonate/action", "/namespaces/dev")]);
+        assert!(may(&one, "serviceaccounts", Some("dev")));
+        assert!(!may(&one, "serviceaccounts", Some("prod")));
+        assert!(!may(&one, "users", None));
+    }
+}

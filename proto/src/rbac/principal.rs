@@ -1,0 +1,57 @@
+//! What assignments call somebody: the same at the gateway, which keeps the assignments, and in the cluster, which decides
+//! by a snapshot of them.
+
+use crate::token::Identity;
+
+/// Characters of a GUID.
+const GUID: usize = 36;
+
+/// Somebody and their groups, as assignments name them.
+pub fn principals(identity: &Identity) -> Vec<String> {
+    let groups = identity.groups.iter().map(|group| group_key(group));
+    std::iter::once(user_key(&identity.principal)).chain(groups).collect()
+}
+
+/// How a user or service principal is named.
+pub fn user_key(id: &str) -> String {
+    format!("user {}", folded(id))
+}
+
+/// The same of a group. Apart, so that nobody whose id happens to be a group's name has what the group has.
+pub fn group_key(id: &str) -> String {
+    format!("group {}", folded(id))
+}
+
+/// A GUID, also behind an issuer's prefix, is the same in any case. Every other id is compared as it is: `Ann` and `ann` are
+/// two people to an OIDC issuer (OpenID Connect Core section 2, `sub`).
+fn folded(id: &str) -> String {
+    match id.len().checked_sub(GUID).and_then(|at| id.split_at_checked(at)) {
+        Some((prefix, guid)) if is_guid(guid) => format!("{prefix}{}", guid.to_ascii_lowercase()),
+        _ => id.to_owned(),
+    }
+}
+
+/// Whether a text is a GUID as ARM writes it: 8-4-4-4-12 hex digits, in any case.
+pub fn is_guid(text: &str) -> bool {
+    text.len() == GUID
+        && text.bytes().enumerate().all(|(at, byte)| match at {
+            8 | 13 | 18 | 23 => byte == b'-',
+            _ => byte.is_ascii_hexdigit(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_guids_are_compared_without_case() {
+        let guid = "0AA2F2C6-3F7B-4F6E-9F5C-0123456789AB";
+        assert_eq!(user_key(guid), user_key(&guid.to_lowercase()));
+        assert_eq!(user_key(&format!("x:{guid}")), user_key(&format!("x:{}", guid.to_lowercase())));
+        assert_ne!(user_key("Ann"), user_key("ann"));
+        assert_ne!(user_key("ops"), group_key("ops"));
+        // A cut within a character is none.
+        assert_eq!(user_key(&"é".repeat(30)), format!("user {}", "é".repeat(30)));
+    }
+}
