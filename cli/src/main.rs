@@ -9,6 +9,7 @@
 //! | [`credential`] | where a user's token comes from |
 //! | [`kubeconfig`] | merges entries into a kubeconfig |
 //! | [`local_proxy`] | what `towline proxy` serves |
+//! | [`manifests`] | the agents' objects, as `connect` applies them |
 //! | [`state`] | the folder of `towline dev` |
 //! | [`environment`] | the environment variables that are read |
 
@@ -20,6 +21,8 @@ mod environment;
 mod failure;
 mod kubeconfig;
 mod local_proxy;
+#[cfg_attr(not(test), expect(dead_code, unused_imports, reason = "`towline connect` comes next"))]
+mod manifests;
 mod state;
 
 use std::process::ExitCode;

@@ -1,0 +1,47 @@
+//! The agents' manifests, as `towline connect` applies them: the same objects as the chart's (`docker/chart/towline-agent`,
+//! with `identity.clusterId`), without helm. `tests/it/connect.rs` compares the two for several sets of values.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`values`] | the chart's values, typed; defaults are the chart's own file |
+//! | [`config`] | the configuration files of the agents |
+//! | [`objects`] | the objects, in the order in which they are applied |
+//! | [`rights`] | service accounts, roles and bindings |
+
+mod config;
+mod objects;
+mod rights;
+mod values;
+
+pub use self::{
+    objects::{namespace, objects},
+    values::{HostAlias, Image, Metadata, Proxy, Values},
+};
+
+/// The release: part of the objects' labels.
+pub const RELEASE: &str = "towline";
+/// Where it goes unless something else is typed.
+pub const NAMESPACE: &str = "towline";
+/// Who made the objects, as their label `app.kubernetes.io/managed-by` says.
+pub const MANAGED_BY: &str = "towline";
+/// The Deployment that holds users' tunnel, and what belongs to it.
+pub const AGENT: &str = "clusterconnect-agent";
+/// The Deployment that gets the certificate and tells facts, and what belongs to it.
+pub const MANAGER: &str = "controller-manager";
+/// The Secret of the onboarding key, in `key.pem`.
+pub const ONBOARDING_SECRET: &str = "towline-onboarding";
+/// The Secret of the certificate, which the controller-manager makes.
+pub const IDENTITY_SECRET: &str = "towline-identity-certificate";
+/// The file with the configuration in either ConfigMap.
+pub const CONFIG_FILE: &str = "agent.toml";
+
+const CHART: &str = include_str!("../../docker/chart/towline-agent/Chart.yaml");
+
+/// The version of the agents that this program installs.
+pub fn version() -> &'static str {
+    let line = CHART.lines().find_map(|line| line.strip_prefix("appVersion:"));
+    line.map(str::trim).unwrap_or(env!("CARGO_PKG_VERSION"))
+}
+
+#[cfg(test)]
+mod tests;

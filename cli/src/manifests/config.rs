@@ -1,0 +1,211 @@
+//! The configuration files of the agents, byte for byte as the chart writes them (`templates/_config.tpl`): a digest of them
+//! is part of the pods, so that a changed setting replaces these.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::{AGENT, CONFIG_FILE, IDENTITY_SECRET, Values};
+
+/// Keys of an issuer that are files beside the configuration, or tables.
+const APART: [&str; 5] = ["ca", "keys", "pinnedKeys", "extra", "requiredClaims"];
+
+/// Names and texts of a ConfigMap.
+pub type Files = BTreeMap<String, String>;
+
+/// What the pods that hold users' tunnel are configured by.
+pub fn agent_files(values: &Values) -> Files {
+    let mut files = gateway_files(values);
+    files.insert(CONFIG_FILE.to_owned(), agent(values));
+    keep(&mut files, "proxy-ca.crt", &values.proxy.ca);
+    for (index, issuer) in values.issuers.iter().enumerate() {
+        for (key, file) in [("ca", "ca.crt"), ("keys", "keys.json"), ("pinnedKeys", "pinned.json")] {
+            keep(&mut files, &format!("issuer-{index}-{file}"), text(issuer, key));
+        }
+    }
+    files
+}
+
+/// What the controller-manager is configured by.
+pub fn manager_files(values: &Values, namespace: &str) -> Files {
+    let mut files = gateway_files(values);
+    files.insert(CONFIG_FILE.to_owned(), manager(values, namespace));
+    files
+}
+
+fn gateway_files(values: &Values) -> Files {
+    let mut files = Files::new();
+    keep(&mut files, "gateway-ca.crt", &values.gateway.ca);
+    keep(&mut files, "extra-ca.crt", &values.extra_ca);
+    files
+}
+
+fn keep(files: &mut Files, name: &str, text: &str) {
+    if !text.is_empty() {
+        files.insert(name.to_owned(), text.to_owned());
+    }
+}
+
+fn agent(values: &Values) -> String {
+    let mut out = Toml::default();
+    out.key("roles", AGENT);
+    gateway(&mut out, values);
+    out.key("carrier", &values.gateway.carrier);
+    out.key("udp_segmentation_offload", values.gateway.udp_segmentation_offload);
+    if !values.gateway.addresses.is_empty() {
+        out.key("addresses", &values.gateway.addresses);
+    }
+    identity(&mut out, values);
+    out.table("forward");
+    out.key("listen", format!("{}:{}", values.admin.address, values.controller_manager.port));
+    if !values.proxy.url.is_empty() {
+        out.table("proxy");
+        out.key("url", &values.proxy.url);
+        out.optional("ca_file", &values.proxy.ca, "proxy-ca.crt");
+        if values.proxy_secret().is_some() {
+            out.key("username_file", "/etc/towline-proxy/username");
+            out.key("password_file", "/etc/towline-proxy/password");
+        }
+        out.key("no_proxy", &values.proxy.no_proxy);
+    }
+    for (index, one) in values.issuers.iter().enumerate() {
+        issuer(&mut out, index, one);
+    }
+    out.table("impersonation");
+    out.key("extras", &values.impersonation.extras);
+    out.key("allow_reserved", &values.impersonation.allow_reserved);
+    out.table("sessions");
+    out.key("outlive_token", &values.sessions.outlive_token);
+    out.table("limits");
+    out.key("streams", values.limits.streams);
+    out.key("drain_grace", &values.limits.drain_grace);
+    log_and_admin(&mut out, values);
+    out.text
+}
+
+fn manager(values: &Values, namespace: &str) -> String {
+    let mut out = Toml::default();
+    out.key("roles", super::MANAGER);
+    gateway(&mut out, values);
+    out.key("carrier", "h2");
+    out.key("via", format!("{AGENT}.{namespace}.svc:{}", values.controller_manager.port));
+    identity(&mut out, values);
+    out.key("onboarding_key_file", "/etc/towline-onboarding/key.pem");
+    let metadata = &values.metadata;
+    if !(metadata.distribution.is_empty() && metadata.infrastructure.is_empty()) {
+        out.table("metadata");
+        out.optional("distribution", &metadata.distribution, &metadata.distribution);
+        out.optional("infrastructure", &metadata.infrastructure, &metadata.infrastructure);
+    }
+    out.table("limits");
+    out.key("drain_grace", &values.limits.drain_grace);
+    log_and_admin(&mut out, values);
+    out.text
+}
+
+fn gateway(out: &mut Toml, values: &Values) {
+    let gateway = &values.gateway;
+    out.table("gateway");
+    match gateway.urls.as_slice() {
+        [] => out.key("urls", [&gateway.url]),
+        urls => out.key("urls", urls),
+    }
+    out.optional("ca_file", &gateway.ca, "gateway-ca.crt");
+    out.optional("server_name", &gateway.server_name, &gateway.server_name);
+    out.optional("extra_ca_file", &values.extra_ca, "extra-ca.crt");
+}
+
+fn identity(out: &mut Toml, values: &Values) {
+    out.table("identity");
+    out.key("cluster_id", &values.identity.cluster_id);
+    out.key("secret", IDENTITY_SECRET);
+}
+
+fn issuer(out: &mut Toml, index: usize, issuer: &Map<String, Value>) {
+    out.line("");
+    out.line("[[issuers]]");
+    let sorted: BTreeMap<&String, &Value> = issuer.iter().collect();
+    for (key, value) in sorted.into_iter().filter(|(key, _)| !APART.contains(&key.as_str())) {
+        out.key(&snake(key), value);
+    }
+    for key in ["extra", "requiredClaims"] {
+        let Some(claims) = issuer.get(key).and_then(Value::as_object).filter(|claims| !claims.is_empty()) else {
+            continue;
+        };
+        let claims: BTreeMap<&String, &Value> = claims.iter().collect();
+        let claims: Vec<_> =
+            claims.into_iter().map(|(claim, value)| format!("{} = {}", json(claim), json(value))).collect();
+        out.line(&format!("{} = {{ {} }}", snake(key), claims.join(", ")));
+    }
+    out.optional("ca_file", text(issuer, "ca"), format!("issuer-{index}-ca.crt"));
+    out.optional("keys_file", text(issuer, "keys"), format!("issuer-{index}-keys.json"));
+    out.optional("pinned_keys_file", text(issuer, "pinnedKeys"), format!("issuer-{index}-pinned.json"));
+}
+
+fn log_and_admin(out: &mut Toml, values: &Values) {
+    out.table("log");
+    out.key("level", &values.log.level);
+    out.key("format", &values.log.format);
+    out.table("admin");
+    out.key("listen", format!("{}:{}", values.admin.address, values.admin.port));
+}
+
+fn text<'a>(issuer: &'a Map<String, Value>, key: &str) -> &'a str {
+    issuer.get(key).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The text of a file. JSON texts, numbers and lists are TOML too.
+#[derive(Default)]
+struct Toml {
+    text: String,
+}
+
+impl Toml {
+    fn line(&mut self, line: &str) {
+        let _ = writeln!(self.text, "{line}");
+    }
+
+    fn table(&mut self, name: &str) {
+        self.line("");
+        self.line(&format!("[{name}]"));
+    }
+
+    fn key(&mut self, key: &str, value: impl Serialize) {
+        self.line(&format!("{key} = {}", json(&value)));
+    }
+
+    /// Only where `given` is not empty.
+    fn optional(&mut self, key: &str, given: &str, value: impl Serialize) {
+        if !given.is_empty() {
+            self.key(key, value);
+        }
+    }
+}
+
+/// As Go writes it for helm: what could be mistaken in HTML is escaped.
+fn json(value: &(impl Serialize + ?Sized)) -> String {
+    let text = serde_json::to_string(value).expect("texts, numbers and lists of them have a JSON form");
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// `usernameClaim` as the configuration has it, `username_claim`.
+fn snake(key: &str) -> String {
+    let mut out = String::new();
+    for c in key.chars() {
+        if c.is_ascii_uppercase() {
+            out.push('_');
+        }
+        out.push(c.to_ascii_lowercase());
+    }
+    out
+}

@@ -1,0 +1,341 @@
+//! The objects, in the order in which they are applied: what pods use exists before the pods.
+
+use aws_lc_rs::digest;
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use secrecy::ExposeSecret;
+use serde_json::{Map, Value, json};
+
+use super::{
+    AGENT, CONFIG_FILE, MANAGED_BY, MANAGER, RELEASE, Values,
+    config::{self, Files},
+    rights::{self, account_name},
+};
+
+const CRD: &str = include_str!("../../../docker/chart/towline-agent/files/crd.yaml");
+/// What Secrets and ConfigMaps are readable by within a pod: everybody there, and its group.
+const MODE_ALL: u32 = 0o444;
+const MODE_GROUP: u32 = 0o440;
+
+/// Which of the two Deployments something belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// [`AGENT`].
+    Agent,
+    /// [`MANAGER`].
+    Manager,
+}
+
+impl Part {
+    /// The Deployment's name, and the container's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Agent => AGENT,
+            Self::Manager => MANAGER,
+        }
+    }
+
+    fn selector(self) -> Value {
+        let name = match self {
+            Self::Agent => "towline-agent",
+            Self::Manager => "towline-controller-manager",
+        };
+        json!({"app.kubernetes.io/name": name, "app.kubernetes.io/instance": RELEASE})
+    }
+
+    fn labels(self) -> Value {
+        let mut labels = self.selector();
+        labels["app.kubernetes.io/component"] = self.name().into();
+        labels["app.kubernetes.io/managed-by"] = MANAGED_BY.into();
+        labels["app.kubernetes.io/version"] = super::version().into();
+        labels
+    }
+}
+
+/// The beginning of an object.
+pub fn object(version: &str, kind: &str, name: &str, namespace: Option<&str>, part: Part) -> Value {
+    let mut made = json!({
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": name, "labels": part.labels()},
+    });
+    if let Some(namespace) = namespace {
+        made["metadata"]["namespace"] = namespace.into();
+    }
+    made
+}
+
+/// The namespace, for where there is none yet. The pods keep to the strictest of the standards.
+pub fn namespace(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {
+            "app.kubernetes.io/managed-by": MANAGED_BY,
+            "pod-security.kubernetes.io/enforce": "restricted",
+        }},
+    })
+}
+
+/// Everything but the namespace.
+pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
+    let agent_files = config::agent_files(values);
+    let manager_files = config::manager_files(values, namespace);
+    let mut all = vec![serde_yaml::from_str(CRD).expect("the chart's crd.yaml is YAML: a test reads it")];
+    all.extend(rights::rights(values, namespace));
+    all.extend(secrets(values, namespace));
+    all.push(config_map(Part::Agent, &agent_files, namespace));
+    all.push(config_map(Part::Manager, &manager_files, namespace));
+    all.push(service(values, namespace));
+    all.push(agent(values, namespace, &agent_files));
+    all.push(manager(values, namespace, &manager_files));
+    all.extend(budget(values, namespace));
+    all
+}
+
+fn secrets(values: &Values, namespace: &str) -> Vec<Value> {
+    let secret = |name: &str, part: Part, data: &[(&str, &str)]| {
+        let mut made = object("v1", "Secret", name, Some(namespace), part);
+        made["type"] = "Opaque".into();
+        let data = data.iter().map(|(key, text)| ((*key).to_owned(), BASE64.encode(text).into()));
+        made["data"] = Value::Object(data.collect());
+        made
+    };
+    let mut all = Vec::new();
+    let key = values.identity.onboarding_key.expose_secret();
+    if !key.is_empty() {
+        all.push(secret(values.onboarding_secret(), Part::Manager, &[("key.pem", key)]));
+    }
+    let proxy = &values.proxy;
+    if let Some(name) = values.proxy_secret().filter(|_| proxy.existing_secret.is_empty()) {
+        let password = proxy.password.expose_secret();
+        all.push(secret(&name, Part::Agent, &[("username", &proxy.username), ("password", password)]));
+    }
+    all
+}
+
+fn config_map(part: Part, files: &Files, namespace: &str) -> Value {
+    let mut made = object("v1", "ConfigMap", part.name(), Some(namespace), part);
+    made["data"] = json!(files);
+    made
+}
+
+/// The controller-manager reaches the gateway through the pods that hold users' tunnel, so that these alone need a way out.
+/// They have no certificate before it has got one, and are not ready: it must find them all the same.
+fn service(values: &Values, namespace: &str) -> Value {
+    let mut made = object("v1", "Service", AGENT, Some(namespace), Part::Agent);
+    let port = values.controller_manager.port;
+    made["spec"] = json!({
+        "type": "ClusterIP",
+        "publishNotReadyAddresses": true,
+        "selector": Part::Agent.selector(),
+        "ports": [{"name": "forward", "port": port, "targetPort": "forward", "protocol": "TCP"}],
+    });
+    made
+}
+
+fn agent(values: &Values, namespace: &str, files: &Files) -> Value {
+    let proxy = values.proxy_secret();
+    let pod = Pod {
+        part: Part::Agent,
+        values,
+        account: account_name(Part::Agent, &values.service_account),
+        service_links: false,
+        ports: &[("admin", values.admin.port), ("forward", values.controller_manager.port)],
+        resources: &values.resources,
+        secrets: &proxy.iter().map(|secret| ("proxy", "/etc/towline-proxy", secret.as_str())).collect::<Vec<_>>(),
+        files,
+        digest: secrets_digest(values, true),
+    };
+    let mut made = object("apps/v1", "Deployment", AGENT, Some(namespace), Part::Agent);
+    made["spec"] = json!({
+        "replicas": values.replicas,
+        "revisionHistoryLimit": 3,
+        "selector": {"matchLabels": Part::Agent.selector()},
+        // A new pod holds its tunnel before an old one lets go of its own.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": pod.template(),
+    });
+    let spread = &values.topology_spread;
+    if spread.enabled {
+        made["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{
+            "maxSkew": 1,
+            "topologyKey": spread.topology_key,
+            "whenUnsatisfiable": spread.when_unsatisfiable,
+            "labelSelector": {"matchLabels": Part::Agent.selector()},
+        }]);
+    }
+    made
+}
+
+fn manager(values: &Values, namespace: &str, files: &Files) -> Value {
+    let pod = Pod {
+        part: Part::Manager,
+        values,
+        account: account_name(Part::Manager, &values.controller_manager.service_account),
+        // Where a cluster has no DNS, the Service is found by its variables.
+        service_links: true,
+        ports: &[("admin", values.admin.port)],
+        resources: &values.controller_manager.resources,
+        secrets: &[("onboarding", "/etc/towline-onboarding", values.onboarding_secret())],
+        files,
+        digest: secrets_digest(values, false),
+    };
+    let mut made = object("apps/v1", "Deployment", MANAGER, Some(namespace), Part::Manager);
+    made["spec"] = json!({
+        "replicas": 1,
+        "revisionHistoryLimit": 3,
+        "selector": {"matchLabels": Part::Manager.selector()},
+        // Two of them would ask for certificates side by side.
+        "strategy": {"type": "Recreate"},
+        "template": pod.template(),
+    });
+    made
+}
+
+fn budget(values: &Values, namespace: &str) -> Option<Value> {
+    let budget = &values.pod_disruption_budget;
+    if !budget.enabled || values.replicas < 2 {
+        return None;
+    }
+    let mut made = object("policy/v1", "PodDisruptionBudget", AGENT, Some(namespace), Part::Agent);
+    made["spec"] = json!({"minAvailable": budget.min_available, "selector": {"matchLabels": Part::Agent.selector()}});
+    Some(made)
+}
+
+/// What the pods of the two differ in.
+struct Pod<'a> {
+    part: Part,
+    values: &'a Values,
+    account: &'a str,
+    service_links: bool,
+    ports: &'a [(&'a str, u16)],
+    resources: &'a Value,
+    /// Volume, where it is mounted, and the Secret in it.
+    secrets: &'a [(&'a str, &'a str, &'a str)],
+    files: &'a Files,
+    digest: String,
+}
+
+impl Pod<'_> {
+    fn template(&self) -> Value {
+        let mut labels = self.part.labels();
+        put_all(&mut labels, self.values.pod_labels.iter().map(|(key, value)| (key, json!(value))));
+        let mut annotations = json!({"towline.io/config": digest_of(self.files), "towline.io/secrets": self.digest});
+        put_all(&mut annotations, self.values.pod_annotations.iter().map(|(key, value)| (key, json!(value))));
+        json!({"metadata": {"labels": labels, "annotations": annotations}, "spec": self.spec()})
+    }
+
+    fn spec(&self) -> Value {
+        let mut volumes = vec![json!({
+            "name": "config",
+            "configMap": {"name": self.part.name(), "defaultMode": MODE_ALL},
+        })];
+        volumes.extend(self.secrets.iter().map(
+            |(name, _, secret)| json!({"name": name, "secret": {"secretName": secret, "defaultMode": MODE_GROUP}}),
+        ));
+        let mut spec = json!({
+            "serviceAccountName": self.account,
+            "automountServiceAccountToken": true,
+            "enableServiceLinks": self.service_links,
+            "terminationGracePeriodSeconds": grace_seconds(&self.values.limits.drain_grace),
+            "securityContext": {
+                "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [self.container()],
+            "volumes": volumes,
+        });
+        let values = self.values;
+        let pull_secrets: Vec<_> = values.image.pull_secrets.iter().map(|name| json!({"name": name})).collect();
+        for (key, value) in [
+            ("hostAliases", json!(values.host_aliases)),
+            ("imagePullSecrets", json!(pull_secrets)),
+            ("nodeSelector", json!(values.node_selector)),
+            ("tolerations", json!(values.tolerations)),
+            ("affinity", json!(values.affinity)),
+            ("priorityClassName", json!(values.priority_class_name)),
+        ] {
+            if !is_empty(&value) {
+                spec[key] = value;
+            }
+        }
+        spec
+    }
+
+    fn container(&self) -> Value {
+        let ports = self.ports.iter();
+        let ports = ports.map(|(name, port)| json!({"name": name, "containerPort": port, "protocol": "TCP"}));
+        let mut mounts = vec![json!({"name": "config", "mountPath": "/etc/towline", "readOnly": true})];
+        mounts.extend(
+            self.secrets.iter().map(|(name, path, _)| json!({"name": name, "mountPath": path, "readOnly": true})),
+        );
+        let probe = |path: &str, period: u32, failures: u32| json!({"httpGet": {"path": path, "port": "admin"}, "periodSeconds": period, "failureThreshold": failures});
+        json!({
+            "name": self.part.name(),
+            "image": self.values.image_name(),
+            "imagePullPolicy": self.values.image.pull_policy,
+            "args": ["run", "--config", "/etc/towline/agent.toml"],
+            "livenessProbe": probe("/healthz", 10, 3),
+            "readinessProbe": probe("/readyz", 2, 2),
+            "securityContext": {
+                "allowPrivilegeEscalation": false,
+                "readOnlyRootFilesystem": true,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "ports": ports.collect::<Vec<_>>(),
+            "resources": self.resources,
+            "volumeMounts": mounts,
+        })
+    }
+}
+
+fn put_all<'a>(into: &mut Value, entries: impl Iterator<Item = (&'a String, Value)>) {
+    if let Some(into) = into.as_object_mut() {
+        into.extend(entries.map(|(key, value)| (key.clone(), value)));
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty)
+        || value.as_object().is_some_and(Map::is_empty)
+        || value.as_str() == Some("")
+}
+
+/// The drain and a little more. The configuration's durations are 0 or a number with one of ms, s, m, h, d.
+fn grace_seconds(drain: &str) -> u64 {
+    let digits = drain.find(|c: char| !c.is_ascii_digit()).unwrap_or(drain.len());
+    let number: u64 = drain[..digits].parse().unwrap_or(0);
+    10 + match &drain[digits..] {
+        "ms" => number / 1000,
+        "s" => number,
+        "m" => number * 60,
+        "h" => number * 3600,
+        "d" => number * 86_400,
+        _ => 0,
+    }
+}
+
+/// A private key among them keeps a digest of them from telling a short password.
+fn secrets_digest(values: &Values, with_proxy: bool) -> String {
+    let mut files = Files::new();
+    let mut put = |key: &str, text: &str| files.insert(key.to_owned(), text.to_owned());
+    put("onboarding", values.identity.onboarding_key.expose_secret());
+    put("certificate", "");
+    put("key", "");
+    if with_proxy {
+        put("username", &values.proxy.username);
+        put("password", values.proxy.password.expose_secret());
+    }
+    digest_of(&files)
+}
+
+/// As the chart's `agent.digest`, which does not know of the line that ends the configuration.
+fn digest_of(files: &Files) -> String {
+    let text = |key: &str, text: &'_ str| sha256(if key == CONFIG_FILE { text.trim_end_matches('\n') } else { text });
+    let lines: Vec<_> = files.iter().map(|(key, value)| format!("{key}={}", text(key, value))).collect();
+    sha256(&lines.join("\n"))
+}
+
+fn sha256(text: &str) -> String {
+    digest::digest(&digest::SHA256, text.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,103 @@
+//! Service accounts, roles and bindings: what each of the two Deployments may do, and nothing more.
+
+use serde_json::{Value, json};
+
+use super::{
+    AGENT, IDENTITY_SECRET, MANAGER, Values,
+    objects::{Part, object},
+    values::Account,
+};
+
+const API: &str = "rbac.authorization.k8s.io";
+
+/// All of them.
+pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
+    let agent = Subject { part: Part::Agent, account: &values.service_account, namespace };
+    let manager = Subject { part: Part::Manager, account: &values.controller_manager.service_account, namespace };
+    let mut all = Vec::new();
+    for subject in [&agent, &manager] {
+        if subject.account.create {
+            all.push(subject.service_account());
+        }
+    }
+    if values.rbac.create {
+        all.extend(agent.may_in_cluster(impersonation(values)));
+        all.extend(agent.may_in_namespace(json!([
+            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [IDENTITY_SECRET], "verbs": ["get", "watch"]},
+        ])));
+        all.extend(manager.may_in_cluster(json!([
+            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]},
+            {"apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"]},
+        ])));
+        all.extend(manager.may_in_namespace(json!([
+            {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
+            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [IDENTITY_SECRET],
+             "verbs": ["get", "update", "patch", "watch"]},
+            {"apiGroups": ["towline.io"], "resources": ["connectedclusters", "connectedclusters/status"],
+             "verbs": ["get", "list", "watch", "create", "update", "patch"]},
+            {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
+        ])));
+    }
+    all
+}
+
+/// RBAC cannot say "any user but the reserved ones": the agent refuses names that begin with `system:` itself.
+fn impersonation(values: &Values) -> Value {
+    let extras = values.impersonation.extras.iter().map(|extra| format!("userextras/{extra}"));
+    let fixed = ["uids", "userextras/towline.io/original-user"].map(str::to_owned);
+    let resources: Vec<String> = fixed.into_iter().chain(extras).collect();
+    json!([
+        {"apiGroups": [""], "resources": ["users", "groups", "serviceaccounts"], "verbs": ["impersonate"]},
+        {"apiGroups": ["authentication.k8s.io"], "resources": resources, "verbs": ["impersonate"]},
+        {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]},
+    ])
+}
+
+/// The name of a part's service account.
+pub fn account_name(part: Part, account: &Account) -> &str {
+    match (account.name.as_str(), account.create, part) {
+        ("", true, Part::Agent) => AGENT,
+        ("", true, Part::Manager) => MANAGER,
+        ("", false, _) => "default",
+        (name, ..) => name,
+    }
+}
+
+struct Subject<'a> {
+    part: Part,
+    account: &'a Account,
+    namespace: &'a str,
+}
+
+impl Subject<'_> {
+    fn service_account(&self) -> Value {
+        let name = account_name(self.part, self.account);
+        let mut made = object("v1", "ServiceAccount", name, Some(self.namespace), self.part);
+        made["automountServiceAccountToken"] = false.into();
+        if !self.account.annotations.is_empty() {
+            made["metadata"]["annotations"] = json!(self.account.annotations);
+        }
+        made
+    }
+
+    fn may_in_cluster(&self, rules: Value) -> [Value; 2] {
+        let name = format!("{}:{}", self.namespace, self.part.name());
+        self.may(&name, None, ["ClusterRole", "ClusterRoleBinding"], rules)
+    }
+
+    fn may_in_namespace(&self, rules: Value) -> [Value; 2] {
+        self.may(self.part.name(), Some(self.namespace), ["Role", "RoleBinding"], rules)
+    }
+
+    fn may(&self, name: &str, within: Option<&str>, [role, binding]: [&str; 2], rules: Value) -> [Value; 2] {
+        let version = format!("{API}/v1");
+        let mut allowed = object(&version, role, name, within, self.part);
+        allowed["rules"] = rules;
+        let mut bound = object(&version, binding, name, within, self.part);
+        bound["roleRef"] = json!({"apiGroup": API, "kind": role, "name": name});
+        let account = account_name(self.part, self.account);
+        bound["subjects"] = json!([{"kind": "ServiceAccount", "name": account, "namespace": self.namespace}]);
+        [allowed, bound]
+    }
+}

@@ -1,0 +1,186 @@
+//! The chart's values, typed. What is not set is as in the chart's own `values.yaml`, which is part of this program.
+
+use std::collections::BTreeMap;
+
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+const DEFAULTS: &str = include_str!("../../../docker/chart/towline-agent/values.yaml");
+
+/// All of them. `values.schema.json` describes each.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Values {
+    pub gateway: Gateway,
+    pub identity: Identity,
+    pub controller_manager: Manager,
+    pub metadata: Metadata,
+    /// In the chart's own form.
+    pub issuers: Vec<Map<String, Value>>,
+    pub impersonation: Impersonation,
+    pub proxy: Proxy,
+    pub extra_ca: String,
+    pub host_aliases: Vec<HostAlias>,
+    pub sessions: Sessions,
+    pub limits: Limits,
+    pub log: Log,
+    pub admin: Admin,
+    pub image: Image,
+    pub replicas: u32,
+    pub pod_disruption_budget: Budget,
+    pub topology_spread: Spread,
+    pub resources: Value,
+    pub service_account: Account,
+    pub rbac: Rbac,
+    pub pod_annotations: BTreeMap<String, String>,
+    pub pod_labels: BTreeMap<String, String>,
+    pub node_selector: BTreeMap<String, String>,
+    pub tolerations: Vec<Value>,
+    pub affinity: Map<String, Value>,
+    pub priority_class_name: String,
+}
+
+macro_rules! section {
+    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Deserialize, Serialize)]
+        #[serde(rename_all = "camelCase", deny_unknown_fields)]
+        pub struct $name { $(pub $field: $type),* }
+    };
+}
+
+section! {
+    /// Where the gateway is and how it is trusted.
+    Gateway {
+        url: String, urls: Vec<String>, ca: String, server_name: String, addresses: Vec<String>, carrier: String,
+        udp_segmentation_offload: bool,
+    }
+}
+section! {
+    /// The second Deployment.
+    Manager { enabled: Value, port: u16, resources: Value, service_account: Account }
+}
+section! {
+    /// What is said of the cluster instead of what the agents find.
+    Metadata { distribution: String, infrastructure: String }
+}
+section! {
+    /// Bounds on who is impersonated.
+    Impersonation { extras: Vec<String>, allow_reserved: Vec<String> }
+}
+section! {
+    /// How long sessions live.
+    Sessions { outlive_token: String }
+}
+section! {
+    /// Bounds of one pod.
+    Limits { streams: u32, drain_grace: String }
+}
+section! {
+    /// What is logged.
+    Log { level: String, format: String }
+}
+section! {
+    /// The admin listener.
+    Admin { address: String, port: u16 }
+}
+section! {
+    /// The image.
+    Image { repository: String, tag: String, digest: String, pull_policy: String, pull_secrets: Vec<String> }
+}
+section! {
+    /// How many pods stay when nodes are drained.
+    Budget { enabled: bool, min_available: Value }
+}
+section! {
+    /// Where pods spread.
+    Spread { enabled: bool, topology_key: String, when_unsatisfiable: String }
+}
+section! {
+    /// A service account.
+    Account { create: bool, name: String, annotations: BTreeMap<String, String> }
+}
+section! {
+    /// Whether rights are given.
+    Rbac { create: bool }
+}
+section! {
+    /// A line of the pods' `/etc/hosts`.
+    HostAlias { ip: String, hostnames: Vec<String> }
+}
+
+/// Who the agents are. Does not print.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Identity {
+    /// The resource's ARM id.
+    pub cluster_id: String,
+    /// PEM of the private key whose public half the resource has.
+    #[serde(serialize_with = "exposed")]
+    pub onboarding_key: SecretString,
+    /// A Secret with it instead.
+    pub existing_onboarding_secret: String,
+    certificate: String,
+    #[serde(serialize_with = "exposed")]
+    key: SecretString,
+    existing_secret: String,
+}
+
+/// An outbound proxy. Does not print.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Proxy {
+    /// `http://host:port` or `https://host:port`; empty: none.
+    pub url: String,
+    /// PEM of the proxy's own authority.
+    pub ca: String,
+    /// Basic authentication.
+    pub username: String,
+    /// Its password.
+    #[serde(serialize_with = "exposed")]
+    pub password: SecretString,
+    /// A Secret with both instead.
+    pub existing_secret: String,
+    /// What is reached without it.
+    pub no_proxy: Vec<String>,
+}
+
+impl Default for Values {
+    fn default() -> Self {
+        serde_yaml::from_str(DEFAULTS).expect("the chart's values.yaml has every value, of its type: a test reads it")
+    }
+}
+
+impl Values {
+    /// The image's whole name.
+    pub fn image_name(&self) -> String {
+        let Image { repository, tag, digest, .. } = &self.image;
+        match (digest.as_str(), tag.as_str()) {
+            ("", "") => format!("{repository}:{}", super::version()),
+            ("", tag) => format!("{repository}:{tag}"),
+            (digest, _) => format!("{repository}@{digest}"),
+        }
+    }
+
+    /// The Secret of the onboarding key.
+    pub fn onboarding_secret(&self) -> &str {
+        let existing = self.identity.existing_onboarding_secret.as_str();
+        if existing.is_empty() { super::ONBOARDING_SECRET } else { existing }
+    }
+
+    /// The Secret of the proxy's user name and password, if it wants them.
+    pub fn proxy_secret(&self) -> Option<String> {
+        let Proxy { existing_secret, username, .. } = &self.proxy;
+        match (existing_secret.as_str(), username.as_str()) {
+            ("", "") => None,
+            ("", _) => Some(format!("{}-proxy", super::AGENT)),
+            (existing, _) => Some(existing.to_owned()),
+        }
+    }
+}
+
+/// For the text that helm reads, and for that alone.
+fn exposed<S: Serializer>(secret: &SecretString, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(secret.expose_secret())
+}
