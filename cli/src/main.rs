@@ -21,7 +21,7 @@ mod environment;
 mod failure;
 mod kubeconfig;
 mod local_proxy;
-#[cfg_attr(not(test), expect(dead_code, unused_imports, reason = "`towline connect` comes next"))]
+#[allow(dead_code, unused_imports, reason = "`towline connect` comes next")]
 mod manifests;
 mod state;
 
