@@ -44,6 +44,9 @@ pub enum PeerIdentity {
 pub struct Peer {
     /// The role.
     pub identity: PeerIdentity,
+    /// Of an agent: the object id of its cluster's identity, which is the certificate's one common name. A cluster that was
+    /// deleted and created again has another. Certificates that were made by hand say something else there, or nothing.
+    pub principal: Option<String>,
     /// When the certificate ends; a session that rests on it must not live longer than its owner allows.
     pub not_after: SystemTime,
     /// The serial number in lower-case hex, for logs.
@@ -171,7 +174,9 @@ impl Peer {
         not_an_authority(&parsed)?;
         verify_chain(own, intermediates, roots, now)?;
         for_clients_alone(&parsed)?;
-        Ok(Self { identity: identity(&parsed)?, not_after: end_of(&parsed), serial: serial(&parsed) })
+        let identity = identity(&parsed)?;
+        let principal = matches!(identity, PeerIdentity::Agent(_)).then(|| common_name(&parsed)).flatten();
+        Ok(Self { identity, principal, not_after: end_of(&parsed), serial: serial(&parsed) })
     }
 }
 
@@ -254,10 +259,15 @@ pub(crate) fn is_name(name: &str) -> bool {
 }
 
 fn person(parsed: &X509Certificate<'_>) -> Result<String, PeerError> {
+    common_name(parsed).ok_or(PeerError::BadName("common name"))
+}
+
+/// The one common name, if there is exactly one and it is a name.
+fn common_name(parsed: &X509Certificate<'_>) -> Option<String> {
     let mut names = parsed.subject().iter_common_name();
     match (names.next().map(x509_parser::x509::AttributeTypeAndValue::as_str), names.next()) {
-        (Some(Ok(name)), None) if is_name(name) => Ok(name.to_owned()),
-        _ => Err(PeerError::BadName("common name")),
+        (Some(Ok(name)), None) if is_name(name) => Some(name.to_owned()),
+        _ => None,
     }
 }
 

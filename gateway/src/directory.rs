@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::{
     resources::{connected_cluster, is_deleting, last_name, properties, role_assignment, role_definition},
-    snapshot::{Cluster, ClusterRef},
+    snapshot::{Agents, Cluster, ClusterRef},
     store::{changes::Change, resources::Stored},
 };
 
@@ -89,7 +89,12 @@ impl Directory {
         if is(&stored.kind, connected_cluster::NAME) {
             match stored.id.parse::<ClusterId>() {
                 Ok(id) if !is_deleting(stored) => {
-                    self.clusters.entry(id.key()).or_insert_with(|| Cluster::new(id));
+                    let agents = connected_cluster::principal(stored)
+                        .map_or(Agents::Nobody, |principal| Agents::Principal(principal.to_owned()));
+                    let known = self.clusters.get(&id.key()).is_some_and(|known| known.agents == agents);
+                    if !known {
+                        self.clusters.insert(id.key(), Cluster::of(id, agents));
+                    }
                 }
                 Ok(id) => drop(self.clusters.remove(&id.key())),
                 Err(error) => tracing::error!(id = stored.id, %error, "a kept cluster's id cannot be read"),

@@ -8,6 +8,7 @@
 //! | [`snapshot`] | clusters, issuers and grants of the moment; the seam to what delivers them |
 //! | [`request`] | the stages of one request, in order |
 //! | [`policy`] | who may reach what by the configuration: a pure decision |
+//! | [`agents`] | what agents ask beside: certificates, heartbeats, desired state |
 //! | [`api`] | the resource API: one request's way through it |
 //! | [`resources`] | kinds of resources, a plug-in each |
 //! | [`store`] | where resources are kept |
@@ -22,6 +23,7 @@
 //! | [`core`] | what all of these share |
 
 pub mod admin;
+pub mod agents;
 pub mod api;
 pub mod config;
 pub mod control;

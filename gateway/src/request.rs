@@ -178,6 +178,7 @@ async fn stages(
         Routed::Cluster(request) => *request,
         Routed::Tunnel(http, connection) => return crate::tunnels::websocket::upgrade(core, &connection, http),
         Routed::Issuer(http, connection) => return issuer(core, &connection, http).await,
+        Routed::Agents(http, connection) => return agents(core, &connection, http, record).await,
         Routed::Api(path, http) => return api(core, id, &path, http, record).await,
     };
     describe(&request, record);
@@ -253,6 +254,7 @@ enum Routed {
     Cluster(Box<Request>),
     Tunnel(http::Request<Incoming>, Arc<Connection>),
     Issuer(http::Request<Incoming>, Arc<Connection>),
+    Agents(http::Request<Incoming>, Arc<Connection>),
     Api(String, http::Request<Incoming>),
 }
 
@@ -275,6 +277,7 @@ fn address(
         Address::Nowhere => Err(refuse(Kind::NotFound)),
         Address::Tunnel => Ok(Routed::Tunnel(http, connection)),
         Address::Issuer => Ok(Routed::Issuer(http, connection)),
+        Address::Agents => Ok(Routed::Agents(http, connection)),
         Address::Api(path) => Ok(Routed::Api(path, http)),
         Address::Cluster(address) => {
             let named = connection.server_name.as_deref().zip(domain);
@@ -317,6 +320,16 @@ async fn api(
     let snapshot = core.snapshots.load();
     let site = crate::api::Site { control, snapshot: &snapshot, issuer: core.issuer.load_full() };
     Ok(crate::api::serve(site, id, path, http, record).await)
+}
+
+async fn agents(
+    core: &Arc<Core>,
+    connection: &Connection,
+    http: http::Request<Incoming>,
+    record: &mut Record,
+) -> Result<Response<Body>, Refusal> {
+    let Some(control) = &core.control else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
+    Ok(crate::agents::listener::serve(core, control, connection, http, record).await)
 }
 
 async fn issuer(

@@ -11,7 +11,8 @@ use arc_swap::ArcSwap;
 use proto::{
     ids::{ClusterId, ClusterKey},
     rbac::{Action, Plane, Scope, principal::principals},
-    token::Verifier,
+    token::{RawIssuer, Verifier},
+    wire::close::CloseCode,
 };
 use tokio::sync::watch;
 
@@ -20,7 +21,7 @@ use crate::{
     directory::Directory,
     policy::{DenialReason, Policy},
     request::authenticate::{Principal, unix_seconds},
-    resources::connected_cluster::REACH,
+    resources::{connected_cluster::REACH, is_guid},
 };
 
 static REACH_ACTION: LazyLock<Action> = LazyLock::new(|| Action::new(REACH));
@@ -34,15 +35,57 @@ pub struct Cluster {
     pub key: ClusterKey,
     /// The audience of tokens for it.
     pub audience: String,
+    /// Whom its agents' certificates must name.
+    pub agents: Agents,
+}
+
+/// Whom a cluster's agents' certificates must name beside the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Agents {
+    /// Nobody: the cluster is one of the configuration's, and so are its certificates.
+    Anyone,
+    /// The cluster's identity, by its object id. One that was deleted and created again has another.
+    Principal(String),
+    /// It is kept without an identity: no certificate is its.
+    Nobody,
+}
+
+/// A certificate's cluster is not there (any more).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Gone {
+    /// Nobody knows such a cluster.
+    #[error("cluster {0} is not registered at this gateway")]
+    Unknown(ClusterId),
+    /// The certificate is of an identity, and that is not there any more.
+    #[error("{code}: the resource {0} that this certificate was issued for was deleted; remove the agent, or connect the cluster again", code = proto::agent_api::codes::RESOURCE_DELETED)]
+    Deleted(ClusterId),
+    /// The certificate names nobody, or somebody else.
+    #[error("the certificate is not of the identity that cluster {0} has")]
+    Foreign(ClusterId),
+}
+
+impl Gone {
+    /// How a tunnel ends because of it.
+    pub fn code(&self) -> CloseCode {
+        match self {
+            Self::Deleted(_) => CloseCode::Deleted,
+            Self::Unknown(_) | Self::Foreign(_) => CloseCode::Unauthorised,
+        }
+    }
 }
 
 /// A shared cluster.
 pub type ClusterRef = Arc<Cluster>;
 
 impl Cluster {
-    /// Of an id.
+    /// Of an id; of the configuration's.
     pub fn new(id: ClusterId) -> ClusterRef {
-        Arc::new(Self { key: id.key(), audience: id.audience(), id })
+        Self::of(id, Agents::Anyone)
+    }
+
+    /// Of an id, with what its agents must show.
+    pub fn of(id: ClusterId, agents: Agents) -> ClusterRef {
+        Arc::new(Self { key: id.key(), audience: id.audience(), id, agents })
     }
 }
 
@@ -50,8 +93,7 @@ impl Cluster {
 #[derive(Clone)]
 pub struct Snapshot {
     clusters: HashMap<ClusterKey, ClusterRef>,
-    /// Names and addresses.
-    issuers: Vec<(String, String)>,
+    issuers: Arc<Vec<RawIssuer>>,
     /// Who may reach what.
     pub policy: Policy,
     /// Checks tokens.
@@ -67,7 +109,7 @@ impl Snapshot {
     pub fn new(dynamic: &Dynamic, verifier: Arc<Verifier>) -> Self {
         Self {
             clusters: dynamic.clusters.iter().map(|id| Cluster::new(id.clone())).map(|c| (c.key, c)).collect(),
-            issuers: dynamic.issuers.iter().map(|issuer| (issuer.name.clone(), issuer.url.clone())).collect(),
+            issuers: Arc::new(dynamic.issuers.clone()),
             policy: Policy::new(dynamic.grants.clone(), dynamic.disabled.clone()),
             verifier,
             sessions: dynamic.sessions,
@@ -78,6 +120,21 @@ impl Snapshot {
     /// The cluster of a key, if it is registered.
     pub fn cluster(&self, key: &ClusterKey) -> Option<&ClusterRef> {
         self.clusters.get(key).or_else(|| self.directory.cluster(key))
+    }
+
+    /// The cluster that an agent serves whose certificate names this id and, if it names one, this principal.
+    pub fn serves(&self, id: &ClusterId, principal: Option<&str>) -> Result<&ClusterRef, Gone> {
+        let named = principal.filter(|principal| is_guid(principal));
+        let gone = |otherwise: fn(ClusterId) -> Gone| match named {
+            Some(_) => Gone::Deleted(id.clone()),
+            None => otherwise(id.clone()),
+        };
+        let cluster = self.cluster(&id.key()).ok_or_else(|| gone(Gone::Unknown))?;
+        match &cluster.agents {
+            Agents::Anyone => Ok(cluster),
+            Agents::Principal(present) if named == Some(present.as_str()) => Ok(cluster),
+            Agents::Principal(_) | Agents::Nobody => Err(gone(Gone::Foreign)),
+        }
     }
 
     /// Whether `principal` may reach `cluster` (`None`: it is not registered): by a grant of the configuration, or by a role
@@ -97,12 +154,17 @@ impl Snapshot {
 
     /// Whether an issuer of this name is configured.
     pub fn has_issuer(&self, name: &str) -> bool {
-        self.issuers.iter().any(|(known, _)| known == name)
+        self.issuers.iter().any(|known| known.name == name)
     }
 
     /// The address of an issuer, its `iss`.
     pub fn issuer_url(&self, name: &str) -> Option<&str> {
-        self.issuers.iter().find(|(known, _)| known == name).map(|(_, url)| url.as_str())
+        self.issuers.iter().find(|known| known.name == name).map(|known| known.url.as_str())
+    }
+
+    /// The issuers as configured.
+    pub fn issuers(&self) -> &[RawIssuer] {
+        &self.issuers
     }
 
     /// How many clusters are registered.

@@ -19,6 +19,16 @@ pub const ENROLMENT_PREFIX: &str = "/.towline/agent";
 /// Largest body of a message either way, in bytes, but for metrics and logs.
 pub const BODY_BYTES: usize = 256 * 1024;
 
+/// Paths below [`ENROLMENT_PREFIX`].
+pub mod enrolment_paths {
+    /// POST [`super::ChallengeRequest`] → [`super::Challenge`].
+    pub const CHALLENGE: &str = "/challenge";
+    /// POST [`super::Enrolment`] → [`super::Certificate`].
+    pub const CERTIFICATE: &str = "/certificate";
+    /// GET → [`super::InstallSettings`].
+    pub const SETTINGS: &str = "/settings";
+}
+
 /// Paths of streams of role [`ROLE`].
 pub mod paths {
     /// POST [`super::Renewal`] → [`super::Certificate`] (features row R8).
@@ -105,6 +115,22 @@ pub struct Certificate {
     pub not_after: String,
     /// Object id of the cluster's identity.
     pub principal_id: String,
+    /// The tenant.
+    pub tenant_id: String,
+}
+
+/// `GET <prefix>/settings`: what whoever installs agents needs to know of a gateway. Public.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstallSettings {
+    /// Addresses of the gateway, `https://host[:port]` (the chart's `gateway.urls`).
+    pub urls: Vec<String>,
+    /// PEM: the authorities of the gateway's certificate; empty: public ones (the chart's `gateway.ca`).
+    pub roots: String,
+    /// Who issues users' tokens, as the chart's `issuers` has it; the keys of the gateway's own issuer are pinned.
+    pub issuers: Vec<serde_json::Value>,
+    /// The gateway's version: agents of the same one fit.
+    pub version: String,
     /// The tenant.
     pub tenant_id: String,
 }
@@ -214,6 +240,9 @@ impl std::fmt::Debug for Token {
 /// A refusal: status 400 (the message cannot be read), 401 (`InvalidProof`, `CertificateExpired`), 403 (`ForeignRequest`),
 /// 409 (`AlreadyConnected`: the cluster is another resource, R4), 410 (`ResourceDeleted`: stop and do not ask again), 429 and
 /// 503 (with `Retry-After`). The body is the resource API's error envelope.
+///
+/// A hello that is refused, and the close of a tunnel that was good until then, say the same in their message, which then
+/// begins with the code and a colon; a deleted resource has a `CloseCode` of its own.
 pub mod codes {
     /// The signature, the key or the challenge is not right.
     pub const INVALID_PROOF: &str = "InvalidProof";
@@ -226,6 +255,10 @@ pub mod codes {
     /// The resource is gone.
     pub const RESOURCE_DELETED: &str = "ResourceDeleted";
 }
+
+/// What helps a cluster whose certificate has ended, in messages.
+pub const CONNECT_AGAIN: &str =
+    "run `towline connect` for the cluster again (the resource and what belongs to it stay)";
 
 /// Base64 of a message's binary member.
 pub fn encode(bytes: &[u8]) -> String {

@@ -1,6 +1,8 @@
 //! What the resource API refuses, as ARM's error envelope.
 
+use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
 use proto::api::{ErrorBody, ErrorDetail, InvalidId, ResourceId};
 
 use crate::{
@@ -116,8 +118,13 @@ impl ApiError {
 
     /// As an answer.
     pub fn answer(self) -> Response<Body> {
+        self.response().map(Body::Full)
+    }
+
+    /// The same, its body known to be whole.
+    pub fn response(self) -> Response<Full<Bytes>> {
         let body = serde_json::to_value(ErrorBody { error: *self.detail }).unwrap_or_default();
-        let mut response = respond::json(&body);
+        let mut response = respond::document(&body);
         *response.status_mut() = self.status;
         if let Some((name, value)) = self.header {
             response.headers_mut().insert(name, value);

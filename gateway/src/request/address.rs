@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, Version, header};
 use proto::{ids::ClusterKey, kubernetes::RequestInfo};
 
-use crate::issuer::Issuer;
+use crate::{agents, issuer::Issuer};
 
 /// The path of the WebSocket carrier on the users' port.
 pub const TUNNEL_PATH: &str = "/.towline/tunnel";
@@ -28,6 +28,8 @@ pub enum Address {
     Tunnel,
     /// The built-in issuer.
     Issuer,
+    /// What agents ask before they have a certificate.
+    Agents,
     /// The resource API: the path, decoded once.
     Api(String),
     /// Nothing of ours.
@@ -140,6 +142,8 @@ pub fn parse(
     }
     Ok(if path == TUNNEL_PATH {
         Address::Tunnel
+    } else if agents::listener::serves(path) {
+        Address::Agents
     } else if Issuer::serves(path) {
         Address::Issuer
     } else if API.contains(&normal.as_str()) {

@@ -215,6 +215,11 @@ impl Kind for ConnectedClusters {
     }
 }
 
+/// The object id of a kept cluster's identity.
+pub fn principal(stored: &Stored) -> Option<&str> {
+    stored.body.get("identity")?.get("principalId")?.as_str()
+}
+
 /// The id by which the rest of this program knows a cluster.
 pub fn cluster_id(id: &ResourceId) -> Result<ClusterId, ApiError> {
     id.as_str().parse::<ClusterId>().map_err(|error| {

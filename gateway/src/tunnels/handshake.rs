@@ -2,8 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use certs::Peer;
+use certs::{Peer, PeerError};
 use proto::{
+    agent_api::{CONNECT_AGAIN, codes},
     ids::ClusterId,
     transport::{
         TunnelHandle,
@@ -28,6 +29,8 @@ pub struct Welcomed {
     pub handle: TunnelHandle,
     /// Where it leads.
     pub cluster: ClusterRef,
+    /// The object id that the agent's certificate names.
+    pub principal: Option<String>,
     /// When the agent's certificate ends.
     pub certificate_ends: SystemTime,
 }
@@ -46,30 +49,34 @@ pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError
         },
         options: session::SessionOptions::default(),
     };
-    let (handle, (cluster, certificate_ends)) = session::accept(carrier, gateway).await?;
-    Ok(Welcomed { handle, cluster, certificate_ends })
+    let (handle, (cluster, Peer { principal, not_after: certificate_ends, .. })) =
+        session::accept(carrier, gateway).await?;
+    Ok(Welcomed { handle, cluster, principal, certificate_ends })
 }
 
-fn authenticate(core: &Core, presented: &Presented) -> Result<(ClusterRef, SystemTime), Refuse> {
+fn authenticate(core: &Core, presented: &Presented) -> Result<(ClusterRef, Peer), Refuse> {
     let refuse = |code, message: String, retry: Duration| Refuse {
         code,
         message,
         retry_after_ms: u64::try_from(retry.as_millis()).ok(),
     };
     let unauthorised = |message: String| refuse(CloseCode::Unauthorised, message, RETRY);
-    let peer = Peer::verify(&presented.chain, &core.roots(), SystemTime::now())
-        .map_err(|error| unauthorised(error.to_string()))?;
+    let peer = Peer::verify(&presented.chain, &core.roots(), SystemTime::now()).map_err(|error| match error {
+        PeerError::Expired => {
+            unauthorised(format!("{}: {error}; if it cannot be renewed, {CONNECT_AGAIN}", codes::CERTIFICATE_EXPIRED))
+        }
+        error => unauthorised(error.to_string()),
+    })?;
     let id = peer.identity.agent().map_err(|error| unauthorised(error.to_string()))?;
     let id: ClusterId = id.parse().map_err(|_| unauthorised("the certificate names no cluster".to_owned()))?;
-    let cluster = core
-        .snapshots
-        .load()
-        .cluster(&id.key())
+    let snapshot = core.snapshots.load();
+    let cluster = snapshot
+        .serves(&id, peer.principal.as_deref())
         .cloned()
-        .ok_or_else(|| unauthorised(format!("cluster {id} is not registered at this gateway")))?;
+        .map_err(|gone| refuse(gone.code(), gone.to_string(), RETRY))?;
     if core.tunnels.count_of(&cluster.key) >= TUNNELS_PER_CLUSTER {
         let message = format!("cluster {id} has {TUNNELS_PER_CLUSTER} tunnels, the limit");
         return Err(refuse(CloseCode::Overloaded, message, RETRY_BUSY));
     }
-    Ok((cluster, peer.not_after))
+    Ok((cluster, peer))
 }

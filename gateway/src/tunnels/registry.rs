@@ -10,7 +10,7 @@ use std::{
 };
 
 use dashmap::DashMap;
-use proto::{ids::ClusterKey, transport::TunnelHandle};
+use proto::{ids::ClusterKey, transport::TunnelHandle, version::Features};
 
 use crate::snapshot::ClusterRef;
 
@@ -20,6 +20,8 @@ pub struct LiveTunnel {
     pub handle: TunnelHandle,
     /// Where it leads.
     pub cluster: ClusterRef,
+    /// The object id that its agent's certificate names.
+    pub principal: Option<String>,
     /// Since when.
     pub since: SystemTime,
     number: u64,
@@ -65,19 +67,21 @@ pub struct Registered {
 
 impl Registry {
     /// Adds a tunnel until the guard drops.
-    pub fn add(self: &Arc<Self>, handle: TunnelHandle, cluster: ClusterRef) -> Registered {
+    pub fn add(self: &Arc<Self>, handle: TunnelHandle, cluster: ClusterRef, principal: Option<String>) -> Registered {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let key = cluster.key;
         let since = SystemTime::now();
-        let tunnel = Arc::new(LiveTunnel { handle, cluster, since, number, draining: AtomicBool::new(false) });
+        let draining = AtomicBool::new(false);
+        let tunnel = Arc::new(LiveTunnel { handle, cluster, principal, since, number, draining });
         self.by_cluster.entry(key).or_default().push(Arc::clone(&tunnel));
         Registered { registry: Arc::clone(self), tunnel }
     }
 
-    /// The tunnels of a cluster: not draining ones first, of these the ones that owe no sign of life, then the least
-    /// loaded, then the youngest.
+    /// The tunnels of a cluster that take users: not draining ones first, of these the ones that owe no sign of life, then the
+    /// least loaded, then the youngest.
     pub fn of(&self, key: &ClusterKey) -> Vec<Arc<LiveTunnel>> {
         let mut tunnels = self.by_cluster.get(key).map(|tunnels| tunnels.clone()).unwrap_or_default();
+        tunnels.retain(|tunnel| !tunnel.handle.info().features.contains(Features::NO_USERS));
         tunnels.sort_by_cached_key(|t| {
             (t.is_draining(), t.handle.suspect(), t.handle.open_streams(), u64::MAX - t.number)
         });

@@ -6,17 +6,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use proto::{
-    transport::{Incoming, loss::Loss},
-    wire::{
-        close::{CloseCode, StreamCode},
-        head::RequestHead,
-    },
-};
+use proto::{transport::loss::Loss, wire::close::CloseCode};
 use tokio::time::MissedTickBehavior;
 
 use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
-use crate::core::Core;
+use crate::{agents::tunnel::Exchanges, core::Core};
 
 /// Agents dial elsewhere within this when the gateway drains.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(1);
@@ -46,9 +40,9 @@ pub async fn check(welcomed: Welcomed) {
 
 /// Runs until the tunnel is closed.
 pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
-    let Welcomed { handle, cluster, certificate_ends } = welcomed;
+    let Welcomed { handle, cluster, principal, certificate_ends } = welcomed;
     let _open = core.metrics.tunnels(handle.info().carrier).enter();
-    let registered = core.tunnels.add(Arc::clone(&handle), cluster);
+    let registered = core.tunnels.add(Arc::clone(&handle), cluster, principal);
     let tunnel = &registered.tunnel;
     if core.tunnels.count_of(&tunnel.cluster.key) > TUNNELS_PER_CLUSTER {
         // Hellos that were judged at the same time all saw the last place free.
@@ -66,6 +60,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
         agent.version = info.agent_version,
         "tunnel up"
     );
+    let exchanges = Exchanges::default();
     let mut changes = core.snapshots.watch();
     let mut drained = false;
     let mut loss = Loss::new(Instant::now());
@@ -101,8 +96,9 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
                 }
             }
             _ = changes.changed() => {
-                if core.snapshots.load().cluster(&tunnel.cluster.key).is_none() {
-                    handle.close(CloseCode::Unauthorised, "the cluster is no longer registered");
+                let snapshot = core.snapshots.load();
+                if let Err(gone) = snapshot.serves(&tunnel.cluster.id, tunnel.principal.as_deref()) {
+                    handle.close(gone.code(), &gone.to_string());
                 }
             }
             () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {
@@ -113,18 +109,8 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
                 }
             }
             incoming = handle.accept() => if let Ok(incoming) = incoming {
-                serve_agent(incoming);
+                exchanges.start(&core, tunnel, incoming);
             },
         }
     }
-}
-
-/// A stream that the agent opened. No role is served here yet; each is told so.
-fn serve_agent(mut incoming: Incoming) {
-    let (code, role) = match RequestHead::decode(incoming.head) {
-        Ok(head) => (StreamCode::UnknownRole, head.role),
-        Err(error) => (StreamCode::BadHead, error.to_string()),
-    };
-    tracing::debug!(role, %code, "agent's stream reset");
-    incoming.stream.send.reset(code);
 }

@@ -23,6 +23,11 @@ const SIGN_INS: u32 = 4096;
 /// The same from one address.
 pub const SIGN_INS_PER_ADDRESS: u32 = 128;
 
+/// Requests of agents at once that have no certificate yet.
+const ENROLMENTS: u32 = 1024;
+/// The same from one address: many clusters may be behind one.
+pub const ENROLMENTS_PER_ADDRESS: u32 = 64;
+
 /// No address may have more than one part in so many of the places that are still free, so that some are left whoever comes:
 /// two addresses at once get a tenth each, ten get 6 % each and leave 44 %, a hundred leave 7 %.
 const SHARE: u32 = 8;
@@ -43,6 +48,7 @@ pub struct Admissions {
     connections: Arc<Counts>,
     handshakes: Arc<Counts>,
     sign_ins: Arc<Counts>,
+    enrolments: Arc<Counts>,
     unread: Arc<AtomicU32>,
 }
 
@@ -111,6 +117,11 @@ impl Admissions {
     /// A place for a request to the built-in issuer; `None`: too many.
     pub fn sign_in(&self, peer: IpAddr) -> Option<Admission> {
         enter(&self.sign_ins, peer, SIGN_INS, SIGN_INS_PER_ADDRESS)
+    }
+
+    /// A place for a request of an agent without a certificate; `None`: too many.
+    pub fn enrolment(&self, peer: IpAddr) -> Option<Admission> {
+        enter(&self.enrolments, peer, ENROLMENTS, ENROLMENTS_PER_ADDRESS)
     }
 
     /// A place for the body of one more answer; `None`: too many wait, and this one goes without.

@@ -100,6 +100,8 @@ fn our_own_paths() {
     assert_eq!(at("gw", "/.towline/tunnel"), Ok(Address::Tunnel));
     assert_eq!(at("gw", "/.towline/tunnel/x"), Ok(Address::Nowhere));
     assert_eq!(at("gw", "/.towline/issuer/keys"), Ok(Address::Issuer));
+    assert_eq!(at("gw", "/.towline/agent/challenge"), Ok(Address::Agents));
+    assert_eq!(at("gw", "/.towline/agents/challenge"), Ok(Address::Nowhere));
     assert_eq!(at("gw", "/.towline/issuers"), Ok(Address::Nowhere));
     assert_eq!(at("gw", "/"), Ok(Address::Nowhere));
     assert_eq!(cluster("gw", &format!("/{}/.towline/whoami", key())).endpoint, Endpoint::WhoAmI);

@@ -1,0 +1,209 @@
+//! What agents ask of their gateway beside carrying users' requests (DESIGN.md section 5; `proto::agent_api`): plain HTTP
+//! exchanges in the shapes of the resource API's errors.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`tunnel`] | exchanges on streams that an agent opens: the cluster is the one of the tunnel's certificate |
+//! | [`listener`] | exchanges at the public listener, below `/.towline/agent`: nobody has proved anything yet |
+//!
+//! The rest is one file for each question. A new one is a file and a line in [`OF_TUNNELS`] or [`OF_VISITORS`].
+
+pub mod listener;
+pub mod settings;
+pub mod tunnel;
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use proto::agent_api::enrolment_paths;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{api::error::ApiError, control::Control, core::Core, snapshot::ClusterRef};
+
+/// How long a body may take to arrive.
+const BODY_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a handler may take; a question that waits for news waits less.
+const DEADLINE: Duration = Duration::from_secs(90);
+
+/// One exchange.
+pub struct Call {
+    /// The gateway.
+    pub core: Arc<Core>,
+    /// Its control plane.
+    pub control: Arc<Control>,
+    /// The query, decoded.
+    pub query: Vec<(String, String)>,
+    /// The body, at most as long as the table says.
+    pub body: Bytes,
+}
+
+/// The agent at the other end of a tunnel. All of it is proved by its certificate.
+pub struct Agent {
+    /// Its cluster.
+    pub cluster: ClusterRef,
+    /// The object id of the cluster's identity that its certificate names.
+    pub principal: Option<String>,
+    /// The tunnel's name.
+    pub tunnel: String,
+}
+
+/// Somebody at the public listener.
+pub struct Visitor {
+    /// From where.
+    pub peer: IpAddr,
+    /// What they showed, unverified but for possession of its key.
+    pub certificates: Vec<rustls::pki_types::CertificateDer<'static>>,
+}
+
+/// What is answered.
+pub struct Reply {
+    status: StatusCode,
+    content_type: &'static str,
+    body: Bytes,
+}
+
+impl Reply {
+    /// 200 with a JSON document.
+    pub fn json(document: &impl Serialize) -> Result<Self, ApiError> {
+        let body = serde_json::to_vec(document).map_err(ApiError::internal)?;
+        Ok(Self { status: StatusCode::OK, content_type: "application/json", body: body.into() })
+    }
+
+    /// 204.
+    pub fn empty() -> Self {
+        Self { status: StatusCode::NO_CONTENT, content_type: "", body: Bytes::new() }
+    }
+
+    /// As an answer.
+    fn response(self) -> http::Response<Full<Bytes>> {
+        let mut response = http::Response::new(Full::new(self.body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        if !self.content_type.is_empty() {
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
+        }
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+}
+
+impl Call {
+    /// The message in the body.
+    pub fn message<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        // Where a library quotes what it read, a secret would be in a log: only the place is told.
+        serde_json::from_slice(&self.body).map_err(|error| {
+            let message = format!(
+                "The body is not the message that belongs here (line {}, column {}); see the agent's version.",
+                error.line(),
+                error.column()
+            );
+            ApiError::bad_request("InvalidRequestContent", message)
+        })
+    }
+
+    /// A parameter of the query.
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Answers an agent.
+pub type ForAgents = for<'a> fn(&'a Call, &'a Agent) -> BoxFuture<'a, Result<Reply, ApiError>>;
+/// Answers a visitor.
+pub type ForVisitors = for<'a> fn(&'a Call, &'a Visitor) -> BoxFuture<'a, Result<Reply, ApiError>>;
+
+/// A question.
+pub struct Route<H> {
+    method: Method,
+    path: &'static str,
+    /// Bytes of a body at most.
+    body_bytes: usize,
+    serve: H,
+}
+
+impl<H> Route<H> {
+    const fn new(method: Method, path: &'static str, body_bytes: usize, serve: H) -> Self {
+        Self { method, path, body_bytes, serve }
+    }
+}
+
+/// What is answered on tunnels.
+pub static OF_TUNNELS: &[Route<ForAgents>] = &[];
+
+/// What is answered at the public listener, below the prefix.
+pub static OF_VISITORS: &[Route<ForVisitors>] =
+    &[Route::new(Method::GET, enrolment_paths::SETTINGS, 0, |call, _| Box::pin(settings::serve(call)))];
+
+/// The line of a table.
+fn find<H>(table: &'static [Route<H>], method: &Method, path: &str) -> Result<&'static Route<H>, ApiError> {
+    let here: Vec<_> = table.iter().filter(|route| route.path == path).collect();
+    if here.is_empty() {
+        return Err(ApiError::not_found_at(path));
+    }
+    here.iter().find(|route| route.method == *method).copied().ok_or_else(|| {
+        let methods = here.iter().map(|route| route.method.as_str()).collect::<Vec<_>>().join(", ");
+        ApiError::method_not_allowed("see Allow").with(header::ALLOW, &methods)
+    })
+}
+
+fn query(text: Option<&str>) -> Vec<(String, String)> {
+    url::form_urlencoded::parse(text.unwrap_or_default().as_bytes()).into_owned().collect()
+}
+
+/// Reads a body, bounded in bytes and time.
+async fn whole<B>(body: B, limit: usize) -> Result<Bytes, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    match tokio::time::timeout(BODY_DEADLINE, Limited::new(body, limit).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            let message = format!("The body has more than {limit} bytes.");
+            Err(ApiError::of(StatusCode::PAYLOAD_TOO_LARGE, "RequestContentTooLarge", message))
+        }
+        Ok(Err(_)) => Err(ApiError::bad_request("InvalidRequestContent", "The body broke off.")),
+        Err(_) => {
+            let message = format!("The body did not arrive within {} seconds.", BODY_DEADLINE.as_secs());
+            Err(ApiError::of(StatusCode::REQUEST_TIMEOUT, "RequestTimeout", message))
+        }
+    }
+}
+
+/// Waits for a handler, a bounded time.
+async fn in_time(handler: BoxFuture<'_, Result<Reply, ApiError>>) -> Result<Reply, ApiError> {
+    tokio::time::timeout(DEADLINE, handler).await.unwrap_or_else(|_| {
+        let message = "The gateway is too busy to answer in time; try again.";
+        Err(ApiError::of(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).with(header::RETRY_AFTER, "5"))
+    })
+}
+
+/// 429: a bound that the message names.
+fn busy(what: &str) -> ApiError {
+    let message = format!("{what} are being served at once, the limit; try again shortly.");
+    ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "2")
+}
+
+/// What every answer has beside its own headers.
+fn named(mut response: http::Response<Full<Bytes>>, id: proto::ids::RequestId) -> http::Response<Full<Bytes>> {
+    const REQUEST_ID: HeaderName = crate::request::REQUEST_ID;
+    if let Ok(id) = HeaderValue::try_from(id.to_string()) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+/// Logs why a refusal is ours.
+fn answered(outcome: Result<Reply, ApiError>, path: &str) -> http::Response<Full<Bytes>> {
+    outcome.map(Reply::response).unwrap_or_else(|error| {
+        if let Some(why) = &error.log {
+            tracing::error!(path, error = why, "an agent's request failed");
+        } else {
+            tracing::debug!(path, code = error.detail.code, "an agent's request refused");
+        }
+        error.response()
+    })
+}

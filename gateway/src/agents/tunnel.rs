@@ -1,0 +1,131 @@
+//! Exchanges on streams of role `agent-api` that an agent opens on its tunnel. Who asks is who the tunnel's certificate
+//! says; no message names a cluster.
+
+use std::sync::Arc;
+
+use http::Method;
+use proto::{
+    agent_api::ROLE,
+    exchange::{Counters, StreamBody, respond},
+    limits,
+    transport::{Incoming, Stream},
+    wire::{
+        close::StreamCode,
+        head::{RequestHead, ResponseHead},
+    },
+};
+use tokio::sync::Semaphore;
+
+use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, find, in_time, named, query, whole};
+use crate::{api::error::ApiError, control::Control, core::Core, tunnels::registry::LiveTunnel};
+
+/// Exchanges of one tunnel at once. A few of them wait for news all the time.
+const EXCHANGES: usize = 32;
+/// Of these such whose bodies are held,
+const BODIES: usize = 4;
+/// and of all tunnels together.
+const BODIES_OF_ALL: usize = 512;
+/// How long an answer may wait for its reader.
+const ANSWER_DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
+
+static ALL_BODIES: Semaphore = Semaphore::const_new(BODIES_OF_ALL);
+
+/// The exchanges of one tunnel.
+pub struct Exchanges {
+    places: Arc<Semaphore>,
+    bodies: Arc<Semaphore>,
+}
+
+impl Default for Exchanges {
+    fn default() -> Self {
+        Self { places: Arc::new(Semaphore::new(EXCHANGES)), bodies: Arc::new(Semaphore::new(BODIES)) }
+    }
+}
+
+impl Exchanges {
+    /// Serves a stream that the agent opened, in a task of its own.
+    pub fn start(&self, core: &Arc<Core>, tunnel: &Arc<LiveTunnel>, incoming: Incoming) {
+        let Incoming { head, mut stream } = incoming;
+        let head = match RequestHead::decode(head) {
+            Ok(head) => head,
+            Err(error) => {
+                tracing::debug!(tunnel = tunnel.id(), %error, "the head of an agent's stream cannot be read");
+                return stream.send.reset(StreamCode::BadHead);
+            }
+        };
+        let Some(control) = core.control.clone().filter(|_| head.role == ROLE) else {
+            tracing::debug!(tunnel = tunnel.id(), role = head.role, "no such role for an agent here");
+            return stream.send.reset(StreamCode::UnknownRole);
+        };
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            return stream.send.reset(StreamCode::Limit);
+        };
+        let (core, tunnel, bodies) = (Arc::clone(core), Arc::clone(tunnel), Arc::clone(&self.bodies));
+        core.tasks.clone().spawn("agent exchange", async move {
+            let handle = Arc::clone(&tunnel.handle);
+            tokio::select! {
+                biased;
+                // Whoever is cut off gets no further.
+                _ = handle.closed() => {}
+                () = exchange(core, control, &tunnel, &bodies, head, stream) => {}
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn exchange(
+    core: Arc<Core>,
+    control: Arc<Control>,
+    tunnel: &LiveTunnel,
+    bodies: &Semaphore,
+    head: RequestHead,
+    stream: Stream,
+) {
+    let Stream { mut send, recv, .. } = stream;
+    let target = String::from_utf8_lossy(&head.target).into_owned();
+    let (path, asked) = target.split_once('?').map_or((target.as_str(), None), |(path, query)| (path, Some(query)));
+    let body = StreamBody::of_request(recv, &head.headers);
+    let answer = async {
+        let serving = serve(core, control, tunnel, bodies, (&head.method, path, asked), body);
+        named(answered(serving.await, path), head.request_id)
+    };
+    let answer = tokio::select! {
+        biased;
+        // Who asked is gone: what waits for news need not wait on.
+        _ = send.stopped() => return,
+        answer = answer => answer,
+    };
+    let (parts, body) = answer.into_parts();
+    let head = ResponseHead { status: parts.status, headers: parts.headers, refused_by: None };
+    let counters = Counters::default();
+    let sent = tokio::time::timeout(ANSWER_DEADLINE, respond(&mut send, &head, body, &counters)).await;
+    if !matches!(sent, Ok(Ok(_))) {
+        tracing::debug!(tunnel = tunnel.id(), path, "an answer to an agent did not get through");
+    }
+}
+
+async fn serve(
+    core: Arc<Core>,
+    control: Arc<Control>,
+    tunnel: &LiveTunnel,
+    bodies: &Semaphore,
+    (method, path, asked): (&Method, &str, Option<&str>),
+    body: StreamBody,
+) -> Result<Reply, ApiError> {
+    const { assert!(EXCHANGES < limits::STREAMS_PER_TUNNEL as usize) };
+    let route = find(OF_TUNNELS, method, path)?;
+    let ended = |_| ApiError::internal("bodies are read no more");
+    let (_own, _all, body) = if http_body::Body::is_end_stream(&body) {
+        (None, None, bytes::Bytes::new())
+    } else {
+        let own = bodies.acquire().await.map_err(ended)?;
+        let turn = tokio::time::timeout(super::BODY_DEADLINE, ALL_BODIES.acquire()).await;
+        let all = turn.map_err(|_| busy(&format!("{BODIES_OF_ALL} bodies")))?.map_err(ended)?;
+        (Some(own), Some(all), whole(body, route.body_bytes).await?)
+    };
+    let call = Call { core, control, query: query(asked), body };
+    let agent =
+        Agent { cluster: Arc::clone(&tunnel.cluster), principal: tunnel.principal.clone(), tunnel: tunnel.id() };
+    in_time((route.serve)(&call, &agent)).await
+}
