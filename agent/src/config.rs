@@ -32,6 +32,9 @@
 //! extras = ["oid"]                    # extra keys sent to the apiserver; each needs RBAC (userextras/<key>)
 //! allow_reserved = []                 # exact names that begin with "system:" and may be impersonated all the same
 //!
+//! [azure_rbac]                        # decides calls also by the gateway's roles and assignments (not only by this cluster's)
+//! issuer = "towline"                  # which of the issuers above vouches for them; its keys must be pinned
+//!
 //! [sessions]
 //! outlive_token = "8h"                # how long a session may outlive its token; 0s is strict
 //!
@@ -84,6 +87,8 @@ pub struct Config {
     pub proxy: Option<Proxy>,
     /// Bounds on who is impersonated.
     pub impersonation: Impersonation,
+    /// The issuer that vouches for roles and assignments; none: the cluster's own RBAC decides alone (Z9).
+    pub azure_rbac: Option<String>,
     /// How long a session may outlive its token.
     pub outlive_token: Duration,
     /// Exchanges served at once.
@@ -315,6 +320,7 @@ impl Config {
         let proxy = root.section("proxy", out);
         let proxy = if named { read_proxy(proxy, out) } else { None };
         let impersonation = read_impersonation(root.section("impersonation", out), out);
+        let azure_rbac = root.optional_section("azure_rbac", out).and_then(|s| read_azure_rbac(s, &issuers, out));
         let mut sessions = root.section("sessions", out);
         let outlive_token = sessions.duration("outlive_token", Duration::ZERO..=OUTLIVE_MAX, out);
         sessions.end(out);
@@ -335,6 +341,7 @@ impl Config {
             issuers,
             proxy,
             impersonation,
+            azure_rbac,
             outlive_token: outlive_token.unwrap_or(Duration::from_secs(8 * 3600)),
             streams_max: usize::try_from(streams.unwrap_or(limits::STREAMS_PER_TUNNEL)).unwrap_or(usize::MAX),
             drain_grace: drain_grace.unwrap_or(Duration::from_secs(30)),
@@ -342,6 +349,20 @@ impl Config {
             log,
         })
     }
+}
+
+fn read_azure_rbac(mut section: Section, issuers: &[Issuer], out: &mut Faults) -> Option<String> {
+    let name = section.required_parsed("issuer", "the name of an issuer whose keys are pinned", out, |name| {
+        match issuers.iter().find(|issuer| issuer.name() == name) {
+            Some(issuer) if issuer.has_own_keys() => Ok(name.to_owned()),
+            Some(_) => {
+                Err("its keys are not pinned: whoever answers at its address could give rights; set pinned_keys_file")
+            }
+            None => Err("is none of [[issuers]]"),
+        }
+    });
+    section.end(out);
+    name
 }
 
 fn read_gateway(mut section: Section, out: &mut Faults) -> Option<Gateway> {

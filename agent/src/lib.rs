@@ -39,6 +39,7 @@ use self::{
         kube_aad_proxy::{
             KubeAadProxy,
             authenticate::Authenticator,
+            authorize::Authorizer,
             dial::{Apiserver, access::Access},
             impersonate::Names,
         },
@@ -105,8 +106,15 @@ impl Agent {
         let names = Names::new(&config.impersonation);
         let sessions = Sessions::new(config.outlive_token);
         let authenticator = Arc::new(Authenticator::new(verifier, cluster.clone()));
+        let authorizer = Authorizer::new(authenticator.clone(), config.azure_rbac.clone());
         let served: Vec<Arc<dyn Role>> = vec![
-            Arc::new(KubeAadProxy::new(authenticator.clone(), apiserver.clone(), names.clone(), sessions.clone())),
+            Arc::new(KubeAadProxy::new(
+                authenticator.clone(),
+                authorizer.clone(),
+                apiserver.clone(),
+                names.clone(),
+                sessions.clone(),
+            )),
             Arc::new(Whoami::new(authenticator.clone(), names)),
             Arc::new(Refresh::new(authenticator.clone(), sessions)),
             Arc::new(Echo),

@@ -1,8 +1,9 @@
-//! The in-cluster authenticating proxy, stage by stage: [`admit`] the request, [`authenticate`] its token, [`review`] what
-//! it asks to impersonate, [`impersonate`] the identity, [`dial`] the apiserver, [`exchange`] request and answer.
+//! The in-cluster authenticating proxy, stage by stage: [`admit`] the request, [`authenticate`] its token, [`authorize`] the
+//! call where roles and assignments are asked, [`review`] what it asks to impersonate, [`impersonate`] the identity, [`dial`] the apiserver, [`exchange`] request and answer.
 
 pub mod admit;
 pub mod authenticate;
+pub mod authorize;
 pub mod dial;
 pub mod exchange;
 pub mod impersonate;
@@ -10,7 +11,7 @@ pub mod review;
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
@@ -25,6 +26,7 @@ use proto::{
 
 use self::{
     authenticate::{Authenticated, Authenticator},
+    authorize::{Authorizer, Right},
     dial::Apiserver,
     exchange::{Exchange, Outcome},
     impersonate::{Names, Principal, Subject, UpstreamHead},
@@ -108,6 +110,7 @@ impl Refusal {
 /// The role.
 pub struct KubeAadProxy {
     authenticator: Arc<Authenticator>,
+    authorizer: Arc<Authorizer>,
     apiserver: Arc<Apiserver>,
     names: Names,
     reviews: Reviews,
@@ -118,11 +121,12 @@ impl KubeAadProxy {
     /// Serves requests to `apiserver`.
     pub fn new(
         authenticator: Arc<Authenticator>,
+        authorizer: Arc<Authorizer>,
         apiserver: Arc<Apiserver>,
         names: Names,
         sessions: Arc<Sessions>,
     ) -> Self {
-        Self { authenticator, apiserver, names, reviews: Reviews::default(), sessions }
+        Self { authenticator, authorizer, apiserver, names, reviews: Reviews::default(), sessions }
     }
 
     /// The pipeline up to a request that may leave.
@@ -131,19 +135,31 @@ impl KubeAadProxy {
         let asked = admitted.asked.take();
         let content_length = admitted.content_length;
         let authenticated = self.authenticator.authenticate(admitted.credential.take()).await?;
-        let (principal, session) = match authenticated {
-            Authenticated::Unjudged(token) => (Principal::PassThrough { token, asked }, None),
+        let now = SystemTime::now();
+        let (principal, session, right) = match authenticated {
+            Authenticated::Unjudged(token) => (Principal::PassThrough { token, asked }, None, None),
             Authenticated::User(identity) => {
                 self.sessions.shown(&identity);
                 let real = Subject::of(&identity, &self.names)?;
-                let subject = match asked {
-                    None => real,
-                    Some(asked) => self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline).await?,
+                let session = Some(self.sessions.begin(&identity));
+                let (subject, right) = match asked {
+                    None => match self.authorizer.right(&identity, &admitted, now) {
+                        Some(right) => (real.with_verbs(right.verbs()), Some(right)),
+                        None => (real, None),
+                    },
+                    // As whom it goes on, the cluster's own RBAC decides.
+                    Some(asked) if self.authorizer.may_impersonate(&identity, &asked, now) => {
+                        Subject::may_be_asked(&asked, &self.names)?;
+                        (Subject::nested(asked, &real), None)
+                    }
+                    Some(asked) => {
+                        (self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline).await?, None)
+                    }
                 };
-                (Principal::Impersonated(subject), Some(self.sessions.begin(&identity)))
+                (Principal::Impersonated(subject), session, right)
             }
         };
-        Ok(Decided { head: UpstreamHead::new(admitted, &principal)?, content_length, session })
+        Ok(Decided { head: UpstreamHead::new(admitted, &principal)?, content_length, session, right })
     }
 
     async fn respond(&self, visit: Visit) {
@@ -163,9 +179,9 @@ impl KubeAadProxy {
             )),
         };
         let result = match decided {
-            Ok(Decided { head, content_length, session }) => {
+            Ok(Decided { head, content_length, session, right }) => {
                 let exchange =
-                    Exchange { apiserver: &self.apiserver, head, content_length, deadline: patient, session };
+                    Exchange { apiserver: &self.apiserver, head, content_length, deadline: patient, session, right };
                 exchange.run(send, recv).await
             }
             Err(refusal) => Err((send, refusal)),
@@ -199,6 +215,7 @@ struct Decided {
     head: UpstreamHead,
     content_length: Option<u64>,
     session: Option<Session>,
+    right: Option<Right>,
 }
 
 /// Answers with a Kubernetes `Status`.

@@ -13,6 +13,7 @@ use agent::{
         kube_aad_proxy::{
             KubeAadProxy,
             authenticate::Authenticator,
+            authorize::Authorizer,
             dial::{Apiserver as Upstream, access::Access},
             impersonate::Names,
         },
@@ -45,6 +46,7 @@ pub struct Harness {
     pub issuer: TestIssuer,
     pub upstream: Arc<Upstream>,
     pub server: Server,
+    pub authorizer: Arc<Authorizer>,
     _tasks: [TaskGroup; 2],
 }
 
@@ -70,8 +72,15 @@ impl Harness {
         let names = Names::new(&config::Impersonation::default());
         let sessions = Sessions::new(outlive_token);
         let authenticator = Arc::new(Authenticator::new(issuer.verifier(), CLUSTER.parse().unwrap()));
+        let authorizer = Authorizer::new(authenticator.clone(), Some("test".to_owned()));
         let roles: Vec<Arc<dyn Role>> = vec![
-            Arc::new(KubeAadProxy::new(authenticator.clone(), upstream.clone(), names.clone(), sessions.clone())),
+            Arc::new(KubeAadProxy::new(
+                authenticator.clone(),
+                authorizer.clone(),
+                upstream.clone(),
+                names.clone(),
+                sessions.clone(),
+            )),
             Arc::new(Whoami::new(authenticator.clone(), names)),
             Arc::new(Refresh::new(authenticator, sessions)),
             Arc::new(Echo),
@@ -83,7 +92,7 @@ impl Harness {
         tasks.spawn("serve", async move {
             serving.serve(&agent).await;
         });
-        Self { gateway, issuer, upstream, server, _tasks: [tasks, connections] }
+        Self { gateway, issuer, upstream, server, authorizer, _tasks: [tasks, connections] }
     }
 
     pub fn token(&self, user: &str, groups: &[&str]) -> String {

@@ -322,3 +322,45 @@ async fn refresh_extends_what_the_same_principal_has_open() {
     assert_eq!(body["extended"], false);
     assert_eq!(refresh("Bearer opaque").await.status, 401);
 }
+
+/// Z9: what an assignment allows reaches the apiserver with the groups that carry its verbs; nobody else gets these.
+#[tokio::test]
+async fn z9_an_allowed_call_is_given_its_verbs_and_nobody_brings_them() {
+    use proto::rbac::{
+        Assignment, Window,
+        principal::user_key,
+        role::built_in,
+        snapshot::{self, Document, STATEMENT_TYPE, Signed},
+    };
+    let apiserver = Apiserver::start(reviewing(|_| true)).await;
+    let harness = Harness::new(apiserver.access()).await;
+    let cluster: ClusterId = CLUSTER.parse().unwrap();
+    let viewer = built_in().iter().find(|role| role.name == "Azure Arc Kubernetes Viewer").unwrap();
+    let assignment = Assignment {
+        id: "a".into(),
+        principal: user_key("jane").into(),
+        scope: format!("{CLUSTER}/namespaces/dev").parse().unwrap(),
+        role: viewer.role.clone(),
+        window: Window::default(),
+    };
+    let document = serde_json::to_string(&Document::new(&cluster, 1, true, &[assignment])).unwrap();
+    let mut claims = harness.issuer.claims("-", &snapshot::audience(&cluster), SystemTime::now());
+    claims["sha256"] = json!(snapshot::digest_of(&document));
+    let header = json!({"alg": "ES256", "kid": harness.issuer.key().kid, "typ": STATEMENT_TYPE});
+    let statement = harness.issuer.mint_with(&header, &claims);
+    harness.authorizer.take(&Signed { document, statement }, SystemTime::now()).await.unwrap();
+
+    assert_eq!(harness.get("/api/v1/namespaces/dev/pods", &[]).await.status, 200);
+    assert_eq!(harness.get("/api/v1/namespaces/dev/secrets", &[]).await.status, 200);
+    let raw = apiserver.requests();
+    assert_eq!(lines(&raw[0], "impersonate-group"), ["dev", "towline.io:rbac:list"]);
+    assert_eq!(lines(&raw[0], "impersonate-user"), ["jane"]);
+    assert_eq!(lines(&raw[1], "impersonate-group"), ["dev"], "the cluster's own RBAC decides");
+    for group in ["towline.io:rbac:get", "Towline.IO:rbac:create"] {
+        let answer = harness.get("/api", &[("impersonate-user", "bob"), ("impersonate-group", group)]).await;
+        assert_eq!((answer.status, answer.refused_by.as_deref()), (403, Some("impersonate")), "{group}");
+        let token = harness.issuer.token("jane", &[group], &cluster.audience(), SystemTime::now());
+        let answer = harness.send(&head("GET", "/api", &[("authorization", &format!("Bearer {token}"))]), b"").await;
+        assert_eq!((answer.status, answer.refused_by.as_deref()), (403, Some("impersonate")), "{group} in a token");
+    }
+}

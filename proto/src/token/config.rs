@@ -75,6 +75,12 @@ impl Issuer {
         &self.url
     }
 
+    /// Whether its keys are those that are written down here, or vouched for by one of them: whoever answers at its address
+    /// cannot bring others.
+    pub fn has_own_keys(&self) -> bool {
+        !matches!(self.keys, KeySource::Discovered)
+    }
+
     /// Checks a list of issuers, each alone and all together.
     ///
     /// # Errors

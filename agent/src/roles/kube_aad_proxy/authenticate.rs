@@ -55,6 +55,18 @@ impl Authenticator {
         self.verifier.verify(credential.token.expose_secret(), &self.audience, SystemTime::now()).await
     }
 
+    /// What an issuer states beside its tokens ([`Verifier::verify_statement`]).
+    pub async fn statement(
+        &self,
+        statement: &str,
+        issuer: &str,
+        kind: &str,
+        audience: &str,
+        now: SystemTime,
+    ) -> Result<serde_json::Map<String, serde_json::Value>, TokenError> {
+        self.verifier.verify_statement(statement, issuer, kind, audience, now).await
+    }
+
     /// Without a credential, or with one that a known issuer's checks refuse: 401, which says no more than Kubernetes
     /// does.
     pub async fn authenticate(&self, credential: Option<Credential>) -> Result<Authenticated, Refusal> {

@@ -18,6 +18,7 @@ use proto::{
 
 use super::{
     Refusal,
+    authorize::Right,
     dial::{
         Apiserver, DialError,
         body::{AnswerBody, BodyGuard, RequestBody},
@@ -44,6 +45,8 @@ pub struct Exchange<'a> {
     pub deadline: Instant,
     /// What bounds it in time; none for a token that the agent cannot judge.
     pub session: Option<Session>,
+    /// What it was allowed by, where roles and assignments were asked.
+    pub right: Option<Right>,
 }
 
 /// How an exchange ended, for logs and metrics.
@@ -68,7 +71,7 @@ pub enum End {
     Upstream,
     /// The stream or the tunnel broke.
     Downstream,
-    /// The session is over: its token is too old.
+    /// The session is over: its token is too old, or its right was withdrawn.
     Session,
 }
 
@@ -140,8 +143,8 @@ impl Exchange<'_> {
                 Err(refusal) => Waited::Refused(refusal),
             },
             end = send.stopped() => Waited::Gone(gone(&end, None, 0)),
-            () = session_ended(self.session.as_ref()) => {
-                Waited::Refused(Refusal::unauthorized(STAGE, "the token's time is over"))
+            () = self.ended() => {
+                Waited::Refused(Refusal::unauthorized(STAGE, "the token's time is over, or the right was withdrawn"))
             }
             () = tokio::time::sleep_until(self.deadline.into()) => Waited::Refused(Refusal::new(
                 STAGE,
@@ -149,6 +152,26 @@ impl Exchange<'_> {
                 "Timeout",
                 "the apiserver did not answer in time",
             )),
+        }
+    }
+
+    /// Completes when the session is over, or the right to this call is withdrawn.
+    async fn ended(&self) {
+        let session = async {
+            match &self.session {
+                Some(session) => session.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        let right = async {
+            match &self.right {
+                Some(right) => right.withdrawn().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = session => {}
+            () = right => {}
         }
     }
 
@@ -169,7 +192,7 @@ impl Exchange<'_> {
         let sent = tokio::select! {
             biased;
             sent = exchange::send_body_counted(&mut send, body, &counters) => Some(sent),
-            () = session_ended(self.session.as_ref()) => None,
+            () = self.ended() => None,
         };
         let sent_bytes = counters.sent();
         let Some(result) = sent else {
@@ -221,7 +244,7 @@ impl Exchange<'_> {
                     End::Downstream
                 }
             },
-            () = session_ended(self.session.as_ref()) => End::Session,
+            () = self.ended() => End::Session,
         };
         Ok(Outcome { status, end, sent_bytes: counters.sent() })
     }
@@ -240,13 +263,6 @@ fn gone(err: &StreamError, status: Option<StatusCode>, sent_bytes: u64) -> Outco
         End::Downstream
     };
     Outcome { status, end, sent_bytes }
-}
-
-async fn session_ended(session: Option<&Session>) {
-    match session {
-        Some(session) => session.ended().await,
-        None => std::future::pending().await,
-    }
 }
 
 /// The body as the apiserver shall see it. Where no length was declared, methods that hardly ever have a body wait for

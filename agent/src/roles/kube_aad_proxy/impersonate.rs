@@ -10,7 +10,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header, uri::PathAndQuery};
-use proto::{limits, token::Identity};
+use proto::{
+    limits,
+    rbac::call::{RESERVED_PREFIX, verb_group},
+    token::Identity,
+};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::{
@@ -68,6 +72,10 @@ impl Names {
     fn may(&self, kind: &str, name: &str) -> Result<(), Refusal> {
         if !is_plain_name(name) {
             return Err(Refusal::forbidden(STAGE, format!("a {kind} name is empty, too long or not plain text")));
+        }
+        // Groups of this prefix carry rights in the cluster, which the agent alone gives (Z9).
+        if name.get(..RESERVED_PREFIX.len()).is_some_and(|front| front.eq_ignore_ascii_case(RESERVED_PREFIX)) {
+            return Err(Refusal::forbidden(STAGE, format!("{kind} {name:?} is reserved and cannot be impersonated")));
         }
         // Compared without case: nobody may come close to a reserved name.
         let reserved = name.get(..RESERVED.len()).is_some_and(|front| front.eq_ignore_ascii_case(RESERVED));
@@ -141,6 +149,12 @@ impl Subject {
         let Asked { user, uid, groups, mut extra } = asked;
         extra.insert(ORIGINAL_USER.to_owned(), vec![original.user.clone()]);
         Self { user, uid, groups, extra }
+    }
+
+    /// With the groups that carry these verbs in the cluster, for one call that roles and assignments allow.
+    pub(super) fn with_verbs(mut self, verbs: &[&str]) -> Self {
+        self.groups.extend(verbs.iter().map(|verb| verb_group(verb)));
+        self
     }
 
     /// The user name.

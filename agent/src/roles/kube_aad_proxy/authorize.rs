@@ -1,0 +1,210 @@
+//! What roles and assignments say of a call (feature Z9), where the cluster is told to ask them: the snapshot that concerns
+//! it, signed by an issuer whose keys are pinned here, pulled by role [`guard`](crate::roles::guard). Without one that holds
+//! nobody has anything by assignments, and the cluster's own RBAC decides alone.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use proto::{
+    ids::ClusterId,
+    kubernetes::RequestInfo,
+    rbac::{
+        Policy,
+        call::{Asking, Verdict},
+        principal::principals,
+        snapshot::{self, DOCUMENT_BYTES, Document, DocumentError, STATEMENT_TYPE, Signed},
+    },
+    token::{Identity, TokenError},
+};
+use tokio::sync::watch;
+
+use super::{
+    admit::{Admitted, Asked, percent_decode},
+    authenticate::Authenticator,
+};
+
+/// Rights that are bounded in time are looked at again this often.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// Decides by the snapshot of now.
+pub struct Authorizer {
+    authenticator: Arc<Authenticator>,
+    /// The issuer that states what is right; none: roles and assignments are not asked.
+    issuer: Option<String>,
+    known: watch::Sender<Option<Arc<Known>>>,
+}
+
+/// A snapshot that holds.
+struct Known {
+    policy: Policy,
+    enabled: bool,
+    revision: i64,
+    ends: SystemTime,
+}
+
+/// Why a snapshot is not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The cluster is not told to ask roles and assignments.
+    #[error("azure_rbac is not configured in this cluster")]
+    Off,
+    /// Its statement does not hold.
+    #[error("the statement beside the snapshot of roles")]
+    Statement(#[from] TokenError),
+    /// The statement is of another document.
+    #[error("the snapshot of roles is not the one that was signed")]
+    Digest,
+    /// Larger than [`DOCUMENT_BYTES`].
+    #[error("the snapshot of roles has more than {DOCUMENT_BYTES} bytes")]
+    TooLarge,
+    /// No JSON of the right form.
+    #[error("the snapshot of roles cannot be read: line {0} column {1}")]
+    Json(usize, usize),
+    /// A part of it.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// Older than the one that is known.
+    #[error("the snapshot of roles is of revision {0}, older than {1}, which is known")]
+    Older(i64, i64),
+}
+
+/// A right that a call was allowed by. It may be withdrawn while the call lasts.
+pub struct Right {
+    known: watch::Receiver<Option<Arc<Known>>>,
+    principals: Vec<String>,
+    cluster: ClusterId,
+    info: RequestInfo,
+    path: String,
+    verbs: Vec<&'static str>,
+}
+
+impl Authorizer {
+    /// Takes snapshots that `issuer` signed, by the keys that `authenticator` knows of it.
+    pub fn new(authenticator: Arc<Authenticator>, issuer: Option<String>) -> Arc<Self> {
+        Arc::new(Self { authenticator, issuer, known: watch::Sender::new(None) })
+    }
+
+    /// Whether the cluster is told to ask roles and assignments.
+    pub fn is_on(&self) -> bool {
+        self.issuer.is_some()
+    }
+
+    /// The revision that is decided by; 0 without one.
+    pub fn revision(&self) -> i64 {
+        self.known.borrow().as_ref().map_or(0, |known| known.revision)
+    }
+
+    /// Takes a snapshot in place of the one that is known, if it is signed, of this cluster and not older.
+    pub async fn take(&self, signed: &Signed, at: SystemTime) -> Result<(), SnapshotError> {
+        let issuer = self.issuer.as_deref().ok_or(SnapshotError::Off)?;
+        if signed.document.len() > DOCUMENT_BYTES {
+            return Err(SnapshotError::TooLarge);
+        }
+        let cluster = self.authenticator.cluster();
+        let audience = snapshot::audience(cluster);
+        let stated = self.authenticator.statement(&signed.statement, issuer, STATEMENT_TYPE, &audience, at).await?;
+        if stated.get("sha256").and_then(serde_json::Value::as_str) != Some(&snapshot::digest_of(&signed.document)) {
+            return Err(SnapshotError::Digest);
+        }
+        let document: Document = serde_json::from_str(&signed.document)
+            .map_err(|error| SnapshotError::Json(error.line(), error.column()))?;
+        let policy = document.policy(cluster)?;
+        let seconds = stated.get("exp").and_then(serde_json::Value::as_u64).unwrap_or_default();
+        let ends = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let known = Known { policy, enabled: document.enabled, revision: document.revision, ends };
+        let mut older = None;
+        self.known.send_if_modified(|now| {
+            // One whose time is over holds nobody back, for revisions begin anew with another store.
+            let held = now.as_ref().filter(|held| at < held.ends);
+            older = held.map(|held| held.revision).filter(|revision| *revision > known.revision);
+            if older.is_none() {
+                *now = Some(Arc::new(known));
+            }
+            older.is_none()
+        });
+        older.map_or(Ok(()), |known| Err(SnapshotError::Older(document.revision, known)))
+    }
+
+    /// The right by which this call is allowed; `None`: the cluster's own RBAC decides.
+    pub fn right(&self, identity: &Identity, admitted: &Admitted, now: SystemTime) -> Option<Right> {
+        self.issuer.as_ref()?;
+        let target = &admitted.target;
+        // What is no text names nothing that a role knows.
+        let path = String::from_utf8(percent_decode(target.path().as_bytes())).ok()?;
+        let info = RequestInfo::parse(&admitted.method, &path, target.query());
+        let mut right = Right {
+            known: self.known.subscribe(),
+            principals: principals(identity),
+            cluster: self.authenticator.cluster().clone(),
+            info,
+            path,
+            verbs: Vec::new(),
+        };
+        right.verbs = right.decide(now)?;
+        Some(right)
+    }
+
+    /// Whether all that `kubectl --as` asks for may be impersonated by roles and assignments.
+    pub fn may_impersonate(&self, identity: &Identity, asked: &Asked, now: SystemTime) -> bool {
+        const AUTHENTICATION: &str = "authentication.k8s.io";
+        let Some(known) = self.known.borrow().clone().filter(|known| known.holds(now)) else { return false };
+        let (principals, cluster) = (principals(identity), self.authenticator.cluster());
+        let asking = Asking { policy: &known.policy, principals: &principals, cluster, now: seconds(now) };
+        let account = asked.user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
+        let user = match account {
+            Some((namespace, _)) => asking.impersonate("", "serviceaccounts", Some(namespace)),
+            None => asking.impersonate("", "users", None),
+        };
+        user && (asked.groups.is_empty() || asking.impersonate("", "groups", None))
+            && (asked.uid.is_none() || asking.impersonate(AUTHENTICATION, "uids", None))
+            && (asked.extra.is_empty() || asking.impersonate(AUTHENTICATION, "userextras", None))
+    }
+}
+
+impl Known {
+    fn holds(&self, now: SystemTime) -> bool {
+        self.enabled && now < self.ends
+    }
+}
+
+impl Right {
+    /// The Kubernetes verbs that the call is given in the cluster.
+    pub fn verbs(&self) -> &[&'static str] {
+        &self.verbs
+    }
+
+    fn decide(&self, now: SystemTime) -> Option<Vec<&'static str>> {
+        let known = self.known.borrow().clone().filter(|known| known.holds(now))?;
+        let asking =
+            Asking { policy: &known.policy, principals: &self.principals, cluster: &self.cluster, now: seconds(now) };
+        match asking.call(&self.info, &self.path) {
+            Verdict::Allowed(verbs) => Some(verbs),
+            Verdict::NoOpinion => None,
+        }
+    }
+
+    /// Completes when the call would not be allowed as it was any more. Cancel-safe.
+    pub async fn withdrawn(&self) {
+        let mut known = self.known.clone();
+        loop {
+            known.mark_unchanged();
+            if self.decide(SystemTime::now()).as_ref() != Some(&self.verbs) {
+                return;
+            }
+            tokio::select! {
+                changed = known.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+            }
+        }
+    }
+}
+
+fn seconds(now: SystemTime) -> i64 {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

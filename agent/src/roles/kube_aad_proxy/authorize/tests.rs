@@ -1,0 +1,145 @@
+use http::Method;
+use proto::{
+    rbac::{Assignment, Window, principal::user_key, role::built_in},
+    token::testing::{TestIssuer, unix_seconds},
+};
+use serde_json::json;
+
+use super::*;
+
+const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+
+struct Site {
+    issuer: TestIssuer,
+    authorizer: Arc<Authorizer>,
+    now: SystemTime,
+}
+
+fn site() -> Site {
+    let issuer = TestIssuer::new("https://issuer.test");
+    let authenticator = Arc::new(Authenticator::new(issuer.verifier(), CLUSTER.parse().unwrap()));
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(unix_seconds(SystemTime::now()));
+    Site { authorizer: Authorizer::new(authenticator, Some("test".to_owned())), issuer, now }
+}
+
+fn document(revision: i64, enabled: bool, roles: &[(&str, &str)]) -> Document {
+    let assignment = |(name, scope): &(&str, &str)| Assignment {
+        id: "a".into(),
+        principal: user_key("jane").into(),
+        scope: format!("{CLUSTER}{scope}").parse().unwrap(),
+        role: built_in().iter().find(|role| role.name == *name).unwrap().role.clone(),
+        window: Window::default(),
+    };
+    let all: Vec<_> = roles.iter().map(assignment).collect();
+    Document::new(&CLUSTER.parse().unwrap(), revision, enabled, &all)
+}
+
+impl Site {
+    fn sign(&self, document: &Document, change: impl FnOnce(&mut serde_json::Value)) -> Signed {
+        let document = serde_json::to_string(document).unwrap();
+        let audience = snapshot::audience(&CLUSTER.parse().unwrap());
+        let mut claims = self.issuer.claims("-", &audience, self.now);
+        claims["sha256"] = json!(snapshot::digest_of(&document));
+        change(&mut claims);
+        let header = json!({"alg": "ES256", "kid": self.issuer.key().kid, "typ": STATEMENT_TYPE});
+        Signed { statement: self.issuer.mint_with(&header, &claims), document }
+    }
+
+    async fn take(&self, signed: &Signed) -> Result<(), SnapshotError> {
+        self.authorizer.take(signed, self.now).await
+    }
+
+    async fn right(&self, target: &'static str) -> Option<Right> {
+        let audience = self.authorizer.authenticator.cluster().audience();
+        let token = self.issuer.token("jane", &[], &audience, self.now);
+        let verifier = self.issuer.verifier();
+        let identity = verifier.verify(&token, &audience, self.now).await.unwrap();
+        let admitted = Admitted {
+            method: Method::GET,
+            target: target.parse().unwrap(),
+            headers: http::HeaderMap::new(),
+            upgrade: None,
+            content_length: None,
+            credential: None,
+            asked: None,
+        };
+        self.authorizer.right(&identity, &admitted, self.now)
+    }
+}
+
+const DEV_PODS: &str = "/api/v1/namespaces/dev/pods";
+const VIEWER: &str = "Azure Arc Kubernetes Viewer";
+
+#[tokio::test]
+async fn z9_calls_are_allowed_by_the_signed_snapshot_and_without_one_by_nothing() {
+    let site = site();
+    assert!(site.right(DEV_PODS).await.is_none(), "no snapshot yet");
+    site.take(&site.sign(&document(1, true, &[(VIEWER, "/namespaces/dev")]), |_| {})).await.unwrap();
+    assert_eq!(site.right(DEV_PODS).await.unwrap().verbs(), ["list"]);
+    assert_eq!(site.right("/api/v1/namespaces/%64ev/pods?watch=true").await.unwrap().verbs(), ["watch"]);
+    for target in [
+        "/api/v1/namespaces/other/pods",
+        "/api/v1/pods",
+        "/api/v1/namespaces/dev/secrets",
+        "/api/v1/namespaces/%ff/pods",
+    ] {
+        assert!(site.right(target).await.is_none(), "{target}");
+    }
+    site.take(&site.sign(&document(2, false, &[(VIEWER, "")]), |_| {})).await.unwrap();
+    assert!(site.right(DEV_PODS).await.is_none(), "switched off");
+}
+
+/// A hostile gateway can leave snapshots out, and no more.
+#[tokio::test]
+async fn z9_a_hostile_gateway_cannot_widen_the_snapshot() {
+    let site = site();
+    let good = document(5, true, &[(VIEWER, "/namespaces/dev")]);
+    let wide = serde_json::to_string(&document(9, true, &[("Azure Arc Kubernetes Cluster Admin", "")])).unwrap();
+    let signed = site.sign(&good, |_| {});
+    let swapped = Signed { document: wide.clone(), statement: signed.statement.clone() };
+    assert!(matches!(site.take(&swapped).await, Err(SnapshotError::Digest)));
+    let own =
+        Site { issuer: TestIssuer::new("https://issuer.test"), authorizer: site.authorizer.clone(), now: site.now };
+    let forged = own.sign(&document(9, true, &[("Azure Arc Kubernetes Cluster Admin", "")]), |_| {});
+    assert!(matches!(site.take(&forged).await, Err(SnapshotError::Statement(_))));
+    let elsewhere =
+        site.sign(&good, |claims| claims["aud"] = json!(format!("towline:policy:{}x", CLUSTER.to_lowercase())));
+    assert!(matches!(site.take(&elsewhere).await, Err(SnapshotError::Statement(TokenError::Audience))));
+    let late = site.sign(&good, |claims| claims["exp"] = json!(unix_seconds(site.now) - 600));
+    assert!(matches!(site.take(&late).await, Err(SnapshotError::Statement(TokenError::Expired { .. }))));
+    // A user's token is no statement, though the same key signed it.
+    let audience = snapshot::audience(site.authorizer.authenticator.cluster());
+    let token = Signed { document: wide, statement: site.issuer.token("jane", &[], &audience, site.now) };
+    assert!(matches!(site.take(&token).await, Err(SnapshotError::Statement(TokenError::Kind))));
+    assert_eq!(site.authorizer.revision(), 0, "nothing of it was taken");
+    site.take(&signed).await.unwrap();
+    let before = site.sign(&document(4, true, &[("Azure Arc Kubernetes Cluster Admin", "")]), |_| {});
+    assert!(
+        matches!(site.take(&before).await, Err(SnapshotError::Older(4, 5))),
+        "what was withdrawn does not come back"
+    );
+    assert!(site.right("/api/v1/namespaces/dev/secrets").await.is_none());
+}
+
+#[tokio::test]
+async fn z9_a_withdrawn_right_ends_what_it_allowed() {
+    let site = site();
+    site.take(&site.sign(&document(1, true, &[(VIEWER, "")]), |_| {})).await.unwrap();
+    let right = site.right(DEV_PODS).await.unwrap();
+    let mut withdrawn = Box::pin(right.withdrawn());
+    assert!(futures_util::poll!(&mut withdrawn).is_pending());
+    // The same right by another assignment goes on.
+    site.take(&site.sign(&document(2, true, &[(VIEWER, "/namespaces/dev")]), |_| {})).await.unwrap();
+    assert!(futures_util::poll!(&mut withdrawn).is_pending());
+    site.take(&site.sign(&document(3, true, &[]), |_| {})).await.unwrap();
+    withdrawn.await;
+}
+
+#[tokio::test]
+async fn z9_where_the_cluster_is_not_told_to_nothing_is_taken() {
+    let site = site();
+    let off = Authorizer::new(site.authorizer.authenticator.clone(), None);
+    let signed = site.sign(&document(1, true, &[(VIEWER, "")]), |_| {});
+    assert!(matches!(off.take(&signed, site.now).await, Err(SnapshotError::Off)));
+    assert!(!off.is_on());
+}
