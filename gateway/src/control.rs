@@ -5,7 +5,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use dashmap::DashSet;
 use proto::{api::ResourceId, ids::ClusterKey, process::Shutdown};
 use serde_json::json;
 use tokio::sync::{Notify, watch};
@@ -39,8 +38,6 @@ const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 const FOLLOWED_REVISIONS: i64 = 100_000;
 /// How often what has ended long ago is forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(600);
-/// Clusters that are remembered as seen.
-const SEEN_CLUSTERS: usize = 1_000_000;
 
 /// Tells the time; tests bring their own.
 pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
@@ -57,18 +54,8 @@ pub struct Control {
     clock: Clock,
     snapshots: Arc<Snapshots>,
     tunnels: Arc<Registry>,
-    seen: DashSet<ClusterKey>,
     revision: watch::Sender<i64>,
     operations: Notify,
-}
-
-/// Whether a cluster's agent is here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Connectivity {
-    /// A tunnel is up.
-    pub connected: bool,
-    /// One was.
-    pub seen: bool,
 }
 
 impl Control {
@@ -89,7 +76,6 @@ impl Control {
             clock,
             snapshots,
             tunnels,
-            seen: DashSet::new(),
             revision: watch::Sender::new(0),
             operations: Notify::new(),
         };
@@ -146,13 +132,9 @@ impl Control {
         Arc::clone(&self.snapshots.load().directory)
     }
 
-    /// Whether a cluster's agent is here.
-    pub fn connectivity(&self, key: &ClusterKey) -> Connectivity {
-        let connected = self.tunnels.count_of(key) > 0;
-        if connected && self.seen.len() < SEEN_CLUSTERS {
-            self.seen.insert(*key);
-        }
-        Connectivity { connected, seen: connected || self.seen.contains(key) }
+    /// Whether a tunnel of a cluster is up here.
+    pub fn is_live(&self, key: &ClusterKey) -> bool {
+        self.tunnels.count_of(key) > 0
     }
 
     /// Reads everything that decisions need.

@@ -13,6 +13,7 @@
 //! | [`resources`] | kinds of resources, a plug-in each |
 //! | [`store`] | where resources are kept |
 //! | [`directory`] | what decisions need of them, in memory |
+//! | [`connectivity`] | whether clusters' agents are there |
 //! | [`control`] | keeps the two in step; long-running operations |
 //! | [`sessions`] | how long a request lives; re-authorised while it does |
 //! | [`tunnels`] | listeners for agents, the hello, the registry of live tunnels |
@@ -26,6 +27,7 @@ pub mod admin;
 pub mod agents;
 pub mod api;
 pub mod config;
+pub mod connectivity;
 pub mod control;
 pub mod core;
 pub mod directory;
@@ -272,6 +274,8 @@ impl Gateway {
         tasks.spawn("reload", Arc::clone(&reloader).watch());
         if let Some(control) = &core.control {
             tasks.spawn("follow", Arc::clone(control).follow(core.shutdown.clone()));
+            let seen = connectivity::keep(Arc::clone(control), Arc::clone(&core.tunnels), core.shutdown.clone());
+            tasks.spawn("connectivity", seen);
             tasks.spawn("operations", Arc::clone(control).work(core.shutdown.clone()));
         }
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));

@@ -20,7 +20,7 @@ use crate::{
     api::{Caller, error::ApiError},
     control::Control,
     directory::Directory,
-    store::resources::Stored,
+    store::{agents::Agent, resources::Stored},
 };
 
 /// All kinds.
@@ -72,6 +72,8 @@ pub struct Showing<'a> {
     pub now_ms: i64,
     /// Live state.
     pub control: &'a Control,
+    /// What is kept of its agents, if it is of a kind that has such.
+    pub agent: Option<&'a Agent>,
 }
 
 /// A request for an action of a resource (`POST <id>/<action>`).
@@ -114,6 +116,11 @@ pub trait Kind: Send + Sync {
 
     /// Whether a deletion is a long-running operation.
     fn deletes_slowly(&self) -> bool {
+        false
+    }
+
+    /// Whether the store keeps a row of agents beside each.
+    fn has_agents(&self) -> bool {
         false
     }
 

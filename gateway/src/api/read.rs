@@ -8,8 +8,16 @@ use serde_json::{Map, Value, json};
 use super::{Call, empty, error::ApiError, json};
 use crate::{
     request::respond::Body,
-    resources::{KINDS, Kind, Place, Showing, connected_cluster, kind, last_name, schema},
-    store::resources::{PAGE_ROWS, Stored},
+    resources::{
+        KINDS, Kind, Place, Showing,
+        connected_cluster::{self, ConnectedClusters},
+        kind, last_name, schema,
+    },
+    store::{
+        StoreError,
+        agents::Agent,
+        resources::{PAGE_ROWS, Stored},
+    },
 };
 
 /// Rows of a page where the client names no number.
@@ -21,7 +29,13 @@ const TOKEN: &str = "$skipToken";
 const SUBSCRIPTION_READ: &str = "Microsoft.Resources/subscriptions/read";
 
 /// A resource as a client sees it.
-pub fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored) -> Value {
+pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored) -> Result<Value, ApiError> {
+    let agent = if kind.has_agents() { call.control.store.agent(&stored.key).await? } else { None };
+    Ok(show_with(call, kind, version, stored, agent.as_ref()))
+}
+
+/// The same, with what is kept of its agents.
+fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored, agent: Option<&Agent>) -> Value {
     let none = Map::new();
     let kept = stored.body.as_object().unwrap_or(&none);
     let mut shown = Map::new();
@@ -35,7 +49,7 @@ pub fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored) ->
     if let Some(data) = kept.get("systemData") {
         shown.insert("systemData".to_owned(), data.clone());
     }
-    kind.show(&mut shown, stored, &Showing { version, now_ms: call.now_ms, control: call.control });
+    kind.show(&mut shown, stored, &Showing { version, now_ms: call.now_ms, control: call.control, agent });
     Value::Object(shown)
 }
 
@@ -77,7 +91,7 @@ pub async fn resource(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>
     if call.headers.get(header::IF_NONE_MATCH).is_some_and(|tags| names(tags, &stored)) {
         return Ok(with_tag(empty(StatusCode::NOT_MODIFIED), &stored));
     }
-    Ok(with_tag(json(StatusCode::OK, &show(call, kind, version, &stored)), &stored))
+    Ok(with_tag(json(StatusCode::OK, &show(call, kind, version, &stored).await?), &stored))
 }
 
 /// The plug-in of an id.
@@ -157,7 +171,7 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
     let after = after(call)?;
     let at_scope = call.parameter("$filter")?.is_some_and(|filter| filter.to_ascii_lowercase().contains("atscope()"));
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
-    let shown = |stored: &Stored| {
+    let shown = |stored: &Stored, agent: Option<&Agent>| {
         let visible = match kind.place() {
             Place::Top => sees(call, &stored.key),
             _ => sight.shows(call, &action, stored),
@@ -168,19 +182,21 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
             Some(filter) => kind.matches(filter, stored, &call.caller)?,
             None => true,
         };
-        Ok((visible && reachable && wanted).then(|| show(call, kind, version, stored)))
+        Ok((visible && reachable && wanted).then(|| show_with(call, kind, version, stored, agent)))
     };
     let mut value = Vec::new();
     if after.is_empty() {
         for stored in above(call, kind, scope).await? {
-            value.extend(shown(&stored)?);
+            value.extend(shown(&stored, None)?);
         }
     }
     let within = scope.map(ResourceId::key).unwrap_or_default();
     // Only those at the scope itself, not below it.
     let exactly = at_scope && kind.place() == Place::Anywhere;
-    let pick = |stored: &Stored| if exactly && !is_at(stored, within) { Ok(None) } else { shown(stored) };
-    let last = gather(call, (kind.name(), within), after, rows, &mut value, pick).await?;
+    let pick = |stored: &Stored, agent: Option<&Agent>| {
+        if exactly && !is_at(stored, within) { Ok(None) } else { shown(stored, agent) }
+    };
+    let last = gather(call, (kind, within), after, rows, &mut value, pick).await?;
     Ok(json(StatusCode::OK, &paged(call, value, last)?))
 }
 
@@ -188,30 +204,45 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
 /// that was picked, so that a page says nothing about those that were not.
 async fn gather(
     call: &Call<'_>,
-    (kind, within): (&str, &str),
+    (kind, within): (&dyn Kind, &str),
     mut after: String,
     rows: u32,
     value: &mut Vec<Value>,
-    pick: impl Fn(&Stored) -> Result<Option<Value>, ApiError> + Send,
+    pick: impl Fn(&Stored, Option<&Agent>) -> Result<Option<Value>, ApiError> + Send,
 ) -> Result<Option<String>, ApiError> {
-    let kind = kind.to_ascii_lowercase();
     let full = value.len() + rows as usize;
     let mut fetch = rows;
     for _ in 0..LOOKS {
-        let page = call.control.store.page(&kind, within, &after, fetch).await?;
-        for stored in &page {
-            value.extend(pick(stored)?);
+        let page = page(call, kind, within, &after, fetch).await?;
+        for (stored, agent) in &page {
+            value.extend(pick(stored, agent.as_ref())?);
             if value.len() == full {
                 return Ok(Some(stored.key.clone()));
             }
         }
         match page.last() {
-            Some(last) if page.len() == fetch as usize => after.clone_from(&last.key),
+            Some((last, _)) if page.len() == fetch as usize => after.clone_from(&last.key),
             _ => return Ok(None),
         }
         fetch = PAGE_ROWS;
     }
     Ok(Some(after))
+}
+
+/// Some of a kind, with what is kept of their agents: one statement, however many there are (C9).
+async fn page(
+    call: &Call<'_>,
+    kind: &dyn Kind,
+    within: &str,
+    after: &str,
+    rows: u32,
+) -> Result<Vec<(Stored, Option<Agent>)>, StoreError> {
+    let name = kind.name().to_ascii_lowercase();
+    if kind.has_agents() {
+        return call.control.store.page_with_agents(&name, within, after, rows).await;
+    }
+    let page = call.control.store.page(&name, within, after, rows).await?;
+    Ok(page.into_iter().map(|stored| (stored, None)).collect())
 }
 
 /// Built-in resources, and of what is found at any scope, that which holds here because it is further up.
@@ -241,7 +272,7 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
     exists(call, scope).await?;
     let (rows, after) = (rows(call)?, after(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
-    let pick = |stored: &Stored| {
+    let pick = |stored: &Stored, _: Option<&Agent>| {
         let name = last_name(&stored.id);
         let wanted = filter.map_or(Ok(true), |filter| {
             super::filter::all(filter, |condition| match condition {
@@ -266,7 +297,7 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
         }))
     };
     let mut value = Vec::new();
-    let last = gather(call, (connected_cluster::NAME, scope.key()), after, rows, &mut value, pick).await?;
+    let last = gather(call, (&ConnectedClusters, scope.key()), after, rows, &mut value, pick).await?;
     Ok(json(StatusCode::OK, &paged(call, value, last)?))
 }
 

@@ -11,6 +11,8 @@ use http_body_util::{BodyExt, Full};
 use proto::{process::Shutdown, token::testing::TestIssuer};
 use serde_json::json;
 
+mod connectivity;
+
 use super::*;
 use crate::{
     config::{

@@ -113,7 +113,7 @@ async fn change(
         match try_put(call, kind, id, old, body).await? {
             Ok((stored, operation)) => {
                 let status = if old.is_some() { StatusCode::OK } else { StatusCode::CREATED };
-                let response = json(status, &read::show(call, kind, version, &stored));
+                let response = json(status, &read::show(call, kind, version, &stored).await?);
                 return Ok(operations::announce(call, read::with_tag(response, &stored), operation.as_ref()));
             }
             // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
@@ -262,7 +262,7 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
             Ok(_) if operation.is_some() => {
                 return Ok(operations::announce(call, empty(StatusCode::ACCEPTED), operation.as_ref()));
             }
-            Ok(_) => return Ok(json(StatusCode::OK, &read::show(call, kind, version, &old))),
+            Ok(_) => return Ok(json(StatusCode::OK, &read::show(call, kind, version, &old).await?)),
             Err(Refused::Changed { .. } | Refused::NoParent { .. }) => {}
         }
     }

@@ -14,7 +14,13 @@ use super::{
     Acting, Kind, Place, Showing, Writing, new_guid, properties, properties_mut,
     schema::{Property, Type},
 };
-use crate::{api::error::ApiError, store::resources::Stored};
+use crate::{
+    api::{error::ApiError, instant},
+    connectivity::Status,
+    store::resources::Stored,
+};
+
+pub mod facts;
 
 /// The plug-in.
 pub struct ConnectedClusters;
@@ -191,19 +197,25 @@ impl Kind for ConnectedClusters {
         })
     }
 
+    fn has_agents(&self) -> bool {
+        true
+    }
+
     fn show(&self, shown: &mut Map<String, Value>, stored: &Stored, showing: &Showing<'_>) {
-        let Ok(id) = stored.id.parse::<ClusterId>() else { return };
-        let connectivity = showing.control.connectivity(&id.key());
-        let agentless = properties(shown)
-            .and_then(|properties| properties.get("agentPublicKeyCertificate"))
-            .is_some_and(|key| key.as_str() == Some(""));
-        let status = match (connectivity.connected, connectivity.seen) {
-            (true, _) => "Connected",
-            (false, true) => "Offline",
-            (false, false) if agentless => "AgentNotInstalled",
-            (false, false) => "Connecting",
-        };
-        properties_mut(shown).insert("connectivityStatus".to_owned(), json!(status));
+        let Some(agent) = showing.agent else { return };
+        let live = stored.id.parse::<ClusterId>().is_ok_and(|id| showing.control.is_live(&id.key()));
+        let status = Status::of(agent, live, showing.now_ms);
+        let seen = agent.last_seen_ms.or_else(|| live.then_some(showing.now_ms));
+        let ends = agent.certificate.as_ref().map(|certificate| certificate.ends_ms);
+        let properties = properties_mut(shown);
+        properties.insert("connectivityStatus".to_owned(), status.as_str().into());
+        for (name, at) in [
+            ("lastConnectivityTime", seen.map(|at| at.min(showing.now_ms))),
+            ("managedIdentityCertificateExpirationTime", ends),
+        ] {
+            properties.insert(name.to_owned(), at.map(instant).into());
+        }
+        facts::show(properties, &agent.facts, showing.version);
     }
 
     fn actions(&self) -> &'static [&'static str] {
@@ -255,7 +267,7 @@ fn same_key(
         return Ok(());
     };
     let now = properties(body).and_then(|new| new.get(KEY)).and_then(Value::as_str).unwrap_or_default();
-    let connected = writing.control.connectivity(&cluster_id(writing.id)?.key()).connected;
+    let connected = writing.control.is_live(&cluster_id(writing.id)?.key());
     if before != now && !before.is_empty() && connected {
         let message = "The cluster is connected with another public key. Disconnect its agent first, or delete the resource and connect the cluster again.";
         return Err(ApiError::of(StatusCode::CONFLICT, "PublicKeyMismatch", message).at(format!("properties.{KEY}")));

@@ -196,6 +196,13 @@ impl Store {
         }
     }
 
+    /// Takes back signs of life of the future, which were kept under a wrong clock: they would be younger than all to come.
+    pub async fn forget_future(&self, now_ms: i64) -> Result<(), StoreError> {
+        let sql = "UPDATE agents SET last_seen_ms = $1 WHERE last_seen_ms > $1 + 60000";
+        sqlx::query(sql).bind(now_ms).execute(&self.writers).await?;
+        Ok(())
+    }
+
     /// Keeps that the agents of these clusters are seen at an instant: one transaction for all, however many. Keys of no
     /// cluster are passed over.
     pub async fn seen(&self, keys: &[String], now_ms: i64) -> Result<(), StoreError> {

@@ -1,9 +1,10 @@
 //! The live tunnels by cluster. A request looks here and nowhere else.
 
 use std::{
+    collections::HashMap,
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::SystemTime,
@@ -11,6 +12,7 @@ use std::{
 
 use dashmap::DashMap;
 use proto::{ids::ClusterKey, transport::TunnelHandle, version::Features};
+use tokio::sync::Notify;
 
 use crate::snapshot::ClusterRef;
 
@@ -56,6 +58,9 @@ impl fmt::Display for LiveTunnel {
 pub struct Registry {
     by_cluster: DashMap<ClusterKey, Vec<Arc<LiveTunnel>>>,
     next: AtomicU64,
+    /// Clusters with a tunnel that came or went, until somebody takes them; one entry for each.
+    touched: Mutex<HashMap<ClusterKey, ClusterRef>>,
+    changed: Notify,
 }
 
 /// Keeps a tunnel in the registry.
@@ -74,6 +79,7 @@ impl Registry {
         let draining = AtomicBool::new(false);
         let tunnel = Arc::new(LiveTunnel { handle, cluster, principal, since, number, draining });
         self.by_cluster.entry(key).or_default().push(Arc::clone(&tunnel));
+        self.touch(&tunnel.cluster);
         Registered { registry: Arc::clone(self), tunnel }
     }
 
@@ -103,6 +109,24 @@ impl Registry {
         self.by_cluster.get(key).map_or(0, |tunnels| tunnels.len())
     }
 
+    /// Says that a cluster's agent was here just now.
+    pub fn touch(&self, cluster: &ClusterRef) {
+        let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+        touched.insert(cluster.key, Arc::clone(cluster));
+        self.changed.notify_one();
+    }
+
+    /// Waits until there are clusters to take. For one who waits.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Clusters whose agents were here since the last time.
+    pub fn take_touched(&self) -> Vec<ClusterRef> {
+        let touched = std::mem::take(&mut *self.touched.lock().unwrap_or_else(PoisonError::into_inner));
+        touched.into_values().collect()
+    }
+
     /// All tunnels.
     pub fn all(&self) -> Vec<Arc<LiveTunnel>> {
         self.by_cluster.iter().flat_map(|entry| entry.value().clone()).collect()
@@ -116,5 +140,6 @@ impl Drop for Registered {
             tunnels.retain(|tunnel| tunnel.number != self.tunnel.number);
         }
         self.registry.by_cluster.remove_if(&key, |_, tunnels| tunnels.is_empty());
+        self.registry.touch(&self.tunnel.cluster);
     }
 }

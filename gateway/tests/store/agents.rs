@@ -73,6 +73,10 @@ async fn c6_a_sign_of_life_does_not_go_back_but_for_a_wrong_clock(place: Place) 
         store.seen(&[key("a")], now).await.unwrap();
         assert_eq!(agent(&store, "a").await.last_seen_ms, Some(kept));
     }
+    for (now, kept) in [(2 * DAY - 60_000, 2 * DAY), (DAY, DAY)] {
+        store.forget_future(now).await.unwrap();
+        assert_eq!(agent(&store, "a").await.last_seen_ms, Some(kept));
+    }
 }
 
 async fn c9_many_are_seen_in_one_write_and_read_in_one_page(place: Place) {

@@ -1,0 +1,211 @@
+//! What the API says of clusters' agents (features rows C1-C7, C9, M1-M5, D7), with the clock in the test's hand.
+
+use aws_lc_rs::{
+    rsa::{KeyPair, KeySize},
+    signature::KeyPair as _,
+};
+
+use super::*;
+use crate::{
+    connectivity,
+    snapshot::Cluster,
+    store::agents::{Certified, Kept},
+    tunnels::registry::Registry,
+};
+
+const MINUTE: i64 = 60_000;
+const DAY: i64 = 24 * 60 * MINUTE;
+const NEWEST: &str = "api-version=2026-05-01";
+
+/// The public key of a cluster that is to have agents.
+pub fn public_key() -> String {
+    BASE64.encode(KeyPair::generate(KeySize::Rsa2048).unwrap().public_key().as_ref())
+}
+
+pub fn key_of(name: &str) -> String {
+    cluster_id("g", name).to_ascii_lowercase()
+}
+
+impl Bench {
+    /// A cluster that is to have agents, in the group `g`.
+    pub async fn with_agents(&self, name: &str) -> Answer {
+        let mut body = new_cluster();
+        body["properties"]["agentPublicKeyCertificate"] = public_key().into();
+        let made = self.call("owner", "PUT", &cluster("g", name), Some(body)).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+        made
+    }
+
+    pub async fn properties(&self, name: &str) -> Value {
+        let shown = self.call("owner", "GET", &format!("{}?{NEWEST}", cluster_id("g", name)), None).await;
+        assert_eq!(shown.status, 200, "{}", shown.body);
+        shown.body["properties"].clone()
+    }
+
+    async fn status(&self, name: &str) -> Value {
+        self.properties(name).await["connectivityStatus"].clone()
+    }
+
+    pub fn now(&self) -> i64 {
+        self.clock_ms.load(Ordering::SeqCst)
+    }
+
+    pub fn at(&self, now_ms: i64) {
+        self.clock_ms.store(now_ms, Ordering::SeqCst);
+    }
+
+    pub async fn seen(&self, name: &str) {
+        self.control.store.seen(&[key_of(name)], self.now()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn c1_c2_c3_a_clusters_status_follows_its_agents_also_over_a_restart() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let made = site.with_agents("a").await;
+    let start = site.now();
+    assert_eq!(made.body["properties"]["connectivityStatus"], "Connecting");
+    assert_eq!(made.body["properties"]["lastConnectivityTime"], Value::Null);
+    let version = made.header("etag").to_owned();
+    site.seen("a").await;
+    assert_eq!(site.status("a").await, "Connected");
+    let site = site.restart().await;
+    site.at(start + 14 * MINUTE + 59_000);
+    assert_eq!(site.status("a").await, "Connected", "14:59, after a restart");
+    site.at(start + 15 * MINUTE);
+    assert_eq!(site.status("a").await, "Offline", "15:00");
+    let site = site.restart().await;
+    assert_eq!(site.status("a").await, "Offline", "after a restart");
+    assert_eq!(site.properties("a").await["lastConnectivityTime"], "2027-01-15T08:00:00Z", "C7: UTC, by Z");
+    site.seen("a").await;
+    assert_eq!(site.status("a").await, "Connected", "it came back");
+    let shown = site.call("owner", "GET", &cluster("g", "a"), None).await;
+    assert_eq!(shown.header("etag"), version, "none of this was a change of the resource");
+    // A write of the resource leaves it alone.
+    let tags = json!({"tags": {"a": "b"}});
+    let patched = site.call("owner", "PATCH", &cluster("g", "a"), Some(tags)).await;
+    assert_eq!(patched.body["properties"]["connectivityStatus"], "Connected");
+}
+
+#[tokio::test]
+async fn c4_expired_on_day_90_over_all_and_c7_the_end_of_the_certificate_is_shown() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    let start = site.now();
+    let certified =
+        Certified { begins_ms: start, ends_ms: start + 90 * DAY, serial: "1".to_owned(), key: "sha256".to_owned() };
+    let kept = site.control.store.put_certificate(&key_of("a"), &certified, Some("uid")).await.unwrap();
+    assert_eq!(kept, Kept::Done);
+    let ends = site.properties("a").await["managedIdentityCertificateExpirationTime"].clone();
+    assert_eq!(ends, "2027-04-15T08:00:00Z");
+    for (day, status) in [(45, "Connected"), (46, "Connected"), (89, "Connected"), (90, "Expired"), (91, "Expired")] {
+        site.at(start + day * DAY);
+        site.seen("a").await;
+        assert_eq!(site.status("a").await, status, "day {day}");
+    }
+    // Connected anew into the same resource.
+    let again = Certified { ends_ms: site.now() + 90 * DAY, ..certified };
+    site.control.store.put_certificate(&key_of("a"), &again, Some("uid")).await.unwrap();
+    assert_eq!(site.status("a").await, "Connected");
+}
+
+#[tokio::test]
+async fn c5_without_a_key_no_agent_is_installed() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let made = site.cluster("g", "a").await;
+    assert_eq!(made.body["properties"]["connectivityStatus"], "AgentNotInstalled");
+    assert_eq!(site.status("a").await, "AgentNotInstalled");
+    // Removed: the key is taken away.
+    site.with_agents("b").await;
+    site.seen("b").await;
+    assert_eq!(site.status("b").await, "Connected");
+    let removed = site.cluster("g", "b").await;
+    assert_eq!(removed.body["properties"]["connectivityStatus"], "AgentNotInstalled", "{}", removed.body);
+}
+
+#[tokio::test]
+async fn c9_a_page_tells_the_status_of_each() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    for name in ["a", "b", "c"] {
+        site.with_agents(name).await;
+    }
+    site.cluster("g", "d").await;
+    site.seen("b").await;
+    site.at(site.now() + 15 * MINUTE);
+    site.seen("a").await;
+    let all = format!("/subscriptions/{SUBSCRIPTION}/providers/{CLUSTERS}?{VERSION}");
+    let page = site.call("owner", "GET", &all, None).await;
+    let statuses: Vec<_> = page.body["value"].as_array().unwrap().iter().map(|c| &c["properties"]).collect();
+    let statuses: Vec<_> =
+        statuses.iter().map(|properties| properties["connectivityStatus"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["Connected", "Offline", "Connecting", "AgentNotInstalled"]);
+}
+
+#[tokio::test]
+async fn c2_what_comes_and_goes_is_kept_as_seen_at_once() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    let (tunnels, shutdown) = (Arc::new(Registry::default()), Shutdown::new());
+    let keeper = tokio::spawn(connectivity::keep(Arc::clone(&site.control), Arc::clone(&tunnels), shutdown.clone()));
+    tunnels.touch(&Cluster::new(cluster_id("g", "a").parse().unwrap()));
+    while site.status("a").await != "Connected" {
+        tokio::task::yield_now().await;
+    }
+    // What came last before the end is not lost either.
+    site.at(site.now() + MINUTE);
+    tunnels.touch(&Cluster::new(cluster_id("g", "a").parse().unwrap()));
+    shutdown.close();
+    keeper.await.unwrap();
+    assert_eq!(site.properties("a").await["lastConnectivityTime"], "2027-01-15T08:01:00Z");
+}
+
+#[tokio::test]
+async fn c6_signs_of_life_of_a_clock_that_was_wrong_are_taken_back() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    let start = site.now();
+    site.at(start + 400 * DAY);
+    site.seen("a").await;
+    site.at(start);
+    assert_eq!(site.properties("a").await["lastConnectivityTime"], "2027-01-15T08:00:00Z", "not of the future");
+    let shutdown = Shutdown::new();
+    let keeper = tokio::spawn(connectivity::keep(Arc::clone(&site.control), Arc::default(), shutdown.clone()));
+    while site.control.store.agent(&key_of("a")).await.unwrap().unwrap().last_seen_ms != Some(start) {
+        tokio::task::yield_now().await;
+    }
+    shutdown.close();
+    keeper.await.unwrap();
+    site.at(start + 15 * MINUTE);
+    assert_eq!(site.status("a").await, "Offline");
+}
+
+#[tokio::test]
+async fn m1_m5_facts_are_shown_and_what_is_not_known_is_null() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    let before = site.properties("a").await;
+    for name in ["kubernetesVersion", "totalNodeCount", "totalCoreCount", "agentVersion"] {
+        assert_eq!(before[name], Value::Null, "{name}");
+    }
+    let facts = json!({
+        "agentVersion": "1.2.3", "kubernetesVersion": "1.36.0", "infrastructure": "aws", "distribution": "eks",
+        "errors": [{"message": "nodes: forbidden", "severity": "Warning", "component": "x", "time": "2027-01-15T08:00:00Z"}],
+        "roles": {"x": "Running"},
+    });
+    site.control.store.put_facts(&key_of("a"), &facts, None, site.now()).await.unwrap();
+    let after = site.properties("a").await;
+    assert_eq!((&after["agentVersion"], &after["kubernetesVersion"]), (&json!("1.2.3"), &json!("1.36.0")));
+    assert_eq!(after["totalNodeCount"], Value::Null);
+    assert_eq!(after["infrastructure"], "aws", "nobody wrote one");
+    assert_eq!(after["distribution"], "k3s", "somebody did");
+    assert_eq!(after["arcAgentProfile"]["agentErrors"], facts["errors"]);
+    assert_eq!(after["arcAgentProfile"]["agentState"], "Running");
+    assert_eq!(after["connectivityStatus"], "Connected", "who tells something is there");
+}

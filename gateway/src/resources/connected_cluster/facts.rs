@@ -1,0 +1,113 @@
+//! What a cluster's agent told of it, as the resource shows it (features rows M1-M5, D7). What a person wrote goes before
+//! what an agent found out by heuristics.
+
+use serde_json::{Map, Value, json};
+
+use super::OLD;
+
+/// What a client says, or this service for it, who does not know.
+const UNKNOWN: &str = "generic";
+
+/// Puts facts (a heartbeat's, as it was kept) into shown properties. What the agent does not know stays `null`.
+pub fn show(properties: &mut Map<String, Value>, facts: &Value, version: &str) {
+    let Some(facts) = facts.as_object() else { return };
+    let told = |name: &str| facts.get(name).filter(|value| !value.is_null());
+    for name in ["kubernetesVersion", "totalNodeCount", "totalCoreCount", "agentVersion"] {
+        if let Some(value) = told(name) {
+            properties.insert(name.to_owned(), value.clone());
+        }
+    }
+    let is_unknown = |properties: &Map<String, Value>, name: &str| {
+        properties.get(name).is_none_or(|value| value.is_null() || *value == UNKNOWN)
+    };
+    if let (true, Some(found)) = (is_unknown(properties, "infrastructure"), told("infrastructure")) {
+        properties.insert("infrastructure".to_owned(), found.clone());
+    }
+    if let (true, Some(found)) = (is_unknown(properties, "distribution"), told("distribution")) {
+        properties.insert("distribution".to_owned(), found.clone());
+    }
+    // A version is one of what it is the version of.
+    if is_unknown(properties, "distributionVersion")
+        && properties.get("distribution") == told("distribution")
+        && let Some(found) = told("distributionVersion")
+    {
+        properties.insert("distributionVersion".to_owned(), found.clone());
+    }
+    if version >= OLD {
+        let profile = properties.entry("arcAgentProfile").or_insert_with(|| json!({}));
+        if let Some(profile) = profile.as_object_mut() {
+            profile.insert("agentErrors".to_owned(), told("errors").cloned().unwrap_or_else(|| json!([])));
+            profile.insert("agentState".to_owned(), state(facts).into());
+        }
+    }
+}
+
+/// The worst of all roles' states, `None` before any is known.
+fn state(facts: &Map<String, Value>) -> Option<&'static str> {
+    let roles = facts.get("roles")?.as_object()?;
+    let is = |state: &str| roles.values().any(|value| value == state);
+    match roles.is_empty() {
+        true => None,
+        false if is("Failing") => Some("Failing"),
+        false if is("Starting") => Some("Starting"),
+        false => Some("Running"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(written: Value, facts: Value, version: &str) -> Value {
+        let mut properties = written.as_object().unwrap().clone();
+        show(&mut properties, &facts, version);
+        Value::Object(properties)
+    }
+
+    #[test]
+    fn m1_m2_what_an_agent_told_is_shown_and_zero_is_a_fact() {
+        let facts =
+            json!({"kubernetesVersion": "1.36.0", "totalNodeCount": 0, "totalCoreCount": 8, "agentVersion": "1"});
+        let properties = shown(json!({"totalNodeCount": null}), facts, "2024-01-01");
+        let expected =
+            json!({"kubernetesVersion": "1.36.0", "totalNodeCount": 0, "totalCoreCount": 8, "agentVersion": "1"});
+        assert_eq!(properties, expected);
+    }
+
+    #[test]
+    fn m3_what_a_person_wrote_goes_before_what_an_agent_found() {
+        let facts = json!({"distribution": "k3s", "distributionVersion": "1.36", "infrastructure": "aws"});
+        let unknown = json!({"distribution": "generic", "infrastructure": "generic"});
+        let found = json!({"distribution": "k3s", "distributionVersion": "1.36", "infrastructure": "aws"});
+        assert_eq!(shown(unknown, facts.clone(), "2024-01-01"), found);
+        let written = json!({"distribution": "openshift", "infrastructure": "azure"});
+        assert_eq!(shown(written.clone(), facts.clone(), "2024-01-01"), written);
+        let same = shown(json!({"distribution": "k3s", "infrastructure": "azure"}), facts, "2024-01-01");
+        assert_eq!(same["distributionVersion"], "1.36");
+    }
+
+    #[test]
+    fn m5_what_a_limited_agent_may_not_see_stays_null_and_it_says_why() {
+        let error = json!({"message": "nodes: forbidden", "severity": "Warning", "component": "c", "time": "t"});
+        let facts = json!({"kubernetesVersion": "1.36", "totalNodeCount": null, "errors": [error]});
+        let properties = shown(json!({"totalNodeCount": null}), facts, "2026-05-01");
+        assert_eq!(properties["totalNodeCount"], Value::Null);
+        assert_eq!(properties["arcAgentProfile"]["agentErrors"], json!([error]));
+        assert_eq!(properties["arcAgentProfile"]["agentState"], Value::Null);
+    }
+
+    #[test]
+    fn d7_the_worst_role_is_the_agents_state_and_old_versions_do_not_know_it() {
+        for (roles, state) in [
+            (json!({"a": "Running", "b": "Failing", "c": "Starting"}), json!("Failing")),
+            (json!({"a": "Running", "c": "Starting"}), json!("Starting")),
+            (json!({"a": "Running"}), json!("Running")),
+            (json!({}), Value::Null),
+        ] {
+            let profile = json!({"arcAgentProfile": {"agentAutoUpgrade": "Enabled"}});
+            let properties = shown(profile.clone(), json!({"roles": roles}), "2026-05-01");
+            assert_eq!(properties["arcAgentProfile"]["agentState"], state, "{roles}");
+            assert_eq!(shown(profile.clone(), json!({"roles": roles}), "2024-01-01"), profile);
+        }
+    }
+}
