@@ -200,6 +200,11 @@ impl Control {
         }
     }
 
+    /// Changes whenever what decisions know has changed.
+    pub fn revisions(&self) -> watch::Receiver<i64> {
+        self.revision.subscribe()
+    }
+
     /// Waits until decisions know of a write, for a bounded time: who has just been given a right can use it.
     pub async fn caught_up(&self, revision: i64) {
         let mut known = self.revision.subscribe();

@@ -1,7 +1,10 @@
 //! What decisions need of the stored resources, in memory: clusters, role definitions and assignments of one moment.
 //! Immutable when shared; a change makes another one, which shares what did not change. No SQL on the path of a request.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, OnceLock},
+};
 
 use proto::{
     ids::{ClusterId, ClusterKey},
@@ -9,6 +12,7 @@ use proto::{
         Action, Assignment, Denied, Plane, Policy, Role, Scope,
         principal::{group_key, user_key},
         role::built_in,
+        snapshot::Document,
     },
 };
 use serde_json::Value;
@@ -29,7 +33,14 @@ pub struct Directory {
     /// Kept assignments by key: a role that changes, comes or goes changes what they give.
     assignments: HashMap<String, Kept>,
     policy: Policy,
+    /// Clusters where calls are decided by roles and assignments too (Z9).
+    azure_rbac: HashSet<ClusterKey>,
+    /// Made when somebody asks, for this moment only.
+    places: Arc<OnceLock<Places>>,
 }
+
+/// Assignments by the cluster that they are at or below, else by their scope.
+type Places = HashMap<Box<str>, Vec<Assignment>>;
 
 /// A custom role definition.
 #[derive(Clone)]
@@ -70,12 +81,14 @@ impl Directory {
 
     /// Takes what is kept, of a time when the newest revision was at least `revision`.
     pub fn load(&mut self, all: &[Stored], revision: i64) {
+        self.places = Arc::default();
         all.iter().for_each(|stored| self.put(stored));
         self.revision = self.revision.max(revision);
     }
 
     /// Takes changes, oldest first.
     pub fn apply(&mut self, changes: &[Change]) {
+        self.places = Arc::default();
         for change in changes {
             match change {
                 Change::Put(stored) => self.put(stored),
@@ -92,11 +105,16 @@ impl Directory {
                     let agents = connected_cluster::principal(stored)
                         .map_or(Agents::Nobody, |principal| Agents::Principal(principal.to_owned()));
                     let known = self.clusters.get(&id.key()).is_some_and(|known| known.agents == agents);
+                    if connected_cluster::asks_roles(stored) {
+                        self.azure_rbac.insert(id.key());
+                    } else {
+                        self.azure_rbac.remove(&id.key());
+                    }
                     if !known {
                         self.clusters.insert(id.key(), Cluster::of(id, agents));
                     }
                 }
-                Ok(id) => drop(self.clusters.remove(&id.key())),
+                Ok(id) => self.remove_cluster(&id),
                 Err(error) => tracing::error!(id = stored.id, %error, "a kept cluster's id cannot be read"),
             }
         } else if is(&stored.kind, role_definition::NAME) {
@@ -118,13 +136,18 @@ impl Directory {
     fn delete(&mut self, kind: &str, key: &str) {
         if is(kind, connected_cluster::NAME) {
             if let Ok(id) = key.parse::<ClusterId>() {
-                self.clusters.remove(&id.key());
+                self.remove_cluster(&id);
             }
         } else if is(kind, role_definition::NAME) {
             self.define(key, None);
         } else if is(kind, role_assignment::NAME) {
             self.forget(key);
         }
+    }
+
+    fn remove_cluster(&mut self, id: &ClusterId) {
+        self.clusters.remove(&id.key());
+        self.azure_rbac.remove(&id.key());
     }
 
     fn define(&mut self, key: &str, definition: Option<Definition>) {
@@ -229,10 +252,30 @@ impl Directory {
         self.policy.decide(principals, plane, action, scope, now).map(drop)
     }
 
+    /// What the agent of a cluster decides by, where it is told to ask roles and assignments. `revision` is this moment's.
+    pub fn document(&self, cluster: &ClusterId) -> Document {
+        let places = self.places.get_or_init(|| {
+            let mut places = Places::new();
+            for assignment in self.policy.iter() {
+                places.entry(place(&assignment.scope)).or_default().push(assignment.clone());
+            }
+            places
+        });
+        let scope = Scope::cluster(cluster);
+        let around = scope.with_parents().filter_map(|at| places.get(at)).flatten();
+        Document::new(cluster, self.revision, self.azure_rbac.contains(&cluster.key()), around)
+    }
+
     /// Whether one of the principals may do this at some place below.
     pub fn decide_below(&self, principals: &[String], action: &Action, scope: &Scope, now: i64) -> bool {
         self.policy.decide_below(principals, Plane::Control, action, scope, now)
     }
+}
+
+/// The cluster that a scope is at or below, else the scope.
+fn place(scope: &Scope) -> Box<str> {
+    let cluster = scope.with_parents().find(|at| at.parse::<ClusterId>().is_ok());
+    cluster.unwrap_or(scope.as_str()).into()
 }
 
 fn kept(stored: &Stored) -> Option<Kept> {

@@ -39,7 +39,7 @@ pub mod paths {
     pub const DESIRED: &str = "/v1/desired";
     /// POST [`super::TokenRequest`] → [`super::Token`] (R9).
     pub const TOKEN: &str = "/v1/token";
-    /// GET `?after=<revision>` → the signed snapshot of roles and assignments at this cluster (Z9).
+    /// GET `?after=<etag>` → [`crate::rbac::snapshot::Signed`] (Z9); 204 when it is still the same after a minute.
     pub const POLICY: &str = "/v1/policy";
     /// POST: metrics of the agent's processes, Prometheus text (D1).
     pub const METRICS: &str = "/v1/metrics";

@@ -501,6 +501,54 @@ async fn z2_a_role_at_one_cluster_opens_that_cluster_until_it_is_taken_back() {
 }
 
 #[tokio::test]
+async fn z9_an_agent_is_told_what_concerns_its_cluster_and_nothing_else() {
+    const VIEWER: &str = "63f0a09d-1495-4db4-a681-037d84835eb4";
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.group("h").await;
+    for (group, name) in [("g", "a"), ("g", "b"), ("h", "a")] {
+        site.cluster(group, name).await;
+    }
+    let (a, b) = (cluster_id("g", "a"), cluster_id("g", "b"));
+    let document = |id: &str| site.control.directory().document(&id.parse().unwrap());
+    let empty = document(&a);
+    assert!(
+        !empty.enabled && empty.assignments.is_empty(),
+        "owners of the configuration are told to no agent: {empty:?}"
+    );
+    for scope in [
+        format!("{a}/namespaces/dev"),
+        b.clone(),
+        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g"),
+        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/h"),
+        format!("/subscriptions/{SUBSCRIPTION}"),
+    ] {
+        let assigned = site.assign("ann", VIEWER, &scope, json!({})).await;
+        assert_eq!(assigned.status, 201, "{}", assigned.body);
+    }
+    // On the resource itself: of no interest within the cluster.
+    assert_eq!(site.assign("bob", CLUSTER_USER, &a, json!({})).await.status, 201);
+    let scopes = |id: &str| document(id).assignments.into_iter().map(|one| one.scope).collect::<Vec<_>>();
+    let subscription = format!("/subscriptions/{SUBSCRIPTION}");
+    let group = format!("{subscription}/resourcegroups/g");
+    let lower = a.to_lowercase();
+    assert_eq!(scopes(&a), [subscription.clone(), group.clone(), format!("{lower}/namespaces/dev")]);
+    assert_eq!(scopes(&b), [subscription, group, b.to_lowercase()]);
+
+    let before = document(&a);
+    let mut body = site.call("owner", "GET", &cluster("g", "a"), None).await.body;
+    body["properties"]["aadProfile"] = json!({"enableAzureRBAC": true});
+    let path = format!("{a}?api-version=2026-05-01");
+    assert_eq!(site.call("owner", "PUT", &path, Some(body)).await.status, 200);
+    let after = document(&a);
+    assert!(after.enabled && after.revision > before.revision && after.etag() != before.etag());
+    // What is written elsewhere changes the revision and not what is decided.
+    site.cluster("h", "c").await;
+    assert_eq!(document(&a).etag(), after.etag());
+    assert!(document(&a).revision > after.revision);
+}
+
+#[tokio::test]
 async fn z11_an_assignment_is_bounded_in_time_and_a_group_is_no_user_of_that_name() {
     let site = Bench::new().await;
     site.group("g").await;

@@ -78,7 +78,23 @@ impl Issuer {
         self.sign(claims, client, life, now)
     }
 
-    fn sign(&self, mut claims: Value, audience: &str, life: Duration, now: SystemTime) -> Result<String, Refusal> {
+    /// Signs a statement that is no token: of another `kind` than tokens are.
+    pub fn state(&self, kind: &str, claims: Value, audience: &str, life: Duration) -> Option<String> {
+        self.sign_as(kind, claims, audience, life, (self.clock)()).ok()
+    }
+
+    fn sign(&self, claims: Value, audience: &str, life: Duration, now: SystemTime) -> Result<String, Refusal> {
+        self.sign_as("JWT", claims, audience, life, now)
+    }
+
+    fn sign_as(
+        &self,
+        kind: &str,
+        mut claims: Value,
+        audience: &str,
+        life: Duration,
+        now: SystemTime,
+    ) -> Result<String, Refusal> {
         let now = seconds(now);
         let mut jti = [0; 16];
         SystemRandom::new().fill(&mut jti).map_err(|_| Refusal::Internal)?;
@@ -93,6 +109,6 @@ impl Issuer {
         ] {
             claims[claim] = value;
         }
-        self.keys.current().sign("JWT", claims.to_string().as_bytes()).map_err(|_| Refusal::Internal)
+        self.keys.current().sign(kind, claims.to_string().as_bytes()).map_err(|_| Refusal::Internal)
     }
 }

@@ -240,6 +240,12 @@ pub fn cluster_id(id: &ResourceId) -> Result<ClusterId, ApiError> {
     })
 }
 
+/// Whether calls in the cluster are decided by roles and assignments too (`aadProfile.enableAzureRBAC`, feature Z9).
+pub fn asks_roles(stored: &Stored) -> bool {
+    let profile = stored.body.as_object().and_then(properties).and_then(|properties| properties.get("aadProfile"));
+    profile.and_then(|profile| profile.get("enableAzureRBAC")).and_then(Value::as_bool) == Some(true)
+}
+
 /// A resource does not move (features row R12).
 pub fn same_location(body: &mut Map<String, Value>, writing: &Writing<'_>) -> Result<(), ApiError> {
     let Some(old) = writing.old.and_then(|old| old.body.get("location")).and_then(Value::as_str) else { return Ok(()) };

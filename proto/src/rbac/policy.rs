@@ -155,6 +155,11 @@ impl Policy {
         }
     }
 
+    /// All assignments, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Assignment> {
+        self.held.values().flat_map(|principal| principal.held.values()).flatten()
+    }
+
     /// How many assignments there are.
     pub fn len(&self) -> usize {
         self.held.values().flat_map(|principal| principal.held.values()).map(Vec::len).sum()

@@ -31,6 +31,8 @@ pub fn audience(cluster: &ClusterId) -> String {
 pub struct Signed {
     /// JSON of a [`Document`], byte for byte as it was digested.
     pub document: String,
+    /// What `after` of the next question is: the same as long as the same is decided.
+    pub etag: String,
     /// A compact JWS (RFC 7515) of type [`STATEMENT_TYPE`]: `iss`, `aud` ([`audience`]), `iat`, `exp`, and `sha256` of the
     /// document, base64url.
     pub statement: String,
@@ -140,6 +142,12 @@ impl Document {
             .collect();
         roles.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         Self { cluster: cluster.as_str().to_owned(), revision, enabled, roles, assignments: kept }
+    }
+
+    /// The same for documents that decide the same, whatever their revision.
+    pub fn etag(&self) -> String {
+        let same = Self { revision: 0, ..self.clone() };
+        digest_of(&serde_json::to_string(&same).unwrap_or_default())
     }
 
     /// What is decided by.

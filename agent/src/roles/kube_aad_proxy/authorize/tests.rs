@@ -42,7 +42,7 @@ impl Site {
         claims["sha256"] = json!(snapshot::digest_of(&document));
         change(&mut claims);
         let header = json!({"alg": "ES256", "kid": self.issuer.key().kid, "typ": STATEMENT_TYPE});
-        Signed { statement: self.issuer.mint_with(&header, &claims), document }
+        Signed { statement: self.issuer.mint_with(&header, &claims), document, etag: String::new() }
     }
 
     async fn take(&self, signed: &Signed) -> Result<(), SnapshotError> {
@@ -96,7 +96,7 @@ async fn z9_a_hostile_gateway_cannot_widen_the_snapshot() {
     let good = document(5, true, &[(VIEWER, "/namespaces/dev")]);
     let wide = serde_json::to_string(&document(9, true, &[("Azure Arc Kubernetes Cluster Admin", "")])).unwrap();
     let signed = site.sign(&good, |_| {});
-    let swapped = Signed { document: wide.clone(), statement: signed.statement.clone() };
+    let swapped = Signed { document: wide.clone(), ..signed.clone() };
     assert!(matches!(site.take(&swapped).await, Err(SnapshotError::Digest)));
     let own =
         Site { issuer: TestIssuer::new("https://issuer.test"), authorizer: site.authorizer.clone(), now: site.now };
@@ -109,7 +109,8 @@ async fn z9_a_hostile_gateway_cannot_widen_the_snapshot() {
     assert!(matches!(site.take(&late).await, Err(SnapshotError::Statement(TokenError::Expired { .. }))));
     // A user's token is no statement, though the same key signed it.
     let audience = snapshot::audience(site.authorizer.authenticator.cluster());
-    let token = Signed { document: wide, statement: site.issuer.token("jane", &[], &audience, site.now) };
+    let token = site.issuer.token("jane", &[], &audience, site.now);
+    let token = Signed { document: wide, statement: token, etag: String::new() };
     assert!(matches!(site.take(&token).await, Err(SnapshotError::Statement(TokenError::Kind))));
     assert_eq!(site.authorizer.revision(), 0, "nothing of it was taken");
     site.take(&signed).await.unwrap();
