@@ -75,6 +75,10 @@ fn agent(values: &Values) -> String {
     out.table("impersonation");
     out.key("extras", &values.impersonation.extras);
     out.key("allow_reserved", &values.impersonation.allow_reserved);
+    if values.azure_rbac.enabled {
+        out.table("azure_rbac");
+        out.key("issuer", &values.azure_rbac.issuer);
+    }
     out.table("sessions");
     out.key("outlive_token", &values.sessions.outlive_token);
     out.table("limits");

@@ -1,5 +1,6 @@
 //! Service accounts, roles and bindings: what each of the two Deployments may do, and nothing more.
 
+use proto::rbac::call::{VERBS, verb_group};
 use serde_json::{Value, json};
 
 use super::{
@@ -25,6 +26,9 @@ pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
         all.extend(agent.may_in_namespace(json!([
             {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [IDENTITY_SECRET], "verbs": ["get", "watch"]},
         ])));
+        if values.azure_rbac.enabled {
+            all.extend(VERBS.iter().flat_map(|verb| agent.verb(verb)));
+        }
         all.extend(manager.may_in_cluster(json!([
             {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]},
             {"apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"]},
@@ -84,6 +88,18 @@ impl Subject<'_> {
     fn may_in_cluster(&self, rules: Value) -> [Value; 2] {
         let name = format!("{}:{}", self.namespace, self.part.name());
         self.may(&name, None, ["ClusterRole", "ClusterRoleBinding"], rules)
+    }
+
+    /// One verb on everything, for a group that only the agent gives to a call.
+    fn verb(&self, verb: &str) -> [Value; 2] {
+        let mut rules = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": [verb]}]);
+        if let Some(rules) = rules.as_array_mut().filter(|_| verb == "get") {
+            rules.push(json!({"nonResourceURLs": ["*"], "verbs": ["get"]}));
+        }
+        let name = format!("{}:{}:{verb}", self.namespace, self.part.name());
+        let [role, mut binding] = self.may(&name, None, ["ClusterRole", "ClusterRoleBinding"], rules);
+        binding["subjects"] = json!([{"kind": "Group", "apiGroup": API, "name": verb_group(verb)}]);
+        [role, binding]
     }
 
     fn may_in_namespace(&self, rules: Value) -> [Value; 2] {

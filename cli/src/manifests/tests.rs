@@ -76,6 +76,7 @@ fn sets() -> Vec<(&'static str, Values)> {
                 v.metadata = Metadata { distribution: "k3s".to_owned(), infrastructure: "generic".to_owned() };
                 v.identity.onboarding_key = SecretString::from("");
                 v.identity.existing_onboarding_secret = "theirs".to_owned();
+                v.azure_rbac.enabled = true;
                 v.limits.drain_grace = "2m".to_owned();
                 v.image.digest = format!("sha256:{}", "a".repeat(64));
                 v.image.pull_secrets = vec!["registry".to_owned()];

@@ -19,6 +19,7 @@ pub struct Values {
     /// In the chart's own form.
     pub issuers: Vec<Map<String, Value>>,
     pub impersonation: Impersonation,
+    pub azure_rbac: AzureRbac,
     pub proxy: Proxy,
     pub extra_ca: String,
     pub host_aliases: Vec<HostAlias>,
@@ -68,6 +69,10 @@ section! {
 section! {
     /// Bounds on who is impersonated.
     Impersonation { extras: Vec<String>, allow_reserved: Vec<String> }
+}
+section! {
+    /// Whether calls are also decided by the gateway's roles and assignments.
+    AzureRbac { enabled: bool, issuer: String }
 }
 section! {
     /// How long sessions live.

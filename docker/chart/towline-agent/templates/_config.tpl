@@ -98,6 +98,11 @@ pinned_keys_file = "issuer-{{ $index }}-pinned.json"
 [impersonation]
 extras = {{ toJson .Values.impersonation.extras }}
 allow_reserved = {{ toJson .Values.impersonation.allowReserved }}
+{{- if .Values.azureRbac.enabled }}
+
+[azure_rbac]
+issuer = {{ toJson .Values.azureRbac.issuer }}
+{{- end }}
 
 [sessions]
 outlive_token = {{ toJson .Values.sessions.outliveToken }}
