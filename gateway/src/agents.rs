@@ -8,6 +8,8 @@
 //!
 //! The rest is one file for each question. A new one is a file and a line in [`OF_TUNNELS`] or [`OF_VISITORS`].
 
+pub mod desired;
+pub mod heartbeat;
 pub mod listener;
 pub mod policy;
 pub mod settings;
@@ -19,7 +21,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use proto::agent_api::{enrolment_paths, paths};
+use proto::agent_api::{BODY_BYTES, enrolment_paths, paths};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{api::error::ApiError, control::Control, core::Core, snapshot::ClusterRef};
@@ -132,8 +134,11 @@ impl<H> Route<H> {
 }
 
 /// What is answered on tunnels.
-pub static OF_TUNNELS: &[Route<ForAgents>] =
-    &[Route::new(Method::GET, paths::POLICY, 0, |call, agent| Box::pin(policy::serve(call, agent)))];
+pub static OF_TUNNELS: &[Route<ForAgents>] = &[
+    Route::new(Method::POST, paths::HEARTBEAT, BODY_BYTES, |call, agent| Box::pin(heartbeat::serve(call, agent))),
+    Route::new(Method::GET, paths::DESIRED, 0, |call, agent| Box::pin(desired::serve(call, agent))),
+    Route::new(Method::GET, paths::POLICY, 0, |call, agent| Box::pin(policy::serve(call, agent))),
+];
 
 /// What is answered at the public listener, below the prefix.
 pub static OF_VISITORS: &[Route<ForVisitors>] =

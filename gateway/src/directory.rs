@@ -2,7 +2,7 @@
 //! Immutable when shared; a change makes another one, which shares what did not change. No SQL on the path of a request.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, OnceLock},
 };
 
@@ -18,7 +18,10 @@ use proto::{
 use serde_json::Value;
 
 use crate::{
-    resources::{connected_cluster, is_deleting, last_name, properties, role_assignment, role_definition},
+    resources::{
+        connected_cluster::{self, wanted::Wanted},
+        is_deleting, last_name, properties, role_assignment, role_definition,
+    },
     snapshot::{Agents, Cluster, ClusterRef},
     store::{changes::Change, resources::Stored},
 };
@@ -33,8 +36,6 @@ pub struct Directory {
     /// Kept assignments by key: a role that changes, comes or goes changes what they give.
     assignments: HashMap<String, Kept>,
     policy: Policy,
-    /// Clusters where calls are decided by roles and assignments too (Z9).
-    azure_rbac: HashSet<ClusterKey>,
     /// Made when somebody asks, for this moment only.
     places: Arc<OnceLock<Places>>,
 }
@@ -104,17 +105,13 @@ impl Directory {
                 Ok(id) if !is_deleting(stored) => {
                     let agents = connected_cluster::principal(stored)
                         .map_or(Agents::Nobody, |principal| Agents::Principal(principal.to_owned()));
-                    let known = self.clusters.get(&id.key()).is_some_and(|known| known.agents == agents);
-                    if connected_cluster::asks_roles(stored) {
-                        self.azure_rbac.insert(id.key());
-                    } else {
-                        self.azure_rbac.remove(&id.key());
-                    }
-                    if !known {
-                        self.clusters.insert(id.key(), Cluster::of(id, agents));
+                    let known = self.clusters.get(&id.key());
+                    let wanted = Wanted::of(stored).or_known(known.map(|known| &known.wanted));
+                    if known.is_none_or(|known| known.agents != agents || known.wanted != wanted) {
+                        self.clusters.insert(id.key(), Cluster::of(id, agents, wanted));
                     }
                 }
-                Ok(id) => self.remove_cluster(&id),
+                Ok(id) => drop(self.clusters.remove(&id.key())),
                 Err(error) => tracing::error!(id = stored.id, %error, "a kept cluster's id cannot be read"),
             }
         } else if is(&stored.kind, role_definition::NAME) {
@@ -136,18 +133,13 @@ impl Directory {
     fn delete(&mut self, kind: &str, key: &str) {
         if is(kind, connected_cluster::NAME) {
             if let Ok(id) = key.parse::<ClusterId>() {
-                self.remove_cluster(&id);
+                self.clusters.remove(&id.key());
             }
         } else if is(kind, role_definition::NAME) {
             self.define(key, None);
         } else if is(kind, role_assignment::NAME) {
             self.forget(key);
         }
-    }
-
-    fn remove_cluster(&mut self, id: &ClusterId) {
-        self.clusters.remove(&id.key());
-        self.azure_rbac.remove(&id.key());
     }
 
     fn define(&mut self, key: &str, definition: Option<Definition>) {
@@ -261,9 +253,10 @@ impl Directory {
             }
             places
         });
+        let decides = self.clusters.get(&cluster.key()).is_some_and(|cluster| cluster.wanted.azure_rbac);
         let scope = Scope::cluster(cluster);
         let around = scope.with_parents().filter_map(|at| places.get(at)).flatten();
-        Document::new(cluster, self.revision, self.azure_rbac.contains(&cluster.key()), around)
+        Document::new(cluster, self.revision, decides, around)
     }
 
     /// Whether one of the principals may do this at some place below.

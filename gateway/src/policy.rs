@@ -16,7 +16,8 @@ pub struct Policy {
     disabled: HashSet<String>,
 }
 
-/// Why somebody may not. For logs and audit; the user is told the same for all of them.
+/// Why somebody may not. For logs and audit; the user is told the same for all but the
+/// last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DenialReason {
     /// The cluster is not registered.
@@ -27,6 +28,8 @@ pub enum DenialReason {
     Disabled,
     /// The access certificate is for another cluster.
     OtherCluster,
+    /// The cluster's feature `cluster-connect` is off (features row K9). Users are told so.
+    ConnectOff,
 }
 
 impl DenialReason {
@@ -37,6 +40,7 @@ impl DenialReason {
             Self::NoGrant => "no_grant",
             Self::Disabled => "disabled",
             Self::OtherCluster => "other_cluster",
+            Self::ConnectOff => "cluster_connect_off",
         }
     }
 }

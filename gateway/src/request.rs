@@ -247,7 +247,11 @@ async fn admit(
 }
 
 fn forbidden(user: &str, reason: DenialReason) -> Refusal {
-    Refusal::new(Stage::Authorize, Kind::Forbidden { user: user.to_owned() }).because(reason.as_str())
+    let kind = match reason {
+        DenialReason::ConnectOff => Kind::ConnectOff,
+        _ => Kind::Forbidden { user: user.to_owned() },
+    };
+    Refusal::new(Stage::Authorize, kind).because(reason.as_str())
 }
 
 enum Routed {

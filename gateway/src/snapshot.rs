@@ -21,7 +21,10 @@ use crate::{
     directory::Directory,
     policy::{DenialReason, Policy},
     request::authenticate::{Principal, unix_seconds},
-    resources::{connected_cluster::REACH, is_guid},
+    resources::{
+        connected_cluster::{REACH, wanted::Wanted},
+        is_guid,
+    },
 };
 
 static REACH_ACTION: LazyLock<Action> = LazyLock::new(|| Action::new(REACH));
@@ -37,6 +40,8 @@ pub struct Cluster {
     pub audience: String,
     /// Whom its agents' certificates must name.
     pub agents: Agents,
+    /// What is wanted of its agents.
+    pub wanted: Wanted,
 }
 
 /// Whom a cluster's agents' certificates must name beside the cluster.
@@ -80,12 +85,12 @@ pub type ClusterRef = Arc<Cluster>;
 impl Cluster {
     /// Of an id; of the configuration's.
     pub fn new(id: ClusterId) -> ClusterRef {
-        Self::of(id, Agents::Anyone)
+        Self::of(id, Agents::Anyone, Wanted::default())
     }
 
-    /// Of an id, with what its agents must show.
-    pub fn of(id: ClusterId, agents: Agents) -> ClusterRef {
-        Arc::new(Self { key: id.key(), audience: id.audience(), id, agents })
+    /// Of an id, with what its agents must show and what is wanted of them.
+    pub fn of(id: ClusterId, agents: Agents, wanted: Wanted) -> ClusterRef {
+        Arc::new(Self { key: id.key(), audience: id.audience(), id, agents, wanted })
     }
 }
 
@@ -140,6 +145,13 @@ impl Snapshot {
     /// Whether `principal` may reach `cluster` (`None`: it is not registered): by a grant of the configuration, or by a role
     /// at the cluster or above it. An unknown cluster takes as long as a forbidden one.
     pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
+        self.may_reach(principal, cluster)?;
+        // Only who may reach it is told that nobody can. The resource counts also where the configuration has the cluster.
+        let kept = cluster.and_then(|cluster| self.directory.cluster(&cluster.key));
+        if kept.is_some_and(|kept| !kept.wanted.cluster_connect) { Err(DenialReason::ConnectOff) } else { Ok(()) }
+    }
+
+    fn may_reach(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
         let granted = self.policy.decide(principal, cluster.map(|cluster| &cluster.id));
         let (Err(DenialReason::NoGrant | DenialReason::UnknownCluster), Principal::User(identity)) =
             (granted, principal)

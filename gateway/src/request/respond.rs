@@ -51,6 +51,8 @@ pub enum Kind {
     Impersonation(&'static str),
     /// No tunnel.
     NoAgent,
+    /// The cluster lets no users through.
+    ConnectOff,
     /// A bound was reached: its name and value.
     Limit {
         /// The limit's name.
@@ -159,6 +161,12 @@ impl Refusal {
                  see whether the agent runs in the cluster and what its log says"
                     .to_owned(),
                 Some(1),
+            ),
+            Kind::ConnectOff => plain(
+                StatusCode::FORBIDDEN,
+                "Forbidden",
+                "the feature cluster-connect is switched off for this cluster, so that nobody can reach it from here; \
+                 who may write the cluster switches it on (towline enable-features --features cluster-connect)",
             ),
             Kind::Limit { name, value } => (
                 StatusCode::TOO_MANY_REQUESTS,

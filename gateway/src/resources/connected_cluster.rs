@@ -21,6 +21,7 @@ use crate::{
 };
 
 pub mod facts;
+pub mod wanted;
 
 /// The plug-in.
 pub struct ConnectedClusters;
@@ -177,6 +178,7 @@ impl Kind for ConnectedClusters {
             cluster_id(writing.id)?;
             let old = writing.old.and_then(|old| old.body.as_object());
             same_key(body, old, writing)?;
+            wanted::check(properties_mut(body))?;
             let state = properties_mut(body).remove("provisioningState");
             let there = old.and_then(properties).and_then(|old| old.get("provisioningState"));
             if let Some(state) = state
@@ -223,7 +225,10 @@ impl Kind for ConnectedClusters {
     }
 
     fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
-        Box::pin(async move { credential(acting) })
+        Box::pin(async move {
+            connect_is_on(acting.resource)?;
+            credential(acting)
+        })
     }
 }
 
@@ -238,12 +243,6 @@ pub fn cluster_id(id: &ResourceId) -> Result<ClusterId, ApiError> {
         let message = format!("The id '{id}' cannot be a cluster's: {error}.");
         ApiError::bad_request("InvalidResourceName", message).at("name")
     })
-}
-
-/// Whether calls in the cluster are decided by roles and assignments too (`aadProfile.enableAzureRBAC`, feature Z9).
-pub fn asks_roles(stored: &Stored) -> bool {
-    let profile = stored.body.as_object().and_then(properties).and_then(|properties| properties.get("aadProfile"));
-    profile.and_then(|profile| profile.get("enableAzureRBAC")).and_then(Value::as_bool) == Some(true)
 }
 
 /// A resource does not move (features row R12).
@@ -310,6 +309,15 @@ fn public_key(text: &str) -> Result<(), String> {
     let is_key = probe.parse().is_ok();
     let is_certificate = certs::is_certificate(&der);
     if is_key || is_certificate { Ok(()) } else { Err(wanted()) }
+}
+
+/// Nobody is told how to reach a cluster that lets nobody through (features row K9).
+fn connect_is_on(resource: &Stored) -> Result<(), ApiError> {
+    if wanted::Wanted::of(resource).cluster_connect {
+        return Ok(());
+    }
+    let message = "The feature 'cluster-connect' is switched off for this cluster, or its private link is enabled. Switch it on (towline enable-features --features cluster-connect) and try again.";
+    Err(ApiError::of(StatusCode::CONFLICT, "ClusterConnectDisabled", message))
 }
 
 fn credential(acting: &Acting<'_>) -> Result<Value, ApiError> {

@@ -209,3 +209,45 @@ async fn m1_m5_facts_are_shown_and_what_is_not_known_is_null() {
     assert_eq!(after["arcAgentProfile"]["agentState"], "Running");
     assert_eq!(after["connectivityStatus"], "Connected", "who tells something is there");
 }
+
+#[tokio::test]
+async fn k9_without_cluster_connect_nobody_gets_through_and_nobody_is_told_how() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let body = json!({"authenticationMethod": "AAD", "clientProxy": false});
+    let ask = format!("{}/listClusterUserCredential?{VERSION}", cluster_id("g", "a"));
+    let id: proto::ids::ClusterId = cluster_id("g", "a").parse().unwrap();
+    let decide = async |user: &str| {
+        let user = Principal::User(site.identity(user, &id.audience()).await);
+        let snapshot = site.snapshots.load();
+        snapshot.decide(&user, snapshot.cluster(&id.key()))
+    };
+    let put = async |properties: Value| {
+        let mut made = new_cluster();
+        made["properties"].as_object_mut().unwrap().extend(properties.as_object().cloned().unwrap());
+        site.call("owner", "PUT", &format!("{}?{NEWEST}", cluster_id("g", "a")), Some(made)).await
+    };
+    let switch = |enabled: &str| json!({"arcAgentryConfigurations": [{"feature": "cluster-connect", "settings": {"enabled": enabled}}]});
+    for (properties, on) in [
+        (json!({}), true),
+        (switch("false"), false),
+        (switch("true"), true),
+        (json!({"privateLinkState": "Enabled"}), false),
+        (json!({"privateLinkState": "Disabled"}), true),
+    ] {
+        let made = put(properties.clone()).await;
+        assert!(matches!(made.status, 200 | 201), "{}", made.body);
+        let expected = if on { Ok(()) } else { Err(DenialReason::ConnectOff) };
+        assert_eq!(decide("owner").await, expected, "{properties}");
+        assert_eq!(decide("stranger").await, Err(DenialReason::NoGrant), "who has no right learns nothing");
+        let answer = site.call("owner", "POST", &ask, Some(body.clone())).await;
+        assert_eq!(answer.status, if on { 200 } else { 409 }, "{}", answer.body);
+        if !on {
+            assert_eq!(answer.code(), "ClusterConnectDisabled");
+            assert!(answer.body["error"]["message"].as_str().unwrap().contains("cluster-connect"));
+        }
+    }
+    let bad = put(switch("perhaps")).await;
+    let target = "properties.arcAgentryConfigurations[0].settings.enabled";
+    assert_eq!((bad.status, &bad.body["error"]["target"]), (400, &json!(target)), "{}", bad.body);
+}

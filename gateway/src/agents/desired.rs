@@ -1,0 +1,63 @@
+//! What the control plane wants of a cluster's agents (`GET /v1/desired`): told at once where it is news to them, else as soon
+//! as it is (features rows K9, Z9, X1).
+
+use std::time::Duration;
+
+use http::StatusCode;
+use proto::agent_api::{Desired, codes};
+
+use super::{Agent, Call, Reply};
+use crate::{api::error::ApiError, resources::connected_cluster::wanted::Wanted};
+
+/// How long an answer waits for news. The agent allows a minute.
+const PATIENCE: Duration = Duration::from_secs(55);
+
+/// The answer.
+pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
+    let after = match call.parameter("after") {
+        None => None,
+        Some(text) => Some(text.parse::<i64>().map_err(|_| {
+            let message = "The query parameter 'after' must be a revision, a whole number.";
+            ApiError::bad_request("InvalidQueryParameterValue", message).at("after")
+        })?),
+    };
+    let mut changes = call.core.snapshots.watch();
+    let news = async {
+        loop {
+            changes.borrow_and_update();
+            let wanted = wanted(call, agent)?;
+            // Also where it is older: the gateway's database was restored.
+            if after != Some(wanted.revision) {
+                return Ok::<_, ApiError>(wanted);
+            }
+            if changes.changed().await.is_err() {
+                return Ok(wanted);
+            }
+        }
+    };
+    let wanted = match tokio::time::timeout(PATIENCE, news).await {
+        Ok(news) => news?,
+        Err(_) => wanted(call, agent)?,
+    };
+    Reply::json(&Desired {
+        revision: wanted.revision,
+        cluster_connect: wanted.cluster_connect,
+        azure_rbac: wanted.azure_rbac,
+        agent_version: wanted.agent_version,
+    })
+}
+
+/// What is wanted of this agent now.
+pub fn wanted(call: &Call, agent: &Agent) -> Result<Wanted, ApiError> {
+    let snapshot = call.core.snapshots.load();
+    // A resource counts also where the configuration has the cluster.
+    let cluster = snapshot.directory.cluster(&agent.cluster.key).or_else(|| snapshot.cluster(&agent.cluster.key));
+    cluster.map(|cluster| cluster.wanted.clone()).ok_or_else(|| deleted(agent))
+}
+
+/// The cluster is gone: its agent need not ask again.
+pub fn deleted(agent: &Agent) -> ApiError {
+    let message =
+        format!("The resource '{}' was deleted; remove the agent, or connect the cluster again.", agent.cluster.id);
+    ApiError::of(StatusCode::GONE, codes::RESOURCE_DELETED, message)
+}

@@ -1,0 +1,181 @@
+//! What an agent tells of its cluster every few minutes (`POST /v1/heartbeat`; features rows C6, M1-M5, D7). It is bounded
+//! and checked before it is kept; when it came is what this gateway's clock says, whatever the agent's does.
+
+use http::StatusCode;
+use proto::agent_api::{AgentError, Heartbeat, HeartbeatAnswer, codes};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use super::{
+    Agent, Call, Reply,
+    desired::{deleted, wanted},
+};
+use crate::{
+    api::{error::ApiError, instant},
+    store::agents::Kept,
+};
+
+/// When the next one is expected. Five minutes at most (C6).
+const NEXT_SECONDS: u64 = 240;
+/// Characters of a version or a name.
+const NAME: usize = 128;
+/// Characters of an error's message; a longer one is cut.
+const MESSAGE: usize = 1024;
+/// Errors that are kept, the newest.
+const ERRORS: usize = 32;
+/// Roles that are kept.
+const ROLES: usize = 64;
+/// Nodes, and cores of all nodes, that a cluster may have.
+const MOST: u32 = 10_000_000;
+/// What a role can be.
+const STATES: [&str; 3] = ["Running", "Failing", "Starting"];
+
+/// The answer.
+pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
+    let now_ms = call.control.now_ms();
+    let told = checked(call.message()?, now_ms)?;
+    let wanted = wanted(call, agent)?;
+    // A cluster that only the configuration has keeps nothing.
+    if call.control.directory().cluster(&agent.cluster.key).is_some() {
+        keep(call, agent, &told, now_ms).await?;
+    }
+    Reply::json(&HeartbeatAnswer {
+        received: instant(now_ms),
+        next_in_seconds: NEXT_SECONDS,
+        desired_revision: wanted.revision,
+    })
+}
+
+async fn keep(call: &Call, agent: &Agent, told: &Heartbeat, now_ms: i64) -> Result<(), ApiError> {
+    let (store, key) = (&call.control.store, agent.cluster.id.as_str());
+    let known = store.agent(key).await?.ok_or_else(|| deleted(agent))?;
+    let uid = told.kube_system_uid.as_deref();
+    // A certificate was issued to the cluster of that UID; without one (of a file) nothing is known of it but this.
+    if let (Some(before), Some(now), true) = (&known.kube_system_uid, uid, known.certificate.is_some())
+        && before != now
+    {
+        let message = format!(
+            "The resource '{key}' is the Kubernetes cluster whose namespace kube-system has UID {before}; this one has \
+             {now}. Connect this cluster as a resource of its own."
+        );
+        return Err(ApiError::of(StatusCode::CONFLICT, codes::ALREADY_CONNECTED, message));
+    }
+    let facts = serde_json::to_value(told).map_err(ApiError::internal)?;
+    if known.facts == facts && known.kube_system_uid.as_deref() == uid {
+        // Nothing new but that it is there, which is kept together with others'.
+        call.core.tunnels.touch(&agent.cluster);
+        return Ok(());
+    }
+    match store.put_facts(key, &facts, uid, now_ms).await? {
+        Kept::Done => Ok(()),
+        Kept::Gone => Err(deleted(agent)),
+        Kept::Other { id } => {
+            let message = format!(
+                "This Kubernetes cluster is connected as '{id}' already and cannot also be '{key}'. Delete one of the two."
+            );
+            Err(ApiError::of(StatusCode::CONFLICT, codes::ALREADY_CONNECTED, message))
+        }
+    }
+}
+
+/// A heartbeat as it may be kept: lists are cut, what is too long or makes no sense is refused by name.
+fn checked(mut told: Heartbeat, now_ms: i64) -> Result<Heartbeat, ApiError> {
+    let named = [
+        ("agentVersion", Some(&told.agent_version)),
+        ("kubeSystemUid", told.kube_system_uid.as_ref()),
+        ("kubernetesVersion", told.kubernetes_version.as_ref()),
+        ("distribution", told.distribution.as_ref()),
+        ("distributionVersion", told.distribution_version.as_ref()),
+        ("infrastructure", told.infrastructure.as_ref()),
+    ];
+    for (name, text) in named {
+        if text.is_some_and(|text| !is_name(text)) {
+            return Err(refused(name, &format!("a text of at most {NAME} characters without control characters")));
+        }
+    }
+    for (name, count) in [("totalNodeCount", told.total_node_count), ("totalCoreCount", told.total_core_count)] {
+        if count.is_some_and(|count| count > MOST) {
+            return Err(refused(name, &format!("a whole number from 0 to {MOST}")));
+        }
+    }
+    let strange = |(role, state): (&String, &String)| !is_name(role) || !STATES.contains(&state.as_str());
+    if told.roles.len() > ROLES || told.roles.iter().any(strange) {
+        return Err(refused("roles", &format!("at most {ROLES} names, each with one of {}", STATES.join(", "))));
+    }
+    told.errors.truncate(ERRORS);
+    for error in &mut told.errors {
+        check_error(error, now_ms)?;
+    }
+    Ok(told)
+}
+
+fn check_error(error: &mut AgentError, now_ms: i64) -> Result<(), ApiError> {
+    let at = OffsetDateTime::parse(&error.time, &Rfc3339)
+        .map_err(|_| refused("errors[].time", "an instant such as 2030-01-31T12:00:00Z"))?;
+    if !is_name(&error.severity) || !is_name(&error.component) {
+        return Err(refused("errors[]", &format!("severity and component of at most {NAME} characters")));
+    }
+    // By an agent's clock, which may go ahead.
+    let at_ms = i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(now_ms);
+    error.time = instant(at_ms.clamp(0, now_ms));
+    error.message = error.message.chars().filter(|c| !c.is_control()).take(MESSAGE).collect();
+    Ok(())
+}
+
+fn is_name(text: &str) -> bool {
+    text.chars().count() <= NAME && !text.chars().any(char::is_control)
+}
+
+fn refused(name: &str, wanted: &str) -> ApiError {
+    let message = format!("The property '{name}' must be {wanted}; nothing of this heartbeat was kept.");
+    ApiError::bad_request("InvalidRequestContent", message).at(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const NOW: i64 = 1_800_000_000_000;
+
+    fn check(change: Value) -> Result<Heartbeat, String> {
+        let mut told = json!({"agentVersion": "1.2.3", "totalNodeCount": 3});
+        told.as_object_mut().unwrap().extend(change.as_object().cloned().unwrap());
+        checked(serde_json::from_value(told).unwrap(), NOW).map_err(|error| error.detail.target.unwrap_or_default())
+    }
+
+    fn error(time: &str, message: &str) -> Value {
+        json!({"message": message, "severity": "Error", "component": "metrics-agent", "time": time})
+    }
+
+    #[test]
+    fn c6_what_an_agent_tells_is_bounded_and_refused_by_name() {
+        assert!(check(json!({"totalNodeCount": 0, "totalCoreCount": MOST})).is_ok());
+        let long = "x".repeat(NAME + 1);
+        for (change, target) in [
+            (json!({"agentVersion": long}), "agentVersion"),
+            (json!({"kubernetesVersion": "1\u{0}"}), "kubernetesVersion"),
+            (json!({"kubeSystemUid": "a\nb"}), "kubeSystemUid"),
+            (json!({"totalNodeCount": MOST + 1}), "totalNodeCount"),
+            (json!({"roles": {"a": "Dancing"}}), "roles"),
+            (
+                json!({"roles": (0..=ROLES).map(|n| (n.to_string(), json!("Running"))).collect::<serde_json::Map<_, _>>()}),
+                "roles",
+            ),
+            (json!({"errors": [error("yesterday", "m")]}), "errors[].time"),
+        ] {
+            assert_eq!(check(change.clone()).unwrap_err(), target, "{change}");
+        }
+    }
+
+    #[test]
+    fn d7_errors_are_cut_and_never_of_the_future() {
+        let many: Vec<Value> = (0..100).map(|n| error("2027-01-16T08:00:00+00:00", &format!("{n}\u{7}"))).collect();
+        let kept = check(json!({"errors": many})).unwrap().errors;
+        assert_eq!(kept.len(), ERRORS);
+        assert_eq!((kept[0].message.as_str(), kept[0].time.as_str()), ("0", "2027-01-15T08:00:00Z"), "a day ahead");
+        let kept = check(json!({"errors": [error("2027-01-14T09:00:00+01:00", &"é".repeat(2 * MESSAGE))]})).unwrap();
+        assert_eq!(kept.errors[0].time, "2027-01-14T08:00:00Z");
+        assert_eq!(kept.errors[0].message.chars().count(), MESSAGE);
+    }
+}
