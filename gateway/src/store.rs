@@ -7,6 +7,7 @@
 //! | [`batch`] | how they change: what happens together, or not at all |
 //! | [`changes`] | what is new since a revision |
 //! | [`agents`] | what is known of clusters' agents, without revisions |
+//! | [`events`] | what has happened to clusters |
 //! | [`operations`] | long-running operations, which survive a restart |
 //! | [`protect`] | encryption of what must not be read from the database |
 //!
@@ -19,6 +20,7 @@
 pub mod agents;
 pub mod batch;
 pub mod changes;
+pub mod events;
 pub mod operations;
 pub mod protect;
 pub mod resources;

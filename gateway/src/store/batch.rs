@@ -4,7 +4,7 @@ use serde_json::Value;
 use sqlx::AnyConnection;
 
 use super::{
-    Store, StoreError, Write, agents, is_text,
+    Store, StoreError, Write, agents, events, is_text,
     operations::{Operation, Status},
     resources::{Stored, below, revision_of},
 };
@@ -197,6 +197,7 @@ async fn delete(connection: &mut AnyConnection, revision: i64, key: &str, expect
     let sql = "INSERT INTO tombstones (revision, resource_key, kind) SELECT $1, resource_key, kind FROM resources \
                WHERE resource_key = $2 OR (resource_key > $3 AND resource_key < $4)";
     sqlx::query(sql).bind(revision).bind(key).bind(&from).bind(&to).execute(&mut *connection).await?;
+    events::depart(connection, revision, key).await?;
     agents::forget(connection, key).await?;
     let sql = "DELETE FROM resources WHERE resource_key = $1 OR (resource_key > $2 AND resource_key < $3)";
     Ok(Ok(sqlx::query(sql).bind(key).bind(&from).bind(&to).execute(connection).await?.rows_affected()))

@@ -11,7 +11,7 @@ async fn every_question_has_an_index() {
         .map(|rest| format!("SELECT {} FROM resources {rest}", resources::COLUMNS));
     let others = [resources::COUNT, changes::DELETED, changes::NTH_DELETED, changes::NTH_PUT].map(str::to_owned);
     let operations = [operations::ONE, operations::UNDER_WAY, operations::FORGET].map(str::to_owned);
-    let agents = [agents::one(), agents::OF_UID.to_owned()].into_iter();
+    let agents = [agents::one(), agents::OF_UID.to_owned(), events::BEHIND.to_owned()].into_iter();
     let agents = agents.chain([agents::JOINED_ONE, agents::JOINED_PAGE].map(agents::joined));
     for sql in selected.into_iter().chain(others).chain(operations).chain(agents) {
         let plain = (1..=4).fold(sql.clone(), |sql, n| sql.replace(&format!("${n}"), "1"));

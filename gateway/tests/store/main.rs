@@ -8,6 +8,7 @@ mod backup;
 mod batch;
 mod changes;
 mod crash;
+mod events;
 mod operations;
 mod place;
 mod postgres;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         resources::tests(),
         batch::tests(),
         changes::tests(),
+        events::tests(),
         operations::tests(),
         races::tests(),
         schema::tests(),

@@ -1,0 +1,218 @@
+//! What happens to clusters, as events (features row C8): created, another status, deleted. They are numbered without a gap
+//! in the order in which they become visible, and kept, so many at most; who follows asks for those behind a number.
+
+use sqlx::{AnyConnection, Row, any::AnyRow};
+
+use super::{Store, StoreError, Together, is_text, resources::below};
+use crate::connectivity::OFFLINE_AFTER_MS;
+
+/// Events that are kept. The oldest are forgotten.
+pub const KEPT: i64 = 100_000;
+/// Events that one transaction tells at most, of each table.
+const AT_ONCE: i64 = 500;
+
+/// What has happened to a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Its number, from 1.
+    pub number: i64,
+    /// The cluster's id in lower case.
+    pub key: String,
+    /// The cluster's id as it was created.
+    pub id: String,
+    /// What.
+    pub kind: Kind,
+    /// When it was noticed: milliseconds since 1970.
+    pub at_ms: i64,
+    /// The status since then; none of one that was deleted.
+    pub status: Option<String>,
+    /// The status before; none of one that was created.
+    pub before: Option<String>,
+}
+
+/// Kinds of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The resource was created.
+    Created,
+    /// Its status is another one.
+    Connectivity,
+    /// The resource is gone.
+    Deleted,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Created, Self::Connectivity, Self::Deleted];
+
+    /// The word in the store.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Connectivity => "connectivity",
+            Self::Deleted => "deleted",
+        }
+    }
+}
+
+/// `connectivity::Status::of`, of what is kept, at `$1`; `$2` is 15 minutes before that.
+const STATUS: &str = "CASE WHEN a.certificate_ends_ms <= $1 THEN 'Expired' WHEN a.last_seen_ms > $2 THEN 'Connected' \
+                      WHEN a.agentless = 1 THEN 'AgentNotInstalled' WHEN a.last_seen_ms IS NULL THEN 'Connecting' \
+                      ELSE 'Offline' END";
+
+pub(super) const BEHIND: &str = "SELECT number, resource_key, id, kind, at_ms, status, before FROM events \
+                                 WHERE number > $1 ORDER BY number LIMIT $2";
+
+fn untold(columns: &str, rest: &str) -> sqlx::AssertSqlSafe<String> {
+    sqlx::AssertSqlSafe(format!(
+        "SELECT {columns} FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
+         WHERE a.told_status IS NULL OR a.told_status <> {STATUS} {rest}"
+    ))
+}
+
+impl Store {
+    /// Tells what has happened since it was told last, at an instant. How many events that are.
+    pub async fn tell(&self, now_ms: i64) -> Result<usize, StoreError> {
+        let mut told = 0;
+        while self.is_untold(now_ms).await? {
+            let some = self.tell_some(now_ms).await?;
+            told += some;
+            if some == 0 {
+                break;
+            }
+        }
+        Ok(told)
+    }
+
+    /// Whether there is something to tell: no writer waits for the answer.
+    async fn is_untold(&self, now_ms: i64) -> Result<bool, StoreError> {
+        let gone = sqlx::query("SELECT revision FROM departed LIMIT 1").fetch_optional(&self.readers).await?;
+        if gone.is_some() {
+            return Ok(true);
+        }
+        let query = sqlx::query(untold("a.agentless", "LIMIT 1")).bind(now_ms).bind(now_ms - OFFLINE_AFTER_MS);
+        Ok(query.fetch_optional(&self.readers).await?.is_some())
+    }
+
+    async fn tell_some(&self, now_ms: i64) -> Result<usize, StoreError> {
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
+        let connection = together.connection();
+        let sql = "UPDATE event_numbers SET newest = newest RETURNING newest";
+        let before: i64 = sqlx::query(sql).fetch_one(&mut *connection).await?.try_get(0)?;
+        let mut newest = before;
+        for mut event in departures(&mut *connection, now_ms).await? {
+            newest += 1;
+            event.number = newest;
+            put(&mut *connection, &event).await?;
+        }
+        let columns = format!("a.resource_key, r.id, a.told_status, {STATUS} AS status");
+        let rows = sqlx::query(untold(&columns, &format!("ORDER BY a.resource_key LIMIT {AT_ONCE}")))
+            .bind(now_ms)
+            .bind(now_ms - OFFLINE_AFTER_MS)
+            .fetch_all(&mut *connection)
+            .await?;
+        for row in &rows {
+            newest += 1;
+            let told: Option<String> = row.try_get("told_status")?;
+            let status: String = row.try_get("status")?;
+            let key: String = row.try_get("resource_key")?;
+            let sql = "UPDATE agents SET told_status = $1, told_ms = $2 WHERE resource_key = $3";
+            sqlx::query(sql).bind(&status).bind(now_ms).bind(&key).execute(&mut *connection).await?;
+            let kind = if told.is_some() { Kind::Connectivity } else { Kind::Created };
+            let id = row.try_get("id")?;
+            let event = Event { number: newest, key, id, kind, at_ms: now_ms, status: Some(status), before: told };
+            put(&mut *connection, &event).await?;
+        }
+        sqlx::query("UPDATE event_numbers SET newest = $1").bind(newest).execute(&mut *connection).await?;
+        sqlx::query("DELETE FROM events WHERE number <= $1").bind(newest - KEPT).execute(&mut *connection).await?;
+        together.commit().await?;
+        usize::try_from(newest - before).map_err(|_| broken("the newest number"))
+    }
+
+    /// Up to `rows` events behind a number, oldest first.
+    pub async fn events(&self, after: i64, rows: u32) -> Result<Vec<Event>, StoreError> {
+        let rows = sqlx::query(BEHIND).bind(after).bind(i64::from(rows)).fetch_all(&self.readers).await?;
+        rows.iter().map(event).collect()
+    }
+
+    /// The number of the newest event, 0 before the first.
+    pub async fn newest_event(&self) -> Result<i64, StoreError> {
+        Ok(sqlx::query("SELECT newest FROM event_numbers").fetch_one(&self.readers).await?.try_get(0)?)
+    }
+
+    /// Up to which event a webhook has been told. A new one begins with what happens from now on.
+    pub async fn webhook(&self, webhook: &str) -> Result<i64, StoreError> {
+        if !is_text(webhook) {
+            return Err(broken("the name of a webhook"));
+        }
+        let sql = "INSERT INTO webhooks (webhook, number) SELECT $1, newest FROM event_numbers WHERE newest >= 0 \
+                   ON CONFLICT (webhook) DO UPDATE SET number = webhooks.number RETURNING number";
+        Ok(sqlx::query(sql).bind(webhook).fetch_one(&self.writers).await?.try_get(0)?)
+    }
+
+    /// A webhook has been told up to an event.
+    pub async fn set_webhook(&self, webhook: &str, number: i64) -> Result<(), StoreError> {
+        let sql = "UPDATE webhooks SET number = $1 WHERE webhook = $2 AND number < $1";
+        sqlx::query(sql).bind(number).bind(webhook).execute(&self.writers).await?;
+        Ok(())
+    }
+}
+
+/// Takes those that were deleted and not told of, as events without numbers.
+async fn departures(connection: &mut AnyConnection, now_ms: i64) -> Result<Vec<Event>, StoreError> {
+    let sql = "SELECT revision, resource_key, id, told_status FROM departed ORDER BY revision, resource_key LIMIT $1";
+    let rows = sqlx::query(sql).bind(AT_ONCE).fetch_all(&mut *connection).await?;
+    let mut events = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let (revision, key): (i64, String) = (row.try_get(0)?, row.try_get(1)?);
+        let sql = "DELETE FROM departed WHERE revision = $1 AND resource_key = $2";
+        sqlx::query(sql).bind(revision).bind(&key).execute(&mut *connection).await?;
+        let (id, before) = (row.try_get(2)?, row.try_get(3)?);
+        events.push(Event { number: 0, key, id, kind: Kind::Deleted, at_ms: now_ms, status: None, before });
+    }
+    Ok(events)
+}
+
+/// Notes that clusters go, in the batch in which they do.
+pub(super) async fn depart(connection: &mut AnyConnection, revision: i64, key: &str) -> Result<(), StoreError> {
+    let (from, to) = below(key);
+    let sql = "INSERT INTO departed (revision, resource_key, id, told_status) \
+               SELECT $1, a.resource_key, r.id, a.told_status FROM agents a \
+               JOIN resources r ON r.resource_key = a.resource_key \
+               WHERE a.resource_key = $2 OR (a.resource_key > $3 AND a.resource_key < $4)";
+    sqlx::query(sql).bind(revision).bind(key).bind(from).bind(to).execute(connection).await?;
+    Ok(())
+}
+
+async fn put(connection: &mut AnyConnection, event: &Event) -> Result<(), StoreError> {
+    let sql = "INSERT INTO events (number, resource_key, id, kind, at_ms, status, before) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7)";
+    sqlx::query(sql)
+        .bind(event.number)
+        .bind(&event.key)
+        .bind(&event.id)
+        .bind(event.kind.as_str())
+        .bind(event.at_ms)
+        .bind(event.status.as_deref())
+        .bind(event.before.as_deref())
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+fn broken(what: &str) -> StoreError {
+    StoreError::Row { table: "events", reason: what.to_owned() }
+}
+
+fn event(row: &AnyRow) -> Result<Event, StoreError> {
+    let kind: String = row.try_get("kind")?;
+    Ok(Event {
+        number: row.try_get("number")?,
+        key: row.try_get("resource_key")?,
+        id: row.try_get("id")?,
+        kind: Kind::ALL.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| broken("the kind"))?,
+        at_ms: row.try_get("at_ms")?,
+        status: row.try_get("status")?,
+        before: row.try_get("before")?,
+    })
+}
