@@ -9,7 +9,7 @@ use std::{
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, string::Ia5String,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, SubjectPublicKeyInfo, string::Ia5String,
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
@@ -17,13 +17,12 @@ use crate::{
     credentials::Credentials,
     file::{self, LoadError, Problem},
     peer::{self, ACCESS, AGENT},
+    request::AgentRequest,
     roots::Roots,
 };
 
 /// Certificates begin this much before they are issued, for clocks that are behind.
 const BACKDATED: Duration = Duration::from_secs(300);
-const CERTIFICATE_FILE: &str = "ca.crt";
-const KEY_FILE: &str = "ca.key";
 
 /// When a certificate is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +38,12 @@ impl Validity {
     pub fn for_duration(duration: Duration) -> Self {
         let now = SystemTime::now();
         Self { not_before: now - BACKDATED, not_after: now + duration }
+    }
+
+    /// From `now` (five minutes before, for clocks that are behind) for so long, and in all no longer than `longest`.
+    pub fn at(now: SystemTime, duration: Duration, longest: Duration) -> Self {
+        let not_before = now - BACKDATED;
+        Self { not_before, not_after: (now + duration).min(not_before + longest) }
     }
 
     /// From now for so many days.
@@ -83,6 +88,17 @@ pub struct Issued {
     credentials: Credentials,
 }
 
+/// A new certificate for a key that is somebody else's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signed {
+    /// The certificate as PEM.
+    pub certificate_pem: String,
+    /// When it is valid, in whole seconds as it says itself.
+    pub validity: Validity,
+    /// The serial number in lower-case hex.
+    pub serial: String,
+}
+
 impl Issued {
     /// The private key as PEM (PKCS#8).
     pub fn key_pem(&self) -> &str {
@@ -111,6 +127,11 @@ impl fmt::Debug for Issued {
 }
 
 impl Authority {
+    /// Its certificate, in its directory.
+    pub const CERTIFICATE_FILE: &str = "ca.crt";
+    /// Its key, in its directory.
+    pub const KEY_FILE: &str = "ca.key";
+
     /// A new authority with this common name. It may not have authorities below it.
     ///
     /// # Errors
@@ -136,14 +157,21 @@ impl Authority {
     /// # Errors
     /// [`LoadError`] says which file and what to do.
     pub fn load(dir: &Path) -> Result<Self, LoadError> {
-        let (certificate_file, key_file) = (dir.join(CERTIFICATE_FILE), dir.join(KEY_FILE));
-        let pair = Credentials::load(&certificate_file, &key_file)?;
-        Roots::load(&certificate_file)?;
+        Self::load_files(&dir.join(Self::CERTIFICATE_FILE), &dir.join(Self::KEY_FILE))
+    }
+
+    /// Reads the two files of an authority.
+    ///
+    /// # Errors
+    /// [`LoadError`] says which file and what to do.
+    pub fn load_files(certificate_file: &Path, key_file: &Path) -> Result<Self, LoadError> {
+        let pair = Credentials::load(certificate_file, key_file)?;
+        Roots::load(certificate_file)?;
         let certificate = pair.chain()[0].clone();
-        let key = KeyPair::try_from(&pair.key()).map_err(|_| file::error(Some(&key_file), Problem::KeyKind))?;
+        let key = KeyPair::try_from(&pair.key()).map_err(|_| file::error(Some(key_file), Problem::KeyKind))?;
         let issuer = Issuer::from_ca_cert_der(&certificate, key)
-            .map_err(|_| file::error(Some(&certificate_file), Problem::Certificate(1)))?;
-        let certificate_pem = String::from_utf8_lossy(&file::read(&certificate_file)?).into_owned();
+            .map_err(|_| file::error(Some(certificate_file), Problem::Certificate(1)))?;
+        let certificate_pem = String::from_utf8_lossy(&file::read(certificate_file)?).into_owned();
         Ok(Self { certificate, certificate_pem, issuer })
     }
 
@@ -153,13 +181,18 @@ impl Authority {
     /// [`LoadError`] with [`Problem::Write`].
     pub fn save(&self, dir: &Path) -> Result<(), LoadError> {
         std::fs::create_dir_all(dir).map_err(|e| file::error(Some(dir), Problem::Write(e.kind())))?;
-        file::write(&dir.join(KEY_FILE), self.issuer.key().serialize_pem().as_bytes(), true)?;
-        file::write(&dir.join(CERTIFICATE_FILE), self.certificate_pem.as_bytes(), false)
+        file::write(&dir.join(Self::KEY_FILE), self.issuer.key().serialize_pem().as_bytes(), true)?;
+        file::write(&dir.join(Self::CERTIFICATE_FILE), self.certificate_pem.as_bytes(), false)
     }
 
     /// The authority's certificate as PEM: what others trust.
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
+    }
+
+    pub(crate) fn subject_and_key(&self) -> Option<(Vec<u8>, Vec<u8>)> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(&self.certificate).ok()?;
+        Some((parsed.subject().as_raw().to_vec(), parsed.public_key().raw.to_vec()))
     }
 
     /// Trust in this authority alone.
@@ -193,6 +226,31 @@ impl Authority {
         self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
+    /// The certificate of the agent with this request: of this cluster, whose identity has this object id, which is its
+    /// common name. Nothing of the request but its key goes into it, and it does not outlive the authority.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Name`] for an id or an object id that no certificate can hold.
+    pub fn sign_agent(
+        &self,
+        request: &AgentRequest,
+        cluster_id: &str,
+        principal: &str,
+        validity: Validity,
+    ) -> Result<Signed, AuthorityError> {
+        if !peer::is_name(principal) {
+            return Err(AuthorityError::Name(principal.to_owned(), "object id"));
+        }
+        let own_end = peer::not_after(std::slice::from_ref(&self.certificate));
+        let validity = Validity { not_after: validity.not_after.min(own_end), ..validity };
+        let params = with_uri(parameters(principal, validity)?, AGENT, cluster_id)?;
+        let params = of_role(params, ExtendedKeyUsagePurpose::ClientAuth);
+        let certificate = params.signed_by(&SubjectPublicKeyInfo::from_der(&request.public_key)?, &self.issuer)?;
+        let (validity, serial) =
+            peer::facts(certificate.der()).ok_or(AuthorityError::Internal("what was issued does not read back"))?;
+        Ok(Signed { certificate_pem: certificate.pem(), validity, serial })
+    }
+
     /// The right of a person to reach this cluster with a service-account token; short-lived.
     ///
     /// # Errors
@@ -205,12 +263,8 @@ impl Authority {
         self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    fn issue(&self, mut params: CertificateParams, purpose: ExtendedKeyUsagePurpose) -> Result<Issued, AuthorityError> {
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![purpose];
-        params.use_authority_key_identifier_extension = true;
-        self.issue_as_is(&params)
+    fn issue(&self, params: CertificateParams, purpose: ExtendedKeyUsagePurpose) -> Result<Issued, AuthorityError> {
+        self.issue_as_is(&of_role(params, purpose))
     }
 
     /// Issues what the parameters say: tests make wrong certificates with it.
@@ -236,6 +290,14 @@ pub(crate) fn parameters(common_name: &str, validity: Validity) -> Result<Certif
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, common_name);
     Ok(params)
+}
+
+fn of_role(mut params: CertificateParams, purpose: ExtendedKeyUsagePurpose) -> CertificateParams {
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![purpose];
+    params.use_authority_key_identifier_extension = true;
+    params
 }
 
 fn with_uri(mut params: CertificateParams, role: &str, cluster_id: &str) -> Result<CertificateParams, AuthorityError> {

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`authority`] | a certificate authority: create, keep in a directory, issue server, agent and access certificates |
 //! | [`credentials`] | a certificate chain with its private key, from PEM, with errors that say what to do |
+//! | [`request`] | the strict reading of what an agent asks a certificate with |
 //! | [`roots`] | the authorities that somebody trusts |
 //! | [`peer`] | the strict reading of a peer's certificate: an agent, or a person with access to one cluster |
 //! | [`proof`] | possession of a certificate's key shown in the hello, where a middlebox ends the TLS |
@@ -21,16 +22,18 @@ pub mod authority;
 pub mod credentials;
 pub mod peer;
 pub mod proof;
+pub mod request;
 pub mod roots;
 pub mod server_certificate;
 pub mod tls;
 
 mod file;
 
-pub use authority::{Authority, AuthorityError, Issued, Validity};
+pub use authority::{Authority, AuthorityError, Issued, Signed, Validity};
 pub use credentials::Credentials;
 pub use file::{FILE_BYTES, LoadError, Problem};
-pub use peer::{Peer, PeerError, PeerIdentity, is_certificate};
+pub use peer::{Peer, PeerError, PeerIdentity, is_certificate, rsa_key};
 pub use proof::{ProofError, sign_proof, verify_proof};
+pub use request::{AgentRequest, RequestError};
 pub use roots::Roots;
 pub use server_certificate::ServerCertificate;

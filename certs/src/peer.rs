@@ -8,10 +8,11 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use x509_parser::{
     certificate::X509Certificate,
     extensions::{ExtendedKeyUsage, GeneralName},
-    oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY},
+    oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_PKCS1_RSAENCRYPTION},
+    time::ASN1Time,
 };
 
-use crate::{roots::Roots, tls};
+use crate::{authority::Validity, roots::Roots, tls};
 
 /// What the URI name of an agent's certificate begins with; the cluster id follows.
 pub const AGENT: &str = "urn:towline:agent:";
@@ -276,8 +277,18 @@ fn serial(parsed: &X509Certificate<'_>) -> String {
 }
 
 fn end_of(parsed: &X509Certificate<'_>) -> SystemTime {
-    let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
-    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    instant(&parsed.validity().not_after)
+}
+
+fn instant(time: &ASN1Time) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
+}
+
+/// When a certificate is valid, and its serial number in hex.
+pub(crate) fn facts(der: &[u8]) -> Option<(Validity, String)> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
+    let validity = Validity { not_before: instant(&parsed.validity().not_before), not_after: end_of(&parsed) };
+    Some((validity, serial(&parsed)))
 }
 
 /// When the first certificate of a chain ends; one that cannot be read has ended.
@@ -293,6 +304,13 @@ pub(crate) fn p256_point(chain: &[CertificateDer<'_>]) -> Option<Vec<u8>> {
     let curve = key.algorithm.parameters.as_ref()?.as_oid().ok()?;
     (key.algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY && curve == OID_EC_P256)
         .then(|| key.subject_public_key.data.to_vec())
+}
+
+/// The RSA public key (PKCS#1, DER) of an X.509 certificate.
+pub fn rsa_key(der: &[u8]) -> Option<Vec<u8>> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
+    let key = parsed.public_key();
+    (key.algorithm.algorithm == OID_PKCS1_RSAENCRYPTION).then(|| key.subject_public_key.data.to_vec())
 }
 
 /// Whether some DER is one X.509 certificate and nothing else. Says nothing about trust.

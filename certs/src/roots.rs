@@ -3,9 +3,15 @@
 use std::{fmt, path::Path, sync::Arc};
 
 use rustls::RootCertStore;
-use rustls_pki_types::CertificateDer;
+use rustls_pki_types::{CertificateDer, TrustAnchor};
 
-use crate::file::{self, LoadError, Problem};
+use crate::{
+    authority::Authority,
+    file::{self, LoadError, Problem},
+};
+
+/// Tag and length of a SEQUENCE at most, in bytes.
+const OUTER_BYTES: usize = 6;
 
 /// Trusted authorities; at least one.
 #[derive(Clone)]
@@ -46,6 +52,15 @@ impl Roots {
             store.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
         }
         Self { store: Arc::new(store) }
+    }
+
+    /// Whether certificates of an authority are trusted: whether its name with its key is among these.
+    pub fn holds(&self, authority: &Authority) -> bool {
+        let Some((subject, key)) = authority.subject_and_key() else { return false };
+        // Anchors have both without the outer SEQUENCE.
+        let same = |anchor: &[u8], whole: &[u8]| whole.ends_with(anchor) && whole.len() <= anchor.len() + OUTER_BYTES;
+        let holds = |root: &TrustAnchor<'_>| same(&root.subject, &subject) && same(&root.subject_public_key_info, &key);
+        self.store.roots.iter().any(holds)
     }
 
     /// These and those of another set.

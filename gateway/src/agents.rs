@@ -8,11 +8,14 @@
 //!
 //! The rest is one file for each question. A new one is a file and a line in [`OF_TUNNELS`] or [`OF_VISITORS`].
 
+pub mod certificate;
+pub mod challenge;
 pub mod desired;
 pub mod heartbeat;
 pub mod listener;
 pub mod policy;
 pub mod settings;
+pub mod token;
 pub mod tunnel;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -135,14 +138,21 @@ impl<H> Route<H> {
 
 /// What is answered on tunnels.
 pub static OF_TUNNELS: &[Route<ForAgents>] = &[
+    Route::new(Method::POST, paths::RENEW, BODY_BYTES, |call, agent| Box::pin(certificate::renew(call, agent))),
+    Route::new(Method::POST, paths::TOKEN, BODY_BYTES, |call, agent| Box::pin(token::serve(call, agent))),
     Route::new(Method::POST, paths::HEARTBEAT, BODY_BYTES, |call, agent| Box::pin(heartbeat::serve(call, agent))),
     Route::new(Method::GET, paths::DESIRED, 0, |call, agent| Box::pin(desired::serve(call, agent))),
     Route::new(Method::GET, paths::POLICY, 0, |call, agent| Box::pin(policy::serve(call, agent))),
 ];
 
 /// What is answered at the public listener, below the prefix.
-pub static OF_VISITORS: &[Route<ForVisitors>] =
-    &[Route::new(Method::GET, enrolment_paths::SETTINGS, 0, |call, _| Box::pin(settings::serve(call)))];
+pub static OF_VISITORS: &[Route<ForVisitors>] = &[
+    Route::new(Method::POST, enrolment_paths::CHALLENGE, BODY_BYTES, |call, _| Box::pin(challenge::serve(call))),
+    Route::new(Method::POST, enrolment_paths::CERTIFICATE, BODY_BYTES, |call, visitor| {
+        Box::pin(certificate::enrol(call, visitor))
+    }),
+    Route::new(Method::GET, enrolment_paths::SETTINGS, 0, |call, _| Box::pin(settings::serve(call))),
+];
 
 /// The line of a table.
 fn find<H>(table: &'static [Route<H>], method: &Method, path: &str) -> Result<&'static Route<H>, ApiError> {

@@ -336,7 +336,9 @@ fn only_read() -> ApiError {
 fn is_in_force(snapshot: &Snapshot, issuer: Option<&Issuer>, identity: &Identity) -> bool {
     let url = snapshot.issuer_url(&identity.issuer);
     let own = issuer.filter(|issuer| url == Some(issuer.settings().url.as_str()));
-    !snapshot.policy.is_disabled(&identity.username) && own.is_none_or(|issuer| issuer.is_in_force(&identity.subject))
+    let in_force =
+        |issuer: &Issuer| issuer.is_in_force(&identity.subject) || snapshot.directory.is_identity(&identity.subject);
+    !snapshot.policy.is_disabled(&identity.username) && own.is_none_or(in_force)
 }
 
 /// 401. Says where to sign in, and no more than that.

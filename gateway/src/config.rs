@@ -1,6 +1,7 @@
 //! Valid settings. A file is parsed into [`Config`] in one go, with all its faults at once; what holds a `Config` need
 //! not check again. Which clusters, issuers and grants there are is [`Dynamic`]: it can be loaded again while running.
 
+pub mod agents;
 pub mod api;
 
 use std::{
@@ -11,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use certs::{Credentials, Roots};
+use certs::Credentials;
 use proto::{
     ids::ClusterId,
     limits,
@@ -19,7 +20,7 @@ use proto::{
     token::{Issuer, RawIssuer},
 };
 
-use self::api::Api;
+use self::{agents::Agents, api::Api};
 
 /// All that a gateway is told.
 #[derive(Debug, Clone)]
@@ -30,8 +31,8 @@ pub struct Config {
     pub listen: Listen,
     /// The certificate shown to users and agents.
     pub tls: TlsFiles,
-    /// CA that agents' and access certificates come from.
-    pub agents_ca_file: PathBuf,
+    /// Agents' certificates and tokens.
+    pub agents: Agents,
     /// Where audit records go.
     pub audit: AuditTo,
     /// Bounds; a reload replaces them for what comes from then on.
@@ -200,7 +201,7 @@ impl Config {
     fn read(mut root: Section, faults: &mut Faults) -> Option<Self> {
         let listen = parse_listen(root.section("listen", faults), faults);
         let tls = parse_tls(root.section("tls", faults), faults);
-        let agents_ca_file = parse_agents(root.section("agents", faults), faults);
+        let agents = Agents::read(root.section("agents", faults), faults);
         let audit = parse_audit(root.section("audit", faults), faults);
         let limits = parse_limits(root.section("limits", faults), faults);
         let dynamic = parse_dynamic(&mut root, faults);
@@ -210,7 +211,7 @@ impl Config {
             file: None,
             listen: listen?,
             tls: tls?,
-            agents_ca_file: agents_ca_file?,
+            agents: agents?,
             audit,
             limits,
             api: api.map_or(Some(None), |api| api.map(Some))?,
@@ -237,15 +238,6 @@ fn parse_tls(mut section: Section, faults: &mut Faults) -> Option<TlsFiles> {
         faults.push("tls", error);
     }
     Some(files)
-}
-
-fn parse_agents(mut section: Section, faults: &mut Faults) -> Option<PathBuf> {
-    let file = section.required_path("ca_file", "the PEM file of the CA of agents' certificates", faults);
-    if let Some(Err(error)) = file.as_deref().map(Roots::load) {
-        faults.push(section.key("ca_file"), error);
-    }
-    section.end(faults);
-    file
 }
 
 fn parse_audit(mut section: Section, faults: &mut Faults) -> AuditTo {

@@ -10,6 +10,7 @@ use serde_json::json;
 use tokio::sync::{Notify, watch};
 
 use crate::{
+    agents::challenge::Challenges,
     api::{body::Turns, error::ApiError},
     config::api::Api,
     directory::Directory,
@@ -50,6 +51,8 @@ pub struct Control {
     pub store: Store,
     /// Whose bodies are read now.
     pub bodies: Turns,
+    /// Challenges of clusters that ask for certificates.
+    pub challenges: Challenges,
     protector: Protector,
     clock: Clock,
     snapshots: Arc<Snapshots>,
@@ -72,6 +75,7 @@ impl Control {
             settings,
             store,
             bodies: Turns::default(),
+            challenges: Challenges::since(milliseconds(clock())),
             protector,
             clock,
             snapshots,
@@ -123,8 +127,7 @@ impl Control {
 
     /// Milliseconds since 1970.
     pub fn now_ms(&self) -> i64 {
-        let since = (self.clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+        milliseconds((self.clock)())
     }
 
     /// What decisions know now.
@@ -314,4 +317,9 @@ impl Control {
             .into_iter()
             .find(|stored| stored.key.ends_with(&format!("/{}", id.name().to_ascii_lowercase()))))
     }
+}
+
+fn milliseconds(at: SystemTime) -> i64 {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use certs::{Credentials, LoadError, Roots, ServerCertificate, tls};
+use certs::{Authority, Credentials, LoadError, Roots, ServerCertificate, tls};
 use proto::{
     process::{Shutdown, TaskGroup},
     transport::quic::Listener,
@@ -11,7 +11,10 @@ use proto::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    config::{Config, Limits},
+    config::{
+        Config, Limits,
+        agents::{Agents, AuthorityFiles},
+    },
     control::Control,
     issuer::Issuer,
     metrics::Metrics,
@@ -56,7 +59,7 @@ pub struct Core {
     /// The phases.
     pub shutdown: Shutdown,
     /// Certificates and trust.
-    pub trust: Trust,
+    pub trust: Arc<Trust>,
 }
 
 impl Core {
@@ -84,6 +87,9 @@ pub struct Trust {
 
 struct Current {
     roots: Roots,
+    authority: Option<Arc<Authority>>,
+    agents: Agents,
+    gateway_ca: String,
     public: Arc<rustls::ServerConfig>,
     tunnel: Arc<rustls::ServerConfig>,
 }
@@ -123,6 +129,21 @@ impl Trust {
         Ok(())
     }
 
+    /// What agents' certificates are issued with, if they are issued here.
+    pub fn authority(&self) -> Option<Arc<Authority>> {
+        self.current.load().authority.clone()
+    }
+
+    /// What agents get.
+    pub fn agents(&self) -> Agents {
+        self.current.load().agents.clone()
+    }
+
+    /// The authorities of the gateway's own certificate, PEM; empty: public ones.
+    pub fn gateway_ca(&self) -> String {
+        self.current.load().gateway_ca.clone()
+    }
+
     /// The TLS settings of the QUIC listener.
     pub fn tunnel(&self) -> Arc<rustls::ServerConfig> {
         Arc::clone(&self.current.load().tunnel)
@@ -131,8 +152,12 @@ impl Trust {
 
 impl Current {
     fn load(config: &Config, certificate: &Arc<ServerCertificate>) -> Result<Self, TrustError> {
-        let roots = Roots::load(&config.agents_ca_file)?;
+        let roots = Roots::load(&config.agents.ca_file)?;
+        let authority = config.agents.authority.as_ref().map(AuthorityFiles::load).transpose()?;
         Ok(Self {
+            authority: authority.map(Arc::new),
+            agents: config.agents.clone(),
+            gateway_ca: config.api.as_ref().and_then(|api| api.ca.clone()).unwrap_or_default(),
             public: Arc::new(tls::server_public(Arc::clone(certificate), Some(&roots))?),
             tunnel: Arc::new(tls::server_tunnel(Arc::clone(certificate), &roots)?),
             roots,

@@ -194,6 +194,11 @@ impl Directory {
         self.clusters.get(key)
     }
 
+    /// Whether an object id is that of a cluster's identity.
+    pub fn is_identity(&self, id: &str) -> bool {
+        self.clusters.values().any(|cluster| matches!(&cluster.agents, Agents::Principal(known) if known == id))
+    }
+
     /// How many clusters there are.
     pub fn cluster_count(&self) -> usize {
         self.clusters.len()

@@ -50,6 +50,7 @@ pub use self::{
     clients::PublicClient,
     files::FileError,
     keys::{Keys, KeysError},
+    mint::NotSigned,
     principals::{NewSecret, Principal, Principals, PrincipalsError},
     users::{User, Users, UsersError},
 };

@@ -199,7 +199,7 @@ impl Handle {
 impl Gateway {
     /// Binds the listeners and reads certificates. Within a tokio runtime.
     pub async fn build(config: Config, extras: Extras) -> Result<Self, BuildError> {
-        let trust = Trust::load(&config)?;
+        let trust = Arc::new(Trust::load(&config)?);
         let verifier = reload::verifier(&config.dynamic.issuers)?;
         let (audit_tasks, audit_shutdown) = (TaskGroup::new("audit"), Shutdown::new());
         let to = config.audit.clone();

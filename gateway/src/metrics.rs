@@ -39,6 +39,15 @@ impl Drop for OpenGuard {
     }
 }
 
+/// What became of an enrolment.
+#[derive(Debug, Clone, Copy)]
+pub enum Enrolled {
+    /// A certificate was issued.
+    Issued,
+    /// It was refused with this status.
+    Refused(http::StatusCode),
+}
+
 /// The gateway's metrics.
 pub struct Metrics {
     recorder: PrometheusRecorder,
@@ -78,6 +87,7 @@ const ANSWER_SECONDS: &str = "gateway_answer_seconds";
 const ANSWER_BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
 const REFUSED: &str = "gateway_connections_refused_total";
+const ENROLMENTS: &str = "gateway_enrolments_total";
 const OPEN_TUNNELS: &str = "gateway_tunnels_open";
 
 impl Default for Metrics {
@@ -117,6 +127,7 @@ impl Metrics {
             "User requests by the stage that ended them and status".into(),
         );
         recorder.describe_counter(REFUSED.into(), None, "Connections that ended without a request, by cause".into());
+        recorder.describe_counter(ENROLMENTS.into(), None, "Clusters that asked for a certificate, by outcome".into());
         recorder.describe_histogram(ANSWER_SECONDS.into(), Some(Unit::Seconds), "Head to answer's head".into());
         Self {
             connections: open("gateway_connections_open", vec![]),
@@ -158,6 +169,24 @@ impl Metrics {
     pub fn connection_refused(&self, cause: Cause) {
         let labels = vec![Label::from_static_parts("cause", cause.as_str())];
         self.recorder.register_counter(&Key::from_parts(REFUSED, labels), &METADATA).increment(1);
+    }
+
+    /// Counts an enrolment.
+    pub fn enrolled(&self, outcome: Enrolled) {
+        let outcome = match outcome {
+            Enrolled::Issued => "issued",
+            Enrolled::Refused(status) => match status.as_u16() {
+                400 => "unreadable",
+                401 => "not_proved",
+                403 => "foreign",
+                409 => "connected_already",
+                410 => "deleted",
+                429 => "too_many",
+                _ => "failed",
+            },
+        };
+        let labels = vec![Label::from_static_parts("outcome", outcome)];
+        self.recorder.register_counter(&Key::from_parts(ENROLMENTS, labels), &METADATA).increment(1);
     }
 
     /// The gauge of tunnels on a carrier.

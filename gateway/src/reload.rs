@@ -152,11 +152,14 @@ fn stamp(path: &Path) -> Stamp {
 }
 
 fn stamps(config: &Config) -> Vec<Stamp> {
-    let files: [Option<&PathBuf>; 4] = [
+    let authority = config.agents.authority.as_ref();
+    let files: [Option<&PathBuf>; 6] = [
         config.file.as_ref(),
         Some(&config.tls.certificate_file),
         Some(&config.tls.key_file),
-        Some(&config.agents_ca_file),
+        Some(&config.agents.ca_file),
+        authority.map(|files| &files.certificate),
+        authority.map(|files| &files.key),
     ];
     files.into_iter().flatten().map(|path| stamp(path)).chain(issuer_stamps(&config.dynamic)).collect()
 }

@@ -143,6 +143,7 @@ impl State {
         put("tls.certificate_file", "tls/tls.crt")?;
         put("tls.key_file", "tls/tls.key")?;
         put("agents.ca_file", "ca/ca.crt")?;
+        put("agents.authority_dir", "ca")?;
         put("audit.file", "audit.jsonl")?;
         put("api.url", &self.url())?;
         put("api.tenant", &self.data.tenant)?;

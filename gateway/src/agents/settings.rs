@@ -13,7 +13,7 @@ use crate::{api::error::ApiError, issuer::Issuer};
 pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     let settings = &call.control.settings;
     let own = call.core.issuer.load_full();
-    let roots = settings.ca.clone().unwrap_or_default();
+    let roots = call.core.trust.gateway_ca();
     let snapshot = call.core.snapshots.load();
     let issuers: Result<_, _> = snapshot.issuers().iter().map(|issuer| entry(issuer, own.as_deref(), &roots)).collect();
     Reply::json(&InstallSettings {

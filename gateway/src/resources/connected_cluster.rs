@@ -232,6 +232,13 @@ impl Kind for ConnectedClusters {
     }
 }
 
+/// The public key that a kept cluster's agents prove possession of: DER.
+pub fn onboarding_key(stored: &Stored) -> Option<Vec<u8>> {
+    let text = stored.body.get("properties")?.get("agentPublicKeyCertificate")?.as_str()?;
+    let der = BASE64.decode(text).ok().filter(|der| !der.is_empty())?;
+    Some(certs::rsa_key(&der).unwrap_or(der))
+}
+
 /// The object id of a kept cluster's identity.
 pub fn principal(stored: &Stored) -> Option<&str> {
     stored.body.get("identity")?.get("principalId")?.as_str()

@@ -4,6 +4,7 @@
 
 mod admin;
 mod carriers;
+mod enrolment;
 mod hostile;
 mod http2;
 mod identity;

@@ -64,8 +64,13 @@ impl World {
 
     /// With more in its configuration.
     pub async fn with(more: &str) -> Self {
+        Self::build(&config(more), Extras::default()).await
+    }
+
+    /// With a whole configuration, and with a clock or an issuer of the test's.
+    pub async fn build(text: &str, extras: Extras) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let authority = Authority::create("test", Validity::days(2)).unwrap();
+        let authority = Authority::create("test", Validity::days(400)).unwrap();
         let server =
             authority.issue_server(&["127.0.0.1", "localhost", &format!("*.{DOMAIN}")], Validity::days(1)).unwrap();
         std::fs::write(dir.path().join("ca.crt"), authority.certificate_pem()).unwrap();
@@ -73,8 +78,9 @@ impl World {
         let issuer = TestIssuer::new("https://issuer.test");
         issuer.raw("dev", dir.path()).unwrap();
         let file = dir.path().join("gateway.toml");
-        std::fs::write(&file, config(more)).unwrap();
-        let gateway = Gateway::build(Config::load(&file).unwrap(), Extras::default()).await.unwrap();
+        authority.save(&dir.path().join("authority")).unwrap();
+        std::fs::write(&file, text).unwrap();
+        let gateway = Gateway::build(Config::load(&file).unwrap(), extras).await.unwrap();
         let (addresses, handle, tasks) = (gateway.addresses(), gateway.handle(), TaskGroup::new("test"));
         let running = Some(tasks.spawn_task("gateway", gateway.run()));
         Self { authority, issuer, addresses, gateway: handle, dir, tasks, running }
@@ -140,9 +146,14 @@ impl World {
 
     /// A user's raw connection.
     pub async fn user_with(&self, name: &str, own: Option<&Issued>, alpn: &[&[u8]]) -> User {
+        self.user_as(name, own.map(Issued::credentials), alpn).await
+    }
+
+    /// The same with a certificate of which there is no more than that.
+    pub async fn user_as(&self, name: &str, own: Option<&Credentials>, alpn: &[&[u8]]) -> User {
         let roots = self.authority.roots().unwrap();
         let mut config = match own {
-            Some(own) => tls::client_https_with(&roots, own.credentials(), alpn).unwrap(),
+            Some(own) => tls::client_https_with(&roots, own, alpn).unwrap(),
             None => tls::client_https(&roots).unwrap(),
         };
         config.alpn_protocols = alpn.iter().map(|p| p.to_vec()).collect();
@@ -211,6 +222,11 @@ pub fn agent_side() -> AgentSide {
 
 /// The configuration of a world.
 pub fn config(more: &str) -> String {
+    config_with("", more)
+}
+
+/// The same with more about agents.
+pub fn config_with(agents: &str, more: &str) -> String {
     let (a, b) = (cluster("a"), cluster("b"));
     format!(
         r#"
@@ -223,6 +239,7 @@ pub fn config(more: &str) -> String {
         key_file = "tls.key"
         [agents]
         ca_file = "ca.crt"
+        {agents}
         [audit]
         file = "audit.json"
         [[issuers]]

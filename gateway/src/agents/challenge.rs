@@ -1,0 +1,142 @@
+//! Fresh challenges (features row R6; attack 4.6: replay). A challenge is sealed, so that asking for many costs no memory;
+//! it is good for one cluster, for two minutes, and once: those that were used are remembered until they end.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, PoisonError},
+};
+
+use http::{StatusCode, header};
+use proto::{
+    agent_api::{Challenge, ChallengeRequest, decode, encode},
+    ids::{ClusterId, ClusterKey},
+};
+use serde_json::{Value, json};
+
+use super::{Call, Reply};
+use crate::{api::error::ApiError, control::Control, request::random_16};
+
+/// How long a challenge is good for.
+const LIFE_MS: i64 = 120_000;
+/// Enrolments of one cluster within that time.
+const OF_ONE_CLUSTER: usize = 32;
+/// Bytes of a challenge, as text, at most.
+const TEXT_BYTES: usize = 1024;
+
+/// Challenges that were used.
+pub struct Challenges {
+    /// This process remembers nothing of before.
+    since_ms: i64,
+    /// By cluster; only those who proved possession of a cluster's key are in it.
+    used: Mutex<HashMap<ClusterKey, VecDeque<Fresh>>>,
+}
+
+/// A challenge of ours that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fresh {
+    nonce: String,
+    ends_ms: i64,
+}
+
+impl Challenges {
+    /// None used; older ones are not taken.
+    pub fn since(now_ms: i64) -> Self {
+        Self { since_ms: now_ms, used: Mutex::default() }
+    }
+
+    /// A challenge for a cluster.
+    fn make(&self, control: &Control, cluster: &ClusterId) -> Result<String, ApiError> {
+        let nonce: String = random_16().iter().map(|byte| format!("{byte:02x}")).collect();
+        let begun = control.now_ms();
+        Ok(encode(&control.seal(&label(cluster), &json!({"nonce": nonce, "begun": begun}))?))
+    }
+
+    /// What a text is, if it is a challenge that was made for this cluster and has not ended. It may have been used.
+    pub fn read(&self, control: &Control, cluster: &ClusterId, text: &str) -> Option<Fresh> {
+        let sealed = (text.len() <= TEXT_BYTES).then(|| decode(text)).flatten()?;
+        let opened = control.unseal(&label(cluster), &sealed)?;
+        let begun = opened.get("begun").and_then(Value::as_i64)?;
+        let ends_ms = begun + LIFE_MS;
+        let nonce = opened.get("nonce").and_then(Value::as_str)?.to_owned();
+        (begun >= self.since_ms && control.now_ms() < ends_ms).then_some(Fresh { nonce, ends_ms })
+    }
+
+    /// Uses a challenge, by whom it was made for. `Ok(false)`: it was used before.
+    ///
+    /// # Errors
+    /// 429: too many in a short time.
+    pub fn consume(&self, cluster: &ClusterKey, fresh: Fresh, now_ms: i64) -> Result<bool, ApiError> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|_, of_one| {
+            of_one.retain(|one| one.ends_ms > now_ms);
+            !of_one.is_empty()
+        });
+        let of_one = used.entry(*cluster).or_default();
+        if of_one.iter().any(|one| one.nonce == fresh.nonce) {
+            return Ok(false);
+        }
+        if of_one.len() >= OF_ONE_CLUSTER {
+            let message = format!("The cluster asked for {OF_ONE_CLUSTER} certificates within two minutes; wait.");
+            return Err(
+                ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "60")
+            );
+        }
+        of_one.push_back(fresh);
+        Ok(true)
+    }
+}
+
+fn label(cluster: &ClusterId) -> String {
+    format!("challenge/{}", cluster.key())
+}
+
+/// The id that a message names.
+pub fn cluster_id(text: &str) -> Result<ClusterId, ApiError> {
+    text.parse().map_err(|error| {
+        ApiError::bad_request("InvalidResourceId", format!("clusterId is not the id of a connected cluster: {error}."))
+            .at("clusterId")
+    })
+}
+
+/// Answers with a challenge, whether there is such a cluster or not.
+pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
+    let ChallengeRequest { cluster_id: id } = call.message()?;
+    let challenge = call.control.challenges.make(&call.control, &cluster_id(&id)?)?;
+    Reply::json(&Challenge { challenge, expires_in_seconds: LIFE_MS.unsigned_abs() / 1000 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fresh(nonce: &str, ends_ms: i64) -> Fresh {
+        Fresh { nonce: nonce.to_owned(), ends_ms }
+    }
+
+    fn key(name: &str) -> ClusterKey {
+        let id = format!("/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/{name}");
+        id.parse::<ClusterId>().unwrap().key()
+    }
+
+    #[test]
+    fn r6_a_challenge_is_used_once_and_forgotten_when_it_has_ended() {
+        let challenges = Challenges::since(0);
+        let (a, b) = (key("a"), key("b"));
+        assert!(challenges.consume(&a, fresh("x", 10), 0).unwrap());
+        assert!(!challenges.consume(&a, fresh("x", 10), 9).unwrap());
+        assert!(challenges.consume(&b, fresh("y", 20), 10).unwrap());
+        assert_eq!(challenges.used.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn r6_the_holder_of_one_key_cannot_fill_memory() {
+        let challenges = Challenges::since(0);
+        let key = key("a");
+        for n in 0..OF_ONE_CLUSTER {
+            assert!(challenges.consume(&key, fresh(&n.to_string(), 10), 0).unwrap());
+        }
+        let refused = challenges.consume(&key, fresh("more", 10), 0).unwrap_err();
+        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+        assert!(challenges.consume(&key, fresh("later", 20), 10).unwrap());
+    }
+}

@@ -1,0 +1,604 @@
+//! Identity of a cluster: proof of possession, certificates, renewal, deletion (features rows R4, R6-R9, R13, C4; attacks 4.6).
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use aws_lc_rs::{
+    rand::SystemRandom,
+    rsa::{KeyPair as RsaKeyPair, KeySize},
+    signature::{KeyPair as _, RSA_PKCS1_SHA256},
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use bytes::Bytes;
+use certs::{Authority, Credentials, Peer, Roots, Validity, tls};
+use gateway::{
+    Extras,
+    issuer::{Issuer, IssuerSettings},
+};
+use http::{HeaderMap, Method};
+use proto::{
+    agent_api::{ROLE, codes, encode, enrolment_message, paths},
+    ids::{ClusterId, RequestId},
+    transport::{TunnelHandle, session::HelloError},
+    wire::{
+        close::CloseCode,
+        head::{RequestHead, ResponseHead},
+    },
+};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256};
+use serde_json::{Value, json};
+
+use crate::world::{self, Answer, LONG, World};
+
+const URL: &str = "https://gateway.test";
+const SUBSCRIPTION: &str = "11111111-1111-4111-8111-111111111111";
+const TENANT: &str = "22222222-2222-4222-8222-222222222222";
+const DAY: u64 = 86_400;
+
+fn id(name: &str) -> ClusterId {
+    let group = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/Fleet");
+    format!("{group}/providers/Microsoft.Kubernetes/connectedClusters/{name}").parse().unwrap()
+}
+
+/// A gateway with a resource API and an authority, at a time that the test sets.
+struct Site {
+    world: World,
+    ahead: Arc<AtomicU64>,
+}
+
+/// A cluster's onboarding key.
+struct Onboarding {
+    pair: RsaKeyPair,
+    /// As `towline connect` sends it.
+    public: String,
+}
+
+impl Onboarding {
+    fn new() -> Self {
+        let pair = RsaKeyPair::generate(KeySize::Rsa2048).unwrap();
+        let public = BASE64.encode(pair.public_key().as_ref());
+        Self { pair, public }
+    }
+
+    fn sign(&self, message: &[u8]) -> String {
+        let mut signature = vec![0; self.pair.public_modulus_len()];
+        self.pair.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature).unwrap();
+        encode(&signature)
+    }
+}
+
+/// A certificate as it was issued, with its key.
+struct Given {
+    own: Credentials,
+    body: Value,
+}
+
+impl Given {
+    fn peer(&self, roots: &Roots) -> Peer {
+        Peer::verify(self.own.chain(), roots, SystemTime::now()).unwrap()
+    }
+}
+
+/// A key and the request for its certificate.
+fn request(change: impl FnOnce(&mut CertificateParams)) -> (KeyPair, String) {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    change(&mut params);
+    let csr = encode(params.serialize_request(&key).unwrap().der());
+    (key, csr)
+}
+
+fn given(key: &KeyPair, body: Value) -> Given {
+    let pem = body["certificate"].as_str().unwrap();
+    Given { own: Credentials::from_pem(pem.as_bytes(), key.serialize_pem().as_bytes()).unwrap(), body }
+}
+
+fn section(more: &str) -> String {
+    format!(
+        r#"
+        [api]
+        url = "{URL}"
+        tenant = "{TENANT}"
+        store_file = "towline.db"
+        store_key_file = "store.key"
+        ca_file = "ca.crt"
+        owners = ["dev:owner"]
+        [[api.subscriptions]]
+        id = "{SUBSCRIPTION}"
+        {more}
+        "#
+    )
+}
+
+fn code(answer: &Answer) -> String {
+    answer.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
+}
+
+fn message(answer: &Answer) -> String {
+    answer.json()["error"]["message"].as_str().unwrap_or_default().to_owned()
+}
+
+impl Site {
+    async fn new() -> Self {
+        Self::with("").await
+    }
+
+    async fn with(agents: &str) -> Self {
+        let ahead = Arc::new(AtomicU64::new(0));
+        let seconds = Arc::clone(&ahead);
+        let clock = move || SystemTime::now() + Duration::from_secs(seconds.load(Ordering::SeqCst));
+        let extras = Extras { clock: Some(Arc::new(clock)), ..Extras::default() };
+        let agents = format!("authority_dir = \"authority\"\n{agents}");
+        let world = World::build(&world::config_with(&agents, &section("")), extras).await;
+        let site = Self { world, ahead };
+        site.put(&format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/Fleet"), json!({"location": "here"})).await;
+        site
+    }
+
+    async fn api(&self, method: &str, id: &str, body: Option<Value>) -> Answer {
+        let token = self.world.issuer.token("owner", &[], URL, SystemTime::now());
+        let version = if id.contains("/providers/") { "2024-01-01" } else { "2024-03-01" };
+        self.http(method, &format!("{id}?api-version={version}"), Some(&token), body, None).await
+    }
+
+    async fn put(&self, id: &str, body: Value) -> Value {
+        let answer = self.api("PUT", id, Some(body)).await;
+        assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
+        answer.json()
+    }
+
+    /// Creates a cluster, or gives it another key; its principal.
+    async fn cluster(&self, name: &str, key: &Onboarding) -> String {
+        let body = json!({
+            "location": "here",
+            "identity": {"type": "SystemAssigned"},
+            "properties": {"agentPublicKeyCertificate": key.public},
+        });
+        self.put(id(name).as_str(), body).await["identity"]["principalId"].as_str().unwrap().to_owned()
+    }
+
+    /// Deletes a cluster, and waits until the operation has ended.
+    async fn delete(&self, name: &str) {
+        assert_eq!(self.api("DELETE", id(name).as_str(), None).await.status, 202);
+        let gone = async {
+            while self.api("GET", id(name).as_str(), None).await.status != 404 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(LONG, gone).await.unwrap();
+    }
+
+    async fn http(
+        &self,
+        method: &str,
+        target: &str,
+        token: Option<&str>,
+        body: Option<Value>,
+        own: Option<&Credentials>,
+    ) -> Answer {
+        let mut user = self.world.user_as("localhost", own, &[tls::ALPN_HTTP11]).await;
+        let body = body.map(|body| body.to_string()).unwrap_or_default();
+        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        user.send(format!(
+            "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{token}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+        user.answer().await
+    }
+
+    async fn agents(&self, what: &str, body: Value) -> Answer {
+        self.http("POST", &format!("/.towline/agent/{what}"), None, Some(body), None).await
+    }
+
+    async fn challenge(&self, name: &str) -> String {
+        let answer = self.agents("challenge", json!({"clusterId": id(name).as_str()})).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["challenge"].as_str().unwrap().to_owned()
+    }
+
+    fn enrolment(name: &str, key: &Onboarding, challenge: &str, csr: &str, uid: &str) -> Value {
+        json!({
+            "clusterId": id(name).as_str(),
+            "challenge": challenge,
+            "csr": csr,
+            "kubeSystemUid": uid,
+            "signature": key.sign(&enrolment_message(&id(name), challenge, csr, uid)),
+            "agentVersion": "test",
+        })
+    }
+
+    async fn try_enrol(&self, name: &str, key: &Onboarding, uid: &str) -> Result<Given, Answer> {
+        let (own, csr) = request(|_| {});
+        let challenge = self.challenge(name).await;
+        let answer = self.agents("certificate", Self::enrolment(name, key, &challenge, &csr, uid)).await;
+        if answer.status == 200 { Ok(given(&own, answer.json())) } else { Err(answer) }
+    }
+
+    async fn enrol(&self, name: &str, key: &Onboarding) -> Given {
+        self.try_enrol(name, key, &format!("uid-of-{name}")).await.unwrap_or_else(|answer| panic!("{}", answer.text()))
+    }
+
+    async fn tunnel(&self, given: &Given) -> TunnelHandle {
+        self.world.dial(&given.own).await.unwrap()
+    }
+
+    fn enrolled(&self, outcome: &str) -> String {
+        let text = self.world.gateway.core().metrics.render();
+        let name = format!("gateway_enrolments_total{{outcome=\"{outcome}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or("0").to_owned()
+    }
+}
+
+/// One exchange of an agent on its tunnel: status and body.
+async fn ask(tunnel: &TunnelHandle, method: Method, target: &str, body: &Value) -> (u16, Value) {
+    let head = RequestHead {
+        role: ROLE.to_owned(),
+        request_id: RequestId([3; 16]),
+        method,
+        target: Bytes::copy_from_slice(target.as_bytes()),
+        headers: HeaderMap::new(),
+        deadline_ms: None,
+        traceparent: None,
+        user_address: None,
+    };
+    let mut stream = tunnel.open(head.encode().unwrap().freeze()).await.unwrap();
+    stream.send.send(Bytes::from(body.to_string())).await.unwrap();
+    stream.send.finish().unwrap();
+    let message = stream.recv.recv_message(proto::limits::HEAD_BYTES).await.unwrap();
+    let head = ResponseHead::decode(message).unwrap();
+    let mut text = Vec::new();
+    while let Some(chunk) = stream.recv.recv().await.unwrap() {
+        text.extend_from_slice(&chunk);
+    }
+    (head.status.as_u16(), serde_json::from_slice(&text).unwrap_or_default())
+}
+
+async fn closed(tunnel: &TunnelHandle) -> CloseCode {
+    // What features row R10 promises, with room for a starved machine; nothing is waited for but the end itself.
+    tokio::time::timeout(LONG, tunnel.closed()).await.expect("the tunnel is cut").code
+}
+
+#[tokio::test]
+async fn r7_possession_of_the_onboarding_key_gives_a_certificate_that_opens_a_tunnel() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let principal = site.cluster("edge", &key).await;
+    let given = site.enrol("edge", &key).await;
+    let peer = given.peer(&site.world.authority.roots().unwrap());
+    assert_eq!(peer.identity.agent().unwrap(), id("edge").as_str());
+    assert_eq!(peer.principal.as_deref(), Some(principal.as_str()));
+    assert_eq!((&given.body["principalId"], &given.body["tenantId"]), (&json!(principal), &json!(TENANT)));
+    assert_eq!(given.body["roots"].as_str().unwrap(), site.world.authority.certificate_pem());
+    site.tunnel(&given).await;
+    let shown = site.api("GET", id("edge").as_str(), None).await.json();
+    assert_eq!(shown["properties"]["managedIdentityCertificateExpirationTime"], given.body["notAfter"]);
+    assert_eq!(site.enrolled("issued"), "1");
+}
+
+#[tokio::test]
+async fn r6_the_key_may_be_given_in_an_x509_certificate() {
+    let site = Site::new().await;
+    let key = KeyPair::generate_for(&PKCS_RSA_SHA256).unwrap();
+    let public = BASE64.encode(CertificateParams::default().self_signed(&key).unwrap().der());
+    let key = Onboarding { pair: RsaKeyPair::from_pkcs8(&key.serialize_der()).unwrap(), public };
+    site.cluster("edge", &key).await;
+    site.enrol("edge", &key).await;
+}
+
+/// Attack 4.6.
+#[tokio::test]
+async fn r6_a_wrong_key_or_challenge_and_a_replay_change_nothing_are_counted_and_look_alike() {
+    let site = Site::new().await;
+    let (key, other) = (Onboarding::new(), Onboarding::new());
+    site.cluster("edge", &key).await;
+    site.cluster("other", &other).await;
+    let (_, csr) = request(|_| {});
+    let before = site.api("GET", id("edge").as_str(), None).await.json();
+    let made_up = encode(&[7; 80]);
+    let of_other = site.challenge("other").await;
+    let fresh = site.challenge("edge").await;
+    let mut changed = Site::enrolment("edge", &key, &fresh, &csr, "uid");
+    changed["kubeSystemUid"] = json!("another");
+    let absent = site.challenge("absent").await;
+    let mut texts = Vec::new();
+    for bad in [
+        Site::enrolment("edge", &other, &fresh, &csr, "uid"),
+        Site::enrolment("edge", &key, &made_up, &csr, "uid"),
+        Site::enrolment("edge", &key, &of_other, &csr, "uid"),
+        Site::enrolment("edge", &key, "", &csr, "uid"),
+        Site::enrolment("absent", &key, &absent, &csr, "uid"),
+        changed,
+    ] {
+        let answer = site.agents("certificate", bad).await;
+        assert_eq!((answer.status, code(&answer).as_str()), (401, codes::INVALID_PROOF), "{}", answer.text());
+        texts.push(answer.text());
+    }
+    texts.dedup();
+    assert_eq!(texts.len(), 1, "nobody can tell what was wrong, or whether there is such a cluster: {texts:?}");
+    assert_eq!(site.enrolled("not_proved"), "6");
+    assert_eq!(site.api("GET", id("edge").as_str(), None).await.json(), before);
+    // It was not used up by those who could not use it.
+    let good = Site::enrolment("edge", &key, &fresh, &csr, "uid");
+    assert_eq!(site.agents("certificate", good.clone()).await.status, 200);
+    let after = site.api("GET", id("edge").as_str(), None).await.json();
+    let replayed = site.agents("certificate", good).await;
+    assert_eq!((replayed.status, code(&replayed).as_str()), (401, codes::INVALID_PROOF));
+    assert_eq!(site.enrolled("not_proved"), "7");
+    assert_eq!(site.api("GET", id("edge").as_str(), None).await.json(), after);
+    // Nor does one live for long.
+    let old = site.challenge("edge").await;
+    site.ahead.store(121, Ordering::SeqCst);
+    let late = site.agents("certificate", Site::enrolment("edge", &key, &old, &csr, "uid")).await;
+    assert_eq!(late.status, 401);
+}
+
+#[tokio::test]
+async fn r6_bad_input_is_told_apart_from_a_bad_proof() {
+    let site = Site::new().await;
+    for (what, body) in [
+        ("challenge", json!({})),
+        ("challenge", json!({"clusterId": "edge"})),
+        ("challenge", json!({"clusterId": "/subscriptions/s/resourceGroups/g"})),
+        ("certificate", json!({"clusterId": id("edge").as_str()})),
+        ("certificate", json!([])),
+    ] {
+        let answer = site.agents(what, body).await;
+        assert_eq!(answer.status, 400, "{}", answer.text());
+    }
+    for (member, bad) in [("csr", "%%%"), ("signature", "%%%"), ("kubeSystemUid", ""), ("kubeSystemUid", "a b")] {
+        let mut body = Site::enrolment("edge", &Onboarding::new(), "c", "AAAA", "uid");
+        body[member] = json!(bad);
+        let answer = site.agents("certificate", body).await;
+        assert_eq!((answer.status, answer.json()["error"]["target"].as_str()), (400, Some(member)));
+    }
+    let large = json!({"clusterId": "x".repeat(proto::agent_api::BODY_BYTES)});
+    assert_eq!(site.agents("challenge", large).await.status, 413);
+    assert_eq!(site.agents("surprise", json!({})).await.status, 404);
+    assert_eq!(site.http("GET", "/.towline/agent/challenge", None, None, None).await.status, 405);
+}
+
+/// Attack 4.6: a request that names somebody else, whatever else is in order.
+#[tokio::test]
+async fn r7_a_request_for_another_subject_is_foreign() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    for name in ["other", "system:masters", TENANT] {
+        let (_, csr) = request(|params| params.distinguished_name.push(DnType::CommonName, name));
+        let challenge = site.challenge("edge").await;
+        let answer = site.agents("certificate", Site::enrolment("edge", &key, &challenge, &csr, "uid")).await;
+        assert_eq!((answer.status, code(&answer).as_str()), (403, codes::FOREIGN_REQUEST), "{}", answer.text());
+    }
+}
+
+#[tokio::test]
+async fn r8_a_certificate_is_renewed_over_its_own_tunnel_and_the_old_one_stays_good() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let principal = site.cluster("edge", &key).await;
+    let first = site.enrol("edge", &key).await;
+    let tunnel = site.tunnel(&first).await;
+    site.ahead.store(45 * DAY, Ordering::SeqCst);
+    let (own, csr) = request(|_| {});
+    let (status, body) = ask(&tunnel, Method::POST, paths::RENEW, &json!({"csr": csr})).await;
+    assert_eq!((status, &body["principalId"]), (200, &json!(principal)), "{body}");
+    assert!(body["notAfter"].as_str() > first.body["notAfter"].as_str());
+    let shown = site.api("GET", id("edge").as_str(), None).await.json();
+    assert_eq!(shown["properties"]["managedIdentityCertificateExpirationTime"], body["notAfter"]);
+    assert!(body["certificate"].as_str().unwrap().contains("BEGIN") && !own.serialize_pem().is_empty());
+    site.tunnel(&first).await;
+    let (_, csr) = request(|params| params.distinguished_name.push(DnType::CommonName, "other"));
+    let (status, body) = ask(&tunnel, Method::POST, paths::RENEW, &json!({"csr": csr})).await;
+    assert_eq!((status, &body["error"]["code"]), (403, &json!(codes::FOREIGN_REQUEST)));
+    let (status, _) = ask(&tunnel, Method::POST, "/v1/surprise", &json!({})).await;
+    assert_eq!(status, 404);
+}
+
+/// Attack 4.6: the certificate still holds, the resource does not; also when it was made again under the same name and key.
+#[tokio::test]
+async fn r8_deletion_cuts_the_tunnel_and_ends_what_its_certificate_was_good_for() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let given = site.enrol("edge", &key).await;
+    let tunnel = site.tunnel(&given).await;
+    site.delete("edge").await;
+    assert_eq!(closed(&tunnel).await, CloseCode::Deleted);
+    for again in [false, true] {
+        if again {
+            site.cluster("edge", &key).await;
+        }
+        let refused = site.world.dial(&given.own).await.err().unwrap();
+        let HelloError::Refused { code: CloseCode::Deleted, message, .. } = refused else { panic!("{refused}") };
+        assert!(message.starts_with(codes::RESOURCE_DELETED), "{message}");
+        let (_, csr) = request(|_| {});
+        let challenge = site.challenge("edge").await;
+        let body = Site::enrolment("edge", &key, &challenge, &csr, "uid-of-edge");
+        let shown = site.http("POST", "/.towline/agent/certificate", None, Some(body), Some(&given.own)).await;
+        assert_eq!((shown.status, code(&shown)), (410, codes::RESOURCE_DELETED.to_owned()));
+    }
+    // Who has the key of what is there now gets a certificate of that.
+    let next = site.enrol("edge", &key).await;
+    assert_ne!(next.body["principalId"], given.body["principalId"]);
+    site.tunnel(&next).await;
+}
+
+/// Between two looks at the directory the cluster was never gone.
+#[tokio::test]
+async fn r8_a_cluster_deleted_and_made_again_does_not_keep_the_old_tunnel() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let given = site.enrol("edge", &key).await;
+    let tunnel = site.tunnel(&given).await;
+    site.delete("edge").await;
+    site.cluster("edge", &key).await;
+    assert_eq!(closed(&tunnel).await, CloseCode::Deleted);
+}
+
+/// Attack 4.6: certificates of this authority, for this cluster, that say another identity or none.
+#[tokio::test]
+async fn r7_a_certificate_of_another_identity_opens_no_tunnel() {
+    let site = Site::new().await;
+    let (key, other) = (Onboarding::new(), Onboarding::new());
+    site.cluster("edge", &key).await;
+    site.cluster("other", &other).await;
+    let by_hand = site.world.authority.issue_agent(id("edge").as_str(), Validity::days(1)).unwrap();
+    let refused = site.world.dial(by_hand.credentials()).await.err().unwrap();
+    assert!(matches!(refused, HelloError::Refused { code: CloseCode::Unauthorised, .. }), "{refused}");
+    let theirs = site.enrol("other", &other).await;
+    let tunnel = site.tunnel(&theirs).await;
+    let (_, csr) = request(|params| params.distinguished_name.push(DnType::CommonName, "edge"));
+    let (status, _) = ask(&tunnel, Method::POST, paths::RENEW, &json!({"csr": csr})).await;
+    assert_eq!(status, 403, "over a tunnel there is nothing but its own identity");
+}
+
+/// Attack 4.6: while one authority follows the other, certificates of both are good, and the next one issues.
+#[tokio::test]
+async fn r8_authorities_roll_over_without_an_agent_being_left_out() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let old = site.enrol("edge", &key).await;
+    let tunnel = site.tunnel(&old).await;
+    let next = Authority::create("next", Validity::days(10)).unwrap();
+    next.save(&site.world.dir.path().join("next")).unwrap();
+    let both = format!("{}{}", site.world.authority.certificate_pem(), next.certificate_pem());
+    std::fs::write(site.world.dir.path().join("both.crt"), both).unwrap();
+    let text = world::config_with("authority_dir = \"next\"", &section(""))
+        .replace("ca_file = \"ca.crt\"\n        authority", "ca_file = \"both.crt\"\n        authority");
+    assert!(text.contains("both.crt"));
+    site.world.reconfigure(&text).await.unwrap();
+    let (own, csr) = request(|_| {});
+    let (status, body) = ask(&tunnel, Method::POST, paths::RENEW, &json!({"csr": csr})).await;
+    assert_eq!(status, 200, "{body}");
+    let new = given(&own, body);
+    assert_eq!(new.peer(&next.roots().unwrap()).identity.agent().unwrap(), id("edge").as_str());
+    for given in [&old, &new] {
+        site.tunnel(given).await;
+    }
+    // An authority that nobody would trust is not taken.
+    let wrong = world::config_with("authority_dir = \"next\"", &section(""));
+    let error = site.world.reconfigure(&wrong).await.unwrap_err();
+    assert!(error.contains("authority_dir"), "{error}");
+}
+
+#[tokio::test]
+async fn r4_one_kubernetes_cluster_is_one_resource() {
+    let site = Site::new().await;
+    let (one, two) = (Onboarding::new(), Onboarding::new());
+    site.cluster("one", &one).await;
+    site.cluster("two", &two).await;
+    assert!(site.try_enrol("one", &one, "uid-1").await.is_ok());
+    let refused = site.try_enrol("two", &two, "uid-1").await.err().unwrap();
+    assert_eq!((refused.status, code(&refused).as_str()), (409, codes::ALREADY_CONNECTED));
+    let text = message(&refused).to_lowercase();
+    assert!(text.contains(id("one").as_str()) && text.contains(id("two").as_str()), "{text}");
+    // The key was copied to another Kubernetes cluster.
+    let copied = site.try_enrol("one", &one, "uid-2").await.err().unwrap();
+    assert_eq!((copied.status, code(&copied).as_str()), (409, codes::ALREADY_CONNECTED));
+    assert!(message(&copied).contains("corresponds to a different Kubernetes cluster"));
+    // A new key says that it is meant; and what is deleted is in nobody's way.
+    let new = Onboarding::new();
+    site.cluster("one", &new).await;
+    assert!(site.try_enrol("one", &new, "uid-2").await.is_ok());
+    assert!(site.try_enrol("two", &two, "uid-1").await.is_ok());
+    site.delete("two").await;
+    site.cluster("three", &two).await;
+    assert!(site.try_enrol("three", &two, "uid-1").await.is_ok());
+}
+
+#[tokio::test]
+async fn c4_an_expired_cluster_is_connected_again_by_a_new_key_and_keeps_what_it_has() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let principal = site.cluster("edge", &key).await;
+    site.enrol("edge", &key).await;
+    let assignment = format!(
+        "{}/providers/Microsoft.Authorization/roleAssignments/33333333-3333-4333-8333-333333333333",
+        id("edge")
+    );
+    let body = json!({"properties": {
+        "roleDefinitionId": format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Authorization/roleDefinitions/acdd72a7-3385-48ef-bd42-f606fba81ae7"),
+        "principalId": "44444444-4444-4444-8444-444444444444",
+    }});
+    let put = format!("{assignment}?api-version=2022-04-01");
+    let token = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+    let made = site.http("PUT", &put, Some(&token), Some(body), None).await;
+    assert_eq!(made.status, 201, "{}", made.text());
+    // A day before the end another certificate for the same key is fine.
+    site.ahead.store(89 * DAY, Ordering::SeqCst);
+    site.enrol("edge", &key).await;
+    site.ahead.store((89 + 91) * DAY, Ordering::SeqCst);
+    let refused = site.try_enrol("edge", &key, "uid-of-edge").await.err().unwrap();
+    assert_eq!((refused.status, code(&refused).as_str()), (401, codes::CERTIFICATE_EXPIRED));
+    assert!(message(&refused).contains("towline connect"), "{}", message(&refused));
+    let shown = site.api("GET", id("edge").as_str(), None).await.json();
+    assert_eq!(shown["properties"]["connectivityStatus"], "Expired");
+    let new = Onboarding::new();
+    assert_eq!(site.cluster("edge", &new).await, principal, "the same resource");
+    assert_eq!(site.enrol("edge", &new).await.body["principalId"], json!(principal));
+    let token = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+    assert_eq!(site.http("GET", &put, Some(&token), None, None).await.status, 200, "its assignments stay");
+}
+
+#[tokio::test]
+async fn r13_an_agent_comes_to_a_resource_that_was_there_before_and_a_wrong_key_gets_a_hint() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let shown = site.api("GET", id("edge").as_str(), None).await.json();
+    assert_eq!(shown["properties"]["connectivityStatus"], "Connecting");
+    let refused = site.try_enrol("edge", &Onboarding::new(), "uid").await.err().unwrap();
+    assert_eq!(refused.status, 401);
+    assert!(message(&refused).contains("towline connect"), "{}", message(&refused));
+    let given = site.enrol("edge", &key).await;
+    site.tunnel(&given).await;
+    let settings = site.http("GET", "/.towline/agent/settings", None, None, None).await.json();
+    assert_eq!(settings["urls"], json!([URL]));
+    assert_eq!(settings["tenantId"], TENANT);
+    assert_eq!(settings["issuers"][0]["name"], "dev");
+    assert!(settings["issuers"][0]["keys"].as_str().unwrap().contains("\"keys\""));
+}
+
+#[tokio::test]
+async fn r9_a_cluster_gets_tokens_of_its_identity_for_allowed_audiences_alone() {
+    let site = Site::with("token_audiences = [\"api://vault\"]").await;
+    let key = Onboarding::new();
+    let principal = site.cluster("edge", &key).await;
+    let tunnel = site.tunnel(&site.enrol("edge", &key).await).await;
+    let wanted = |audience: &str| json!({"audience": audience});
+    let (status, body) = ask(&tunnel, Method::POST, paths::TOKEN, &wanted(URL)).await;
+    assert_eq!((status, &body["error"]["code"]), (503, &json!("ServiceUnavailable")), "the issuer is not there yet");
+    let issuer = Issuer::open(IssuerSettings {
+        url: "https://gateway.test/.towline/issuer".to_owned(),
+        state: site.world.dir.path().join("issuer"),
+        ttl: Duration::from_secs(600),
+        tenant: TENANT.to_owned(),
+        api_audience: URL.to_owned(),
+        audiences: Vec::new(),
+        clients: Vec::new(),
+    });
+    site.world.gateway.set_issuer(Arc::new(issuer.unwrap()));
+    for audience in [URL, &format!("{URL}/"), "api://vault"] {
+        let (status, body) = ask(&tunnel, Method::POST, paths::TOKEN, &wanted(audience)).await;
+        assert_eq!(status, 200, "{body}");
+        let claims = body["token"].as_str().unwrap().split('.').nth(1).unwrap().to_owned();
+        let claims = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(claims).unwrap();
+        let claims: Value = serde_json::from_slice(&claims).unwrap();
+        assert_eq!((&claims["oid"], &claims["exp"]), (&json!(principal), &body["expiresOn"]));
+        assert_eq!(claims["aud"], audience.trim_end_matches('/'));
+        assert_eq!(claims["xms_mirid"], id("edge").as_str());
+    }
+    for audience in ["", "https://elsewhere.test", &id("edge").audience(), &id("other").audience()] {
+        let (status, body) = ask(&tunnel, Method::POST, paths::TOKEN, &wanted(audience)).await;
+        assert_eq!((status, &body["error"]["code"]), (400, &json!("InvalidAudience")), "{audience}");
+    }
+}
