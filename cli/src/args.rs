@@ -1,5 +1,8 @@
 //! The words as typed.
 
+mod account;
+mod resources;
+
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
@@ -9,12 +12,20 @@ use std::{
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
 use proto::settings::positive_duration;
 
+pub use self::{account::*, resources::*};
+
 /// As long as `gateway::issuer::principals::SECRET_LIFE`.
 const SECRET_TTL: &str = "8760h";
 
 /// Kubernetes clusters behind firewalls, reached through a gateway.
 #[derive(Debug, Parser)]
-#[command(name = "towline", version, max_term_width = 100)]
+#[command(
+    name = "towline",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done; 1 failed; 2 the command was typed wrongly; 130 ended by Ctrl+C.\n\
+        Results go to standard output, all else to standard error."
+)]
 pub struct Args {
     /// What to log to standard error: a level, or target=level,...
     #[arg(long, global = true, default_value = "info", value_name = "FILTER")]
@@ -38,6 +49,20 @@ pub enum Command {
     Whoami(WhoamiArgs),
     /// Write or merge a kubeconfig for a cluster
     Kubeconfig(KubeconfigArgs),
+    /// Sign in at a gateway
+    Login(LoginArgs),
+    /// Forget an account
+    Logout(LogoutArgs),
+    /// The accounts that are signed in, and the subscription to work in
+    Account(AccountArgs),
+    /// Resource groups
+    Group(GroupArgs),
+    /// Connected clusters
+    List(ListArgs),
+    /// One connected cluster
+    Show(ShowArgs),
+    /// Change a connected cluster: tags, what it runs on
+    Update(UpdateArgs),
     /// Serve a cluster at https://127.0.0.1:<port>, with a token that refreshes itself
     Proxy(ProxyArgs),
 }

@@ -2,6 +2,7 @@
 //! `--proxy-url`).
 
 mod outbound;
+mod trouble;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -120,6 +121,13 @@ impl Client {
         &self.address
     }
 
+    /// The same trust and way out, to another address of the issuer's.
+    pub fn at(&self, address: Address) -> anyhow::Result<Self> {
+        let server_name =
+            ServerName::try_from(address.host.clone()).with_context(|| format!("{} is no host name", address.host))?;
+        Ok(Self { address, server_name, ..self.clone() })
+    }
+
     /// The same with other protocols offered in TLS, the preferred one first.
     pub fn with_alpn(&self, alpn: &[&[u8]]) -> Self {
         let mut tls = (*self.tls).clone();
@@ -127,8 +135,7 @@ impl Client {
         Self { tls: Arc::new(tls), ..self.clone() }
     }
 
-    /// An established TLS connection.
-    pub async fn connect(&self) -> anyhow::Result<TlsStream<TcpIo>> {
+    async fn tcp(&self) -> anyhow::Result<TcpIo> {
         let target = Target {
             host: self.address.host.clone(),
             port: self.address.port,
@@ -137,7 +144,12 @@ impl Client {
             proxy: self.outbound.proxy_for(&self.address.host, self.address.port),
             aliases: Vec::new(),
         };
-        let tcp = open_tcp(&target, &DialOptions::default()).await?;
+        Ok(open_tcp(&target, &DialOptions::default()).await?)
+    }
+
+    /// An established TLS connection.
+    pub async fn connect(&self) -> anyhow::Result<TlsStream<TcpIo>> {
+        let tcp = self.tcp().await?;
         let tls = TlsConnector::from(self.tls.clone()).connect(self.server_name.clone(), tcp);
         match timeout(TLS_TIMEOUT, tls).await {
             Ok(Ok(stream)) => Ok(stream),
@@ -154,6 +166,14 @@ impl Client {
         match timeout(REQUEST_TIMEOUT, self.exchange(request)).await {
             Ok(result) => result.with_context(|| format!("{what} failed")),
             Err(_) => Err(anyhow!("{what} got no whole answer within {REQUEST_TIMEOUT:?}")),
+        }
+    }
+
+    /// As [`Self::request`], and where that fails with what to type next.
+    pub async fn ask(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Bytes>> {
+        match self.request(request).await {
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(trouble::explain(self, error).await),
         }
     }
 

@@ -1,7 +1,11 @@
 //! One file a command; [`target`] is what several of them have in common.
 
+mod account;
+mod clusters;
 mod dev;
+mod group;
 mod kubeconfig;
+mod login;
 mod proxy;
 mod target;
 mod token;
@@ -13,7 +17,7 @@ use proto::process::telemetry::LogLevel;
 
 use crate::{
     args::Command,
-    failure::{INTERRUPTED, Outcome},
+    failure::{Failure, INTERRUPTED, Outcome},
 };
 
 /// Runs a command.
@@ -21,6 +25,13 @@ pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
     match command {
         Command::Dev(args) => dev::run(args, log_level).await,
         Command::Proxy(args) => proxy::run(args).await,
+        Command::Login(args) => interruptible(login::run(args)).await,
+        Command::Logout(args) => interruptible(account::logout(args)).await,
+        Command::Account(args) => interruptible(account::run(args)).await,
+        Command::Group(args) => interruptible(group::run(args)).await,
+        Command::List(args) => interruptible(clusters::list(args)).await,
+        Command::Show(args) => interruptible(clusters::show(args)).await,
+        Command::Update(args) => interruptible(clusters::update(args)).await,
         Command::Token(args) => interruptible(token::run(args)).await,
         Command::Whoami(args) => interruptible(whoami::run(args)).await,
         Command::Kubeconfig(args) => interruptible(kubeconfig::run(args)).await,
@@ -33,6 +44,27 @@ async fn interruptible(command: impl Future<Output = Outcome>) -> Outcome {
         biased;
         outcome = command => outcome,
         Ok(()) = tokio::signal::ctrl_c() => Ok(ExitCode::from(INTERRUPTED)),
+    }
+}
+
+/// Asks for a yes on the terminal; without a terminal the answer must have been given as `--yes`.
+///
+/// # Errors
+/// When the answer is no, or nobody can be asked.
+fn confirm(question: &str, yes: bool) -> Outcome<()> {
+    use std::io::{BufRead, IsTerminal};
+    if yes {
+        return Ok(());
+    }
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::usage(anyhow::anyhow!("{question} Nobody can be asked here")).hint("--yes"));
+    }
+    write!(std::io::stderr().lock(), "{question} [y/N] ")?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(anyhow::anyhow!("nothing was changed").into()),
     }
 }
 

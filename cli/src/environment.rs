@@ -7,6 +7,23 @@ use secrecy::SecretString;
 /// A password for `towline token` and its kin, instead of a file.
 pub const PASSWORD: &str = "TOWLINE_PASSWORD";
 
+/// The folder of contexts.
+pub const CONFIG_DIR: &str = "TOWLINE_CONFIG_DIR";
+/// The gateway's URL, for automation.
+pub const GATEWAY: &str = "TOWLINE_GATEWAY";
+/// A service principal's client id.
+pub const CLIENT_ID: &str = "TOWLINE_CLIENT_ID";
+/// Its secret,
+pub const CLIENT_SECRET: &str = "TOWLINE_CLIENT_SECRET";
+/// or the file that holds it.
+pub const CLIENT_SECRET_FILE: &str = "TOWLINE_CLIENT_SECRET_FILE";
+/// The tenant that is expected.
+pub const TENANT: &str = "TOWLINE_TENANT";
+/// The subscription to work in.
+pub const SUBSCRIPTION: &str = "TOWLINE_SUBSCRIPTION";
+/// The authority of the gateway's certificate, PEM.
+pub const CA_FILE: &str = "TOWLINE_CA_FILE";
+
 fn text(names: &[&str]) -> Option<String> {
     names.iter().find_map(|name| env::var(name).ok()).filter(|value| !value.is_empty())
 }
@@ -31,6 +48,62 @@ pub fn kubeconfig() -> Option<PathBuf> {
     let listed =
         env::var_os("KUBECONFIG").and_then(|list| env::split_paths(&list).find(|path| !path.as_os_str().is_empty()));
     listed.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".kube/config")))
+}
+
+/// Where contexts are kept: [`CONFIG_DIR`], else `towline` in the configuration folder of the XDG base directory
+/// specification.
+pub fn config_dir() -> Option<PathBuf> {
+    let folder = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let own = env::var_os(CONFIG_DIR).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let xdg = || folder("XDG_CONFIG_HOME").or_else(|| Some(folder("HOME")?.join(".config")));
+    own.or_else(|| Some(xdg()?.join("towline")))
+}
+
+/// What stands in for `towline login` where nobody can sign in, such as in CI (features row K10).
+#[derive(Default)]
+pub struct Automation {
+    /// [`GATEWAY`].
+    pub gateway: Option<String>,
+    /// [`CLIENT_ID`].
+    pub client_id: Option<String>,
+    /// [`CLIENT_SECRET`].
+    pub client_secret: Option<SecretString>,
+    /// [`CLIENT_SECRET_FILE`].
+    pub client_secret_file: Option<PathBuf>,
+    /// [`TENANT`].
+    pub tenant: Option<String>,
+    /// [`CA_FILE`].
+    pub ca_file: Option<PathBuf>,
+}
+
+/// Reads it.
+pub fn automation() -> Automation {
+    Automation {
+        gateway: text(&[GATEWAY]),
+        client_id: text(&[CLIENT_ID]),
+        client_secret: text(&[CLIENT_SECRET]).map(Into::into),
+        client_secret_file: text(&[CLIENT_SECRET_FILE]).map(Into::into),
+        tenant: text(&[TENANT]),
+        ca_file: text(&[CA_FILE]).map(Into::into),
+    }
+}
+
+/// [`SUBSCRIPTION`].
+pub fn subscription() -> Option<String> {
+    text(&[SUBSCRIPTION])
+}
+
+/// The program that shows a page, as many programs have it.
+pub fn browser() -> Option<String> {
+    text(&["BROWSER"])
+}
+
+/// Whether output may have colour: a terminal, and nobody who asked for none (no-color.org).
+pub fn colour() -> bool {
+    use std::io::IsTerminal;
+    std::io::stdout().is_terminal()
+        && text(&["NO_COLOR"]).is_none()
+        && text(&["TERM"]).is_none_or(|term| term != "dumb")
 }
 
 /// What kubectl tells a credential plugin: JSON with the version it speaks.

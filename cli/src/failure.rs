@@ -7,6 +7,8 @@ use std::{
 
 use proto::process::chain;
 
+use crate::api::ApiError;
+
 /// Exit code of a failure.
 pub const FAILED: u8 = 1;
 /// Exit code of wrong usage, also clap's.
@@ -38,6 +40,29 @@ impl Failure {
         self
     }
 
+    /// The API's refusal that is behind it, if one is.
+    pub fn api(&self) -> Option<&ApiError> {
+        self.error.downcast_ref()
+    }
+
+    /// The error alone, with the hint in it.
+    pub fn into_error(self) -> anyhow::Error {
+        match self.hint {
+            Some(hint) => {
+                let what = self.error.to_string();
+                self.error.context(Advised::new(what, hint))
+            }
+            None => self.error,
+        }
+    }
+
+    /// Says what was tried when it failed.
+    #[must_use]
+    #[allow(dead_code, reason = "for the commands that come next")]
+    pub fn context(self, what: impl std::fmt::Display + Send + Sync + 'static) -> Self {
+        Self { error: self.error.context(what), ..self }
+    }
+
     /// Prints it to standard error.
     pub fn report(&self) -> ExitCode {
         let mut out = io::stderr().lock();
@@ -50,9 +75,30 @@ impl Failure {
     }
 }
 
+/// An error that knows what to type next, for code that is below commands.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct Advised {
+    /// What was tried and why it failed.
+    pub what: String,
+    /// What to type next.
+    pub hint: String,
+}
+
+impl Advised {
+    /// An error with a hint.
+    pub fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { what: what.into(), hint: hint.into() }
+    }
+}
+
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self { code: FAILED, error: error.into(), hint: None }
+        let error = error.into();
+        // Of a context, too, which a walk over the causes does not see.
+        let advised = error.downcast_ref::<Advised>().map(|advised| advised.hint.clone());
+        let hint = advised.or_else(|| error.downcast_ref::<ApiError>().and_then(ApiError::hint));
+        Self { code: FAILED, error, hint }
     }
 }
 

@@ -5,6 +5,10 @@
 //! |---|---|
 //! | [`args`] | the words as typed |
 //! | [`commands`] | one file a command |
+//! | [`context`] | gateways and accounts: who is signed in where |
+//! | [`oauth`] | how somebody signs in |
+//! | [`api`] | typed calls of the resource API |
+//! | [`output`] | table, json, yaml, tsv, and `--query` |
 //! | [`client`] | HTTPS to a gateway, also from behind a proxy |
 //! | [`credential`] | where a user's token comes from |
 //! | [`kubeconfig`] | merges entries into a kubeconfig |
@@ -13,9 +17,13 @@
 //! | [`state`] | the folder of `towline dev` |
 //! | [`environment`] | the environment variables that are read |
 
+#[allow(dead_code, reason = "`towline connect` and others come next")]
+mod api;
 mod args;
 mod client;
 mod commands;
+#[allow(dead_code, reason = "`towline connect` and others come next")]
+mod context;
 mod credential;
 mod environment;
 mod failure;
@@ -23,6 +31,8 @@ mod kubeconfig;
 mod local_proxy;
 #[allow(dead_code, unused_imports, reason = "`towline connect` comes next")]
 mod manifests;
+mod oauth;
+mod output;
 mod state;
 
 use std::process::ExitCode;

@@ -1,5 +1,7 @@
 //! What the tests of the command share: running it, and a small HTTPS gateway of our own with the built-in issuer.
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(dead_code, clippy::unwrap_used, clippy::disallowed_methods)]
+
+pub mod site;
 
 use std::{
     io::{BufRead, BufReader, Read},

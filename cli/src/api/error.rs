@@ -1,0 +1,154 @@
+//! ARM's error envelope as an error for people.
+
+use std::fmt;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use proto::api::ResourceId;
+use serde_json::Value;
+
+use super::Call;
+use crate::context::{Account, SignsIn};
+
+/// Characters of a text of the gateway that are shown at most.
+const TEXT: usize = 4000;
+/// Details that are shown at most.
+const DETAILS: usize = 20;
+
+/// A refusal of the resource API.
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    /// What was tried: method and path.
+    pub what: String,
+    /// HTTP's word.
+    pub status: StatusCode,
+    /// For programs.
+    pub code: String,
+    /// For people.
+    pub message: String,
+    /// Which part of the request is wrong.
+    pub target: Option<String>,
+    /// Each with its target.
+    pub details: Vec<(Option<String>, String)>,
+    /// How logs name the request.
+    pub request_id: Option<String>,
+    hint: Option<String>,
+}
+
+impl std::error::Error for ApiError {}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} ({}", self.what, self.message, self.status.as_u16())?;
+        if !self.code.is_empty() {
+            write!(f, " {}", self.code)?;
+        }
+        if let Some(target) = &self.target {
+            write!(f, ", at {target}")?;
+        }
+        f.write_str(")")?;
+        for (target, message) in &self.details {
+            match target {
+                Some(target) => write!(f, "\n  {target}: {message}")?,
+                None => write!(f, "\n  {message}")?,
+            }
+        }
+        if let Some(id) = &self.request_id {
+            write!(f, "\n  request id {id}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Without what could steer a terminal.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT).collect()
+}
+
+impl ApiError {
+    /// From an answer.
+    pub(super) fn read(call: &Call<'_>, account: &Account, answer: &Response<Bytes>) -> Self {
+        let status = answer.status();
+        let path = call.target.split('?').next().unwrap_or_default();
+        let body: Value = serde_json::from_slice(answer.body()).unwrap_or_default();
+        let error = &body["error"];
+        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(plain);
+        let details = error["details"].as_array().into_iter().flatten().take(DETAILS);
+        let details = details.filter_map(|detail| Some((text(&detail["target"]), text(&detail["message"])?))).collect();
+        let mut this = Self {
+            what: format!("{} {}", call.method, plain(path)),
+            status,
+            code: text(&error["code"]).unwrap_or_default(),
+            message: text(&error["message"])
+                .or_else(|| text(&body["message"]))
+                .unwrap_or_else(|| "the gateway gave no reason".to_owned()),
+            target: text(&error["target"]),
+            details,
+            request_id: answer.headers().get("x-ms-request-id").and_then(|id| Some(plain(id.to_str().ok()?))),
+            hint: None,
+        };
+        this.hint = this.next_step(path, account);
+        this
+    }
+
+    /// Of an operation that failed after it had begun.
+    pub(super) fn of_operation(what: &str, error: &Value) -> Self {
+        let text = |name: &str| error[name].as_str().map(plain);
+        Self {
+            what: what.to_owned(),
+            status: StatusCode::OK,
+            code: text("code").unwrap_or_default(),
+            message: text("message").unwrap_or_else(|| "it failed, and no reason was given".to_owned()),
+            target: text("target"),
+            details: Vec::new(),
+            request_id: None,
+            hint: None,
+        }
+    }
+
+    /// What to type next.
+    pub fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+
+    fn next_step(&self, path: &str, account: &Account) -> Option<String> {
+        let id = ResourceId::parse(path).ok();
+        let group = id.as_ref().and_then(ResourceId::resource_group);
+        let hint = match (self.code.as_str(), self.status) {
+            ("AuthorizationFailed", _) => format!(
+                "an owner can give the right: towline role assignment create --assignee {} --role ROLE --scope {}",
+                account.object_id,
+                id.as_ref().map_or("SCOPE", ResourceId::as_str)
+            ),
+            ("ResourceGroupNotFound", _) => {
+                format!(
+                    "make it: towline group create -g {} -l LOCATION; or see which there are: towline group list",
+                    group?
+                )
+            }
+            ("ResourceNotFound", _) if path.to_ascii_lowercase().contains("connectedclusters") => {
+                format!(
+                    "see which clusters there are: towline list{}",
+                    group.map(|g| format!(" -g {g}")).unwrap_or_default()
+                )
+            }
+            ("SubscriptionNotFound", _) => {
+                "see which there are: towline account list --all; choose one: towline account set --subscription ID"
+                    .to_owned()
+            }
+            ("PreconditionFailed" | "Conflict", _) => {
+                "somebody else changed it at the same time: run the command again".to_owned()
+            }
+            (_, StatusCode::UNAUTHORIZED) => match account.signs_in {
+                SignsIn::ServicePrincipal { .. } => format!(
+                    "is the service principal disabled? Sign in again: towline login {} --service-principal",
+                    account.gateway
+                ),
+                _ => format!("sign in again: towline login {}", account.gateway),
+            },
+            (_, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => "try again in a moment".to_owned(),
+            _ => return None,
+        };
+        Some(hint)
+    }
+}

@@ -1,0 +1,132 @@
+//! Why a gateway or issuer could not be talked to, with what to type next: the address, the authority, a proxy.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use proto::transport::dial::DialError;
+use rustls::{
+    CertificateError, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use tokio_rustls::TlsConnector;
+
+use super::Client;
+use crate::failure::Advised;
+
+/// Looks at what failed, and says what to do about it.
+pub async fn explain(client: &Client, error: anyhow::Error) -> anyhow::Error {
+    let at = client.address().authority();
+    let dial = error.chain().find_map(|cause| cause.downcast_ref::<DialError>());
+    let refused = error.chain().find_map(tls_error);
+    let advised = match (dial, refused) {
+        (Some(DialError::Resolve { .. }), _) => Advised::new(
+            format!("{at} was not reached"),
+            "check the address; a proxy is given by HTTPS_PROXY or --proxy-url",
+        ),
+        (Some(DialError::Connect { proxy: false, .. }), _) => Advised::new(
+            format!("{at} was not reached"),
+            "check address and port, and whether it is running; a proxy is given by HTTPS_PROXY or --proxy-url",
+        ),
+        (Some(_), _) => Advised::new(
+            format!("{at} was not reached"),
+            "look at the proxy: HTTPS_PROXY, NO_PROXY, --proxy-url, --proxy-ca, --proxy-password-file",
+        ),
+        (None, Some(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
+            let shown = presented(client).await.map_or_else(String::new, |shown| {
+                format!("; it shows a certificate with the SHA-256 fingerprint {shown}")
+            });
+            Advised::new(
+                format!("{at} is not who it says, or its authority is a private one{shown}"),
+                "--ca FILE with the authority of the gateway's certificate, from who runs it (a towline dev has it in STATE/ca/ca.crt); for an account that exists: towline login URL --ca FILE",
+            )
+        }
+        (None, Some(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })) => {
+            Advised::new(
+                format!("the certificate of {at} is for other names"),
+                "use the address that is in the certificate, or have it issued for this one",
+            )
+        }
+        (None, Some(CertificateError::Expired | CertificateError::ExpiredContext { .. })) => Advised::new(
+            format!("the certificate of {at} has expired, or this machine's clock is wrong"),
+            "compare the clock (date -u); else tell who runs the gateway",
+        ),
+        (None, Some(_)) => {
+            Advised::new(format!("the certificate of {at} cannot be trusted"), "tell who runs the gateway")
+        }
+        (None, None) => return error,
+    };
+    error.context(advised)
+}
+
+/// rustls's own error hides in that of the stream.
+fn tls_error<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a CertificateError> {
+    let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    let error = inner.and_then(|inner| inner.downcast_ref()).or_else(|| cause.downcast_ref::<rustls::Error>());
+    match error? {
+        rustls::Error::InvalidCertificate(why) => Some(why),
+        _ => None,
+    }
+}
+
+/// Notes what a server shows, and trusts nothing: no handshake with it succeeds.
+#[derive(Debug)]
+struct Looking {
+    provider: Arc<CryptoProvider>,
+    seen: Mutex<Option<CertificateDer<'static>>>,
+}
+
+impl ServerCertVerifier for Looking {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(end_entity.clone().into_owned());
+        Err(CertificateError::UnknownIssuer.into())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(CertificateError::BadSignature.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(CertificateError::BadSignature.into())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// The fingerprint of what the server shows, asked for on a connection of its own that ends there.
+async fn presented(client: &Client) -> Option<String> {
+    let provider = client.tls.crypto_provider().clone();
+    let looking = Arc::new(Looking { provider: provider.clone(), seen: Mutex::new(None) });
+    let tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .ok()?
+        .dangerous()
+        .with_custom_certificate_verifier(looking.clone())
+        .with_no_client_auth();
+    let tcp = client.tcp().await.ok()?;
+    let handshake = TlsConnector::from(Arc::new(tls)).connect(client.server_name.clone(), tcp);
+    // It never succeeds; what it showed is all that is wanted.
+    let _ = tokio::time::timeout(super::TLS_TIMEOUT, handshake).await;
+    let seen = looking.seen.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &seen);
+    Some(digest.as_ref().iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":"))
+}

@@ -1,0 +1,135 @@
+//! `towline account` and `logout`: who is signed in where.
+
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use secrecy::ExposeSecret;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{at, versions},
+    args::{AccountAction, AccountArgs, ContextArgs, LogoutArgs, OutputArgs},
+    context::{Account, Context, Folder},
+    credential::timestamp,
+    failure::{Failure, Outcome},
+    output::{self, Column},
+};
+
+/// What is shown of an account.
+pub const COLUMNS: &[Column] = &[
+    ("Current", "/current"),
+    ("Name", "/name"),
+    ("Type", "/type"),
+    ("Gateway", "/gateway"),
+    ("Subscription", "/subscription/id"),
+    ("SubscriptionName", "/subscription/name"),
+];
+const SUBSCRIPTION_COLUMNS: &[Column] =
+    &[("SubscriptionId", "/subscriptionId"), ("Name", "/displayName"), ("State", "/state"), ("TenantId", "/tenantId")];
+
+/// Without its secrets.
+pub fn shown(account: &Account, current: bool) -> Value {
+    json!({
+        "name": account.name,
+        "current": current,
+        "type": account.signs_in.kind(),
+        "user": account.user,
+        "objectId": account.object_id,
+        "gateway": account.gateway,
+        "tenantId": account.tenant,
+        "subscription": {"id": account.subscription, "name": account.subscription_name},
+    })
+}
+
+/// `towline account <action>`.
+pub async fn run(args: AccountArgs) -> Outcome {
+    let (context, output) = (&args.common.context, &args.common.output);
+    match &args.action {
+        AccountAction::List { all: true } => {
+            let api = Context::open(context).await?.api()?;
+            let rows = api.list(&at("/subscriptions", versions::SUBSCRIPTIONS)).await?;
+            output::print(&rows.into(), output, SUBSCRIPTION_COLUMNS)?;
+        }
+        AccountAction::List { all: false } => {
+            let folder = Folder::open()?;
+            let current = folder.current()?;
+            let rows = folder.accounts()?;
+            let rows: Vec<_> = rows.iter().map(|one| shown(one, Some(&one.name) == current.as_ref())).collect();
+            output::print(&rows.into(), output, COLUMNS)?;
+        }
+        AccountAction::Show => {
+            let context = Context::open(context).await?;
+            let mut value = shown(context.account(), true);
+            // What the environment or an option chose, too.
+            value["subscription"]["id"] = context.subscription().map_or(Value::Null, |id| id.name().into());
+            output::print(&value, output, COLUMNS)?;
+        }
+        AccountAction::Set { name } => set(name.as_deref(), context, output).await?,
+        AccountAction::Token => {
+            let context = Context::open(context).await?;
+            let token = context.api_token().await?;
+            let value = json!({
+                "accessToken": token.secret.expose_secret(),
+                "expiresOn": token.expires.map(timestamp).transpose()?,
+                "tenant": context.account().tenant,
+                "tokenType": "Bearer",
+            });
+            output::print(&value, output, &[("AccessToken", "/accessToken"), ("ExpiresOn", "/expiresOn")])?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Another account, another subscription, or both.
+async fn set(name: Option<&str>, args: &ContextArgs, output: &OutputArgs) -> Outcome<()> {
+    let name = name.or(args.account.as_deref());
+    if name.is_none() && args.subscription.is_none() {
+        return Err(Failure::usage(anyhow!("what is to be set?"))
+            .hint("towline account set NAME, or towline account set --subscription ID"));
+    }
+    let folder = Folder::open()?;
+    let mut account = folder.account(name)?;
+    if let Some(asked) = &args.subscription {
+        let context = ContextArgs { account: Some(account.name.clone()), ..args.clone() };
+        let rows = Context::open(&context).await?.api()?.list(&at("/subscriptions", versions::SUBSCRIPTIONS)).await?;
+        let is = |value: &Value| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case(asked));
+        let found = rows.iter().find(|row| is(&row["subscriptionId"]) || is(&row["displayName"]));
+        let found = found.ok_or_else(|| {
+            Failure::from(anyhow!("{} sees no subscription {asked}", account.name)).hint("towline account list --all")
+        })?;
+        let lock = folder.lock(&account.name).await?;
+        account = folder.account(Some(&account.name))?;
+        account.subscription = found["subscriptionId"].as_str().map(str::to_owned);
+        account.subscription_name = found["displayName"].as_str().map(str::to_owned);
+        folder.write(&account, &lock)?;
+    }
+    folder.set_current(Some(&account.name))?;
+    output::print(&shown(&account, true), output, COLUMNS)
+}
+
+/// `towline logout`.
+pub async fn logout(args: LogoutArgs) -> Outcome {
+    let folder = Folder::open()?;
+    let current = folder.current()?;
+    let names = match (&args.name, args.all) {
+        (_, true) => folder.accounts()?.into_iter().map(|account| account.name).collect(),
+        (Some(name), _) => vec![folder.account(Some(name))?.name],
+        (None, false) => match &current {
+            Some(name) => vec![name.clone()],
+            None => return Err(Failure::from(anyhow!("nobody is signed in")).hint("towline account list")),
+        },
+    };
+    for name in &names {
+        let lock = folder.lock(name).await?;
+        folder.remove(name, &lock)?;
+        output::say(&format!("{name} is signed out here"));
+    }
+    if current.is_some_and(|current| names.contains(&current)) {
+        let left = folder.accounts()?;
+        folder.set_current(left.first().map(|account| account.name.as_str()))?;
+        if let Some(next) = left.first() {
+            output::say(&format!("the current account is {} now", next.name));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

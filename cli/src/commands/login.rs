@@ -1,0 +1,202 @@
+//! `towline login`.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, anyhow};
+use gateway::issuer::clients::COMMAND_CLIENT;
+use secrecy::SecretString;
+use serde_json::Value;
+
+use super::account::{COLUMNS, shown};
+use crate::{
+    api::{at, versions},
+    args::LoginArgs,
+    client::{Address, Client, Outbound},
+    context::{Account, Context, Folder, SignsIn, account::IssuerAt, tokens},
+    credential::read_secret,
+    environment,
+    failure::{Failure, Outcome},
+    oauth::{self, Grant, TokenEndpoint},
+    output,
+};
+
+/// Signs in, asks which subscriptions there are, and keeps the account as the current one.
+pub async fn run(args: LoginArgs) -> Outcome {
+    let folder = Folder::open()?;
+    let mut account = begin(&args, &folder)?;
+    oauth::discover_gateway(&mut account, args.tenant.as_deref()).await?;
+    let outbound = Outbound::new(&account.outbound()).map_err(Failure::usage)?;
+    let audience = account.audience.clone();
+    let answer = match (args.service_principal, &args.issuer) {
+        (true, _) => service_principal(&args, &mut account, &outbound).await?,
+        (false, Some(issuer)) => external(&args, issuer, &mut account, &outbound).await?,
+        (false, None) => user(&args, &mut account, &outbound).await?,
+    };
+    let token = tokens::keep(&mut account, &audience, answer);
+    let (name, object_id) = oauth::holder(&token);
+    account.user = match &account.signs_in {
+        SignsIn::ServicePrincipal { client_id, .. } => client_id.clone(),
+        _ => name.context("the issuer's token does not say who it is for")?,
+    };
+    account.object_id = object_id;
+    account.name = match &args.name {
+        Some(name) => name.clone(),
+        None => account.default_name()?,
+    };
+    let context = Context::with(account.clone(), None, None, gateway::issuer::guid::random()?)?;
+    choose_subscription(&context, &mut account, args.subscription.as_deref()).await?;
+    // Only now, and at once: what was interrupted before has left nothing.
+    let lock = folder.lock(&account.name).await?;
+    folder.write(&account, &lock)?;
+    folder.set_current(Some(&account.name))?;
+    output::print(&shown(&account, true), &args.output, COLUMNS)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The gateway that was typed, or again the one of the current account.
+fn begin(args: &LoginArgs, folder: &Folder) -> Outcome<Account> {
+    let known = |gateway: Option<&str>| {
+        let accounts = folder.accounts().unwrap_or_default();
+        let current = folder.current().ok().flatten();
+        match gateway {
+            Some(url) => accounts.into_iter().find(|account| account.gateway.eq_ignore_ascii_case(url)),
+            None => accounts.into_iter().find(|account| Some(&account.name) == current.as_ref()),
+        }
+    };
+    let automation = environment::automation();
+    let gateway = args.gateway.clone().or(automation.gateway);
+    let ca = args.ca.clone().or(automation.ca_file);
+    let mut account = match gateway {
+        Some(url) => Account::at(&url, ca.as_deref())?,
+        None => {
+            let known = known(None).ok_or_else(|| {
+                Failure::usage(anyhow!("which gateway?")).hint("towline login https://GATEWAY [--ca FILE]")
+            })?;
+            Account::at(&known.gateway, ca.as_deref())?
+        }
+    };
+    if account.ca.is_none() {
+        // Who signs in again need not repeat what is known of the same gateway.
+        account.ca = known(Some(&account.gateway)).and_then(|known| known.ca);
+    }
+    account.set_outbound(&args.outbound);
+    Ok(account)
+}
+
+async fn service_principal(args: &LoginArgs, account: &mut Account, outbound: &Outbound) -> Outcome<oauth::Answer> {
+    let client_id = args.username.clone().context("--username").map_err(Failure::usage)?;
+    let automation = environment::automation();
+    let secret: SecretString = match (&args.secret_file, &args.password, automation.client_secret) {
+        (Some(file), ..) => read_secret(file).map_err(Failure::usage)?,
+        (None, Some(password), _) => password.clone().into(),
+        (None, None, Some(secret)) => secret,
+        (None, None, None) => match automation.client_secret_file {
+            Some(file) => read_secret(&file).map_err(Failure::usage)?,
+            None => {
+                return Err(Failure::usage(anyhow!("there is no secret for {client_id}")).hint(format!(
+                    "--secret-file FILE (- for standard input), or the environment variable {}",
+                    environment::CLIENT_SECRET
+                )));
+            }
+        },
+    };
+    account.signs_in = SignsIn::service_principal(client_id.clone(), &secret);
+    let SignsIn::ServicePrincipal { client_secret, .. } = &account.signs_in else {
+        return Err(anyhow!("no service principal").into());
+    };
+    let grant = Grant::ClientCredentials { client_id: &client_id, secret: &client_secret.0 };
+    let answer = TokenEndpoint::of(account, outbound)?.redeem(&grant, &account.audience).await;
+    answer.map_err(|error| {
+        let wrong = error.downcast_ref::<oauth::Refused>().is_some_and(oauth::Refused::is_over);
+        let failure = Failure::from(error);
+        if wrong {
+            failure.hint("check client id (not the object id) and secret; a new one: towline sp rotate NAME")
+        } else {
+            failure
+        }
+    })
+}
+
+async fn user(args: &LoginArgs, account: &mut Account, outbound: &Outbound) -> Outcome<oauth::Answer> {
+    let scope = format!("openid profile offline_access {}/.default", account.audience);
+    let address = Address::parse(&format!("{}{}", account.gateway, gateway::issuer::MOUNT))?;
+    let client = Client::new(address, &account.roots()?, None, outbound.clone())?;
+    let endpoints = oauth::discover_issuer(&client, true).await?;
+    account.signs_in = SignsIn::User { client_id: COMMAND_CLIENT.to_owned(), refresh_token: None, external: None };
+    let tokens = TokenEndpoint::of(account, outbound)?;
+    page(args, &client, &endpoints, &tokens, (COMMAND_CLIENT, &scope, &account.audience)).await
+}
+
+async fn external(
+    args: &LoginArgs,
+    issuer: &str,
+    account: &mut Account,
+    outbound: &Outbound,
+) -> Outcome<oauth::Answer> {
+    let client_id = args.client_id.clone().context("--client-id").map_err(Failure::usage)?;
+    let ca = args.issuer_ca.as_deref().map(|file| oauth::read_ca("--issuer-ca", file)).transpose();
+    let ca = ca.map_err(Failure::usage)?;
+    let roots = match &ca {
+        Some(pem) => certs::Roots::from_pem(pem.as_bytes())?,
+        // It may be beside the gateway, or a public one.
+        None => account.roots()?.and(&certs::Roots::public()),
+    };
+    let client = Client::new(Address::parse(issuer).map_err(Failure::usage)?, &roots, None, outbound.clone())?;
+    let endpoints = oauth::discover_issuer(&client, false).await?;
+    let issuer = IssuerAt {
+        url: endpoints.issuer.clone(),
+        token_endpoint: endpoints.token.clone(),
+        ca,
+        scope: args.scope.clone(),
+    };
+    account.signs_in = SignsIn::User { client_id: client_id.clone(), refresh_token: None, external: Some(issuer) };
+    let tokens = TokenEndpoint::of(account, outbound)?;
+    page(args, &client, &endpoints, &tokens, (&client_id, &args.scope, &account.audience)).await
+}
+
+async fn page(
+    args: &LoginArgs,
+    client: &Client,
+    endpoints: &oauth::Endpoints,
+    tokens: &TokenEndpoint,
+    asked: (&str, &str, &str),
+) -> Outcome<oauth::Answer> {
+    match (&endpoints.device, args.browser) {
+        (Some(device), false) => oauth::device::sign_in(client, device, tokens, asked).await,
+        (None, false) if args.device_code => {
+            Err(Failure::from(anyhow!("{} knows no device codes", endpoints.issuer)).hint("--browser"))
+        }
+        _ => oauth::browser::sign_in(endpoints, tokens, asked).await,
+    }
+}
+
+/// The subscription that was asked for, else the first one that is seen; none where the account has no right yet.
+async fn choose_subscription(context: &Context, account: &mut Account, asked: Option<&str>) -> Outcome<()> {
+    let asked = asked.map(str::to_owned).or_else(environment::subscription);
+    let seen = context.api()?.list(&at("/subscriptions", versions::SUBSCRIPTIONS)).await?;
+    let id = |row: &Value| row["subscriptionId"].as_str().map(str::to_owned);
+    let found = match &asked {
+        Some(asked) => seen.iter().find(|row| {
+            [&row["subscriptionId"], &row["displayName"]]
+                .iter()
+                .any(|name| name.as_str().is_some_and(|n| n.eq_ignore_ascii_case(asked)))
+        }),
+        None => seen.first(),
+    };
+    if found.is_none() && asked.is_some() {
+        let known: Vec<String> = seen.iter().filter_map(id).collect();
+        return Err(Failure::from(anyhow!("{} sees no subscription {}", account.user, asked.unwrap_or_default()))
+            .hint(format!("it sees {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") })));
+    }
+    if found.is_none() {
+        tracing::warn!(
+            "signed in; {} (object id {}) has no right at any subscription yet: an owner gives one with towline role assignment create --assignee {}",
+            account.user,
+            account.object_id,
+            account.object_id
+        );
+    }
+    account.subscription = found.and_then(id);
+    account.subscription_name = found.and_then(|row| row["displayName"].as_str().map(str::to_owned));
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! What is known of an account.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use certs::Roots;
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    args::OutboundArgs,
+    client::Address,
+    failure::{Failure, Outcome},
+};
+
+/// A secret that is written to the account's file, and nowhere else.
+#[derive(Clone, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(transparent)]
+pub struct Hidden(pub String);
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[hidden]")
+    }
+}
+
+/// An issuer of tokens.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IssuerAt {
+    /// Its URL.
+    pub url: String,
+    /// Where tokens are given.
+    pub token_endpoint: String,
+    /// PEM of the authority of its certificate, if not the gateway's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
+    /// What is asked for at each sign-in and refresh.
+    pub scope: String,
+}
+
+/// How an account gets tokens.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "type")]
+pub enum SignsIn {
+    /// Not yet.
+    Nobody,
+    /// A person, who signed in by a page.
+    User {
+        /// The client id of this program at the issuer.
+        client_id: String,
+        /// Rotates with each use.
+        refresh_token: Option<Hidden>,
+        /// Another issuer than the gateway's own: its one token is for everything.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        external: Option<IssuerAt>,
+    },
+    /// A program.
+    ServicePrincipal {
+        /// Who.
+        client_id: String,
+        /// The proof.
+        client_secret: Hidden,
+    },
+}
+
+impl SignsIn {
+    /// With a client secret.
+    pub fn service_principal(client_id: String, secret: &SecretString) -> Self {
+        Self::ServicePrincipal { client_id, client_secret: Hidden(secret.expose_secret().to_owned()) }
+    }
+
+    /// For tables.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Nobody => "nobody",
+            Self::User { .. } => "user",
+            Self::ServicePrincipal { .. } => "servicePrincipal",
+        }
+    }
+}
+
+/// A token that is kept.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Kept {
+    /// The token.
+    pub token: Hidden,
+    /// When it was made, in seconds since 1970.
+    pub obtained: u64,
+}
+
+/// An account at a gateway.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Account {
+    /// Names it among others: `<user>@<host[:port]>`.
+    pub name: String,
+    /// URL of the gateway, as typed, without a slash at the end.
+    pub gateway: String,
+    /// The audience of tokens for its API.
+    pub audience: String,
+    /// PEM of the authority of its certificate; the system's without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
+    /// The tenant.
+    pub tenant: String,
+    /// The subscription to work in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subscription: Option<String>,
+    /// Its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subscription_name: Option<String>,
+    /// Who, for people.
+    pub user: String,
+    /// Who, for role assignments.
+    #[serde(default)]
+    pub object_id: String,
+    /// How.
+    pub signs_in: SignsIn,
+    /// `--proxy-url`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_url: Option<String>,
+    /// `--proxy-ca`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_ca: Option<PathBuf>,
+    /// `--proxy-password-file`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_password_file: Option<PathBuf>,
+    /// Tokens by audience.
+    #[serde(default)]
+    pub tokens: BTreeMap<String, Kept>,
+}
+
+impl Account {
+    /// At a gateway, of nobody yet.
+    ///
+    /// # Errors
+    /// When the address is none or the authority's file cannot be read.
+    pub fn at(gateway: &str, ca: Option<&Path>) -> Outcome<Self> {
+        let url = if gateway.contains("://") { gateway.to_owned() } else { format!("https://{gateway}") };
+        let address = Address::parse(&url).map_err(Failure::usage)?;
+        let read = |file: &Path| {
+            let pem = std::fs::read_to_string(file);
+            let pem = pem.with_context(|| format!("--ca: cannot read {}", file.display())).map_err(Failure::usage)?;
+            Roots::from_pem(pem.as_bytes())
+                .with_context(|| format!("--ca {}", file.display()))
+                .map_err(Failure::usage)?;
+            Outcome::Ok(pem)
+        };
+        Ok(Self {
+            name: String::new(),
+            gateway: address.url(),
+            audience: address.url(),
+            ca: ca.map(read).transpose()?,
+            tenant: String::new(),
+            subscription: None,
+            subscription_name: None,
+            user: String::new(),
+            object_id: String::new(),
+            signs_in: SignsIn::Nobody,
+            proxy_url: None,
+            proxy_ca: None,
+            proxy_password_file: None,
+            tokens: BTreeMap::new(),
+        })
+    }
+
+    /// `<user>@<host[:port]>`.
+    pub fn default_name(&self) -> Outcome<String> {
+        Ok(format!("{}@{}", self.user, Address::parse(&self.gateway)?.authority()))
+    }
+
+    /// Whom to trust as the gateway.
+    pub fn roots(&self) -> anyhow::Result<Roots> {
+        match &self.ca {
+            Some(pem) => Ok(Roots::from_pem(pem.as_bytes())?),
+            None => Ok(Roots::public()),
+        }
+    }
+
+    /// How to get there.
+    pub fn outbound(&self) -> OutboundArgs {
+        OutboundArgs {
+            proxy_url: self.proxy_url.clone(),
+            proxy_ca: self.proxy_ca.clone(),
+            proxy_password_file: self.proxy_password_file.clone(),
+        }
+    }
+
+    /// Keeps how to get there; files by their whole path, because the next command may be started elsewhere.
+    pub fn set_outbound(&mut self, args: &OutboundArgs) {
+        let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        self.proxy_url.clone_from(&args.proxy_url);
+        self.proxy_ca = args.proxy_ca.as_ref().map(absolute);
+        self.proxy_password_file = args.proxy_password_file.as_ref().map(absolute);
+    }
+}

@@ -1,0 +1,165 @@
+//! Tables for people, and tab-separated values for scripts. Texts are others': what could steer a terminal is not printed.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+/// Characters of a cell of a table at most.
+const CELL: usize = 80;
+
+/// A column: its title, and where its value is, as a JSON pointer.
+pub type Column = (&'static str, &'static str);
+
+/// One line a row; a single object is one line a member.
+pub fn table(value: &Value, columns: Option<&[Column]>, colour: bool) -> String {
+    match (value, columns) {
+        (Value::Null, _) => String::new(),
+        (Value::Array(rows), _) if rows.is_empty() => String::new(),
+        (Value::Array(rows), columns) => {
+            let (titles, lines) = grid(rows, columns);
+            aligned(&titles, &lines, colour)
+        }
+        (Value::Object(_), Some(columns)) => {
+            let lines = columns.iter().map(|(title, at)| vec![(*title).to_owned(), cell(value.pointer(at), CELL * 4)]);
+            aligned(&[], &lines.collect::<Vec<_>>(), false)
+        }
+        (Value::Object(members), None) => {
+            let lines = members.iter().map(|(name, value)| vec![clean(name, CELL), cell(Some(value), CELL * 4)]);
+            aligned(&[], &lines.collect::<Vec<_>>(), false)
+        }
+        (other, _) => cell(Some(other), usize::MAX),
+    }
+}
+
+/// Values between tabs, a line a row, no titles.
+pub fn tsv(value: &Value, columns: Option<&[Column]>) -> String {
+    let line = |row: &Value| match (row, columns) {
+        (Value::Object(_), Some(columns)) => joined(columns.iter().map(|(_, at)| row.pointer(at))),
+        (Value::Object(members), None) => joined(members.values().map(Some)),
+        (Value::Array(cells), _) => joined(cells.iter().map(Some)),
+        (other, _) => cell(Some(other), usize::MAX),
+    };
+    match value {
+        Value::Null => String::new(),
+        Value::Array(rows) => rows.iter().map(line).collect::<Vec<_>>().join("\n"),
+        other => line(other),
+    }
+}
+
+fn joined<'a>(cells: impl Iterator<Item = Option<&'a Value>>) -> String {
+    cells.map(|value| cell(value, usize::MAX)).collect::<Vec<_>>().join("\t")
+}
+
+fn grid(rows: &[Value], columns: Option<&[Column]>) -> (Vec<String>, Vec<Vec<String>>) {
+    if let Some(columns) = columns {
+        let titles = columns.iter().map(|(title, _)| title.to_uppercase()).collect();
+        let line = |row: &Value| columns.iter().map(|(_, at)| cell(row.pointer(at), CELL)).collect();
+        return (titles, rows.iter().map(line).collect());
+    }
+    let mut names: Vec<&String> = Vec::new();
+    for name in rows.iter().filter_map(Value::as_object).flat_map(|row| row.keys()) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let titles = names.iter().map(|name| clean(name, CELL).to_uppercase()).collect();
+    let line = |row: &Value| match row {
+        Value::Object(row) => names.iter().map(|name| cell(row.get(*name), CELL)).collect(),
+        Value::Array(cells) => cells.iter().map(|value| cell(Some(value), CELL)).collect(),
+        other => vec![cell(Some(other), CELL)],
+    };
+    (titles, rows.iter().map(line).collect())
+}
+
+fn aligned(titles: &[String], lines: &[Vec<String>], colour: bool) -> String {
+    let columns = lines.iter().map(Vec::len).max().unwrap_or_default().max(titles.len());
+    let mut widths = vec![0; columns];
+    for line in lines.iter().map(Vec::as_slice).chain([titles]) {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let row = |line: &[String]| {
+        let mut text = String::new();
+        for (at, cell) in line.iter().enumerate() {
+            if at > 0 {
+                text.push_str("  ");
+            }
+            // The last column is not filled up.
+            let width = if at + 1 == line.len() { 0 } else { widths[at] };
+            let _ = write!(text, "{cell:<width$}");
+        }
+        text.trim_end().to_owned()
+    };
+    let mut out = Vec::new();
+    if !titles.is_empty() {
+        let title = row(titles);
+        out.push(if colour { format!("\x1b[1m{title}\x1b[0m") } else { title });
+    }
+    out.extend(lines.iter().map(|line| row(line)));
+    out.join("\n")
+}
+
+fn cell(value: Option<&Value>, length: usize) -> String {
+    match value {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => clean(text, length),
+        // As people write them: team=x, env=y.
+        Some(Value::Object(map)) if map.values().all(|value| value.is_string()) => {
+            let pairs = map.iter().map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default()));
+            clean(&pairs.collect::<Vec<_>>().join(", "), length)
+        }
+        Some(Value::Array(list)) if list.iter().all(Value::is_string) => {
+            clean(&list.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "), length)
+        }
+        Some(other) => clean(&other.to_string(), length),
+    }
+}
+
+fn clean(text: &str, length: usize) -> String {
+    // Also what turns the direction of text around, and so hides what a name is.
+    let steers = |c: char| {
+        c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+    };
+    let mut clean: String = text.chars().map(|c| if steers(c) { ' ' } else { c }).take(length).collect();
+    if text.chars().nth(length).is_some() {
+        clean.pop();
+        clean.push('…');
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const COLUMNS: &[Column] = &[("Name", "/name"), ("Tags", "/tags"), ("Nodes", "/properties/nodes")];
+
+    #[test]
+    fn i2_a_table_is_aligned_and_steers_no_terminal() {
+        let rows = json!([
+            {"name": "a\u{1b}[31m", "tags": {"team": "x", "z": "y"}, "properties": {"nodes": 3}},
+            {"name": "long-name", "tags": null},
+        ]);
+        assert_eq!(
+            table(&rows, Some(COLUMNS), false),
+            "NAME       TAGS         NODES\na [31m     team=x, z=y  3\nlong-name"
+        );
+        assert!(table(&rows, Some(COLUMNS), true).starts_with("\x1b[1mNAME"));
+        assert_eq!(table(&rows[0], Some(COLUMNS), true), "Name   a [31m\nTags   team=x, z=y\nNodes  3");
+        assert_eq!(tsv(&rows, Some(COLUMNS)), "a [31m\tteam=x, z=y\t3\nlong-name\t\t");
+        assert_eq!(table(&json!([]), Some(COLUMNS), false), "");
+    }
+
+    #[test]
+    fn i2_what_a_query_made_has_its_own_columns() {
+        assert_eq!(table(&json!([{"a": 1}, {"a": 2, "b": [1]}]), None, false), "A  B\n1\n2  [1]");
+        assert_eq!(table(&json!(["x", "y"]), None, false), "x\ny");
+        assert_eq!(
+            (table(&json!("x"), None, true), tsv(&json!([["a", "b"], [1]]), None)),
+            ("x".into(), "a\tb\n1".into())
+        );
+    }
+}
