@@ -46,6 +46,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use self::{error::ApiError, route::Route};
 use crate::{
     control::Control,
+    events,
     issuer::Issuer,
     request::{
         audit::Record,
@@ -114,6 +115,8 @@ pub struct Call<'a> {
     pub snapshot: &'a Snapshot,
     /// Who asks.
     pub caller: Caller,
+    /// The same, as their token says.
+    pub identity: Arc<Identity>,
     /// The method.
     pub method: Method,
     /// The headers.
@@ -286,6 +289,7 @@ where
         control,
         snapshot,
         caller: Caller::of(&identity),
+        identity,
         method: parts.method,
         headers: &parts.headers,
         path: parts.uri.path(),
@@ -316,6 +320,7 @@ where
         }
         (_, false) => Err(only_read()),
         (Route::Collection { scope, kind }, true) => read::list(&call, scope.as_ref(), kind).await,
+        (Route::Events(scope), true) => events::list::serve(&call, scope).await,
         (Route::Everything(scope), true) => read::everything(&call, scope).await,
         (Route::OperationStatus(subscription, id), true) => operations::status(&call, subscription, id).await,
         (Route::OperationResult(subscription, id), true) => operations::result(&call, subscription, id).await,
@@ -333,7 +338,7 @@ fn only_read() -> ApiError {
 }
 
 /// Whether somebody with a good token may still use it: nobody disabled, and of the built-in issuer's nobody deleted.
-fn is_in_force(snapshot: &Snapshot, issuer: Option<&Issuer>, identity: &Identity) -> bool {
+pub fn is_in_force(snapshot: &Snapshot, issuer: Option<&Issuer>, identity: &Identity) -> bool {
     let url = snapshot.issuer_url(&identity.issuer);
     let own = issuer.filter(|issuer| url == Some(issuer.settings().url.as_str()));
     let in_force =

@@ -14,8 +14,9 @@ use crate::{
     api::{body::Turns, error::ApiError},
     config::api::Api,
     directory::Directory,
+    events::Notices,
     resources::{connected_cluster, is_deleting, role_assignment, role_definition},
-    snapshot::Snapshots,
+    snapshot::{Snapshot, Snapshots},
     store::{
         Store, StoreError,
         batch::{Batch, Ended, Expect, Refused},
@@ -53,6 +54,8 @@ pub struct Control {
     pub bodies: Turns,
     /// Challenges of clusters that ask for certificates.
     pub challenges: Challenges,
+    /// News of events, and who listens to them.
+    pub notices: Notices,
     protector: Protector,
     clock: Clock,
     snapshots: Arc<Snapshots>,
@@ -76,6 +79,7 @@ impl Control {
             store,
             bodies: Turns::default(),
             challenges: Challenges::since(milliseconds(clock())),
+            notices: Notices::default(),
             protector,
             clock,
             snapshots,
@@ -130,7 +134,12 @@ impl Control {
         milliseconds((self.clock)())
     }
 
-    /// What decisions know now.
+    /// All that decisions know now.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshots.load()
+    }
+
+    /// The store's part of it.
     pub fn directory(&self) -> Arc<Directory> {
         Arc::clone(&self.snapshots.load().directory)
     }

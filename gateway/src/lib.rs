@@ -14,6 +14,7 @@
 //! | [`store`] | where resources are kept |
 //! | [`directory`] | what decisions need of them, in memory |
 //! | [`connectivity`] | whether clusters' agents are there |
+//! | [`events`] | what happens to them: list, stream, webhooks |
 //! | [`control`] | keeps the two in step; long-running operations |
 //! | [`sessions`] | how long a request lives; re-authorised while it does |
 //! | [`tunnels`] | listeners for agents, the hello, the registry of live tunnels |
@@ -31,6 +32,7 @@ pub mod connectivity;
 pub mod control;
 pub mod core;
 pub mod directory;
+pub mod events;
 pub mod issuer;
 pub mod metrics;
 pub mod policy;
@@ -276,6 +278,11 @@ impl Gateway {
             tasks.spawn("follow", Arc::clone(control).follow(core.shutdown.clone()));
             let seen = connectivity::keep(Arc::clone(control), Arc::clone(&core.tunnels), core.shutdown.clone());
             tasks.spawn("connectivity", seen);
+            tasks.spawn("events", events::tell(Arc::clone(control), core.shutdown.clone()));
+            for webhook in control.settings.webhooks.clone() {
+                let told = events::webhooks::run(Arc::clone(control), webhook, core.shutdown.clone());
+                tasks.spawn("webhook", told);
+            }
             tasks.spawn("operations", Arc::clone(control).work(core.shutdown.clone()));
         }
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));

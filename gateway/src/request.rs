@@ -179,7 +179,14 @@ async fn stages(
         Routed::Tunnel(http, connection) => return crate::tunnels::websocket::upgrade(core, &connection, http),
         Routed::Issuer(http, connection) => return issuer(core, &connection, http).await,
         Routed::Agents(http, connection) => return agents(core, &connection, http, record).await,
-        Routed::Api(path, http) => return api(core, id, &path, http, record).await,
+        Routed::Api(path, http, connection) => {
+            let mut response = api(core, id, &path, http, record).await?;
+            if let Body::Live(live) = response.body_mut() {
+                live.hold(connection);
+                turn.into_iter().for_each(Turn::long_running);
+            }
+            return Ok(response);
+        }
     };
     describe(&request, record);
     if let (Some(turn), true) = (turn, request.long_running) {
@@ -259,7 +266,7 @@ enum Routed {
     Tunnel(http::Request<Incoming>, Arc<Connection>),
     Issuer(http::Request<Incoming>, Arc<Connection>),
     Agents(http::Request<Incoming>, Arc<Connection>),
-    Api(String, http::Request<Incoming>),
+    Api(String, http::Request<Incoming>, Arc<Connection>),
 }
 
 /// Where it goes, and whether its head is one that may go anywhere. Takes out what no hop may forward.
@@ -282,7 +289,7 @@ fn address(
         Address::Tunnel => Ok(Routed::Tunnel(http, connection)),
         Address::Issuer => Ok(Routed::Issuer(http, connection)),
         Address::Agents => Ok(Routed::Agents(http, connection)),
-        Address::Api(path) => Ok(Routed::Api(path, http)),
+        Address::Api(path) => Ok(Routed::Api(path, http, connection)),
         Address::Cluster(address) => {
             let named = connection.server_name.as_deref().zip(domain);
             if named.and_then(|(name, domain)| address::host_key(name, domain)).is_some_and(|key| key != address.key) {

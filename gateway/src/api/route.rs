@@ -1,6 +1,7 @@
 //! Path to what is meant. Parses, looks nothing up.
 
 use super::graph;
+use crate::events;
 use http::Method;
 use proto::api::{
     InvalidId, ResourceId,
@@ -27,6 +28,8 @@ pub enum Route {
     },
     /// Those of every kind in a scope: `<scope>/resources`.
     Everything(ResourceId),
+    /// What happens to clusters in a scope: `<scope>/providers/Microsoft.Kubernetes/events`.
+    Events(ResourceId),
     /// `POST <resource>/<action>`.
     Action(ResourceId, String),
     /// `.../providers`, `.../providers/<namespace>`.
@@ -119,6 +122,9 @@ fn resource(post: bool, segments: &[&str], words: &[&str]) -> Result<Route, Inva
 fn collection(segments: &[&str], words: &[&str]) -> Result<Option<Route>, InvalidId> {
     let Some(at) = words.len().checked_sub(3).filter(|at| words[*at] == "providers") else { return Ok(None) };
     let scope = ResourceId::parse(&format!("/{}", segments[..at].join("/")))?;
+    if events::list::NAME.eq_ignore_ascii_case(&format!("{}/{}", words[at + 1], words[at + 2])) {
+        return Ok(Some(Route::Events(scope)));
+    }
     Ok(Some(Route::Collection { scope: Some(scope), kind: format!("{}/{}", segments[at + 1], segments[at + 2]) }))
 }
 
@@ -150,6 +156,10 @@ mod tests {
         assert!(matches!(get(&assignments), Some(Route::Collection { scope: Some(scope), .. }) if scope == cluster));
         let post = parse(&Method::POST, &format!("{CLUSTER}/listClusterUserCredential")).unwrap();
         assert_eq!(post, Some(Route::Action(cluster, "listClusterUserCredential".to_owned())));
+        assert_eq!(
+            get(&format!("{CLUSTER}/providers/microsoft.kubernetes/Events")),
+            Some(Route::Events(ResourceId::parse(CLUSTER).unwrap()))
+        );
         assert_eq!(get("/api/v1/pods"), None);
     }
 

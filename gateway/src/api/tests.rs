@@ -12,6 +12,7 @@ use proto::{process::Shutdown, token::testing::TestIssuer};
 use serde_json::json;
 
 mod connectivity;
+mod events;
 
 use super::*;
 use crate::{
@@ -82,6 +83,7 @@ impl Bench {
             subscriptions: vec![Subscription { id: SUBSCRIPTION.to_owned(), name: "test".to_owned() }],
             owners: vec![Caller::of(&owner).object_id().to_owned()],
             ca: None,
+            webhooks: Vec::new(),
         };
         let store = Store::open(&settings.store.url()).await.unwrap();
         let protector = Protector::open_or_create(&settings.store_key_file).unwrap();
@@ -135,6 +137,13 @@ impl Bench {
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Answer {
+        let (head, body) = self.respond(request).await.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() };
+        Answer { status: head.status.as_u16(), headers: head.headers, body }
+    }
+
+    async fn respond(&self, request: Request<Full<Bytes>>) -> Response<Body> {
         let id = RequestId([7; 16]);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         let mut record =
@@ -143,11 +152,7 @@ impl Bench {
         let path = request.uri().path().replace("%20", " ");
         let snapshot = self.snapshots.load();
         let site = Site { control: &self.control, snapshot: &snapshot, issuer: None };
-        let response = serve(site, id, &path, request, &mut record).await;
-        let (head, body) = response.into_parts();
-        let body = body.collect().await.unwrap().to_bytes();
-        let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() };
-        Answer { status: head.status.as_u16(), headers: head.headers, body }
+        serve(site, id, &path, request, &mut record).await
     }
 
     async fn group(&self, name: &str) {

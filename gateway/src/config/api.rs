@@ -9,6 +9,14 @@ use proto::{
 use serde_json::{Value, json};
 use url::Url;
 
+use crate::{
+    events::{
+        type_of,
+        webhooks::{Webhook, address, secret},
+    },
+    store::events::Kind,
+};
+
 /// Settings of the resource API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Api {
@@ -26,6 +34,8 @@ pub struct Api {
     pub owners: Vec<String>,
     /// The CA that clients check the gateway's certificate against, PEM; it goes into kubeconfigs.
     pub ca: Option<String>,
+    /// Who is told what happens to clusters (features row C8).
+    pub webhooks: Vec<Webhook>,
 }
 
 /// Where resources are kept.
@@ -110,6 +120,7 @@ impl Api {
             }
             entry.end(faults);
         }
+        let webhooks = webhooks(&mut section, faults);
         section.end(faults);
         Some(Self {
             url: url?,
@@ -119,6 +130,7 @@ impl Api {
             subscriptions,
             owners,
             ca,
+            webhooks,
         })
     }
 
@@ -140,6 +152,43 @@ impl Api {
             "current-context": name,
         })
     }
+}
+
+/// Webhooks at most.
+const WEBHOOKS: usize = 16;
+
+/// `[[api.webhooks]]`.
+fn webhooks(section: &mut Section, faults: &mut Faults) -> Vec<Webhook> {
+    let mut webhooks = Vec::new();
+    let entries = section.sections("webhooks", faults);
+    if entries.len() > WEBHOOKS {
+        faults.push(section.key("webhooks"), format_args!("has {} entries, at most {WEBHOOKS} fit", entries.len()));
+    }
+    for mut entry in entries {
+        let url = entry.required_parsed("url", "the address that events are sent to", faults, address);
+        let file = entry.required_path("secret_file", "the file of the secret that events are signed with", faults);
+        let ca = entry.path("ca_file", faults);
+        let names = entry.texts("types", faults);
+        let known = |name: &String| Kind::ALL.into_iter().find(|kind| type_of(*kind) == *name);
+        let all: Vec<String> = Kind::ALL.into_iter().map(type_of).collect();
+        let names = names.unwrap_or_else(|| all.clone());
+        for unknown in names.iter().filter(|name| known(name).is_none()) {
+            faults.push(entry.key("types"), format_args!("has {unknown:?}; known are {}", all.join(", ")));
+        }
+        let key = file.and_then(|file| {
+            let read = std::fs::read_to_string(&file).map_err(|error| format!("cannot be read: {error}"));
+            let read = read.and_then(|text| secret(&text));
+            read.map_err(|why| faults.push(entry.key("secret_file"), format_args!("{} {why}", file.display()))).ok()
+        });
+        if let (Some(url), Some(key)) = (url, key) {
+            match Webhook::new(url, &key, names.iter().filter_map(known).collect(), ca.as_deref()) {
+                Ok(webhook) => webhooks.push(webhook),
+                Err(why) => faults.push(entry.key("ca_file"), why),
+            }
+        }
+        entry.end(faults);
+    }
+    webhooks
 }
 
 fn read_store(section: &mut Section, faults: &mut Faults) -> Option<StoreAt> {

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Full};
 use proto::{exchange::Status, ids::RequestId};
 
 use super::{Stage, accept::limit::UnreadAnswer, address::AddressError, audit, relay::Relayed};
-use crate::sessions::EndReason;
+use crate::{events::stream::Live, sessions::EndReason};
 
 /// A refusal: whatever keeps a request from being relayed, or its answer from being used.
 #[derive(Debug)]
@@ -274,6 +274,8 @@ pub enum Body {
     Counted(Full<Bytes>, UnreadAnswer),
     /// From a cluster.
     Relayed(Box<Relayed>),
+    /// Ours, told as it happens.
+    Live(Box<Live>),
 }
 
 /// Why a body breaks off. The user sees a broken connection or a reset stream, never a clean end.
@@ -319,6 +321,7 @@ impl http_body::Body for Body {
         match self.get_mut() {
             Self::Full(body) | Self::Counted(body, _) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
             Self::Relayed(body) => Pin::new(body.as_mut()).poll_frame(cx),
+            Self::Live(body) => body.poll(cx),
         }
     }
 
@@ -326,6 +329,7 @@ impl http_body::Body for Body {
         match self {
             Self::Full(body) | Self::Counted(body, _) => body.is_end_stream(),
             Self::Relayed(body) => body.is_end_stream(),
+            Self::Live(_) => false,
         }
     }
 
@@ -333,6 +337,7 @@ impl http_body::Body for Body {
         match self {
             Self::Full(body) | Self::Counted(body, _) => body.size_hint(),
             Self::Relayed(body) => body.size_hint(),
+            Self::Live(_) => SizeHint::default(),
         }
     }
 }
