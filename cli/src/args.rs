@@ -1,6 +1,7 @@
 //! The words as typed.
 
 mod account;
+mod connect;
 mod resources;
 
 use std::{
@@ -12,7 +13,7 @@ use std::{
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
 use proto::settings::positive_duration;
 
-pub use self::{account::*, resources::*};
+pub use self::{account::*, connect::*, resources::*};
 
 /// As long as `gateway::issuer::principals::SECRET_LIFE`.
 const SECRET_TTL: &str = "8760h";
@@ -63,6 +64,12 @@ pub enum Command {
     Show(ShowArgs),
     /// Change a connected cluster: tags, what it runs on
     Update(UpdateArgs),
+    /// Connect a Kubernetes cluster: make its resource and install its agents
+    Connect(ConnectArgs),
+    /// Delete a connected cluster, and remove its agents
+    Delete(DeleteArgs),
+    /// Find out why a cluster is not connected, and pack what was found
+    Troubleshoot(TroubleshootArgs),
     /// Serve a cluster at https://127.0.0.1:<port>, with a token that refreshes itself
     Proxy(ProxyArgs),
 }

@@ -2,13 +2,18 @@
 
 mod account;
 mod clusters;
+mod connect;
+mod delete;
 mod dev;
 mod group;
+mod interrupt;
 mod kubeconfig;
 mod login;
 mod proxy;
+mod steps;
 mod target;
 mod token;
+mod troubleshoot;
 mod whoami;
 
 use std::{io::Write, process::ExitCode};
@@ -25,6 +30,9 @@ pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
     match command {
         Command::Dev(args) => dev::run(args, log_level).await,
         Command::Proxy(args) => proxy::run(args).await,
+        Command::Connect(args) => connect::run(args).await,
+        Command::Delete(args) => interruptible(delete::run(args)).await,
+        Command::Troubleshoot(args) => interruptible(troubleshoot::run(args)).await,
         Command::Login(args) => interruptible(login::run(args)).await,
         Command::Logout(args) => interruptible(account::logout(args)).await,
         Command::Account(args) => interruptible(account::run(args)).await,

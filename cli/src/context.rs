@@ -198,7 +198,7 @@ impl Context {
         if let Some(token) = tokens::kept(&held, audience) {
             return Ok(token);
         }
-        let refused = held.tokens.get(audience).is_none() && self.account.tokens.contains_key(audience);
+        let refused = !held.tokens.contains_key(audience) && self.account.tokens.contains_key(audience);
         let Some(folder) = &self.folder else {
             return tokens::obtain(&mut held, audience, &self.outbound).await.map_err(|error| self.again(error));
         };

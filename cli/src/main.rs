@@ -12,6 +12,7 @@
 //! | [`client`] | HTTPS to a gateway, also from behind a proxy |
 //! | [`credential`] | where a user's token comes from |
 //! | [`kubeconfig`] | merges entries into a kubeconfig |
+//! | [`kubernetes`] | the cluster of the user's kubeconfig |
 //! | [`local_proxy`] | what `towline proxy` serves |
 //! | [`manifests`] | the agents' objects, as `connect` applies them |
 //! | [`state`] | the folder of `towline dev` |
@@ -28,8 +29,8 @@ mod credential;
 mod environment;
 mod failure;
 mod kubeconfig;
+mod kubernetes;
 mod local_proxy;
-#[allow(dead_code, unused_imports, reason = "`towline connect` comes next")]
 mod manifests;
 mod oauth;
 mod output;

@@ -15,7 +15,7 @@ mod values;
 
 pub use self::{
     objects::{namespace, objects},
-    values::{HostAlias, Image, Metadata, Proxy, Values},
+    values::{HostAlias, Image, Proxy, Values},
 };
 
 /// The release: part of the objects' labels.

@@ -1,0 +1,204 @@
+//! `towline connect`, `delete` and `troubleshoot`: what is done in a Kubernetes cluster.
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use clap::Args as ClapArgs;
+use proto::settings::positive_duration;
+
+use super::{CommonArgs, NamedCluster, TagArgs};
+use crate::manifests;
+
+/// What `--distribution` knows (arc-reference.md 3.2).
+const DISTRIBUTIONS: [&str; 17] = [
+    "generic",
+    "openshift",
+    "rancher_rke",
+    "kind",
+    "k3s",
+    "minikube",
+    "gke",
+    "eks",
+    "aks",
+    "aks_management",
+    "aks_workload",
+    "capz",
+    "aks_engine",
+    "tkg",
+    "canonical",
+    "karbon",
+    "aks_edge_k3s",
+];
+const INFRASTRUCTURES: [&str; 9] = [
+    "generic",
+    "azure",
+    "aws",
+    "gcp",
+    "azure_stack_hci",
+    "azure_stack_hub",
+    "azure_stack_edge",
+    "vsphere",
+    "windows_server",
+];
+
+/// Which Kubernetes cluster: the context of a kubeconfig.
+#[derive(Debug, ClapArgs, Clone)]
+pub struct KubeArgs {
+    /// The kubeconfig by which the cluster is reached; KUBECONFIG or ~/.kube/config without this
+    #[arg(long, value_name = "FILE", help_heading = "Kubernetes")]
+    pub kube_config: Option<PathBuf>,
+    /// Its context; the current one without this
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
+    pub kube_context: Option<String>,
+}
+
+/// How the agents get to the gateway.
+#[derive(Debug, ClapArgs, Clone)]
+pub struct AgentProxyArgs {
+    /// The proxy of the agents, http://[user:password@]host:port or https://...
+    #[arg(long, value_name = "URL", help_heading = "Agents")]
+    pub proxy_https: Option<String>,
+    /// As --proxy-https, for clusters where only this is set: all that agents do is HTTPS
+    #[arg(long, value_name = "URL", help_heading = "Agents")]
+    pub proxy_http: Option<String>,
+    /// Hosts, domains and networks that are reached without it, with commas between
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Agents")]
+    pub proxy_skip_range: Vec<String>,
+    /// PEM file of the authority of the proxy, or of one that ends the TLS on the way
+    #[arg(long, visible_alias = "custom-ca-cert", value_name = "FILE", help_heading = "Agents")]
+    pub proxy_cert: Option<PathBuf>,
+}
+
+/// What is installed.
+#[derive(Debug, ClapArgs, Clone)]
+pub struct AgentArgs {
+    /// How they get to the gateway.
+    #[command(flatten)]
+    pub proxy: AgentProxyArgs,
+    /// The image, REPOSITORY[:TAG] or REPOSITORY@sha256:...
+    #[arg(long, value_name = "NAME", help_heading = "Agents")]
+    pub image: Option<String>,
+    /// The namespace; made if it is not there
+    #[arg(long, value_name = "NAME", default_value = manifests::NAMESPACE, help_heading = "Agents")]
+    pub namespace: String,
+    /// How many pods hold a tunnel each
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=25), help_heading = "Agents")]
+    pub replicas: Option<u32>,
+    /// Pin the carrier of the tunnel
+    #[arg(long, value_name = "NAME", value_parser = ["auto", "quic", "h2", "websocket"], help_heading = "Agents")]
+    pub carrier: Option<String>,
+    /// A line of the pods' /etc/hosts, ADDRESS=NAME[,NAME]; repeat for more
+    #[arg(long = "host-alias", value_name = "ADDRESS=NAME", value_parser = host_alias, help_heading = "Agents")]
+    pub host_aliases: Vec<(IpAddr, Vec<String>)>,
+    /// The cluster's distribution, instead of what its nodes look like
+    #[arg(long, value_name = "NAME", value_parser = DISTRIBUTIONS, help_heading = "Agents")]
+    pub distribution: Option<String>,
+    /// What it runs on, instead of what its nodes look like
+    #[arg(long, value_name = "NAME", value_parser = INFRASTRUCTURES, help_heading = "Agents")]
+    pub infrastructure: Option<String>,
+}
+
+/// `towline connect`.
+#[derive(Debug, ClapArgs)]
+pub struct ConnectArgs {
+    /// The resource that is made.
+    #[command(flatten)]
+    pub cluster: NamedCluster,
+    /// Where the resource is said to be; that of its group without this
+    #[arg(short = 'l', long, value_name = "LOCATION")]
+    pub location: Option<String>,
+    /// Its tags.
+    #[command(flatten)]
+    pub tags: TagArgs,
+    /// Which Kubernetes cluster.
+    #[command(flatten)]
+    pub kube: KubeArgs,
+    /// What is installed.
+    #[command(flatten)]
+    pub agent: AgentArgs,
+    /// Attach this cluster to a resource that exists already
+    #[arg(long)]
+    pub existing: bool,
+    /// PEM file (PKCS#8) of the private key whose public half the resource has, instead of a new key
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// How long the agents may take to connect
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "20m")]
+    pub onboarding_timeout: Duration,
+    /// Do not wait until they have
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Print the manifests as YAML, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// As whom, and how the result is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// `towline delete`.
+#[derive(Debug, ClapArgs)]
+pub struct DeleteArgs {
+    /// The resource.
+    #[command(flatten)]
+    pub cluster: NamedCluster,
+    /// Which Kubernetes cluster.
+    #[command(flatten)]
+    pub kube: KubeArgs,
+    /// Delete the resource also where its agents cannot be removed, and remove what keeps them from going away
+    #[arg(long)]
+    pub force: bool,
+    /// Do not ask
+    #[arg(short = 'y', long)]
+    pub yes: bool,
+    /// Do not wait until everything is gone
+    #[arg(long)]
+    pub no_wait: bool,
+    /// As whom, and how the result is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// `towline troubleshoot`.
+#[derive(Debug, ClapArgs)]
+pub struct TroubleshootArgs {
+    /// The resource.
+    #[command(flatten)]
+    pub cluster: NamedCluster,
+    /// Which Kubernetes cluster.
+    #[command(flatten)]
+    pub kube: KubeArgs,
+    /// Where the archive of what is found goes; towline-<name>-<time>.zip here without this
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// As whom, and how the result is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+fn host_alias(text: &str) -> Result<(IpAddr, Vec<String>), String> {
+    let wrong = || "expected ADDRESS=NAME[,NAME], such as 192.0.2.7=gateway.example.org".to_owned();
+    let (address, names) = text.split_once('=').ok_or_else(wrong)?;
+    let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
+    let plain = |name: &String| !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == '/');
+    match (address.parse(), names.iter().all(plain)) {
+        (Ok(address), true) => Ok((address, names)),
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i3_a_host_alias_is_an_address_and_names() {
+        let (address, names) = host_alias("192.0.2.7=a.example.org,b").unwrap();
+        assert_eq!(
+            (address.to_string().as_str(), names),
+            ("192.0.2.7", vec!["a.example.org".to_owned(), "b".to_owned()])
+        );
+        for wrong in ["", "a", "a=b", "192.0.2.7=", "192.0.2.7=a,", "192.0.2.7=a b"] {
+            assert!(host_alias(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `towline connect`: makes a cluster's resource and installs the agents, in the order of arc-reference.md 3.2 (features rows
+//! I3-I5, R1-R3, R13, R14, S3).
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`precheck`] | everything that can be known before anything is made; changes nothing |
+//! | [`resource`] | the resource with the cluster's public key |
+//! | [`values`] | the manifests' values, of what was typed and what the gateway says |
+//! | [`install`] | applies, waits, and takes back what a failed run made |
+
+mod install;
+mod key;
+mod precheck;
+mod resource;
+mod values;
+
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+use self::install::Stopped;
+use super::{interrupt::Interrupt, print, steps::Steps};
+use crate::{
+    args::ConnectArgs,
+    context::Context,
+    failure::{Failure, INTERRUPTED, Outcome},
+    manifests, output,
+};
+
+/// What is shown of the result.
+const COLUMNS: &[output::Column] = &[
+    ("Name", "/name"),
+    ("Location", "/location"),
+    ("Status", "/properties/connectivityStatus"),
+    ("Kubernetes", "/properties/kubernetesVersion"),
+    ("Id", "/id"),
+];
+
+/// `towline connect`.
+pub async fn run(args: ConnectArgs) -> Outcome {
+    let mut interrupt = Interrupt::listen()?;
+    let mut steps = Steps::default();
+    let mut prepared = tokio::select! {
+        biased;
+        () = interrupt.heard() => return Ok(ExitCode::from(INTERRUPTED)),
+        prepared = prepare(&args, &mut steps) => prepared?,
+    };
+    if args.dry_run {
+        print(&yaml(&prepared)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut made = install::Made::default();
+    let result = install::run(&args, &mut prepared, &mut made, &mut steps, &mut interrupt).await;
+    drop(steps);
+    match result {
+        Ok(resource) => {
+            output::print(&resource, &args.common.output, COLUMNS)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(stopped) => {
+            let left = install::take_back(&prepared, made, &mut interrupt).await;
+            match (stopped, left) {
+                (Stopped::Interrupted, None) => Ok(ExitCode::from(INTERRUPTED)),
+                (Stopped::Interrupted, Some(left)) => {
+                    output::say(&left);
+                    Ok(ExitCode::from(INTERRUPTED))
+                }
+                (Stopped::Failed(failure), None) => Err(failure),
+                (Stopped::Failed(failure), Some(left)) => {
+                    output::say(&left);
+                    Err(failure)
+                }
+            }
+        }
+    }
+}
+
+/// Checks, and the values that follow from them.
+async fn prepare(args: &ConnectArgs, steps: &mut Steps) -> Outcome<precheck::Prepared> {
+    let proxy = values::proxy(&args.agent.proxy)?;
+    let context = Context::open(&args.common.context).await?;
+    precheck::run(args, context, proxy, steps).await
+}
+
+/// As `kubectl apply -f -` takes it. The private key is in it only where it was typed.
+fn yaml(prepared: &precheck::Prepared) -> Outcome<String> {
+    let mut all: Vec<Value> = Vec::new();
+    if prepared.makes_namespace {
+        all.push(manifests::namespace(&prepared.namespace));
+    }
+    all.extend(manifests::objects(&prepared.values, &prepared.namespace));
+    let documents: Result<Vec<String>, _> = all.iter().map(serde_yaml::to_string).collect();
+    let documents = documents.map_err(|error| Failure::from(anyhow::Error::from(error)))?;
+    Ok(documents.join("---\n").trim_end().to_owned())
+}

@@ -1,0 +1,281 @@
+//! Everything that can be known before anything is made, in the order of arc-reference.md 3.2. Changes nothing.
+
+use anyhow::{Context as _, anyhow};
+use http::StatusCode;
+use proto::api::ResourceId;
+use serde_json::Value;
+
+use super::{
+    key::OnboardingKey,
+    resource::{self, Before},
+    values,
+};
+use crate::{
+    api::{Api, at, versions},
+    args::ConnectArgs,
+    commands::steps::Steps,
+    context::{CLUSTERS, Context},
+    failure::{Failure, Hint, Outcome},
+    kubernetes::{
+        Kubernetes, Place,
+        installed::{Installed, group_and_name},
+        is_forbidden,
+        place::NAMESPACE,
+        rights,
+    },
+    manifests::{self, Values},
+};
+
+/// As the chart's `kubeVersion`.
+const MINOR_MIN: u32 = 25;
+
+/// What is known once all checks passed.
+pub struct Prepared {
+    /// The gateway.
+    pub api: Api,
+    /// The cluster.
+    pub cluster: Kubernetes,
+    /// The resource that is wanted.
+    pub id: ResourceId,
+    /// What there is of it.
+    pub before: Before,
+    /// Where it is said to be.
+    pub location: String,
+    /// Whether the resource group has to be made.
+    pub makes_group: bool,
+    /// Agents that are there.
+    pub installed: Option<Installed>,
+    /// Where the agents go.
+    pub namespace: String,
+    /// Whether the namespace has to be made.
+    pub makes_namespace: bool,
+    /// The key that is there already, or was typed.
+    pub key: Option<OnboardingKey>,
+    /// The manifests' values; without the private key where one is made.
+    pub values: Values,
+}
+
+/// All checks, one after the other; the first that fails ends it.
+pub async fn run(
+    args: &ConnectArgs,
+    context: Context,
+    proxy: Option<manifests::Proxy>,
+    steps: &mut Steps,
+) -> Outcome<Prepared> {
+    let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
+    let typed_key = typed_key(args)?;
+    let client = context.client()?;
+    let settings = steps.run("Asking the gateway what agents need", values::settings(&client)).await?;
+    let api = context.api()?;
+    let mut values = values::values(id.as_str(), &args.agent, proxy, &settings)?;
+    steps.run("Checking the sign-in and the provider", registered(&api, &context)).await?;
+    let (makes_group, location) =
+        steps.run("Checking resource group and location", group_and_location(&api, &id, args)).await?;
+    let cluster = steps.run("Reaching the cluster", reach(args)).await?;
+    steps.run("Checking the cluster's nodes", nodes(&cluster)).await?;
+    let installed = steps.run("Looking for agents that are there", installed(&cluster)).await?;
+    let namespace = installed.as_ref().map_or_else(|| args.agent.namespace.clone(), |there| there.namespace.clone());
+    let place = Place::of(NAMESPACE, &namespace);
+    let makes_namespace = cluster.get(&place).await.with_context(|| format!("read {place}"))?.is_none();
+    steps.run("Checking rights in the cluster", may_install(&cluster, &namespace, makes_namespace)).await?;
+    let before = steps.run("Looking for the resource", resource::find(&api, &id)).await?;
+    fits(&api, &id, args, &before, installed.as_ref()).await?;
+    let mut prepared = Prepared {
+        api,
+        cluster,
+        id,
+        before,
+        location,
+        makes_group,
+        installed,
+        namespace,
+        makes_namespace,
+        key: None,
+        values,
+    };
+    prepared.key = key_at_hand(&prepared, typed_key).await?;
+    if let Some(key) = &prepared.key {
+        values = prepared.values;
+        values.identity.onboarding_key = key.private.clone();
+        prepared.values = values;
+    }
+    Ok(prepared)
+}
+
+fn typed_key(args: &ConnectArgs) -> Outcome<Option<OnboardingKey>> {
+    let Some(file) = &args.key_file else { return Ok(None) };
+    let text = std::fs::read_to_string(file).with_context(|| format!("--key-file {}", file.display()));
+    let text = text.map_err(Failure::usage)?;
+    let key = OnboardingKey::parse(text.into()).with_context(|| format!("--key-file {}", file.display()));
+    Ok(Some(key.map_err(Failure::usage)?))
+}
+
+async fn registered(api: &Api, context: &Context) -> Outcome<()> {
+    let subscription = context.subscription()?;
+    let target = at(format!("{subscription}/providers/{}", CLUSTERS.0), versions::RESOURCES);
+    let provider = match api.get(&target).await {
+        Ok(provider) => provider,
+        // Who may connect clusters in one group need not see the subscription; making the resource will tell.
+        Err(failure) if is_refused(&failure) => return Ok(()),
+        Err(failure) => return Err(failure),
+    };
+    if provider["registrationState"] != "Registered" {
+        let error = anyhow!("{} provider is not registered", CLUSTERS.0);
+        let hint = format!("Please register it using 'az provider register -n {}'", CLUSTERS.0);
+        return Err(Failure::from(error).hint(hint));
+    }
+    Ok(())
+}
+
+fn is_refused(failure: &Failure) -> bool {
+    failure.api().is_some_and(|error| error.status == StatusCode::FORBIDDEN)
+}
+
+/// Whether the group has to be made, and the location.
+async fn group_and_location(api: &Api, id: &ResourceId, args: &ConnectArgs) -> Outcome<(bool, String)> {
+    let group = resource::group_of(id)?;
+    let found = match api.find(&at(&group, versions::RESOURCES)).await {
+        Ok(found) => found.map(|answer| answer.body),
+        // Who may write a cluster in a group need not be able to read the group itself: then it is taken to be there.
+        Err(failure) if is_refused(&failure) => Some(Value::Null),
+        Err(failure) => return Err(failure),
+    };
+    let known = found.as_ref().and_then(|group| group["location"].as_str());
+    match (args.location.as_deref().or(known), &found) {
+        (Some(location), _) => Ok((found.is_none(), location.to_owned())),
+        (None, None) => {
+            let error = anyhow!("there is no resource group {}", group.name());
+            Err(Failure::from(error).hint("-l LOCATION makes it; or make it yourself: towline group create"))
+        }
+        (None, Some(_)) => {
+            Err(Failure::usage(anyhow!("the location of resource group {} cannot be read", group.name()))
+                .hint("say where the cluster's resource is to be: -l LOCATION"))
+        }
+    }
+}
+
+async fn reach(args: &ConnectArgs) -> Outcome<Kubernetes> {
+    let kube = &args.kube;
+    let cluster = Kubernetes::open(kube.kube_config.as_deref(), kube.kube_context.as_deref())
+        .await
+        .map_err(|error| Failure::usage(error).hint("--kube-config FILE and --kube-context NAME choose the cluster"))?;
+    if cluster.leads_through_a_gateway() {
+        let error =
+            anyhow!("connecting is not supported when using the Cluster Connect kubeconfig ({})", cluster.server);
+        return Err(Failure::usage(error).hint("use a kubeconfig that reaches the cluster itself: --kube-config FILE"));
+    }
+    let version = cluster
+        .version()
+        .await
+        .with_context(|| format!("the apiserver {} of context {}", cluster.server, cluster.context));
+    let version = version.hint(|| "kubectl version must work with the same kubeconfig and context".to_owned())?;
+    if version.minor < MINOR_MIN {
+        return Err(anyhow!("the cluster's version is {}; agents need 1.{MINOR_MIN} or later", version.text).into());
+    }
+    Ok(cluster)
+}
+
+/// At least one node has to run Linux. Who may not list nodes is believed.
+async fn nodes(cluster: &Kubernetes) -> Outcome<()> {
+    let nodes = match cluster.nodes().await {
+        Ok(nodes) => nodes,
+        Err(error) if is_forbidden(&error) => {
+            tracing::warn!("the nodes cannot be listed: whether one runs Linux is not known");
+            return Ok(());
+        }
+        Err(error) => return Err(anyhow!(error).context("list the nodes").into()),
+    };
+    if nodes.iter().any(|(system, _)| system == "linux") {
+        return Ok(());
+    }
+    if nodes.iter().all(|(system, _)| !system.is_empty()) {
+        let error =
+            anyhow!("no node has the label kubernetes.io/os=linux, out of {}; agents run on Linux", nodes.len());
+        return Err(Failure::from(error).hint("add a Linux node"));
+    }
+    tracing::warn!("nodes have no label kubernetes.io/os: agents run on Linux only");
+    Ok(())
+}
+
+async fn installed(cluster: &Kubernetes) -> Outcome<Option<Installed>> {
+    let installed = cluster.installed().await?;
+    match installed {
+        Some(there) if !there.is_ours() => {
+            let error = anyhow!(
+                "{} agents of {} are installed in namespace {}",
+                there.managed_by,
+                there.cluster_id,
+                there.namespace
+            );
+            Err(Failure::from(error).hint(format!(
+                "change them with helm, or remove them first: helm --namespace {} uninstall RELEASE",
+                there.namespace
+            )))
+        }
+        installed => Ok(installed),
+    }
+}
+
+async fn may_install(cluster: &Kubernetes, namespace: &str, makes_namespace: bool) -> Outcome<()> {
+    let missing = cluster.missing_rights(rights::to_install(namespace, makes_namespace)).await?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let listed: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let error = anyhow!("in the cluster of context {} you may not: {}", cluster.context, listed.join(", "));
+    Err(Failure::from(error).hint("use a kubeconfig of a cluster administrator (ClusterRole cluster-admin)"))
+}
+
+/// Step 11 of arc-reference.md 3.2: whose agents these are, and whose resource that is.
+async fn fits(
+    api: &Api,
+    id: &ResourceId,
+    args: &ConnectArgs,
+    before: &Before,
+    installed: Option<&Installed>,
+) -> Outcome<()> {
+    let other = installed.filter(|there| !there.cluster_id.eq_ignore_ascii_case(id.as_str()));
+    if let Some(there) = other {
+        let known: Option<ResourceId> = ResourceId::parse(&there.cluster_id).ok();
+        let exists = match &known {
+            // A resource that may not be read is somebody's all the same.
+            Some(known) => resource::find(api, known).await.map_or(true, |found| found.resource.is_some()),
+            None => true,
+        };
+        let (group, name) = group_and_name(&there.cluster_id);
+        if exists {
+            let error = anyhow!(
+                "The kubernetes cluster you are trying to onboard is already onboarded to the resource group '{group}' with resource name '{name}'"
+            );
+            return Err(Failure::from(error).hint(format!("towline delete -n {name} -g {group}")));
+        }
+        tracing::warn!("agents of {name}, which is deleted, are there: they are replaced");
+    }
+    let same = installed.is_some() && other.is_none();
+    if before.resource.is_some() && !same && !args.existing {
+        let error =
+            anyhow!("The connected cluster resource {} corresponds to a different Kubernetes cluster", id.name());
+        let hint = format!(
+            "choose another name; if it is this cluster's: --existing; if it is nobody's any more: towline delete -n {} -g {}",
+            args.cluster.name, args.cluster.resource_group
+        );
+        return Err(Failure::from(error).hint(hint));
+    }
+    if before.resource.is_none() && args.existing {
+        let error = anyhow!("there is no connected cluster {}", id.name());
+        return Err(Failure::from(error).hint("leave out --existing to make it; or see which there are: towline list"));
+    }
+    Ok(())
+}
+
+/// The key of agents that are there and go on, or the one that was typed; none where a new one is made.
+async fn key_at_hand(prepared: &Prepared, typed: Option<OnboardingKey>) -> Outcome<Option<OnboardingKey>> {
+    if typed.is_some() || prepared.before.resource.is_none() || prepared.installed.is_none() {
+        return Ok(typed);
+    }
+    if prepared.before.is_expired() {
+        return Ok(None);
+    }
+    let there = prepared.cluster.onboarding_key(&prepared.namespace).await?;
+    Ok(there.and_then(|key| OnboardingKey::parse(key).ok()))
+}

@@ -1,0 +1,100 @@
+//! The cluster's resource: what there is of it, and how it is made or taken over (features rows R1, R3, R13).
+
+use http::{HeaderValue, Method, StatusCode, header};
+use proto::api::ResourceId;
+use serde_json::{Value, json};
+
+use super::precheck::Prepared;
+use crate::{
+    api::{Answer, Api, Call, Wait, at, versions},
+    args::ConnectArgs,
+    failure::{Failure, Outcome},
+};
+
+/// What there was of a resource.
+pub struct Before {
+    /// The resource; none if there was none.
+    pub resource: Option<Value>,
+}
+
+impl Before {
+    fn property(&self, name: &str) -> &str {
+        self.resource.as_ref().and_then(|one| one["properties"][name].as_str()).unwrap_or_default()
+    }
+
+    /// Whether its certificate has ended: it takes a new key (features row C4).
+    pub fn is_expired(&self) -> bool {
+        self.property("connectivityStatus") == "Expired"
+    }
+
+    fn copy(&self, name: &str) -> Option<&Value> {
+        self.resource.as_ref()?.get(name).filter(|value| !value.is_null())
+    }
+}
+
+/// Reads a cluster's resource.
+pub async fn find(api: &Api, id: &ResourceId) -> Outcome<Before> {
+    let found = api.find(&at(id, versions::CLUSTERS)).await?;
+    Ok(Before { resource: found.map(|answer| answer.body) })
+}
+
+/// The group of a resource.
+pub fn group_of(id: &ResourceId) -> Outcome<ResourceId> {
+    Ok(ResourceId::top(id.subscription())?.group(id.resource_group().unwrap_or_default())?)
+}
+
+/// Makes the resource, or gives the one that is there what was typed. It names the public key.
+pub async fn put(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Outcome<Answer> {
+    let body = body(prepared, args, public_key);
+    let target = at(&prepared.id, versions::CLUSTERS);
+    let mut call = Call::new(Method::PUT, &target).json(&body);
+    if prepared.before.resource.is_none() {
+        // Of two who connect clusters under one name at the same time, one is told.
+        call.headers.push((header::IF_NONE_MATCH, HeaderValue::from_static("*")));
+    }
+    let answer = prepared.api.send(&call).await.map_err(|failure| explain(failure, prepared))?;
+    prepared.api.follow(&answer, "making the resource", Wait::default()).await?;
+    Ok(answer)
+}
+
+fn body(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Value {
+    let mut properties = json!({"agentPublicKeyCertificate": public_key});
+    for (name, typed) in [("distribution", &args.agent.distribution), ("infrastructure", &args.agent.infrastructure)] {
+        let kept = prepared.before.property(name);
+        if let Some(value) = typed.as_deref().or(Some(kept).filter(|kept| !kept.is_empty())) {
+            properties[name] = value.into();
+        }
+    }
+    let mut body = json!({
+        "location": prepared.location,
+        "identity": {"type": "SystemAssigned"},
+        "properties": properties,
+    });
+    if let Some(tags) = args.tags.json().or_else(|| prepared.before.copy("tags").cloned()) {
+        body["tags"] = tags;
+    }
+    body
+}
+
+fn explain(failure: Failure, prepared: &Prepared) -> Failure {
+    let name = prepared.id.name();
+    match failure.api().map(|error| (error.status, error.code.clone())) {
+        Some((StatusCode::PRECONDITION_FAILED, _)) => failure.hint(format!(
+            "somebody else has just made {name}: choose another name, or --existing if it is this cluster's"
+        )),
+        Some((StatusCode::CONFLICT, code)) if code == "PublicKeyMismatch" => failure.hint(
+            "agents with another key are connected: --key-file FILE with that key, or towline delete first".to_owned(),
+        ),
+        _ => failure,
+    }
+}
+
+/// Deletes the resource if it has still this run's key.
+pub async fn take_back(api: &Api, id: &ResourceId, public_key: &str) -> Outcome<()> {
+    let there = find(api, id).await?;
+    if there.resource.is_none() || there.property("agentPublicKeyCertificate") != public_key {
+        return Ok(());
+    }
+    let answer = api.delete(&at(id, versions::CLUSTERS)).await?;
+    api.follow(&answer, "deleting the resource", Wait::default()).await
+}

@@ -1,0 +1,136 @@
+//! `towline delete`: deletes a cluster's resource and removes its agents, and leaves the cluster as it was before (features
+//! row I6; arc-reference.md 3.4).
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, anyhow};
+use http::StatusCode;
+use proto::api::ResourceId;
+use serde_json::Value;
+
+use super::{confirm, steps::Steps};
+use crate::{
+    api::{Api, Wait, at, versions},
+    args::DeleteArgs,
+    context::Context,
+    failure::{Failure, Hint, Outcome},
+    kubernetes::{
+        Kubernetes,
+        installed::{Installed, group_and_name},
+    },
+    output::say,
+};
+
+/// What there is to delete.
+struct Found {
+    api: Api,
+    id: ResourceId,
+    resource: Option<Value>,
+    /// The cluster with its agents; none where they are not removed.
+    cluster: Option<(Kubernetes, Installed)>,
+}
+
+/// `towline delete`.
+pub async fn run(args: DeleteArgs) -> Outcome {
+    let context = Context::open(&args.common.context).await?;
+    let mut steps = Steps::default();
+    let found = look(&args, &context, &mut steps).await?;
+    if found.resource.is_none() && found.cluster.is_none() {
+        say(&format!("there is no connected cluster {}, and no agents of it in this cluster", args.cluster.name));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let agents = found.cluster.as_ref().map_or_else(
+        || "; agents are not removed".to_owned(),
+        |(cluster, there)| format!(" and remove its agents from {} (namespace {})", cluster.context, there.namespace),
+    );
+    confirm(&format!("Delete the connected cluster {}{agents}?", args.cluster.name), args.yes)?;
+    if found.resource.is_some() {
+        steps.run("Deleting the resource", delete(&found, args.no_wait)).await?;
+    }
+    if let Some((cluster, there)) = &found.cluster {
+        let removal = async { Outcome::Ok(cluster.uninstall(&there.namespace, !args.no_wait, args.force).await?) };
+        let left = steps.run("Removing the agents", removal).await.map_err(|failure| {
+            failure.hint(format!(
+                "run it again, with --force if something does not go away: towline delete --force -n {} -g {}",
+                args.cluster.name, args.cluster.resource_group
+            ))
+        })?;
+        if let Some(first) = left.first() {
+            say(&format!("namespace {} stays: it holds what others made, such as {first}", there.namespace));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn delete(found: &Found, no_wait: bool) -> Outcome<()> {
+    let answer = found.api.delete(&at(&found.id, versions::CLUSTERS)).await?;
+    found.api.follow(&answer, "deleting the resource", Wait { none: no_wait, ..Wait::default() }).await
+}
+
+async fn look(args: &DeleteArgs, context: &Context, steps: &mut Steps) -> Outcome<Found> {
+    let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
+    let api = context.api()?;
+    let resource = steps.run("Looking for the resource", find(&api, &id)).await?;
+    if resource.as_ref().is_some_and(|there| there["kind"] == "ProvisionedCluster") {
+        let error = anyhow!("{} is a provisioned cluster: it is deleted by what provisioned it", id.name());
+        return Err(error.into());
+    }
+    let cluster = match steps.run("Looking for its agents", agents(args, &id)).await {
+        Ok(cluster) => cluster,
+        Err(failure) if args.force => {
+            say(&format!("warning: agents are not removed: {:#}", failure.into_error()));
+            None
+        }
+        Err(failure) => return Err(failure),
+    };
+    let connected = resource.as_ref().is_some_and(|one| one["properties"]["connectivityStatus"] == "Connected");
+    if cluster.is_none() && connected && !args.force {
+        let error = anyhow!(
+            "The current context in the kubeconfig file does not correspond to the connected cluster resource specified: {} is connected, and this cluster has no agents of it",
+            id.name()
+        );
+        return Err(Failure::from(error).hint(
+            "choose its kubeconfig: --kube-config FILE, --kube-context NAME; --force deletes the resource alone",
+        ));
+    }
+    Ok(Found { api, id, resource, cluster })
+}
+
+async fn find(api: &Api, id: &ResourceId) -> Outcome<Option<Value>> {
+    match api.find(&at(id, versions::CLUSTERS)).await {
+        Ok(found) => Ok(found.map(|answer| answer.body)),
+        // Not even its group: there is nothing of it.
+        Err(failure) if failure.api().is_some_and(|error| error.status == StatusCode::NOT_FOUND) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+async fn agents(args: &DeleteArgs, id: &ResourceId) -> Outcome<Option<(Kubernetes, Installed)>> {
+    let kube = &args.kube;
+    let alone = || "--force deletes the resource alone; agents that run stop, and stay where they are".to_owned();
+    let cluster = Kubernetes::open(kube.kube_config.as_deref(), kube.kube_context.as_deref()).await.hint(alone)?;
+    if cluster.leads_through_a_gateway() {
+        let error = anyhow!("deleting is not supported when using the Cluster Connect kubeconfig ({})", cluster.server);
+        return Err(Failure::usage(error).hint("use a kubeconfig that reaches the cluster itself: --kube-config FILE"));
+    }
+    let there = cluster.installed().await.with_context(|| format!("the cluster of context {}", cluster.context));
+    let there = there.hint(alone)?;
+    let Some(there) = there else { return Ok(None) };
+    if !there.cluster_id.eq_ignore_ascii_case(id.as_str()) {
+        let (group, name) = group_and_name(&there.cluster_id);
+        let error = anyhow!(
+            "The current context in the kubeconfig file does not correspond to the connected cluster resource specified. Agents installed on this cluster correspond to the resource group name '{group}' and resource name '{name}'"
+        );
+        return Err(
+            Failure::from(error).hint("choose the kubeconfig of the cluster: --kube-config FILE, --kube-context NAME")
+        );
+    }
+    if !there.is_ours() && !args.force {
+        let error = anyhow!("the agents in namespace {} were installed by {}", there.namespace, there.managed_by);
+        return Err(Failure::from(error).hint(format!(
+            "remove them first: helm --namespace {} uninstall RELEASE; --force removes them without helm",
+            there.namespace
+        )));
+    }
+    Ok(Some((cluster, there)))
+}

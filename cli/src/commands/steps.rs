@@ -1,0 +1,64 @@
+//! The steps of a command that takes its time: each with the time (UTC) at which it began and how long it took, on standard
+//! error (features row I3).
+
+use std::{
+    io::Write,
+    time::{Instant, SystemTime},
+};
+
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use crate::failure::Outcome;
+
+/// One step after the other.
+#[derive(Default)]
+pub struct Steps {
+    open: Option<Instant>,
+}
+
+impl Steps {
+    /// Begins a step.
+    pub fn begin(&mut self, what: &str) {
+        self.end("");
+        let now = OffsetDateTime::from(SystemTime::now()).replace_nanosecond(0).ok();
+        let now = now.and_then(|now| now.format(&Rfc3339).ok()).unwrap_or_default();
+        write(&format!("Step: {now}: {what} ..."));
+        self.open = Some(Instant::now());
+    }
+
+    /// Ends it, with what came of it.
+    pub fn end(&mut self, result: &str) {
+        if let Some(begun) = self.open.take() {
+            let gap = if result.is_empty() { "" } else { " " };
+            write(&format!("{gap}{result} ({:.1} s)\n", begun.elapsed().as_secs_f32()));
+        }
+    }
+
+    /// A line below the step at hand, which goes on.
+    pub fn note(&mut self, text: &str) {
+        match self.open {
+            Some(_) => write(&format!("\n  {text}\n ")),
+            None => write(&format!("  {text}\n")),
+        }
+    }
+
+    /// A whole step.
+    pub async fn run<T>(&mut self, what: &str, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+        self.begin(what);
+        let result = work.await;
+        self.end(if result.is_ok() { "done" } else { "failed" });
+        result
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        self.end("not ended");
+    }
+}
+
+fn write(text: &str) {
+    let mut out = std::io::stderr().lock();
+    // With standard error closed there is nobody to tell.
+    let _ = write!(out, "{text}").and_then(|()| out.flush());
+}

@@ -1,0 +1,257 @@
+//! The checks, by the names of arc-reference.md 3.5. What one of them finds goes into the archive.
+
+use proto::api::ResourceId;
+use serde_json::Value;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use super::{Bundle, Finding, State, diagnoser, known};
+use crate::{
+    api::{Api, at, versions},
+    kubernetes::{
+        Kubernetes, Place,
+        installed::group_and_name,
+        place::{CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, SECRET},
+    },
+    manifests::{self, AGENT, IDENTITY_SECRET, MANAGER},
+};
+
+/// Lines of a pod's log that are kept.
+const LOG_LINES: i64 = 5000;
+/// A certificate that ends sooner is said to.
+const DAYS_LEFT: i64 = 7;
+/// Minor versions that agents may be behind.
+const MINORS_BEHIND: u64 = 2;
+
+/// All of them. None ends the others.
+pub async fn run(api: &Api, id: &ResourceId, cluster: &Kubernetes, bundle: &mut Bundle) -> Vec<Finding> {
+    let mut all = Vec::new();
+    let reached = info(cluster, bundle).await;
+    let is_reached = reached.state == State::Passed;
+    all.push(reached);
+    let (finding, resource) = resource(api, id, bundle).await;
+    all.push(finding);
+    let namespace = if is_reached { agents(id, cluster, &mut all).await } else { None };
+    if let Some(namespace) = &namespace {
+        all.push(logs(cluster, namespace, bundle).await);
+        all.push(events(cluster, namespace, bundle).await);
+        all.push(deployments(cluster, namespace, bundle).await);
+        all.push(states(cluster, namespace, bundle).await);
+        all.push(certificate(cluster, namespace).await);
+        all.push(users_way(cluster, namespace).await);
+    }
+    if let Some(resource) = &resource {
+        all.push(expiry(resource));
+        all.push(version(resource));
+    }
+    if let Some(namespace) = &namespace {
+        all.push(network(cluster, namespace, bundle).await);
+    }
+    all
+}
+
+async fn info(cluster: &Kubernetes, bundle: &mut Bundle) -> Finding {
+    const NAME: &str = "kubectl_cluster_info";
+    match cluster.version().await {
+        Ok(version) => {
+            let text = format!("{} at {} (context {})", version.text, cluster.server, cluster.context);
+            bundle.put("k8s_cluster_info.txt", &text);
+            Finding::new(NAME, State::Passed, text)
+        }
+        Err(error) => Finding::new(NAME, State::Failed, format!("{}: {error:#}", cluster.server))
+            .remedy("kubectl version must work with the same kubeconfig: --kube-config FILE, --kube-context NAME"),
+    }
+}
+
+async fn resource(api: &Api, id: &ResourceId, bundle: &mut Bundle) -> (Finding, Option<Value>) {
+    const NAME: &str = "fetch_connected_cluster_resource";
+    match api.get(&at(id, versions::CLUSTERS)).await {
+        Ok(resource) => {
+            bundle.put("connected_cluster_resource_snapshot.txt", &format!("{resource:#}"));
+            let status = resource["properties"]["connectivityStatus"].as_str().unwrap_or("unknown");
+            let state = if status == "Connected" { State::Passed } else { State::Failed };
+            let mut finding = Finding::new(NAME, state, format!("connectivityStatus is {status}"));
+            for error in resource["properties"]["arcAgentProfile"]["agentErrors"].as_array().into_iter().flatten() {
+                finding.remedies.extend(error["message"].as_str().map(str::to_owned));
+            }
+            (finding, Some(resource))
+        }
+        Err(failure) => {
+            let finding = Finding::new(NAME, State::Failed, format!("{:#}", failure.into_error()));
+            (finding.remedy("towline list shows which there are"), None)
+        }
+    }
+}
+
+/// Where the agents are.
+async fn agents(id: &ResourceId, cluster: &Kubernetes, all: &mut Vec<Finding>) -> Option<String> {
+    const NAME: &str = "arc_agents_present_check";
+    let finding = match cluster.installed().await {
+        Ok(Some(there)) if there.cluster_id.eq_ignore_ascii_case(id.as_str()) => return Some(there.namespace),
+        Ok(Some(there)) => {
+            let (group, name) = group_and_name(&there.cluster_id);
+            let said = format!("the agents in this cluster are those of {name} in resource group {group}");
+            Finding::new(NAME, State::Failed, said).remedy("choose the cluster's kubeconfig: --kube-config FILE")
+        }
+        Ok(None) => Finding::new(NAME, State::Failed, "agents are not present on the cluster").remedy(format!(
+            "towline connect --existing -n {} -g {}",
+            id.name(),
+            id.resource_group().unwrap_or_default()
+        )),
+        Err(error) => Finding::new(NAME, State::Incomplete, format!("{error:#}")),
+    };
+    all.push(finding);
+    None
+}
+
+async fn logs(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
+    const NAME: &str = "retrieved_arc_agents_logs";
+    let pods = match cluster.agents(namespace).await {
+        Ok(pods) => pods,
+        Err(error) => return Finding::new(NAME, State::Incomplete, error.to_string()),
+    };
+    let mut missing = Vec::new();
+    for pod in &pods {
+        match cluster.log(namespace, &pod.name, LOG_LINES).await {
+            Ok(text) => bundle.put(&format!("arc_agents_logs/{}.txt", pod.name), &text),
+            Err(error) => missing.push(format!("{}: {error}", pod.name)),
+        }
+    }
+    match missing.as_slice() {
+        [] => Finding::new(NAME, State::Passed, format!("of {} pods", pods.len())),
+        missing => Finding::new(NAME, State::Incomplete, missing.join("; ")),
+    }
+}
+
+async fn events(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
+    let events = cluster.events(namespace, None).await;
+    bundle.put("arc_agent_events.txt", &events.join("\n"));
+    Finding::new("retrieved_arc_agents_event_logs", State::Passed, format!("{} events", events.len()))
+}
+
+/// What is installed, without what is in Secrets: their names alone.
+async fn deployments(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
+    const NAME: &str = "retrieved_deployments_logs";
+    let mut missing = Vec::new();
+    for kind in [DEPLOYMENT, CONFIG_MAP, CONNECTED_CLUSTER] {
+        match cluster.list(&Place::within(kind, namespace, ""), "").await {
+            Ok(list) => {
+                bundle.put(&format!("arc_deployment_logs/{}.json", kind.plural), &format!("{:#}", Value::from(list)))
+            }
+            Err(error) => missing.push(error.to_string()),
+        }
+    }
+    match cluster.list(&Place::within(SECRET, namespace, ""), "").await {
+        Ok(list) => {
+            let names = list.iter().filter_map(|secret| secret["metadata"]["name"].as_str());
+            bundle.put("arc_deployment_logs/secrets.txt", &names.collect::<Vec<_>>().join("\n"));
+        }
+        Err(error) => missing.push(error.to_string()),
+    }
+    let state = if missing.is_empty() { State::Passed } else { State::Incomplete };
+    Finding::new(NAME, state, missing.join("; "))
+}
+
+async fn states(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
+    const NAME: &str = "arc_agent_state_check";
+    let pods = match cluster.agents(namespace).await {
+        Ok(pods) => pods,
+        Err(error) => return Finding::new(NAME, State::Incomplete, error.to_string()),
+    };
+    let text: Vec<String> = pods.iter().map(|pod| format!("{} ready={} {}", pod.name, pod.ready, pod.state)).collect();
+    bundle.put("agent_state.txt", &text.join("\n"));
+    let missing = [AGENT, MANAGER].into_iter().find(|name| !pods.iter().any(|pod| pod.name.starts_with(name)));
+    if let Some(name) = missing {
+        let why = cluster.events(namespace, None).await.join("\n");
+        let mut finding = Finding::new(NAME, State::Failed, format!("{name} has no pods"));
+        finding.remedies = known::remedies(&why);
+        return finding.remedy(format!("kubectl -n {namespace} describe deployment {name}"));
+    }
+    if pods.iter().all(|pod| pod.ready) {
+        return Finding::new(NAME, State::Passed, format!("{} pods are ready", pods.len()));
+    }
+    let why = cluster.why_not_ready(namespace).await.join("\n");
+    let mut finding = Finding::new(NAME, State::Failed, why.replace('\n', ";"));
+    finding.remedies = known::remedies(&why);
+    finding
+}
+
+async fn certificate(cluster: &Kubernetes, namespace: &str) -> Finding {
+    const NAME: &str = "msi_cert_check";
+    let place = Place::within(SECRET, namespace, IDENTITY_SECRET);
+    match cluster.get(&place).await {
+        Ok(Some(secret)) if !secret["data"]["tls.crt"].is_null() => {
+            Finding::new(NAME, State::Passed, place.to_string())
+        }
+        Ok(_) => Finding::new(NAME, State::Failed, format!("there is no certificate yet: {place}"))
+            .remedy(format!("see why: kubectl -n {namespace} logs deployment/{MANAGER}")),
+        Err(error) => Finding::new(NAME, State::Incomplete, error.to_string()),
+    }
+}
+
+fn expiry(resource: &Value) -> Finding {
+    const NAME: &str = "msi_cert_expiry_check";
+    let until = resource["properties"]["managedIdentityCertificateExpirationTime"].as_str();
+    let parsed = until.and_then(|until| OffsetDateTime::parse(until, &Rfc3339).ok());
+    let Some(parsed) = parsed else {
+        return Finding::new(NAME, State::Incomplete, "the gateway knows of no certificate");
+    };
+    let left = (parsed - OffsetDateTime::now_utc()).whole_days();
+    let said = format!("until {}", until.unwrap_or_default());
+    match left {
+        left if left < 0 => Finding::new(NAME, State::Failed, format!("it ended {} days ago, {said}", -left))
+            .remedy("connect the cluster again, its children stay: towline connect --existing"),
+        left if left < DAYS_LEFT => Finding::new(NAME, State::Failed, format!("{left} days are left, {said}"))
+            .remedy("it is renewed from half of its life on: see why not in the controller-manager's log"),
+        left => Finding::new(NAME, State::Passed, format!("{left} days are left, {said}")),
+    }
+}
+
+/// kube-aad-proxy is a role of the pods that hold users' tunnel.
+async fn users_way(cluster: &Kubernetes, namespace: &str) -> Finding {
+    const NAME: &str = "kap_security_policy_check";
+    match cluster.agents(namespace).await {
+        Ok(pods) if pods.iter().any(|pod| pod.name.starts_with(AGENT)) => {
+            Finding::new(NAME, State::Passed, format!("{AGENT} has pods"))
+        }
+        Ok(_) => Finding::new(NAME, State::Failed, format!("{AGENT} has no pods"))
+            .remedy("a pod security policy or constraint may refuse them: look at the events of its ReplicaSet"),
+        Err(error) => Finding::new(NAME, State::Incomplete, error.to_string()),
+    }
+}
+
+fn version(resource: &Value) -> Finding {
+    const NAME: &str = "agent_version_check";
+    let numbers = |text: &str| {
+        let mut words = text.trim_start_matches('v').split(['.', '-']).map(|word| word.parse::<u64>().unwrap_or(0));
+        (words.next().unwrap_or(0), words.next().unwrap_or(0))
+    };
+    let Some(agent) = resource["properties"]["agentVersion"].as_str() else {
+        return Finding::new(NAME, State::Incomplete, "the gateway does not know the agents' version yet");
+    };
+    let (theirs, ours) = (numbers(agent), numbers(manifests::version()));
+    let said = format!("agents have {agent}, this command installs {}", manifests::version());
+    if theirs.0 < ours.0 || (theirs.0 == ours.0 && theirs.1 + MINORS_BEHIND < ours.1) {
+        return Finding::new(NAME, State::Failed, said).remedy("towline connect again brings them up to date");
+    }
+    Finding::new(NAME, State::Passed, said)
+}
+
+async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
+    const NAME: &str = "diagnoser_check";
+    let said = match diagnoser::run(cluster, namespace).await {
+        Ok(said) => said,
+        Err(error) => return Finding::new(NAME, State::Incomplete, format!("{error:#}")),
+    };
+    bundle.put("diagnoser_output.txt", &format!("{said:#}"));
+    let checks = said["checks"].as_array().cloned().unwrap_or_default();
+    let of = |verdict: &str| checks.iter().filter(|one| one["verdict"] == verdict).count();
+    let detail =
+        format!("{} of {} passed, {} warnings, {} failed", of("passed"), checks.len(), of("warning"), of("failed"));
+    let state = if of("failed") == 0 { State::Passed } else { State::Failed };
+    let mut finding = Finding::new(NAME, state, detail);
+    for one in checks.iter().filter(|one| one["verdict"] == "failed") {
+        let text = |name: &str| one[name].as_str().unwrap_or_default();
+        finding.remedies.push(format!("{}: {}; {}", text("check"), text("detail"), text("remedy")));
+    }
+    finding
+}

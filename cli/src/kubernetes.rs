@@ -1,0 +1,149 @@
+//! The Kubernetes cluster of the user's kubeconfig, which `connect`, `delete` and `troubleshoot` work in. The only place of
+//! this program that names the kube library.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`place`] | which object: kind, namespace, name |
+//! | [`apply`] | server-side apply, and what this run made of it |
+//! | [`installed`] | the agents that are there |
+//! | [`rights`] | what the user may do |
+//! | [`pods`] | pods that are not ready, and why |
+
+pub mod apply;
+pub mod installed;
+pub mod place;
+pub mod pods;
+pub mod rights;
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, anyhow};
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client, Config,
+    api::{DynamicObject, ListParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::{Value, json};
+
+pub use self::place::Place;
+
+/// How long the apiserver may take to be reached, and for one answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Objects of a list that are looked at.
+pub const LIST: u32 = 2000;
+
+/// A cluster by a context of a kubeconfig.
+#[derive(Clone)]
+pub struct Kubernetes {
+    client: Client,
+    /// The context's name.
+    pub context: String,
+    /// The apiserver's URL.
+    pub server: String,
+}
+
+/// What `GET /version` says.
+pub struct Version {
+    /// Such as `v1.36.2`.
+    pub text: String,
+    /// The number after `1.`.
+    pub minor: u32,
+}
+
+impl Kubernetes {
+    /// Reads a kubeconfig; KUBECONFIG, else `~/.kube/config`, without a file. Connects to nothing yet.
+    ///
+    /// # Errors
+    /// When it cannot be read, or has no such context.
+    pub async fn open(file: Option<&Path>, context: Option<&str>) -> anyhow::Result<Self> {
+        let kubeconfig = match file {
+            Some(file) => Kubeconfig::read_from(file).with_context(|| format!("the kubeconfig {}", file.display()))?,
+            None => Kubeconfig::read().context("the kubeconfig")?,
+        };
+        let context = context
+            .map(str::to_owned)
+            .or_else(|| kubeconfig.current_context.clone().filter(|name| !name.is_empty()))
+            .ok_or_else(|| anyhow!("the kubeconfig has no current context: --kube-context NAME"))?;
+        let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
+            .await
+            .with_context(|| format!("context {context} of the kubeconfig"))?;
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.read_timeout = Some(ANSWER_TIMEOUT);
+        let server = config.cluster_url.to_string();
+        let client = Client::try_from(config).with_context(|| format!("context {context} of the kubeconfig"))?;
+        Ok(Self { client, context, server })
+    }
+
+    /// Whether the kubeconfig leads through a gateway: what is done in the cluster must not need the agents that it is done
+    /// to.
+    pub fn leads_through_a_gateway(&self) -> bool {
+        let path = self.server.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        let hex = path.len() == 64 && path.bytes().all(|b| b.is_ascii_hexdigit());
+        let host = self.server.split("//").nth(1).unwrap_or_default();
+        let label = host.split(['.', ':', '/']).next().unwrap_or_default();
+        let base32 = label.len() == 52 && label.bytes().all(|b| matches!(b, b'a'..=b'z' | b'2'..=b'7'));
+        hex || base32
+    }
+
+    /// The apiserver's version.
+    pub async fn version(&self) -> anyhow::Result<Version> {
+        let info = self.client.apiserver_version().await?;
+        let digits: String = info.minor.chars().take_while(char::is_ascii_digit).collect();
+        Ok(Version { text: info.git_version, minor: digits.parse().unwrap_or(0) })
+    }
+
+    /// The systems of the nodes (`linux`; empty where a label is missing) with their architectures.
+    pub async fn nodes(&self) -> Result<Vec<(String, String)>, kube::Error> {
+        let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default().limit(LIST)).await?;
+        let fact = |node: &Node, label: &str| node.metadata.labels.as_ref()?.get(label).cloned();
+        let one = |node: &Node| {
+            let [system, machine] = ["kubernetes.io/os", "kubernetes.io/arch"].map(|label| fact(node, label));
+            (system.unwrap_or_default(), machine.unwrap_or_default())
+        };
+        Ok(nodes.items.iter().map(one).collect())
+    }
+
+    /// An object; none if there is none, or no such kind.
+    pub async fn get(&self, place: &Place) -> Result<Option<Value>, kube::Error> {
+        match self.api(place).get(&place.name).await {
+            Ok(object) => Ok(Some(plain(object))),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Objects of the kind and the namespace of `place`, by labels.
+    pub async fn list(&self, place: &Place, labels: &str) -> Result<Vec<Value>, kube::Error> {
+        match self.api(place).list(&ListParams::default().labels(labels).limit(LIST)).await {
+            Ok(list) => Ok(list.items.into_iter().map(plain).collect()),
+            Err(error) if is_missing(&error) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn api(&self, place: &Place) -> Api<DynamicObject> {
+        let resource = place.kind.resource();
+        match &place.namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
+            None => Api::all_with(self.client.clone(), &resource),
+        }
+    }
+}
+
+/// The object, with the type that lists leave out.
+fn plain(object: DynamicObject) -> Value {
+    serde_json::to_value(object).unwrap_or_else(|_| json!({}))
+}
+
+/// 404: neither the object nor, perhaps, its kind.
+fn is_missing(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// Whether the user may not.
+pub fn is_forbidden(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 403)
+}

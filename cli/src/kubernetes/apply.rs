@@ -1,0 +1,105 @@
+//! Server-side apply of our manifests, and the way back: what a run made is known, so that it can be taken away again.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use kube::api::{DeleteParams, Patch, PatchParams, PropagationPolicy};
+use serde_json::{Value, json};
+
+use super::{Kubernetes, Place, is_missing, place};
+
+/// Who applied, as managed fields have it.
+const MANAGER: &str = "towline";
+/// Between looks at what is going away.
+const PAUSE: Duration = Duration::from_millis(250);
+/// How long one object may take to go away before its finalizers are removed by force.
+pub const FORCE_AFTER: Duration = Duration::from_secs(20);
+
+impl Kubernetes {
+    /// Applies a manifest. Tells whether the object is new.
+    pub async fn apply(&self, manifest: &Value) -> anyhow::Result<(Place, bool)> {
+        let place = Place::of_manifest(manifest).context("a manifest of an unknown kind")?;
+        let was_there = self.get(&place).await.with_context(|| format!("read {place}"))?.is_some();
+        let params = PatchParams::apply(MANAGER).force();
+        let api = self.api(&place);
+        api.patch(&place.name, &params, &Patch::Apply(manifest)).await.with_context(|| format!("apply {place}"))?;
+        Ok((place, !was_there))
+    }
+
+    /// Waits until a definition is served: its objects cannot be made before.
+    pub async fn await_established(&self, name: &str, within: Duration) -> anyhow::Result<()> {
+        let (place, end) = (Place::of(place::DEFINITION, name), Instant::now() + within);
+        loop {
+            let object = self.get(&place).await?.unwrap_or_default();
+            let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            if conditions.iter().any(|one| one["type"] == "Established" && one["status"] == "True") {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                bail!("{place} is not served after {within:?}: {}", json!(conditions));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Begins to delete an object, with what it owns. Nothing if it is gone already.
+    pub async fn delete(&self, place: &Place) -> anyhow::Result<()> {
+        let params =
+            DeleteParams { propagation_policy: Some(PropagationPolicy::Foreground), ..DeleteParams::default() };
+        match self.api(place).delete(&place.name, &params).await {
+            Ok(_) => Ok(()),
+            Err(error) if is_missing(&error) => Ok(()),
+            Err(error) => Err(anyhow!(error).context(format!("delete {place}"))),
+        }
+    }
+
+    /// Waits until an object is gone. With `force` finalizers that keep it are removed after [`FORCE_AFTER`].
+    pub async fn await_gone(&self, place: &Place, within: Duration, force: bool) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let mut forced = false;
+        loop {
+            let Some(object) = self.get(place).await.with_context(|| format!("read {place}"))? else { return Ok(()) };
+            if force && !forced && begun.elapsed() > FORCE_AFTER {
+                forced = true;
+                self.strip(place).await?;
+            }
+            if begun.elapsed() > within {
+                let finalizers = &object["metadata"]["finalizers"];
+                let why = if finalizers.is_null() { String::new() } else { format!("; its finalizers: {finalizers}") };
+                bail!("{place} is still there after {within:?}{why}");
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Removes an object's finalizers, so that nothing waits for who no longer runs (features row I6).
+    async fn strip(&self, place: &Place) -> anyhow::Result<()> {
+        tracing::warn!("{place} does not go away: its finalizers are removed");
+        let patch = json!({"metadata": {"finalizers": null}});
+        let api = self.api(place);
+        match api.patch(&place.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            Ok(_) => Ok(()),
+            Err(error) if is_missing(&error) => Ok(()),
+            Err(error) => Err(anyhow!(error).context(format!("remove the finalizers of {place}"))),
+        }
+    }
+
+    /// What others have in a namespace: it is theirs too, and stays. Ours is gone when this is asked.
+    pub async fn foreign(&self, namespace: &str) -> anyhow::Result<Vec<Place>> {
+        let mut found = Vec::new();
+        for kind in place::KEPT {
+            let all = Place::within(*kind, namespace, "");
+            let listed = self.list(&all, "").await.with_context(|| format!("list {} in {namespace}", kind.plural))?;
+            for object in listed {
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                let going = !object["metadata"]["deletionTimestamp"].is_null();
+                // Put there by Kubernetes into every namespace, and by it alone.
+                let fixed = name == "kube-root-ca.crt" || object["type"] == "kubernetes.io/service-account-token";
+                if !going && !fixed {
+                    found.push(Place::within(*kind, namespace, name));
+                }
+            }
+        }
+        Ok(found)
+    }
+}

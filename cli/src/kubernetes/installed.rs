@@ -1,0 +1,141 @@
+//! The agents that a cluster has: whose they are, what they are made of, and how they are removed.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use secrecy::SecretString;
+use serde_json::Value;
+
+use super::{
+    Kubernetes, Place,
+    place::{self, CONFIG_MAP, DEFINITION, KINDS, NAMESPACE, SECRET},
+};
+use crate::manifests::{self, AGENT, CONFIG_FILE, IDENTITY_SECRET, MANAGED_BY, MANAGER, ONBOARDING_SECRET};
+
+const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
+/// The definition of the kind that the controller-manager writes.
+const CONNECTED_CLUSTERS: &str = "connectedclusters.towline.io";
+/// How long what was deleted may take to go away.
+const GONE: Duration = Duration::from_secs(180);
+
+/// Agents in a cluster.
+#[derive(Debug, Clone)]
+pub struct Installed {
+    /// Where.
+    pub namespace: String,
+    /// The resource's ARM id, as their configuration has it.
+    pub cluster_id: String,
+    /// Who installed them: `towline`, or `Helm`.
+    pub managed_by: String,
+}
+
+impl Installed {
+    /// Whether this program installed them.
+    pub fn is_ours(&self) -> bool {
+        self.managed_by == MANAGED_BY
+    }
+}
+
+impl Kubernetes {
+    /// The agents that are there, whatever their namespace. Those with a certificate that somebody else made have no
+    /// resource, and are not told of.
+    pub async fn installed(&self) -> anyhow::Result<Option<Installed>> {
+        let labels = format!("app.kubernetes.io/name=towline-agent,app.kubernetes.io/component={AGENT}");
+        let maps = self.list(&Place::of(CONFIG_MAP, ""), &labels).await.context("look for agents that are there")?;
+        Ok(maps.iter().find_map(|map| {
+            let meta = &map["metadata"];
+            let config: toml::Table = map["data"][CONFIG_FILE].as_str()?.parse().ok()?;
+            Some(Installed {
+                namespace: meta["namespace"].as_str()?.to_owned(),
+                cluster_id: config.get("identity")?.get("cluster_id")?.as_str()?.to_owned(),
+                managed_by: meta["labels"][MANAGED_BY_LABEL].as_str().unwrap_or_default().to_owned(),
+            })
+        }))
+    }
+
+    /// The onboarding key that is there.
+    pub async fn onboarding_key(&self, namespace: &str) -> anyhow::Result<Option<SecretString>> {
+        let place = Place::within(SECRET, namespace, ONBOARDING_SECRET);
+        let secret = self.get(&place).await.with_context(|| format!("read {place}"))?.unwrap_or_default();
+        let bytes = secret["data"]["key.pem"].as_str().and_then(|text| BASE64.decode(text).ok());
+        Ok(bytes.and_then(|bytes| String::from_utf8(bytes).ok()).map(SecretString::from))
+    }
+
+    /// Removes everything that makes the agents, whoever installed them, and what they made. `force` removes finalizers of
+    /// what does not go away. Tells what is left of the namespace.
+    pub async fn uninstall(&self, namespace: &str, wait: bool, force: bool) -> anyhow::Result<Vec<Place>> {
+        let values = manifests::Values::default();
+        let mut all: Vec<Place> =
+            manifests::objects(&values, namespace).iter().filter_map(Place::of_manifest).rev().collect();
+        for name in [ONBOARDING_SECRET, IDENTITY_SECRET, "clusterconnect-agent-proxy"] {
+            all.push(Place::within(SECRET, namespace, name));
+        }
+        // Objects of the kind go before the kind, and by themselves where a finalizer keeps them.
+        let facts = self.list(&Place::within(place::CONNECTED_CLUSTER, namespace, ""), "").await.unwrap_or_default();
+        let facts = facts.iter().filter_map(|object| object["metadata"]["name"].as_str());
+        let facts = facts.map(|name| Place::within(place::CONNECTED_CLUSTER, namespace, name));
+        let definition = all.iter().position(|place| place.kind == DEFINITION).unwrap_or(all.len());
+        all.splice(definition..definition, facts.collect::<Vec<_>>());
+        self.remove(&all, namespace, wait, force).await
+    }
+
+    /// Deletes objects in this order, and the namespace too if it is one of ours that nobody else uses.
+    pub async fn remove(
+        &self,
+        objects: &[Place],
+        namespace: &str,
+        wait: bool,
+        force: bool,
+    ) -> anyhow::Result<Vec<Place>> {
+        for place in objects {
+            self.delete(place).await?;
+        }
+        if wait {
+            for place in objects {
+                self.await_gone(place, GONE, force).await?;
+            }
+        }
+        let place = Place::of(NAMESPACE, namespace);
+        let there = self.get(&place).await?;
+        let ours = there.is_some_and(|there| there["metadata"]["labels"][MANAGED_BY_LABEL] == MANAGED_BY);
+        if !ours {
+            return Ok(Vec::new());
+        }
+        let identity = Place::within(SECRET, namespace, IDENTITY_SECRET);
+        if objects.contains(&identity) {
+            // A controller-manager that was still there may have made it once more.
+            self.delete(&identity).await?;
+        }
+        let left = self.foreign(namespace).await?;
+        // Pods of ours that nobody waits for go by themselves.
+        let goes =
+            |left: &Place| left.kind == place::POD && [AGENT, MANAGER].iter().any(|ours| left.name.starts_with(ours));
+        let left: Vec<Place> = left.into_iter().filter(|left| !goes(left) && !objects.contains(left)).collect();
+        if left.is_empty() {
+            self.delete(&place).await?;
+            if wait {
+                self.await_gone(&place, GONE, force).await?;
+            }
+        }
+        Ok(left)
+    }
+}
+
+/// The kinds that the manifests have, without namespaces.
+pub fn kinds() -> impl Iterator<Item = &'static place::Kind> {
+    KINDS.iter().filter(|kind| **kind != NAMESPACE)
+}
+
+/// Resource group and name of an ARM id.
+pub fn group_and_name(id: &str) -> (String, String) {
+    let words: Vec<&str> = id.split('/').collect();
+    let after = |word: &str| words.iter().position(|w| w.eq_ignore_ascii_case(word)).and_then(|at| words.get(at + 1));
+    let text = |word: Option<&&str>| word.map_or_else(String::new, |word| (*word).to_owned());
+    (text(after("resourceGroups")), text(after("connectedClusters")))
+}
+
+/// Says of an object that it is the definition of our kind.
+pub fn is_definition(manifest: &Value) -> bool {
+    manifest["metadata"]["name"] == CONNECTED_CLUSTERS
+}

@@ -1,0 +1,131 @@
+//! Which object: kind, namespace, name.
+
+use std::fmt;
+
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::Value;
+
+/// A kind that we work with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// Group; empty for the core.
+    pub group: &'static str,
+    version: &'static str,
+    /// As in `kind:`.
+    pub name: &'static str,
+    /// As in paths.
+    pub plural: &'static str,
+    /// Whether its objects are in namespaces.
+    pub namespaced: bool,
+}
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+const fn kind(
+    group: &'static str,
+    version: &'static str,
+    name: &'static str,
+    plural: &'static str,
+    namespaced: bool,
+) -> Kind {
+    Kind { group, version, name, plural, namespaced }
+}
+
+/// Namespaces.
+pub const NAMESPACE: Kind = kind("", "v1", "Namespace", "namespaces", false);
+/// Secrets.
+pub const SECRET: Kind = kind("", "v1", "Secret", "secrets", true);
+/// ConfigMaps.
+pub const CONFIG_MAP: Kind = kind("", "v1", "ConfigMap", "configmaps", true);
+/// Pods.
+pub const POD: Kind = kind("", "v1", "Pod", "pods", true);
+/// Events.
+pub const EVENT: Kind = kind("", "v1", "Event", "events", true);
+/// Deployments.
+pub const DEPLOYMENT: Kind = kind("apps", "v1", "Deployment", "deployments", true);
+/// Jobs.
+pub const JOB: Kind = kind("batch", "v1", "Job", "jobs", true);
+/// Definitions of kinds.
+pub const DEFINITION: Kind =
+    kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", false);
+/// What the controller-manager tells.
+pub const CONNECTED_CLUSTER: Kind = kind("towline.io", "v1alpha1", "ConnectedCluster", "connectedclusters", true);
+
+/// Every kind that the manifests have, and [`KEPT`].
+pub const KINDS: &[Kind] = &[
+    NAMESPACE,
+    DEFINITION,
+    kind(RBAC, "v1", "ClusterRole", "clusterroles", false),
+    kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false),
+    kind(RBAC, "v1", "Role", "roles", true),
+    kind(RBAC, "v1", "RoleBinding", "rolebindings", true),
+    kind("", "v1", "ServiceAccount", "serviceaccounts", true),
+    SECRET,
+    CONFIG_MAP,
+    kind("", "v1", "Service", "services", true),
+    DEPLOYMENT,
+    kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true),
+];
+
+/// What somebody may have put into a namespace of ours, which keeps it.
+pub const KEPT: &[Kind] = &[
+    SECRET,
+    CONFIG_MAP,
+    POD,
+    kind("", "v1", "Service", "services", true),
+    kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", true),
+    DEPLOYMENT,
+    kind("apps", "v1", "StatefulSet", "statefulsets", true),
+    kind("apps", "v1", "DaemonSet", "daemonsets", true),
+    JOB,
+    kind("batch", "v1", "CronJob", "cronjobs", true),
+];
+
+impl Kind {
+    /// As the library takes it.
+    pub fn resource(&self) -> ApiResource {
+        let kind = GroupVersionKind::gvk(self.group, self.version, self.name);
+        ApiResource::from_gvk_with_plural(&kind, self.plural)
+    }
+}
+
+/// One object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// What it is.
+    pub kind: Kind,
+    /// Where, for what is in namespaces; none for all of them.
+    pub namespace: Option<String>,
+    /// Its name; empty where only the kind matters.
+    pub name: String,
+}
+
+impl Place {
+    /// In a namespace.
+    pub fn within(kind: Kind, namespace: &str, name: &str) -> Self {
+        Self { kind, namespace: Some(namespace.to_owned()), name: name.to_owned() }
+    }
+
+    /// Outside of namespaces, or in all of them.
+    pub fn of(kind: Kind, name: &str) -> Self {
+        Self { kind, namespace: None, name: name.to_owned() }
+    }
+
+    /// Of one of our manifests.
+    pub fn of_manifest(manifest: &Value) -> Option<Self> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let kind = KINDS.iter().chain(KEPT).find(|kind| manifest["kind"] == kind.name)?;
+        let meta = &manifest["metadata"];
+        Some(Self { kind: *kind, namespace: text(&meta["namespace"]), name: text(&meta["name"])? })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.name, self.name)?;
+        match &self.namespace {
+            Some(namespace) => write!(f, " in {namespace}"),
+            None => Ok(()),
+        }
+    }
+}

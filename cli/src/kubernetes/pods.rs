@@ -1,0 +1,119 @@
+//! The agents' pods: which are not ready, and what they say (features row I4).
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, api::LogParams};
+use serde_json::Value;
+
+use super::{Kubernetes, Place, place};
+
+/// The pods of both Deployments.
+pub const PODS: &str = "app.kubernetes.io/name in (towline-agent,towline-controller-manager)";
+/// Characters of a line of a log that are shown, and of an event.
+const SHOWN: usize = 600;
+/// Bytes and lines of a log that are read.
+const LOG_BYTES: i64 = 1024 * 1024;
+
+/// What is known of a pod.
+pub struct PodState {
+    /// Its name.
+    pub name: String,
+    /// Whether all of its containers are ready.
+    pub ready: bool,
+    /// Its phase, and why a container waits or ended.
+    pub state: String,
+}
+
+impl PodState {
+    fn of(pod: &Value) -> Self {
+        let status = &pod["status"];
+        let conditions = status["conditions"].as_array().into_iter().flatten();
+        let ready = conditions.clone().any(|one| one["type"] == "Ready" && one["status"] == "True");
+        let mut state = status["phase"].as_str().unwrap_or("Unknown").to_owned();
+        for condition in conditions.filter(|one| one["type"] == "PodScheduled" && one["status"] == "False") {
+            push(&mut state, &condition["reason"], &condition["message"]);
+        }
+        for container in status["containerStatuses"].as_array().into_iter().flatten() {
+            for now in ["waiting", "terminated"] {
+                push(&mut state, &container["state"][now]["reason"], &container["state"][now]["message"]);
+            }
+            if let Some(restarts) = container["restartCount"].as_u64().filter(|count| *count > 0) {
+                state += &format!("; restarted {restarts} times");
+            }
+        }
+        Self { name: pod["metadata"]["name"].as_str().unwrap_or_default().to_owned(), ready, state }
+    }
+}
+
+fn push(state: &mut String, reason: &Value, message: &Value) {
+    for text in [reason, message].into_iter().filter_map(Value::as_str).filter(|text| !text.is_empty()) {
+        *state += "; ";
+        *state += &short(text);
+    }
+}
+
+/// One line of what a cluster says, without what could steer a terminal.
+pub fn short(text: &str) -> String {
+    text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN).collect()
+}
+
+impl Kubernetes {
+    /// The agents' pods.
+    pub async fn agents(&self, namespace: &str) -> Result<Vec<PodState>, kube::Error> {
+        let pods = self.list(&Place::within(place::POD, namespace, ""), PODS).await?;
+        Ok(pods.iter().map(PodState::of).collect())
+    }
+
+    /// Why the agents are not ready: each pod with its state, its last event and the last line of its log. What cannot be
+    /// read is said in its place.
+    pub async fn why_not_ready(&self, namespace: &str) -> Vec<String> {
+        let pods = match self.agents(namespace).await {
+            Ok(pods) => pods,
+            Err(error) => return vec![format!("the pods in {namespace} cannot be listed: {error}")],
+        };
+        if pods.is_empty() {
+            let events = self.events(namespace, None).await;
+            let last = events.last().map_or_else(String::new, |event| format!("; last event: {event}"));
+            return vec![format!("there are no pods in {namespace}{last}")];
+        }
+        let mut lines = Vec::new();
+        for pod in pods.iter().filter(|pod| !pod.ready) {
+            let event = self.events(namespace, Some(&pod.name)).await.pop().unwrap_or_else(|| "none".to_owned());
+            let log = self.log(namespace, &pod.name, 1).await.unwrap_or_default();
+            let log = if log.trim().is_empty() { "nothing".to_owned() } else { short(&log) };
+            lines.push(format!(
+                "pod {} is not ready: {}\n  last event: {event}\n  last line of its log: {log}",
+                pod.name, pod.state
+            ));
+        }
+        if lines.is_empty() {
+            lines.push(format!("all {} pods are ready; the gateway has not heard of them", pods.len()));
+        }
+        lines
+    }
+
+    /// Events of a pod, or of all objects, the newest last.
+    pub async fn events(&self, namespace: &str, pod: Option<&str>) -> Vec<String> {
+        let mut events = self.list(&Place::within(place::EVENT, namespace, ""), "").await.unwrap_or_default();
+        events.retain(|event| pod.is_none_or(|pod| event["involvedObject"]["name"] == pod));
+        let time = |event: &Value| {
+            let named = ["lastTimestamp", "eventTime"].into_iter().find_map(|name| event[name].as_str());
+            named.or_else(|| event["metadata"]["creationTimestamp"].as_str()).unwrap_or_default().to_owned()
+        };
+        events.sort_by_key(time);
+        let text = |event: &Value, name: &str| event[name].as_str().unwrap_or_default().to_owned();
+        events
+            .iter()
+            .map(|event| {
+                let object = event["involvedObject"]["name"].as_str().unwrap_or_default();
+                let said = short(&text(event, "message"));
+                format!("{} {} {object}: {said}", time(event), text(event, "reason"))
+            })
+            .collect()
+    }
+
+    /// The last lines of a pod's log.
+    pub async fn log(&self, namespace: &str, pod: &str, lines: i64) -> Result<String, kube::Error> {
+        let params = LogParams { tail_lines: Some(lines), limit_bytes: Some(LOG_BYTES), ..LogParams::default() };
+        Api::<Pod>::namespaced(self.client.clone(), namespace).logs(pod, &params).await
+    }
+}

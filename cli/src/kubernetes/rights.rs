@@ -1,0 +1,74 @@
+//! What the user may do in the cluster, asked before anything is done (features row I3).
+
+use anyhow::Context;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use kube::{Api, api::PostParams};
+
+use super::{Kubernetes, installed, place};
+
+/// Something that has to be allowed.
+#[derive(Debug, Clone)]
+pub struct Right {
+    verb: &'static str,
+    group: &'static str,
+    resource: &'static str,
+    namespace: Option<String>,
+}
+
+impl std::fmt::Display for Right {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.verb, self.resource)?;
+        if !self.group.is_empty() {
+            write!(f, ".{}", self.group)?;
+        }
+        match &self.namespace {
+            Some(namespace) => write!(f, " in namespace {namespace}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// All that installing the agents in a namespace takes, and their removal. RBAC lets nobody give rights that they do not
+/// have: impersonation is one of them.
+pub fn to_install(namespace: &str, makes_namespace: bool) -> Vec<Right> {
+    let mut needed = Vec::new();
+    let mut put = |verb, kind: &place::Kind| {
+        let namespace = kind.namespaced.then(|| namespace.to_owned());
+        needed.push(Right { verb, group: kind.group, resource: kind.plural, namespace });
+    };
+    for kind in installed::kinds() {
+        ["get", "create", "patch", "delete"].into_iter().for_each(|verb| put(verb, kind));
+    }
+    if makes_namespace {
+        ["create", "patch", "delete"].into_iter().for_each(|verb| put(verb, &place::NAMESPACE));
+    }
+    put("list", &place::POD);
+    for resource in ["users", "groups", "serviceaccounts"] {
+        needed.push(Right { verb: "impersonate", group: "", resource, namespace: None });
+    }
+    needed
+}
+
+impl Kubernetes {
+    /// Those of `needed` that the user has not.
+    pub async fn missing_rights(&self, needed: Vec<Right>) -> anyhow::Result<Vec<Right>> {
+        let api = Api::<SelfSubjectAccessReview>::all(self.client.clone());
+        let mut missing = Vec::new();
+        for right in needed {
+            let attributes = ResourceAttributes {
+                verb: Some(right.verb.to_owned()),
+                group: Some(right.group.to_owned()),
+                resource: Some(right.resource.to_owned()),
+                namespace: right.namespace.clone(),
+                ..ResourceAttributes::default()
+            };
+            let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+            let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+            let answer = api.create(&PostParams::default(), &review).await.context("ask what may be done here")?;
+            if !answer.status.is_some_and(|status| status.allowed) {
+                missing.push(right);
+            }
+        }
+        Ok(missing)
+    }
+}
