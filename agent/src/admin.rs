@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::{
-    roles::kube_aad_proxy::dial::Apiserver,
+    config::RoleSet,
+    identity::{Identities, spell},
+    roles::{clusteridentityoperator, health::Health, kube_aad_proxy::dial::Apiserver},
     tunnel::{serve::Server, status::StatusBoard},
 };
 
@@ -22,10 +24,16 @@ pub struct Facts {
     pub status: Arc<StatusBoard>,
     /// The streams.
     pub server: Server,
-    /// The cluster.
-    pub apiserver: Arc<Apiserver>,
+    /// The cluster, where users reach it through this process.
+    pub apiserver: Option<Arc<Apiserver>>,
     /// The cluster's id.
     pub cluster: String,
+    /// What this process does.
+    pub roles: RoleSet,
+    /// The cluster's certificate, where the agents look after it.
+    pub identities: Identities,
+    /// How each role fares.
+    pub health: Health,
     /// Where the process stands.
     pub shutdown: Shutdown,
     /// The metrics; none where another part of the process has them.
@@ -62,26 +70,44 @@ impl Admin {
     }
 }
 
-/// Ready is a tunnel that is up, in a process that does not drain.
-async fn readyz(State(facts): State<Facts>) -> (StatusCode, &'static str) {
-    if facts.shutdown.phase() != Phase::Ready {
-        (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
+/// Ready is a tunnel that is up, in a process that does not drain. What is not ready says why.
+async fn readyz(State(facts): State<Facts>) -> (StatusCode, String) {
+    let why = if facts.shutdown.phase() != Phase::Ready {
+        "draining".to_owned()
+    } else if facts.status.is_deleted() {
+        "the cluster's resource was deleted: these agents ask no more".to_owned()
     } else if facts.status.carrier().is_none() {
-        (StatusCode::SERVICE_UNAVAILABLE, "no tunnel\n")
+        let failing = facts.health.all().remove(clusteridentityoperator::NAME).map(|health| health.message);
+        match failing.filter(|message| !message.is_empty()).or_else(|| facts.status.last_error()) {
+            Some(error) => format!("no tunnel: {error}"),
+            None => "no tunnel".to_owned(),
+        }
     } else {
-        (StatusCode::OK, "ok\n")
-    }
+        return (StatusCode::OK, "ok\n".to_owned());
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
 }
 
 async fn status(State(facts): State<Facts>) -> Json<Value> {
-    let (connections, streams) = facts.apiserver.open();
+    let apiserver = facts.apiserver.as_ref().map(|apiserver| apiserver.open());
+    let identity = facts.identities.current().map(|identity| {
+        let stored = &identity.stored;
+        json!({
+            "not_before": spell(stored.not_before), "not_after": spell(stored.not_after),
+            "principal_id": stored.principal_id,
+        })
+    });
     Json(json!({
         "cluster": facts.cluster,
         "version": env!("CARGO_PKG_VERSION"),
         "phase": format!("{:?}", facts.shutdown.phase()).to_lowercase(),
         "tunnel": facts.status.json(),
         "streams": facts.server.running(),
-        "apiserver": { "connections": connections, "streams": streams },
+        "apiserver": apiserver.map(|(connections, streams)| json!({ "connections": connections, "streams": streams })),
+        "roles": facts.roles.as_str(),
+        "certificate": identity,
+        "deleted": facts.status.is_deleted(),
+        "health": facts.health.json(),
     }))
 }
 

@@ -9,7 +9,13 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::{chain, config::Config, tunnel::connect::Connector};
+use crate::{
+    chain,
+    config::{Config, IdentitySource, IdentityStore},
+    identity::{Identities, Identity, store},
+    roles::kubernetes,
+    tunnel::connect::Connector,
+};
 
 /// Some check failed.
 const EXIT_FAILED: u8 = 1;
@@ -75,7 +81,9 @@ impl Finding {
 /// the configuration cannot be used.
 pub async fn run(config: &Config, as_json: bool) -> u8 {
     let mut findings = Vec::new();
-    let connector = match Connector::new(config) {
+    let identities = Identities::default();
+    load(config, &identities, &mut findings).await;
+    let connector = match Connector::new(config, &identities) {
         Ok(connector) => Arc::new(connector),
         Err(err) => {
             let remedy = "correct gateway.ca_file, gateway.certificate_file and gateway.key_file";
@@ -92,6 +100,26 @@ pub async fn run(config: &Config, as_json: bool) -> u8 {
     cluster::apiserver(config, &mut findings).await;
     report(&findings, as_json);
     if findings.iter().any(|finding| finding.verdict == Verdict::Failed) { EXIT_FAILED } else { 0 }
+}
+
+/// Takes the certificate that the agents look after from where it is kept.
+async fn load(config: &Config, identities: &Identities, findings: &mut Vec<Finding>) {
+    let IdentitySource::Managed(managed) = &config.gateway.identity else { return };
+    let loaded = async {
+        let client = match &managed.store {
+            IdentityStore::Secret(_) => Some(kubernetes::client(&config.cluster).await.map_err(|err| chain(&err))?),
+            IdentityStore::Directory(_) => None,
+        };
+        let store = store::open(&managed.store, client.as_ref()).map_err(|err| chain(&err))?;
+        let Some(stored) = store.load().await.map_err(|err| chain(&err))? else { return Ok(()) };
+        identities.publish(Identity::new(stored, &managed.cluster).map_err(|err| chain(&err))?);
+        Ok(())
+    };
+    let loaded: Result<(), String> = loaded.await;
+    if let Err(problem) = loaded {
+        let remedy = "look at [identity] of the configuration, and at the rights of the service account";
+        findings.push(Finding::failed("kept certificate", problem, remedy));
+    }
 }
 
 #[expect(clippy::print_stdout, reason = "the findings are what the command is for")]

@@ -1,16 +1,32 @@
 //! Valid settings. Parsed once: [`Config`] cannot hold what does not fit, and every fault of a file is reported at once.
 //!
 //! ```toml
+//! roles = "clusterconnect-agent"      # what this process does: clusterconnect-agent, controller-manager, all
+//!
 //! [gateway]
 //! urls = ["https://gateway.example.org:8443"]   # or url = "..."; tried in turn
 //! ca_file = "ca.crt"                  # roots of the gateway's certificate; absent: those of the system
 //! extra_ca_file = "corporate.crt"     # roots beside them, such as an intercepting proxy's
-//! certificate_file = "tls.crt"        # the agent's; the cluster's id is read from it
+//! certificate_file = "tls.crt"        # the agent's; the cluster's id is read from it. Or [identity], see below
 //! key_file = "tls.key"
 //! server_name = "gateway.example.org" # when the certificate has another name than the url
 //! carrier = "auto"                    # auto, quic, h2, websocket
 //! addresses = ["192.0.2.7"]           # instead of DNS
 //! udp_segmentation_offload = true     # false where a driver or a middlebox breaks QUIC's bundled datagrams (GSO)
+//! via = "clusterconnect-agent.towline.svc:8079"   # dialled in place of the gateway, over TCP; TLS is the gateway's
+//!
+//! [identity]                          # a certificate that the agents get and renew themselves, in place of the two files
+//! cluster_id = "/subscriptions/.../connectedClusters/x"
+//! secret = "towline-identity-certificate"         # kept in this Secret of the pod's namespace
+//! directory = "/var/lib/towline/identity"         # or in this folder: tls.crt, tls.key, ca.crt
+//! onboarding_key_file = "onboarding.pem"          # what it is asked for with; only where controller-manager runs
+//!
+//! [forward]
+//! listen = "0.0.0.0:8079"             # copies what comes to the gateway and nowhere else, see gateway.via
+//!
+//! [metadata]                          # what the agents would guess from the nodes
+//! distribution = "k3s"
+//! infrastructure = "vsphere"
 //!
 //! [cluster]                           # absent: in the cluster, by the pod's service account
 //! kubeconfig = "kubeconfig"
@@ -50,6 +66,9 @@
 //! listen = "127.0.0.1:9091"           # health, readiness, status, metrics
 //! ```
 
+mod identity;
+mod proxy;
+
 use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
@@ -60,11 +79,19 @@ use std::{
 use proto::{
     limits,
     process::telemetry::{self, LogFormat},
-    settings::{self, BadFile, Faults, Section, read_bounded},
+    settings::{self, BadFile, Faults, Section},
     token::Issuer,
     transport::CarrierKind,
 };
-use secrecy::SecretString;
+
+pub use self::{
+    identity::{IdentitySource, IdentityStore, ManagedIdentity, Metadata, RoleSet, Via},
+    proxy::{NoProxy, Proxy},
+};
+use self::{
+    identity::{read_identity, read_metadata, read_via},
+    proxy::read_proxy,
+};
 
 /// The most gateway addresses that are tried in turn.
 const GATEWAYS_MAX: usize = 16;
@@ -77,8 +104,14 @@ const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount
 /// The agent's settings.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// What this process does.
+    pub roles: RoleSet,
     /// How the gateway is reached.
     pub gateway: Gateway,
+    /// Where connections for the gateway alone are taken, for agents that have no way out.
+    pub forward: Option<SocketAddr>,
+    /// What is known of the cluster beforehand.
+    pub metadata: Metadata,
     /// How the cluster is reached.
     pub cluster: Cluster,
     /// Who may issue users' tokens.
@@ -119,10 +152,10 @@ pub struct Gateway {
     pub ca_file: Option<PathBuf>,
     /// Roots beside them.
     pub extra_ca_file: Option<PathBuf>,
-    /// The agent's certificate chain.
-    pub certificate_file: PathBuf,
-    /// Its private key.
-    pub key_file: PathBuf,
+    /// Where the agent's certificate comes from.
+    pub identity: IdentitySource,
+    /// Dialled in place of the gateway, over TCP.
+    pub via: Option<Via>,
     /// Which carriers may be used.
     pub carrier: CarrierChoice,
     /// Whether the kernel may cut QUIC's datagrams out of larger ones (GSO). Off where a driver or a middlebox breaks it.
@@ -194,90 +227,6 @@ pub enum Cluster {
     },
 }
 
-/// An HTTP CONNECT proxy.
-#[derive(Debug, Clone)]
-pub struct Proxy {
-    /// Whether the proxy itself is spoken to over TLS.
-    pub tls: bool,
-    /// Host.
-    pub host: String,
-    /// Port.
-    pub port: u16,
-    /// Roots of the proxy's certificate.
-    pub ca_file: Option<PathBuf>,
-    /// Basic authentication.
-    pub credentials: Option<(String, SecretString)>,
-    /// Hosts that are reached without it.
-    pub no_proxy: Vec<NoProxy>,
-}
-
-impl Proxy {
-    /// Whether `host` is to be reached without the proxy.
-    pub fn bypasses(&self, host: &str) -> bool {
-        self.no_proxy.iter().any(|rule| rule.matches(host))
-    }
-}
-
-/// One entry of `no_proxy`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoProxy {
-    /// `*`.
-    All,
-    /// A network in CIDR notation, or one address.
-    Network(IpAddr, u8),
-    /// A domain and what is below it.
-    Domain(String),
-}
-
-impl FromStr for NoProxy {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "*" {
-            return Ok(Self::All);
-        }
-        let (address, bits) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
-        if let Ok(address) = address.parse::<IpAddr>() {
-            let width = if address.is_ipv4() { 32 } else { 128 };
-            let bits = match bits {
-                None => width,
-                Some(bits) => {
-                    bits.parse().ok().filter(|bits| *bits <= width).ok_or("the network's length is out of range")?
-                }
-            };
-            return Ok(Self::Network(address, bits));
-        }
-        let domain = text.trim_start_matches("*.").trim_start_matches('.');
-        if domain.is_empty() || domain.contains(['/', ' ', '*']) {
-            return Err("expected *, a domain, an address or a network such as 10.0.0.0/8");
-        }
-        Ok(Self::Domain(domain.to_ascii_lowercase()))
-    }
-}
-
-impl NoProxy {
-    fn matches(&self, host: &str) -> bool {
-        match self {
-            Self::All => true,
-            Self::Network(network, bits) => match (network, host.parse::<IpAddr>()) {
-                (IpAddr::V4(network), Ok(IpAddr::V4(host))) => {
-                    let shift = 32 - u32::from(*bits);
-                    u64::from(u32::from(*network)) >> shift == u64::from(u32::from(host)) >> shift
-                }
-                (IpAddr::V6(network), Ok(IpAddr::V6(host))) => {
-                    let shift = 128 - u32::from(*bits);
-                    u128::from(*network).checked_shr(shift) == u128::from(host).checked_shr(shift)
-                }
-                _ => false,
-            },
-            Self::Domain(domain) => {
-                let host = host.to_ascii_lowercase();
-                host == *domain || host.strip_suffix(domain.as_str()).is_some_and(|front| front.ends_with('.'))
-            }
-        }
-    }
-}
-
 /// Bounds on who is impersonated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impersonation {
@@ -313,7 +262,16 @@ impl Config {
     }
 
     fn read(mut root: Section, out: &mut Faults) -> Option<Self> {
-        let gateway = read_gateway(root.section("gateway", out), out);
+        let roles = root.parsed("roles", out, RoleSet::from_str).unwrap_or_default();
+        let identity = root.optional_section("identity", out).map(|section| read_identity(section, roles, out));
+        let gateway = read_gateway(root.section("gateway", out), identity, out);
+        let mut forward = root.section("forward", out);
+        let forward_listen = read_listen(&mut forward, out);
+        if forward_listen.is_some() && !roles.serves_users() {
+            out.push(forward.key("listen"), "is for roles clusterconnect-agent and all: they have the way out");
+        }
+        forward.end(out);
+        let metadata = read_metadata(root.section("metadata", out), out);
         let cluster = read_cluster(root.section("cluster", out), out);
         let (_, issuers) = Issuer::read_all(&mut root, out);
         let named = root.has("proxy");
@@ -329,14 +287,15 @@ impl Config {
         let drain_grace = bounds.duration("drain_grace", Duration::ZERO..=DRAIN_MAX, out);
         bounds.end(out);
         let mut admin = root.section("admin", out);
-        let listen = admin.parsed("listen", out, |text| {
-            text.parse::<SocketAddr>().map_err(|_| "expected an address and a port such as 127.0.0.1:9091")
-        });
+        let listen = read_listen(&mut admin, out);
         admin.end(out);
         let log = read_log(root.section("log", out), out);
         root.end(out);
         Some(Self {
+            roles,
             gateway: gateway?,
+            forward: forward_listen,
+            metadata,
             cluster,
             issuers,
             proxy,
@@ -365,7 +324,14 @@ fn read_azure_rbac(mut section: Section, issuers: &[Issuer], out: &mut Faults) -
     name
 }
 
-fn read_gateway(mut section: Section, out: &mut Faults) -> Option<Gateway> {
+fn read_listen(section: &mut Section, out: &mut Faults) -> Option<SocketAddr> {
+    section.parsed("listen", out, |text| {
+        text.parse::<SocketAddr>().map_err(|_| "expected an address and a port such as 127.0.0.1:9091")
+    })
+}
+
+/// `managed`: section `identity`, if there is one, read as far as it could be.
+fn read_gateway(mut section: Section, managed: Option<Option<ManagedIdentity>>, out: &mut Faults) -> Option<Gateway> {
     let key = section.key("url");
     let before = out.0.len();
     let mut urls = section.texts("urls", out).unwrap_or_default();
@@ -396,20 +362,32 @@ fn read_gateway(mut section: Section, out: &mut Faults) -> Option<Gateway> {
     }
     let ca_file = section.path("ca_file", out);
     let extra_ca_file = section.path("extra_ca_file", out);
-    let certificate_file = section.required_path("certificate_file", "the PEM file of the agent's certificate", out);
-    let key_file = section.required_path("key_file", "the PEM file of its private key", out);
+    let identity = match managed {
+        Some(managed) => {
+            for name in ["certificate_file", "key_file"] {
+                if section.path(name, out).is_some() {
+                    out.push(section.key(name), "is not for an agent with [identity]; set one or the other");
+                }
+            }
+            managed.map(IdentitySource::Managed)
+        }
+        None => {
+            let what = "the PEM file of the agent's certificate; or write [identity]";
+            let certificate_file = section.required_path("certificate_file", what, out);
+            let key_file = section.required_path("key_file", "the PEM file of its private key", out);
+            certificate_file
+                .zip(key_file)
+                .map(|(certificate_file, key_file)| IdentitySource::Files { certificate_file, key_file })
+        }
+    };
     let carrier = section.parsed("carrier", out, CarrierChoice::from_str).unwrap_or_default();
+    let via = section.parsed("via", out, read_via);
+    if via.is_some() && carrier == CarrierChoice::Pinned(CarrierKind::Quic) {
+        out.push(section.key("carrier"), "is \"quic\", which does not go through gateway.via: that is TCP");
+    }
     let udp_segmentation_offload = section.flag("udp_segmentation_offload", out).unwrap_or(true);
     section.end(out);
-    Some(Gateway {
-        endpoints,
-        ca_file,
-        extra_ca_file,
-        certificate_file: certificate_file?,
-        key_file: key_file?,
-        carrier,
-        udp_segmentation_offload,
-    })
+    Some(Gateway { endpoints, ca_file, extra_ca_file, identity: identity?, via, carrier, udp_segmentation_offload })
 }
 
 fn read_cluster(mut section: Section, out: &mut Faults) -> Cluster {
@@ -427,39 +405,6 @@ fn read_cluster(mut section: Section, out: &mut Faults) -> Cluster {
         Some(path) => Cluster::Kubeconfig { path, context },
         None => Cluster::InCluster { service_account_dir: dir.unwrap_or_else(|| SERVICE_ACCOUNT_DIR.into()) },
     }
-}
-
-fn read_proxy(mut section: Section, out: &mut Faults) -> Option<Proxy> {
-    let what = "http://host:port or https://host:port";
-    let url = section.required_parsed("url", what, out, |text| split_url(text, &["http", "https"]));
-    let ca_file = section.path("ca_file", out);
-    let username = section.path("username_file", out);
-    let password = section.path("password_file", out);
-    if username.is_some() != password.is_some() {
-        out.push(section.key("username_file"), "username_file and password_file go together");
-    }
-    let mut read = |key: &'static str, path: Option<PathBuf>| {
-        let path = path?;
-        match read_bounded(&path) {
-            Ok(text) => Some(text.trim_end_matches(['\r', '\n']).to_owned()),
-            Err(err) => {
-                out.push(section.key(key), format_args!("{}: {err}", path.display()));
-                None
-            }
-        }
-    };
-    let username = read("username_file", username);
-    let password = read("password_file", password).map(SecretString::from);
-    let mut no_proxy = Vec::new();
-    for text in section.texts("no_proxy", out).unwrap_or_default() {
-        match text.parse() {
-            Ok(rule) => no_proxy.push(rule),
-            Err(err) => out.push(section.key("no_proxy"), format_args!("{text:?}: {err}")),
-        }
-    }
-    section.end(out);
-    let (scheme, host, port) = url?;
-    Some(Proxy { tls: scheme == "https", host, port, ca_file, credentials: username.zip(password), no_proxy })
 }
 
 fn read_log(mut section: Section, out: &mut Faults) -> Log {
@@ -525,8 +470,9 @@ mod tests {
     fn a_small_file_is_enough() {
         let config = Config::parse(SMALL, Path::new("/etc/towline")).unwrap();
         assert_eq!(config.gateway.endpoints[0].authority(), "gw.example.org:443");
-        assert_eq!(config.gateway.certificate_file, Path::new("/etc/towline/tls.crt"));
-        assert_eq!(config.gateway.key_file, Path::new("/k"));
+        let files = IdentitySource::Files { certificate_file: "/etc/towline/tls.crt".into(), key_file: "/k".into() };
+        assert_eq!(config.gateway.identity, files);
+        assert_eq!(config.roles, RoleSet::ClusterconnectAgent);
         assert_eq!(config.cluster, Cluster::InCluster { service_account_dir: SERVICE_ACCOUNT_DIR.into() });
         assert_eq!(config.outlive_token, Duration::from_secs(28800));
     }
@@ -560,7 +506,7 @@ mod tests {
         let faults = Config::parse(text, Path::new(".")).unwrap_err().0;
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         for key in [
-            "colour: is not known; known here: gateway, cluster, issuers, proxy",
+            "colour: is not known; known here: roles, identity, gateway, forward, metadata, cluster, issuers, proxy",
             "gateway.url: \"http",
             "gateway.carrier: is \"pigeon\": expected auto",
             "gateway.udp_segmentation_offload: is \"no\", must be true or false",
@@ -578,6 +524,76 @@ mod tests {
             "issuers[0].name: is missing",
             "issuers[0].url: is missing",
         ] {
+            assert!(faults.iter().any(|fault| fault.starts_with(key)), "{key} in {faults:#?}");
+        }
+    }
+
+    const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+
+    #[test]
+    fn an_identity_of_its_own_takes_the_place_of_the_two_files() {
+        let text = format!(
+            "roles = \"controller-manager\"\n[gateway]\nurl = \"https://gw\"\nvia = \"agent.towline.svc:8079\"\n\
+             [identity]\ncluster_id = \"{CLUSTER}\"\nsecret = \"towline-identity-certificate\"\n\
+             onboarding_key_file = \"key.pem\"\n[metadata]\ndistribution = \"k3s\"\n"
+        );
+        let config = Config::parse(&text, Path::new("/etc/towline")).unwrap();
+        let IdentitySource::Managed(managed) = config.gateway.identity else { panic!() };
+        assert_eq!(managed.cluster, CLUSTER.parse().unwrap());
+        assert_eq!(managed.store, IdentityStore::Secret("towline-identity-certificate".to_owned()));
+        assert_eq!(managed.onboarding_key_file.as_deref(), Some(Path::new("/etc/towline/key.pem")));
+        let via = config.gateway.via.unwrap();
+        assert_eq!((via.host.as_str(), via.port), ("agent.towline.svc", 8079));
+        assert_eq!(config.metadata.distribution.as_deref(), Some("k3s"));
+        assert!(config.roles.manages() && !config.roles.serves_users());
+    }
+
+    #[test]
+    fn all_faults_of_roles_and_identity_are_reported_at_once() {
+        let faults_of = |text: &str| -> Vec<String> {
+            let faults = Config::parse(text, Path::new(".")).unwrap_err().0;
+            faults.iter().map(ToString::to_string).collect()
+        };
+        let text = r#"
+            roles = "everything"
+            [gateway]
+            url = "https://gw"
+            certificate_file = "tls.crt"
+            carrier = "quic"
+            via = "agent"
+            [identity]
+            cluster_id = "c"
+            secret = "UPPER"
+            directory = "d"
+            onboarding_key_file = "key.pem"
+            sekret = "x"
+            [forward]
+            listen = "8079"
+            [metadata]
+            distro = "k3s"
+        "#;
+        let faults = faults_of(text);
+        for key in [
+            "roles: is \"everything\": expected clusterconnect-agent, controller-manager or all",
+            "gateway.certificate_file: is not for an agent with [identity]",
+            "gateway.via: is \"agent\": expected host:port",
+            "identity.cluster_id: is \"c\"",
+            "identity.secret: is \"UPPER\"",
+            "identity.onboarding_key_file: is read where controller-manager runs alone",
+            "identity.sekret: is not known",
+            "forward.listen: is \"8079\"",
+            "metadata.distro: is not known",
+        ] {
+            assert!(faults.iter().any(|fault| fault.starts_with(key)), "{key} in {faults:#?}");
+        }
+        let text = format!(
+            "roles = \"controller-manager\"\n[gateway]\nurl = \"https://gw\"\nvia = \"a:1\"\ncarrier = \"quic\"\n\
+             [identity]\ncluster_id = \"{CLUSTER}\"\n[forward]\nlisten = \"0.0.0.0:1\"\n"
+        );
+        let faults = faults_of(&text);
+        for key in
+            ["gateway.carrier: is \"quic\", which", "identity.secret: is missing", "forward.listen: is for roles"]
+        {
             assert!(faults.iter().any(|fault| fault.starts_with(key)), "{key} in {faults:#?}");
         }
     }

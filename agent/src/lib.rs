@@ -4,6 +4,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`config`] | valid settings |
+//! | [`identity`] | the cluster's certificate: how it is got, renewed and kept |
 //! | [`tunnel`] | keeps a tunnel up: choice of carrier, dialling, draining, serving its streams |
 //! | [`roles`] | what is served: the authenticating proxy before the apiserver, and others; the table of them |
 //! | [`check`] | why a connection does not come about, hop by hop |
@@ -11,8 +12,10 @@
 //! | [`metrics`] | every metric, named once |
 
 pub mod admin;
+mod assemble;
 pub mod check;
 pub mod config;
+pub mod identity;
 pub mod metrics;
 pub mod roles;
 pub mod tunnel;
@@ -31,23 +34,11 @@ use proto::{
 
 use self::{
     admin::{Admin, Facts},
-    config::Config,
-    roles::{
-        Role, Roles,
-        clusterconnect_agent::ClusterconnectAgent,
-        echo::Echo,
-        kube_aad_proxy::{
-            KubeAadProxy,
-            authenticate::Authenticator,
-            authorize::Authorizer,
-            dial::{Apiserver, access::Access},
-            impersonate::Names,
-        },
-        refresh::Refresh,
-        sessions::Sessions,
-        whoami::Whoami,
-    },
-    tunnel::{Tunnels, connect::Connector, serve::Server, status::StatusBoard},
+    assemble::Parts,
+    config::{Config, IdentitySource},
+    identity::Identities,
+    roles::{Role, Roles, controller_manager, echo::Echo, kube_aad_proxy::authenticate::Authenticator},
+    tunnel::{Tunnels, api::AgentApi, connect::Connector, forward::Forward, serve::Server},
 };
 
 /// Why an agent cannot be built. The chain of causes names the file or setting.
@@ -68,12 +59,20 @@ pub enum BuildError {
     /// The apiserver's address.
     #[error("the way to the apiserver")]
     Apiserver(#[from] roles::kube_aad_proxy::dial::DialError),
+    /// The agents' own way to the apiserver.
+    #[error("the agents' own way to the apiserver")]
+    Kubernetes(#[from] roles::kubernetes::KubernetesError),
+    /// Where the cluster's certificate is kept.
+    #[error("where the cluster's certificate is kept")]
+    Store(#[from] identity::store::StoreError),
     /// TLS for reading the issuers' keys.
     #[error("the issuers of tokens")]
     Issuers(#[from] certs::tls::TlsError),
-    /// The admin listener.
-    #[error("the admin listener {address}")]
-    Admin {
+    /// A listener.
+    #[error("the {what} listener {address}")]
+    Listener {
+        /// Which.
+        what: &'static str,
         /// Where.
         address: SocketAddr,
         /// Why.
@@ -89,58 +88,59 @@ pub struct Agent {
     connections: TaskGroup,
     roles: Vec<Arc<dyn Role>>,
     admin: Option<Admin>,
+    forward: Option<Forward>,
     facts: Facts,
-    authenticator: Arc<Authenticator>,
+    authenticator: Option<Arc<Authenticator>>,
 }
 
 impl Agent {
-    /// Reads certificates, keys and the kubeconfig; binds the admin listener; dials nothing yet.
+    /// Reads certificates, keys and the kubeconfig; binds the listeners; dials nothing yet.
     pub async fn build(config: Config, metrics: Option<PrometheusHandle>) -> Result<Self, BuildError> {
         let shutdown = Shutdown::new();
-        let connector = Arc::new(Connector::new(&config)?);
-        let cluster = own_cluster(&connector.credentials())?;
-        let access = Access::new(&config.cluster).await?;
+        let identities = Identities::default();
+        let connector = Arc::new(Connector::new(&config, &identities)?);
+        let cluster = own_cluster(&config, &connector)?;
         let connections = TaskGroup::new("apiserver");
-        let apiserver = Arc::new(Apiserver::new(access, connections.clone())?);
-        let verifier = verifier(&config, &connector)?;
-        let names = Names::new(&config.impersonation);
-        let sessions = Sessions::new(config.outlive_token);
-        let authenticator = Arc::new(Authenticator::new(verifier, cluster.clone()));
-        let authorizer = Authorizer::new(authenticator.clone(), config.azure_rbac.clone());
-        let served: Vec<Arc<dyn Role>> = vec![
-            Arc::new(KubeAadProxy::new(
-                authenticator.clone(),
-                authorizer.clone(),
-                apiserver.clone(),
-                names.clone(),
-                sessions.clone(),
-            )),
-            Arc::new(Whoami::new(authenticator.clone(), names)),
-            Arc::new(Refresh::new(authenticator.clone(), sessions)),
-            Arc::new(Echo),
-        ];
-        let server = Server::new(Roles::new(served.clone()), config.streams_max);
-        let status = Arc::new(StatusBoard::default());
-        let tunnels =
-            Tunnels::new(connector, config.gateway.carrier, server.clone(), status.clone(), config.drain_grace);
-        let mut roles: Vec<Arc<dyn Role>> = vec![Arc::new(ClusterconnectAgent::new(tunnels))];
-        roles.extend(served);
-        let admin = match config.admin {
-            Some(address) => Some(Admin::bind(address).await.map_err(|source| BuildError::Admin { address, source })?),
-            None => None,
+        let users = match config.roles.serves_users() {
+            true => Some(assemble::users(&config, &connector, &cluster, &connections).await?),
+            false => None,
         };
-        if let Some(address) = admin.as_ref().and_then(|admin| admin.address().ok()) {
-            tracing::info!(%address, "agent admin listener");
+        let served = users.as_ref().map_or_else(|| vec![Arc::new(Echo) as Arc<dyn Role>], |users| users.served.clone());
+        let parts = Parts::new(&config, cluster, connector.clone(), identities).await?;
+        let server = Server::new(Roles::new(served.clone()), config.streams_max);
+        let (carrier, status) = (config.gateway.carrier, parts.status.clone());
+        let tunnels = Tunnels::new(connector.clone(), carrier, server.clone(), status, config.drain_grace);
+        let api = AgentApi::new(tunnels.current());
+        let mut roles = vec![parts.tunnel_role(&config, tunnels)?];
+        roles.extend(parts.managers(&config, &api)?);
+        roles.extend(served);
+        let bind = |what: &'static str, address: SocketAddr| {
+            move |source: std::io::Error| BuildError::Listener { what, address, source }
+        };
+        let (mut admin, mut forward) = (None, None);
+        if let Some(address) = config.admin {
+            let bound = Admin::bind(address).await.map_err(bind("admin", address))?;
+            tracing::info!(address = bound.address().ok().map(tracing::field::display), "agent admin listener");
+            admin = Some(bound);
+        }
+        if let Some(address) = config.forward {
+            let bound = Forward::bind(address, connector).await.map_err(bind("forward", address))?;
+            tracing::info!(address = bound.address().ok().map(tracing::field::display), "listener for other agents");
+            forward = Some(bound);
         }
         let facts = Facts {
-            status,
+            status: parts.status,
             server,
-            apiserver,
-            cluster: cluster.as_str().to_owned(),
+            apiserver: users.as_ref().map(|users| users.apiserver.clone()),
+            cluster: parts.cluster.as_str().to_owned(),
+            roles: config.roles,
+            identities: parts.identities,
+            health: parts.health,
             shutdown: shutdown.clone(),
             metrics,
         };
-        Ok(Self { shutdown, tasks: TaskGroup::new("agent"), connections, roles, admin, facts, authenticator })
+        let authenticator = users.map(|users| users.authenticator);
+        Ok(Self { shutdown, tasks: TaskGroup::new("agent"), connections, roles, admin, forward, facts, authenticator })
     }
 
     /// Where the process stands; `drain` and `close` on it end [`Self::run`].
@@ -158,6 +158,11 @@ impl Agent {
         self.admin.as_ref().and_then(|admin| admin.address().ok())
     }
 
+    /// Where connections for the gateway are taken.
+    pub fn forward_address(&self) -> Option<SocketAddr> {
+        self.forward.as_ref().and_then(|forward| forward.address().ok())
+    }
+
     /// What the admin listener tells, also for tests.
     pub fn facts(&self) -> &Facts {
         &self.facts
@@ -165,13 +170,17 @@ impl Agent {
 
     /// Runs every role until told to drain, drains, and ends.
     pub async fn run(self) -> Result<(), Panicked> {
-        let Self { shutdown, tasks, connections, roles, admin, facts, authenticator } = self;
-        let running = TaskGroup::new("roles");
-        for role in roles {
-            let shutdown = shutdown.clone();
-            running.spawn(role.name(), async move { role.run(shutdown).await });
+        let Self { shutdown, tasks, connections, roles, admin, forward, facts, authenticator } = self;
+        let running = TaskGroup::new("supervisor");
+        running
+            .spawn("controller-manager", controller_manager::supervise(roles, facts.health.clone(), shutdown.clone()));
+        if let Some(authenticator) = authenticator {
+            tasks.spawn("issuers", async move { authenticator.keep_fresh().await });
         }
-        tasks.spawn("issuers", async move { authenticator.keep_fresh().await });
+        if let Some(forward) = forward {
+            let shutdown = shutdown.clone();
+            tasks.spawn("forward", async move { forward.run(shutdown).await });
+        }
         if let Some(admin) = admin {
             tasks.spawn("admin", admin.serve(facts));
         }
@@ -194,8 +203,13 @@ impl Agent {
     }
 }
 
-/// The cluster's id, from the agent's own certificate and nowhere else.
-fn own_cluster(credentials: &certs::Credentials) -> Result<ClusterId, BuildError> {
+/// The cluster's id: from the settings where the agents get its certificate themselves, and any other is refused; else from
+/// the agent's own certificate.
+fn own_cluster(config: &Config, connector: &Connector) -> Result<ClusterId, BuildError> {
+    if let IdentitySource::Managed(managed) = &config.gateway.identity {
+        return Ok(managed.cluster.clone());
+    }
+    let credentials = connector.credentials().ok_or(tunnel::connect::SetupError::NoIdentity)?;
     let claimed = PeerIdentity::claimed(credentials.chain()).map_err(BuildError::Certificate)?;
     let id = claimed.agent().map_err(BuildError::Certificate)?;
     id.parse().map_err(BuildError::ClusterId)

@@ -11,6 +11,21 @@ pub fn describe() {
     describe_gauge!("agent_tunnels_open", "Tunnels that are up, by carrier");
     describe_counter!("agent_tunnel_dials_total", "Attempts to dial the gateway, by carrier and result");
     describe_counter!("agent_streams_refused_total", "Streams refused, by reason");
+    describe_counter!("agent_forwarded_connections_total", "Connections of other agents for the gateway, by result");
+    describe_gauge!("agent_role_running", "Whether a role does its work: 1, or 0 while it starts or fails");
+    describe_counter!(
+        "agent_role_restarts_total",
+        "Times that a role was started again after it had ended or panicked"
+    );
+    describe_gauge!("agent_role_cpu_seconds_total", "Processor time that a role's tasks have taken");
+    describe_gauge!("agent_process_cpu_seconds_total", "Processor time that the process has taken");
+    describe_gauge!("agent_process_resident_bytes", "Memory that the process holds");
+    describe_gauge!("agent_certificate_not_after_seconds", "When the cluster's certificate ends, seconds since 1970");
+    describe_counter!(
+        "agent_log_lines_dropped_total",
+        "Log lines that were not sent to the gateway because the buffer was full"
+    );
+    describe_counter!("agent_pushes_total", "Pushes to the gateway, by kind and result");
 }
 
 /// A request ended.
@@ -65,4 +80,35 @@ impl Drop for TunnelGuard {
 pub fn dialled(carrier: CarrierKind, up: bool) {
     let result = if up { "up" } else { "failed" };
     counter!("agent_tunnel_dials_total", "carrier" => carrier.as_str(), "result" => result).increment(1);
+}
+
+/// A connection for the gateway was taken, or not.
+pub fn forwarded(result: &'static str) {
+    counter!("agent_forwarded_connections_total", "result" => result).increment(1);
+}
+
+/// How a role fares.
+pub fn role(name: &'static str, running: bool) {
+    gauge!("agent_role_running", "role" => name).set(if running { 1.0 } else { 0.0 });
+}
+
+/// A role was started again.
+pub fn role_restarted(name: &'static str) {
+    counter!("agent_role_restarts_total", "role" => name).increment(1);
+}
+
+/// When the certificate ends.
+pub fn certificate_ends(at: std::time::SystemTime) {
+    let seconds = at.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    gauge!("agent_certificate_not_after_seconds").set(seconds as f64);
+}
+
+/// Log lines were lost.
+pub fn log_lines_dropped(lines: u64) {
+    counter!("agent_log_lines_dropped_total").increment(lines);
+}
+
+/// Something was pushed to the gateway.
+pub fn pushed(kind: &'static str, sent: bool) {
+    counter!("agent_pushes_total", "kind" => kind, "result" => if sent { "sent" } else { "failed" }).increment(1);
 }

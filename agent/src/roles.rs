@@ -2,8 +2,12 @@
 //! and one line of the table.
 
 pub mod clusterconnect_agent;
+pub mod clusteridentityoperator;
+pub mod controller_manager;
 pub mod echo;
+pub mod health;
 pub mod kube_aad_proxy;
+pub mod kubernetes;
 pub mod refresh;
 pub mod sessions;
 pub mod whoami;
@@ -18,7 +22,10 @@ use futures_util::future::BoxFuture;
 use proto::{
     process::Shutdown,
     transport::{SendStream, Stream},
-    wire::head::{RequestHead, ResponseHead},
+    wire::{
+        close::StreamCode,
+        head::{RequestHead, ResponseHead},
+    },
 };
 
 /// How long an answer that the agent makes itself may take to leave.
@@ -29,8 +36,13 @@ pub trait Role: Send + Sync + 'static {
     /// As in [`RequestHead::role`].
     fn name(&self) -> &'static str;
 
-    /// Serves one stream to its end. Dropping the future ends the stream.
-    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()>;
+    /// Serves one stream to its end. Dropping the future ends the stream. A role that serves none refuses it.
+    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let mut stream = visit.stream;
+            stream.send.reset(StreamCode::UnknownRole);
+        })
+    }
 
     /// What the role does on its own account, until told to stop.
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {

@@ -1,8 +1,10 @@
 //! Keeps a tunnel to the gateway up. One is in use; others may overlap with it while they drain (make before break): when
 //! the gateway drains, when QUIC works again, when a carrier's goodput collapses.
 
+pub mod api;
 pub mod choose;
 pub mod connect;
+pub mod forward;
 pub mod health;
 pub mod serve;
 pub mod status;
@@ -16,13 +18,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::FutureExt as _;
 use proto::{
     process::{Backoff, BackoffPolicy, Shutdown, Task, TaskGroup, random_unit},
     transport::{CarrierKind, Closed, TunnelHandle},
     wire::close::CloseCode,
 };
 
+use tokio::sync::watch;
+
 use self::{
+    api::CurrentTunnel,
     choose::{Chooser, Network},
     connect::{Connect, NoTunnel, SharedChooser, race},
     health::{Health, Verdict},
@@ -52,6 +58,8 @@ pub struct Tunnels {
     tasks: TaskGroup,
     endpoint: AtomicUsize,
     drain_grace: Duration,
+    /// The tunnel in use, for the agent's own exchanges.
+    current: watch::Sender<Option<TunnelHandle>>,
 }
 
 /// A tunnel in use.
@@ -61,6 +69,8 @@ struct Live {
     network: Network,
     endpoint: usize,
     since: Instant,
+    /// The certificate that was shown for it.
+    generation: u64,
     /// Serves its streams; dropped only once the tunnel is closed.
     serving: Task<Closed>,
 }
@@ -88,7 +98,13 @@ impl Tunnels {
             tasks: TaskGroup::new("tunnels"),
             endpoint: AtomicUsize::new(0),
             drain_grace,
+            current: watch::Sender::new(None),
         }
+    }
+
+    /// The tunnel in use, if one is up.
+    pub fn current(&self) -> CurrentTunnel {
+        self.current.subscribe()
     }
 
     /// Keeps a tunnel up until told to drain; then finishes what was accepted and closes.
@@ -103,11 +119,16 @@ impl Tunnels {
                     None => break,
                 },
             };
+            self.current.send_replace(Some(live.tunnel.clone()));
             let retired = shutdown.clone();
             match self.watch(&live, &shutdown).await {
                 Next::Closed(closed) => {
+                    self.current.send_replace(None);
                     tracing::warn!(carrier = %live.carrier, reason = %closed, "tunnel closed");
                     self.status.down(&closed.to_string());
+                    if matches!(closed.code, CloseCode::Deleted | CloseCode::Unauthorised) {
+                        self.status.refused(closed.code);
+                    }
                     if closed.code == CloseCode::Dead {
                         self.with_chooser(|chooser| chooser.died(&live.network, live.carrier, Instant::now()));
                     }
@@ -124,6 +145,7 @@ impl Tunnels {
                     current = Some(*next);
                 }
                 Next::Draining => {
+                    self.current.send_replace(None);
                     self.finish(live, &shutdown).await;
                     break;
                 }
@@ -138,6 +160,12 @@ impl Tunnels {
     /// Dials until there is a tunnel.
     async fn establish(&self, backoff: &mut Backoff) -> Live {
         loop {
+            if self.connect.ready().now_or_never().is_none() {
+                tracing::info!("waiting for the cluster's certificate");
+                self.status.failed("this cluster has no certificate yet: waiting for it");
+                self.connect.ready().await;
+            }
+            let generation = self.connect.generation();
             match self.dial().await {
                 Ok(live) => return live,
                 Err(err) => {
@@ -150,9 +178,22 @@ impl Tunnels {
                     };
                     tracing::warn!(error, retry_in_ms = delay.as_millis(), "no tunnel");
                     self.status.failed(&error);
+                    if let Some(code @ (CloseCode::Deleted | CloseCode::Unauthorised)) = err.refused() {
+                        self.status.refused(code);
+                    }
+                    if err.refused() == Some(CloseCode::Deleted) {
+                        // Asking again with the same certificate would be answered the same for ever (R10).
+                        tracing::error!(
+                            "the cluster's resource was deleted: this agent asks no more until it is connected again"
+                        );
+                        self.connect.renewed(generation).await;
+                        self.status.accepted();
+                        continue;
+                    }
                     // Another gateway next time.
                     self.endpoint.fetch_add(1, Ordering::Relaxed);
-                    tokio::time::sleep(delay).await;
+                    // What was refused may be welcome with another certificate.
+                    let _ = tokio::time::timeout(delay, self.connect.renewed(generation)).await;
                 }
             }
         }
@@ -160,15 +201,16 @@ impl Tunnels {
 
     /// One race.
     async fn dial(&self) -> Result<Live, NoTunnel> {
+        let generation = self.connect.generation();
         let endpoint = self.endpoint.load(Ordering::Relaxed) % self.connect.endpoints();
         let network = self.connect.network(endpoint).await;
         let proxied = self.connect.proxied(endpoint);
         let plan = self.with_chooser(|chooser| chooser.plan(&network, proxied, Instant::now()));
         let tunnel = race(&self.connect, &self.chooser, &self.tasks, endpoint, &network, plan).await?;
-        Ok(self.live(tunnel, network, endpoint))
+        Ok(self.live(tunnel, network, endpoint, generation))
     }
 
-    fn live(&self, tunnel: TunnelHandle, network: Network, endpoint: usize) -> Live {
+    fn live(&self, tunnel: TunnelHandle, network: Network, endpoint: usize, generation: u64) -> Live {
         let carrier = tunnel.info().carrier;
         tracing::info!(
             carrier = %carrier, gateway = network.gateway, peer = tunnel.info().peer.map(|peer| peer.to_string()),
@@ -180,7 +222,7 @@ impl Tunnels {
             let _open = metrics::tunnel_opened(carrier);
             server.serve(&serves).await
         });
-        Live { tunnel, carrier, network, endpoint, since: Instant::now(), serving }
+        Live { tunnel, carrier, network, endpoint, since: Instant::now(), generation, serving }
     }
 
     /// Watches a tunnel until it must be left.
@@ -208,12 +250,17 @@ impl Tunnels {
                     tracing::info!(reason = %drain.code, wait_ms = wait.as_millis(), "the gateway drains: dialling anew");
                     return self.replace(live, shutdown, wait, drain.code).await;
                 }
+                () = self.connect.renewed(live.generation) => {
+                    tracing::info!("the cluster has a new certificate: dialling anew with it");
+                    return self.replace(live, shutdown, Duration::ZERO, CloseCode::Replaced).await;
+                }
                 () = sleep_until(probe_at), if probe_at.is_some() => {
+                    let generation = self.connect.generation();
                     match self.until_lost(live, shutdown, self.connect.connect(live.endpoint, CarrierKind::Quic)).await {
                         Err(next) => return next,
                         Ok(Ok(tunnel)) => {
                             self.with_chooser(|chooser| chooser.worked(&live.network, CarrierKind::Quic, Instant::now()));
-                            let next = self.live(tunnel, live.network.clone(), live.endpoint);
+                            let next = self.live(tunnel, live.network.clone(), live.endpoint, generation);
                             return Next::Replaced(Box::new(next), CloseCode::Carrier);
                         }
                         Ok(Err(err)) => tracing::debug!(error = %err, "QUIC does not work here yet"),

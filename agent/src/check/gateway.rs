@@ -44,7 +44,11 @@ const OWN_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The agent's own certificate.
 pub(super) fn identity(connector: &Connector, findings: &mut Vec<Finding>) {
-    let own = connector.credentials();
+    let Some(own) = connector.credentials() else {
+        let remedy =
+            "see the log of the controller-manager, which gets it; or connect the cluster with `towline connect`";
+        return findings.push(Finding::failed("own certificate", "this cluster has none yet", remedy));
+    };
     let remedy = "install the certificate that was issued to this cluster's agent";
     let cluster = match PeerIdentity::claimed(own.chain()).as_ref().map(|peer| peer.agent().map(str::to_owned)) {
         Ok(Ok(cluster)) => cluster,
@@ -180,7 +184,8 @@ async fn tls(
 ) -> Option<Arc<ClientConfig>> {
     let check = format!("{gateway} TLS");
     let offered = [certs::tls::ALPN_TUNNEL, certs::tls::ALPN_HTTP11];
-    let settings = certs::tls::client_https_with(connector.roots(), &connector.credentials(), &offered).ok()?;
+    let (roots, own) = (connector.roots(), connector.credentials()?);
+    let settings = certs::tls::client_https_with(&roots, &own, &offered).ok()?;
     let seen = Arc::new(Seen::default());
     match handshake(target, Arc::new(settings)).await {
         Ok(alpn) => {
@@ -194,12 +199,10 @@ async fn tls(
                     "something between here and the gateway ends the TLS: only the websocket carrier passes it";
                 Finding::failed(check, format!("{found} instead of towline/1"), remedy).warning()
             });
-            certs::tls::client_https_with(connector.roots(), &connector.credentials(), &[certs::tls::ALPN_HTTP11])
-                .ok()
-                .map(Arc::new)
+            certs::tls::client_https_with(&roots, &own, &[certs::tls::ALPN_HTTP11]).ok().map(Arc::new)
         }
         Err(cause) => {
-            let mut lax = certs::tls::client_https(connector.roots()).ok()?;
+            let mut lax = certs::tls::client_https(&roots).ok()?;
             lax.alpn_protocols.clear();
             lax.dangerous().set_certificate_verifier(seen.clone());
             // Nothing is sent over this one; it only shows who answers.

@@ -89,7 +89,7 @@ mod tests {
              [[issuers]]\nname = \"x\"\nurl = \"https://localhost:{port}/i\"\nca_file = \"ca.crt\"\n"
         );
         let config = Config::parse(&text, dir.path()).unwrap();
-        let connector = Arc::new(Connector::new(&config).unwrap());
+        let connector = Arc::new(Connector::new(&config, &Default::default()).unwrap());
         let mut findings = Vec::new();
         let accept = async {
             let (io, _) = listener.accept().await.unwrap();

@@ -20,7 +20,7 @@ use proto::{
         session::{self, AgentSide, HelloError, SessionOptions},
     },
     version::Features,
-    wire::hello::Proof,
+    wire::{close::CloseCode, hello::Proof},
 };
 use rustls::{ClientConfig, pki_types::ServerName};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -28,7 +28,8 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use super::choose::{Chooser, Network, Plan};
 use crate::{
     chain,
-    config::{Config, Endpoint, Proxy},
+    config::{Config, Endpoint, IdentitySource, Proxy, Via},
+    identity::{Identities, Identity},
     metrics,
 };
 
@@ -50,6 +51,8 @@ pub struct ConnectError {
     /// Whether another carrier could fare better: not where the name, the TCP connection or the proxy failed, nor where
     /// the gateway itself said no.
     pub try_another: bool,
+    /// That it did.
+    pub refused: Option<CloseCode>,
 }
 
 /// Why there is no tunnel at all.
@@ -61,6 +64,11 @@ impl NoTunnel {
     /// The gateway's hint.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.iter().filter_map(|err| err.retry_after).max()
+    }
+
+    /// What the gateway refused the tunnel with.
+    pub fn refused(&self) -> Option<CloseCode> {
+        self.0.iter().find_map(|err| err.refused)
     }
 }
 
@@ -82,6 +90,21 @@ pub trait Connect: Send + Sync + 'static {
     fn obstacle(&self) -> Option<String> {
         None
     }
+
+    /// Completes when there is something to show the gateway.
+    fn ready(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    /// Which of the certificates that the agent has had is shown.
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    /// Completes when another certificate than that one is shown: new tunnels take the place of old ones.
+    fn renewed(&self, _generation: u64) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
 }
 
 /// What the agent shows and whom it trusts.
@@ -89,19 +112,33 @@ pub struct Connector {
     endpoints: Vec<Endpoint>,
     proxy: Option<Proxy>,
     proxy_tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
-    /// Read again before each dial: certificates are renewed while the agent runs.
-    credentials: ArcSwap<Credentials>,
-    certificate_file: PathBuf,
-    key_file: PathBuf,
+    via: Option<Via>,
+    shown: Shown,
+    /// The configured ones; those of the identity come to them.
     roots: Roots,
+    features: Features,
     instance: [u8; 16],
     options: DialOptions,
     session: SessionOptions,
 }
 
+/// The certificate that the agent shows.
+enum Shown {
+    /// Read again before each dial: certificates are renewed while the agent runs.
+    Files { current: ArcSwap<Credentials>, certificate_file: PathBuf, key_file: PathBuf },
+    /// Looked after by the agents.
+    Managed(Identities),
+}
+
+/// A TCP connection to the gateway, what TLS on it needs, and the gateway's `host:port`.
+pub type Opened = (dial::TcpIo, Arc<ClientConfig>, ServerName<'static>, String);
+
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
+    /// Nothing to show yet.
+    #[error("this cluster has no certificate yet")]
+    NoIdentity,
     /// A certificate or key file.
     #[error(transparent)]
     Load(#[from] certs::LoadError),
@@ -128,10 +165,18 @@ pub enum OpenTcpError {
 }
 
 impl Connector {
-    /// From the configuration: reads certificates and key.
-    pub fn new(config: &Config) -> Result<Self, SetupError> {
+    /// From the configuration: reads certificates and key. An identity that the agents look after is taken from
+    /// `identities`.
+    pub fn new(config: &Config, identities: &Identities) -> Result<Self, SetupError> {
         let gateway = &config.gateway;
-        let credentials = Credentials::load(&gateway.certificate_file, &gateway.key_file)?;
+        let shown = match &gateway.identity {
+            IdentitySource::Files { certificate_file, key_file } => Shown::Files {
+                current: ArcSwap::from_pointee(Credentials::load(certificate_file, key_file)?),
+                certificate_file: certificate_file.clone(),
+                key_file: key_file.clone(),
+            },
+            IdentitySource::Managed(_) => Shown::Managed(identities.clone()),
+        };
         let load = |path: &Option<std::path::PathBuf>| path.as_deref().map(Roots::load).transpose();
         let mut roots = load(&gateway.ca_file)?.unwrap_or_else(Roots::public);
         if let Some(extra) = load(&gateway.extra_ca_file)? {
@@ -153,10 +198,10 @@ impl Connector {
             endpoints: gateway.endpoints.clone(),
             proxy: config.proxy.clone(),
             proxy_tls,
-            credentials: ArcSwap::from_pointee(credentials),
-            certificate_file: gateway.certificate_file.clone(),
-            key_file: gateway.key_file.clone(),
+            via: gateway.via.clone(),
+            shown,
             roots,
+            features: if config.roles.serves_users() { Features::OFFERED } else { Features::NO_USERS },
             instance,
             options: DialOptions {
                 handshake: STEP_DEADLINE,
@@ -168,15 +213,26 @@ impl Connector {
         })
     }
 
-    /// The agent's certificate and key.
-    pub fn credentials(&self) -> Arc<Credentials> {
-        self.credentials.load_full()
+    /// The agent's certificate and key; none before it has got one.
+    pub fn credentials(&self) -> Option<Arc<Credentials>> {
+        match &self.shown {
+            Shown::Files { current, .. } => Some(current.load_full()),
+            Shown::Managed(identities) => identities.current().map(|identity| identity.credentials.clone()),
+        }
+    }
+
+    fn identity(&self) -> Option<Arc<Identity>> {
+        match &self.shown {
+            Shown::Files { .. } => None,
+            Shown::Managed(identities) => identities.current(),
+        }
     }
 
     /// Reads certificate and key again. What cannot be used, or is another cluster's, changes nothing.
     fn renew(&self) {
-        let old = self.credentials.load();
-        let new = match Credentials::load(&self.certificate_file, &self.key_file) {
+        let Shown::Files { current, certificate_file, key_file } = &self.shown else { return };
+        let old = current.load();
+        let new = match Credentials::load(certificate_file, key_file) {
             Ok(new) => new,
             Err(err) => {
                 tracing::warn!(error = chain(&err), "the agent's certificate cannot be read again; the old one stays");
@@ -192,32 +248,60 @@ impl Connector {
             return;
         }
         tracing::info!("the agent's certificate was renewed");
-        self.credentials.store(Arc::new(new));
+        current.store(Arc::new(new));
     }
 
-    /// The roots that the gateway's certificate is checked against.
-    pub fn roots(&self) -> &Roots {
-        &self.roots
+    /// The roots that the gateway's certificate is checked against: the configured ones, and those that came with the
+    /// agent's certificate, so that one authority can follow another.
+    pub fn roots(&self) -> Roots {
+        match self.identity().and_then(|identity| identity.roots.clone()) {
+            Some(adopted) => self.roots.and(&adopted),
+            None => self.roots.clone(),
+        }
     }
 
     /// Where a carrier is dialled.
     pub fn target(&self, endpoint: usize, carrier: CarrierKind) -> Result<Target, SetupError> {
-        let endpoint = &self.endpoints[endpoint];
-        let own = self.credentials();
-        let tls = match carrier {
+        let (own, roots) = (self.credentials().ok_or(SetupError::NoIdentity)?, self.roots());
+        let mut tls = match carrier {
             // A middlebox may end this one's TLS, and may be old.
-            CarrierKind::WebSocket => certs::tls::client_websocket(&self.roots, &own)?,
-            _ => certs::tls::client_tunnel(&self.roots, &own, &[certs::tls::ALPN_TUNNEL])?,
+            CarrierKind::WebSocket => certs::tls::client_websocket(&roots, &own)?,
+            _ => certs::tls::client_tunnel(&roots, &own, &[certs::tls::ALPN_TUNNEL])?,
         };
-        let proxy = self.proxy_for(endpoint).map(|proxy| self.proxy(proxy));
-        Ok(Target {
+        certs::skew::tolerate(&mut tls, &roots)?;
+        self.towards(endpoint, tls)
+    }
+
+    fn towards(&self, endpoint: usize, tls: ClientConfig) -> Result<Target, SetupError> {
+        let endpoint = &self.endpoints[endpoint];
+        let mut target = Target {
             host: endpoint.host.clone(),
             port: endpoint.port,
             server_name: server_name(&endpoint.server_name)?,
             tls: Arc::new(tls),
-            proxy,
+            proxy: self.proxy_for(endpoint).map(|proxy| self.proxy(proxy)),
             aliases: self.aliases(),
-        })
+        };
+        if let Some(via) = &self.via {
+            (target.host, target.port) = (via.host.clone(), via.port);
+            target.aliases.extend(via.address.map(|address| (via.host.clone(), address)));
+        }
+        Ok(target)
+    }
+
+    /// TLS as a client that shows no certificate.
+    fn bare(&self) -> Result<ClientConfig, SetupError> {
+        let roots = self.roots();
+        let mut tls = certs::tls::client_https(&roots)?;
+        certs::skew::tolerate(&mut tls, &roots)?;
+        Ok(tls)
+    }
+
+    /// A TCP connection to the gateway by the way that tunnels take, and what TLS without a certificate needs on it.
+    pub async fn open_gateway(&self, endpoint: usize) -> Result<Opened, OpenTcpError> {
+        let target = self.towards(endpoint, self.bare()?)?;
+        let io = dial::open_tcp(&target, &self.options).await?;
+        Ok((io, target.tls, target.server_name, self.endpoints[endpoint].authority()))
     }
 
     /// What `gateway.addresses` says of the gateway's names.
@@ -236,7 +320,7 @@ impl Connector {
         host: &str,
         port: u16,
     ) -> Result<impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static, OpenTcpError> {
-        let mut target = self.target(0, CarrierKind::WebSocket)?;
+        let mut target = self.towards(0, self.bare()?)?;
         target.proxy = self.proxy.as_ref().filter(|proxy| !proxy.bypasses(host)).map(|proxy| self.proxy(proxy));
         (target.host, target.port) = (host.to_owned(), port);
         Ok(dial::open_tcp(&target, &self.options).await?)
@@ -257,12 +341,13 @@ impl Connector {
     }
 
     fn proxy_for(&self, endpoint: &Endpoint) -> Option<&Proxy> {
-        self.proxy.as_ref().filter(|proxy| !proxy.bypasses(&endpoint.host))
+        // What is dialled in place of the gateway is in the cluster.
+        self.proxy.as_ref().filter(|proxy| self.via.is_none() && !proxy.bypasses(&endpoint.host))
     }
 
     /// Sees whether a tunnel comes up on a carrier. The gateway sends no requests to it.
     pub async fn check(&self, endpoint: usize, carrier: CarrierKind) -> Result<TunnelHandle, ConnectError> {
-        self.timed(endpoint, carrier, Features::CHECK).await
+        self.timed(endpoint, carrier, self.features.union(Features::CHECK)).await
     }
 
     async fn timed(
@@ -274,7 +359,7 @@ impl Connector {
         let result = tokio::time::timeout(CARRIER_DEADLINE, self.attempt(endpoint, carrier, features)).await;
         result.unwrap_or_else(|_| {
             let reason = format!("took longer than {} s", CARRIER_DEADLINE.as_secs());
-            Err(ConnectError { carrier, reason, retry_after: None, try_another: true })
+            Err(ConnectError { carrier, reason, retry_after: None, try_another: true, refused: None })
         })
     }
 
@@ -284,8 +369,13 @@ impl Connector {
         carrier: CarrierKind,
         features: Features,
     ) -> Result<TunnelHandle, ConnectError> {
-        let failed =
-            |reason: String, try_another, retry_after| ConnectError { carrier, reason, retry_after, try_another };
+        let failed = |reason: String, try_another, retry_after| ConnectError {
+            carrier,
+            reason,
+            retry_after,
+            try_another,
+            refused: None,
+        };
         self.renew();
         let target = self.target(endpoint, carrier).map_err(|err| failed(chain(&err), false, None))?;
         let dialled = dial::dial(&target, carrier, &self.options).await.map_err(|err| {
@@ -299,7 +389,7 @@ impl Connector {
             );
             failed(chain(&err), carrier == CarrierKind::Quic || !elsewhere, None)
         })?;
-        let own = self.credentials();
+        let own = self.credentials().ok_or_else(|| failed(chain(&SetupError::NoIdentity), false, None))?;
         let prove = Box::new(move |message: &[u8]| {
             let signature = certs::sign_proof(&own, message).map_err(|err| chain(&err))?;
             let certificates = own.chain().iter().map(|der| Bytes::copy_from_slice(der)).collect();
@@ -318,7 +408,8 @@ impl Connector {
                 HelloError::Proof(_) | HelloError::Version => (None, true),
                 _ => (None, false),
             };
-            failed(chain(&err), !refused, retry_after)
+            let code = if let HelloError::Refused { code, .. } = &err { Some(*code) } else { None };
+            ConnectError { refused: code, ..failed(chain(&err), !refused, retry_after) }
         })
     }
 }
@@ -330,7 +421,7 @@ fn server_name(name: &str) -> Result<ServerName<'static>, SetupError> {
 impl Connect for Connector {
     fn connect(&self, endpoint: usize, carrier: CarrierKind) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>> {
         Box::pin(async move {
-            let result = self.timed(endpoint, carrier, Features::OFFERED).await;
+            let result = self.timed(endpoint, carrier, self.features).await;
             metrics::dialled(carrier, result.is_ok());
             result
         })
@@ -343,9 +434,12 @@ impl Connect for Connector {
     fn network(&self, endpoint: usize) -> BoxFuture<'_, Network> {
         Box::pin(async move {
             let endpoint = &self.endpoints[endpoint];
-            let host = (endpoint.host.as_str(), endpoint.port);
-            let address = match endpoint.addresses.first() {
-                Some(address) => Some(SocketAddr::new(*address, endpoint.port)),
+            let (host, known) = match &self.via {
+                Some(via) => ((via.host.as_str(), via.port), via.address),
+                None => ((endpoint.host.as_str(), endpoint.port), endpoint.addresses.first().copied()),
+            };
+            let address = match known {
+                Some(address) => Some(SocketAddr::new(address, host.1)),
                 None => tokio::time::timeout(STEP_DEADLINE, tokio::net::lookup_host(host))
                     .await
                     .ok()
@@ -356,17 +450,43 @@ impl Connect for Connector {
         })
     }
 
+    /// QUIC goes through neither a proxy nor another agent.
     fn proxied(&self, endpoint: usize) -> bool {
-        self.proxy_for(&self.endpoints[endpoint]).is_some()
+        self.via.is_some() || self.proxy_for(&self.endpoints[endpoint]).is_some()
     }
 
     /// The gateway says no more than that a peer's certificate has expired, which reads as if it were its own. It is
     /// asked all the same: this machine's clock may be the one that is wrong.
     fn obstacle(&self) -> Option<String> {
-        let end = self.credentials().not_after();
+        let end = self.credentials()?.not_after();
         (end <= SystemTime::now()).then(|| {
             let end = OffsetDateTime::from(end).format(&Rfc3339).unwrap_or_default();
             format!("this agent's own certificate expired at {end} and must be renewed")
+        })
+    }
+
+    fn ready(&self) -> BoxFuture<'_, ()> {
+        let Shown::Managed(identities) = &self.shown else { return Box::pin(async {}) };
+        Box::pin(async {
+            if identities.subscribe().wait_for(Option::is_some).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+
+    fn generation(&self) -> u64 {
+        self.identity().map_or(0, |identity| identity.generation)
+    }
+
+    fn renewed(&self, generation: u64) -> BoxFuture<'_, ()> {
+        let Shown::Managed(identities) = &self.shown else { return Box::pin(std::future::pending()) };
+        Box::pin(async move {
+            let other = |identity: &Option<Arc<Identity>>| {
+                identity.as_ref().is_some_and(|identity| identity.generation != generation)
+            };
+            if identities.subscribe().wait_for(other).await.is_err() {
+                std::future::pending::<()>().await;
+            }
         })
     }
 }
@@ -476,7 +596,7 @@ async fn ended_of(task: &mut Option<(CarrierKind, Dialling)>) -> Result<TunnelHa
 
 async fn join(carrier: CarrierKind, task: &mut Dialling) -> Result<TunnelHandle, ConnectError> {
     task.await.unwrap_or_else(|err| {
-        Err(ConnectError { carrier, reason: err.to_string(), retry_after: None, try_another: true })
+        Err(ConnectError { carrier, reason: err.to_string(), retry_after: None, try_another: true, refused: None })
     })
 }
 
@@ -488,6 +608,10 @@ mod tests {
 
     fn id(name: &str) -> String {
         format!("/subscriptions/s/resourcegroups/g/providers/microsoft.kubernetes/connectedclusters/{name}")
+    }
+
+    fn connector(text: &str, dir: &Path) -> Connector {
+        Connector::new(&Config::parse(text, dir).unwrap(), &Identities::default()).unwrap()
     }
 
     #[test]
@@ -502,16 +626,16 @@ mod tests {
         };
         let first = write("a");
         let text = "[gateway]\nurl = \"https://gw\"\ncertificate_file = \"tls.crt\"\nkey_file = \"tls.key\"";
-        let connector = Connector::new(&Config::parse(text, dir.path()).unwrap()).unwrap();
+        let connector = connector(text, dir.path());
         write("b");
         connector.renew();
-        assert_eq!(connector.credentials().chain(), first);
+        assert_eq!(connector.credentials().unwrap().chain(), first);
         std::fs::write(&certificate, "no certificate").unwrap();
         connector.renew();
-        assert_eq!(connector.credentials().chain(), first);
+        assert_eq!(connector.credentials().unwrap().chain(), first);
         let second = write("a");
         connector.renew();
-        assert_eq!(connector.credentials().chain(), second);
+        assert_eq!(connector.credentials().unwrap().chain(), second);
     }
 
     /// The log said "invalid peer certificate: certificate expired", which looked like the gateway's.
@@ -525,7 +649,7 @@ mod tests {
         let hour = Duration::from_secs(3600);
         write(Validity { not_before: now - 2 * hour, not_after: now - hour });
         let text = "[gateway]\nurl = \"https://gw\"\ncertificate_file = \"tls.crt\"\nkey_file = \"tls.key\"";
-        let connector = Connector::new(&Config::parse(text, dir.path()).unwrap()).unwrap();
+        let connector = connector(text, dir.path());
         let obstacle = connector.obstacle().unwrap();
         assert!(obstacle.contains("own certificate expired at 20"), "{obstacle}");
         write(Validity::days(1));
@@ -543,7 +667,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let text = "[gateway]\nurl = \"https://gateway.invalid\"\naddresses = [\"127.0.0.1\"]\n\
                     certificate_file = \"tls.crt\"\nkey_file = \"tls.key\"";
-        let connector = Connector::new(&Config::parse(text, dir.path()).unwrap()).unwrap();
+        let connector = connector(text, dir.path());
         let (opened, accepted) = tokio::join!(connector.open_tcp("gateway.invalid", port), listener.accept());
         assert!(opened.is_ok() && accepted.is_ok());
     }

@@ -1,17 +1,29 @@
-//! What people may know of the tunnel: carrier, since when, the last error. Read by the admin listener.
+//! What is known of the tunnel: carrier, since when, the last error, what the gateway refused it with. Read by the admin
+//! listener and by the roles.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
 
-use proto::transport::CarrierKind;
+use proto::{transport::CarrierKind, wire::close::CloseCode};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tokio::sync::watch;
 
 /// The board that the supervisor writes.
-#[derive(Debug, Default)]
-pub struct StatusBoard(Mutex<State>);
+#[derive(Debug)]
+pub struct StatusBoard {
+    state: Mutex<State>,
+    refused: watch::Sender<Option<CloseCode>>,
+    changed: watch::Sender<()>,
+}
+
+impl Default for StatusBoard {
+    fn default() -> Self {
+        Self { state: Mutex::default(), refused: watch::Sender::new(None), changed: watch::Sender::new(()) }
+    }
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -24,11 +36,32 @@ struct State {
 
 impl StatusBoard {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The gateway refused the agent's certificate, or the cluster is deleted.
+    pub fn refused(&self, code: CloseCode) {
+        self.refused.send_replace(Some(code));
+    }
+
+    /// It does no more, or there is another certificate.
+    pub fn accepted(&self) {
+        self.refused.send_replace(None);
+    }
+
+    /// What the gateway refused the last tunnel with: each change, and each refusal anew.
+    pub fn refusals(&self) -> watch::Receiver<Option<CloseCode>> {
+        self.refused.subscribe()
+    }
+
+    /// Whether the gateway said that the cluster's resource was deleted.
+    pub fn is_deleted(&self) -> bool {
+        *self.refused.borrow() == Some(CloseCode::Deleted)
     }
 
     /// A tunnel is up and in use.
     pub fn up(&self, carrier: CarrierKind, gateway: &str) {
+        self.accepted();
         let mut state = self.state();
         state.carrier = Some(carrier);
         state.gateway = Some(gateway.to_owned());
@@ -42,11 +75,24 @@ impl StatusBoard {
         state.carrier = None;
         state.since = Some(SystemTime::now());
         state.last_error = Some((why.to_owned(), SystemTime::now()));
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// The last error.
+    pub fn last_error(&self) -> Option<String> {
+        self.state().last_error.as_ref().map(|(text, _)| text.clone())
+    }
+
+    /// Tells of errors.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 
     /// Something failed.
     pub fn failed(&self, why: &str) {
         self.state().last_error = Some((why.to_owned(), SystemTime::now()));
+        self.changed.send_replace(());
     }
 
     /// The carrier in use, if a tunnel is up.

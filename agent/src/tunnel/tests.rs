@@ -55,7 +55,13 @@ impl Connect for Fake {
                 }
                 Does::Fails(try_another, retry_after) => {
                     let _ = self.dialled.send((carrier, now, None)).await;
-                    Err(ConnectError { carrier, reason: "as the test says".to_owned(), retry_after, try_another })
+                    Err(ConnectError {
+                        carrier,
+                        reason: "as the test says".to_owned(),
+                        retry_after,
+                        try_another,
+                        refused: None,
+                    })
                 }
             }
         })

@@ -1,0 +1,177 @@
+//! From settings to the roles of one process.
+
+use std::sync::Arc;
+
+use proto::{ids::ClusterId, process::TaskGroup};
+
+use crate::{
+    BuildError,
+    config::{Config, IdentitySource, IdentityStore, ManagedIdentity},
+    identity::{
+        Identities,
+        clock::{SharedClock, SystemClock},
+        enrol::{Enrol, Enroller},
+        store::{self, Store},
+    },
+    roles::{
+        Role,
+        clusterconnect_agent::{self, ClusterconnectAgent, Follow},
+        clusteridentityoperator::{self, ClusterIdentityOperator, ClusterUid},
+        echo::Echo,
+        health::Health,
+        kube_aad_proxy::{
+            KubeAadProxy,
+            authenticate::Authenticator,
+            authorize::Authorizer,
+            dial::{Apiserver, access::Access},
+            impersonate::Names,
+        },
+        kubernetes,
+        refresh::Refresh,
+        sessions::Sessions,
+        whoami::Whoami,
+    },
+    tunnel::{Tunnels, api::AgentApi, connect::Connector, status::StatusBoard},
+};
+
+/// What serves users.
+pub(crate) struct Users {
+    pub served: Vec<Arc<dyn Role>>,
+    pub apiserver: Arc<Apiserver>,
+    pub authenticator: Arc<Authenticator>,
+}
+
+/// The roles behind users' tunnel.
+pub(crate) async fn users(
+    config: &Config,
+    connector: &Arc<Connector>,
+    cluster: &ClusterId,
+    connections: &TaskGroup,
+) -> Result<Users, BuildError> {
+    let access = Access::new(&config.cluster).await?;
+    let apiserver = Arc::new(Apiserver::new(access, connections.clone())?);
+    let verifier = crate::verifier(config, connector)?;
+    let names = Names::new(&config.impersonation);
+    let sessions = Sessions::new(config.outlive_token);
+    let authenticator = Arc::new(Authenticator::new(verifier, cluster.clone()));
+    let authorizer = Authorizer::new(authenticator.clone(), config.azure_rbac.clone());
+    let served: Vec<Arc<dyn Role>> = vec![
+        Arc::new(KubeAadProxy::new(
+            authenticator.clone(),
+            authorizer.clone(),
+            apiserver.clone(),
+            names.clone(),
+            sessions.clone(),
+        )),
+        Arc::new(Whoami::new(authenticator.clone(), names)),
+        Arc::new(Refresh::new(authenticator.clone(), sessions)),
+        Arc::new(Echo),
+    ];
+    Ok(Users { served, apiserver, authenticator })
+}
+
+/// What the roles that manage have in common.
+pub(crate) struct Parts {
+    pub cluster: ClusterId,
+    pub connector: Arc<Connector>,
+    pub identities: Identities,
+    pub kubernetes: Option<kube::Client>,
+    pub status: Arc<StatusBoard>,
+    pub health: Health,
+    pub clock: SharedClock,
+}
+
+impl Parts {
+    /// With the system's clock. The agents' own way to the apiserver is made where something needs it.
+    pub async fn new(
+        config: &Config,
+        cluster: ClusterId,
+        connector: Arc<Connector>,
+        identities: Identities,
+    ) -> Result<Self, BuildError> {
+        let secret = matches!(
+            &config.gateway.identity,
+            IdentitySource::Managed(ManagedIdentity { store: IdentityStore::Secret(_), .. })
+        );
+        let kubernetes = match kubernetes::client(&config.cluster).await {
+            _ if !secret && !config.roles.manages() => None,
+            Ok(client) => Some(client),
+            Err(err) if secret => return Err(err.into()),
+            Err(err) => {
+                tracing::warn!(
+                    error = crate::chain(&err),
+                    "nothing is known of the cluster: there is no way to its apiserver"
+                );
+                None
+            }
+        };
+        let (status, health, clock) = (Arc::default(), Health::default(), Arc::new(SystemClock));
+        Ok(Self { cluster, connector, identities, kubernetes, status, health, clock })
+    }
+
+    fn store(&self, managed: &ManagedIdentity) -> Result<Store, BuildError> {
+        Ok(store::open(&managed.store, self.kubernetes.as_ref())?)
+    }
+
+    /// The role that holds the tunnel.
+    pub fn tunnel_role(&self, config: &Config, tunnels: Tunnels) -> Result<Arc<dyn Role>, BuildError> {
+        let users = config.roles.serves_users();
+        let name = if users { clusterconnect_agent::NAME } else { clusterconnect_agent::OWN };
+        let follow = match &config.gateway.identity {
+            IdentitySource::Managed(managed) if !config.roles.manages() => Some(Follow {
+                store: self.store(managed)?,
+                identities: self.identities.clone(),
+                cluster: self.cluster.clone(),
+            }),
+            _ => None,
+        };
+        let (status, health) = (self.status.clone(), self.health.of(name));
+        Ok(Arc::new(ClusterconnectAgent::new(name, tunnels, status, health, follow)))
+    }
+
+    /// The roles that manage, if this process does.
+    pub fn managers(&self, config: &Config, api: &AgentApi) -> Result<Vec<Arc<dyn Role>>, BuildError> {
+        let mut roles: Vec<Arc<dyn Role>> = Vec::new();
+        if !config.roles.manages() {
+            return Ok(roles);
+        }
+        if let IdentitySource::Managed(managed) = &config.gateway.identity {
+            roles.push(Arc::new(self.identity_operator(managed, api)?));
+        }
+        Ok(roles)
+    }
+
+    fn identity_operator(
+        &self,
+        managed: &ManagedIdentity,
+        api: &AgentApi,
+    ) -> Result<ClusterIdentityOperator, BuildError> {
+        let enroller = managed.onboarding_key_file.clone().map(|key_file| {
+            let (connector, cluster) = (self.connector.clone(), self.cluster.clone());
+            Box::new(Enroller::new(connector, cluster, key_file, self.clock.clone())) as Box<dyn Enrol>
+        });
+        Ok(ClusterIdentityOperator {
+            cluster: self.cluster.clone(),
+            store: self.store(managed)?,
+            identities: self.identities.clone(),
+            enroller,
+            api: api.clone(),
+            status: self.status.clone(),
+            health: self.health.of(clusteridentityoperator::NAME),
+            clock: self.clock.clone(),
+            uid: cluster_uid(self.kubernetes.clone()),
+        })
+    }
+}
+
+fn cluster_uid(client: Option<kube::Client>) -> ClusterUid {
+    Arc::new(move || {
+        let client = client.clone();
+        Box::pin(async move {
+            match client {
+                Some(client) => kubernetes::kube_system_uid(&client).await,
+                None => Err("there is no way to the apiserver; set [cluster] kubeconfig".to_owned()),
+            }
+        })
+    })
+}

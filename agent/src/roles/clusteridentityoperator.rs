@@ -1,0 +1,356 @@
+//! Looks after the identity of the cluster (features rows R6 to R10): gets its certificate with the onboarding key, keeps
+//! it, renews it over the tunnel from half of its life on, and says what is wrong when it cannot.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use futures_util::future::BoxFuture;
+use proto::{
+    agent_api::{CONNECT_AGAIN, Certificate, Renewal, codes, paths},
+    ids::ClusterId,
+    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
+    wire::close::CloseCode,
+};
+use secrecy::ExposeSecret as _;
+
+use super::{Role, health::Reporter};
+use crate::{
+    chain,
+    identity::{
+        Identities, Identity, Stored, clock::SharedClock, enrol::Enrol, request::KeyRequest, spell, store::Store,
+    },
+    metrics,
+    tunnel::{
+        api::{AgentApi, ApiError, Refused},
+        status::StatusBoard,
+    },
+};
+
+/// This role's name.
+pub const NAME: &str = "clusteridentityoperator";
+
+/// The clock is looked at at least this often: machines sleep, and clocks are set.
+const LOOK: Duration = Duration::from_secs(3600);
+/// While the gateway says no, it is asked this seldom; the onboarding key's file is looked at much more often.
+const REFUSED_AGAIN: Duration = Duration::from_secs(600);
+/// How often the file is looked at then.
+const KEY_LOOK: Duration = Duration::from_secs(30);
+/// So many failed renewals over the tunnel, and the onboarding key is tried beside it.
+const RENEWALS: u32 = 3;
+/// Waits after failures that may pass.
+const AGAIN: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(1),
+    quick_cap: Duration::from_secs(5),
+    quick_for: Duration::from_secs(60),
+    cap: Duration::from_secs(300),
+    steady_after: Duration::from_secs(60),
+};
+/// The longest wait that a gateway can ask for.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
+
+/// Tells the UID of the namespace `kube-system`.
+pub type ClusterUid = Arc<dyn Fn() -> BoxFuture<'static, Result<String, String>> + Send + Sync>;
+
+/// The role.
+pub struct ClusterIdentityOperator {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Where the identity is kept.
+    pub store: Store,
+    /// Who uses it.
+    pub identities: Identities,
+    /// Asks with the onboarding key, where there is one.
+    pub enroller: Option<Box<dyn Enrol>>,
+    /// Asks over the tunnel.
+    pub api: AgentApi,
+    /// What the gateway says of the tunnel.
+    pub status: Arc<StatusBoard>,
+    /// What people are told.
+    pub health: Reporter,
+    /// The time of day.
+    pub clock: SharedClock,
+    /// Which cluster this is.
+    pub uid: ClusterUid,
+}
+
+/// Why another certificate is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// There is none.
+    None,
+    /// Half of its life is over.
+    Due,
+    /// The gateway does not take it.
+    Refused,
+}
+
+impl Role for ClusterIdentityOperator {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            shutdown.until_draining(self.work()).await;
+        })
+    }
+}
+
+impl ClusterIdentityOperator {
+    async fn work(&self) {
+        if self.identities.current().is_none() {
+            self.load().await;
+        }
+        loop {
+            let need = match self.identities.current() {
+                None => Need::None,
+                Some(identity) => self.wait(&identity).await,
+            };
+            if let Some(stored) = self.obtain(need).await {
+                self.keep(&stored).await;
+            }
+        }
+    }
+
+    /// What is kept, if it is of this cluster.
+    async fn load(&self) {
+        let mut backoff = Backoff::new(AGAIN);
+        let kept = loop {
+            match self.store.load().await {
+                Ok(kept) => break kept,
+                Err(err) => {
+                    let error = chain(&err);
+                    tracing::warn!(error, "the cluster's certificate cannot be read");
+                    self.health.failing("StoreUnreadable", &error);
+                    tokio::time::sleep(backoff.failed(Instant::now(), spread())).await;
+                }
+            }
+        };
+        match kept.map(|stored| Identity::new(stored, &self.cluster)) {
+            None => {}
+            Some(Ok(identity)) => self.publish(identity),
+            Some(Err(err)) => {
+                tracing::warn!(error = chain(&err), "what is kept is no certificate of this cluster: asking for one");
+            }
+        }
+    }
+
+    fn publish(&self, identity: Identity) {
+        let stored = &identity.stored;
+        metrics::certificate_ends(stored.not_after);
+        tracing::info!(
+            from = spell(stored.not_before),
+            until = spell(stored.not_after),
+            principal = stored.principal_id,
+            "the cluster has a certificate"
+        );
+        self.identities.publish(identity);
+    }
+
+    /// Waits until the certificate is to be renewed, or the gateway takes it no more.
+    async fn wait(&self, identity: &Identity) -> Need {
+        self.health.running();
+        let unit = random_unit();
+        let mut refusals = self.status.refusals();
+        refusals.mark_unchanged();
+        loop {
+            // A refusal from before is looked at too: it may have come while the certificate was being kept.
+            if refusals.borrow_and_update().is_some() && self.enroller.is_some() {
+                return Need::Refused;
+            }
+            let now = self.clock.now();
+            let left = identity.renew_at(now, unit).duration_since(now).unwrap_or_default();
+            if left.is_zero() {
+                return Need::Due;
+            }
+            tokio::select! {
+                biased;
+                changed = refusals.changed() => if changed.is_err() { tokio::time::sleep(LOOK).await },
+                () = tokio::time::sleep(left.min(LOOK)) => {}
+            }
+        }
+    }
+
+    /// Asks until there is another certificate; `None` if the old one is good after all.
+    async fn obtain(&self, need: Need) -> Option<Stored> {
+        let mut backoff = Backoff::new(AGAIN);
+        let mut failures = 0;
+        loop {
+            let tried = match self.identities.current() {
+                Some(identity) if need == Need::Due => self.renew(&identity, failures).await,
+                _ => self.enrol().await,
+            };
+            let err = match tried {
+                Ok(stored) => return Some(stored),
+                Err(err) => err,
+            };
+            failures += 1;
+            let (reason, message) = self.explain(&err, need);
+            let deleted = reason == codes::RESOURCE_DELETED;
+            if deleted {
+                self.status.refused(CloseCode::Deleted);
+            }
+            self.health.failing(reason, &message);
+            let lasting = err.refused().is_some_and(|refused| matches!(refused.status, 400..=428))
+                || matches!(err, ApiError::Local(_));
+            let wait = backoff.failed(Instant::now(), spread());
+            let hint = err.retry_after().map(|hint| hint.min(RETRY_AFTER_MAX));
+            let wait = if lasting { REFUSED_AGAIN + wait } else { hint.unwrap_or_default() + wait };
+            tracing::warn!(
+                reason,
+                error = message,
+                again_in_s = (!deleted).then_some(wait.as_secs()),
+                "no certificate"
+            );
+            let waited = self.pause(if deleted { None } else { Some(wait) }, lasting, need).await;
+            if waited == Waited::Accepted {
+                return None;
+            }
+        }
+    }
+
+    /// Waits; a new onboarding key or a tunnel that came up ends it sooner.
+    async fn pause(&self, wait: Option<Duration>, lasting: bool, need: Need) -> Waited {
+        let key = self.key();
+        let mut refusals = self.status.refusals();
+        let over = async {
+            match wait {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => std::future::pending().await,
+            }
+        };
+        let new_key = async {
+            loop {
+                tokio::time::sleep(KEY_LOOK).await;
+                if lasting && self.key() != key {
+                    tracing::info!("there is a new onboarding key: asking with it");
+                    return;
+                }
+            }
+        };
+        let accepted = async {
+            if need != Need::Refused || refusals.wait_for(Option::is_none).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = accepted => Waited::Accepted,
+            () = new_key => Waited::Again,
+            () = over => Waited::Again,
+        }
+    }
+
+    fn key(&self) -> Option<String> {
+        let text = self.enroller.as_ref()?.key_text()?;
+        // Only compared; not kept longer than the wait.
+        Some(text.expose_secret().to_owned())
+    }
+
+    /// Over the tunnel; by the onboarding key where that fails again and again, or the certificate has ended.
+    async fn renew(&self, identity: &Identity, failures: u32) -> Result<Stored, ApiError> {
+        let ended = identity.has_ended(self.clock.now());
+        if ended && !self.api.is_up() && self.enroller.is_some() {
+            return self.enrol().await;
+        }
+        let request = KeyRequest::new().map_err(|err| ApiError::Local(chain(&err)))?;
+        let renewal = Renewal { csr: request.csr };
+        let err = match self.api.post::<Certificate>(paths::RENEW, &renewal).await {
+            Ok(certificate) => {
+                let stored = Stored::new(certificate, request.key, self.clock.now());
+                return self.checked(stored.map_err(|err| ApiError::Unreadable(chain(&err)))?);
+            }
+            Err(err) => err,
+        };
+        let deleted = err.refused().is_some_and(|refused| refused.status == 410);
+        if deleted || self.enroller.is_none() || (failures + 1 < RENEWALS && !ended) {
+            return Err(err);
+        }
+        tracing::warn!(error = chain(&err), "no renewal over the tunnel: asking with the onboarding key");
+        self.enrol().await
+    }
+
+    async fn enrol(&self) -> Result<Stored, ApiError> {
+        let Some(enroller) = &self.enroller else {
+            let hint = "set identity.onboarding_key_file, or connect the cluster again with `towline connect`";
+            return Err(ApiError::Local(format!("there is no certificate and no onboarding key: {hint}")));
+        };
+        let uid =
+            (self.uid)().await.map_err(|problem| ApiError::Unreachable(format!("which cluster this is: {problem}")))?;
+        self.checked(enroller.enrol(&uid).await?)
+    }
+
+    fn checked(&self, stored: Stored) -> Result<Stored, ApiError> {
+        match Identity::new(stored.clone(), &self.cluster) {
+            Ok(_) => Ok(stored),
+            Err(err) => Err(ApiError::Unreadable(format!("the certificate that the gateway sent: {}", chain(&err)))),
+        }
+    }
+
+    /// One word, and a sentence with what to do.
+    fn explain(&self, err: &ApiError, need: Need) -> (&'static str, String) {
+        let told = chain(err);
+        let Some(Refused { status, code, .. }) = err.refused() else {
+            let reason = match err {
+                ApiError::Local(_) => "NoOnboardingKey",
+                ApiError::Unreadable(_) => "BadAnswer",
+                _ if need == Need::None => "Enrolling",
+                _ => "Unreachable",
+            };
+            return (reason, told);
+        };
+        let (reason, hint) = match (*status, code.as_str()) {
+            (410, _) => (
+                codes::RESOURCE_DELETED,
+                "the resource of this cluster was deleted; these agents ask no more. Remove them, or connect the cluster again with `towline connect`",
+            ),
+            (409, _) => (
+                codes::ALREADY_CONNECTED,
+                "this cluster is connected as another resource; delete that one or remove these agents",
+            ),
+            (_, codes::CERTIFICATE_EXPIRED) => (codes::CERTIFICATE_EXPIRED, CONNECT_AGAIN),
+            (401, _) => (
+                codes::INVALID_PROOF,
+                "the onboarding key is not that of the resource; connect the cluster again with `towline connect`",
+            ),
+            (403, _) => (codes::FOREIGN_REQUEST, "check identity.cluster_id"),
+            (429 | 500.., _) => ("GatewayBusy", "it is asked again"),
+            _ => ("Refused", "check that agents and gateway are of versions that fit"),
+        };
+        (reason, format!("{told}; {hint}"))
+    }
+
+    /// Uses it, and keeps it, however long that takes: it is the only one.
+    async fn keep(&self, stored: &Stored) {
+        match Identity::new(stored.clone(), &self.cluster) {
+            Ok(identity) => self.publish(identity),
+            Err(err) => return tracing::error!(error = chain(&err), "a certificate that was checked is none"),
+        }
+        self.status.accepted();
+        let mut backoff = Backoff::new(AGAIN);
+        while let Err(err) = self.store.save(stored).await {
+            let error = chain(&err);
+            tracing::error!(error, "the cluster's certificate cannot be kept; it is used by this process alone");
+            self.health.failing("NotKept", &error);
+            tokio::time::sleep(backoff.failed(Instant::now(), spread())).await;
+        }
+    }
+
+    /// When the certificate in use is to be renewed, for people; the jitter is not in it.
+    pub fn renew_after(identity: &Identity, now: SystemTime) -> SystemTime {
+        identity.renew_at(now, 0.0)
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Waited {
+    Again,
+    Accepted,
+}
+
+/// At least half of a wait, so that nothing is asked in a tight loop.
+fn spread() -> f64 {
+    0.5 + random_unit() / 2.0
+}

@@ -1,0 +1,93 @@
+//! The agents' own way to the apiserver, as themselves: a pod's service account or a kubeconfig, by crate kube. Users'
+//! requests never go this way.
+
+use std::{path::Path, time::Duration};
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Client,
+    config::{AuthInfo, Config, KubeConfigOptions, Kubeconfig},
+};
+
+use crate::{
+    chain,
+    config::{self, Cluster},
+};
+
+/// How long the apiserver may take to answer; watches last longer and are bounded by themselves.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum KubernetesError {
+    /// Not in a cluster.
+    #[error(
+        "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: the agent runs in no pod; set [cluster] kubeconfig"
+    )]
+    NotInCluster,
+    /// A file or an address.
+    #[error("{what}: {problem}")]
+    Setting {
+        /// Which.
+        what: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// A client with the pod's namespace, or the kubeconfig's, as its default one.
+pub async fn client(cluster: &Cluster) -> Result<Client, KubernetesError> {
+    let mut config = match cluster {
+        Cluster::InCluster { service_account_dir } => in_cluster(service_account_dir)?,
+        Cluster::Kubeconfig { path, context } => {
+            let fault = |problem: String| KubernetesError::Setting { what: path.display().to_string(), problem };
+            let file = Kubeconfig::read_from(path).map_err(|err| fault(chain(&err)))?;
+            let options = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
+            Config::from_custom_kubeconfig(file, &options).await.map_err(|err| fault(chain(&err)))?
+        }
+    };
+    config.connect_timeout = Some(CONNECT);
+    // Whatever the environment says of proxies is not for the apiserver.
+    config.proxy_url = None;
+    Client::try_from(config)
+        .map_err(|err| KubernetesError::Setting { what: "the way to the apiserver".to_owned(), problem: chain(&err) })
+}
+
+fn in_cluster(dir: &Path) -> Result<Config, KubernetesError> {
+    use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+    let fault = |path: &Path, problem: String| KubernetesError::Setting { what: path.display().to_string(), problem };
+    let (host, port) = config::in_cluster_address().ok_or(KubernetesError::NotInCluster)?;
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    let url = format!("https://{host}:{port}");
+    let url: http::Uri =
+        url.parse().map_err(|err| KubernetesError::Setting { what: url.clone(), problem: format!("{err}") })?;
+    let mut config = Config::new(url);
+    let roots = dir.join("ca.crt");
+    let roots: Vec<_> = CertificateDer::pem_file_iter(&roots)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|err| fault(&roots, err.to_string()))?;
+    config.root_cert = Some(roots.iter().map(|der| der.to_vec()).collect());
+    let namespace = dir.join("namespace");
+    config.default_namespace =
+        std::fs::read_to_string(&namespace).map_err(|err| fault(&namespace, err.to_string()))?.trim().to_owned();
+    config.auth_info =
+        AuthInfo { token_file: Some(dir.join("token").to_string_lossy().into_owned()), ..AuthInfo::default() };
+    Ok(config)
+}
+
+/// UID of the namespace `kube-system`: what tells one cluster from another (features row R4).
+pub async fn kube_system_uid(client: &Client) -> Result<String, String> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let namespace = namespaces.get("kube-system").await.map_err(|err| problem("the namespace kube-system", &err))?;
+    namespace.metadata.uid.ok_or_else(|| "the namespace kube-system has no UID".to_owned())
+}
+
+/// What the apiserver said, and what to do.
+pub fn problem(what: &str, err: &kube::Error) -> String {
+    match err {
+        kube::Error::Api(status) if status.code == 403 => {
+            format!("{what} may not be read: {}; give the agents the rights that the chart makes", status.message)
+        }
+        other => format!("{what} cannot be read: {}", chain(other)),
+    }
+}
