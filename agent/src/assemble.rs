@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use metrics_exporter_prometheus::PrometheusHandle;
 use proto::{ids::ClusterId, process::TaskGroup};
+use tokio::sync::watch;
 
 use crate::{
     BuildError,
@@ -15,8 +17,10 @@ use crate::{
     },
     roles::{
         Role,
+        cluster_metadata_operator::{self, ClusterMetadataOperator},
         clusterconnect_agent::{self, ClusterconnectAgent, Follow},
         clusteridentityoperator::{self, ClusterIdentityOperator, ClusterUid},
+        config_agent::{self, ConfigAgent, Wanted},
         echo::Echo,
         health::Health,
         kube_aad_proxy::{
@@ -27,7 +31,10 @@ use crate::{
             impersonate::Names,
         },
         kubernetes,
+        logcollector::{self, LogBuffer, LogCollector},
+        metrics_agent::{self, MetricsAgent},
         refresh::Refresh,
+        resource_sync_agent::{self, ResourceSyncAgent},
         sessions::Sessions,
         whoami::Whoami,
     },
@@ -130,7 +137,7 @@ impl Parts {
     }
 
     /// The roles that manage, if this process does.
-    pub fn managers(&self, config: &Config, api: &AgentApi) -> Result<Vec<Arc<dyn Role>>, BuildError> {
+    pub fn managers(&self, config: &Config, api: &AgentApi, wanted: &Wanted) -> Result<Vec<Arc<dyn Role>>, BuildError> {
         let mut roles: Vec<Arc<dyn Role>> = Vec::new();
         if !config.roles.manages() {
             return Ok(roles);
@@ -138,7 +145,43 @@ impl Parts {
         if let IdentitySource::Managed(managed) = &config.gateway.identity {
             roles.push(Arc::new(self.identity_operator(managed, api)?));
         }
+        let (client, health) = (self.kubernetes.clone(), self.health.of(cluster_metadata_operator::NAME));
+        let metadata = ClusterMetadataOperator::new(client, config.metadata.clone(), health);
+        roles.push(Arc::new(ResourceSyncAgent {
+            cluster: self.cluster.clone(),
+            api: api.clone(),
+            client: self.kubernetes.clone(),
+            known: metadata.known(),
+            health: self.health.clone(),
+            reporter: self.health.of(resource_sync_agent::NAME),
+            identities: self.identities.clone(),
+            desired: wanted.desired(),
+            clock: self.clock.clone(),
+            last: watch::Sender::new(None),
+        }));
+        roles.push(Arc::new(metadata));
         Ok(roles)
+    }
+
+    /// The roles that each process has: what is wanted of it, and what it tells of itself.
+    pub fn reporters(
+        &self,
+        config: &Config,
+        api: &AgentApi,
+        wanted: &Wanted,
+        recorder: Option<PrometheusHandle>,
+        logs: Option<LogBuffer>,
+    ) -> Vec<Arc<dyn Role>> {
+        let health = |name| self.health.of(name);
+        let mut roles: Vec<Arc<dyn Role>> = vec![
+            Arc::new(ConfigAgent::new(api.clone(), wanted.clone(), health(config_agent::NAME))),
+            Arc::new(MetricsAgent::new(api.clone(), recorder, config.roles, health(metrics_agent::NAME))),
+        ];
+        if let Some(logs) = logs {
+            let (cluster, health) = (self.cluster.clone(), health(logcollector::NAME));
+            roles.push(Arc::new(LogCollector::new(api.clone(), logs, cluster, config.roles, health)));
+        }
+        roles
     }
 
     fn identity_operator(

@@ -37,7 +37,10 @@ use self::{
     assemble::Parts,
     config::{Config, IdentitySource},
     identity::Identities,
-    roles::{Role, Roles, controller_manager, echo::Echo, kube_aad_proxy::authenticate::Authenticator},
+    roles::{
+        Role, Roles, controller_manager, echo::Echo, kube_aad_proxy::authenticate::Authenticator,
+        logcollector::LogBuffer,
+    },
     tunnel::{Tunnels, api::AgentApi, connect::Connector, forward::Forward, serve::Server},
 };
 
@@ -94,8 +97,13 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Reads certificates, keys and the kubeconfig; binds the listeners; dials nothing yet.
-    pub async fn build(config: Config, metrics: Option<PrometheusHandle>) -> Result<Self, BuildError> {
+    /// Reads certificates, keys and the kubeconfig; binds the listeners; dials nothing yet. What is written to `logs` is sent
+    /// to the gateway.
+    pub async fn build(
+        config: Config,
+        metrics: Option<PrometheusHandle>,
+        logs: Option<LogBuffer>,
+    ) -> Result<Self, BuildError> {
         let shutdown = Shutdown::new();
         let identities = Identities::default();
         let connector = Arc::new(Connector::new(&config, &identities)?);
@@ -112,7 +120,9 @@ impl Agent {
         let tunnels = Tunnels::new(connector.clone(), carrier, server.clone(), status, config.drain_grace);
         let api = AgentApi::new(tunnels.current());
         let mut roles = vec![parts.tunnel_role(&config, tunnels)?];
-        roles.extend(parts.managers(&config, &api)?);
+        let wanted = server.wanted();
+        roles.extend(parts.reporters(&config, &api, wanted, metrics.clone(), logs));
+        roles.extend(parts.managers(&config, &api, wanted)?);
         roles.extend(served);
         let bind = |what: &'static str, address: SocketAddr| {
             move |source: std::io::Error| BuildError::Listener { what, address, source }

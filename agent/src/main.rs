@@ -6,6 +6,7 @@ use agent::{
     Agent, chain, check,
     config::{CarrierChoice, Cluster, Config},
     metrics,
+    roles::logcollector::LogBuffer,
 };
 use clap::{Parser, Subcommand, ValueEnum};
 use proto::process::{
@@ -78,7 +79,10 @@ fn main() -> ExitCode {
     };
     // A check prints its own findings; its log is for those who ask for it.
     let level = if checking.is_some() && common.log_level.is_none() { "off" } else { &config.log.level };
-    if let Err(err) = telemetry::init(config.log.format, level) {
+    let logs = LogBuffer::default();
+    let copied = logs.clone();
+    let copy = checking.is_none().then_some(move || copied.clone());
+    if let Err(err) = telemetry::init_with_copy(config.log.format, level, copy) {
         return failed(EXIT_CONFIG, &err.into());
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -87,7 +91,7 @@ fn main() -> ExitCode {
     };
     match checking {
         Some(json) => ExitCode::from(runtime.block_on(check::run(&config, json))),
-        None => match runtime.block_on(run(config)) {
+        None => match runtime.block_on(run(config, logs)) {
             Ok(()) => ExitCode::SUCCESS,
             Err((code, err)) => failed(code, &err),
         },
@@ -113,12 +117,12 @@ fn with_arguments(mut config: Config, common: &Common) -> Config {
     config
 }
 
-async fn run(config: Config) -> Result<(), (u8, anyhow::Error)> {
+async fn run(config: Config, logs: LogBuffer) -> Result<(), (u8, anyhow::Error)> {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder();
     let recorder = recorder.map_err(|err| (1, err.into()))?;
     metrics::describe();
     raise_open_files();
-    let agent = Agent::build(config, Some(recorder)).await.map_err(|err| (EXIT_CONFIG, err.into()))?;
+    let agent = Agent::build(config, Some(recorder), Some(logs)).await.map_err(|err| (EXIT_CONFIG, err.into()))?;
     let mut signals = signals(agent.tasks(), agent.shutdown()).map_err(|err| (1, err.into()))?;
     agent.tasks().spawn("hangups", async move {
         loop {

@@ -1,5 +1,7 @@
 //! Every metric of the agent, named and described once. Labels are words of ours, never a peer's text.
 
+use std::time::Instant;
+
 use http::StatusCode;
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 use proto::transport::CarrierKind;
@@ -17,7 +19,7 @@ pub fn describe() {
         "agent_role_restarts_total",
         "Times that a role was started again after it had ended or panicked"
     );
-    describe_gauge!("agent_role_cpu_seconds_total", "Processor time that a role's tasks have taken");
+    describe_gauge!("agent_role_busy_seconds_total", "Time that a role's tasks have been at work on a thread");
     describe_gauge!("agent_process_cpu_seconds_total", "Processor time that the process has taken");
     describe_gauge!("agent_process_resident_bytes", "Memory that the process holds");
     describe_gauge!("agent_certificate_not_after_seconds", "When the cluster's certificate ends, seconds since 1970");
@@ -111,4 +113,27 @@ pub fn log_lines_dropped(lines: u64) {
 /// Something was pushed to the gateway.
 pub fn pushed(kind: &'static str, sent: bool) {
     counter!("agent_pushes_total", "kind" => kind, "result" => if sent { "sent" } else { "failed" }).increment(1);
+}
+
+/// What the process takes: processor time, in seconds.
+pub fn process_cpu(seconds: f64) {
+    gauge!("agent_process_cpu_seconds_total").set(seconds);
+}
+
+/// What the process holds: memory, in bytes.
+pub fn process_memory(bytes: u64) {
+    gauge!("agent_process_resident_bytes").set(bytes as f64);
+}
+
+/// Counts the time that `task` is at work for a role: between two of its waits.
+pub async fn timed<F: Future>(role: &'static str, task: F) -> F::Output {
+    let busy = gauge!("agent_role_busy_seconds_total", "role" => role);
+    let mut task = std::pin::pin!(task);
+    std::future::poll_fn(|cx| {
+        let begun = Instant::now();
+        let polled = task.as_mut().poll(cx);
+        busy.increment(begun.elapsed().as_secs_f64());
+        polled
+    })
+    .await
 }

@@ -1,14 +1,20 @@
 //! What the agent does for those who come through the tunnel: trait [`Role`] and the table of them. A new role is one file
 //! and one line of the table.
 
+pub mod cluster_metadata_operator;
 pub mod clusterconnect_agent;
 pub mod clusteridentityoperator;
+pub mod config_agent;
 pub mod controller_manager;
 pub mod echo;
 pub mod health;
 pub mod kube_aad_proxy;
 pub mod kubernetes;
+pub mod logcollector;
+pub mod metrics_agent;
 pub mod refresh;
+pub mod resource;
+pub mod resource_sync_agent;
 pub mod sessions;
 pub mod whoami;
 
@@ -42,6 +48,11 @@ pub trait Role: Send + Sync + 'static {
             let mut stream = visit.stream;
             stream.send.reset(StreamCode::UnknownRole);
         })
+    }
+
+    /// Whether what it serves is users': nobody's where cluster connect is off (features row K9).
+    fn is_for_users(&self) -> bool {
+        false
     }
 
     /// What the role does on its own account, until told to stop.

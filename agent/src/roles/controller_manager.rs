@@ -47,7 +47,7 @@ async fn keep(role: Arc<dyn Role>, health: &Health, shutdown: &Shutdown) {
         let begun = Instant::now();
         let running = TaskGroup::new("roles");
         let (runs, until) = (role.clone(), shutdown.clone());
-        let ended = running.spawn_task(name, async move { runs.run(until).await }).await;
+        let ended = running.spawn_task(name, async move { metrics::timed(name, runs.run(until)).await }).await;
         if shutdown.phase() != proto::process::Phase::Ready {
             return;
         }

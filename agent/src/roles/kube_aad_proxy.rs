@@ -230,6 +230,10 @@ pub async fn refuse(send: SendStream, refusal: &Refusal, request_id: RequestId) 
 }
 
 impl Role for KubeAadProxy {
+    fn is_for_users(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "kube-aad-proxy"
     }

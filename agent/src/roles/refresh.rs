@@ -31,6 +31,10 @@ impl Refresh {
 }
 
 impl Role for Refresh {
+    fn is_for_users(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "refresh"
     }

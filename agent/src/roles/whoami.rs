@@ -60,6 +60,10 @@ impl Whoami {
 }
 
 impl Role for Whoami {
+    fn is_for_users(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "whoami"
     }

@@ -14,9 +14,13 @@ use crate::{
     metrics,
     roles::{
         Roles, Visit,
+        config_agent::Wanted,
         kube_aad_proxy::{Refusal, refuse},
     },
 };
+
+/// What users are told where cluster connect is off.
+const SHUT_OUT: &str = "cluster connect is disabled for this cluster; whoever owns it may enable it again with `towline enable-features cluster-connect`";
 
 /// Serves streams by the table of roles.
 #[derive(Clone)]
@@ -25,13 +29,19 @@ pub struct Server {
     slots: Arc<Semaphore>,
     slots_max: usize,
     tasks: TaskGroup,
+    wanted: Wanted,
 }
 
 impl Server {
     /// At most `streams_max` at once, over all tunnels.
     pub fn new(roles: Roles, streams_max: usize) -> Self {
         let slots = Arc::new(Semaphore::new(streams_max));
-        Self { roles, slots, slots_max: streams_max, tasks: TaskGroup::new("streams") }
+        Self { roles, slots, slots_max: streams_max, tasks: TaskGroup::new("streams"), wanted: Wanted::default() }
+    }
+
+    /// Whether users are let through; see [`crate::roles::config_agent`].
+    pub fn wanted(&self) -> &Wanted {
+        &self.wanted
     }
 
     /// Streams being served.
@@ -71,6 +81,13 @@ impl Server {
             stream.send.reset(StreamCode::UnknownRole);
             return;
         };
+        if role.is_for_users() && !self.wanted.lets_users_through() {
+            metrics::stream_refused("cluster_connect_off");
+            let refusal = Refusal::forbidden("serve", SHUT_OUT);
+            let request_id = head.request_id;
+            self.tasks.spawn("refusal", async move { refuse(stream.send, &refusal, request_id).await });
+            return;
+        }
         let Ok(slot) = self.slots.clone().try_acquire_owned() else {
             metrics::stream_refused("limit");
             let message = format!("the agent serves {} exchanges at once, its limit (limits.streams)", self.slots_max);
@@ -82,9 +99,16 @@ impl Server {
             self.tasks.spawn("refusal", async move { refuse(stream.send, &refusal, request_id).await });
             return;
         };
+        let wanted = self.wanted.clone();
         self.tasks.spawn(role.name(), async move {
             let _open = metrics::stream_opened();
-            role.serve(Visit { head, stream, received }).await;
+            let serving = metrics::timed(role.name(), role.serve(Visit { head, stream, received }));
+            tokio::select! {
+                biased;
+                // What is open ends too: its stream is reset, which is never taken for a clean end.
+                () = wanted.users_shut_out(), if role.is_for_users() => metrics::stream_refused("cluster_connect_off"),
+                () = serving => {}
+            }
             drop(slot);
         });
     }

@@ -56,8 +56,20 @@ impl LogLevel {
 
 /// Sends the log of the whole process to standard error. `filter` is a level or a list such as `info,proto=debug`.
 pub fn init(format: LogFormat, filter: &str) -> Result<LogLevel, TelemetryError> {
+    init_with_copy::<fn() -> io::Sink>(format, filter, None)
+}
+
+/// As [`init`]; `copy` gets each line too, as JSON whatever the format.
+pub fn init_with_copy<M>(format: LogFormat, filter: &str, copy: Option<M>) -> Result<LogLevel, TelemetryError>
+where
+    M: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
     let (filter, handle) = reload::Layer::new(parse(filter)?);
-    let registry = tracing_subscriber::registry().with(filter);
+    let copy = copy.map(|copy| {
+        let layer = tracing_subscriber::fmt::layer().json().flatten_event(true);
+        layer.with_current_span(false).with_span_list(false).with_writer(Scrubbed(copy))
+    });
+    let registry = tracing_subscriber::registry().with(filter).with(copy);
     let layer = tracing_subscriber::fmt::layer().with_writer(Scrubbed(io::stderr));
     match format {
         LogFormat::Text => registry.with(layer.with_ansi(io::stderr().is_terminal())).try_init(),

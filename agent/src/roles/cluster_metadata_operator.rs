@@ -1,0 +1,165 @@
+//! What the agents find out about the cluster they are in (features rows M1 to M5): versions, nodes, cores, distribution and
+//! infrastructure. What may not be read is not known, and said so.
+
+mod guess;
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client, api::ListParams};
+use proto::process::Shutdown;
+use tokio::sync::watch;
+
+use self::guess::{Seen, guess};
+use super::{
+    Role,
+    health::Reporter,
+    kubernetes::{kube_system_uid, problem},
+};
+use crate::config::Metadata;
+
+/// This role's name.
+pub const NAME: &str = "cluster-metadata-operator";
+
+/// How often the cluster is looked at, and how soon again where something could not be read.
+const LOOK: Duration = Duration::from_secs(300);
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// How long one look may take.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Nodes of one page, and pages: more are not counted.
+const PAGE: u32 = 500;
+const PAGES: usize = 40;
+
+/// What is known. Absent is not known, which is not zero.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// UID of the namespace `kube-system`.
+    pub kube_system_uid: Option<String>,
+    /// As `GET /version` says.
+    pub kubernetes_version: Option<String>,
+    /// Nodes.
+    pub nodes: Option<u32>,
+    /// Cores of all nodes, their capacity.
+    pub cores: Option<u32>,
+    /// k3s, kind, eks, ...
+    pub distribution: Option<String>,
+    /// The distribution's own version, where it has one.
+    pub distribution_version: Option<String>,
+    /// aws, azure, gcp, ... or generic.
+    pub infrastructure: Option<String>,
+    /// What could not be read, why, and what to do.
+    pub problems: Vec<String>,
+}
+
+/// Tells what is known; nothing before the first look.
+pub type Known = watch::Receiver<Option<Facts>>;
+
+/// The role.
+pub struct ClusterMetadataOperator {
+    client: Option<Client>,
+    preset: Metadata,
+    health: Reporter,
+    known: watch::Sender<Option<Facts>>,
+}
+
+impl ClusterMetadataOperator {
+    /// Looks through `client`; `preset` goes before what the nodes look like.
+    pub fn new(client: Option<Client>, preset: Metadata, health: Reporter) -> Self {
+        Self { client, preset, health, known: watch::Sender::new(None) }
+    }
+
+    /// What is known.
+    pub fn known(&self) -> Known {
+        self.known.subscribe()
+    }
+
+    async fn work(&self) {
+        loop {
+            let looked = tokio::time::timeout(DEADLINE, self.look()).await;
+            let facts = looked.unwrap_or_else(|_| Facts {
+                problems: vec![format!("the apiserver did not answer within {} s", DEADLINE.as_secs())],
+                ..self.preset()
+            });
+            for problem in &facts.problems {
+                tracing::debug!(problem, "something of the cluster is not known");
+            }
+            self.health.warnings(facts.problems.clone());
+            if facts.kubernetes_version.is_none() && self.client.is_some() {
+                self.health.failing("ApiserverUnreachable", &facts.problems.join("; "));
+            } else {
+                self.health.running();
+            }
+            let wait = if facts.problems.is_empty() { LOOK } else { LOOK_AGAIN };
+            self.known.send_if_modified(|known| {
+                let changed = known.as_ref() != Some(&facts);
+                *known = Some(facts);
+                changed
+            });
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    fn preset(&self) -> Facts {
+        Facts {
+            distribution: self.preset.distribution.clone(),
+            infrastructure: self.preset.infrastructure.clone(),
+            ..Facts::default()
+        }
+    }
+
+    async fn look(&self) -> Facts {
+        let mut facts = self.preset();
+        let Some(client) = &self.client else {
+            facts.problems.push("there is no way to the apiserver; set [cluster] kubeconfig".to_owned());
+            return facts;
+        };
+        match client.apiserver_version().await {
+            Ok(version) => facts.kubernetes_version = Some(version.git_version),
+            Err(err) => facts.problems.push(problem("the apiserver's version", &err)),
+        }
+        match kube_system_uid(client).await {
+            Ok(uid) => facts.kube_system_uid = Some(uid),
+            Err(problem) => facts.problems.push(problem),
+        }
+        match nodes(client).await {
+            Ok(nodes) => {
+                let guessed = guess(&nodes, facts.kubernetes_version.as_deref());
+                facts.nodes = u32::try_from(nodes.len()).ok();
+                facts.cores = guessed.cores;
+                facts.distribution.get_or_insert(guessed.distribution);
+                facts.infrastructure.get_or_insert(guessed.infrastructure);
+                facts.distribution_version = guessed.version;
+            }
+            Err(err) => facts.problems.push(problem("the cluster's nodes", &err)),
+        }
+        facts
+    }
+}
+
+impl Role for ClusterMetadataOperator {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            shutdown.until_draining(self.work()).await;
+        })
+    }
+}
+
+async fn nodes(client: &Client) -> Result<Vec<Seen>, kube::Error> {
+    let api: Api<Node> = Api::all(client.clone());
+    let mut seen = Vec::new();
+    let mut params = ListParams::default().limit(PAGE);
+    for _ in 0..PAGES {
+        let page = api.list(&params).await?;
+        seen.extend(page.items.into_iter().map(Seen::of));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params.continue_token = Some(token),
+            None => break,
+        }
+    }
+    Ok(seen)
+}

@@ -1,0 +1,237 @@
+//! Tells the gateway of the cluster (features rows C6, M1 to M5, D7): at the start, on each change, and at most every five
+//! minutes; keeps the custom resource in step with what was told.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::BoxFuture;
+use kube::Client;
+use proto::{
+    agent_api::{Desired, Heartbeat, HeartbeatAnswer, paths},
+    ids::ClusterId,
+    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
+};
+use tokio::sync::watch;
+
+use super::{
+    Role,
+    cluster_metadata_operator::{Facts, Known},
+    health::{Health, Reporter},
+    resource::{self, Shown},
+};
+use crate::{
+    chain,
+    identity::{Identities, clock::SharedClock},
+    tunnel::api::{AgentApi, ApiError},
+};
+
+/// This role's name.
+pub const NAME: &str = "resource-sync-agent";
+
+/// The longest between two heartbeats whatever the gateway says, and the shortest, so that changes in quick succession are
+/// told together.
+const LONGEST: Duration = Duration::from_secs(300);
+const SHORTEST: Duration = Duration::from_secs(5);
+/// How long the first heartbeat waits for the first look at the cluster.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
+/// How long a change waits for others that come with it.
+const TOGETHER: Duration = Duration::from_millis(500);
+/// How often the custom resource is written though nothing of the cluster changed: it shows when the gateway last heard.
+const RESOURCE: Duration = Duration::from_secs(60);
+/// Errors in one heartbeat, and characters of one.
+const ERRORS_MAX: usize = 32;
+/// Waits after a heartbeat that did not arrive.
+const AGAIN: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(1),
+    quick_cap: Duration::from_secs(5),
+    quick_for: Duration::from_secs(60),
+    cap: Duration::from_secs(60),
+    steady_after: Duration::from_secs(60),
+};
+
+/// The role.
+pub struct ResourceSyncAgent {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// To the gateway.
+    pub api: AgentApi,
+    /// To the apiserver, for the custom resource.
+    pub client: Option<Client>,
+    /// What is known of the cluster.
+    pub known: Known,
+    /// How the roles fare.
+    pub health: Health,
+    /// How this one does.
+    pub reporter: Reporter,
+    /// The certificate.
+    pub identities: Identities,
+    /// What is wanted of the agents.
+    pub desired: watch::Receiver<Option<Desired>>,
+    /// The time of day.
+    pub clock: SharedClock,
+    /// When the gateway last took a heartbeat, by its clock.
+    pub last: watch::Sender<Option<String>>,
+}
+
+impl Role for ResourceSyncAgent {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            shutdown
+                .until_draining(async {
+                    tokio::join!(self.tell(), self.show());
+                })
+                .await;
+        })
+    }
+}
+
+impl ResourceSyncAgent {
+    /// Heartbeats.
+    async fn tell(&self) {
+        let mut known = self.known.clone();
+        let _ = tokio::time::timeout(FIRST_LOOK, known.wait_for(Option::is_some)).await;
+        let mut backoff = Backoff::new(AGAIN);
+        loop {
+            self.api.up().await;
+            known.mark_unchanged();
+            let mut desired = self.desired.clone();
+            desired.mark_unchanged();
+            let mut health = self.health.changes();
+            let told = self.heartbeat();
+            let wait = match self.api.post::<HeartbeatAnswer>(paths::HEARTBEAT, &told).await {
+                Ok(answer) => {
+                    backoff.reset();
+                    self.reporter.running();
+                    self.last.send_replace(Some(answer.received));
+                    // The gateway's pace, spread a little so that agents that began together do not stay so.
+                    Duration::from_secs(answer.next_in_seconds)
+                        .clamp(SHORTEST, LONGEST)
+                        .mul_f64(0.9 + random_unit() / 10.0)
+                }
+                Err(err) => self.failed(&err, &mut backoff),
+            };
+            tokio::time::sleep(SHORTEST.min(wait)).await;
+            let changed = async {
+                tokio::select! {
+                    _ = known.changed() => {}
+                    _ = desired.changed() => {}
+                    () = self.health_differs(&mut health, &told) => {}
+                }
+                tokio::time::sleep(TOGETHER).await;
+            };
+            let _ = tokio::time::timeout(wait.saturating_sub(SHORTEST), changed).await;
+        }
+    }
+
+    fn failed(&self, err: &ApiError, backoff: &mut Backoff) -> Duration {
+        let error = chain(err);
+        tracing::debug!(error, "a heartbeat did not arrive");
+        let reason = match err.refused() {
+            Some(refused) if refused.status == 410 => "ResourceDeleted",
+            Some(refused) if refused.status == 409 => "AlreadyConnected",
+            Some(_) => "Refused",
+            None => "Unreachable",
+        };
+        self.reporter.failing(reason, &error);
+        let wait = backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0);
+        // What is refused for good is asked as seldom as a heartbeat is sent at all.
+        if matches!(reason, "ResourceDeleted" | "AlreadyConnected") {
+            LONGEST
+        } else {
+            err.retry_after().unwrap_or(wait).max(wait)
+        }
+    }
+
+    /// Completes when what a heartbeat says of the roles is no more what `told` said.
+    async fn health_differs(&self, changes: &mut watch::Receiver<u64>, told: &Heartbeat) {
+        loop {
+            let now = self.heartbeat();
+            if now.roles != told.roles || now.errors != told.errors {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// What there is to tell.
+    fn heartbeat(&self) -> Heartbeat {
+        let facts = self.known.borrow().clone().unwrap_or_default();
+        let roles: BTreeMap<String, String> = self
+            .health
+            .all()
+            .into_iter()
+            .map(|(name, role)| (name.to_owned(), role.state.as_str().to_owned()))
+            .collect();
+        // That the gateway could not be reached is over when it reads so.
+        let mut errors = resource::errors(&self.health, ERRORS_MAX);
+        errors.retain(|error| error.component != NAME);
+        Heartbeat {
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            kube_system_uid: facts.kube_system_uid,
+            kubernetes_version: facts.kubernetes_version,
+            total_node_count: facts.nodes,
+            total_core_count: facts.cores,
+            distribution: facts.distribution,
+            distribution_version: facts.distribution_version,
+            infrastructure: facts.infrastructure,
+            errors,
+            roles,
+            desired_revision: self.desired.borrow().as_ref().map_or(0, |desired| desired.revision),
+        }
+    }
+
+    /// Keeps the custom resource.
+    async fn show(&self) {
+        let Some(client) = &self.client else { return std::future::pending().await };
+        let (mut known, mut last) = (self.known.clone(), self.last.subscribe());
+        let mut identities = self.identities.subscribe();
+        let mut health = self.health.changes();
+        let mut backoff = Backoff::new(AGAIN);
+        loop {
+            known.mark_unchanged();
+            last.mark_unchanged();
+            identities.mark_unchanged();
+            health.mark_unchanged();
+            let facts: Facts = known.borrow().clone().unwrap_or_default();
+            let shown = Shown {
+                cluster: self.cluster.as_str(),
+                facts: &facts,
+                health: &self.health,
+                identities: &self.identities,
+                last_connectivity: last.borrow().clone(),
+                desired_revision: self.desired.borrow().as_ref().map_or(0, |desired| desired.revision),
+                now: self.clock.now(),
+            };
+            let wait = match resource::write(client, &shown).await {
+                Ok(()) => {
+                    backoff.reset();
+                    self.reporter.warnings(Vec::new());
+                    SHORTEST
+                }
+                Err(problem) => {
+                    tracing::debug!(problem, "the custom resource is not written");
+                    self.reporter.warnings(vec![problem]);
+                    SHORTEST.max(backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0))
+                }
+            };
+            tokio::time::sleep(wait).await;
+            let changed = async {
+                tokio::select! {
+                    _ = known.changed() => {}
+                    _ = last.changed() => {}
+                    _ = identities.changed() => {}
+                    _ = health.changed() => {}
+                }
+            };
+            let _ = tokio::time::timeout(RESOURCE, changed).await;
+        }
+    }
+}
