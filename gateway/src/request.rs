@@ -138,6 +138,8 @@ pub async fn serve(
     };
     let mut record = Record::open(Arc::clone(&core.audit), Arc::clone(&core.metrics), id, connection.peer, method);
     record.path(target);
+    let of_api = core.control.is_some() && address::begins_as_api(target);
+    let words = if of_api { respond::Words::Arm } else { respond::Words::Kubernetes };
     connection.requests.fetch_add(1, Ordering::Relaxed);
     let mut slot = Some(record);
     let span = tracing::info_span!("request", request.id = %id);
@@ -152,7 +154,7 @@ pub async fn serve(
             response
         }
         Err(refusal) => match &mut slot {
-            Some(record) => respond::refuse(&refusal, id, http1, record),
+            Some(record) => respond::refuse(&refusal, id, http1, words, record),
             None => Response::new(Body::empty()),
         },
     };

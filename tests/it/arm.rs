@@ -29,6 +29,7 @@ pub fn tests() -> Vec<Trial> {
     vec![
         case("arm::the_azure_sdks_for_python_drive_it_unmodified", Needs::Nothing, sdk),
         case("arm::stock_az_signs_in_and_works", Needs::Nothing, az),
+        case("arm::properties_of_the_open_api_document_hold", Needs::Nothing, properties),
         case("arm::z2_a_role_opens_a_cluster_and_its_end_closes_sessions", Needs::Nothing, role),
         case("arm::acknowledged_writes_survive_kill_9", Needs::Nothing, killed),
     ]
@@ -114,6 +115,37 @@ fn az() -> anyhow::Result<()> {
     az.ok(&["resource", "delete", "--ids", &cluster])?;
     az.ok(&["group", "delete", "-n", "Edge", "-y"])?;
     ensure!(az.ok(&["group", "exists", "-n", "Edge"])?.trim() == "false");
+    Ok(())
+}
+
+/// Calls that schemathesis makes up of the served document: no 500, and no answer outside of it.
+fn properties() -> anyhow::Result<()> {
+    let (_apiserver, stack) = Stack::scripted("arm-properties")?;
+    let token = owner_token(&stack)?;
+    let (url, subscription) = (stack.text("url"), stack.text("subscription"));
+    let dir = scratch("arm-properties-settings");
+    let settings = dir.join("schemathesis.toml");
+    let examples = if full() { 60 } else { 8 };
+    std::fs::write(
+        &settings,
+        format!(
+            "base-url = \"{url}\"\ntls-verify = \"{}\"\nheaders = {{ Authorization = \"Bearer ${{TOWLINE_TEST_TOKEN}}\" }}\nseed = 4\n\
+             [parameters]\n\"path.subscriptionId\" = \"{subscription}\"\n\"path.resourceGroupName\" = \"made\"\n\
+             \"path.clusterName\" = \"c\"\n\"path.namespace\" = \"dev\"\n[generation]\nmax-examples = {examples}\n",
+            stack.ca().display()
+        ),
+    )?;
+    let program = python_with_clients()?.with_file_name("schemathesis");
+    let mut command = Command::new(program);
+    command.arg("--config-file").arg(&settings).arg("run").arg(format!("{url}/openapi.json"));
+    command.args(["--phases", "coverage,fuzzing", "--no-color", "--checks"]);
+    command.arg("not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance");
+    command.current_dir(&dir).env("TOWLINE_TEST_TOKEN", &token).env_remove("REQUESTS_CA_BUNDLE");
+    let output = run_with_input(&mut command, None, Duration::from_secs(if full() { 1800 } else { 400 }))?;
+    let text = output.text();
+    let told: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    ensure!(output.code == Some(0), "{}", told[..told.len().min(120)].join("\n"));
+    ensure!(text.contains("Tested: "), "{}", told.join("\n"));
     Ok(())
 }
 

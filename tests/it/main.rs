@@ -14,6 +14,7 @@ mod kubectl;
 mod load;
 mod local_proxy;
 mod networks;
+mod oidc;
 mod pop;
 mod proxies;
 mod restarts;
@@ -40,6 +41,7 @@ fn main() {
         tokens::tests,
         arm::tests,
         issuer::tests,
+        oidc::tests,
         pop::tests,
         load::tests,
         networks::tests,

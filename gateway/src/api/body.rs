@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -22,6 +22,9 @@ pub const BYTES: usize = 256 * 1024;
 const AT_ONCE: usize = 64;
 /// and of one caller.
 const OF_ONE_CALLER: usize = 8;
+/// What of a larger one is taken in and forgotten, so that its sender gets to read why it was refused: most send all of it
+/// before they look for an answer, and see a broken connection where it is cut off.
+const FORGOTTEN: u64 = 16 * 1024 * 1024;
 /// How long a request waits until its body is read.
 const TURN: Duration = Duration::from_secs(10);
 /// How long one may take to arrive.
@@ -116,22 +119,44 @@ where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let mut body = std::pin::pin!(Limited::new(body, BYTES));
-    in_time(async {
-        while let Some(frame) = body.frame().await {
-            frame?;
-        }
-        Ok(())
-    })
-    .await
+    in_time(take(body, false)).await.map(drop)
 }
+
+/// Reads a body to its end, keeping at most [`BYTES`].
+async fn take<B>(body: B, keep: bool) -> Result<Bytes, Box<dyn std::error::Error + Send + Sync>>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let mut body = std::pin::pin!(body);
+    let mut kept = Vec::new();
+    let (mut bytes, announced) = (0, body.size_hint().lower());
+    while let Some(frame) = body.frame().await {
+        let Ok(chunk) = frame.map_err(Into::into)?.into_data() else { continue };
+        bytes += chunk.len() as u64;
+        if bytes > BYTES as u64 {
+            kept = Vec::new();
+        } else if keep {
+            kept.extend_from_slice(&chunk);
+        }
+        if bytes.max(announced) > FORGOTTEN {
+            break;
+        }
+    }
+    if bytes.max(announced) > BYTES as u64 { Err(TooLong.into()) } else { Ok(kept.into()) }
+}
+
+/// A body has more than [`BYTES`].
+#[derive(Debug, thiserror::Error)]
+#[error("the body is too long")]
+struct TooLong;
 
 async fn bytes<B>(body: B) -> Result<Bytes, ApiError>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    in_time(async { Ok(Limited::new(body, BYTES).collect().await?.to_bytes()) }).await
+    in_time(take(body, true)).await
 }
 
 async fn in_time<T>(
@@ -139,7 +164,7 @@ async fn in_time<T>(
 ) -> Result<T, ApiError> {
     match tokio::time::timeout(DEADLINE, body).await {
         Ok(Ok(body)) => Ok(body),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+        Ok(Err(error)) if error.is::<TooLong>() => {
             let message = format!("The body has more than {BYTES} bytes.");
             Err(ApiError::of(StatusCode::PAYLOAD_TOO_LARGE, "RequestContentTooLarge", message))
         }
@@ -206,6 +231,27 @@ mod tests {
             );
         }
         assert!(parse(br#"{"a":[1,-2,3.5,true,null,"\ud83d\ude00"]}"#).is_ok());
+    }
+
+    /// A client that sends all of its body before it reads saw a broken connection in place of the refusal.
+    #[tokio::test]
+    async fn a_body_that_is_too_long_is_taken_in_before_it_is_refused() {
+        use futures_util::StreamExt;
+        use http_body_util::StreamBody;
+        let send = async |chunks: usize| {
+            let sent = std::cell::Cell::new(0);
+            let chunks = futures_util::stream::iter(0..chunks).map(|_| {
+                sent.set(sent.get() + 1);
+                Ok::<_, std::convert::Infallible>(http_body::Frame::data(Bytes::from(vec![b' '; BYTES])))
+            });
+            let read = bytes(StreamBody::new(chunks)).await.map_err(|error| error.status.as_u16());
+            (read.map(|bytes| bytes.len()), sent.get())
+        };
+        assert_eq!(send(1).await, (Ok(BYTES), 1));
+        assert_eq!(send(20).await, (Err(413), 20));
+        let (refused, sent) = send(1000).await;
+        assert_eq!(refused, Err(413));
+        assert!(sent < 100, "{sent}: no more than a bounded part");
     }
 
     #[tokio::test(start_paused = true)]

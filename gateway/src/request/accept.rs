@@ -7,6 +7,7 @@ pub mod cut;
 pub mod flood;
 pub mod framing;
 pub mod limit;
+mod linger;
 pub mod refused;
 
 use std::{
@@ -160,7 +161,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let notes = Notes::default();
     let limits = core.limits();
     let timeouts = Timeouts { head: limits.header_timeout, answer: limits.answer_timeout };
-    let io = TokioIo::new(Framing::new(stream, notes.clone(), timeouts));
+    let io = TokioIo::new(Framing::new(linger::Linger::new(stream), notes.clone(), timeouts));
     let service = {
         let core = Arc::clone(&core);
         service_fn(move |request: Request<Incoming>| {

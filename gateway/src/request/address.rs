@@ -19,6 +19,13 @@ pub const TUNNEL_PATH: &str = "/.towline/tunnel";
 /// First segments of the resource API's paths.
 const API: [&str; 6] = ["subscriptions", "providers", "metadata", "tenants", "openapi.json", "v1.0"];
 
+/// Whether a target, as it came, begins as the resource API's do: whoever sent it reads that API's errors, also of what is
+/// refused before anything is made of it.
+pub fn begins_as_api(target: &str) -> bool {
+    let first = target.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
+    API.iter().any(|known| known.eq_ignore_ascii_case(first))
+}
+
 /// Where a request wants to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {

@@ -226,8 +226,23 @@ impl Refusal {
     }
 }
 
+/// In whose words a refusal is put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Words {
+    /// A `Status`.
+    Kubernetes,
+    /// ARM's error envelope.
+    Arm,
+}
+
 /// The refusal as an answer, noted in the record.
-pub fn refuse(refusal: &Refusal, id: RequestId, http1: bool, record: &mut audit::Record) -> Response<Body> {
+pub fn refuse(
+    refusal: &Refusal,
+    id: RequestId,
+    http1: bool,
+    words: Words,
+    record: &mut audit::Record,
+) -> Response<Body> {
     let (code, reason, message, retry_after) = refusal.text();
     record.stage(refusal.stage);
     record.reason(&refusal.summary());
@@ -244,9 +259,18 @@ pub fn refuse(refusal: &Refusal, id: RequestId, http1: bool, record: &mut audit:
     let named = matches!(code.as_u16(), 403 | 429 | 431 | 502 | 503);
     let stage = named.then(|| refusal.stage.as_str());
     let status = Status { code, reason, message, stage, request_id: id, retry_after };
-    let mut response = Response::new(Body::Full(Full::new(status.body())));
+    let body = match words {
+        Words::Kubernetes => status.body(),
+        Words::Arm => serde_json::json!({"error": {"code": reason, "message": status.message}}).to_string().into(),
+    };
+    let mut response = Response::new(Body::Full(Full::new(body)));
     *response.status_mut() = code;
     *response.headers_mut() = status.headers();
+    if words == Words::Arm
+        && let Ok(id) = HeaderValue::try_from(id.to_string())
+    {
+        response.headers_mut().insert("x-ms-request-id", id);
+    }
     if http1 && refusal.closes() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
