@@ -22,6 +22,7 @@ use crate::{
         clusteridentityoperator::{self, ClusterIdentityOperator, ClusterUid},
         config_agent::{self, ConfigAgent, Wanted},
         echo::Echo,
+        guard::{self, Guard},
         health::Health,
         kube_aad_proxy::{
             KubeAadProxy,
@@ -46,6 +47,7 @@ pub(crate) struct Users {
     pub served: Vec<Arc<dyn Role>>,
     pub apiserver: Arc<Apiserver>,
     pub authenticator: Arc<Authenticator>,
+    pub authorizer: Arc<Authorizer>,
 }
 
 /// The roles behind users' tunnel.
@@ -74,7 +76,7 @@ pub(crate) async fn users(
         Arc::new(Refresh::new(authenticator.clone(), sessions)),
         Arc::new(Echo),
     ];
-    Ok(Users { served, apiserver, authenticator })
+    Ok(Users { served, apiserver, authenticator, authorizer })
 }
 
 /// What the roles that manage have in common.
@@ -161,6 +163,12 @@ impl Parts {
         }));
         roles.push(Arc::new(metadata));
         Ok(roles)
+    }
+
+    /// The role that pulls roles and assignments, where the cluster is told to ask them.
+    pub fn guard(&self, users: Option<&Users>, api: &AgentApi) -> Option<Arc<dyn Role>> {
+        let authorizer = users.map(|users| users.authorizer.clone()).filter(|authorizer| authorizer.is_on())?;
+        Some(Arc::new(Guard::new(api.clone(), authorizer, self.health.of(guard::NAME))))
     }
 
     /// The roles that each process has: what is wanted of it, and what it tells of itself.

@@ -123,6 +123,7 @@ impl Agent {
         let wanted = server.wanted();
         roles.extend(parts.reporters(&config, &api, wanted, metrics.clone(), logs));
         roles.extend(parts.managers(&config, &api, wanted)?);
+        roles.extend(parts.guard(users.as_ref(), &api));
         roles.extend(served);
         let bind = |what: &'static str, address: SocketAddr| {
             move |source: std::io::Error| BuildError::Listener { what, address, source }

@@ -7,6 +7,7 @@ pub mod clusteridentityoperator;
 pub mod config_agent;
 pub mod controller_manager;
 pub mod echo;
+pub mod guard;
 pub mod health;
 pub mod kube_aad_proxy;
 pub mod kubernetes;

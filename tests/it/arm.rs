@@ -11,10 +11,12 @@ use std::{
 
 use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
+use proto::rbac::call::{VERBS, verb_group};
 use serde_json::{Value, json};
 use tests::{
     apiserver::{Apiserver, answer},
     case::{Needs, case, full},
+    cluster::cluster,
     programs::{eventually, root, run_with_input, scratch},
     raw::Answer,
     stack::{Plan, Stack},
@@ -31,6 +33,7 @@ pub fn tests() -> Vec<Trial> {
         case("arm::stock_az_signs_in_and_works", Needs::Nothing, az),
         case("arm::properties_of_the_open_api_document_hold", Needs::Nothing, properties),
         case("arm::z2_a_role_opens_a_cluster_and_its_end_closes_sessions", Needs::Nothing, role),
+        case("arm::z9_a_viewer_of_a_namespace_works_without_apiserver_flags", Needs::Cluster, kubernetes_roles),
         case("arm::acknowledged_writes_survive_kill_9", Needs::Nothing, killed),
     ]
 }
@@ -260,6 +263,108 @@ fn role() -> anyhow::Result<()> {
     ensure!(subscriptions()?.status == 200);
     stack.towline(&["dev", "remove-principal", "owner"])?.ok()?;
     ensure!(subscriptions()?.status == 401, "a removed service principal");
+    Ok(())
+}
+
+/// The ClusterRoles of the chart, one verb each.
+fn verb_roles() -> String {
+    let role = |verb: &&str| {
+        let (name, group) = (format!("towline-test-verb:{verb}"), verb_group(verb));
+        format!(
+            "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {{name: '{name}'}}\n\
+             rules: [{{apiGroups: ['*'], resources: ['*'], verbs: [{verb}]}}]\n---\n\
+             apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {{name: '{name}'}}\n\
+             roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: '{name}'}}\n\
+             subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: Group, name: '{group}'}}]\n---\n"
+        )
+    };
+    VERBS.iter().map(role).collect()
+}
+
+/// A role at a namespace opens that namespace of a real cluster whose apiserver knows nothing of it.
+fn kubernetes_roles() -> anyhow::Result<()> {
+    const VIEWER: &str = "63f0a09d-1495-4db4-a681-037d84835eb4";
+    let config = "\n[azure_rbac]\nissuer = \"towline\"\n";
+    let stack = Stack::start(&Plan { agent_config: config, ..Plan::real("azure-rbac") })?;
+    let token = owner_token(&stack)?;
+    let admin = cluster().admin();
+    admin.apply(&format!(
+        "{}apiVersion: v1\nkind: Namespace\nmetadata: {{name: z9-dev}}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: seen, namespace: z9-dev}}\n",
+        verb_roles()
+    ))?;
+    let put = |path: &str, version: &str, body: &Value| -> anyhow::Result<()> {
+        let answer = api(&stack, &token, "PUT", &format!("{path}?api-version={version}"), body)?;
+        ensure!(matches!(answer.status, 200 | 201), "{path}: {}", String::from_utf8_lossy(&answer.body));
+        Ok(())
+    };
+    let id = stack.info["clusters"][0]["id"].as_str().context("no id")?.to_owned();
+    let (group, _) = id.split_once("/providers/").context("no resource group")?;
+    put(group, "2024-03-01", &json!({"location": "local"}))?;
+    let mut body = new_cluster();
+    body["properties"]["aadProfile"] = json!({"enableAzureRBAC": true});
+    put(&id, "2026-05-01", &body)?;
+    let users = api(&stack, &token, "GET", "/v1.0/users?$filter=userPrincipalName%20eq%20'stranger'", &Value::Null)?;
+    let users: Value = serde_json::from_slice(&users.body)?;
+    let stranger = users["value"][0]["id"].as_str().with_context(|| users.to_string())?;
+    let assign = |number: u32, role: &str, scope: &str| -> anyhow::Result<String> {
+        let at =
+            format!("{scope}/providers/Microsoft.Authorization/roleAssignments/44444444-4444-4444-8444-{number:012}");
+        let role = format!("/providers/Microsoft.Authorization/roleDefinitions/{role}");
+        let given = json!({"properties": {"roleDefinitionId": role, "principalId": stranger, "principalType": "User"}});
+        put(&at, "2022-04-01", &given)?;
+        Ok(format!("{at}?api-version=2022-04-01"))
+    };
+    assign(1, CLUSTER_USER, &id)?;
+    let kubectl = stack.kubectl("stranger")?;
+    let listed = || kubectl.run(&["get", "configmaps", "-n", "z9-dev", "-o", "name"]);
+    ensure!(listed()?.refused()?.contains("forbidden"), "no role within the cluster yet");
+    let viewer = assign(2, VIEWER, &format!("{id}/namespaces/z9-dev"))?;
+    eventually("the role opens the namespace", Duration::from_secs(10), || {
+        Ok(listed()?.text().contains("configmap/seen"))
+    })?;
+    ensure!(kubectl.ok(&["auth", "whoami"])?.contains("stranger"));
+    for forbidden in [
+        &["get", "secrets", "-n", "z9-dev"][..],
+        &["get", "configmaps", "-n", "default"],
+        &["get", "configmaps", "-A"],
+        &["delete", "configmap", "seen", "-n", "z9-dev"],
+        &["create", "configmap", "made", "-n", "z9-dev"],
+        &["get", "configmaps", "-n", "z9-dev", "--as", "x", "--as-group", "towline.io:rbac:list"],
+    ] {
+        let told = kubectl.run(forbidden)?.refused()?;
+        ensure!(told.to_lowercase().contains("forbidden"), "{forbidden:?}: {told}");
+    }
+    // Taken back: an open watch ends, as a fault and not as the end of the list.
+    let mut watch = stack.raw()?;
+    watch.send(
+        format!(
+            "GET /{}/api/v1/namespaces/z9-dev/configmaps?watch=1 HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n",
+            stack.key(),
+            stack.authority(),
+            stack.token("stranger")?
+        )
+        .as_bytes(),
+    )?;
+    ensure!(watch.head()?.starts_with("HTTP/1.1 200"));
+    ensure!(api(&stack, &token, "DELETE", &viewer, &Value::Null)?.status == 200);
+    let end = loop {
+        match watch.chunk() {
+            Ok(Some(_)) => {}
+            end => break end,
+        }
+    };
+    ensure!(end.is_err(), "the watch ended as if nothing had happened");
+    eventually("the namespace is closed again", Duration::from_secs(10), || {
+        Ok(listed()?.refused().is_ok_and(|told| told.to_lowercase().contains("forbidden")))
+    })?;
+    // Switched off, the cluster's own RBAC decides alone.
+    assign(3, VIEWER, &id)?;
+    eventually("a role at the cluster opens it", Duration::from_secs(10), || Ok(listed()?.code == Some(0)))?;
+    body["properties"]["aadProfile"] = json!({"enableAzureRBAC": false});
+    put(&id, "2026-05-01", &body)?;
+    eventually("roles are not asked any more", Duration::from_secs(10), || {
+        Ok(listed()?.refused().is_ok_and(|told| told.to_lowercase().contains("forbidden")))
+    })?;
     Ok(())
 }
 

@@ -1,0 +1,116 @@
+//! Pulls the roles and assignments that concern this cluster (features row Z9), for [`Authorizer`] to decide by: at once when
+//! they change, and again before their statement ends. One that cannot be had leaves what is known until that ends.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use futures_util::future::BoxFuture;
+use proto::{
+    agent_api::paths,
+    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
+    rbac::snapshot::{DOCUMENT_BYTES, Signed},
+};
+
+use super::{Role, health::Reporter, kube_aad_proxy::authorize::Authorizer};
+use crate::{chain, tunnel::api::AgentApi};
+
+/// This role's name.
+pub const NAME: &str = "guard";
+
+/// A statement is fetched anew when it is so old, though nothing has changed; the gateway's hold for an hour.
+const FRESH: Duration = Duration::from_secs(20 * 60);
+/// Bytes of an answer at most: a document as JSON text in JSON, where every quote is two bytes.
+const ANSWER_BYTES: usize = 2 * DOCUMENT_BYTES + 64 * 1024;
+/// Between two questions, however soon the gateway answers.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Waits after a question without an answer, or with one that is not taken.
+const AGAIN: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(1),
+    quick_cap: Duration::from_secs(5),
+    quick_for: Duration::from_secs(60),
+    cap: Duration::from_secs(300),
+    steady_after: Duration::from_secs(60),
+};
+
+/// The role.
+pub struct Guard {
+    api: AgentApi,
+    authorizer: Arc<Authorizer>,
+    health: Reporter,
+}
+
+impl Guard {
+    /// Asks over the tunnel.
+    pub fn new(api: AgentApi, authorizer: Arc<Authorizer>, health: Reporter) -> Self {
+        Self { api, authorizer, health }
+    }
+
+    async fn work(&self) {
+        let mut backoff = Backoff::new(AGAIN);
+        let mut known: Option<(String, Instant)> = None;
+        loop {
+            self.api.up().await;
+            let after = known.as_ref().filter(|(_, taken)| taken.elapsed() < FRESH).map(|(etag, _)| etag.as_str());
+            let path = match after {
+                Some(etag) => format!("{}?after={etag}", paths::POLICY),
+                None => paths::POLICY.to_owned(),
+            };
+            let wait = match self.ask(&path).await {
+                Ok(None) => PAUSE,
+                Ok(Some(etag)) => {
+                    backoff.reset();
+                    self.health.running();
+                    known = Some((etag, Instant::now()));
+                    PAUSE
+                }
+                Err(fault) => {
+                    tracing::warn!(error = fault.message, "roles and assignments are not known anew");
+                    self.health.failing(fault.reason, &fault.message);
+                    let wait = backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0);
+                    fault.retry_after.unwrap_or(wait).max(wait)
+                }
+            };
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// The etag of what was taken.
+    async fn ask(&self, path: &str) -> Result<Option<String>, Fault> {
+        let unreachable = |err: crate::tunnel::api::ApiError| Fault {
+            reason: "Unreachable",
+            message: chain(&err),
+            retry_after: err.retry_after(),
+        };
+        let Some(signed) = self.api.poll::<Signed>(path, ANSWER_BYTES).await.map_err(unreachable)? else {
+            return Ok(None);
+        };
+        let etag: String = signed.etag.chars().filter(|c| c.is_ascii_alphanumeric() || "-_".contains(*c)).collect();
+        self.authorizer.take(&signed, SystemTime::now()).await.map_err(|err| Fault {
+            reason: "NotTaken",
+            message: chain(&err),
+            retry_after: None,
+        })?;
+        tracing::debug!(revision = self.authorizer.revision(), "roles and assignments are known");
+        Ok(Some(etag))
+    }
+}
+
+struct Fault {
+    reason: &'static str,
+    message: String,
+    retry_after: Option<Duration>,
+}
+
+impl Role for Guard {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            shutdown.until_draining(self.work()).await;
+        })
+    }
+}
