@@ -112,11 +112,6 @@ impl Api {
         Self { client, context }
     }
 
-    /// Who asks.
-    pub fn context(&self) -> &Context {
-        &self.context
-    }
-
     /// GET of a document.
     pub async fn get(&self, target: &str) -> Outcome<Value> {
         Ok(self.send(&Call::new(Method::GET, target)).await?.body)

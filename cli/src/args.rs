@@ -3,6 +3,7 @@
 mod account;
 mod connect;
 mod resources;
+mod role;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -13,7 +14,7 @@ use std::{
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
 use proto::settings::positive_duration;
 
-pub use self::{account::*, connect::*, resources::*};
+pub use self::{account::*, connect::*, resources::*, role::*};
 
 /// As long as `gateway::issuer::principals::SECRET_LIFE`.
 const SECRET_TTL: &str = "8760h";
@@ -70,6 +71,16 @@ pub enum Command {
     Delete(DeleteArgs),
     /// Find out why a cluster is not connected, and pack what was found
     Troubleshoot(TroubleshootArgs),
+    /// Turn features of a cluster on
+    EnableFeatures(FeaturesArgs),
+    /// Turn features of a cluster off
+    DisableFeatures(FeaturesArgs),
+    /// Who may do what: role definitions and assignments
+    Role(RoleArgs),
+    /// Send one request to the resource API
+    Rest(RestArgs),
+    /// Print what makes a shell complete these commands
+    Completion(CompletionArgs),
     /// Serve a cluster at https://127.0.0.1:<port>, with a token that refreshes itself
     Proxy(ProxyArgs),
 }
@@ -258,6 +269,15 @@ pub struct ClusterArgs {
     /// PEM file of the authority of the gateway's certificate; the system's without this
     #[arg(long, value_name = "FILE", conflicts_with = "state")]
     pub ca: Option<PathBuf>,
+    /// The cluster by its name, at the gateway that `towline login` signed in at
+    #[arg(short = 'n', long, value_name = "NAME", requires = "resource_group", conflicts_with_all = ["state", "server", "cluster"])]
+    pub name: Option<String>,
+    /// Its resource group
+    #[arg(short = 'g', long, value_name = "GROUP", requires = "name")]
+    pub resource_group: Option<String>,
+    /// As which account.
+    #[command(flatten)]
+    pub context: ContextArgs,
 }
 
 /// Who signs in, and where.
@@ -336,7 +356,7 @@ pub struct TokenArgs {
 /// `towline whoami`.
 #[derive(Debug, ClapArgs)]
 pub struct WhoamiArgs {
-    /// Which cluster, as whom, and how to get there.
+    /// Which cluster, as whom, and how to get there. Without a cluster: who is signed in.
     #[command(flatten)]
     pub at: AccessArgs,
     /// Ask about the token in this file; - is standard input
@@ -400,6 +420,9 @@ pub struct ProxyArgs {
     /// The local port. Without this 47011 or the next one that is free
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
+    /// Use this token of a service account of the cluster. Others on this machine can read command lines: --token-file
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["token_file", "user", "password_file", "issuer"])]
+    pub token: Option<String>,
     /// Use the token in this file, which is read again when it changes, instead of signing in
     #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "password_file", "issuer"])]
     pub token_file: Option<PathBuf>,

@@ -4,13 +4,17 @@ mod account;
 mod clusters;
 mod connect;
 mod delete;
+mod completion;
 mod dev;
+mod features;
 mod group;
 mod interrupt;
 mod kubeconfig;
 mod login;
 mod proxy;
 mod steps;
+mod rest;
+mod role;
 mod target;
 mod token;
 mod troubleshoot;
@@ -40,6 +44,11 @@ pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
         Command::List(args) => interruptible(clusters::list(args)).await,
         Command::Show(args) => interruptible(clusters::show(args)).await,
         Command::Update(args) => interruptible(clusters::update(args)).await,
+        Command::EnableFeatures(args) => interruptible(features::run(args, true)).await,
+        Command::DisableFeatures(args) => interruptible(features::run(args, false)).await,
+        Command::Role(args) => interruptible(role::run(args)).await,
+        Command::Rest(args) => interruptible(rest::run(args)).await,
+        Command::Completion(args) => completion::run(&args),
         Command::Token(args) => interruptible(token::run(args)).await,
         Command::Whoami(args) => interruptible(whoami::run(args)).await,
         Command::Kubeconfig(args) => interruptible(kubeconfig::run(args)).await,

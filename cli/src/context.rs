@@ -115,6 +115,11 @@ impl Context {
         &self.account
     }
 
+    /// Whether it outlives this command.
+    pub fn is_kept(&self) -> bool {
+        self.folder.is_some()
+    }
+
     /// The gateway.
     pub fn gateway(&self) -> &Address {
         &self.gateway

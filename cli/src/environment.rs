@@ -59,6 +59,12 @@ pub fn config_dir() -> Option<PathBuf> {
     own.or_else(|| Some(xdg()?.join("towline")))
 }
 
+/// [`CONFIG_DIR`] by its whole path, where it was given.
+pub fn own_config_dir() -> Option<PathBuf> {
+    let given = env::var_os(CONFIG_DIR).filter(|path| !path.is_empty())?;
+    std::path::absolute(given).ok()
+}
+
 /// What stands in for `towline login` where nobody can sign in, such as in CI (features row K10).
 #[derive(Default)]
 pub struct Automation {

@@ -35,6 +35,8 @@ pub enum UserEntry {
         command: String,
         /// What it is called with.
         args: Vec<String>,
+        /// What it finds in its environment beside kubectl's own.
+        env: Vec<(String, String)>,
     },
 }
 
@@ -112,10 +114,12 @@ fn user(credential: &UserEntry) -> Mapping {
             }
             user
         }
-        UserEntry::Exec { api_version, command, args } => {
+        UserEntry::Exec { api_version, command, args, env } => {
             let mut exec = mapping([("apiVersion", &(*api_version).to_owned()), ("command", command)]);
             exec.insert("args".into(), args.iter().map(|arg| Value::from(arg.as_str())).collect::<Vec<_>>().into());
-            exec.insert("env".into(), Value::Null);
+            let env = env.iter().map(|(name, value)| Value::from(mapping([("name", name), ("value", value)])));
+            let env: Vec<Value> = env.collect();
+            exec.insert("env".into(), if env.is_empty() { Value::Null } else { env.into() });
             exec.insert("interactiveMode".into(), "Never".into());
             exec.insert("provideClusterInfo".into(), false.into());
             [(Value::from("exec"), Value::from(exec))].into_iter().collect()

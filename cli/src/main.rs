@@ -18,12 +18,10 @@
 //! | [`state`] | the folder of `towline dev` |
 //! | [`environment`] | the environment variables that are read |
 
-#[allow(dead_code, reason = "`towline connect` and others come next")]
 mod api;
 mod args;
 mod client;
 mod commands;
-#[allow(dead_code, reason = "`towline connect` and others come next")]
 mod context;
 mod credential;
 mod environment;

@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::ExitCode, time::SystemTime};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context as _, anyhow};
 use secrecy::ExposeSecret;
 
 use super::{
@@ -19,15 +19,15 @@ use crate::{
 
 /// Writes or merges it.
 pub async fn run(args: KubeconfigArgs) -> Outcome {
-    let target = Target::new(&args.at)?;
+    let target = Target::new(&args.at).await?;
     let (who, credential) = if let Some(file) = &args.service_account_token {
         service_account(&args, &target, file)?
     } else {
-        let sign_in = target.sign_in(&args.at.user)?;
-        let who = sign_in.user.clone();
+        target.check("AAD", false).await?;
+        let source = target.source(None, &args.at.user)?;
+        let who = source.who();
         if args.embed_token {
-            let token = credential::Source::SignIn(sign_in).obtain().await;
-            let token = token?;
+            let token = source.obtain().await?;
             if let Some(expires) = token.expires {
                 tracing::info!("the token in this kubeconfig ends at {}", timestamp(expires)?);
             }
@@ -36,7 +36,7 @@ pub async fn run(args: KubeconfigArgs) -> Outcome {
             (who, exec(&args, &target)?)
         }
     };
-    let name = format!("towline-{}", target.name);
+    let name = format!("towline-{}", target.entry_name());
     let user = format!("{name}-{who}");
     let entry = Entry {
         context: args.file.kube_context.clone().unwrap_or_else(|| user.clone()),
@@ -80,6 +80,9 @@ fn server(args: &KubeconfigArgs, target: &Target) -> Outcome<String> {
 
 /// PEM of the authority of the gateway's certificate.
 fn read_ca(target: &Target) -> anyhow::Result<Option<String>> {
+    if let Some(context) = &target.context {
+        return Ok(context.ca().map(str::to_owned));
+    }
     let read = |file| std::fs::read_to_string(file).with_context(|| format!("cannot read {}", Path::display(file)));
     target.ca_file.as_deref().map(read).transpose()
 }
@@ -100,12 +103,17 @@ fn exec(args: &KubeconfigArgs, target: &Target) -> Outcome<UserEntry> {
     let absolute = |path: &std::path::PathBuf| {
         std::path::absolute(path).map(|path| path.display().to_string()).unwrap_or_else(|_| path.display().to_string())
     };
-    match &target.state {
-        Some(state) => {
+    match (&target.context, &target.state) {
+        (Some(context), _) => {
+            // Automation's account is in the environment that kubectl hands on, and nowhere else.
+            option("--account", context.is_kept().then(|| context.account().name.clone()));
+            option("--cluster", target.id.as_ref().map(ToString::to_string));
+        }
+        (None, Some(state)) => {
             option("--state", Some(state.dir().display().to_string()));
             option("--cluster", Some(target.name.clone()));
         }
-        None => {
+        (None, None) => {
             option("--server", Some(target.server.url()));
             option("--cluster", target.id.as_ref().map(ToString::to_string).or_else(|| Some(target.key.hex())));
             option("--ca", target.ca_file.as_ref().map(absolute));
@@ -130,7 +138,10 @@ fn exec(args: &KubeconfigArgs, target: &Target) -> Outcome<UserEntry> {
         "v1" => credential::ExecVersion::V1,
         _ => credential::ExecVersion::V1Beta1,
     };
-    Ok(UserEntry::Exec { api_version: api_version.as_str(), command, args: words })
+    // Where accounts are kept is not left to the shell that kubectl is started from.
+    let kept = target.context.as_ref().filter(|context| context.is_kept()).and_then(|_| environment::own_config_dir());
+    let env = kept.into_iter().map(|dir| (environment::CONFIG_DIR.to_owned(), dir.display().to_string())).collect();
+    Ok(UserEntry::Exec { api_version: api_version.as_str(), command, args: words, env })
 }
 
 /// The cluster's own token, and the certificate beside it that lets it through the gateway (features row A6).

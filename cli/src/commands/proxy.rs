@@ -28,11 +28,17 @@ const INTERRUPT_GRACE: Duration = Duration::from_secs(1);
 
 /// Serves until Ctrl+C.
 pub async fn run(args: ProxyArgs) -> Outcome {
-    let target = Target::new(&args.at)?;
-    let source = target.source(args.token_file.as_deref(), &args.at.user)?;
+    let target = Target::new(&args.at).await?;
+    let source = match &args.token {
+        Some(token) => Source::Fixed(token.clone().into()),
+        None => target.source(args.token_file.as_deref(), &args.at.user)?,
+    };
     // Before anything is asked of others: a port that is taken is known at once.
     let listener = Listener::new(bind(args.port).await?)?;
-    let who = who(&source);
+    let who = source.who();
+    if matches!(source, Source::Account { .. }) {
+        target.check("AAD", true).await?;
+    }
     let credentials = target.credentials(&args.certificate, &source, ACCESS_TTL).await?;
     let keeper = Keeper::start(source).await?;
     let client = target.client(credentials.as_ref())?;
@@ -104,13 +110,6 @@ async fn announce(client: &Client, keeper: &Keeper, path: &str) {
     }
 }
 
-fn who(source: &Source) -> String {
-    match source {
-        Source::SignIn(sign_in) => sign_in.user.clone(),
-        Source::File(_) | Source::Fixed(_) => "token".to_owned(),
-    }
-}
-
 fn entry(
     args: &ProxyArgs,
     target: &Target,
@@ -120,7 +119,7 @@ fn entry(
 ) -> anyhow::Result<Entry> {
     let port = listener.port()?;
     // The port is part of the names: proxies side by side do not take each other's entries.
-    let name = format!("towline-proxy-{}-{port}", target.name);
+    let name = format!("towline-proxy-{}-{port}", target.entry_name());
     Ok(Entry {
         context: args.file.kube_context.clone().unwrap_or_else(|| format!("{name}-{who}")),
         user: format!("{name}-{who}"),

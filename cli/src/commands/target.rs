@@ -1,18 +1,23 @@
-//! Which cluster, at which gateway, as whom: from a state's folder or from options of their own.
+//! Which cluster, at which gateway, as whom: from the account that is signed in, from a state's folder or from options of
+//! their own.
 
 use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context as _, anyhow};
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::{Credentials, Roots, Validity};
 use proto::ids::{ClusterId, ClusterKey};
 use secrecy::ExposeSecret;
+use serde_json::{Value, json};
 
 use crate::{
+    api::{at, versions},
     args::{AccessArgs, CertificateArgs, UserArgs},
     client::{self, Address, Client, Outbound},
+    context::Context,
     credential::{self, SignIn, Source, claims},
     environment,
     failure::{Failure, Outcome},
@@ -33,15 +38,21 @@ pub struct Target {
     pub name: String,
     /// The authority of the gateway's certificate; none for the system's.
     pub ca_file: Option<PathBuf>,
+    /// The account that told, if one did.
+    pub context: Option<Context>,
     /// How to get there.
     pub outbound: Outbound,
 }
 
 impl Target {
-    /// Of `--state` and `--cluster`, or of `--server`, `--cluster` and `--ca`.
-    pub fn new(at: &AccessArgs) -> Outcome<Self> {
+    /// Of `--state` and `--cluster`, of `--server`, `--cluster` and `--ca`, or of the account that is signed in with `--name`
+    /// and `--resource-group`, or `--cluster`.
+    pub async fn new(at: &AccessArgs) -> Outcome<Self> {
         let outbound = Outbound::new(&at.outbound).map_err(Failure::usage)?;
         let args = &at.cluster;
+        if args.state.is_none() && args.server.is_none() {
+            return Self::of_account(at).await;
+        }
         if let Some(dir) = &args.state {
             let state = State::open(dir)?;
             let cluster = state.cluster(args.cluster.as_deref())?;
@@ -52,6 +63,7 @@ impl Target {
                 id: Some(id),
                 name,
                 ca_file: Some(state.ca_file()),
+                context: None,
                 outbound,
                 state: Some(state),
             });
@@ -74,11 +86,84 @@ impl Target {
                 ));
             }
         };
-        Ok(Self { state: None, server, key, id, name, ca_file: args.ca.clone(), outbound })
+        Ok(Self { state: None, server, key, id, name, ca_file: args.ca.clone(), context: None, outbound })
+    }
+
+    /// Of the account that is signed in.
+    async fn of_account(at: &AccessArgs) -> Outcome<Self> {
+        let args = &at.cluster;
+        if at.user.user.is_some() || at.user.issuer.is_some() || args.ca.is_some() {
+            let error =
+                anyhow!("--user, --issuer and --ca belong to a gateway that is named: --state DIR or --server URL");
+            return Err(
+                Failure::usage(error).hint("an account that is signed in has them; another one: --account NAME")
+            );
+        }
+        let context = Context::open(&args.context).await?;
+        let id = match (&args.name, &args.resource_group, &args.cluster) {
+            (Some(name), Some(group), _) => context.cluster(group, name)?.as_str().to_owned(),
+            (_, _, Some(id)) => id.clone(),
+            _ => {
+                return Err(Failure::usage(anyhow!("which cluster?"))
+                    .hint("-n NAME -g GROUP; towline list says which there are"));
+            }
+        };
+        let id: ClusterId = id.parse().context("the cluster's id").map_err(Failure::usage)?;
+        let given = at.outbound.proxy_url.is_some();
+        Ok(Self {
+            state: None,
+            server: context.gateway().clone(),
+            key: id.key(),
+            name: id.name().to_owned(),
+            id: Some(id),
+            ca_file: None,
+            outbound: if given {
+                Outbound::new(&at.outbound).map_err(Failure::usage)?
+            } else {
+                context.outbound().clone()
+            },
+            context: Some(context),
+        })
+    }
+
+    /// What a kubeconfig calls the cluster. Two resource groups may have one of the same name.
+    pub fn entry_name(&self) -> String {
+        let group = self.id.as_ref().filter(|_| self.context.is_some());
+        let group = group.and_then(|id| proto::api::ResourceId::parse(id.as_str()).ok());
+        match group.as_ref().and_then(|id| id.resource_group()) {
+            Some(group) => format!("{group}-{}", self.name),
+            None => self.name.clone(),
+        }
+    }
+
+    /// Asks the gateway for the right to reach the cluster, as `az connectedk8s proxy` does (features row K1): so what is
+    /// wrong is told here, and not by the first kubectl. Without an account there is nobody to ask as.
+    pub async fn check(&self, method: &str, client_proxy: bool) -> Outcome<Option<Value>> {
+        let (Some(context), Some(id)) = (&self.context, &self.id) else { return Ok(None) };
+        let target = at(format!("{}/listClusterUserCredential", id.as_str()), versions::CLUSTERS);
+        let body = json!({"authenticationMethod": method, "clientProxy": client_proxy});
+        Ok(Some(context.api()?.post(&target, &body).await?.body))
+    }
+
+    /// The certificate that the gateway gives beside a service-account token (`authenticationMethod: Token`).
+    async fn access_of_account(&self) -> Outcome<Option<Credentials>> {
+        let Some(answer) = self.check("Token", true).await? else { return Ok(None) };
+        let text = answer["kubeconfigs"][0]["value"].as_str().context("the gateway's answer has no kubeconfig")?;
+        let text = BASE64.decode(text).context("the gateway's kubeconfig")?;
+        let kubeconfig: Value = serde_yaml::from_slice(&text).context("the gateway's kubeconfig")?;
+        let user = &kubeconfig["users"][0]["user"];
+        let pem = |name: &str| user[name].as_str().and_then(|data| BASE64.decode(data).ok());
+        match (pem("client-certificate-data"), pem("client-key-data")) {
+            (Some(certificate), Some(key)) => Ok(Some(Credentials::from_pem(&certificate, &key)?)),
+            _ => Ok(None),
+        }
     }
 
     /// Whom to trust.
     pub fn roots(&self) -> anyhow::Result<Roots> {
+        if let Some(context) = &self.context {
+            return Ok(context.roots().clone());
+        }
         client::roots(self.ca_file.as_deref())
     }
 
@@ -132,6 +217,9 @@ impl Target {
         if let (Some(certificate), Some(key)) = (&files.client_certificate, &files.client_key) {
             return Ok(Some(Credentials::load(certificate, key)?));
         }
+        if let (Some(_), Source::File(_) | Source::Fixed(_)) = (&self.context, source) {
+            return self.access_of_account().await;
+        }
         let (Some(state), Source::File(_) | Source::Fixed(_)) = (&self.state, source) else { return Ok(None) };
         let token = source.obtain().await?;
         let token = token.secret.expose_secret();
@@ -142,10 +230,19 @@ impl Target {
         Ok(Some(self.issue_access(&service_account_name(token), ttl)?.credentials().clone()))
     }
 
+    /// Tokens of the account that is signed in.
+    pub fn account_source(&self) -> Outcome<Source> {
+        let (Some(context), Some(id)) = (&self.context, &self.id) else {
+            return Err(Failure::usage(anyhow!("no account is signed in")));
+        };
+        Ok(Source::Account { context: Box::new(context.clone()), audience: id.audience() })
+    }
+
     /// The token of `--token-file`, or a sign-in.
     pub fn source(&self, token_file: Option<&Path>, user: &UserArgs) -> Outcome<Source> {
         match token_file {
             Some(file) => Ok(Source::file(file)?),
+            None if self.context.is_some() => self.account_source(),
             None => Ok(Source::SignIn(self.sign_in(user)?)),
         }
     }

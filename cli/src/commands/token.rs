@@ -28,7 +28,7 @@ const KEEP_AT_LEAST: Duration = Duration::from_secs(300);
 
 /// Prints a token and nothing else.
 pub async fn run(args: TokenArgs) -> Outcome {
-    let (source, kept) = source(&args)?;
+    let (source, kept) = source(&args).await?;
     let token = if args.exec_credential { kept.as_ref().and_then(Kept::read) } else { None };
     let token = match token {
         Some(token) => token,
@@ -57,7 +57,7 @@ pub async fn run(args: TokenArgs) -> Outcome {
 }
 
 /// An issuer and an audience suffice: no gateway needs to be named.
-fn source(args: &TokenArgs) -> Outcome<(Source, Option<Kept>)> {
+async fn source(args: &TokenArgs) -> Outcome<(Source, Option<Kept>)> {
     if let (Some(issuer), Some(audience), None) =
         (&args.at.user.issuer, &args.at.user.audience, &args.at.cluster.server)
     {
@@ -70,10 +70,14 @@ fn source(args: &TokenArgs) -> Outcome<(Source, Option<Kept>)> {
         // The cluster's id alone tells the audience; the issuer stands in for the gateway.
         let mut at = args.at.clone();
         at.cluster.server = Some(issuer.trim_end_matches(gateway::issuer::MOUNT).to_owned());
-        let target = Target::new(&at)?;
+        let target = Target::new(&at).await?;
         return Ok((Source::SignIn(target.sign_in(&args.at.user)?), None));
     }
-    let target = Target::new(&args.at)?;
+    let target = Target::new(&args.at).await?;
+    if target.context.is_some() {
+        // Its account keeps tokens itself.
+        return Ok((target.account_source()?, None));
+    }
     let sign_in = target.sign_in(&args.at.user)?;
     let kept =
         target.state.as_ref().filter(|_| args.at.user.ttl.is_none() && args.at.user.audience.is_none()).map(|state| {

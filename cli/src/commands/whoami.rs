@@ -2,16 +2,19 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail};
 use http::{Request, StatusCode, header};
 use http_body_util::Full;
 use secrecy::ExposeSecret;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{print, target::Target};
 use crate::{
-    args::WhoamiArgs,
+    args::{Format, OutputArgs, WhoamiArgs},
+    context::Context,
+    credential::{claims, timestamp},
     failure::{FAILED, Outcome},
+    output,
 };
 
 /// Life of the access certificate that is made for one question about a service-account token.
@@ -19,7 +22,12 @@ const ACCESS_TTL: Duration = Duration::from_secs(300);
 
 /// Asks below the cluster's address. The exit code is 0 if both take the token.
 pub async fn run(args: WhoamiArgs) -> Outcome {
-    let target = Target::new(&args.at)?;
+    let cluster = &args.at.cluster;
+    let named = [&cluster.name, &cluster.cluster, &cluster.server].iter().any(|option| option.is_some());
+    if !named && cluster.state.is_none() {
+        return account(&args).await;
+    }
+    let target = Target::new(&args.at).await?;
     let source = target.source(args.token_file.as_deref(), &args.at.user)?;
     let token = source.obtain().await?;
     let credentials = target.credentials(&args.certificate, &source, ACCESS_TTL).await?;
@@ -37,6 +45,37 @@ pub async fn run(args: WhoamiArgs) -> Outcome {
         && answer["gateway"]["allowed"] != false;
     print(&if args.json { answer.to_string() } else { text(&answer) })?;
     Ok(ExitCode::from(if accepted { 0 } else { FAILED }))
+}
+
+/// Who is signed in, by the token that the gateway's API gets.
+async fn account(args: &WhoamiArgs) -> Outcome {
+    let context = Context::open(&args.at.cluster.context).await?;
+    let token = context.api_token().await?;
+    let account = context.account();
+    let said = claims(token.secret.expose_secret()).unwrap_or_default();
+    let value = json!({
+        "account": account.name,
+        "user": account.user,
+        "objectId": said["oid"].as_str().or(said["sub"].as_str()),
+        "groups": said["groups"],
+        "gateway": account.gateway,
+        "tenantId": account.tenant,
+        "subscriptionId": context.subscription().ok().map(|id| id.name().to_owned()),
+        "tokenExpires": token.expires.map(timestamp).transpose()?,
+    });
+    let columns: &[output::Column] = &[
+        ("Account", "/account"),
+        ("User", "/user"),
+        ("ObjectId", "/objectId"),
+        ("Groups", "/groups"),
+        ("Gateway", "/gateway"),
+        ("Tenant", "/tenantId"),
+        ("Subscription", "/subscriptionId"),
+        ("TokenExpires", "/tokenExpires"),
+    ];
+    let form = if args.json { Format::Json } else { Format::Table };
+    output::print(&value, &OutputArgs { output: form, query: None }, columns)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn read(status: StatusCode, body: &[u8]) -> anyhow::Result<Value> {
@@ -80,8 +119,6 @@ fn text(answer: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use http::{Method, Request, header};
 use http_body_util::Full;
@@ -13,7 +13,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
 use super::{Token, read_secret};
-use crate::client::Client;
+use crate::{client::Client, context::Context};
 
 /// A sign-in at an issuer: RFC 6749 section 4.3.
 pub struct SignIn {
@@ -37,6 +37,13 @@ pub enum Source {
     File(PathBuf),
     /// A token that was given once.
     Fixed(SecretString),
+    /// An account that is signed in.
+    Account {
+        /// Who.
+        context: Box<Context>,
+        /// For whom the token is.
+        audience: String,
+    },
 }
 
 impl Source {
@@ -46,11 +53,21 @@ impl Source {
         Ok(if file == Path::new("-") { Self::Fixed(secret) } else { Self::File(file.to_owned()) })
     }
 
+    /// Whose tokens they are, for people.
+    pub fn who(&self) -> String {
+        match self {
+            Self::SignIn(sign_in) => sign_in.user.clone(),
+            Self::Account { context, .. } => context.account().user.clone(),
+            Self::File(_) | Self::Fixed(_) => "token".to_owned(),
+        }
+    }
+
     /// A token, the newest that there is.
     pub async fn obtain(&self) -> anyhow::Result<Token> {
         match self {
             Self::SignIn(sign_in) => sign_in.obtain().await,
             Self::File(file) => Ok(Token::new(read_secret(file)?, SystemTime::now())),
+            Self::Account { context, audience } => context.token(audience).await,
             Self::Fixed(secret) => Ok(Token::new(secret.clone(), SystemTime::now())),
         }
     }

@@ -12,6 +12,7 @@ fn entry() -> Entry {
             api_version: "client.authentication.k8s.io/v1beta1",
             command: "/usr/bin/towline".into(),
             args: vec!["token".into(), "--exec-credential".into()],
+            env: Vec::new(),
         },
     }
 }
