@@ -14,7 +14,11 @@ use secrecy::ExposeSecret;
 use serde_json::Value;
 
 pub use self::{error::ApiError, operation::Wait};
-use crate::{client::Client, context::Context, failure::Outcome};
+use crate::{
+    client::{Client, Live},
+    context::Context,
+    failure::Outcome,
+};
 
 /// Api-versions, by type.
 pub mod versions {
@@ -193,7 +197,26 @@ impl Api {
         }
     }
 
+    /// Server-sent events behind the one of id `last`, or from now on.
+    pub async fn events(&self, target: &str, last: Option<&str>) -> Outcome<Live> {
+        let mut call = Call::new(Method::GET, target);
+        call.headers.extend(
+            last.and_then(|id| Some((HeaderName::from_static("last-event-id"), HeaderValue::from_str(id).ok()?))),
+        );
+        let request = self.request(&call, "text/event-stream").await?;
+        let (head, mut live) = self.client.open(request).await?;
+        if head.status.is_success() {
+            return Ok(live);
+        }
+        let body = live.next().await.unwrap_or_default();
+        Err(ApiError::read(&call, self.context.account(), &Response::from_parts(head, body)).into())
+    }
+
     async fn once(&self, call: &Call<'_>) -> anyhow::Result<Response<Bytes>> {
+        self.client.ask(self.request(call, "application/json").await?).await
+    }
+
+    async fn request(&self, call: &Call<'_>, accept: &str) -> anyhow::Result<Request<Full<Bytes>>> {
         let token = self.context.api_token().await?;
         let mut bearer = HeaderValue::try_from(format!("Bearer {}", token.secret.expose_secret()))
             .map_err(|_| anyhow!("the token has characters that no token has"))?;
@@ -202,7 +225,7 @@ impl Api {
             .method(call.method.clone())
             .uri(self.own(call.target)?)
             .header(header::AUTHORIZATION, bearer)
-            .header(header::ACCEPT, "application/json")
+            .header(header::ACCEPT, accept)
             .header(CORRELATION_ID, self.context.correlation());
         for (name, value) in &call.headers {
             request = request.header(name, value);
@@ -214,7 +237,7 @@ impl Api {
             }
             None => String::new(),
         };
-        self.client.ask(request.body(Full::new(Bytes::from(body)))?).await
+        Ok(request.body(Full::new(Bytes::from(body)))?)
     }
 
     /// The path and query of a target. An address in an answer must be this gateway's: a token goes nowhere else.

@@ -2,6 +2,7 @@
 
 mod account;
 mod connect;
+mod identities;
 mod resources;
 mod role;
 
@@ -14,7 +15,7 @@ use std::{
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
 use proto::settings::positive_duration;
 
-pub use self::{account::*, connect::*, resources::*, role::*};
+pub use self::{account::*, connect::*, identities::*, resources::*, role::*};
 
 /// As long as `gateway::issuer::principals::SECRET_LIFE`.
 const SECRET_TTL: &str = "8760h";
@@ -77,6 +78,12 @@ pub enum Command {
     DisableFeatures(FeaturesArgs),
     /// Who may do what: role definitions and assignments
     Role(RoleArgs),
+    /// Service principals: what automation signs in as
+    Sp(SpArgs),
+    /// What is open through the gateway
+    Sessions(SessionsArgs),
+    /// What happens to clusters
+    Events(EventsArgs),
     /// Send one request to the resource API
     Rest(RestArgs),
     /// Print what makes a shell complete these commands

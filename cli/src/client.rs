@@ -9,7 +9,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use certs::{Credentials, Roots};
-use http::{Request, Response};
+use http::{Request, Response, response::Parts};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use proto::{
@@ -177,6 +177,24 @@ impl Client {
         }
     }
 
+    /// Sends one request and hands over the answer as it comes, for as long as it takes.
+    pub async fn open(&self, request: Request<Full<Bytes>>) -> anyhow::Result<(Parts, Live)> {
+        match timeout(REQUEST_TIMEOUT, self.begin(request)).await {
+            Ok(Ok(opened)) => Ok(opened),
+            Ok(Err(error)) => Err(trouble::explain(self, error).await),
+            Err(_) => Err(anyhow!("{} did not answer within {REQUEST_TIMEOUT:?}", self.address.authority())),
+        }
+    }
+
+    async fn begin(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<(Parts, Live)> {
+        request.headers_mut().insert(http::header::HOST, self.address.authority().parse()?);
+        let stream = self.connect().await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let connection = self.tasks.spawn_task("connection", connection);
+        let (head, body) = sender.send_request(request).await?.into_parts();
+        Ok((head, Live { body, _held: Box::new((sender, connection)) }))
+    }
+
     async fn exchange(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<Response<Bytes>> {
         request.headers_mut().insert(http::header::HOST, self.address.authority().parse()?);
         let stream = self.connect().await?;
@@ -186,6 +204,25 @@ impl Client {
         let (head, body) = sender.send_request(request).await?.into_parts();
         let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(|error| anyhow!(error))?;
         Ok(Response::from_parts(head, body.to_bytes()))
+    }
+}
+
+/// An answer that is still coming.
+pub struct Live {
+    body: hyper::body::Incoming,
+    /// The connection, which ends with this.
+    _held: Box<dyn std::any::Any + Send>,
+}
+
+impl Live {
+    /// The next part; none at its end, also where it broke off.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            match self.body.frame().await?.ok()?.into_data() {
+                Ok(data) => return Some(data),
+                Err(_) => continue,
+            }
+        }
     }
 }
 

@@ -2,19 +2,22 @@
 
 mod account;
 mod clusters;
+mod completion;
 mod connect;
 mod delete;
-mod completion;
 mod dev;
+mod events;
 mod features;
 mod group;
 mod interrupt;
 mod kubeconfig;
 mod login;
 mod proxy;
-mod steps;
 mod rest;
 mod role;
+mod sessions;
+mod sp;
+mod steps;
 mod target;
 mod token;
 mod troubleshoot;
@@ -47,6 +50,9 @@ pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
         Command::EnableFeatures(args) => interruptible(features::run(args, true)).await,
         Command::DisableFeatures(args) => interruptible(features::run(args, false)).await,
         Command::Role(args) => interruptible(role::run(args)).await,
+        Command::Sp(args) => interruptible(sp::run(args)).await,
+        Command::Sessions(args) => interruptible(sessions::run(args)).await,
+        Command::Events(args) => interruptible(events::run(args)).await,
         Command::Rest(args) => interruptible(rest::run(args)).await,
         Command::Completion(args) => completion::run(&args),
         Command::Token(args) => interruptible(token::run(args)).await,

@@ -11,6 +11,8 @@
 //! | [`fixed`] | where everything is, providers |
 //! | [`open_api`] | the OpenAPI document |
 //! | [`filter`] | `$filter` |
+//! | [`service_principals`] | the built-in issuer's service principals |
+//! | [`sessions`] | open sessions |
 //! | [`graph`] | what `az` asks Microsoft Graph |
 //! | [`error`] | refusals, as ARM's envelope |
 //!
@@ -25,6 +27,8 @@ pub mod open_api;
 pub mod operations;
 pub mod read;
 pub mod route;
+pub mod service_principals;
+pub mod sessions;
 pub mod write;
 
 use std::{sync::Arc, time::SystemTime};
@@ -54,6 +58,7 @@ use crate::{
         respond::{self, Body},
     },
     resources::Kind,
+    sessions::Sessions,
     snapshot::Snapshot,
 };
 
@@ -129,6 +134,8 @@ pub struct Call<'a> {
     pub now_ms: i64,
     /// The built-in issuer, which knows its users by name.
     pub issuer: Option<Arc<Issuer>>,
+    /// Open sessions.
+    pub sessions: Option<Arc<Sessions>>,
 }
 
 impl Call<'_> {
@@ -216,6 +223,8 @@ pub struct Site<'a> {
     pub snapshot: &'a Snapshot,
     /// The built-in issuer, if there is one.
     pub issuer: Option<Arc<Issuer>>,
+    /// Open sessions, if there are any here.
+    pub sessions: Option<Arc<Sessions>>,
 }
 
 /// Serves one request. Never fails: every outcome is an answer.
@@ -260,7 +269,7 @@ fn echoed(headers: &HeaderMap, id: RequestId) -> Vec<(HeaderName, HeaderValue)> 
 }
 
 async fn answer<B>(
-    Site { control, snapshot, issuer }: Site<'_>,
+    Site { control, snapshot, issuer, sessions }: Site<'_>,
     path: &str,
     request: Request<B>,
     record: &mut Record,
@@ -298,6 +307,7 @@ where
             .collect(),
         now_ms: control.now_ms(),
         issuer,
+        sessions,
     };
     let result = match (&route, reads) {
         (Route::Resource(id), true) => read::resource(&call, id).await,
@@ -313,6 +323,11 @@ where
         },
         (Route::Graph(question), true) => graph::answer(&call, *question, &serde_json::Map::new()),
         (Route::Graph(question), false) => graph::answer(&call, *question, &body::read(&call, body).await?),
+        (Route::ServicePrincipals(question), _) => service_principals::serve(&call, question, body).await,
+        (Route::Sessions(id), _) => {
+            body::discard(body).await?;
+            sessions::serve(&call, id.as_deref())
+        }
         (Route::Action(id, action), _) => write::act(&call, id, action, body).await,
         (Route::Register { subscription, namespace }, _) => {
             body::discard(body).await?;

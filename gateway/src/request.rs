@@ -331,7 +331,8 @@ async fn api(
 ) -> Result<Response<Body>, Refusal> {
     let Some(control) = &core.control else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
     let snapshot = core.snapshots.load();
-    let site = crate::api::Site { control, snapshot: &snapshot, issuer: core.issuer.load_full() };
+    let (issuer, sessions) = (core.issuer.load_full(), Some(Arc::clone(&core.sessions)));
+    let site = crate::api::Site { control, snapshot: &snapshot, issuer, sessions };
     Ok(crate::api::serve(site, id, path, http, record).await)
 }
 

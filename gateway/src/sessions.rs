@@ -202,6 +202,11 @@ impl Sessions {
         self.open.iter().take(limit).map(|entry| Arc::clone(entry.value())).collect()
     }
 
+    /// The one of this id.
+    pub fn get(&self, id: RequestId) -> Option<Arc<Session>> {
+        self.open.get(&id.0).map(|entry| Arc::clone(entry.value()))
+    }
+
     /// Ends one. False: there is none of this id.
     pub fn end(&self, id: RequestId, reason: EndReason) -> bool {
         self.open.get(&id.0).map(|session| session.end(reason)).is_some()

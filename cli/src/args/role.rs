@@ -19,6 +19,7 @@ pub struct RoleArgs {
 
 /// `towline role <noun>`.
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it, which was typed")]
 pub enum RoleNoun {
     /// Who has which role where
     Assignment {

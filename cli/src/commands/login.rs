@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
+use clap::Parser;
 use gateway::issuer::clients::COMMAND_CLIENT;
 use secrecy::SecretString;
 use serde_json::Value;
@@ -10,7 +11,7 @@ use serde_json::Value;
 use super::account::{COLUMNS, shown};
 use crate::{
     api::{at, versions},
-    args::LoginArgs,
+    args::{Args, Command, LoginArgs},
     client::{Address, Client, Outbound},
     context::{Account, Context, Folder, SignsIn, account::IssuerAt, tokens},
     credential::read_secret,
@@ -51,6 +52,41 @@ pub async fn run(args: LoginArgs) -> Outcome {
     folder.set_current(Some(&account.name))?;
     output::print(&shown(&account, true), &args.output, COLUMNS)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Signs the person of an account in again, for a program that needs a token now; what is the current account stays that.
+///
+/// # Errors
+/// When it is no person's, or they do not sign in.
+pub async fn again(context: &Context) -> Outcome<()> {
+    let account = context.account();
+    let mut words = vec!["towline", "login", account.gateway.as_str(), "--name", account.name.as_str(), "-o", "none"];
+    match &account.signs_in {
+        SignsIn::User { client_id, external: Some(issuer), .. } if issuer.ca.is_none() => {
+            words.extend([
+                "--issuer",
+                issuer.url.as_str(),
+                "--client-id",
+                client_id.as_str(),
+                "--scope",
+                issuer.scope.as_str(),
+            ]);
+        }
+        SignsIn::User { external: None, .. } => {}
+        _ => {
+            return Err(Failure::from(anyhow!("the sign-in of {} is no good any more", account.name))
+                .hint("towline login --help"));
+        }
+    }
+    let args = Args::try_parse_from(words).context("signing in again")?;
+    let Command::Login(mut args) = args.command else { return Err(anyhow!("no login").into()) };
+    args.subscription.clone_from(&account.subscription);
+    args.outbound = account.outbound();
+    let (folder, user) = (Folder::open()?, account.user.clone());
+    let current = folder.current()?;
+    output::say(&format!("The sign-in of {user} at {} has ended.", account.gateway));
+    run(args).await?;
+    folder.set_current(current.as_deref())
 }
 
 /// The gateway that was typed, or again the one of the current account.

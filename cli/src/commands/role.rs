@@ -44,6 +44,18 @@ pub async fn run(args: RoleArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Gives somebody a role, for a command that made them.
+pub async fn assign(context: &Context, object_id: &str, role: &str, scope: &ScopeArgs) -> Outcome<()> {
+    let roles = Roles { api: context.api()?, context: context.clone(), output: OutputArgs::default() };
+    let scope = scope_of(context, scope)?;
+    let role = roles.role(&scope, role).await?;
+    let properties =
+        json!({"roleDefinitionId": role["id"], "principalId": object_id, "principalType": "ServicePrincipal"});
+    let id = format!("{scope}/providers/{ASSIGNMENTS}/{}", guid::random()?);
+    roles.api.put(&at(id, versions::AUTHORIZATION), &json!({"properties": properties})).await?;
+    Ok(())
+}
+
 /// The scope that was given, in full.
 fn scope_of(context: &Context, args: &ScopeArgs) -> Outcome<String> {
     if let Some(scope) = &args.scope {

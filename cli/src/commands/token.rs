@@ -12,7 +12,7 @@ use secrecy::ExposeSecret;
 use serde_json::json;
 
 use super::{
-    print,
+    login, print,
     target::{Target, sign_in},
 };
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     credential::{ExecVersion, Source, Token, claims, exec_credential, read_secret, timestamp},
     environment,
     failure::{Failure, Outcome},
+    oauth::Refused,
 };
 
 /// A kept token is shown again while so much of its life is left, but never less than a quarter of it.
@@ -33,7 +34,13 @@ pub async fn run(args: TokenArgs) -> Outcome {
     let token = match token {
         Some(token) => token,
         None => {
-            let token = source.obtain().await?;
+            let token = match (source.obtain().await, &source) {
+                (Err(error), Source::Account { context, .. }) if args.exec_credential && is_signed_out(&error) => {
+                    login::again(context).await?;
+                    source.obtain().await?
+                }
+                (result, _) => result?,
+            };
             if let (true, Some(kept)) = (args.exec_credential, &kept) {
                 kept.write(&token);
             }
@@ -54,6 +61,13 @@ pub async fn run(args: TokenArgs) -> Outcome {
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether signing in again helps, and somebody is there to do it: kubectl shows what its plugin says to standard error.
+fn is_signed_out(error: &anyhow::Error) -> bool {
+    use std::io::IsTerminal;
+    let over = error.chain().any(|cause| cause.downcast_ref::<Refused>().is_some_and(Refused::is_over));
+    over && std::io::stderr().is_terminal()
 }
 
 /// An issuer and an audience suffice: no gateway needs to be named.

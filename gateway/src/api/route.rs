@@ -1,6 +1,6 @@
 //! Path to what is meant. Parses, looks nothing up.
 
-use super::graph;
+use super::{graph, service_principals};
 use crate::events;
 use http::Method;
 use proto::api::{
@@ -56,6 +56,10 @@ pub enum Route {
     Locations(String),
     /// `/v1.0/...`.
     Graph(graph::Question),
+    /// `/providers/Microsoft.Authorization/servicePrincipals...`.
+    ServicePrincipals(service_principals::Question),
+    /// `/providers/Microsoft.Kubernetes/sessions...`.
+    Sessions(Option<String>),
 }
 
 /// Reads a decoded path (percent-encoding undone once, no dot segments). `None`: nothing of ours.
@@ -75,6 +79,14 @@ pub fn parse(method: &Method, path: &str) -> Result<Option<Route>, InvalidId> {
         ["subscriptions"] => Route::Collection { scope: None, kind: SUBSCRIPTIONS.to_owned() },
         ["providers"] => Route::Providers { subscription: None, namespace: None },
         ["providers", _] => Route::Providers { subscription: None, namespace: Some(named(1)) },
+        ["providers", "microsoft.authorization", "serviceprincipals", rest @ ..] => match rest {
+            [] => Route::ServicePrincipals(service_principals::Question::All),
+            [_] => Route::ServicePrincipals(service_principals::Question::One(named(3))),
+            [_, "rotate"] if post => Route::ServicePrincipals(service_principals::Question::Rotate(named(3))),
+            _ => return Ok(None),
+        },
+        ["providers", "microsoft.kubernetes", "sessions"] => Route::Sessions(None),
+        ["providers", "microsoft.kubernetes", "sessions", _] => Route::Sessions(Some(named(3))),
         ["providers", _, "operations"] => Route::Operations(named(1)),
         ["subscriptions", _, "locations"] => Route::Locations(named(1)),
         ["subscriptions", _, "providers"] => Route::Providers { subscription: Some(named(1)), namespace: None },

@@ -151,7 +151,7 @@ impl Bench {
         // As the router hands it on: decoded once.
         let path = request.uri().path().replace("%20", " ");
         let snapshot = self.snapshots.load();
-        let site = Site { control: &self.control, snapshot: &snapshot, issuer: None };
+        let site = Site { control: &self.control, snapshot: &snapshot, issuer: None, sessions: None };
         serve(site, id, &path, request, &mut record).await
     }
 

@@ -1,0 +1,91 @@
+//! `towline events`: what happened to clusters, and what happens (features row C8).
+
+use std::{process::ExitCode, time::Duration};
+
+use serde_json::Value;
+
+use crate::{
+    api::{Api, at, versions},
+    args::{EventsArgs, Format},
+    context::Context,
+    failure::Outcome,
+    output::{self, Column},
+};
+
+/// Before a stream that ended is asked for again.
+const AGAIN: Duration = Duration::from_secs(3);
+/// Bytes of one event at most.
+const EVENT_BYTES: usize = 256 * 1024;
+const COLUMNS: &[Column] = &[
+    ("Id", "/id"),
+    ("Time", "/time"),
+    ("Type", "/type"),
+    ("Was", "/data/previousStatus"),
+    ("Is", "/data/status"),
+    ("Cluster", "/subject"),
+];
+
+/// `towline events`.
+pub async fn run(args: EventsArgs) -> Outcome {
+    let context = Context::open(&args.common.context).await?;
+    let scope = match (&args.resource_group, &args.name) {
+        (Some(group), Some(name)) => context.cluster(group, name)?,
+        (Some(group), None) => context.group(group)?,
+        (None, _) => context.subscription()?,
+    };
+    let api = context.api()?;
+    let target = at(format!("{scope}/providers/Microsoft.Kubernetes/events"), versions::CLUSTERS);
+    let after = args.after.map(|id| format!("&after={id}")).unwrap_or_default();
+    if !args.follow {
+        let rows = api.list(&format!("{target}{after}")).await?;
+        output::print(&rows.into(), &args.common.output, COLUMNS)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    follow(&api, &target, args).await
+}
+
+/// One event a line, until Ctrl+C; what happened while the connection was away is told too.
+async fn follow(api: &Api, target: &str, args: EventsArgs) -> Outcome {
+    let mut output = args.common.output;
+    // A table has no titles when it has no end.
+    if output.output == Format::Table {
+        output.output = Format::Tsv;
+    }
+    let mut last = args.after.map(|id| id.to_string());
+    loop {
+        let mut stream = api.events(target, last.as_deref()).await?;
+        let mut text = Vec::new();
+        while let Some(part) = stream.next().await {
+            text.extend_from_slice(&part);
+            while let Some(end) = text.windows(2).position(|pair| pair == b"\n\n") {
+                let event: Vec<u8> = text.drain(..end + 2).collect();
+                if let Some(event) = data(&event) {
+                    last = event["id"].as_str().map(str::to_owned).or(last);
+                    output::print(&event, &output, COLUMNS)?;
+                }
+            }
+            if text.len() > EVENT_BYTES {
+                break;
+            }
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// The `data` of an event; comments have none.
+fn data(event: &[u8]) -> Option<Value> {
+    let text = String::from_utf8_lossy(event);
+    let lines: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start).collect();
+    serde_json::from_str(&lines.join("\n")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c8_the_data_of_an_event_is_read_and_comments_are_not() {
+        assert_eq!(data(b"id: 7\nevent: x\ndata: {\"id\":\ndata: \"7\"}\n\n").unwrap()["id"], "7");
+        assert_eq!((data(b": still here\n\n"), data(b"retry: 3000\n\n")), (None, None));
+    }
+}

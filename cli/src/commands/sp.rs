@@ -1,0 +1,130 @@
+//! `towline sp`: service principals of the gateway's own issuer (features rows S1-S3). Only who owns the gateway may.
+
+use std::{io::Write, os::unix::fs::OpenOptionsExt, path::Path, process::ExitCode, time::Duration};
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use super::role::assign;
+use crate::{
+    api::{Api, at, encoded, versions},
+    args::{SpAction, SpArgs},
+    context::Context,
+    failure::{Failure, Outcome},
+    output::{self, Column},
+};
+
+const PRINCIPALS: &str = "/providers/Microsoft.Authorization/servicePrincipals";
+const COLUMNS: &[Column] = &[
+    ("Name", "/displayName"),
+    ("ClientId", "/clientId"),
+    ("ObjectId", "/objectId"),
+    ("Disabled", "/disabled"),
+    ("SecretEnds", "/secrets/0/expires"),
+];
+const MADE: &[Column] = &[
+    ("Name", "/displayName"),
+    ("ClientId", "/clientId"),
+    ("ObjectId", "/objectId"),
+    ("ClientSecret", "/clientSecret"),
+    ("Gateway", "/gateway"),
+    ("Tenant", "/tenantId"),
+];
+
+/// `towline sp <action>`.
+pub async fn run(args: SpArgs) -> Outcome {
+    let context = Context::open(&args.common.context).await?;
+    let (api, output) = (context.api()?, &args.common.output);
+    let of = |key: &str| format!("{PRINCIPALS}/{}", encoded(key).replace('+', "%20"));
+    match args.action {
+        SpAction::Create { name, role, scope, ttl, secret_file } => {
+            let file = secret_file.as_deref().map(reserve).transpose()?;
+            let made = api.post(&at(PRINCIPALS, versions::AUTHORIZATION), &wish(Some(&name), ttl)).await;
+            let mut made = settle(made, secret_file.as_deref())?.body;
+            if let Some(role) = role {
+                let id = made["objectId"].as_str().context("a service principal without an object id")?.to_owned();
+                let given = assign(&context, &id, &role, &scope).await;
+                if let Err(error) = given {
+                    // Half of what was asked for is nothing.
+                    api.delete(&at(of(&id), versions::AUTHORIZATION)).await?;
+                    settle(Err::<(), _>(error), secret_file.as_deref())?;
+                }
+            }
+            keep(&mut made, file)?;
+            output::print(&with_place(made, &context), output, MADE)?;
+        }
+        SpAction::List => {
+            output::print(&api.list(&at(PRINCIPALS, versions::AUTHORIZATION)).await?.into(), output, COLUMNS)?;
+        }
+        SpAction::Show { name } => {
+            output::print(&api.get(&at(of(&name), versions::AUTHORIZATION)).await?, output, COLUMNS)?;
+        }
+        SpAction::Rotate { name, append, ttl, secret_file } => {
+            let file = secret_file.as_deref().map(reserve).transpose()?;
+            let mut body = wish(None, ttl);
+            body["keepExisting"] = append.into();
+            let made = api.post(&at(format!("{}/rotate", of(&name)), versions::AUTHORIZATION), &body).await;
+            let mut made = settle(made, secret_file.as_deref())?.body;
+            keep(&mut made, file)?;
+            output::print(&with_place(made, &context), output, MADE)?;
+        }
+        SpAction::Delete { name } => delete(&api, &of(&name), &name).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn delete(api: &Api, target: &str, name: &str) -> Outcome<()> {
+    let answer = api.delete(&at(target, versions::AUTHORIZATION)).await?;
+    output::say(&match answer.status {
+        http::StatusCode::NO_CONTENT => format!("there was no service principal {name}"),
+        _ => format!("deleted service principal {name}"),
+    });
+    Ok(())
+}
+
+fn wish(name: Option<&str>, ttl: Option<Duration>) -> Value {
+    let mut body = json!({});
+    if let Some(name) = name {
+        body["displayName"] = name.into();
+    }
+    if let Some(ttl) = ttl {
+        body["secretLifetimeSeconds"] = ttl.as_secs().max(1).into();
+    }
+    body
+}
+
+/// The file is made before the secret is: one that has nowhere to go would be lost.
+fn reserve(path: &Path) -> Outcome<std::fs::File> {
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    file.with_context(|| format!("--secret-file {}", path.display())).map_err(Failure::usage)
+}
+
+/// After a failure there is no empty file.
+fn settle<T>(result: Outcome<T>, file: Option<&Path>) -> Outcome<T> {
+    if let (Err(_), Some(file)) = (&result, file) {
+        // The failure is what matters.
+        let _ = std::fs::remove_file(file);
+    }
+    result
+}
+
+/// Moves the secret into its file.
+fn keep(made: &mut Value, file: Option<std::fs::File>) -> Outcome<()> {
+    let Some(mut file) = file else {
+        output::say("The secret is shown this once; the gateway keeps only its hash.");
+        return Ok(());
+    };
+    let secret = made["clientSecret"].take();
+    writeln!(file, "{}", secret.as_str().unwrap_or_default()).context("--secret-file")?;
+    if let Some(made) = made.as_object_mut() {
+        made.remove("clientSecret");
+    }
+    Ok(())
+}
+
+/// With what else a script needs to sign in.
+fn with_place(mut made: Value, context: &Context) -> Value {
+    made["gateway"] = context.account().gateway.as_str().into();
+    made["tenantId"] = context.account().tenant.as_str().into();
+    made
+}

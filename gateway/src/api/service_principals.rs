@@ -1,0 +1,178 @@
+//! The service principals of the built-in issuer, for who owns the gateway (features rows S1-S3; `towline sp`): below
+//! `/providers/Microsoft.Authorization/servicePrincipals`. A secret is in the answer that made it, and in no other.
+
+use std::time::{Duration, SystemTime};
+
+use http::{Method, Response, StatusCode, header};
+use proto::{api::ResourceId, rbac::Scope};
+use secrecy::ExposeSecret;
+use serde_json::{Map, Value, json};
+
+use super::{Call, body, error::ApiError, instant, json};
+use crate::{
+    issuer::{
+        Issuer, NewSecret, PRINCIPALS_FILE, Principal, Principals, PrincipalsError,
+        principals::{SECRET_LIFE, SECRETS_MAX},
+    },
+    request::respond::Body,
+};
+
+/// What is asked of service principals.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Question {
+    /// All of them.
+    All,
+    /// One, by name, object id or client id.
+    One(String),
+    /// `POST .../<one>/rotate`: another secret.
+    Rotate(String),
+}
+
+/// Answers it. Whoever may give every right of the gateway may do this too, and nobody else: who makes a secret can be
+/// who it is of.
+pub async fn serve<B>(call: &Call<'_>, question: &Question, body: B) -> Result<Response<Body>, ApiError>
+where
+    B: http_body::Body<Data = bytes::Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    call.any_version()?;
+    let verb = match call.method {
+        Method::GET | Method::HEAD => "read",
+        Method::DELETE => "delete",
+        _ => "write",
+    };
+    authorize(call, &format!("Microsoft.Authorization/servicePrincipals/{verb}"))?;
+    let sent = match call.method {
+        Method::POST => body::read(call, body).await?,
+        _ => {
+            body::discard(body).await?;
+            Map::new()
+        }
+    };
+    let issuer = call.issuer.as_ref().ok_or_else(|| {
+        let message =
+            "This gateway has no issuer of its own: service principals are made at the issuer that it trusts.";
+        ApiError::of(StatusCode::NOT_FOUND, "NoBuiltInIssuer", message)
+    })?;
+    match (question, &call.method) {
+        (Question::All, &Method::GET | &Method::HEAD) => {
+            let all: Vec<Value> = issuer.known().1.iter().map(shown).collect();
+            Ok(json(StatusCode::OK, &json!({"value": all})))
+        }
+        (Question::All, &Method::POST) => {
+            let name = text(&sent, "displayName")?;
+            let life = life(&sent)?;
+            let (made, secret) = edit(issuer, move |all| all.create(&name, life, SystemTime::now())).await?;
+            Ok(json(StatusCode::CREATED, &with_secret(shown(&made), &secret)))
+        }
+        (Question::One(key), &Method::GET | &Method::HEAD) => {
+            let found = issuer.known().1.find(key).map(shown);
+            found.map(|one| json(StatusCode::OK, &one)).ok_or_else(|| PrincipalsError::Unknown(key.clone()).into())
+        }
+        (Question::One(key), &Method::DELETE) => {
+            let key = key.clone();
+            match edit(issuer, move |all| all.delete(&key)).await {
+                Ok(gone) => Ok(json(StatusCode::OK, &shown(&gone))),
+                Err(error) if error.status == StatusCode::NOT_FOUND => Ok(super::empty(StatusCode::NO_CONTENT)),
+                Err(error) => Err(error),
+            }
+        }
+        (Question::Rotate(key), &Method::POST) => {
+            let (key, life) = (key.clone(), life(&sent)?);
+            let keep = sent.get("keepExisting").and_then(Value::as_bool).unwrap_or(false);
+            let (of, secret) = edit(issuer, move |all| rotate(all, &key, keep, life)).await?;
+            Ok(json(StatusCode::OK, &with_secret(shown(&of), &secret)))
+        }
+        _ => Err(ApiError::method_not_allowed("service principals have GET, POST and DELETE")
+            .with(header::ALLOW, "GET, HEAD, POST, DELETE")),
+    }
+}
+
+/// A service principal belongs to the tenant and may have rights everywhere in it: the right is needed at every subscription.
+fn authorize(call: &Call<'_>, action: &str) -> Result<(), ApiError> {
+    let subscriptions = &call.control.settings.subscriptions;
+    let everywhere = subscriptions
+        .iter()
+        .all(|subscription| ResourceId::top(&subscription.id).is_ok_and(|id| call.may(action, &Scope::from(&id))));
+    if everywhere && !subscriptions.is_empty() { Ok(()) } else { Err(call.forbidden(action, "/")) }
+}
+
+fn rotate(
+    all: &mut Principals,
+    key: &str,
+    keep: bool,
+    life: Duration,
+) -> Result<(Principal, NewSecret), PrincipalsError> {
+    let unknown = || PrincipalsError::Unknown(key.to_owned());
+    let before = all.find(key).ok_or_else(unknown)?.clone();
+    // Room for the new one is made first; a failure changes nothing, because the file is then not written.
+    let gone = if keep { 0 } else { before.secrets.len().min(SECRETS_MAX) };
+    for secret in before.secrets.iter().take(gone) {
+        all.remove_secret(&before.object_id, &secret.id)?;
+    }
+    let secret = all.add_secret(&before.object_id, life, SystemTime::now())?;
+    Ok((all.find(key).ok_or_else(unknown)?.clone(), secret))
+}
+
+/// The file is edited under a lock that other processes take too.
+async fn edit<T: Send + 'static>(
+    issuer: &Issuer,
+    change: impl FnOnce(&mut Principals) -> Result<T, PrincipalsError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let path = issuer.settings().state.join(PRINCIPALS_FILE);
+    let done = tokio::task::spawn_blocking(move || Principals::edit(&path, change)).await;
+    Ok(done.map_err(ApiError::internal)??)
+}
+
+fn text(sent: &Map<String, Value>, name: &str) -> Result<String, ApiError> {
+    sent.get(name).and_then(Value::as_str).map(str::to_owned).ok_or_else(|| {
+        ApiError::bad_request("InvalidRequestContent", format!("The property '{name}' must be a text.")).at(name)
+    })
+}
+
+fn life(sent: &Map<String, Value>) -> Result<Duration, ApiError> {
+    const NAME: &str = "secretLifetimeSeconds";
+    match sent.get(NAME) {
+        None => Ok(SECRET_LIFE),
+        Some(seconds) => seconds.as_u64().map(Duration::from_secs).ok_or_else(|| {
+            let message = format!("The property '{NAME}' must be a whole number of seconds.");
+            ApiError::bad_request("InvalidRequestContent", message).at(NAME)
+        }),
+    }
+}
+
+fn shown(principal: &Principal) -> Value {
+    let at = |seconds: u64| instant(i64::try_from(seconds.saturating_mul(1000)).unwrap_or(i64::MAX));
+    let secret = |secret: &crate::issuer::principals::Secret| json!({"id": secret.id, "created": at(secret.created), "expires": at(secret.expires)});
+    json!({
+        "displayName": principal.name,
+        "objectId": principal.object_id,
+        "clientId": principal.client_id,
+        "disabled": principal.disabled,
+        "secrets": principal.secrets.iter().map(secret).collect::<Vec<_>>(),
+    })
+}
+
+fn with_secret(mut shown: Value, secret: &NewSecret) -> Value {
+    shown["clientSecret"] = secret.secret.expose_secret().into();
+    shown["secretId"] = secret.id.as_str().into();
+    shown
+}
+
+impl From<PrincipalsError> for ApiError {
+    fn from(error: PrincipalsError) -> Self {
+        let message = format!("{error}.");
+        let (status, code) = match &error {
+            PrincipalsError::Name(_) | PrincipalsError::Life => (StatusCode::BAD_REQUEST, "InvalidRequestContent"),
+            PrincipalsError::Taken(_) => (StatusCode::CONFLICT, "ServicePrincipalExists"),
+            PrincipalsError::Unknown(_) | PrincipalsError::UnknownSecret(_) => {
+                (StatusCode::NOT_FOUND, "ServicePrincipalNotFound")
+            }
+            PrincipalsError::TooMany | PrincipalsError::TooManySecrets => (StatusCode::CONFLICT, "QuotaExceeded"),
+            PrincipalsError::File(_) | PrincipalsError::Random(_) => {
+                return Self::internal(proto::process::chain(&error));
+            }
+        };
+        Self::of(status, code, message)
+    }
+}

@@ -1,0 +1,96 @@
+//! Open sessions, for whom they belong to and for who may see or end those of others at a cluster (`towline sessions`):
+//! below `/providers/Microsoft.Kubernetes/sessions`. A session that somebody may not see does not exist for them.
+
+use std::{collections::HashMap, sync::Arc};
+
+use http::{Method, Response, StatusCode, header};
+use proto::{api::ResourceId, ids::RequestId, rbac::Scope};
+use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use super::{Call, empty, error::ApiError, json};
+use crate::{
+    request::{authenticate::Principal, respond::Body},
+    sessions::{EndReason, Session},
+};
+
+/// Sessions that are looked at for one list.
+const LIST: usize = 50_000;
+/// Sessions in one answer.
+const ROWS: usize = 5_000;
+/// What lets somebody see the sessions of others at a cluster.
+const READ: &str = "Microsoft.Kubernetes/connectedClusters/sessions/read";
+/// What lets somebody end them.
+const END: &str = "Microsoft.Kubernetes/connectedClusters/sessions/delete";
+
+/// The list, or one session by its id.
+pub fn serve(call: &Call<'_>, id: Option<&str>) -> Result<Response<Body>, ApiError> {
+    call.any_version()?;
+    match (id, &call.method) {
+        (None, &Method::GET | &Method::HEAD) => list(call),
+        (Some(id), &Method::GET | &Method::HEAD) => {
+            let session = find(call, id)?;
+            Ok(json(StatusCode::OK, &shown(call, &session)))
+        }
+        (Some(id), &Method::DELETE) => end(call, id),
+        _ => Err(ApiError::method_not_allowed("sessions have GET and DELETE").with(header::ALLOW, "GET, HEAD, DELETE")),
+    }
+}
+
+fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
+    let cluster = call.parameter("cluster")?.map(str::to_ascii_lowercase);
+    let mut allowed: HashMap<String, bool> = HashMap::new();
+    let mut rows = Vec::new();
+    for session in call.sessions.iter().flat_map(|sessions| sessions.list(LIST)) {
+        let at = session.cluster.id.as_str();
+        if cluster.as_ref().is_some_and(|wanted| !at.eq_ignore_ascii_case(wanted)) {
+            continue;
+        }
+        let sees = is_own(call, &session) || *allowed.entry(at.to_owned()).or_insert_with(|| may(call, READ, &session));
+        if sees {
+            rows.push(shown(call, &session));
+        }
+    }
+    rows.sort_by(|a, b| a["started"].as_str().cmp(&b["started"].as_str()));
+    let total = rows.len();
+    rows.truncate(ROWS);
+    Ok(json(StatusCode::OK, &json!({"value": rows, "total": total})))
+}
+
+fn end(call: &Call<'_>, id: &str) -> Result<Response<Body>, ApiError> {
+    let session = find(call, id)?;
+    if !is_own(call, &session) && !may(call, END, &session) {
+        return Err(call.forbidden(END, session.cluster.id.as_str()));
+    }
+    session.end(EndReason::Operator);
+    tracing::info!(request.id = %session.id, cluster.id = %session.cluster.id, by = call.caller.name(), "session ended by request");
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+fn find(call: &Call<'_>, id: &str) -> Result<Arc<Session>, ApiError> {
+    let unknown = || {
+        let shown: String = id.chars().take(64).collect();
+        ApiError::of(StatusCode::NOT_FOUND, "SessionNotFound", format!("There is no open session '{shown}'."))
+    };
+    let found = RequestId::from_hex(id).and_then(|id| call.sessions.as_ref()?.get(id));
+    found.filter(|session| is_own(call, session) || may(call, READ, session)).ok_or_else(unknown)
+}
+
+fn is_own(call: &Call<'_>, session: &Session) -> bool {
+    session.principal.key() == Principal::User(Arc::clone(&call.identity)).key()
+}
+
+fn may(call: &Call<'_>, action: &str, session: &Session) -> bool {
+    ResourceId::parse(session.cluster.id.as_str()).is_ok_and(|id| call.may(action, &Scope::from(&id)))
+}
+
+fn shown(call: &Call<'_>, session: &Session) -> Value {
+    json!({
+        "id": session.id.to_string(),
+        "user": session.principal.name(),
+        "own": is_own(call, session),
+        "cluster": session.cluster.id.as_str(),
+        "what": session.what,
+        "started": OffsetDateTime::from(session.started).format(&Rfc3339).unwrap_or_default(),
+    })
+}
