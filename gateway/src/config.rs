@@ -3,6 +3,7 @@
 
 pub mod agents;
 pub mod api;
+pub mod issuer;
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -20,7 +21,7 @@ use proto::{
     token::{Issuer, RawIssuer},
 };
 
-use self::{agents::Agents, api::Api};
+use self::{agents::Agents, api::Api, issuer::BuiltInIssuer};
 
 /// All that a gateway is told.
 #[derive(Debug, Clone)]
@@ -39,6 +40,8 @@ pub struct Config {
     pub limits: Limits,
     /// The resource API, if there is one.
     pub api: Option<Api>,
+    /// The built-in issuer, if this gateway runs it.
+    pub issuer: Option<BuiltInIssuer>,
     /// What a reload replaces.
     pub dynamic: Dynamic,
 }
@@ -206,6 +209,9 @@ impl Config {
         let limits = parse_limits(root.section("limits", faults), faults);
         let dynamic = parse_dynamic(&mut root, faults);
         let api = root.optional_section("api", faults).map(|section| Api::read(section, faults));
+        let issuer = root
+            .optional_section("issuer", faults)
+            .and_then(|section| BuiltInIssuer::read(section, api.is_some(), faults));
         root.end(faults);
         Some(Self {
             file: None,
@@ -215,6 +221,7 @@ impl Config {
             audit,
             limits,
             api: api.map_or(Some(None), |api| api.map(Some))?,
+            issuer,
             dynamic,
         })
     }

@@ -22,6 +22,7 @@
 //! | [`admin`] | health, metrics, drain, sessions, on an address of its own |
 //! | [`metrics`] | every metric, named and described once |
 //! | [`issuer`] | the small built-in OIDC issuer |
+//! | [`init`] | the folder of a new gateway |
 //! | [`core`] | what all of these share |
 
 pub mod admin;
@@ -33,6 +34,7 @@ pub mod control;
 pub mod core;
 pub mod directory;
 pub mod events;
+pub mod init;
 pub mod issuer;
 pub mod metrics;
 pub mod policy;
@@ -91,6 +93,9 @@ pub enum BuildError {
     /// Issuers.
     #[error(transparent)]
     Issuers(#[from] ReloadError),
+    /// The built-in issuer.
+    #[error(transparent)]
+    Issuer(#[from] issuer::IssuerError),
     /// The store of the resource API.
     #[error("the store of the resource API")]
     Store(#[from] store::StoreError),
@@ -202,6 +207,10 @@ impl Gateway {
     /// Binds the listeners and reads certificates. Within a tokio runtime.
     pub async fn build(config: Config, extras: Extras) -> Result<Self, BuildError> {
         let trust = Arc::new(Trust::load(&config)?);
+        let issuer = match (extras.issuer, &config.issuer, &config.api) {
+            (None, Some(own), Some(api)) => Some(Arc::new(Issuer::open(own.settings(api))?)),
+            (given, ..) => given,
+        };
         let verifier = reload::verifier(&config.dynamic.issuers)?;
         let (audit_tasks, audit_shutdown) = (TaskGroup::new("audit"), Shutdown::new());
         let to = config.audit.clone();
@@ -245,7 +254,7 @@ impl Gateway {
             metrics,
             limits: arc_swap::ArcSwap::from_pointee(config.limits.clone()),
             domain: config.listen.domain.clone(),
-            issuer: extras.issuer.into(),
+            issuer: issuer.into(),
             tasks: TaskGroup::new("gateway"),
             shutdown: extras.shutdown.child(),
             trust,

@@ -3,7 +3,7 @@
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use gateway::{Extras, Gateway, config::Config};
+use gateway::{Extras, Gateway, config::Config, init, store::Store};
 use proto::process::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
 
 /// A gateway to Kubernetes clusters behind firewalls.
@@ -27,6 +27,37 @@ struct Args {
 enum Command {
     /// Reads the configuration file, reports all its faults, and starts nothing.
     CheckConfig,
+    /// Makes the folder of a new gateway: configuration, authority, issuer, and a service principal that owns it. Prints what
+    /// to sign in with, once, as JSON.
+    Init(Init),
+    /// Copies the store of a gateway into a file while it runs (SQLite; with PostgreSQL use its own tools).
+    Backup {
+        /// The file; it must not exist yet.
+        #[arg(long)]
+        to: PathBuf,
+    },
+}
+
+#[derive(clap::Args)]
+struct Init {
+    /// How users and agents address the gateway, https://host[:port].
+    #[arg(long)]
+    url: String,
+    /// The folder.
+    #[arg(long, default_value = "/var/lib/towline")]
+    directory: PathBuf,
+    /// Where it listens.
+    #[arg(long, default_value = "0.0.0.0:8443")]
+    listen: std::net::SocketAddr,
+    /// Where operators reach it.
+    #[arg(long, default_value = "127.0.0.1:9090")]
+    admin: std::net::SocketAddr,
+    /// The gateway's certificate chain, PEM, of an authority that users' machines know; without it one is made.
+    #[arg(long, requires = "key")]
+    certificate: Option<PathBuf>,
+    /// Its private key, PEM.
+    #[arg(long, requires = "certificate")]
+    key: Option<PathBuf>,
 }
 
 /// The exit code for a configuration with faults.
@@ -34,11 +65,17 @@ const BAD_CONFIG: u8 = 2;
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(Command::Init(init)) = args.command {
+        return make(init);
+    }
     let config = match Config::load(&args.config) {
         Ok(config) => config,
         Err(error) => return fail(BAD_CONFIG, &error),
     };
-    if let Some(Command::CheckConfig) = args.command {
+    if let Some(Command::Backup { to }) = &args.command {
+        return backup(&config, to);
+    }
+    if args.command.is_some() {
         return match gateway::check(&config) {
             Ok(()) => say(&format!("{}: no faults", args.config.display())),
             Err(error) => fail(BAD_CONFIG, &error),
@@ -79,6 +116,40 @@ async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<(
     });
     gateway.run().await;
     Ok(())
+}
+
+fn make(args: Init) -> ExitCode {
+    let Init { url, directory, listen, admin, certificate, key } = args;
+    let plan = init::Plan { directory, url, listen, admin, certificate: certificate.zip(key) };
+    match init::init(&plan) {
+        Ok(made) => say(&format!("{made:#}")),
+        Err(error @ (init::InitError::Url(_) | init::InitError::Exists(_))) => fail(BAD_CONFIG, &error),
+        Err(error) => fail(1, &error),
+    }
+}
+
+fn backup(config: &Config, to: &std::path::Path) -> ExitCode {
+    let Some(api) = &config.api else {
+        return fail(BAD_CONFIG, anyhow::anyhow!("there is nothing to copy: the configuration has no [api]").as_ref());
+    };
+    let copied =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from).and_then(
+            |runtime| {
+                runtime.block_on(async {
+                    let store = Store::open(&api.store.url()).await?;
+                    let copied = store.backup(to).await;
+                    store.close().await;
+                    Ok(copied?)
+                })
+            },
+        );
+    match copied {
+        Ok(()) => say(&format!(
+            "{}: the store as it is now; store.key and the folder of the issuer are not in it",
+            to.display()
+        )),
+        Err(error) => fail(1, error.as_ref()),
+    }
 }
 
 fn say(text: &str) -> ExitCode {

@@ -15,6 +15,7 @@ mod load;
 mod local_proxy;
 mod networks;
 mod oidc;
+mod operating;
 mod pop;
 mod proxies;
 mod restarts;
@@ -42,6 +43,7 @@ fn main() {
         arm::tests,
         issuer::tests,
         oidc::tests,
+        operating::tests,
         pop::tests,
         load::tests,
         networks::tests,
