@@ -19,7 +19,7 @@ pub fn tests() -> Vec<Trial> {
 }
 
 /// The agent's image as a docker archive: `TOWLINE_AGENT_IMAGE_FILE`, else built now.
-fn image_file() -> anyhow::Result<PathBuf> {
+pub fn image_file() -> anyhow::Result<PathBuf> {
     if let Some(file) = std::env::var_os("TOWLINE_AGENT_IMAGE_FILE") {
         return Ok(file.into());
     }

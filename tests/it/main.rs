@@ -7,6 +7,7 @@ mod arm;
 mod attacks;
 mod chart;
 mod clients;
+mod connect;
 mod errors;
 mod issuer;
 mod k9s;
@@ -39,6 +40,7 @@ fn main() {
         clients::tests,
         k9s::tests,
         chart::tests,
+        connect::tests,
         tokens::tests,
         arm::tests,
         issuer::tests,

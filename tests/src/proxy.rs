@@ -45,7 +45,12 @@ pub const CREDENTIALS: (&str, &str) = ("proxy-user", "proxy-pass-word");
 impl Proxy {
     /// Starts one; with TLS its CA goes to `dir`.
     pub fn start(dir: &Path, tls: bool, manner: Manner) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        Self::start_at("127.0.0.1", dir, tls, manner)
+    }
+
+    /// As [`Self::start`], at another address of this machine.
+    pub fn start_at(ip: &str, dir: &Path, tls: bool, manner: Manner) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind((ip, 0))?;
         let address = listener.local_addr()?;
         let mut config = None;
         let mut ca = None;
@@ -56,8 +61,8 @@ impl Proxy {
             parameters.distinguished_name.push(rcgen::DnType::CommonName, "the proxy's own authority");
             let authority = rcgen::CertifiedIssuer::self_signed(parameters, authority_key)?;
             let key_pair = rcgen::KeyPair::generate()?;
-            let certificate = rcgen::CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()])?
-                .signed_by(&key_pair, &authority)?;
+            let certificate =
+                rcgen::CertificateParams::new(vec!["localhost".into(), ip.into()])?.signed_by(&key_pair, &authority)?;
             let path = dir.join("proxy-ca.crt");
             std::fs::write(&path, authority.pem())?;
             ca = Some(path);

@@ -57,10 +57,11 @@ impl Plan<'_> {
 
     /// In front of a scripted apiserver.
     pub fn scripted<'a>(name: &'a str, apiserver: &Apiserver) -> Plan<'a> {
-        Plan { apiserver: apiserver.kubeconfig.clone(), ..Plan::real_without_cluster(name) }
+        Plan { apiserver: apiserver.kubeconfig.clone(), ..Plan::real_at(name) }
     }
 
-    fn real_without_cluster(name: &str) -> Plan<'_> {
+    /// In front of an apiserver that is named beside.
+    pub fn real_at(name: &str) -> Plan<'_> {
         Plan {
             name,
             carrier: None,

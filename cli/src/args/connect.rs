@@ -9,7 +9,7 @@ use super::{CommonArgs, NamedCluster, TagArgs};
 use crate::manifests;
 
 /// What `--distribution` knows (arc-reference.md 3.2).
-const DISTRIBUTIONS: [&str; 17] = [
+const DISTRIBUTIONS: [&str; 18] = [
     "generic",
     "openshift",
     "rancher_rke",
@@ -27,6 +27,7 @@ const DISTRIBUTIONS: [&str; 17] = [
     "canonical",
     "karbon",
     "aks_edge_k3s",
+    "aks_edge_k8s",
 ];
 const INFRASTRUCTURES: [&str; 9] = [
     "generic",

@@ -45,7 +45,7 @@ pub async fn run(args: DeleteArgs) -> Outcome {
     );
     confirm(&format!("Delete the connected cluster {}{agents}?", args.cluster.name), args.yes)?;
     if found.resource.is_some() {
-        steps.run("Deleting the resource", delete(&found, args.no_wait)).await?;
+        delete(&found, args.no_wait).await?;
     }
     if let Some((cluster, there)) = &found.cluster {
         let removal = async { Outcome::Ok(cluster.uninstall(&there.namespace, !args.no_wait, args.force).await?) };

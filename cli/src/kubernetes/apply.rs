@@ -15,6 +15,11 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// How long one object may take to go away before its finalizers are removed by force.
 pub const FORCE_AFTER: Duration = Duration::from_secs(20);
 
+/// What Kubernetes and its distributions put into every namespace by themselves.
+const EVERYWHERE: [&str; 3] = ["kube-root-ca.crt", "openshift-service-ca.crt", "istio-ca-root-cert"];
+/// Secrets that belong to service accounts.
+const ACCOUNT_SECRETS: [&str; 2] = ["kubernetes.io/service-account-token", "kubernetes.io/dockercfg"];
+
 impl Kubernetes {
     /// Applies a manifest. Tells whether the object is new.
     pub async fn apply(&self, manifest: &Value) -> anyhow::Result<(Place, bool)> {
@@ -93,8 +98,8 @@ impl Kubernetes {
             for object in listed {
                 let name = object["metadata"]["name"].as_str().unwrap_or_default();
                 let going = !object["metadata"]["deletionTimestamp"].is_null();
-                // Put there by Kubernetes into every namespace, and by it alone.
-                let fixed = name == "kube-root-ca.crt" || object["type"] == "kubernetes.io/service-account-token";
+                let fixed = EVERYWHERE.contains(&name)
+                    || object["type"].as_str().is_some_and(|kind| ACCOUNT_SECRETS.contains(&kind));
                 if !going && !fixed {
                     found.push(Place::within(*kind, namespace, name));
                 }

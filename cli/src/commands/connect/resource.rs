@@ -53,7 +53,9 @@ pub async fn put(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> O
         call.headers.push((header::IF_NONE_MATCH, HeaderValue::from_static("*")));
     }
     let answer = prepared.api.send(&call).await.map_err(|failure| explain(failure, prepared))?;
-    prepared.api.follow(&answer, "making the resource", Wait::default()).await?;
+    if answer.body["properties"]["provisioningState"] != "Succeeded" {
+        prepared.api.follow(&answer, "making the resource", Wait::default()).await?;
+    }
     Ok(answer)
 }
 

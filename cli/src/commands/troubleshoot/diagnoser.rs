@@ -26,10 +26,9 @@ pub async fn run(cluster: &Kubernetes, namespace: &str) -> anyhow::Result<Value>
     let agent = cluster.get(&place).await?.ok_or_else(|| anyhow!("there is no {place}"))?;
     cluster.apply(&manifest(&agent, namespace)).await?;
     let said = said(cluster, namespace).await;
-    let gone = cluster.delete(&job).await;
-    let said = said?;
-    gone?;
-    Ok(said)
+    cluster.delete(&job).await?;
+    cluster.await_gone(&job, WITHIN, false).await?;
+    said
 }
 
 /// The agents' pod with another word to begin with.

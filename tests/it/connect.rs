@@ -1,0 +1,466 @@
+//! From nothing to kubectl with `towline` and `kubectl` alone, and back: connect, delete, what they refuse, and what they
+//! leave behind (features rows I3, I4, I6, R3, R13, S1, S3, B1).
+
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, ensure};
+use libtest_mimic::Trial;
+use serde_json::{Value, json};
+use tests::{
+    apiserver::{Apiserver, Received, answer},
+    case::{Needs, alone, case},
+    cluster::cluster,
+    kubectl::Kubectl,
+    programs::{Output, Program, binary, eventually, keep, root, run, scratch},
+    proxy::{CREDENTIALS, Manner, Proxy},
+    raw::{Answer, Raw},
+    stack::{Plan, Stack, note_secret},
+};
+
+use crate::chart::image_file;
+
+const GROUP: &str = "edge";
+const ONBOARDING: &str = "34e09817-6cbe-4d01-b1a2-e0eac5743d41";
+const CLUSTER_USER: &str = "00493d72-78f6-4148-b6c5-d3ce8e4799dd";
+const CLUSTERS: &str = "providers/Microsoft.Kubernetes/connectedClusters";
+const VERSION: &str = "api-version=2024-01-01";
+/// Clusters that are connected at once.
+const AT_ONCE: usize = 100;
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        alone("connect::i3_from_nothing_to_kubectl_and_back", Needs::Pods, there_and_back),
+        alone("connect::i4_a_failed_or_interrupted_connect_leaves_nothing", Needs::Pods, leaves_nothing),
+        case("connect::s3_a_hundred_connects_at_once_by_an_onboarding_principal", Needs::Nothing, a_hundred),
+    ]
+}
+
+/// A gateway that pods reach, with `towline` signed in at it as the owner.
+struct Site {
+    stack: Stack,
+    home: PathBuf,
+}
+
+impl Site {
+    fn start(name: &str, listen: &str, kubeconfig: PathBuf) -> anyhow::Result<Self> {
+        let stack = Stack::start_without_waiting(&Plan { listen, apiserver: kubeconfig, ..Plan::real_at(name) })?;
+        // The clusters of this test are connected by command.
+        stack.agent.lock().unwrap().kill();
+        // A folder of this name is left out when everything that was written is read for secrets.
+        let site = Self { home: scratch(&format!("{name}-home")).join("state"), stack };
+        std::fs::create_dir_all(&site.home)?;
+        let (url, ca, id) = (site.stack.text("url"), site.stack.text("ca"), site.stack.text("clientId"));
+        let secret = site.home.join("owner.key");
+        std::fs::write(&secret, site.stack.text("clientSecret"))?;
+        let secret = secret.display().to_string();
+        site.ok(&["login", &url, "--ca", &ca, "--service-principal", "-u", &id, "--secret-file", &secret])?;
+        Ok(site)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(binary("towline"));
+        command.args(args).env("TOWLINE_CONFIG_DIR", self.home.join("config")).env("HOME", &self.home);
+        command.env("KUBECONFIG", cluster().admin_kubeconfig()).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> anyhow::Result<Output> {
+        let output = run(&mut self.command(args), Duration::from_secs(300))?;
+        keep(&self.stack.dir.join("towline.stderr"), &output.err);
+        Ok(output)
+    }
+
+    fn ok(&self, args: &[&str]) -> anyhow::Result<Output> {
+        let output = self.run(args)?;
+        output.ok().with_context(|| format!("towline {}", args.join(" ")))?;
+        Ok(output)
+    }
+
+    /// Must end with exit code 1 and say `text`.
+    fn refused(&self, args: &[&str], text: &str) -> anyhow::Result<()> {
+        let output = self.run(args)?;
+        let said = output.err.contains(text) && output.err.contains("hint: ");
+        ensure!(output.code.is_some_and(|code| code == 1 || code == 2) && said, "towline {args:?}: {output:?}");
+        Ok(())
+    }
+
+    fn clusters(&self) -> anyhow::Result<Vec<Value>> {
+        Ok(serde_json::from_str(&self.ok(&["list", "-g", GROUP, "-o", "json"])?.text())?)
+    }
+}
+
+/// Every object of the cluster with its identity, but for what comes and goes by itself.
+fn objects() -> anyhow::Result<Vec<String>> {
+    let admin = cluster().admin();
+    let kinds = admin.ok(&["api-resources", "--verbs=list", "-o", "name"])?;
+    let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
+    let columns = "custom-columns=K:.kind,NS:.metadata.namespace,N:.metadata.name,U:.metadata.uid";
+    let listed = admin.ok(&["get", &kinds.join(","), "-A", "-o", columns, "--no-headers", "--ignore-not-found"])?;
+    let mut all: Vec<String> =
+        listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    all.sort_unstable();
+    Ok(all)
+}
+
+fn same(before: &[String]) -> anyhow::Result<()> {
+    let after = objects()?;
+    let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+    let lost: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
+    ensure!(new.is_empty() && lost.is_empty(), "left behind: {new:?}; missing: {lost:?}");
+    Ok(())
+}
+
+/// A gateway where pods reach this machine, and the agent's image on the node.
+fn with_pods(name: &str) -> anyhow::Result<Site> {
+    let tool = root().join("tests/cluster/cluster");
+    run(Command::new(tool).arg("load-image").arg(image_file()?), Duration::from_secs(120))?.ok()?;
+    let listen = format!("{}:0", cluster().get("CLUSTER_HOST_IP"));
+    let site = Site::start(name, &listen, cluster().admin_kubeconfig().to_owned())?;
+    site.ok(&["group", "create", "-g", GROUP, "-l", "eastus"])?;
+    Ok(site)
+}
+
+fn there_and_back() -> anyhow::Result<()> {
+    tests::stack::grant_in_cluster()?;
+    let site = with_pods("connect")?;
+    let admin = cluster().admin();
+    let before = objects()?;
+
+    let planned = site.ok(&["connect", "-n", "c1", "-g", GROUP, "--dry-run"])?.text();
+    ensure!(planned.matches("kind: Deployment").count() == 2 && !planned.contains("PRIVATE KEY"), "{planned}");
+    same(&before).context("a dry run changes nothing")?;
+
+    let connect = ["connect", "-n", "c1", "-g", GROUP, "--tags", "a=b", "-o", "json"];
+    let made = site.ok(&connect).with_context(pods)?;
+    ensure!(made.err.lines().filter(|line| line.starts_with("Step: 20")).count() >= 10, "{}", made.err);
+    let made: Value = serde_json::from_str(&made.text())?;
+    ensure!(made["properties"]["connectivityStatus"] == "Connected" && made["tags"]["a"] == "b", "{made}");
+    // Facts come with the first heartbeat.
+    eventually("the cluster's facts are known", Duration::from_secs(30), || {
+        let listed = site.clusters()?;
+        Ok(listed.len() == 1 && listed[0]["properties"]["totalNodeCount"] == 1)
+    })?;
+    eventually("kubectl shows the same facts", Duration::from_secs(60), || {
+        let facts = admin.ok(&["-n", "towline", "get", "connectedclusters", "clustermetadata", "-o", "json"])?;
+        Ok(serde_json::from_str::<Value>(&facts)?["status"]["totalNodeCount"] == 1)
+    })?;
+
+    kubectl_works(&site)?;
+    refusals(&site)?;
+    // The same again is an update (R3): nothing is made anew.
+    let uids = || admin.ok(&["-n", "towline", "get", "deployments,secrets", "-o", "jsonpath={.items[*].metadata.uid}"]);
+    let (uid, principal) = (uids()?, made["identity"]["principalId"].clone());
+    let again: Value = serde_json::from_str(&site.ok(&connect)?.text())?;
+    ensure!(again["identity"]["principalId"] == principal && uids()? == uid, "{again}");
+
+    let bundle = site.stack.dir.join("bundle.zip").display().to_string();
+    let told = site.run(&["troubleshoot", "-n", "c1", "-g", GROUP, "--file", &bundle])?;
+    ensure!(told.code == Some(0) && std::fs::metadata(&bundle)?.len() > 1000, "b1: {told:?}");
+
+    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
+    ensure!(site.clusters()?.is_empty());
+    same(&before)?;
+    behind_a_proxy(&site)?;
+    same(&before).context("behind a proxy")
+}
+
+/// N3, N1: with a proxy that wants a password and an authority of its own, everything goes through it, the certificate too.
+fn behind_a_proxy(site: &Site) -> anyhow::Result<()> {
+    let proxy = Proxy::start_at(cluster().get("CLUSTER_HOST_IP"), &site.stack.dir, true, Manner::Good)?;
+    let (user, password) = CREDENTIALS;
+    let url = format!("https://{user}:{password}@{}", proxy.address);
+    let ca = proxy.ca.as_ref().context("no authority")?.display().to_string();
+    let through = ["--proxy-https", &url, "--proxy-cert", &ca, "--replicas", "1", "-o", "json"];
+    let made = site.ok(&[&["connect", "-n", "c1", "-g", GROUP][..], &through].concat()).with_context(pods)?;
+    let made: Value = serde_json::from_str(&made.text())?;
+    ensure!(made["properties"]["connectivityStatus"] == "Connected" && proxy.connects() >= 2, "{made}");
+    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"]).map(drop)
+}
+
+/// kubectl as the user admin, whom the owner gives the right to reach this cluster; in it admin is its administrator.
+fn kubectl_works(site: &Site) -> anyhow::Result<()> {
+    let listed = site.clusters()?;
+    let id = listed[0]["id"].as_str().context("no id")?;
+    let owner = token(&site.stack, &site.stack.text("clientId"), &site.stack.text("clientSecret"))?;
+    let users = call(&site.stack, &owner, "GET", "/v1.0/users?$filter=userPrincipalName%20eq%20'admin'", &Value::Null)?;
+    let given = json!({"properties": {
+        "roleDefinitionId": format!("/providers/Microsoft.Authorization/roleDefinitions/{CLUSTER_USER}"),
+        "principalId": users.json()?["value"][0]["id"], "principalType": "User",
+    }});
+    let path = format!(
+        "{id}/providers/Microsoft.Authorization/roleAssignments/33333333-3333-4333-8333-333333333333?api-version=2022-04-01"
+    );
+    let made = call(&site.stack, &owner, "PUT", &path, &given)?;
+    ensure!(made.status == 201, "{}", String::from_utf8_lossy(&made.body));
+    let file = site.stack.dir.join("c1.kubeconfig");
+    let shown = file.display().to_string();
+    let (url, ca) = (site.stack.text("url"), site.stack.text("ca"));
+    let password = site.stack.state().join("users/admin.password").display().to_string();
+    let whom = ["--server", &url, "--ca", &ca, "--user", "admin", "--password-file", &password];
+    site.ok(&[&["kubeconfig", "--cluster", id, "--file", &shown][..], &whom].concat())?;
+    let kubectl = Kubectl::new(&file);
+    eventually(
+        "kubectl gets through",
+        Duration::from_secs(30),
+        || Ok(kubectl.run(&["get", "nodes"])?.code == Some(0)),
+    )?;
+    let pods = kubectl.ok(&["get", "pods", "-n", "towline", "-o", "name"])?;
+    ensure!(pods.lines().count() == 3, "{pods}");
+    // What leads through the gateway is not what agents are installed or removed by.
+    let through = ["--kube-config", &shown];
+    site.refused(&[&["connect", "-n", "c2", "-g", GROUP][..], &through].concat(), "Cluster Connect kubeconfig")?;
+    site.refused(&[&["delete", "-n", "c1", "-g", GROUP, "-y"][..], &through].concat(), "Cluster Connect kubeconfig")
+}
+
+/// One cluster is one resource, and a kubeconfig of another one deletes nothing (I6).
+fn refusals(site: &Site) -> anyhow::Result<()> {
+    let taken = "already onboarded to the resource group 'edge' with resource name 'c1'";
+    site.refused(&["connect", "-n", "c2", "-g", GROUP], taken)?;
+    let other = format!("{}/{CLUSTERS}/other?{VERSION}", group(&site.stack));
+    let owner = token(&site.stack, &site.stack.text("clientId"), &site.stack.text("clientSecret"))?;
+    let body = json!({"location": "eastus", "identity": {"type": "SystemAssigned"}, "properties": {"agentPublicKeyCertificate": ""}});
+    ensure!(call(&site.stack, &owner, "PUT", &other, &body)?.status == 201);
+    let elsewhere = "does not correspond to the connected cluster resource specified. Agents installed on this cluster correspond to the resource group name 'edge' and resource name 'c1'";
+    site.refused(&["delete", "-n", "other", "-g", GROUP, "-y"], elsewhere)?;
+    ensure!(call(&site.stack, &owner, "DELETE", &other, &Value::Null)?.status < 300);
+    // Nobody can be asked here.
+    site.refused(&["delete", "-n", "c1", "-g", GROUP], "Nobody can be asked here")?;
+    eventually("the other one is gone", Duration::from_secs(30), || Ok(site.clusters()?.len() == 1)).map(drop)
+}
+
+fn leaves_nothing() -> anyhow::Result<()> {
+    let site = with_pods("connect-failed")?;
+    let before = objects()?;
+    let connect = ["connect", "-n", "c1", "-g", GROUP, "--image", "towline.test/none:1", "--replicas", "1"];
+
+    let late = site.run(&[&connect[..], &["--onboarding-timeout", "8s"]].concat())?;
+    ensure!(late.code == Some(1), "{late:?}");
+    for text in ["have not connected within 8 s", "pod clusterconnect-agent-", "last event: ", "hint: "] {
+        ensure!(late.err.contains(text), "{text}: {}", late.err);
+    }
+    ensure!(site.clusters()?.is_empty());
+    same(&before).context("after a timeout")?;
+
+    let log = site.stack.dir.join("interrupted.stderr");
+    let mut begun = Program::start("towline connect", site.command(&connect), &log)?;
+    eventually("it waits", Duration::from_secs(60), || Ok(std::fs::read_to_string(&log)?.contains("Waiting for")))?;
+    begun.signal("INT")?;
+    let code = begun.wait(Duration::from_secs(200))?;
+    ensure!(code == Some(130), "{code:?}: {}", begun.tail());
+    ensure!(site.clusters()?.is_empty());
+    same(&before).context("after an interrupt")?;
+
+    // A cluster whose apiserver is not there, a version of long ago, no rights: said before anything is made.
+    let gone = Apiserver::start(&scratch("connect-forbidden"), false, Arc::new(forbidding))?;
+    let kubeconfig = gone.kubeconfig.display().to_string();
+    site.refused(&["connect", "-n", "c1", "-g", GROUP, "--kube-config", &kubeconfig], "you may not: ")?;
+    ensure!(site.clusters()?.is_empty());
+    site.refused(&["connect", "-n", "c1", "-g", GROUP, "--kube-context", "none"], "context none")
+}
+
+fn pods() -> String {
+    let admin = cluster().admin().namespace("towline");
+    let said = |args: &[&str]| admin.run(args).map(|out| out.text() + &out.err).unwrap_or_default();
+    said(&["get", "pods", "-o", "wide"]) + &said(&["get", "events"])
+}
+
+/// A principal that may connect clusters connects a hundred at once, by the command itself, each to an apiserver of its own
+/// name; what else it tries is refused by name of action and scope.
+fn a_hundred() -> anyhow::Result<()> {
+    let apiserver = Apiserver::start(&scratch("connect-many"), true, Arc::new(willing))?;
+    let site = Site::start("connect-many", "127.0.0.1:0", apiserver.kubeconfig.clone())?;
+    site.ok(&["group", "create", "-g", GROUP, "-l", "eastus"])?;
+    let (id, secret) = onboarder(&site)?;
+    let key = site.home.join("onboarding.key");
+    let bits = "rsa_keygen_bits:2048";
+    let shown = key.display().to_string();
+    run(
+        Command::new("openssl").args(["genpkey", "-algorithm", "RSA", "-pkeyopt", bits, "-out", &shown]),
+        Duration::from_secs(60),
+    )?
+    .ok()?;
+    let connect = |name: &str| -> anyhow::Result<Output> {
+        let mut command = Command::new(binary("towline"));
+        command.args(["connect", "-n", name, "-g", GROUP, "--no-wait", "-o", "none", "--key-file", &shown]);
+        command.env("KUBECONFIG", &apiserver.kubeconfig).env("HOME", &site.home).stdin(Stdio::null());
+        command.env("TOWLINE_GATEWAY", site.stack.text("url")).env("TOWLINE_CA_FILE", site.stack.text("ca"));
+        command.env("TOWLINE_CLIENT_ID", &id).env("TOWLINE_CLIENT_SECRET", &secret);
+        command.env("TOWLINE_SUBSCRIPTION", site.stack.text("subscription"));
+        run(&mut command, Duration::from_secs(300))
+    };
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        let running: Vec<_> = (0..AT_ONCE)
+            .map(|number| {
+                let connect = &connect;
+                scope.spawn(move || connect(&format!("c{number}"))?.ok())
+            })
+            .collect();
+        for one in running {
+            one.join().map_err(|_| anyhow::anyhow!("it panicked"))??;
+        }
+        Ok(())
+    })?;
+    ensure!(site.clusters()?.len() == AT_ONCE, "{} of {AT_ONCE}", site.clusters()?.len());
+    // A name that is taken is somebody else's cluster.
+    let taken = connect("c1")?;
+    ensure!(taken.code == Some(1) && taken.err.contains("corresponds to a different Kubernetes cluster"), "{taken:?}");
+    forbidden(&site, &id, &secret)
+}
+
+/// S1: each of these is refused by name of action and scope.
+fn forbidden(site: &Site, id: &str, secret: &str) -> anyhow::Result<()> {
+    let token = token(&site.stack, id, secret)?;
+    let cluster = format!("{}/{CLUSTERS}/c1", group(&site.stack));
+    let kind = "Microsoft.Kubernetes/connectedClusters";
+    let assignment = "Microsoft.Authorization/roleAssignments";
+    let credential = json!({"authenticationMethod": "AAD", "clientProxy": false});
+    let role = json!({"properties": {
+        "roleDefinitionId": format!("/providers/Microsoft.Authorization/roleDefinitions/{ONBOARDING}"),
+        "principalId": "11111111-2222-4333-8444-555555555555", "principalType": "ServicePrincipal",
+    }});
+    let given = format!("{cluster}/providers/{assignment}/33333333-3333-4333-8333-333333333333");
+    for (method, path, body, action) in [
+        ("DELETE", cluster.clone(), Value::Null, format!("{kind}/delete")),
+        (
+            "POST",
+            format!("{cluster}/listClusterUserCredential"),
+            credential,
+            format!("{kind}/listClusterUserCredential/action"),
+        ),
+        ("PUT", given, role, format!("{assignment}/write")),
+        (
+            "DELETE",
+            group(&site.stack),
+            Value::Null,
+            "Microsoft.Resources/subscriptions/resourceGroups/delete".to_owned(),
+        ),
+    ] {
+        let version = if path.contains(assignment) { "api-version=2022-04-01" } else { VERSION };
+        let version = if path.ends_with(GROUP) { "api-version=2024-03-01" } else { version };
+        let refused = call(&site.stack, &token, method, &format!("{path}?{version}"), &body)?;
+        let error = refused.json()?["error"].clone();
+        let message = error["message"].as_str().unwrap_or_default().to_lowercase();
+        let named = message.contains(&action.to_lowercase()) && message.contains(&group(&site.stack).to_lowercase());
+        ensure!(refused.status == 403 && error["code"] == "AuthorizationFailed" && named, "{method} {path}: {error}");
+    }
+    ensure!(site.clusters()?.len() == AT_ONCE, "a refused call changes nothing");
+    Ok(())
+}
+
+/// A service principal with the onboarding role at the group and nothing else: client id and secret.
+fn onboarder(site: &Site) -> anyhow::Result<(String, String)> {
+    site.stack.towline(&["dev", "add-principal", "onboarder"])?.ok()?;
+    let known: Value = serde_json::from_slice(&std::fs::read(site.stack.state().join("issuer/principals.json"))?)?;
+    let known = known["principals"].as_array().context("no principals")?.clone();
+    let one = known.into_iter().find(|one| one["name"] == "onboarder").context("no onboarder")?;
+    let secret = std::fs::read_to_string(site.stack.state().join("principals/onboarder.secret"))?.trim().to_owned();
+    note_secret(&secret)?;
+    let owner = token(&site.stack, &site.stack.text("clientId"), &site.stack.text("clientSecret"))?;
+    let path = format!(
+        "{}/providers/Microsoft.Authorization/roleAssignments/44444444-4444-4444-8444-444444444444?api-version=2022-04-01",
+        group(&site.stack)
+    );
+    let given = json!({"properties": {
+        "roleDefinitionId": format!("/providers/Microsoft.Authorization/roleDefinitions/{ONBOARDING}"),
+        "principalId": one["object_id"], "principalType": "ServicePrincipal",
+    }});
+    let made = call(&site.stack, &owner, "PUT", &path, &given)?;
+    ensure!(made.status == 201, "{}", String::from_utf8_lossy(&made.body));
+    Ok((one["client_id"].as_str().context("no client id")?.to_owned(), secret))
+}
+
+fn group(stack: &Stack) -> String {
+    format!("/subscriptions/{}/resourceGroups/{GROUP}", stack.text("subscription"))
+}
+
+/// A token for the resource API.
+fn token(stack: &Stack, id: &str, secret: &str) -> anyhow::Result<String> {
+    let scope = format!("{}/.default", stack.text("url")).replace(':', "%3A").replace('/', "%2F");
+    let form = format!("grant_type=client_credentials&client_id={id}&client_secret={secret}&scope={scope}");
+    let path = format!("/{}/oauth2/v2.0/token", stack.text("tenant"));
+    let answer = exchange(stack, "POST", &path, "Content-Type: application/x-www-form-urlencoded", &form)?;
+    let token = answer.json()?["access_token"].as_str().with_context(|| answer.head.clone())?.to_owned();
+    note_secret(&token)?;
+    Ok(token)
+}
+
+fn call(stack: &Stack, token: &str, method: &str, path: &str, body: &Value) -> anyhow::Result<Answer> {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let headers = format!("Authorization: Bearer {token}\r\nContent-Type: application/json");
+    exchange(stack, method, path, &headers, &body)
+}
+
+fn exchange(stack: &Stack, method: &str, path: &str, headers: &str, body: &str) -> anyhow::Result<Answer> {
+    let mut raw: Raw = stack.raw()?;
+    let (host, length) = (stack.authority(), body.len());
+    raw.send(
+        format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}\r\nContent-Length: {length}\r\n\r\n{body}")
+            .as_bytes(),
+    )?;
+    raw.answer()
+}
+
+/// An apiserver that allows everything, has nothing and takes everything.
+fn willing(request: &Received, io: &mut tests::apiserver::Connection) -> anyhow::Result<bool> {
+    scripted(request, io, true)
+}
+
+/// One that allows nothing.
+fn forbidding(request: &Received, io: &mut tests::apiserver::Connection) -> anyhow::Result<bool> {
+    scripted(request, io, false)
+}
+
+fn scripted(request: &Received, io: &mut tests::apiserver::Connection, allows: bool) -> anyhow::Result<bool> {
+    let target = String::from_utf8_lossy(request.target()).into_owned();
+    let path = target.split('?').next().unwrap_or_default();
+    let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+    let reply = |io: &mut _, status: &str, value: &Value| answer(io, status, value.to_string().as_bytes());
+    let (method, last) = (request.text(), path.rsplit('/').next().unwrap_or_default());
+    if method.starts_with("PATCH") {
+        return reply(io, "200 OK", &body);
+    }
+    match last {
+        "version" => reply(
+            io,
+            "200 OK",
+            &json!({
+                "major": "1", "minor": "36", "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "",
+                "buildDate": "", "goVersion": "", "compiler": "", "platform": "",
+            }),
+        ),
+        "selfsubjectaccessreviews" => {
+            let mut review = body;
+            review["status"] = json!({"allowed": allows});
+            reply(io, "201 Created", &review)
+        }
+        "nodes" => reply(
+            io,
+            "200 OK",
+            &json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": [
+                {"metadata": {"name": "n", "labels": {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}}},
+            ]}),
+        ),
+        "configmaps" => reply(io, "200 OK", &json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": []})),
+        "connectedclusters.towline.io" => reply(
+            io,
+            "200 OK",
+            &json!({
+                "kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1", "metadata": {"name": last},
+                "status": {"conditions": [{"type": "Established", "status": "True"}]},
+            }),
+        ),
+        _ => reply(
+            io,
+            "404 Not Found",
+            &json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "not found",
+                "reason": "NotFound", "code": 404,
+            }),
+        ),
+    }
+}
