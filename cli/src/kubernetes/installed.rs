@@ -92,7 +92,8 @@ impl Kubernetes {
             self.delete(place).await?;
         }
         if wait {
-            for place in objects {
+            // Objects of our kind go with the kind, after which nobody can be asked for them.
+            for place in objects.iter().filter(|place| force || place.kind != place::CONNECTED_CLUSTER) {
                 self.await_gone(place, GONE, force).await?;
             }
         }

@@ -77,6 +77,45 @@ walk_forbidden() {
     step "stranger has no grant" 0 refused 'forbidden' stranger get pods --namespace "$namespace"
 }
 
+# From nothing to kubectl with towline and kubectl alone, and back: the cluster becomes a resource that gets its own identity.
+# Where the agents' pods cannot be had, what would be installed is shown.
+walk_resources() {
+    title "from nothing to kubectl, and back"
+    local url ca id
+    url=$(jq -r .url "$out/ready.json")
+    ca=$(jq -r .ca "$out/ready.json")
+    export TOWLINE_CONFIG_DIR=$out/state/accounts
+    (umask 077 && jq -r .clientSecret "$out/ready.json" >"$out/state/owner.secret")
+    step "login" 0 typed_as towline login "$url" --ca "$ca" --service-principal \
+        --username "$(jq -r .clientId "$out/ready.json")" --secret-file "$out/state/owner.secret"
+    step "group" 0 typed_as towline group create --name edge --location local
+    if [[ ! $in_cluster ]]; then
+        step "connect" 0 typed_as towline connect -n shop -g edge --kube-config "$admin_kubeconfig" --dry-run
+        skipped+=("towline connect with pods of the agents")
+        return
+    fi
+    step "connect" 0 typed_as towline connect -n shop -g edge --kube-config "$admin_kubeconfig" --namespace towline-shop
+    step "list" 0 typed_as towline list
+    step "role" 0 typed_as towline role assignment create --assignee admin --role "Azure Arc Enabled Kubernetes Cluster User Role" -g edge -n shop
+    id=$(towline show -n shop -g edge --query id -o tsv 2>"$out/logs/show.log")
+    step "kubeconfig" 0 typed_as towline kubeconfig --server "$url" --ca "$ca" --cluster "$id" --user admin \
+        --password-file "$out/state/users/admin.password" --file "$out/shop.kubeconfig"
+    step "kubectl" 0 as shop get pods --namespace towline-shop
+    step "delete" 0 typed_as towline delete -n shop -g edge --kube-config "$admin_kubeconfig" --yes
+    step "nothing is left" 1 namespace_is_gone
+}
+
+namespace_is_gone() {
+    show "kubectl get namespace towline-shop    # not through the tunnel, must be gone"
+    direct get namespace towline-shop
+}
+
+# A command as it is typed.
+typed_as() {
+    show "$(typed "$@" | sed 's/^ //')"
+    "$@"
+}
+
 manifest() {
     cat >"$out/files/demo.yaml" <<END
 apiVersion: v1
