@@ -90,6 +90,9 @@ pub struct AgentArgs {
     /// A line of the pods' /etc/hosts, ADDRESS=NAME[,NAME]; repeat for more
     #[arg(long = "host-alias", value_name = "ADDRESS=NAME", value_parser = host_alias, help_heading = "Agents")]
     pub host_aliases: Vec<(IpAddr, Vec<String>)>,
+    /// Let the gateway's roles and assignments decide single Kubernetes calls too, beside the cluster's own RBAC
+    #[arg(long, help_heading = "Agents")]
+    pub azure_rbac: bool,
     /// The cluster's distribution, instead of what its nodes look like
     #[arg(long, value_name = "NAME", value_parser = DISTRIBUTIONS, help_heading = "Agents")]
     pub distribution: Option<String>,

@@ -31,6 +31,11 @@ pub async fn run(args: FeaturesArgs, on: bool) -> Outcome {
         }
     })
     .await?;
+    if on && args.features.contains(&Feature::AzureRbac) {
+        output::say(
+            "hint: the cluster must be told to ask roles and assignments too: towline connect ... --azure-rbac (once)",
+        );
+    }
     output::print(&with_group(shown), &args.common.output, DETAILS)?;
     Ok(ExitCode::SUCCESS)
 }

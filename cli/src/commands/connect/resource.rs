@@ -59,8 +59,33 @@ pub async fn put(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> O
     Ok(answer)
 }
 
+/// Properties that a user sets by other ways than by connecting.
+const KEPT: &[&str] = &[
+    "distributionVersion",
+    "privateLinkState",
+    "privateLinkScopeResourceId",
+    "azureHybridBenefit",
+    "aadProfile",
+    "arcAgentProfile",
+    "securityProfile",
+    "oidcIssuerProfile",
+    "gateway",
+    "arcAgentryConfigurations",
+];
+
 fn body(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Value {
     let mut properties = json!({"agentPublicKeyCertificate": public_key});
+    // A PUT replaces: what was set for the resource and is not typed here stays as it is.
+    for name in KEPT {
+        if let Some(kept) = prepared.before.resource.as_ref().map(|resource| &resource["properties"][*name])
+            && !kept.is_null()
+        {
+            properties[*name] = kept.clone();
+        }
+    }
+    if args.agent.azure_rbac {
+        properties["aadProfile"]["enableAzureRBAC"] = true.into();
+    }
     for (name, typed) in [("distribution", &args.agent.distribution), ("infrastructure", &args.agent.infrastructure)] {
         let kept = prepared.before.property(name);
         if let Some(value) = typed.as_deref().or(Some(kept).filter(|kept| !kept.is_empty())) {

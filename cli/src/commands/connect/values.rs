@@ -82,6 +82,17 @@ pub fn values(
     let issuers: Result<Vec<Map<String, Value>>, _> =
         settings.issuers.iter().map(|issuer| serde_json::from_value(issuer.clone())).collect();
     values.issuers = issuers.context("the issuers that the gateway names")?;
+    if args.azure_rbac {
+        let pinned = |issuer: &&Map<String, Value>| issuer.contains_key("pinnedKeys");
+        let name = values.issuers.iter().find(pinned).and_then(|issuer| issuer.get("name")).and_then(Value::as_str);
+        let Some(name) = name else {
+            return Err(Failure::usage(anyhow!(
+                "--azure-rbac: the gateway has no issuer of its own whose keys could be pinned in the cluster, so nobody vouches for roles and assignments"
+            )));
+        };
+        name.clone_into(&mut values.azure_rbac.issuer);
+        values.azure_rbac.enabled = true;
+    }
     if let Some(file) = &args.proxy.proxy_cert {
         let text = std::fs::read_to_string(file).map_err(|error| {
             let said = format!("Proxy cert path {} does not exist. Please check the path provided", file.display());
