@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use proto::{
     agent_api::{BODY_BYTES, Desired, paths},
-    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
+    process::{Backoff, Shutdown, random_unit},
 };
 use tokio::sync::watch;
 
 use super::{Role, health::Reporter};
-use crate::{chain, tunnel::api::AgentApi};
+use crate::{
+    chain,
+    tunnel::api::{AGAIN, AgentApi},
+};
 
 /// This role's name.
 pub const NAME: &str = "config-agent";
@@ -21,14 +24,6 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// An answer that came sooner than this, and brought nothing new, is from a gateway that does not wait: it is asked seldom.
 const PATIENT: Duration = Duration::from_secs(20);
 const IMPATIENT: Duration = Duration::from_secs(30);
-/// Waits after a question without an answer.
-const AGAIN: BackoffPolicy = BackoffPolicy {
-    first: Duration::from_secs(1),
-    quick_cap: Duration::from_secs(5),
-    quick_for: Duration::from_secs(60),
-    cap: Duration::from_secs(300),
-    steady_after: Duration::from_secs(60),
-};
 
 /// What is wanted, shared. Before the first answer nothing is known, and users are let through: the gateway, which says what
 /// is wanted, lets nobody through that it does not want.

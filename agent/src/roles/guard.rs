@@ -9,12 +9,15 @@ use std::{
 use futures_util::future::BoxFuture;
 use proto::{
     agent_api::paths,
-    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
+    process::{Backoff, Shutdown, random_unit},
     rbac::snapshot::{DOCUMENT_BYTES, Signed},
 };
 
 use super::{Role, health::Reporter, kube_aad_proxy::authorize::Authorizer};
-use crate::{chain, tunnel::api::AgentApi};
+use crate::{
+    chain,
+    tunnel::api::{AGAIN, AgentApi},
+};
 
 /// This role's name.
 pub const NAME: &str = "guard";
@@ -25,14 +28,6 @@ const FRESH: Duration = Duration::from_secs(20 * 60);
 const ANSWER_BYTES: usize = 2 * DOCUMENT_BYTES + 64 * 1024;
 /// Between two questions, however soon the gateway answers.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Waits after a question without an answer, or with one that is not taken.
-const AGAIN: BackoffPolicy = BackoffPolicy {
-    first: Duration::from_secs(1),
-    quick_cap: Duration::from_secs(5),
-    quick_for: Duration::from_secs(60),
-    cap: Duration::from_secs(300),
-    steady_after: Duration::from_secs(60),
-};
 
 /// The role.
 pub struct Guard {

@@ -9,6 +9,7 @@ use proto::{
     agent_api::{BODY_BYTES, ROLE},
     ids::RequestId,
     limits,
+    process::BackoffPolicy,
     transport::{Stream, TunnelHandle},
     wire::head::{RequestHead, ResponseHead},
 };
@@ -29,6 +30,15 @@ const BULK_YIELD: Duration = Duration::from_secs(5);
 const RETRY_AFTER_MAX: u64 = 24 * 3600;
 /// Characters of a gateway's message that are kept.
 const MESSAGE_CHARS: usize = 1000;
+
+/// Waits of whoever asks over and over, after a question without an answer.
+pub const AGAIN: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(1),
+    quick_cap: Duration::from_secs(5),
+    quick_for: Duration::from_secs(60),
+    cap: Duration::from_secs(300),
+    steady_after: Duration::from_secs(60),
+};
 
 /// What the gateway said instead of what was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
