@@ -11,6 +11,7 @@
 pub mod certificate;
 pub mod challenge;
 pub mod desired;
+pub mod enrol;
 pub mod heartbeat;
 pub mod listener;
 pub mod policy;
@@ -151,6 +152,7 @@ pub static OF_VISITORS: &[Route<ForVisitors>] = &[
     Route::new(Method::POST, enrolment_paths::CERTIFICATE, BODY_BYTES, |call, visitor| {
         Box::pin(certificate::enrol(call, visitor))
     }),
+    Route::new(Method::POST, enrolment_paths::ENROL, BODY_BYTES, |call, _| Box::pin(enrol::serve(call))),
     Route::new(Method::GET, enrolment_paths::SETTINGS, 0, |call, _| Box::pin(settings::serve(call))),
 ];
 

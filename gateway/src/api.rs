@@ -91,6 +91,11 @@ impl Caller {
         }
     }
 
+    /// Whoever holds an enrolment token, by who made it. May nothing else.
+    pub fn by_token_of(creator: &str) -> Self {
+        Self { name: format!("enrolment token of {creator}"), object_id: String::new(), principals: Vec::new() }
+    }
+
     /// The name in messages and records.
     pub fn name(&self) -> &str {
         &self.name

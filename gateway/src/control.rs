@@ -1,18 +1,24 @@
 //! The control plane of a running gateway: the store, what is in memory of it, and what goes on in the background.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
-use proto::{api::ResourceId, ids::ClusterKey, process::Shutdown};
+use certs::{Issued, Validity};
+use proto::{
+    api::ResourceId,
+    ids::{ClusterId, ClusterKey},
+    process::Shutdown,
+};
 use serde_json::json;
 use tokio::sync::{Notify, watch};
 
 use crate::{
     agents::challenge::Challenges,
-    api::{body::Turns, error::ApiError},
+    api::{Caller, body::Turns, error::ApiError},
     config::api::Api,
+    core::Trust,
     directory::Directory,
     events::Notices,
     resources::{connected_cluster, is_deleting, role_assignment, role_definition},
@@ -41,6 +47,9 @@ const FOLLOWED_REVISIONS: i64 = 100_000;
 /// How often what has ended long ago is forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(600);
 
+/// Life of a certificate that lets somebody reach a cluster with a service account's token.
+const ACCESS_LIFE: Duration = Duration::from_secs(3600);
+
 /// Tells the time; tests bring their own.
 pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
@@ -56,6 +65,7 @@ pub struct Control {
     pub challenges: Challenges,
     /// News of events, and who listens to them.
     pub notices: Notices,
+    trust: OnceLock<Arc<Trust>>,
     protector: Protector,
     clock: Clock,
     snapshots: Arc<Snapshots>,
@@ -80,6 +90,7 @@ impl Control {
             bodies: Turns::default(),
             challenges: Challenges::since(milliseconds(clock())),
             notices: Notices::default(),
+            trust: OnceLock::new(),
             protector,
             clock,
             snapshots,
@@ -302,6 +313,24 @@ impl Control {
             }
             Err(error) => tracing::error!(operation = operation.id, %error, "operation not ended; it is tried again"),
         }
+    }
+
+    /// Issues with the gateway's authority from now on.
+    pub fn set_trust(&self, trust: Arc<Trust>) {
+        let _ = self.trust.set(trust);
+    }
+
+    /// The right of somebody to reach a cluster with one of its own service accounts' tokens: a certificate of an hour.
+    pub fn access(&self, cluster: &ClusterId, caller: &Caller) -> Result<Issued, ApiError> {
+        let authority = self.trust.get().and_then(|trust| trust.authority()).ok_or_else(|| {
+            let message = "This gateway issues no certificates: [agents] authority_dir is not in its configuration. Ask who runs it for a certificate.";
+            ApiError::bad_request("AuthenticationMethodNotSupported", message).at("authenticationMethod")
+        })?;
+        let validity = Validity::at((self.clock)(), ACCESS_LIFE, ACCESS_LIFE * 2);
+        let issued = authority.issue_access(cluster.as_str(), caller.name(), validity);
+        issued
+            .or_else(|_| authority.issue_access(cluster.as_str(), caller.object_id(), validity))
+            .map_err(ApiError::internal)
     }
 
     /// Encrypts what a resource holds and nobody may see.

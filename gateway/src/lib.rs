@@ -242,6 +242,9 @@ impl Gateway {
         let snapshots = Arc::new(Snapshots::new(Snapshot::new(&config.dynamic, verifier)));
         let tunnels = Arc::default();
         let control = control(&config, extras.clock, &snapshots, &tunnels).await?;
+        if let Some(control) = &control {
+            control.set_trust(Arc::clone(&trust));
+        }
         let core = Arc::new(Core {
             snapshots,
             sessions: Sessions::new(Arc::clone(&metrics)),

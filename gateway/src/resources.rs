@@ -3,6 +3,7 @@
 //! errors are the same for all and live in [`crate::api`].
 
 pub mod connected_cluster;
+pub mod enrolment_token;
 pub mod resource_group;
 pub mod role_assignment;
 pub mod role_definition;
@@ -161,6 +162,11 @@ pub trait Kind: Send + Sync {
     /// Actions: their names in lower case.
     fn actions(&self) -> &'static [&'static str] {
         &[]
+    }
+
+    /// What an action needs a role for, where that is not the action itself.
+    fn permission(&self, _action: &str) -> Option<&'static str> {
+        None
     }
 
     /// Does an action.

@@ -273,7 +273,12 @@ fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason
     if issuer_gone {
         return Some(EndReason::Withdrawn);
     }
-    match authorize::authorize(snapshot, &session.principal, snapshot.cluster(&session.cluster.key)) {
+    let cluster = snapshot.cluster(&session.cluster.key);
+    // Deleted and created again: the name is the same, the right was to another cluster.
+    if cluster.is_some_and(|cluster| cluster.agents != session.cluster.agents) {
+        return Some(EndReason::Withdrawn);
+    }
+    match authorize::authorize(snapshot, &session.principal, cluster) {
         Ok(_) => None,
         Err(denial) if denial.0 == DenialReason::Disabled => Some(EndReason::Disabled),
         Err(_) => Some(EndReason::Withdrawn),

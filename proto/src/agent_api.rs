@@ -25,6 +25,8 @@ pub mod enrolment_paths {
     pub const CHALLENGE: &str = "/challenge";
     /// POST [`super::Enrolment`] → [`super::Certificate`].
     pub const CERTIFICATE: &str = "/certificate";
+    /// POST [`super::TokenEnrolment`] → [`super::TokenEnrolled`] (features row R14).
+    pub const ENROL: &str = "/enrol";
     /// GET → [`super::InstallSettings`].
     pub const SETTINGS: &str = "/settings";
 }
@@ -114,6 +116,42 @@ pub struct Certificate {
     /// When it ends, RFC 3339.
     pub not_after: String,
     /// Object id of the cluster's identity.
+    pub principal_id: String,
+    /// The tenant.
+    pub tenant_id: String,
+}
+
+/// `POST <prefix>/enrol`: creates a cluster by a one-time token in place of a role; certificates follow as for any other. The
+/// token comes from `POST <resource group>/createEnrolmentToken`. Does not print it.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenEnrolment {
+    /// The token.
+    pub token: String,
+    /// The name of the cluster that is to be.
+    pub name: String,
+    /// The onboarding key's public half, as `agentPublicKeyCertificate` has it.
+    pub public_key: String,
+    /// The location.
+    pub location: String,
+    /// Tags.
+    #[serde(default)]
+    pub tags: serde_json::Map<String, serde_json::Value>,
+}
+
+impl std::fmt::Debug for TokenEnrolment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TokenEnrolment").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The cluster that was created.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenEnrolled {
+    /// Its ARM id.
+    pub cluster_id: String,
+    /// Object id of its identity.
     pub principal_id: String,
     /// The tenant.
     pub tenant_id: String,

@@ -141,7 +141,8 @@ fn actions(namespace: &str) -> Vec<Value> {
         let base = read::operations_of(kind);
         let verbs: &[&str] = if kind.is_writable() { &["read", "write", "delete"] } else { &["read"] };
         let mut names: Vec<String> = verbs.iter().map(|verb| format!("{base}/{verb}")).collect();
-        names.extend(kind.actions().iter().map(|action| format!("{base}/{action}/action")));
+        let own = kind.actions().iter().filter(|action| kind.permission(action).is_none());
+        names.extend(own.map(|action| format!("{base}/{action}/action")));
         found.extend(names.into_iter().map(|action| {
             let words = action.rsplit('/').next().unwrap_or_default().to_owned();
             json!({"name": action, "isDataAction": false, "display": {"provider": namespace, "resource": name, "operation": words, "description": format!("{words} {name}")}})

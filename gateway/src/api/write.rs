@@ -196,7 +196,7 @@ fn merged(old: &Stored, part: &Map<String, Value>) -> Map<String, Value> {
 }
 
 /// Who created and changed it last, and when.
-fn system_data(body: &mut Map<String, Value>, writing: &Writing<'_>) {
+pub fn system_data(body: &mut Map<String, Value>, writing: &Writing<'_>) {
     let old = writing.old.and_then(|old| old.body.get("systemData"));
     let now = json!(instant(writing.now_ms));
     let by = json!(writing.caller.name());
@@ -300,7 +300,8 @@ where
         return Err(ApiError::not_found_at(call.path));
     }
     call.version(kind)?;
-    call.authorize(&format!("{}/{action}/action", kind.name()), id)?;
+    let usual = format!("{}/{action}/action", read::operations_of(kind));
+    call.authorize(kind.permission(&lower).unwrap_or(&usual), id)?;
     let body = body::read(call, body).await?;
     read::in_subscription(call, id)?;
     let resource = call.control.get(id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;

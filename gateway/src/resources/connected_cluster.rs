@@ -334,11 +334,15 @@ fn credential(acting: &Acting<'_>) -> Result<Value, ApiError> {
         Property::new("clientProxy", Type::Bool).required(),
     ];
     let body = super::schema::check(BODY, acting.body)?;
-    if body.get("authenticationMethod").and_then(Value::as_str) == Some("Token") {
-        let message = "This gateway issues no client certificates by its API yet; for service-account tokens ask who runs it for a kubeconfig (towline kubeconfig --service-account).";
-        return Err(ApiError::bad_request("AuthenticationMethodNotSupported", message).at("authenticationMethod"));
-    }
     let id: ClusterId = acting.resource.id.parse().map_err(|_| ApiError::internal("a kept id cannot be read"))?;
-    let kubeconfig = acting.control.settings.kubeconfig(&id);
+    let mut kubeconfig = acting.control.settings.kubeconfig(&id);
+    if body.get("authenticationMethod").and_then(Value::as_str) == Some("Token") {
+        // The right to reach the cluster; who one is there, the cluster's own token says, which the user adds.
+        let issued = acting.control.access(&id, acting.caller)?;
+        kubeconfig["users"][0]["user"] = json!({
+            "client-certificate-data": BASE64.encode(&issued.certificate_pem),
+            "client-key-data": BASE64.encode(issued.key_pem()),
+        });
+    }
     Ok(json!({"kubeconfigs": [{"name": "credentialName1", "value": BASE64.encode(kubeconfig.to_string())}]}))
 }

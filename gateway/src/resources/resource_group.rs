@@ -5,7 +5,7 @@ use proto::api::{ErrorDetail, id::RESOURCE_GROUPS};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Kind, Place, Writing, properties_mut,
+    Acting, Kind, Place, Writing, enrolment_token, properties_mut,
     schema::{Property, Type},
     usual_name,
 };
@@ -69,6 +69,19 @@ impl Kind for ResourceGroups {
 
     fn deletes_slowly(&self) -> bool {
         true
+    }
+
+    fn actions(&self) -> &'static [&'static str] {
+        &[enrolment_token::CREATE]
+    }
+
+    /// A token creates a cluster: it is for those to give away who may do that.
+    fn permission(&self, _action: &str) -> Option<&'static str> {
+        Some("Microsoft.Kubernetes/connectedClusters/write")
+    }
+
+    fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
+        Box::pin(enrolment_token::create(acting))
     }
 
     fn write<'a>(

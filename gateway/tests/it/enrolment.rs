@@ -602,3 +602,119 @@ async fn r9_a_cluster_gets_tokens_of_its_identity_for_allowed_audiences_alone() 
         assert_eq!((status, &body["error"]["code"]), (400, &json!("InvalidAudience")), "{audience}");
     }
 }
+
+impl Site {
+    fn group() -> String {
+        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/Fleet")
+    }
+
+    /// A one-time token.
+    async fn token(&self, asked: Value) -> String {
+        let made = self.api("POST", &format!("{}/createEnrolmentToken", Self::group()), Some(asked)).await;
+        assert_eq!(made.status, 200, "{}", made.text());
+        made.json()["token"].as_str().unwrap().to_owned()
+    }
+
+    async fn join(&self, token: &str, name: &str, key: &Onboarding) -> Answer {
+        self.agents("enrol", json!({"token": token, "name": name, "publicKey": key.public, "location": "here"})).await
+    }
+}
+
+#[tokio::test]
+async fn r14_a_one_time_token_creates_one_cluster_in_place_of_a_role() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let token = site.token(json!({})).await;
+    let joined = site.join(&token, "edge", &key).await;
+    assert_eq!(joined.status, 200, "{}", joined.text());
+    let shown = site.api("GET", id("edge").as_str(), None).await.json();
+    assert_eq!(shown["identity"]["principalId"], joined.json()["principalId"]);
+    assert_eq!(shown["systemData"]["createdBy"], "enrolment token of dev:owner");
+    let given = site.enrol("edge", &key).await;
+    site.tunnel(&given).await;
+    let again = site.join(&token, "other", &key).await;
+    assert_eq!((again.status, code(&again).as_str()), (401, codes::INVALID_PROOF));
+    assert_eq!(site.api("GET", id("other").as_str(), None).await.status, 404);
+    // At rest it is a hash.
+    let secret = token.rsplit('.').next().unwrap();
+    for entry in std::fs::read_dir(site.world.dir.path()).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap_or_default();
+        assert!(!bytes.windows(secret.len()).any(|window| window == secret.as_bytes()));
+    }
+}
+
+#[tokio::test]
+async fn r14_of_two_users_at_once_one_wins() {
+    let site = Site::new().await;
+    let token = site.token(json!({})).await;
+    let (one, two) = (Onboarding::new(), Onboarding::new());
+    let (a, b) = tokio::join!(site.join(&token, "a", &one), site.join(&token, "b", &two));
+    let mut statuses = [a.status, b.status];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 401], "{} {}", a.text(), b.text());
+}
+
+#[tokio::test]
+async fn r14_a_token_ends_and_is_bound_to_its_group_and_name() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let short = site.token(json!({"expiresInSeconds": 60})).await;
+    let named = site.token(json!({"name": "edge", "expiresInSeconds": 7 * DAY})).await;
+    site.ahead.store(61, Ordering::SeqCst);
+    let ended = site.join(&short, "late", &key).await;
+    assert_eq!((ended.status, code(&ended).as_str()), (401, codes::INVALID_PROOF));
+    assert_eq!(site.join(&named, "another", &key).await.status, 403);
+    site.cluster("edge", &key).await;
+    let there = site.join(&named, "Edge", &key).await;
+    assert_eq!((there.status, code(&there).as_str()), (409, "ResourceExists"), "what is there is not taken over");
+    site.delete("edge").await;
+    for public in ["AAAA", ""] {
+        let body = json!({"token": named, "name": "edge", "publicKey": public, "location": "here"});
+        let refused = site.agents("enrol", body).await;
+        assert_eq!(refused.status, 400, "{}", refused.text());
+    }
+    assert_eq!(site.join(&named, "edge", &key).await.status, 200, "what was refused did not use it up");
+    // A token goes with its group.
+    let last = site.token(json!({})).await;
+    assert_eq!(site.api("DELETE", &Site::group(), None).await.status, 202);
+    assert_eq!(site.join(&last, "more", &key).await.status, 401);
+    for bad in ["", "x", &last[..last.len() - 1], &format!("{last}0")] {
+        assert_eq!(site.join(bad, "more", &key).await.status, 401);
+    }
+}
+
+#[tokio::test]
+async fn r14_who_may_not_write_clusters_makes_no_tokens() {
+    let site = Site::new().await;
+    let token = site.world.issuer.token("nobody", &[], URL, SystemTime::now());
+    let target = format!("{}/createEnrolmentToken?api-version=2024-03-01", Site::group());
+    let refused = site.http("POST", &target, Some(&token), Some(json!({})), None).await;
+    assert_eq!((refused.status, code(&refused).as_str()), (403, "AuthorizationFailed"));
+    assert!(message(&refused).contains("Microsoft.Kubernetes/connectedClusters/write"), "{}", message(&refused));
+    for bad in [json!({"expiresInSeconds": 1}), json!({"expiresInSeconds": 8 * DAY}), json!({"name": "a/b"})] {
+        let refused = site.api("POST", &format!("{}/createEnrolmentToken", Site::group()), Some(bad)).await;
+        assert_eq!(refused.status, 400, "{}", refused.text());
+    }
+}
+
+/// The certificate is the right to reach the cluster; who one is there, its own service-account token says.
+#[tokio::test]
+async fn a6_the_token_method_gives_an_access_certificate_and_leaves_the_token_to_the_user() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let body = json!({"authenticationMethod": "Token", "clientProxy": false});
+    let made = site.api("POST", &format!("{}/listClusterUserCredential", id("edge")), Some(body)).await;
+    assert_eq!(made.status, 200, "{}", made.text());
+    let text = BASE64.decode(made.json()["kubeconfigs"][0]["value"].as_str().unwrap()).unwrap();
+    let kubeconfig: Value = serde_json::from_slice(&text).unwrap();
+    let user = kubeconfig["users"][0]["user"].as_object().unwrap();
+    assert_eq!(user.keys().collect::<Vec<_>>(), ["client-certificate-data", "client-key-data"]);
+    let pem = |name: &str| BASE64.decode(user[name].as_str().unwrap()).unwrap();
+    let own = Credentials::from_pem(&pem("client-certificate-data"), &pem("client-key-data")).unwrap();
+    assert!(own.not_after() <= SystemTime::now() + Duration::from_secs(3601));
+    let peer = Peer::verify(own.chain(), &site.world.authority.roots().unwrap(), SystemTime::now()).unwrap();
+    assert_eq!(peer.identity.access().unwrap(), (id("edge").as_str(), "dev:owner"));
+    // It opens no tunnel.
+    assert!(matches!(site.world.dial(&own).await, Err(HelloError::Refused { code: CloseCode::Unauthorised, .. })));
+}

@@ -1,0 +1,102 @@
+//! A cluster is created by a one-time token in place of a role (features row R14). What is created is what the resource API
+//! would create; the token is used up in the same batch.
+
+use http::StatusCode;
+use proto::{
+    agent_api::{TokenEnrolled, TokenEnrolment, codes},
+    api::ResourceId,
+};
+use serde_json::Value;
+
+use super::{Call, Reply};
+use crate::{
+    api::{Caller, error::ApiError, write::system_data},
+    resources::{
+        Kind, Writing,
+        connected_cluster::{ConnectedClusters, NAME},
+        enrolment_token::{self, Held},
+        is_deleting, schema,
+    },
+    store::{
+        batch::{Batch, Expect, Refused},
+        resources::Stored,
+    },
+};
+
+/// Answers with the new cluster.
+pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
+    let message: TokenEnrolment = call.message()?;
+    let control = &call.control;
+    let held = enrolment_token::held(control, &message.token).await?.ok_or_else(not_held)?;
+    let group = control.store.get(held.group.key()).await?.filter(|group| !is_deleting(group)).ok_or_else(not_held)?;
+    if held.name.as_ref().is_some_and(|name| !name.eq_ignore_ascii_case(&message.name)) {
+        let only = held.name.unwrap_or_default();
+        let message = format!("The enrolment token is for a cluster named '{only}'.");
+        return Err(ApiError::of(StatusCode::FORBIDDEN, codes::FOREIGN_REQUEST, message).at("name"));
+    }
+    if message.public_key.is_empty() {
+        let message = "publicKey must be the public half of the cluster's onboarding key.";
+        return Err(ApiError::bad_request("InvalidRequestContent", message).at("publicKey"));
+    }
+    ConnectedClusters.check_name(&message.name)?;
+    let id = ResourceId::parse(&format!("{}/providers/{NAME}/{}", group.id, message.name))?;
+    if control.store.get(id.key()).await?.is_some() {
+        return Err(exists(&id));
+    }
+    let sent = enrolment_token::body(&message.location, &message.public_key, &message.tags);
+    let stored = created(call, &id, &held, schema::check(ConnectedClusters.schema(), &sent)?).await?;
+    let principal = stored.body["identity"]["principalId"].as_str().unwrap_or_default().to_owned();
+    let batch = Batch {
+        puts: vec![(stored, Expect::Absent)],
+        deletes: vec![(held.kept.key.clone(), Expect::Revision(held.kept.revision))],
+        ..Batch::default()
+    };
+    match control.write(&batch).await? {
+        Ok(_) => {}
+        Err(Refused::Changed { key, .. }) if key == id.key() => return Err(exists(&id)),
+        Err(Refused::Changed { .. } | Refused::NoParent { .. }) => return Err(not_held()),
+    }
+    tracing::info!(cluster.id = %id, created_by = held.created_by, "cluster created by an enrolment token");
+    Reply::json(&TokenEnrolled {
+        cluster_id: id.as_str().to_owned(),
+        principal_id: principal,
+        tenant_id: control.settings.tenant.clone(),
+    })
+}
+
+/// The resource, with all that is filled in when one is created.
+async fn created(
+    call: &Call,
+    id: &ResourceId,
+    held: &Held,
+    mut body: serde_json::Map<String, Value>,
+) -> Result<Stored, ApiError> {
+    let caller = Caller::by_token_of(&held.created_by);
+    let control = &call.control;
+    let writing = Writing { id, old: None, caller: &caller, now_ms: control.now_ms(), control };
+    ConnectedClusters.write(&mut body, &writing).await?;
+    system_data(&mut body, &writing);
+    Ok(Stored {
+        key: id.key().to_owned(),
+        kind: NAME.to_ascii_lowercase(),
+        parent: held.group.key().to_owned(),
+        id: id.as_str().to_owned(),
+        revision: 0,
+        body: Value::Object(body),
+        protected: None,
+    })
+}
+
+/// 401, the same for every reason.
+fn not_held() -> ApiError {
+    let message = "The enrolment token does not hold: it was used, has ended, or is none. Ask for a new one (`towline connect` with a sign-in needs none).";
+    ApiError::of(StatusCode::UNAUTHORIZED, codes::INVALID_PROOF, message).at("token")
+}
+
+fn exists(id: &ResourceId) -> ApiError {
+    let message = format!(
+        "The resource '{}' exists already, and an enrolment token creates new ones only; choose another name. The token was not used.",
+        id.name()
+    );
+    ApiError::of(StatusCode::CONFLICT, "ResourceExists", message).at("name")
+}

@@ -1,0 +1,179 @@
+//! One-time enrolment tokens (features row R14): whoever holds one may create one connected cluster in one resource group,
+//! without a role of their own. Made by who may write clusters there (`POST <group>/createEnrolmentToken`), shown once, kept
+//! as a hash below the group, and used up by the batch that creates the cluster, so that of two users at once one wins.
+//!
+//! ```text
+//! token = "towline-enrol" . base64url(id of the resource group) . id (32 hex digits) . secret (64 hex digits)
+//! ```
+
+use aws_lc_rs::{constant_time, digest};
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use http::StatusCode;
+use proto::api::{ResourceId, id::RESOURCE_GROUPS};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Acting,
+    schema::{self, Property, Type},
+    usual_name,
+};
+use crate::{
+    api::{error::ApiError, instant},
+    request::random_16,
+    store::{
+        batch::{Batch, Expect},
+        resources::Stored,
+    },
+};
+
+/// The action, in lower case.
+pub const CREATE: &str = "createenrolmenttoken";
+/// What its kept rows are; no kind of resource, so that no path of the API leads to one.
+const KIND: &str = "towline.enrolment/tokens";
+const PREFIX: &str = "towline-enrol";
+/// Bytes of a token at most.
+const TEXT_BYTES: usize = 1024;
+/// Tokens of a resource group at once that have not ended.
+const OF_ONE_GROUP: u32 = 500;
+/// How long one is good for, in seconds, where nobody says,
+const LIFE_SECONDS: i64 = 3600;
+/// at least,
+const SHORTEST_SECONDS: i64 = 60;
+/// and at most.
+const LONGEST_SECONDS: i64 = 7 * 86_400;
+
+const BODY: &[Property] = &[Property::new("name", Type::Text), Property::new("expiresInSeconds", Type::Count)];
+
+/// A token that was shown, and holds.
+pub struct Held {
+    /// The resource group.
+    pub group: ResourceId,
+    /// The one name that a cluster may have, if there is only one.
+    pub name: Option<String>,
+    /// Who made it.
+    pub created_by: String,
+    /// What is kept of it.
+    pub kept: Stored,
+}
+
+/// Makes one.
+pub async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
+    let asked = schema::check(BODY, acting.body)?;
+    let group = ResourceId::parse(&acting.resource.id)?;
+    let name = asked.get("name").and_then(Value::as_str);
+    name.map_or(Ok(()), |name| usual_name(name, 63, "-_."))?;
+    let life = asked.get("expiresInSeconds").and_then(Value::as_i64).unwrap_or(LIFE_SECONDS);
+    if !(SHORTEST_SECONDS..=LONGEST_SECONDS).contains(&life) {
+        let message = format!("expiresInSeconds must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS}.");
+        return Err(ApiError::bad_request("InvalidRequestContent", message).at("expiresInSeconds"));
+    }
+    let ends_ms = acting.now_ms + life * 1000;
+    let (id, secret) = (hex(&random_16()), [hex(&random_16()), hex(&random_16())].concat());
+    let kept = Stored {
+        key: key(&group, &id),
+        kind: KIND.to_owned(),
+        parent: group.key().to_owned(),
+        id: format!("{group}/providers/{KIND}/{id}"),
+        revision: 0,
+        body: json!({
+            "hash": hashed(&secret),
+            "endsMs": ends_ms,
+            "name": name,
+            "createdBy": acting.caller.name(),
+        }),
+        protected: None,
+    };
+    let mut batch = Batch { puts: vec![(kept, Expect::Absent)], ..Batch::default() };
+    let others = acting.control.store.page(KIND, group.key(), "", OF_ONE_GROUP).await?;
+    let over = others.iter().filter(|other| has_ended(other, acting.now_ms));
+    batch.deletes = over.map(|other| (other.key.clone(), Expect::Any)).collect();
+    if others.len() - batch.deletes.len() >= OF_ONE_GROUP as usize {
+        let message =
+            format!("The resource group has {OF_ONE_GROUP} enrolment tokens, the limit; wait until some end.");
+        return Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message));
+    }
+    acting.control.write(&batch).await?.map_err(|_| ApiError::resource_not_found(&group))?;
+    let token = format!("{PREFIX}.{}.{id}.{secret}", URL_SAFE_NO_PAD.encode(group.as_str()));
+    Ok(json!({"token": token, "expiresOn": instant(ends_ms), "resourceGroup": group.as_str(), "name": name}))
+}
+
+/// The token of a text, if it is one that holds; it may be used at the same time by somebody else.
+pub async fn held(control: &crate::control::Control, text: &str) -> Result<Option<Held>, ApiError> {
+    let Some((group, id, secret)) = parts(text) else { return Ok(None) };
+    if !control.has_subscription(group.subscription()) {
+        return Ok(None);
+    }
+    let Some(kept) = control.store.get(&key(&group, id)).await? else { return Ok(None) };
+    let text = |name: &str| kept.body.get(name).and_then(Value::as_str).map(str::to_owned);
+    let hash = text("hash").unwrap_or_default();
+    let same = constant_time::verify_slices_are_equal(hash.as_bytes(), hashed(secret).as_bytes()).is_ok();
+    if !same || kept.kind != KIND || has_ended(&kept, control.now_ms()) {
+        return Ok(None);
+    }
+    Ok(Some(Held { group, name: text("name"), created_by: text("createdBy").unwrap_or_default(), kept }))
+}
+
+/// What somebody with a token may say of the cluster, as the API would be told.
+pub fn body(location: &str, key: &str, tags: &Map<String, Value>) -> Map<String, Value> {
+    let body = json!({
+        "location": location,
+        "tags": tags,
+        "identity": {"type": "SystemAssigned"},
+        "properties": {"agentPublicKeyCertificate": key},
+    });
+    body.as_object().cloned().unwrap_or_default()
+}
+
+fn parts(text: &str) -> Option<(ResourceId, &str, &str)> {
+    let mut parts = (text.len() <= TEXT_BYTES).then(|| text.split('.'))?;
+    let (prefix, group, id, secret) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let digits = |text: &str, length| text.len() == length && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let group = String::from_utf8(URL_SAFE_NO_PAD.decode(group).ok()?).ok()?;
+    let group = ResourceId::parse(&group).ok().filter(|group| group.is(RESOURCE_GROUPS))?;
+    let fine = prefix == PREFIX && parts.next().is_none() && digits(id, 32) && digits(secret, 64);
+    fine.then_some((group, id, secret))
+}
+
+fn key(group: &ResourceId, id: &str) -> String {
+    format!("{}/providers/{KIND}/{}", group.key(), id.to_ascii_lowercase())
+}
+
+fn has_ended(kept: &Stored, now_ms: i64) -> bool {
+    kept.body.get("endsMs").and_then(Value::as_i64).is_none_or(|ends| ends <= now_ms)
+}
+
+fn hashed(secret: &str) -> String {
+    hex(digest::digest(&digest::SHA256, secret.as_bytes()).as_ref())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r14_a_text_that_is_no_token_is_none() {
+        let group = "/subscriptions/11111111-1111-4111-8111-111111111111/resourceGroups/g";
+        let encoded = URL_SAFE_NO_PAD.encode(group);
+        let (id, secret) = ("a".repeat(32), "b".repeat(64));
+        let good = format!("{PREFIX}.{encoded}.{id}.{secret}");
+        assert_eq!(parts(&good).unwrap().0.as_str(), group);
+        let cluster = URL_SAFE_NO_PAD.encode(format!("{group}/providers/Microsoft.Kubernetes/connectedClusters/c"));
+        for bad in [
+            String::new(),
+            "....".to_owned(),
+            good[1..].to_owned(),
+            good[..good.len() - 1].to_owned(),
+            format!("{good}."),
+            format!("{PREFIX}.{cluster}.{id}.{secret}"),
+            format!("{PREFIX}.%.{id}.{secret}"),
+            format!("{PREFIX}.{encoded}.{}.{secret}", "../".repeat(11)),
+            "x".repeat(TEXT_BYTES + 1),
+        ] {
+            assert!(parts(&bad).is_none(), "{bad}");
+        }
+    }
+}
