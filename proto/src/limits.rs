@@ -66,7 +66,7 @@ pub const PARKED_STREAMS: usize = 8;
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// Heads of streams that the gateway opened that the agent reads at once; each may hold [`HEAD_BYTES`] and a chunk.
 pub const HEADS_AT_AGENT: usize = 512;
-/// Heads of streams that the agent opened that the gateway reads at once. It serves none of them yet, and has many agents.
+/// Heads of streams that the agent opened that the gateway reads at once: its own exchanges. There are many agents.
 pub const HEADS_AT_GATEWAY: usize = 16;
 /// How long a stream's head may take to arrive once the stream exists.
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
