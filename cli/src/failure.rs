@@ -56,13 +56,6 @@ impl Failure {
         }
     }
 
-    /// Says what was tried when it failed.
-    #[must_use]
-    #[allow(dead_code, reason = "for the commands that come next")]
-    pub fn context(self, what: impl std::fmt::Display + Send + Sync + 'static) -> Self {
-        Self { error: self.error.context(what), ..self }
-    }
-
     /// Prints it to standard error.
     pub fn report(&self) -> ExitCode {
         let mut out = io::stderr().lock();

@@ -105,18 +105,6 @@ pub async fn rewrite(api: &Api, id: &proto::api::ResourceId, change: impl Fn(&mu
     }
 }
 
-/// Deletes a cluster's resource, and waits until its sessions and certificate have ended. False: there was none. What runs in
-/// the cluster is not touched: its agent hears of it and stops.
-///
-/// # Errors
-/// When the gateway refuses, or it takes longer than `wait` allows.
-#[allow(dead_code, reason = "`towline delete` comes with what it cleans in the cluster")]
-pub async fn delete_resource(api: &Api, id: &proto::api::ResourceId, wait: Wait) -> Outcome<bool> {
-    let answer = api.delete(&at(id, versions::CLUSTERS)).await?;
-    api.follow(&answer, &format!("deleting cluster {}", id.name()), wait).await?;
-    Ok(answer.status != http::StatusCode::NO_CONTENT)
-}
-
 /// `towline update`.
 pub async fn update(args: UpdateArgs) -> Outcome {
     let mut body = json!({});

@@ -13,6 +13,7 @@ use serde_json::json;
 
 mod connectivity;
 mod events;
+mod sessions;
 
 use super::*;
 use crate::{
