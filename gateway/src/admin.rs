@@ -15,7 +15,7 @@ use axum::{
     routing::{delete, get, post, put},
 };
 use proto::{
-    ids::RequestId,
+    ids::{ClusterKey, RequestId},
     process::{Phase, telemetry::LogLevel},
 };
 use serde_json::{Value, json};
@@ -47,6 +47,8 @@ pub fn router(core: Arc<Core>, reloader: Arc<Reloader>, log_level: Option<LogLev
         .route("/sessions", get(sessions))
         .route("/sessions/{id}", delete(end_session))
         .route("/tunnels", get(tunnels))
+        .route("/agents/{cluster}/metrics", get(agent_metrics))
+        .route("/agents/{cluster}/logs", get(agent_logs))
         .layer(middleware::from_fn_with_state(loopback, no_browsers))
         .with_state(Arc::new(Admin { core, reloader, log_level }))
 }
@@ -168,6 +170,25 @@ async fn tunnels(State(admin): Shared) -> Json<Value> {
         })
         .collect();
     Json(json!({ "tunnels": entries }))
+}
+
+/// What the agents of a cluster pushed last; the cluster by its key, as its address has it.
+async fn agent_metrics(State(admin): Shared, Path(cluster): Path<String>) -> Response {
+    told(&cluster, |key| admin.core.told.metrics(key), "text/plain; version=0.0.4")
+}
+
+async fn agent_logs(State(admin): Shared, Path(cluster): Path<String>) -> Response {
+    told(&cluster, |key| admin.core.told.logs(key), "application/x-ndjson")
+}
+
+fn told(cluster: &str, of: impl FnOnce(&ClusterKey) -> Option<String>, kind: &'static str) -> Response {
+    let Some(key) = ClusterKey::from_hex(cluster.as_bytes()) else {
+        return (StatusCode::BAD_REQUEST, "a cluster's key is 64 hex digits\n").into_response();
+    };
+    match of(&key) {
+        Some(text) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
+        None => (StatusCode::NOT_FOUND, "nothing was pushed for this cluster\n").into_response(),
+    }
 }
 
 fn rfc3339(time: std::time::SystemTime) -> String {

@@ -16,6 +16,7 @@ pub mod heartbeat;
 pub mod listener;
 pub mod policy;
 pub mod settings;
+pub mod telemetry;
 pub mod token;
 pub mod tunnel;
 
@@ -143,6 +144,8 @@ pub static OF_TUNNELS: &[Route<ForAgents>] = &[
     Route::new(Method::POST, paths::TOKEN, BODY_BYTES, |call, agent| Box::pin(token::serve(call, agent))),
     Route::new(Method::POST, paths::HEARTBEAT, BODY_BYTES, |call, agent| Box::pin(heartbeat::serve(call, agent))),
     Route::new(Method::GET, paths::DESIRED, 0, |call, agent| Box::pin(desired::serve(call, agent))),
+    Route::new(Method::POST, paths::METRICS, BODY_BYTES, |call, agent| Box::pin(telemetry::metrics(call, agent))),
+    Route::new(Method::POST, paths::LOGS, telemetry::LOG_BYTES, |call, agent| Box::pin(telemetry::logs(call, agent))),
     Route::new(Method::GET, paths::POLICY, 0, |call, agent| Box::pin(policy::serve(call, agent))),
 ];
 

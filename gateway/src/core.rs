@@ -11,6 +11,7 @@ use proto::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
+    agents::telemetry::Told,
     config::{
         Config, Limits,
         agents::{Agents, AuthorityFiles},
@@ -36,6 +37,8 @@ pub struct Core {
     pub sessions: Arc<Sessions>,
     /// Live tunnels.
     pub tunnels: Arc<Registry>,
+    /// Metrics and log lines that agents pushed.
+    pub told: Told,
     /// Streams by user and cluster.
     pub slots: Arc<Slots>,
     /// Connections and handshakes by address.

@@ -246,6 +246,7 @@ impl Gateway {
             control.set_trust(Arc::clone(&trust));
         }
         let core = Arc::new(Core {
+            told: Default::default(),
             snapshots,
             sessions: Sessions::new(Arc::clone(&metrics)),
             tunnels,

@@ -19,6 +19,10 @@ enum Does {
 }
 
 struct Fake {
+    /// Which certificate is shown; none yet: 0.
+    generation: watch::Sender<u64>,
+    /// Whether refusals are those of a deleted cluster.
+    deleted: std::sync::atomic::AtomicBool,
     does: Mutex<HashMap<CarrierKind, Does>>,
     /// Each attempt, and the gateway's end of each tunnel that came up.
     dialled: mpsc::Sender<(CarrierKind, tokio::time::Instant, Option<TunnelHandle>)>,
@@ -29,7 +33,9 @@ type Dialled = mpsc::Receiver<(CarrierKind, tokio::time::Instant, Option<TunnelH
 
 fn fake(does: &[(CarrierKind, Does)]) -> (Arc<Fake>, Dialled) {
     let (dialled, receiver) = mpsc::channel(1000);
-    (Arc::new(Fake { does: Mutex::new(does.iter().cloned().collect()), dialled, proxied: false }), receiver)
+    let does = Mutex::new(does.iter().cloned().collect());
+    let (generation, deleted) = (watch::Sender::new(1), Default::default());
+    (Arc::new(Fake { generation, deleted, does, dialled, proxied: false }), receiver)
 }
 
 impl Fake {
@@ -60,7 +66,7 @@ impl Connect for Fake {
                         reason: "as the test says".to_owned(),
                         retry_after,
                         try_another,
-                        refused: None,
+                        refused: self.deleted.load(Ordering::SeqCst).then_some(CloseCode::Deleted),
                     })
                 }
             }
@@ -77,6 +83,20 @@ impl Connect for Fake {
 
     fn proxied(&self, _: usize) -> bool {
         self.proxied
+    }
+
+    fn ready(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.renewed(0))
+    }
+
+    fn generation(&self) -> u64 {
+        *self.generation.borrow()
+    }
+
+    fn renewed(&self, generation: u64) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.generation.subscribe().wait_for(|now| *now != generation).await.unwrap();
+        })
     }
 }
 
@@ -243,6 +263,57 @@ async fn a_lossy_quic_is_left_for_tcp_and_comes_back_later_each_time() {
         quic = tunnel;
     }
     assert!(away[0] >= 100 && away[1] >= 2 * away[0] - 5 && away[2] >= 2 * away[1] - 5, "{away:?}");
+    shutdown.drain();
+    group.join().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn r8_a_new_certificate_is_shown_on_a_new_tunnel_and_open_streams_go_on() {
+    let (fake, mut dialled) = fake(&[(Quic, Does::Works)]);
+    fake.generation.send_replace(0);
+    let tunnels = tunnels(&fake, CarrierChoice::Auto);
+    let group = TaskGroup::new("test");
+    let shutdown = Shutdown::new();
+    let (running, until) = (tunnels.clone(), shutdown.clone());
+    group.spawn("run", async move { running.run(until).await });
+    // Nothing is dialled before there is a certificate.
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(dialled.try_recv().is_err());
+    fake.generation.send_replace(1);
+    let old = dialled.recv().await.unwrap().2.unwrap();
+    let mut stream = old.open(echo_head()).await.unwrap();
+    stream.recv.recv_message(65536).await.unwrap();
+    fake.generation.send_replace(2);
+    let new = dialled.recv().await.unwrap().2.unwrap();
+    old.draining().await;
+    stream.send.send(Bytes::from_static(b"still")).await.unwrap();
+    assert_eq!(stream.recv.recv().await.unwrap().unwrap(), "still");
+    drop(stream);
+    let mut stream = new.open(echo_head()).await.unwrap();
+    stream.recv.recv_message(65536).await.unwrap();
+    assert!(tunnels.current().borrow().is_some());
+    drop(stream);
+    shutdown.drain();
+    group.join().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn r10_an_agent_of_a_deleted_cluster_asks_no_more_until_it_has_another_certificate() {
+    let (fake, mut dialled) = fake(&[(Http2, Does::Fails(false, None))]);
+    fake.deleted.store(true, Ordering::SeqCst);
+    let tunnels = tunnels(&fake, CarrierChoice::Pinned(Http2));
+    let group = TaskGroup::new("test");
+    let shutdown = Shutdown::new();
+    let (running, until) = (tunnels.clone(), shutdown.clone());
+    group.spawn("run", async move { running.run(until).await });
+    dialled.recv().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(7 * 86_400)).await;
+    assert!(dialled.try_recv().is_err() && tunnels.status.is_deleted());
+    fake.set(Http2, Does::Works);
+    fake.generation.send_replace(2);
+    let _tunnel = dialled.recv().await.unwrap().2.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!tunnels.status.is_deleted());
     shutdown.drain();
     group.join().await.unwrap();
 }

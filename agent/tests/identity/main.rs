@@ -4,3 +4,4 @@
 mod enrolment;
 mod gateway;
 mod operator;
+mod roles;
