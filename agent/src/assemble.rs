@@ -102,18 +102,17 @@ impl Parts {
             &config.gateway.identity,
             IdentitySource::Managed(ManagedIdentity { store: IdentityStore::Secret(_), .. })
         );
-        let kubernetes = match kubernetes::client(&config.cluster).await {
-            _ if !secret && !config.roles.manages() => None,
-            Ok(client) => Some(client),
-            Err(err) if secret => return Err(err.into()),
-            Err(err) => {
-                tracing::warn!(
-                    error = crate::chain(&err),
-                    "nothing is known of the cluster: there is no way to its apiserver"
-                );
-                None
+        let mut kubernetes = None;
+        if secret || config.roles.manages() {
+            match kubernetes::client(&config.cluster).await {
+                Ok(client) => kubernetes = Some(client),
+                Err(err) if secret => return Err(err.into()),
+                Err(err) => {
+                    let error = crate::chain(&err);
+                    tracing::warn!(error, "nothing is known of the cluster: there is no way to its apiserver");
+                }
             }
-        };
+        }
         let (status, health, clock) = (Arc::default(), Health::default(), Arc::new(SystemClock));
         Ok(Self { cluster, connector, identities, kubernetes, status, health, clock })
     }

@@ -56,6 +56,11 @@ pub trait Role: Send + Sync + 'static {
         false
     }
 
+    /// Whether it says itself how it fares; one that only serves runs as long as it is there.
+    fn reports(&self) -> bool {
+        false
+    }
+
     /// What the role does on its own account, until told to stop.
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move { shutdown.draining().await })

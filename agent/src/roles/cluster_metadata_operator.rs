@@ -142,6 +142,10 @@ impl Role for ClusterMetadataOperator {
         NAME
     }
 
+    fn reports(&self) -> bool {
+        true
+    }
+
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             shutdown.until_draining(self.work()).await;

@@ -83,6 +83,10 @@ impl Role for ClusterconnectAgent {
         self.name
     }
 
+    fn reports(&self) -> bool {
+        true
+    }
+
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             tokio::select! {

@@ -47,6 +47,14 @@ const AGAIN: BackoffPolicy = BackoffPolicy {
     cap: Duration::from_secs(300),
     steady_after: Duration::from_secs(60),
 };
+/// Waits before asking because the gateway does not take a certificate; one that was good for so long is forgotten.
+const REFUSALS: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(1),
+    quick_cap: Duration::from_secs(600),
+    quick_for: Duration::ZERO,
+    cap: Duration::from_secs(600),
+    steady_after: Duration::from_secs(600),
+};
 /// The longest wait that a gateway can ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
@@ -91,6 +99,10 @@ impl Role for ClusterIdentityOperator {
         NAME
     }
 
+    fn reports(&self) -> bool {
+        true
+    }
+
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             shutdown.until_draining(self.work()).await;
@@ -103,11 +115,21 @@ impl ClusterIdentityOperator {
         if self.identities.current().is_none() {
             self.load().await;
         }
+        let mut refused = Backoff::new(REFUSALS);
         loop {
+            let begun = self.clock.now();
             let need = match self.identities.current() {
                 None => Need::None,
                 Some(identity) => self.wait(&identity).await,
             };
+            if need == Need::Refused {
+                // A gateway that issues certificates and takes none of them must not be asked in a tight loop.
+                refused.lived(self.clock.now().duration_since(begun).unwrap_or_default());
+                tokio::time::sleep(refused.failed(Instant::now(), spread())).await;
+                if self.status.refusals().borrow().is_none() {
+                    continue;
+                }
+            }
             if let Some(stored) = self.obtain(need).await {
                 self.keep(&stored).await;
             }

@@ -128,6 +128,10 @@ impl Role for ConfigAgent {
         NAME
     }
 
+    fn reports(&self) -> bool {
+        true
+    }
+
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             shutdown.until_draining(self.work()).await;

@@ -43,7 +43,11 @@ async fn keep(role: Arc<dyn Role>, health: &Health, shutdown: &Shutdown) {
     let reporter = health.of(name);
     let mut backoff = Backoff::new(RESTARTS);
     loop {
-        reporter.starting();
+        if role.reports() {
+            reporter.starting()
+        } else {
+            reporter.running()
+        }
         let begun = Instant::now();
         let running = TaskGroup::new("roles");
         let (runs, until) = (role.clone(), shutdown.clone());
@@ -83,6 +87,10 @@ mod tests {
     impl Role for Fragile {
         fn name(&self) -> &'static str {
             "fragile"
+        }
+
+        fn reports(&self) -> bool {
+            true
         }
 
         fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {

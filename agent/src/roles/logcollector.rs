@@ -257,6 +257,10 @@ impl Role for LogCollector {
         NAME
     }
 
+    fn reports(&self) -> bool {
+        true
+    }
+
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             shutdown.until_draining(self.work()).await;

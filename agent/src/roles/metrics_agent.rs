@@ -82,6 +82,10 @@ impl Role for MetricsAgent {
         NAME
     }
 
+    fn reports(&self) -> bool {
+        true
+    }
+
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             shutdown.until_draining(self.work()).await;

@@ -80,6 +80,10 @@ impl Role for ResourceSyncAgent {
         NAME
     }
 
+    fn reports(&self) -> bool {
+        true
+    }
+
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             shutdown

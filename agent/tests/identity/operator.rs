@@ -304,6 +304,22 @@ async fn r10_a_cluster_that_was_made_again_gets_a_certificate_of_its_new_resourc
     assert_eq!(world.enrolments(), 2);
 }
 
+/// A gateway that issues certificates and refuses tunnels with each of them.
+#[tokio::test(start_paused = true)]
+async fn n5_certificates_that_are_never_taken_are_asked_for_ever_more_seldom() {
+    let world = World::new(true, true, 0).await;
+    let (status, mut identities) = (world.status.clone(), world.identities.subscribe());
+    world.tasks.spawn("gateway", async move {
+        while identities.changed().await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            status.refused(CloseCode::Unauthorised);
+        }
+    });
+    world.day(1).await;
+    assert!((100..=400).contains(&world.enrolments()), "{}", world.enrolments());
+    world.tasks.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn r4_and_r6_what_the_gateway_refuses_for_good_is_said_with_a_hint_and_asked_seldom() {
     for (status, code, hint) in [
