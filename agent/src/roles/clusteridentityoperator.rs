@@ -58,6 +58,10 @@ const REFUSALS: BackoffPolicy = BackoffPolicy {
 /// The longest wait that a gateway can ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
+/// What people are told of a deleted resource.
+const DELETED: &str = "the resource of this cluster was deleted; these agents ask no more. Remove them, or connect the \
+                       cluster again with `towline connect`";
+
 /// Tells the UID of the namespace `kube-system`.
 pub type ClusterUid = Arc<dyn Fn() -> BoxFuture<'static, Result<String, String>> + Send + Sync>;
 
@@ -209,7 +213,11 @@ impl ClusterIdentityOperator {
                 Err(err) => err,
             };
             failures += 1;
-            let (reason, message) = self.explain(&err, need);
+            let (mut reason, mut message) = self.explain(&err, need);
+            // To who shows no certificate the gateway does not say what exists; the tunnel's end has said it.
+            if self.status.is_deleted() && err.refused().is_some_and(|refused| refused.status == 401) {
+                (reason, message) = (codes::RESOURCE_DELETED, DELETED.to_owned());
+            }
             let deleted = reason == codes::RESOURCE_DELETED;
             if deleted {
                 self.status.refused(CloseCode::Deleted);
@@ -324,10 +332,7 @@ impl ClusterIdentityOperator {
             return (reason, told);
         };
         let (reason, hint) = match (*status, code.as_str()) {
-            (410, _) => (
-                codes::RESOURCE_DELETED,
-                "the resource of this cluster was deleted; these agents ask no more. Remove them, or connect the cluster again with `towline connect`",
-            ),
+            (410, _) => (codes::RESOURCE_DELETED, DELETED),
             (409, _) => (
                 codes::ALREADY_CONNECTED,
                 "this cluster is connected as another resource; delete that one or remove these agents",

@@ -284,13 +284,16 @@ async fn r10_after_resource_deleted_nothing_is_asked_any_more() {
 
 #[tokio::test(start_paused = true)]
 async fn r10_a_tunnel_that_is_refused_for_a_deleted_cluster_leads_to_one_question_and_no_more() {
-    let world = World::new(true, true, 0).await;
-    world.identity().await;
-    *world.script.refuse.lock().unwrap() = Some((410, "ResourceDeleted", None));
-    world.status.refused(CloseCode::Deleted);
-    world.failing("ResourceDeleted").await;
-    world.day(60).await;
-    assert_eq!((world.enrolments(), world.renewals()), (2, 0));
+    // Whoever shows no certificate is not told what exists.
+    for answer in [(410, "ResourceDeleted", None), (401, "InvalidProof", None)] {
+        let world = World::new(true, true, 0).await;
+        world.identity().await;
+        *world.script.refuse.lock().unwrap() = Some(answer);
+        world.status.refused(CloseCode::Deleted);
+        world.failing("ResourceDeleted").await;
+        world.day(60).await;
+        assert_eq!((world.enrolments(), world.renewals()), (2, 0));
+    }
 }
 
 #[tokio::test(start_paused = true)]

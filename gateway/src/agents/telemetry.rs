@@ -182,7 +182,7 @@ mod tests {
         assert!(told.keep_metrics(&key(1), "a", "one 1"));
         assert!(told.keep_metrics(&key(1), "a", "one 2"));
         assert!(told.keep_metrics(&key(1), "b", "two 1"));
-        assert_eq!(told.metrics(&key(1)).unwrap(), "# agent a\none 2\n\n# agent b\ntwo 1\n\n");
+        assert_eq!(told.metrics(&key(1)).unwrap(), "# agent a\none 2\n# agent b\ntwo 1\n");
         assert_eq!(told.metrics(&key(2)), None);
         assert!(told.keep_metrics(&key(1), "c", "") && told.keep_metrics(&key(1), "d", ""));
         assert!(!told.keep_metrics(&key(1), "e", ""));
