@@ -22,6 +22,7 @@ use crate::{
         connected_cluster::{self, wanted::Wanted},
         is_deleting, last_name, properties, role_assignment, role_definition,
     },
+    shards::Shards,
     snapshot::{Agents, Cluster, ClusterRef},
     store::{changes::Change, resources::Stored},
 };
@@ -30,12 +31,12 @@ use crate::{
 #[derive(Clone, Default)]
 pub struct Directory {
     revision: i64,
-    clusters: HashMap<ClusterKey, ClusterRef>,
+    clusters: Shards<ClusterKey, ClusterRef>,
     /// Custom definitions by GUID. Two of one GUID can only have been written at the same moment; then neither gives anything.
     roles: HashMap<String, Vec<Definition>>,
     /// Kept assignments by key: a role that changes, comes or goes changes what they give.
-    assignments: HashMap<String, Kept>,
-    policy: Policy,
+    assignments: Shards<String, Kept>,
+    policy: Arc<Policy>,
     /// Made when somebody asks, for this moment only.
     places: Arc<OnceLock<Places>>,
 }
@@ -69,7 +70,7 @@ impl Directory {
         let mut directory = Self::default();
         for id in owners {
             let Some(role) = owner.clone() else { break };
-            directory.policy.insert(Assignment {
+            Arc::make_mut(&mut directory.policy).insert(Assignment {
                 id: "configured".into(),
                 principal: user_key(id).into(),
                 scope: Scope::root(),
@@ -157,7 +158,7 @@ impl Directory {
         let Some(kept) = self.assignments.get(key) else { return };
         // A role that is not there, or not assignable there (any more), gives nothing.
         let Some(role) = self.role_at(&kept.role, &kept.scope) else { return };
-        self.policy.insert(Assignment {
+        Arc::make_mut(&mut self.policy).insert(Assignment {
             id: key.into(),
             principal: Arc::clone(&kept.principal),
             scope: kept.scope.clone(),
@@ -168,7 +169,7 @@ impl Directory {
 
     fn forget(&mut self, key: &str) {
         if let Some(kept) = self.assignments.remove(key) {
-            self.policy.remove(&kept.principal, &kept.scope, key);
+            Arc::make_mut(&mut self.policy).remove(&kept.principal, &kept.scope, key);
         }
     }
 
@@ -178,7 +179,7 @@ impl Directory {
             self.assignments.iter().filter(|(_, kept)| kept.role == guid).map(|(key, _)| key.clone()).collect();
         for key in of_role {
             if let Some(kept) = self.assignments.get(&key) {
-                self.policy.remove(&kept.principal, &kept.scope, &key);
+                Arc::make_mut(&mut self.policy).remove(&kept.principal, &kept.scope, &key);
             }
             self.give(&key);
         }

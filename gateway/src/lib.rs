@@ -12,6 +12,7 @@
 //! | [`api`] | the resource API: one request's way through it |
 //! | [`resources`] | kinds of resources, a plug-in each |
 //! | [`store`] | where resources are kept |
+//! | [`shards`] | a map of which a changed copy costs little |
 //! | [`directory`] | what decisions need of them, in memory |
 //! | [`connectivity`] | whether clusters' agents are there |
 //! | [`events`] | what happens to them: list, stream, webhooks |
@@ -42,6 +43,7 @@ pub mod reload;
 pub mod request;
 pub mod resources;
 pub mod sessions;
+pub mod shards;
 pub mod snapshot;
 pub mod store;
 pub mod tunnels;

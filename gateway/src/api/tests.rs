@@ -14,6 +14,7 @@ use serde_json::json;
 mod connectivity;
 mod events;
 mod sessions;
+mod size;
 
 use super::*;
 use crate::{
