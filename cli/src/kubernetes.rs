@@ -70,6 +70,8 @@ impl Kubernetes {
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
             .await
             .with_context(|| format!("context {context} of the kubeconfig"))?;
+        // HTTPS_PROXY is for what is far away, and NO_PROXY is not known here: the apiserver is reached directly.
+        config.proxy_url = None;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(ANSWER_TIMEOUT);
         let server = config.cluster_url.to_string();

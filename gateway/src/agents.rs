@@ -101,13 +101,11 @@ impl Reply {
 impl Call {
     /// The message in the body.
     pub fn message<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
-        // Where a library quotes what it read, a secret would be in a log: only the place is told.
-        serde_json::from_slice(&self.body).map_err(|error| {
-            let message = format!(
-                "The body is not the message that belongs here (line {}, column {}); see the agent's version.",
-                error.line(),
-                error.column()
-            );
+        // Objects only, for a list would pass for one whose members all have defaults; and where a library quotes what it
+        // read, a secret would be in a log.
+        let object = proto::json::object(&self.body).map(serde_json::Value::Object);
+        object.ok().and_then(|object| serde_json::from_value(object).ok()).ok_or_else(|| {
+            let message = "The body is not the message that belongs here; see the agent's version.";
             ApiError::bad_request("InvalidRequestContent", message)
         })
     }

@@ -262,7 +262,8 @@ impl Directory {
         let decides = self.clusters.get(&cluster.key()).is_some_and(|cluster| cluster.wanted.azure_rbac);
         let scope = Scope::cluster(cluster);
         let around = scope.with_parents().filter_map(|at| places.get(at)).flatten();
-        Document::new(cluster, self.revision, decides, around)
+        // Where they decide nothing, nobody need know them.
+        Document::new(cluster, self.revision, decides, around.filter(|_| decides))
     }
 
     /// Whether one of the principals may do this at some place below.

@@ -3,7 +3,7 @@
 
 use std::{
     fmt::Write as _,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -96,7 +96,8 @@ pub fn init(plan: &Plan) -> Result<Value, InitError> {
             create_private_dir(&tls)?;
             let files = (tls.join("tls.crt"), tls.join("tls.key"));
             // By the second name the gateway reaches itself, where its public one leads elsewhere.
-            let names = [host.trim_matches(['[', ']']), "127.0.0.1"];
+            let own = own_address(plan).to_string();
+            let names = [host.trim_matches(['[', ']']), own.as_str()];
             authority.issue_server(&names, Validity::days(SERVER_DAYS))?.save(&files.0, &files.1)?;
             files
         }
@@ -119,6 +120,15 @@ pub fn init(plan: &Plan) -> Result<Value, InitError> {
         "clientSecret": made.1.secret.expose_secret(),
         "secretExpiresInDays": SECRET_LIFE.as_secs() / Duration::from_secs(86_400).as_secs(),
     }))
+}
+
+/// Where the gateway reaches itself.
+fn own_address(plan: &Plan) -> IpAddr {
+    match plan.listen.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    }
 }
 
 struct Ids<'a> {
@@ -167,7 +177,7 @@ fn config(plan: &Plan, url: &str, ids: &Ids<'_>, (certificate, key): (&Path, &Pa
         json!(format!("{url}{MOUNT}"))
     ));
     if ours {
-        let keys = format!("https://127.0.0.1:{}{MOUNT}/keys", plan.listen.port());
+        let keys = format!("https://{}{MOUNT}/keys", SocketAddr::new(own_address(plan), plan.listen.port()));
         line(format_args!("jwks_url = {}\nca_file = \"ca/ca.crt\"", json!(keys)));
     }
     line(format_args!("\n[audit]\nfile = \"audit.jsonl\""));

@@ -136,7 +136,12 @@ impl Snapshot {
         };
         let cluster = self.cluster(&id.key()).ok_or_else(|| gone(Gone::Unknown))?;
         match &cluster.agents {
-            Agents::Anyone => Ok(cluster),
+            // A certificate that the API's resource of the same id got is good as long as that is there (R10).
+            Agents::Anyone => match (named, self.directory.cluster(&id.key()).map(|kept| &kept.agents)) {
+                (None, _) => Ok(cluster),
+                (Some(named), Some(Agents::Principal(present))) if named == present => Ok(cluster),
+                (Some(_), _) => Err(gone(Gone::Foreign)),
+            },
             Agents::Principal(present) if named == Some(present.as_str()) => Ok(cluster),
             Agents::Principal(_) | Agents::Nobody => Err(gone(Gone::Foreign)),
         }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     Kubernetes, Place,
-    place::{self, CONFIG_MAP, DEFINITION, KINDS, NAMESPACE, SECRET},
+    place::{self, CLUSTER_ROLE_BINDING, CONFIG_MAP, DEFINITION, KINDS, NAMESPACE, SECRET},
 };
 use crate::manifests::{self, AGENT, CONFIG_FILE, IDENTITY_SECRET, MANAGED_BY, MANAGER, ONBOARDING_SECRET};
 
@@ -43,8 +43,20 @@ impl Kubernetes {
     pub async fn installed(&self) -> anyhow::Result<Option<Installed>> {
         let labels = format!("app.kubernetes.io/name=towline-agent,app.kubernetes.io/component={AGENT}");
         let maps = self.list(&Place::of(CONFIG_MAP, ""), &labels).await.context("look for agents that are there")?;
+        if maps.is_empty() {
+            return Ok(None);
+        }
+        // Whoever may write in some namespace can make such a ConfigMap; the agents' rights only the cluster's administrators
+        // give. Where these are is where the agents are.
+        let bindings = self.list(&Place::of(CLUSTER_ROLE_BINDING, ""), "app.kubernetes.io/name=towline-agent").await;
+        let bindings = bindings.context("look for agents that are there")?;
+        let has_rights = |namespace: &str| {
+            let subjects = bindings.iter().filter_map(|binding| binding["subjects"].as_array()).flatten();
+            { subjects }.any(|subject| subject["kind"] == "ServiceAccount" && subject["namespace"] == namespace)
+        };
         Ok(maps.iter().find_map(|map| {
             let meta = &map["metadata"];
+            meta["namespace"].as_str().filter(|namespace| has_rights(namespace))?;
             let config: toml::Table = map["data"][CONFIG_FILE].as_str()?.parse().ok()?;
             Some(Installed {
                 namespace: meta["namespace"].as_str()?.to_owned(),
@@ -65,7 +77,9 @@ impl Kubernetes {
     /// Removes everything that makes the agents, whoever installed them, and what they made. `force` removes finalizers of
     /// what does not go away. Tells what is left of the namespace.
     pub async fn uninstall(&self, namespace: &str, wait: bool, force: bool) -> anyhow::Result<Vec<Place>> {
-        let values = manifests::Values::default();
+        let mut values = manifests::Values::default();
+        // What may be there, by whatever settings.
+        values.azure_rbac.enabled = true;
         let mut all: Vec<Place> =
             manifests::objects(&values, namespace).iter().filter_map(Place::of_manifest).rev().collect();
         for name in [ONBOARDING_SECRET, IDENTITY_SECRET, "clusterconnect-agent-proxy"] {

@@ -51,12 +51,15 @@ pub const DEFINITION: Kind =
 /// What the controller-manager tells.
 pub const CONNECTED_CLUSTER: Kind = kind("towline.io", "v1alpha1", "ConnectedCluster", "connectedclusters", true);
 
+/// Who has a role everywhere.
+pub const CLUSTER_ROLE_BINDING: Kind = kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false);
+
 /// Every kind that the manifests have, and [`KEPT`].
 pub const KINDS: &[Kind] = &[
     NAMESPACE,
     DEFINITION,
     kind(RBAC, "v1", "ClusterRole", "clusterroles", false),
-    kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false),
+    CLUSTER_ROLE_BINDING,
     kind(RBAC, "v1", "Role", "roles", true),
     kind(RBAC, "v1", "RoleBinding", "rolebindings", true),
     kind("", "v1", "ServiceAccount", "serviceaccounts", true),

@@ -116,6 +116,12 @@ pub async fn renew(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         return Err(deleted(id));
     };
     let fingerprint = cluster::onboarding_key(&stored).map(|key| fingerprint(&key)).unwrap_or_default();
+    // Who proved possession of a key that the cluster has no more goes no further than the certificate at hand.
+    let row = call.control.store.agent(&stored.key).await?;
+    if row.and_then(|row| row.certificate).is_some_and(|last| last.key != fingerprint) {
+        let message = format!("Cluster {id} has another onboarding key by now; connect it again (towline connect).");
+        return Err(ApiError::of(StatusCode::UNAUTHORIZED, codes::INVALID_PROOF, message));
+    }
     issue(call, &stored, principal, &request, (&fingerprint, None)).await
 }
 
@@ -211,7 +217,8 @@ fn deleted(id: &ClusterId) -> ApiError {
     refused(&Gone::Deleted(id.clone()))
 }
 
-fn refused(gone: &Gone) -> ApiError {
+/// Why whoever showed a certificate is no agent of its cluster (any more).
+pub fn refused(gone: &Gone) -> ApiError {
     let (status, code) = match gone {
         Gone::Deleted(_) => (StatusCode::GONE, codes::RESOURCE_DELETED),
         Gone::Unknown(_) | Gone::Foreign(_) => (StatusCode::FORBIDDEN, codes::FOREIGN_REQUEST),

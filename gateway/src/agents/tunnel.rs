@@ -16,7 +16,7 @@ use proto::{
 };
 use tokio::sync::Semaphore;
 
-use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, find, in_time, named, query, whole};
+use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, find, in_time, named, query, whole};
 use crate::{api::error::ApiError, control::Control, core::Core, tunnels::registry::LiveTunnel};
 
 /// Exchanges of one tunnel at once. A few of them wait for news all the time.
@@ -124,6 +124,8 @@ async fn serve(
         let all = turn.map_err(|_| busy(&format!("{BODIES_OF_ALL} bodies")))?.map_err(ended)?;
         (Some(own), Some(all), whole(body, route.body_bytes).await?)
     };
+    let id = &tunnel.cluster.id;
+    core.snapshots.load().serves(id, tunnel.principal.as_deref()).map_err(|gone| certificate::refused(&gone))?;
     let call = Call { core, control, query: query(asked), body };
     let agent =
         Agent { cluster: Arc::clone(&tunnel.cluster), principal: tunnel.principal.clone(), tunnel: tunnel.id() };

@@ -535,6 +535,15 @@ async fn z9_an_agent_is_told_what_concerns_its_cluster_and_nothing_else() {
     }
     // On the resource itself: of no interest within the cluster.
     assert_eq!(site.assign("bob", CLUSTER_USER, &a, json!({})).await.status, 201);
+    let before = document(&a);
+    assert!(before.assignments.is_empty(), "where they decide nothing, nobody need know them");
+    for name in ["a", "b"] {
+        let mut body = site.call("owner", "GET", &cluster("g", name), None).await.body;
+        body["properties"]["aadProfile"] = json!({"enableAzureRBAC": true});
+        let path = format!("{}?api-version=2026-05-01", cluster_id("g", name));
+        assert_eq!(site.call("owner", "PUT", &path, Some(body)).await.status, 200);
+    }
+    let after = document(&a);
     let scopes = |id: &str| document(id).assignments.into_iter().map(|one| one.scope).collect::<Vec<_>>();
     let subscription = format!("/subscriptions/{SUBSCRIPTION}");
     let group = format!("{subscription}/resourcegroups/g");
@@ -542,12 +551,6 @@ async fn z9_an_agent_is_told_what_concerns_its_cluster_and_nothing_else() {
     assert_eq!(scopes(&a), [subscription.clone(), group.clone(), format!("{lower}/namespaces/dev")]);
     assert_eq!(scopes(&b), [subscription, group, b.to_lowercase()]);
 
-    let before = document(&a);
-    let mut body = site.call("owner", "GET", &cluster("g", "a"), None).await.body;
-    body["properties"]["aadProfile"] = json!({"enableAzureRBAC": true});
-    let path = format!("{a}?api-version=2026-05-01");
-    assert_eq!(site.call("owner", "PUT", &path, Some(body)).await.status, 200);
-    let after = document(&a);
     assert!(after.enabled && after.revision > before.revision && after.etag() != before.etag());
     // What is written elsewhere changes the revision and not what is decided.
     site.cluster("h", "c").await;

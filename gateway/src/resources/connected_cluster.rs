@@ -7,6 +7,7 @@ use http::StatusCode;
 use proto::{
     api::{ErrorDetail, ResourceId},
     ids::ClusterId,
+    rbac::{Action, Plane, Scope},
 };
 use serde_json::{Map, Value, json};
 
@@ -177,7 +178,7 @@ impl Kind for ConnectedClusters {
             // Everything else in this program knows clusters by this id: one that it cannot express is none.
             cluster_id(writing.id)?;
             let old = writing.old.and_then(|old| old.body.as_object());
-            same_key(body, old, writing)?;
+            same_agents(body, old, writing).await?;
             wanted::check(properties_mut(body))?;
             let state = properties_mut(body).remove("provisioningState");
             let there = old.and_then(properties).and_then(|old| old.get("provisioningState"));
@@ -268,21 +269,42 @@ pub fn same_location(body: &mut Map<String, Value>, writing: &Writing<'_>) -> Re
     Ok(())
 }
 
-/// Another key while the agent with the old one is connected would lock that agent out (features row R3).
-fn same_key(
+/// Another key, or no identity any more, hands the cluster to other agents: while those that hold its certificate are connected
+/// they would be locked out (features row R3), and otherwise it is as good as deleting the cluster and creating it again, and
+/// takes the right to. A cluster whose certificate has ended, or that never had one, is free to be connected anew (C4).
+async fn same_agents(
     body: &Map<String, Value>,
     old: Option<&Map<String, Value>>,
     writing: &Writing<'_>,
 ) -> Result<(), ApiError> {
     const KEY: &str = "agentPublicKeyCertificate";
-    let Some(before) = old.and_then(properties).and_then(|old| old.get(KEY)).and_then(Value::as_str) else {
-        return Ok(());
+    const DELETE: &str = "Microsoft.Kubernetes/connectedClusters/delete";
+    let Some(old) = old else { return Ok(()) };
+    let text = |of: &Map<String, Value>| -> String {
+        properties(of).and_then(|of| of.get(KEY)).and_then(Value::as_str).unwrap_or_default().to_owned()
     };
-    let now = properties(body).and_then(|new| new.get(KEY)).and_then(Value::as_str).unwrap_or_default();
-    let connected = writing.control.is_live(&cluster_id(writing.id)?.key());
-    if before != now && !before.is_empty() && connected {
+    let (before, now) = (text(old), text(body));
+    let identified =
+        |of: &Map<String, Value>| of.get("identity").is_some_and(|identity| identity["type"] == "SystemAssigned");
+    if (before.is_empty() || before == now) && (identified(body) || !identified(old)) {
+        return Ok(());
+    }
+    let live = writing.control.is_live(&cluster_id(writing.id)?.key());
+    let agent = writing.control.store.agent(writing.id.key()).await?;
+    let status = agent.as_ref().map(|agent| Status::of(agent, live, writing.now_ms));
+    let certified = agent.is_some_and(|agent| agent.certificate.is_some()) && status != Some(Status::Expired);
+    // Where the key is taken away the agents were, too, and may have been heard a moment ago.
+    if live || (certified && status == Some(Status::Connected) && !now.is_empty()) {
         let message = "The cluster is connected with another public key. Disconnect its agent first, or delete the resource and connect the cluster again.";
         return Err(ApiError::of(StatusCode::CONFLICT, "PublicKeyMismatch", message).at(format!("properties.{KEY}")));
+    }
+    let (scope, principals) = (Scope::from(writing.id), writing.caller.principals());
+    let may = || {
+        let directory = writing.control.directory();
+        directory.decide(principals, Plane::Control, &Action::new(DELETE), &scope, writing.now_ms / 1000).is_ok()
+    };
+    if certified && !may() {
+        return Err(ApiError::forbidden(writing.caller.name(), writing.caller.object_id(), DELETE, scope.as_str()));
     }
     Ok(())
 }

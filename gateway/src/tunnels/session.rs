@@ -62,6 +62,8 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
     );
     let exchanges = Exchanges::default();
     let mut changes = core.snapshots.watch();
+    // What has changed since the hello was judged is looked at too.
+    changes.mark_changed();
     let mut drained = false;
     let mut loss = Loss::new(Instant::now());
     let mut look = tokio::time::interval(LOOK);

@@ -149,8 +149,18 @@ async fn connected(args: &ConnectArgs, prepared: &Prepared, steps: &mut Steps) -
     let end = Instant::now() + args.onboarding_timeout;
     let mut last = String::new();
     loop {
-        let resource = find(&prepared.api, &prepared.id).await?.resource.unwrap_or_default();
-        let status = resource["properties"]["connectivityStatus"].as_str().unwrap_or("gone").to_owned();
+        let (resource, status) = match find(&prepared.api, &prepared.id).await {
+            Ok(found) => {
+                let resource = found.resource.unwrap_or_default();
+                let status = resource["properties"]["connectivityStatus"].as_str().unwrap_or("gone").to_owned();
+                (resource, status)
+            }
+            // A gateway or a network that is away for a moment takes nothing back that was made.
+            Err(failure) if !failure.api().is_some_and(|error| error.status.is_client_error()) => {
+                (Value::Null, "not known, the gateway does not answer".to_owned())
+            }
+            Err(failure) => return Err(failure),
+        };
         if status == "Connected" {
             return Ok(resource);
         }

@@ -93,7 +93,8 @@ pub async fn run(
         key: None,
         values,
     };
-    prepared.key = key_at_hand(&prepared, typed_key).await?;
+    // What is only shown holds no key but one that was typed.
+    prepared.key = if args.dry_run { typed_key } else { key_at_hand(&prepared, typed_key).await? };
     if let Some(key) = &prepared.key {
         values = prepared.values;
         values.identity.onboarding_key = key.private.clone();

@@ -251,3 +251,44 @@ async fn k9_without_cluster_connect_nobody_gets_through_and_nobody_is_told_how()
     let target = "properties.arcAgentryConfigurations[0].settings.enabled";
     assert_eq!((bad.status, &bad.body["error"]["target"]), (400, &json!(target)), "{}", bad.body);
 }
+
+/// S1, R3: with the onboarding role somebody wrote a connected cluster without its identity, which cut its agents, and then
+/// with a key of their own, and so became its agents.
+#[tokio::test]
+async fn r3_who_may_only_write_a_cluster_cannot_become_its_agents() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    assert_eq!(site.assign("onboarder", ONBOARDING, &scope, json!({})).await.status, 201);
+    let kept = site.call("owner", "GET", &cluster("g", "a"), None).await.body;
+    let written = async |user: &str, key: Option<String>, identity: &str| {
+        let mut body = new_cluster();
+        let old = kept["properties"]["agentPublicKeyCertificate"].as_str().unwrap().to_owned();
+        body["properties"]["agentPublicKeyCertificate"] = key.unwrap_or(old).into();
+        body["identity"]["type"] = identity.into();
+        let answer = site.call(user, "PUT", &cluster("g", "a"), Some(body)).await;
+        (answer.status, answer.code().to_owned())
+    };
+    let start = site.now();
+    let certificate =
+        Certified { begins_ms: start, ends_ms: start + 90 * DAY, serial: "1".to_owned(), key: "k".to_owned() };
+    assert_eq!(site.control.store.put_certificate(&key_of("a"), &certificate, None).await.unwrap(), Kept::Done);
+    site.seen("a").await;
+    let (conflict, forbidden) = ((409, "PublicKeyMismatch".to_owned()), (403, "AuthorizationFailed".to_owned()));
+    for user in ["onboarder", "owner"] {
+        assert_eq!(written(user, None, "None").await, conflict, "{user}, connected, without its identity");
+        assert_eq!(written(user, Some(public_key()), "SystemAssigned").await, conflict, "{user}, connected");
+    }
+    assert_eq!(written("onboarder", None, "SystemAssigned").await.0, 200, "the same key and identity");
+    site.at(start + 16 * MINUTE);
+    assert_eq!(site.status("a").await, "Offline");
+    assert_eq!(written("onboarder", None, "None").await, forbidden);
+    assert_eq!(written("onboarder", Some(public_key()), "SystemAssigned").await, forbidden);
+    // Who may delete it may as well give it other agents.
+    assert_eq!(written("owner", Some(public_key()), "SystemAssigned").await.0, 200);
+    // An expired one is connected anew by whoever connects clusters (C4).
+    site.at(start + 91 * DAY);
+    assert_eq!(site.status("a").await, "Expired");
+    assert_eq!(written("onboarder", Some(public_key()), "SystemAssigned").await.0, 200);
+}
