@@ -146,8 +146,9 @@ fn there_and_back() -> anyhow::Result<()> {
         Ok(listed.len() == 1 && listed[0]["properties"]["totalNodeCount"] == 1)
     })?;
     eventually("kubectl shows the same facts", Duration::from_secs(60), || {
-        let facts = admin.ok(&["-n", "towline", "get", "connectedclusters", "clustermetadata", "-o", "json"])?;
-        Ok(serde_json::from_str::<Value>(&facts)?["status"]["totalNodeCount"] == 1)
+        // The gateway may be told a moment before the object is made.
+        let facts = admin.run(&["-n", "towline", "get", "connectedclusters", "clustermetadata", "-o", "json"])?;
+        Ok(facts.code == Some(0) && serde_json::from_str::<Value>(&facts.text())?["status"]["totalNodeCount"] == 1)
     })?;
 
     kubectl_works(&site)?;

@@ -45,6 +45,7 @@ fn modules() -> anyhow::Result<PathBuf> {
 
 struct Provider {
     _program: Program,
+    _folder: tempfile::TempDir,
     issuer: String,
     ca: PathBuf,
     tokens: Value,
@@ -52,7 +53,9 @@ struct Provider {
 
 impl Provider {
     fn start(users: &[&str]) -> anyhow::Result<Self> {
-        let dir = scratch("oidc-provider");
+        // Away from what is swept for secrets: it has keys, and the package's own tests of keys are in it.
+        let folder = tempfile::tempdir()?;
+        let dir = folder.path();
         let authority = Authority::create("provider", Validity::days(1))?;
         let (certificate, key, ca) = (dir.join("tls.crt"), dir.join("tls.key"), dir.join("ca.crt"));
         authority.issue_server(&["127.0.0.1"], Validity::days(1))?.save(&certificate, &key)?;
@@ -61,9 +64,7 @@ impl Provider {
         let script = dir.join("oidc_provider.mjs");
         std::fs::copy(root().join("tests/it/oidc_provider.mjs"), &script)?;
         let beside = dir.join("node_modules");
-        if !beside.exists() {
-            std::os::unix::fs::symlink(modules()?, &beside)?;
-        }
+        std::os::unix::fs::symlink(modules()?, &beside)?;
         let mut command = Command::new("node");
         // It says nothing of where it is to be found behind a proxy, and none is wanted.
         command
@@ -74,13 +75,13 @@ impl Provider {
             .args(users)
             .env_remove("NODE_OPTIONS");
         command.env("NODE_EXTRA_CA_CERTS", &ca).stdout(Stdio::piped());
-        let mut program = Program::start("provider", command, &dir.join("log"))?;
+        let mut program = Program::start("provider", command, &scratch("oidc-provider").join("log"))?;
         let line: Value = serde_json::from_str(&program.first_line(Duration::from_secs(60))?)?;
         let issuer = line["issuer"].as_str().context("no issuer")?.to_owned();
         for token in line["tokens"].as_object().into_iter().flat_map(|tokens| tokens.values()) {
             note_secret(token.as_str().context("no token")?)?;
         }
-        Ok(Self { _program: program, issuer, ca, tokens: line["tokens"].clone() })
+        Ok(Self { _program: program, _folder: folder, issuer, ca, tokens: line["tokens"].clone() })
     }
 
     /// As in either configuration file.
