@@ -23,7 +23,7 @@ use crate::{
     },
     metrics,
     tunnel::{
-        api::{AgentApi, ApiError, Refused},
+        api::{AGAIN, AgentApi, ApiError, Refused},
         status::StatusBoard,
     },
 };
@@ -39,14 +39,6 @@ const REFUSED_AGAIN: Duration = Duration::from_secs(600);
 const KEY_LOOK: Duration = Duration::from_secs(30);
 /// So many failed renewals over the tunnel, and the onboarding key is tried beside it.
 const RENEWALS: u32 = 3;
-/// Waits after failures that may pass.
-const AGAIN: BackoffPolicy = BackoffPolicy {
-    first: Duration::from_secs(1),
-    quick_cap: Duration::from_secs(5),
-    quick_for: Duration::from_secs(60),
-    cap: Duration::from_secs(300),
-    steady_after: Duration::from_secs(60),
-};
 /// Waits before asking because the gateway does not take a certificate; one that was good for so long is forgotten.
 const REFUSALS: BackoffPolicy = BackoffPolicy {
     first: Duration::from_secs(1),

@@ -7,7 +7,7 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
     Store, StoreError, Together, is_text,
-    resources::{COLUMNS, PAGE_ROWS, Stored, below, stored},
+    resources::{COLUMNS, Stored, below, stored},
 };
 
 /// The kind of resources that have such a row.
@@ -108,18 +108,7 @@ impl Store {
         after: &str,
         rows: u32,
     ) -> Result<Vec<(Stored, Option<Agent>)>, StoreError> {
-        if ![kind, within, after].into_iter().all(is_text) {
-            return Ok(Vec::new());
-        }
-        let (from, to) = below(within);
-        let from = if after > from.as_str() { after } else { &from };
-        let rows = sqlx::query(sqlx::AssertSqlSafe(joined(JOINED_PAGE)))
-            .bind(kind)
-            .bind(from)
-            .bind(to)
-            .bind(i64::from(rows.min(PAGE_ROWS)))
-            .fetch_all(&self.readers)
-            .await?;
+        let rows = self.page_rows(sqlx::AssertSqlSafe(joined(JOINED_PAGE)), kind, within, after, rows).await?;
         rows.iter().map(both).collect()
     }
 

@@ -51,19 +51,32 @@ impl Store {
     /// order of their keys, from behind the key `after` (empty: from the first). A page stays right while rows change: it
     /// goes on where the last one ended, not at a count.
     pub async fn page(&self, kind: &str, within: &str, after: &str, rows: u32) -> Result<Vec<Stored>, StoreError> {
+        let rows = self.page_rows(select(PAGE), kind, within, after, rows).await?;
+        rows.iter().map(stored).collect()
+    }
+
+    /// The rows of a page, by a statement that takes kind, both ends of the keys, and their number.
+    pub(super) async fn page_rows(
+        &self,
+        statement: impl sqlx::SqlSafeStr,
+        kind: &str,
+        within: &str,
+        after: &str,
+        rows: u32,
+    ) -> Result<Vec<AnyRow>, StoreError> {
         if ![kind, within, after].into_iter().all(is_text) {
             return Ok(Vec::new());
         }
         let (from, to) = below(within);
         let from = if after > from.as_str() { after } else { &from };
-        let rows = sqlx::query(select(PAGE))
+        let rows = sqlx::query(statement)
             .bind(kind)
             .bind(from)
             .bind(to)
             .bind(i64::from(rows.min(PAGE_ROWS)))
             .fetch_all(&self.readers)
             .await?;
-        rows.iter().map(stored).collect()
+        Ok(rows)
     }
 
     /// The same of those whose parent is `parent` itself: role assignments exactly at one scope.
