@@ -99,12 +99,23 @@ fn objects() -> anyhow::Result<Vec<String>> {
     let admin = cluster().admin();
     let kinds = admin.ok(&["api-resources", "--verbs=list", "-o", "name"])?;
     let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
-    let columns = "custom-columns=K:.kind,NS:.metadata.namespace,N:.metadata.name,U:.metadata.uid";
+    let columns = "custom-columns=K:.kind,NS:.metadata.namespace,N:.metadata.name,U:.metadata.uid,D:.metadata.deletionTimestamp";
     let listed = admin.ok(&["get", &kinds.join(","), "-A", "-o", columns, "--no-headers", "--ignore-not-found"])?;
     let mut all: Vec<String> =
         listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     all.sort_unstable();
     Ok(all)
+}
+
+/// The objects once nothing is on its way out any more: what other tests removed goes by and by.
+fn settled() -> anyhow::Result<Vec<String>> {
+    let mut last = Vec::new();
+    eventually("nothing of other tests is on its way out", Duration::from_secs(180), || {
+        let (listed, before) = (objects()?, std::mem::take(&mut last));
+        last = listed;
+        Ok(last == before && !last.iter().any(|line| line.ends_with('Z')))
+    })?;
+    Ok(last)
 }
 
 fn same(before: &[String]) -> anyhow::Result<()> {
@@ -129,7 +140,7 @@ fn there_and_back() -> anyhow::Result<()> {
     tests::stack::grant_in_cluster()?;
     let site = with_pods("connect")?;
     let admin = cluster().admin();
-    let before = objects()?;
+    let before = settled()?;
 
     let planned = site.ok(&["connect", "-n", "c1", "-g", GROUP, "--dry-run"])?.text();
     ensure!(planned.matches("kind: Deployment").count() == 2 && !planned.contains("PRIVATE KEY"), "{planned}");
@@ -236,7 +247,7 @@ fn refusals(site: &Site) -> anyhow::Result<()> {
 
 fn leaves_nothing() -> anyhow::Result<()> {
     let site = with_pods("connect-failed")?;
-    let before = objects()?;
+    let before = settled()?;
     let connect = ["connect", "-n", "c1", "-g", GROUP, "--image", "towline.test/none:1", "--replicas", "1"];
 
     let late = site.run(&[&connect[..], &["--onboarding-timeout", "8s"]].concat())?;
