@@ -75,7 +75,7 @@ async fn readyz(State(facts): State<Facts>) -> (StatusCode, String) {
     let why = if facts.shutdown.phase() != Phase::Ready {
         "draining".to_owned()
     } else if facts.status.is_deleted() {
-        "the cluster's resource was deleted: these agents ask no more".to_owned()
+        "the cluster's resource was deleted: these agents ask only once an hour".to_owned()
     } else if facts.status.carrier().is_none() {
         let failing = facts.health.all().remove(clusteridentityoperator::NAME).map(|health| health.message);
         match failing.filter(|message| !message.is_empty()).or_else(|| facts.status.last_error()) {

@@ -46,8 +46,17 @@ const RETIRED_MAX: usize = 8;
 const LINGER: Duration = Duration::from_secs(30);
 /// The same for an agent that ends.
 const SETTLE: Duration = Duration::from_secs(2);
+/// Least and most time after which a gateway that said that the cluster was deleted is asked again: a store that was
+/// restored from a backup may know it after all. Agents spread over it.
+const DELETED_AGAIN: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(5400));
 /// The longest hint of a gateway that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+
+/// How long to wait before a gateway that said that the cluster was deleted is asked again (features row R10).
+pub fn deleted_again(unit: f64) -> Duration {
+    let (least, most) = DELETED_AGAIN;
+    least + (most - least).mul_f64(unit.clamp(0.0, 1.0))
+}
 
 /// Keeps tunnels up.
 pub struct Tunnels {
@@ -182,12 +191,14 @@ impl Tunnels {
                         self.status.refused(code);
                     }
                     if err.refused() == Some(CloseCode::Deleted) {
-                        // Asking again with the same certificate would be answered the same for ever (R10).
+                        let wait = deleted_again(random_unit());
                         tracing::error!(
-                            "the cluster's resource was deleted: this agent asks no more until it is connected again"
+                            again_in_s = wait.as_secs(),
+                            "the cluster's resource was deleted: this agent waits to be connected again, and asks seldom"
                         );
-                        self.connect.renewed(generation).await;
-                        self.status.accepted();
+                        if tokio::time::timeout(wait, self.connect.renewed(generation)).await.is_ok() {
+                            self.status.accepted();
+                        }
                         continue;
                     }
                     // Another gateway next time.

@@ -24,6 +24,7 @@ use crate::{
     metrics,
     tunnel::{
         api::{AGAIN, AgentApi, ApiError, Refused},
+        deleted_again,
         status::StatusBoard,
     },
 };
@@ -51,8 +52,8 @@ const REFUSALS: BackoffPolicy = BackoffPolicy {
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 /// What people are told of a deleted resource.
-const DELETED: &str = "the resource of this cluster was deleted; these agents ask no more. Remove them, or connect the \
-                       cluster again with `towline connect`";
+const DELETED: &str = "the resource of this cluster was deleted; these agents ask only once an hour. Remove them, or connect \
+                       the cluster again with `towline connect`";
 
 /// Tells the UID of the namespace `kube-system`.
 pub type ClusterUid = Arc<dyn Fn() -> BoxFuture<'static, Result<String, String>> + Send + Sync>;
@@ -219,14 +220,13 @@ impl ClusterIdentityOperator {
                 || matches!(err, ApiError::Local(_));
             let wait = backoff.failed(Instant::now(), spread());
             let hint = err.retry_after().map(|hint| hint.min(RETRY_AFTER_MAX));
-            let wait = if lasting { REFUSED_AGAIN + wait } else { hint.unwrap_or_default() + wait };
-            tracing::warn!(
-                reason,
-                error = message,
-                again_in_s = (!deleted).then_some(wait.as_secs()),
-                "no certificate"
-            );
-            let waited = self.pause(if deleted { None } else { Some(wait) }, lasting, need).await;
+            let wait = match lasting {
+                _ if deleted => deleted_again(random_unit()),
+                true => REFUSED_AGAIN + wait,
+                false => hint.unwrap_or_default() + wait,
+            };
+            tracing::warn!(reason, error = message, again_in_s = wait.as_secs(), "no certificate");
+            let waited = self.pause(wait, lasting, need).await;
             if waited == Waited::Accepted {
                 return None;
             }
@@ -234,15 +234,9 @@ impl ClusterIdentityOperator {
     }
 
     /// Waits; a new onboarding key or a tunnel that came up ends it sooner.
-    async fn pause(&self, wait: Option<Duration>, lasting: bool, need: Need) -> Waited {
+    async fn pause(&self, wait: Duration, lasting: bool, need: Need) -> Waited {
         let key = self.key();
         let mut refusals = self.status.refusals();
-        let over = async {
-            match wait {
-                Some(wait) => tokio::time::sleep(wait).await,
-                None => std::future::pending().await,
-            }
-        };
         let new_key = async {
             loop {
                 tokio::time::sleep(KEY_LOOK).await;
@@ -261,7 +255,7 @@ impl ClusterIdentityOperator {
             biased;
             () = accepted => Waited::Accepted,
             () = new_key => Waited::Again,
-            () = over => Waited::Again,
+            () = tokio::time::sleep(wait) => Waited::Again,
         }
     }
 

@@ -148,13 +148,15 @@ impl KubeAadProxy {
                         None => (real, None),
                     },
                     // As whom it goes on, the cluster's own RBAC decides.
-                    Some(asked) if self.authorizer.may_impersonate(&identity, &asked, now) => {
-                        Subject::may_be_asked(&asked, &self.names)?;
-                        (Subject::nested(asked, &real), None)
-                    }
-                    Some(asked) => {
-                        (self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline).await?, None)
-                    }
+                    Some(asked) => match self.authorizer.right_to_impersonate(&identity, &asked, now) {
+                        Some(right) => {
+                            Subject::may_be_asked(&asked, &self.names)?;
+                            (Subject::nested(asked, &real), Some(right))
+                        }
+                        None => {
+                            (self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline).await?, None)
+                        }
+                    },
                 };
                 (Principal::Impersonated(subject), session, right)
             }

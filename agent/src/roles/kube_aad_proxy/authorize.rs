@@ -75,9 +75,24 @@ pub struct Right {
     known: watch::Receiver<Option<Arc<Known>>>,
     principals: Vec<String>,
     cluster: ClusterId,
-    info: RequestInfo,
-    path: String,
-    verbs: Vec<&'static str>,
+    of: Of,
+}
+
+/// What a right is to.
+enum Of {
+    /// The call itself, and the Kubernetes verbs that it is given for it.
+    Call { info: RequestInfo, path: String, verbs: Vec<&'static str> },
+    /// Going on as somebody else, whom the cluster's own RBAC then judges.
+    Impersonation(Parts),
+}
+
+/// The kinds of what `kubectl --as` asks for: roles name kinds, and no names.
+struct Parts {
+    /// The namespace of a service account; none for a user.
+    account: Option<String>,
+    groups: bool,
+    uid: bool,
+    extra: bool,
 }
 
 impl Authorizer {
@@ -134,32 +149,44 @@ impl Authorizer {
         // What is no text names nothing that a role knows.
         let path = String::from_utf8(percent_decode(target.path().as_bytes())).ok()?;
         let info = RequestInfo::parse(&admitted.method, &path, target.query());
-        let mut right = Right {
-            known: self.known.subscribe(),
-            principals: principals(identity),
-            cluster: self.authenticator.cluster().clone(),
-            info,
-            path,
-            verbs: Vec::new(),
-        };
-        right.verbs = right.decide(now)?;
-        Some(right)
+        let right = self.asked_by(identity, Of::Call { info, path, verbs: Vec::new() });
+        let verbs = right.decide(now)?;
+        Some(right.given(verbs))
     }
 
-    /// Whether all that `kubectl --as` asks for may be impersonated by roles and assignments.
-    pub fn may_impersonate(&self, identity: &Identity, asked: &Asked, now: SystemTime) -> bool {
-        const AUTHENTICATION: &str = "authentication.k8s.io";
-        let Some(known) = self.known.borrow().clone().filter(|known| known.holds(now)) else { return false };
-        let (principals, cluster) = (principals(identity), self.authenticator.cluster());
-        let asking = Asking { policy: &known.policy, principals: &principals, cluster, now: seconds(now) };
+    /// The right by which all that `kubectl --as` asks for may be impersonated; `None`: the cluster is asked.
+    pub fn right_to_impersonate(&self, identity: &Identity, asked: &Asked, now: SystemTime) -> Option<Right> {
+        self.issuer.as_ref()?;
+        let right = self.asked_by(identity, Of::Impersonation(Parts::of(asked)));
+        right.decide(now).map(|_| right)
+    }
+
+    fn asked_by(&self, identity: &Identity, of: Of) -> Right {
+        let (known, cluster) = (self.known.subscribe(), self.authenticator.cluster().clone());
+        Right { known, principals: principals(identity), cluster, of }
+    }
+}
+
+impl Parts {
+    fn of(asked: &Asked) -> Self {
         let account = asked.user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
-        let user = match account {
-            Some((namespace, _)) => asking.impersonate("", "serviceaccounts", Some(namespace)),
+        Self {
+            account: account.map(|(namespace, _)| namespace.to_owned()),
+            groups: !asked.groups.is_empty(),
+            uid: asked.uid.is_some(),
+            extra: !asked.extra.is_empty(),
+        }
+    }
+
+    fn allowed(&self, asking: &Asking<'_>) -> bool {
+        const AUTHENTICATION: &str = "authentication.k8s.io";
+        let user = match &self.account {
+            Some(namespace) => asking.impersonate("", "serviceaccounts", Some(namespace)),
             None => asking.impersonate("", "users", None),
         };
-        user && (asked.groups.is_empty() || asking.impersonate("", "groups", None))
-            && (asked.uid.is_none() || asking.impersonate(AUTHENTICATION, "uids", None))
-            && (asked.extra.is_empty() || asking.impersonate(AUTHENTICATION, "userextras", None))
+        user && (!self.groups || asking.impersonate("", "groups", None))
+            && (!self.uid || asking.impersonate(AUTHENTICATION, "uids", None))
+            && (!self.extra || asking.impersonate(AUTHENTICATION, "userextras", None))
     }
 }
 
@@ -170,18 +197,32 @@ impl Known {
 }
 
 impl Right {
-    /// The Kubernetes verbs that the call is given in the cluster.
+    /// The Kubernetes verbs that the call is given in the cluster; none to who goes on as somebody else.
     pub fn verbs(&self) -> &[&'static str] {
-        &self.verbs
+        match &self.of {
+            Of::Call { verbs, .. } => verbs,
+            Of::Impersonation(_) => &[],
+        }
     }
 
+    fn given(mut self, given: Vec<&'static str>) -> Self {
+        if let Of::Call { verbs, .. } = &mut self.of {
+            *verbs = given;
+        }
+        self
+    }
+
+    /// What is given now; `None`: nothing is.
     fn decide(&self, now: SystemTime) -> Option<Vec<&'static str>> {
         let known = self.known.borrow().clone().filter(|known| known.holds(now))?;
         let asking =
             Asking { policy: &known.policy, principals: &self.principals, cluster: &self.cluster, now: seconds(now) };
-        match asking.call(&self.info, &self.path) {
-            Verdict::Allowed(verbs) => Some(verbs),
-            Verdict::NoOpinion => None,
+        match &self.of {
+            Of::Call { info, path, .. } => match asking.call(info, path) {
+                Verdict::Allowed(verbs) => Some(verbs),
+                Verdict::NoOpinion => None,
+            },
+            Of::Impersonation(parts) => parts.allowed(&asking).then(Vec::new),
         }
     }
 
@@ -190,7 +231,7 @@ impl Right {
         let mut known = self.known.clone();
         loop {
             known.mark_unchanged();
-            if self.decide(SystemTime::now()).as_ref() != Some(&self.verbs) {
+            if self.decide(SystemTime::now()).as_deref() != Some(self.verbs()) {
                 return;
             }
             tokio::select! {

@@ -49,11 +49,14 @@ impl Site {
         self.authorizer.take(signed, self.now).await
     }
 
-    async fn right(&self, target: &'static str) -> Option<Right> {
+    async fn jane(&self) -> Arc<Identity> {
         let audience = self.authorizer.authenticator.cluster().audience();
         let token = self.issuer.token("jane", &[], &audience, self.now);
-        let verifier = self.issuer.verifier();
-        let identity = verifier.verify(&token, &audience, self.now).await.unwrap();
+        self.issuer.verifier().verify(&token, &audience, self.now).await.unwrap()
+    }
+
+    async fn right(&self, target: &'static str) -> Option<Right> {
+        let identity = self.jane().await;
         let admitted = Admitted {
             method: Method::GET,
             target: target.parse().unwrap(),
@@ -134,6 +137,29 @@ async fn z9_a_withdrawn_right_ends_what_it_allowed() {
     assert!(futures_util::poll!(&mut withdrawn).is_pending());
     site.take(&site.sign(&document(3, true, &[]), |_| {})).await.unwrap();
     withdrawn.await;
+}
+
+/// A watch as somebody else outlived the assignment that had allowed it, until its token ended.
+#[tokio::test]
+async fn z9_a_withdrawn_right_to_impersonate_ends_what_goes_on_as_somebody_else() {
+    const ADMIN: &str = "Azure Arc Kubernetes Cluster Admin";
+    let site = site();
+    let jane = site.jane().await;
+    let as_user = Asked { user: "jim".to_owned(), uid: None, groups: vec!["devs".to_owned()], extra: [].into() };
+    let account = Asked { user: "system:serviceaccount:dev:web".to_owned(), groups: Vec::new(), ..as_user.clone() };
+    let may = |asked: &Asked| site.authorizer.right_to_impersonate(&jane, asked, site.now);
+    assert!(may(&as_user).is_none(), "no snapshot yet");
+    site.take(&site.sign(&document(1, true, &[(VIEWER, "")]), |_| {})).await.unwrap();
+    assert!(may(&as_user).is_none(), "who may read is nobody else");
+    site.take(&site.sign(&document(2, true, &[(ADMIN, "")]), |_| {})).await.unwrap();
+    let rights = [may(&as_user).unwrap(), may(&account).unwrap()];
+    assert!(rights.iter().all(|right| right.verbs().is_empty()), "as whom it goes on, the cluster decides");
+    let mut ends: Vec<_> = rights.iter().map(|right| Box::pin(right.withdrawn())).collect();
+    assert!(futures_util::poll!(&mut ends[0]).is_pending() && futures_util::poll!(&mut ends[1]).is_pending());
+    site.take(&site.sign(&document(3, true, &[(VIEWER, "")]), |_| {})).await.unwrap();
+    for end in ends {
+        end.await;
+    }
 }
 
 #[tokio::test]
