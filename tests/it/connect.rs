@@ -99,7 +99,8 @@ fn objects() -> anyhow::Result<Vec<String>> {
     let admin = cluster().admin();
     let kinds = admin.ok(&["api-resources", "--verbs=list", "-o", "name"])?;
     let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
-    let columns = "custom-columns=K:.kind,NS:.metadata.namespace,N:.metadata.name,U:.metadata.uid,D:.metadata.deletionTimestamp";
+    let columns =
+        "custom-columns=K:.kind,NS:.metadata.namespace,N:.metadata.name,U:.metadata.uid,D:.metadata.deletionTimestamp";
     let listed = admin.ok(&["get", &kinds.join(","), "-A", "-o", columns, "--no-headers", "--ignore-not-found"])?;
     let mut all: Vec<String> =
         listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
