@@ -89,6 +89,17 @@ pub struct Issued {
     credentials: Credentials,
 }
 
+/// Whose certificate an agent's is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AgentName<'a> {
+    /// The cluster's id: the certificate's URI.
+    pub cluster_id: &'a str,
+    /// The object id of the cluster's identity: its common name.
+    pub principal: &'a str,
+    /// Which onboarding key it rests on: its organisational unit. With another key of the cluster it is nothing.
+    pub onboarding: &'a str,
+}
+
 /// A new certificate for a key that is somebody else's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signed {
@@ -227,24 +238,26 @@ impl Authority {
         self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    /// The certificate of the agent with this request: of this cluster, whose identity has this object id, which is its
-    /// common name. Nothing of the request but its key goes into it, and it does not outlive the authority.
+    /// The certificate of the agent with this request. Nothing of the request but its key goes into it, and it does not
+    /// outlive the authority.
     ///
     /// # Errors
-    /// [`AuthorityError::Name`] for an id or an object id that no certificate can hold.
+    /// [`AuthorityError::Name`] for a name that no certificate can hold.
     pub fn sign_agent(
         &self,
         request: &AgentRequest,
-        cluster_id: &str,
-        principal: &str,
+        name: AgentName<'_>,
         validity: Validity,
     ) -> Result<Signed, AuthorityError> {
-        if !peer::is_name(principal) {
-            return Err(AuthorityError::Name(principal.to_owned(), "object id"));
+        for (text, what) in [(name.principal, "object id"), (name.onboarding, "fingerprint")] {
+            if !peer::is_name(text) {
+                return Err(AuthorityError::Name(text.to_owned(), what));
+            }
         }
         let own_end = peer::not_after(std::slice::from_ref(&self.certificate));
         let validity = Validity { not_after: validity.not_after.min(own_end), ..validity };
-        let params = with_uri(parameters(principal, validity)?, AGENT, cluster_id)?;
+        let mut params = with_uri(parameters(name.principal, validity)?, AGENT, name.cluster_id)?;
+        params.distinguished_name.push(DnType::OrganizationalUnitName, name.onboarding);
         let params = of_role(params, ExtendedKeyUsagePurpose::ClientAuth);
         let certificate = params.signed_by(&SubjectPublicKeyInfo::from_der(&request.public_key)?, &self.issuer)?;
         let (validity, serial) =

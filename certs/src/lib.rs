@@ -31,7 +31,7 @@ pub mod tls;
 
 mod file;
 
-pub use authority::{Authority, AuthorityError, Issued, Signed, Validity};
+pub use authority::{AgentName, Authority, AuthorityError, Issued, Signed, Validity};
 pub use credentials::Credentials;
 pub use file::{FILE_BYTES, LoadError, Problem};
 pub use peer::{Peer, PeerError, PeerIdentity, is_certificate, rsa_key};

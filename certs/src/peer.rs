@@ -10,6 +10,7 @@ use x509_parser::{
     extensions::{ExtendedKeyUsage, GeneralName},
     oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_PKCS1_RSAENCRYPTION},
     time::ASN1Time,
+    x509::AttributeTypeAndValue,
 };
 
 use crate::{authority::Validity, roots::Roots, tls};
@@ -48,6 +49,8 @@ pub struct Peer {
     /// Of an agent: the object id of its cluster's identity, which is the certificate's one common name. A cluster that was
     /// deleted and created again has another. Certificates that were made by hand say something else there, or nothing.
     pub principal: Option<String>,
+    /// Of an agent: which onboarding key of its cluster it rests on, which is the certificate's one organisational unit.
+    pub onboarding: Option<String>,
     /// When the certificate ends; a session that rests on it must not live longer than its owner allows.
     pub not_after: SystemTime,
     /// The serial number in lower-case hex, for logs.
@@ -176,8 +179,10 @@ impl Peer {
         verify_chain(own, intermediates, roots, now)?;
         for_clients_alone(&parsed)?;
         let identity = identity(&parsed)?;
-        let principal = matches!(identity, PeerIdentity::Agent(_)).then(|| common_name(&parsed)).flatten();
-        Ok(Self { identity, principal, not_after: end_of(&parsed), serial: serial(&parsed) })
+        let is_agent = matches!(identity, PeerIdentity::Agent(_));
+        let principal = is_agent.then(|| common_name(&parsed)).flatten();
+        let onboarding = is_agent.then(|| the_one(parsed.subject().iter_organizational_unit())).flatten();
+        Ok(Self { identity, principal, onboarding, not_after: end_of(&parsed), serial: serial(&parsed) })
     }
 }
 
@@ -265,8 +270,11 @@ fn person(parsed: &X509Certificate<'_>) -> Result<String, PeerError> {
 
 /// The one common name, if there is exactly one and it is a name.
 fn common_name(parsed: &X509Certificate<'_>) -> Option<String> {
-    let mut names = parsed.subject().iter_common_name();
-    match (names.next().map(x509_parser::x509::AttributeTypeAndValue::as_str), names.next()) {
+    the_one(parsed.subject().iter_common_name())
+}
+
+fn the_one<'a>(mut names: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>) -> Option<String> {
+    match (names.next().map(AttributeTypeAndValue::as_str), names.next()) {
         (Some(Ok(name)), None) if is_name(name) => Some(name.to_owned()),
         _ => None,
     }

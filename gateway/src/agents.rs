@@ -29,7 +29,12 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use proto::agent_api::{BODY_BYTES, enrolment_paths, paths};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{api::error::ApiError, control::Control, core::Core, snapshot::ClusterRef};
+use crate::{
+    api::error::ApiError,
+    control::Control,
+    core::Core,
+    snapshot::{ClusterRef, Named},
+};
 
 /// How long a body may take to arrive.
 const BODY_DEADLINE: Duration = Duration::from_secs(30);
@@ -52,8 +57,8 @@ pub struct Call {
 pub struct Agent {
     /// Its cluster.
     pub cluster: ClusterRef,
-    /// The object id of the cluster's identity that its certificate names.
-    pub principal: Option<String>,
+    /// What its certificate names beside the cluster.
+    pub names: Named,
     /// The tunnel's name.
     pub tunnel: String,
 }

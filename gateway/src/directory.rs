@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::{
     resources::{
-        connected_cluster::{self, wanted::Wanted},
+        connected_cluster::{self, key_name, wanted::Wanted},
         is_deleting, last_name, properties, role_assignment, role_definition,
     },
     shards::Shards,
@@ -104,8 +104,10 @@ impl Directory {
         if is(&stored.kind, connected_cluster::NAME) {
             match stored.id.parse::<ClusterId>() {
                 Ok(id) if !is_deleting(stored) => {
-                    let agents = connected_cluster::principal(stored)
-                        .map_or(Agents::Nobody, |principal| Agents::Principal(principal.to_owned()));
+                    let agents = connected_cluster::principal(stored).map_or(Agents::Nobody, |principal| {
+                        let onboarding = connected_cluster::onboarding_key(stored).map(|key| key_name(&key));
+                        Agents::Identity { principal: principal.to_owned(), onboarding }
+                    });
                     let known = self.clusters.get(&id.key());
                     let wanted = Wanted::of(stored).or_known(known.map(|known| &known.wanted));
                     if known.is_none_or(|known| known.agents != agents || known.wanted != wanted) {
@@ -197,7 +199,7 @@ impl Directory {
 
     /// Whether an object id is that of a cluster's identity.
     pub fn is_identity(&self, id: &str) -> bool {
-        self.clusters.values().any(|cluster| matches!(&cluster.agents, Agents::Principal(known) if known == id))
+        self.clusters.values().any(|cluster| cluster.agents.principal() == Some(id))
     }
 
     /// How many clusters there are.

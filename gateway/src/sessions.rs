@@ -275,7 +275,7 @@ fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason
     }
     let cluster = snapshot.cluster(&session.cluster.key);
     // Deleted and created again: the name is the same, the right was to another cluster.
-    if cluster.is_some_and(|cluster| cluster.agents != session.cluster.agents) {
+    if cluster.is_some_and(|cluster| cluster.agents.principal() != session.cluster.agents.principal()) {
         return Some(EndReason::Withdrawn);
     }
     match authorize::authorize(snapshot, &session.principal, cluster) {

@@ -8,7 +8,9 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use certs::Peer;
 use proto::{
+    agent_api::CONNECT_AGAIN,
     ids::{ClusterId, ClusterKey},
     rbac::{Action, Plane, Scope, principal::principals},
     token::{RawIssuer, Verifier},
@@ -49,10 +51,40 @@ pub struct Cluster {
 pub enum Agents {
     /// Nobody: the cluster is one of the configuration's, and so are its certificates.
     Anyone,
-    /// The cluster's identity, by its object id. One that was deleted and created again has another.
-    Principal(String),
+    /// The cluster's identity.
+    Identity {
+        /// Its object id. A cluster that was deleted and created again has another.
+        principal: String,
+        /// Which onboarding key its certificates must rest on; without one nobody has proved anything.
+        onboarding: Option<String>,
+    },
     /// It is kept without an identity: no certificate is its.
     Nobody,
+}
+
+impl Agents {
+    /// The object id of the cluster's identity.
+    pub fn principal(&self) -> Option<&str> {
+        match self {
+            Self::Identity { principal, .. } => Some(principal),
+            Self::Anyone | Self::Nobody => None,
+        }
+    }
+}
+
+/// What an agent's certificate names beside its cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Named {
+    /// The object id of the cluster's identity; anything else in a certificate that was made by hand.
+    pub principal: Option<String>,
+    /// The onboarding key that it rests on.
+    pub onboarding: Option<String>,
+}
+
+impl From<&Peer> for Named {
+    fn from(peer: &Peer) -> Self {
+        Self { principal: peer.principal.clone(), onboarding: peer.onboarding.clone() }
+    }
 }
 
 /// A certificate's cluster is not there (any more).
@@ -67,6 +99,12 @@ pub enum Gone {
     /// The certificate names nobody, or somebody else.
     #[error("the certificate is not of the identity that cluster {0} has")]
     Foreign(ClusterId),
+    /// The certificate rests on an onboarding key that the cluster has no more, or names none (as those that were issued
+    /// before certificates did). Who has the cluster's present key gets one that does.
+    #[error(
+        "the certificate was issued for another onboarding key than cluster {0} has; enrol with the present key, or {CONNECT_AGAIN}"
+    )]
+    Replaced(ClusterId),
 }
 
 impl Gone {
@@ -74,7 +112,7 @@ impl Gone {
     pub fn code(&self) -> CloseCode {
         match self {
             Self::Deleted(_) => CloseCode::Deleted,
-            Self::Unknown(_) | Self::Foreign(_) => CloseCode::Unauthorised,
+            Self::Unknown(_) | Self::Foreign(_) | Self::Replaced(_) => CloseCode::Unauthorised,
         }
     }
 }
@@ -127,23 +165,26 @@ impl Snapshot {
         self.clusters.get(key).or_else(|| self.directory.cluster(key))
     }
 
-    /// The cluster that an agent serves whose certificate names this id and, if it names one, this principal.
-    pub fn serves(&self, id: &ClusterId, principal: Option<&str>) -> Result<&ClusterRef, Gone> {
-        let named = principal.filter(|principal| is_guid(principal));
+    /// The cluster that an agent serves whose certificate names this id and what is beside it.
+    pub fn serves(&self, id: &ClusterId, names: &Named) -> Result<&ClusterRef, Gone> {
+        let named = names.principal.as_deref().filter(|principal| is_guid(principal));
         let gone = |otherwise: fn(ClusterId) -> Gone| match named {
             Some(_) => Gone::Deleted(id.clone()),
             None => otherwise(id.clone()),
         };
         let cluster = self.cluster(&id.key()).ok_or_else(|| gone(Gone::Unknown))?;
-        match &cluster.agents {
+        let agents = match &cluster.agents {
+            Agents::Anyone if named.is_none() => return Ok(cluster),
             // A certificate that the API's resource of the same id got is good as long as that is there (R10).
-            Agents::Anyone => match (named, self.directory.cluster(&id.key()).map(|kept| &kept.agents)) {
-                (None, _) => Ok(cluster),
-                (Some(named), Some(Agents::Principal(present))) if named == present => Ok(cluster),
-                (Some(_), _) => Err(gone(Gone::Foreign)),
-            },
-            Agents::Principal(present) if named == Some(present.as_str()) => Ok(cluster),
-            Agents::Principal(_) | Agents::Nobody => Err(gone(Gone::Foreign)),
+            Agents::Anyone => self.directory.cluster(&id.key()).map_or(&Agents::Nobody, |kept| &kept.agents),
+            agents => agents,
+        };
+        match agents {
+            Agents::Identity { principal, onboarding } if named == Some(principal) => {
+                let present = onboarding.is_some() && *onboarding == names.onboarding;
+                if present { Ok(cluster) } else { Err(Gone::Replaced(id.clone())) }
+            }
+            _ => Err(gone(Gone::Foreign)),
         }
     }
 

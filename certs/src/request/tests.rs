@@ -6,10 +6,11 @@ use rcgen::{
 };
 
 use super::*;
-use crate::{Authority, Peer, PeerError, PeerIdentity, Roots, Validity};
+use crate::{AgentName, Authority, Peer, PeerError, PeerIdentity, Roots, Validity};
 
 const ID: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/edge-1";
 const PRINCIPAL: &str = "7a1f6f2e-0f9e-4a53-8d8b-0d5b0a3ad001";
+const NAME: AgentName<'static> = AgentName { cluster_id: ID, principal: PRINCIPAL, onboarding: "0a1b" };
 const DAY: Duration = Duration::from_secs(86_400);
 
 fn plain() -> CertificateParams {
@@ -49,13 +50,13 @@ fn r7_a_certificate_is_of_the_cluster_and_its_principal_for_clients_alone_and_at
     let now = SystemTime::now();
     for params in [plain(), named(DnType::CommonName, "edge-1"), with_names(vec![uri(&format!("{AGENT}{ID}"))])] {
         let request = read(&signed(&params)).unwrap();
-        let signed = authority.sign_agent(&request, ID, PRINCIPAL, Validity::at(now, 90 * DAY, 90 * DAY)).unwrap();
+        let signed = authority.sign_agent(&request, NAME, Validity::at(now, 90 * DAY, 90 * DAY)).unwrap();
         let Validity { not_before, not_after } = signed.validity;
         assert!(not_after.duration_since(not_before).unwrap() <= 90 * DAY && not_before < now);
         let chain = crate::file::certificates(None, signed.certificate_pem.as_bytes()).unwrap();
         let peer = Peer::verify(&chain, &authority.roots().unwrap(), now).unwrap();
         assert_eq!(peer.identity, PeerIdentity::Agent(ID.to_owned()));
-        assert_eq!(peer.principal.as_deref(), Some(PRINCIPAL));
+        assert_eq!((peer.principal.as_deref(), peer.onboarding.as_deref()), (Some(PRINCIPAL), Some("0a1b")));
         assert_eq!((peer.not_after, peer.serial), (not_after, signed.serial));
         let after = Peer::verify(&chain, &authority.roots().unwrap(), not_after + Duration::from_secs(1));
         assert_eq!(after, Err(PeerError::Expired));
@@ -67,7 +68,7 @@ fn r7_no_certificate_outlives_its_authority() {
     let authority = Authority::create("ca", Validity::days(10)).unwrap();
     let request = read(&signed(&plain())).unwrap();
     let validity = Validity::at(SystemTime::now(), 90 * DAY, 90 * DAY);
-    let signed = authority.sign_agent(&request, ID, PRINCIPAL, validity).unwrap();
+    let signed = authority.sign_agent(&request, NAME, validity).unwrap();
     assert!(signed.validity.not_after <= SystemTime::now() + 10 * DAY);
 }
 
@@ -137,7 +138,7 @@ fn r8_both_authorities_are_trusted_while_one_follows_the_other() {
     let now = SystemTime::now();
     let chain = |authority: &Authority| {
         let request = read(&signed(&plain())).unwrap();
-        let signed = authority.sign_agent(&request, ID, PRINCIPAL, Validity::at(now, DAY, DAY)).unwrap();
+        let signed = authority.sign_agent(&request, NAME, Validity::at(now, DAY, DAY)).unwrap();
         crate::file::certificates(None, signed.certificate_pem.as_bytes()).unwrap()
     };
     for authority in [&old, &new] {

@@ -6,11 +6,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use aws_lc_rs::{
-    digest,
-    signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey},
-};
-use certs::{AgentRequest, Peer, Signed, Validity};
+use aws_lc_rs::signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey};
+use certs::{AgentName, AgentRequest, Peer, Signed, Validity};
 use http::{StatusCode, header};
 use proto::{
     agent_api::{CONNECT_AGAIN, Certificate, Enrolment, Renewal, codes, decode, enrolment_message},
@@ -22,8 +19,11 @@ use crate::{
     api::{error::ApiError, instant},
     config::agents::LONGEST_CERTIFICATE,
     metrics::Enrolled,
-    resources::{connected_cluster as cluster, is_deleting, last_name},
-    snapshot::{Agents, Gone},
+    resources::{
+        connected_cluster::{self as cluster, fingerprint, key_name},
+        is_deleting, last_name,
+    },
+    snapshot::{Gone, Named},
     store::{
         agents::{Certified, Kept},
         resources::Stored,
@@ -94,15 +94,15 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
             return Err(other_kubernetes(&stored.id, known, uid));
         }
     }
-    issue(call, &stored, principal, &request, (&fingerprint, Some(uid))).await
+    issue(call, &stored, principal, &request, (&key, Some(uid))).await
 }
 
 /// Answers an agent that asks for the next certificate with the one at hand.
 pub async fn renew(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let Renewal { csr } = call.message()?;
     let id = &agent.cluster.id;
-    call.core.snapshots.load().serves(id, agent.principal.as_deref()).map_err(|gone| refused(&gone))?;
-    let Agents::Principal(principal) = &agent.cluster.agents else {
+    call.core.snapshots.load().serves(id, &agent.names).map_err(|gone| refused(&gone))?;
+    let Some(principal) = agent.cluster.agents.principal() else {
         let message = format!(
             "The certificates of cluster {id}, which the gateway's configuration names, are made by who runs it."
         );
@@ -115,14 +115,10 @@ pub async fn renew(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     else {
         return Err(deleted(id));
     };
-    let fingerprint = cluster::onboarding_key(&stored).map(|key| fingerprint(&key)).unwrap_or_default();
     // Who proved possession of a key that the cluster has no more goes no further than the certificate at hand.
-    let row = call.control.store.agent(&stored.key).await?;
-    if row.and_then(|row| row.certificate).is_some_and(|last| last.key != fingerprint) {
-        let message = format!("Cluster {id} has another onboarding key by now; connect it again (towline connect).");
-        return Err(ApiError::of(StatusCode::UNAUTHORIZED, codes::INVALID_PROOF, message));
-    }
-    issue(call, &stored, principal, &request, (&fingerprint, None)).await
+    let key = cluster::onboarding_key(&stored).filter(|key| agent.names.onboarding == Some(key_name(key)));
+    let key = key.ok_or_else(|| refused(&Gone::Replaced(id.clone())))?;
+    issue(call, &stored, principal, &request, (&key, None)).await
 }
 
 /// Signs, keeps that it was issued, and only then hands it out.
@@ -131,17 +127,19 @@ async fn issue(
     stored: &Stored,
     principal: &str,
     request: &AgentRequest,
-    (key, uid): (&str, Option<&str>),
+    (key, uid): (&[u8], Option<&str>),
 ) -> Result<Reply, ApiError> {
     let id = cluster_id(&stored.id)?;
     let agents = call.core.trust.agents();
     let authority = call.core.trust.authority().ok_or_else(not_set_up)?;
     let now = SystemTime::UNIX_EPOCH + Duration::from_millis(call.control.now_ms().unsigned_abs());
+    let onboarding = key_name(key);
+    let name = AgentName { cluster_id: id.as_str(), principal, onboarding: &onboarding };
     let validity = Validity::at(now, agents.certificate_lifetime, LONGEST_CERTIFICATE);
-    let signed = authority.sign_agent(request, id.as_str(), principal, validity).map_err(ApiError::internal)?;
+    let signed = authority.sign_agent(request, name, validity).map_err(ApiError::internal)?;
     let Signed { certificate_pem, validity, serial } = signed;
     let (begins_ms, ends_ms) = (milliseconds(validity.not_before), milliseconds(validity.not_after));
-    let certified = Certified { begins_ms, ends_ms, serial, key: key.to_owned() };
+    let certified = Certified { begins_ms, ends_ms, serial, key: fingerprint(key) };
     match call.control.store.put_certificate(&stored.key, &certified, uid).await? {
         Kept::Done => {}
         Kept::Gone => return Err(deleted(&id)),
@@ -166,7 +164,7 @@ fn was_deleted(call: &Call, visitor: &Visitor, id: &ClusterId) -> Result<(), Api
     let now = SystemTime::UNIX_EPOCH + Duration::from_millis(call.control.now_ms().unsigned_abs());
     let Ok(peer) = Peer::verify(&visitor.certificates, &call.core.roots(), now) else { return Ok(()) };
     let same = peer.identity.agent().is_ok_and(|named| named.parse().as_ref() == Ok(id));
-    match call.core.snapshots.load().serves(id, peer.principal.as_deref()) {
+    match call.core.snapshots.load().serves(id, &Named::from(&peer)) {
         Err(gone @ Gone::Deleted(_)) if same => Err(refused(&gone)),
         _ => Ok(()),
     }
@@ -190,10 +188,6 @@ fn request(der: &[u8], id: &ClusterId, principal: &str) -> Result<AgentRequest, 
         let message = format!("No certificate is issued for this: {error}.");
         ApiError::of(StatusCode::FORBIDDEN, codes::FOREIGN_REQUEST, message).at("csr")
     })
-}
-
-fn fingerprint(key: &[u8]) -> String {
-    digest::digest(&digest::SHA256, key).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn milliseconds(at: SystemTime) -> i64 {
@@ -221,6 +215,7 @@ fn deleted(id: &ClusterId) -> ApiError {
 pub fn refused(gone: &Gone) -> ApiError {
     let (status, code) = match gone {
         Gone::Deleted(_) => (StatusCode::GONE, codes::RESOURCE_DELETED),
+        Gone::Replaced(_) => (StatusCode::UNAUTHORIZED, codes::INVALID_PROOF),
         Gone::Unknown(_) | Gone::Foreign(_) => (StatusCode::FORBIDDEN, codes::FOREIGN_REQUEST),
     };
     ApiError::of(status, code, format!("{gone}."))

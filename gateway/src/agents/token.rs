@@ -5,7 +5,7 @@ use http::{StatusCode, header};
 use proto::agent_api::{Token, TokenRequest};
 
 use super::{Agent, Call, Reply};
-use crate::{api::error::ApiError, snapshot::Agents};
+use crate::api::error::ApiError;
 
 /// When to ask again while there is no issuer, in seconds.
 const NOT_READY: &str = "10";
@@ -14,7 +14,7 @@ const NOT_READY: &str = "10";
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let TokenRequest { audience } = call.message()?;
     let audience = allowed(call, &audience)?;
-    let Agents::Principal(principal) = &agent.cluster.agents else {
+    let Some(principal) = agent.cluster.agents.principal() else {
         let message =
             "The cluster is one of the gateway's configuration and has no identity; connect it as a resource.";
         return Err(ApiError::of(StatusCode::CONFLICT, "IdentityMissing", message));

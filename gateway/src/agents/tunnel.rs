@@ -125,9 +125,8 @@ async fn serve(
         (Some(own), Some(all), whole(body, route.body_bytes).await?)
     };
     let id = &tunnel.cluster.id;
-    core.snapshots.load().serves(id, tunnel.principal.as_deref()).map_err(|gone| certificate::refused(&gone))?;
+    core.snapshots.load().serves(id, &tunnel.names).map_err(|gone| certificate::refused(&gone))?;
     let call = Call { core, control, query: query(asked), body };
-    let agent =
-        Agent { cluster: Arc::clone(&tunnel.cluster), principal: tunnel.principal.clone(), tunnel: tunnel.id() };
+    let agent = Agent { cluster: Arc::clone(&tunnel.cluster), names: tunnel.names.clone(), tunnel: tunnel.id() };
     in_time((route.serve)(&call, &agent)).await
 }

@@ -1,6 +1,9 @@
 //! Connected clusters: `Microsoft.Kubernetes/connectedClusters` (arc-reference.md 1.2; features rows R1-R5, R12, C1-C5).
 
-use aws_lc_rs::signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey};
+use aws_lc_rs::{
+    digest,
+    signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey},
+};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use futures_util::future::BoxFuture;
 use http::StatusCode;
@@ -238,6 +241,19 @@ pub fn onboarding_key(stored: &Stored) -> Option<Vec<u8>> {
     let text = stored.body.get("properties")?.get("agentPublicKeyCertificate")?.as_str()?;
     let der = BASE64.decode(text).ok().filter(|der| !der.is_empty())?;
     Some(certs::rsa_key(&der).unwrap_or(der))
+}
+
+/// What certificates call the onboarding key that they rest on: the beginning of its fingerprint.
+pub fn key_name(key: &[u8]) -> String {
+    const DIGITS: usize = 32;
+    let mut name = fingerprint(key);
+    name.truncate(DIGITS);
+    name
+}
+
+/// SHA-256 of a key's DER in hex.
+pub fn fingerprint(key: &[u8]) -> String {
+    digest::digest(&digest::SHA256, key).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The object id of a kept cluster's identity.

@@ -14,7 +14,11 @@ use proto::{
     wire::{close::CloseCode, hello::Refuse},
 };
 
-use crate::{core::Core, request::random_16, snapshot::ClusterRef};
+use crate::{
+    core::Core,
+    request::random_16,
+    snapshot::{ClusterRef, Named},
+};
 
 /// Tunnels of one cluster at once: several agents, each with a few connections.
 pub const TUNNELS_PER_CLUSTER: usize = 64;
@@ -29,8 +33,8 @@ pub struct Welcomed {
     pub handle: TunnelHandle,
     /// Where it leads.
     pub cluster: ClusterRef,
-    /// The object id that the agent's certificate names.
-    pub principal: Option<String>,
+    /// What the agent's certificate names beside the cluster.
+    pub names: Named,
     /// When the agent's certificate ends.
     pub certificate_ends: SystemTime,
 }
@@ -49,9 +53,8 @@ pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError
         },
         options: session::SessionOptions::default(),
     };
-    let (handle, (cluster, Peer { principal, not_after: certificate_ends, .. })) =
-        session::accept(carrier, gateway).await?;
-    Ok(Welcomed { handle, cluster, principal, certificate_ends })
+    let (handle, (cluster, peer)) = session::accept(carrier, gateway).await?;
+    Ok(Welcomed { handle, cluster, names: Named::from(&peer), certificate_ends: peer.not_after })
 }
 
 fn authenticate(core: &Core, presented: &Presented) -> Result<(ClusterRef, Peer), Refuse> {
@@ -71,7 +74,7 @@ fn authenticate(core: &Core, presented: &Presented) -> Result<(ClusterRef, Peer)
     let id: ClusterId = id.parse().map_err(|_| unauthorised("the certificate names no cluster".to_owned()))?;
     let snapshot = core.snapshots.load();
     let cluster = snapshot
-        .serves(&id, peer.principal.as_deref())
+        .serves(&id, &Named::from(&peer))
         .cloned()
         .map_err(|gone| refuse(gone.code(), gone.to_string(), RETRY))?;
     if core.tunnels.count_of(&cluster.key) >= TUNNELS_PER_CLUSTER {

@@ -14,7 +14,7 @@ use dashmap::DashMap;
 use proto::{ids::ClusterKey, transport::TunnelHandle, version::Features};
 use tokio::sync::Notify;
 
-use crate::snapshot::ClusterRef;
+use crate::snapshot::{ClusterRef, Named};
 
 /// A tunnel that is up.
 pub struct LiveTunnel {
@@ -22,8 +22,8 @@ pub struct LiveTunnel {
     pub handle: TunnelHandle,
     /// Where it leads.
     pub cluster: ClusterRef,
-    /// The object id that its agent's certificate names.
-    pub principal: Option<String>,
+    /// What its agent's certificate names beside the cluster.
+    pub names: Named,
     /// Since when.
     pub since: SystemTime,
     number: u64,
@@ -72,12 +72,12 @@ pub struct Registered {
 
 impl Registry {
     /// Adds a tunnel until the guard drops.
-    pub fn add(self: &Arc<Self>, handle: TunnelHandle, cluster: ClusterRef, principal: Option<String>) -> Registered {
+    pub fn add(self: &Arc<Self>, handle: TunnelHandle, cluster: ClusterRef, names: Named) -> Registered {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let key = cluster.key;
         let since = SystemTime::now();
         let draining = AtomicBool::new(false);
-        let tunnel = Arc::new(LiveTunnel { handle, cluster, principal, since, number, draining });
+        let tunnel = Arc::new(LiveTunnel { handle, cluster, names, since, number, draining });
         self.by_cluster.entry(key).or_default().push(Arc::clone(&tunnel));
         self.touch(&tunnel.cluster);
         Registered { registry: Arc::clone(self), tunnel }

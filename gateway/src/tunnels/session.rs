@@ -40,9 +40,9 @@ pub async fn check(welcomed: Welcomed) {
 
 /// Runs until the tunnel is closed.
 pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
-    let Welcomed { handle, cluster, principal, certificate_ends } = welcomed;
+    let Welcomed { handle, cluster, names, certificate_ends } = welcomed;
     let _open = core.metrics.tunnels(handle.info().carrier).enter();
-    let registered = core.tunnels.add(Arc::clone(&handle), cluster, principal);
+    let registered = core.tunnels.add(Arc::clone(&handle), cluster, names);
     let tunnel = &registered.tunnel;
     if core.tunnels.count_of(&tunnel.cluster.key) > TUNNELS_PER_CLUSTER {
         // Hellos that were judged at the same time all saw the last place free.
@@ -99,7 +99,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
             }
             _ = changes.changed() => {
                 let snapshot = core.snapshots.load();
-                if let Err(gone) = snapshot.serves(&tunnel.cluster.id, tunnel.principal.as_deref()) {
+                if let Err(gone) = snapshot.serves(&tunnel.cluster.id, &tunnel.names) {
                     handle.close(gone.code(), &gone.to_string());
                 }
             }

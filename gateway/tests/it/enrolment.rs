@@ -19,6 +19,7 @@ use certs::{Authority, Credentials, Peer, Roots, Validity, tls};
 use gateway::{
     Extras,
     issuer::{Issuer, IssuerSettings},
+    store::{Store, batch::Expect},
 };
 use http::{HeaderMap, Method};
 use proto::{
@@ -441,6 +442,56 @@ async fn r8_a_cluster_deleted_and_made_again_does_not_keep_the_old_tunnel() {
     site.delete("edge").await;
     site.cluster("edge", &key).await;
     assert_eq!(closed(&tunnel).await, CloseCode::Deleted);
+}
+
+/// Writes another key, as another replica of the gateway would: this one has the tunnel and is not asked.
+async fn rekeyed_elsewhere(site: &Site, name: &str, public: &str) {
+    let store = Store::open_file(&site.world.dir.path().join("towline.db")).await.unwrap();
+    let mut kept = store.get(&id(name).as_str().to_ascii_lowercase()).await.unwrap().unwrap();
+    kept.body["properties"]["agentPublicKeyCertificate"] = json!(public);
+    let revision = kept.revision;
+    store.put(&kept, Expect::Revision(revision)).await.unwrap().unwrap();
+}
+
+/// Whoever holds the old key's certificate may be whom the new key was made against.
+#[tokio::test]
+async fn r7_another_onboarding_key_ends_what_certificates_of_the_old_one_were_good_for() {
+    let site = Site::new().await;
+    let (key, new) = (Onboarding::new(), Onboarding::new());
+    let principal = site.cluster("edge", &key).await;
+    let old = site.enrol("edge", &key).await;
+    for public in ["", &new.public] {
+        rekeyed_elsewhere(&site, "edge", &key.public).await;
+        let tunnel = loop {
+            // Decisions follow another replica's write within half a second.
+            if let Ok(tunnel) = site.world.dial(&old.own).await {
+                break tunnel;
+            }
+        };
+        rekeyed_elsewhere(&site, "edge", public).await;
+        assert_eq!(closed(&tunnel).await, CloseCode::Unauthorised);
+        let refused = site.world.dial(&old.own).await.err().unwrap();
+        let HelloError::Refused { code: CloseCode::Unauthorised, message, .. } = refused else { panic!("{refused}") };
+        assert!(message.contains("onboarding key"), "{message}");
+    }
+    // It is the same cluster, and who has its key is its agent; the old certificate is not even so.
+    let next = site.enrol("edge", &new).await;
+    assert_eq!(next.body["principalId"], json!(principal));
+    site.tunnel(&next).await;
+    assert!(site.world.dial(&old.own).await.is_err(), "the old one stays what it is");
+}
+
+/// A cluster that is not connected may be given another key; its old agents, when they come back, are not its any more.
+#[tokio::test]
+async fn r3_agents_of_the_key_that_was_replaced_do_not_come_back() {
+    let site = Site::new().await;
+    let (key, new) = (Onboarding::new(), Onboarding::new());
+    site.cluster("edge", &key).await;
+    let old = site.enrol("edge", &key).await;
+    site.cluster("edge", &new).await;
+    let refused = site.world.dial(&old.own).await.err().unwrap();
+    assert!(matches!(refused, HelloError::Refused { code: CloseCode::Unauthorised, .. }), "{refused}");
+    site.tunnel(&site.enrol("edge", &new).await).await;
 }
 
 /// Attack 4.6: certificates of this authority, for this cluster, that say another identity or none.
