@@ -79,6 +79,7 @@ pub struct Caller {
     name: String,
     object_id: String,
     principals: Vec<String>,
+    application: bool,
 }
 
 impl Caller {
@@ -88,12 +89,18 @@ impl Caller {
             name: identity.username.clone(),
             object_id: identity.principal.clone(),
             principals: principals(identity),
+            application: identity.application,
         }
     }
 
     /// Whoever holds an enrolment token, by who made it. May nothing else.
     pub fn by_token_of(creator: &str) -> Self {
-        Self { name: format!("enrolment token of {creator}"), object_id: String::new(), principals: Vec::new() }
+        Self {
+            name: format!("enrolment token of {creator}"),
+            object_id: String::new(),
+            principals: Vec::new(),
+            application: true,
+        }
     }
 
     /// The name in messages and records.
@@ -104,6 +111,11 @@ impl Caller {
     /// What role assignments call them.
     pub fn object_id(&self) -> &str {
         &self.object_id
+    }
+
+    /// What `systemData` calls their kind: `createdByType`, `lastModifiedByType`.
+    pub fn kind(&self) -> &'static str {
+        if self.application { "Application" } else { "User" }
     }
 
     /// What the policy calls them and their groups.

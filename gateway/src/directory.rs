@@ -49,6 +49,8 @@ type Places = HashMap<Box<str>, Vec<Assignment>>;
 struct Definition {
     /// Of the resource.
     key: String,
+    /// What people call it, in lower case.
+    name: Box<str>,
     role: Arc<Role>,
     /// Where it may be assigned, and below: who may write it has the right to do so at all of these.
     assignable: Vec<Scope>,
@@ -120,6 +122,7 @@ impl Directory {
         } else if is(&stored.kind, role_definition::NAME) {
             let definition = role_definition::role(stored).map(|role| Definition {
                 key: stored.key.clone(),
+                name: role_definition::role_name(stored.body.as_object()).into(),
                 role,
                 assignable: role_definition::assignable_scopes(stored.body.as_object()),
             });
@@ -215,6 +218,16 @@ impl Directory {
     /// Whether a custom role of this GUID is defined by another resource than that of `key`.
     pub fn is_defined_elsewhere(&self, guid: &str, key: &str) -> bool {
         self.roles.get(guid).is_some_and(|all| all.iter().any(|definition| definition.key != key))
+    }
+
+    /// The GUID of another custom role with this name (in lower case) that may be assigned where one of these scopes is, or
+    /// reaches: whoever names it there means one of two.
+    pub fn same_name(&self, name: &str, scopes: &[Scope], guid: &str) -> Option<&str> {
+        let within = |a: &Scope, b: &Scope| a.with_parents().any(|at| at == b.as_str());
+        let meet = |a: &Scope| scopes.iter().any(|b| within(a, b) || within(b, a));
+        let mut others = self.roles.iter().filter(|(other, _)| *other != guid);
+        let found = others.find(|(_, all)| all.iter().any(|one| *one.name == *name && one.assignable.iter().any(meet)));
+        found.map(|(other, _)| other.as_str())
     }
 
     /// The role of a GUID in lower case, if it may be assigned at a scope.

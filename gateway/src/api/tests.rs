@@ -609,6 +609,8 @@ async fn z3_z4_custom_roles_give_what_they_say_and_built_in_ones_stay() {
     assert_eq!((bad.status, bad.code()), (400, "InvalidActionOrNotAction"), "{}", bad.body);
     let made = site.call("owner", "PUT", &role(&guid), Some(custom(json!(["*/read"])))).await;
     assert_eq!((made.status, &made.body["properties"]["type"]), (201, &json!("CustomRole")), "{}", made.body);
+    let again = site.call("owner", "PUT", &role(&crate::resources::new_guid()), Some(custom(json!(["*/read"])))).await;
+    assert_eq!((again.status, again.code()), (409, "RoleDefinitionWithSameNameExists"), "two roles of one name");
     let scope = format!("/subscriptions/{SUBSCRIPTION}");
     let assigned = site.assign("ann", &guid, &scope, json!({})).await;
     assert_eq!(assigned.status, 201, "{}", assigned.body);
@@ -752,7 +754,8 @@ fn role_path(scope: &str, guid: &str) -> String {
 }
 
 fn custom_role(scopes: &[&str], actions: &[&str]) -> Option<Value> {
-    Some(json!({"properties": {"roleName": "r", "assignableScopes": scopes, "permissions": [{"actions": actions}]}}))
+    let name = format!("may {}", actions.join(" "));
+    Some(json!({"properties": {"roleName": name, "assignableScopes": scopes, "permissions": [{"actions": actions}]}}))
 }
 
 #[tokio::test]

@@ -203,10 +203,10 @@ pub fn system_data(body: &mut Map<String, Value>, writing: &Writing<'_>) {
     let kept = |name: &str, new: &Value| old.and_then(|old| old.get(name)).unwrap_or(new).clone();
     let data = json!({
         "createdBy": kept("createdBy", &by),
-        "createdByType": kept("createdByType", &json!("User")),
+        "createdByType": kept("createdByType", &json!(writing.caller.kind())),
         "createdAt": kept("createdAt", &now),
         "lastModifiedBy": by,
-        "lastModifiedByType": "User",
+        "lastModifiedByType": writing.caller.kind(),
         "lastModifiedAt": now,
     });
     body.insert("systemData".to_owned(), data);

@@ -160,7 +160,20 @@ fn own_everywhere(body: &Map<String, Value>, writing: &Writing<'_>, guid: &str) 
         let message = format!("A role definition '{guid}' exists at another scope; choose another GUID.");
         return Err(ApiError::of(StatusCode::CONFLICT, "RoleDefinitionWithSameIdExists", message));
     }
+    let name = role_name(Some(body));
+    let built_in = built_in().iter().find(|role| role.name.to_lowercase() == name).map(|role| role.role.id());
+    if let Some(other) = built_in.or_else(|| directory.same_name(&name, &new, guid)) {
+        let message = format!("A role with this name exists, the role definition '{other}'; choose another name.");
+        let refused = ApiError::of(StatusCode::CONFLICT, "RoleDefinitionWithSameNameExists", message);
+        return Err(refused.at("properties.roleName"));
+    }
     Ok(())
+}
+
+/// What people call it, in lower case: they name it in any.
+pub fn role_name(body: Option<&Map<String, Value>>) -> String {
+    let name = body.and_then(properties).and_then(|properties| properties.get("roleName")?.as_str());
+    name.unwrap_or_default().to_lowercase()
 }
 
 /// Where a definition says that it may be assigned.

@@ -37,6 +37,8 @@ pub struct Details {
     pub issuer: String,
     /// `sub` as in the token.
     pub subject: String,
+    /// Whether the token is an application's own (Entra: `idtyp`), not one for a person.
+    pub application: bool,
     /// When the token ends.
     pub expires: SystemTime,
 }
@@ -136,6 +138,7 @@ pub(super) fn identity(
         extra: extra(claims, issuer)?,
         issuer: issuer.name.clone(),
         subject: subject.to_owned(),
+        application: is_application(claims),
         expires,
     }))
 }

@@ -46,7 +46,7 @@ pub(super) fn parse(token: &str) -> Result<Compact<'_>, TokenError> {
     let Parts { signed, header, payload, signature } = parts(token)?;
     let payload = json::object(&payload).map_err(|e| match e {
         JsonError::Duplicate { .. } => TokenError::DuplicateKey("payload"),
-        JsonError::Syntax { .. } => TokenError::Malformed("its payload is not a JSON object"),
+        JsonError::Syntax { .. } | JsonError::Depth { .. } => TokenError::Malformed("its payload is not a JSON object"),
     })?;
     Ok(Compact { signed, header, payload, signature })
 }
@@ -86,7 +86,7 @@ fn header_object(part: &str) -> Result<Option<Map<String, Value>>, TokenError> {
     let Ok(bytes) = URL_SAFE_NO_PAD.decode(part) else { return Ok(None) };
     match json::object(&bytes) {
         Ok(object) => Ok(Some(object)),
-        Err(JsonError::Syntax { .. }) => Ok(None),
+        Err(JsonError::Syntax { .. } | JsonError::Depth { .. }) => Ok(None),
         Err(JsonError::Duplicate { .. }) => Err(TokenError::DuplicateKey("header")),
     }
 }
