@@ -13,7 +13,7 @@ pub mod subscription;
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use proto::api::{ErrorDetail, ResourceId};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use self::schema::Property;
 pub use crate::issuer::guid::is_guid;
@@ -81,7 +81,7 @@ pub struct Showing<'a> {
 pub struct Acting<'a> {
     /// The resource.
     pub resource: &'a Stored,
-    /// The action's name, in lower case.
+    /// The action's name, as [`Kind::actions`] has it.
     pub action: &'a str,
     /// The body.
     pub body: &'a Map<String, Value>,
@@ -159,7 +159,7 @@ pub trait Kind: Send + Sync {
         ))
     }
 
-    /// Actions: their names in lower case.
+    /// Actions: their names as ARM writes them; they are found in any case.
     fn actions(&self) -> &'static [&'static str] {
         &[]
     }
@@ -167,6 +167,11 @@ pub trait Kind: Send + Sync {
     /// What an action needs a role for, where that is not the action itself.
     fn permission(&self, _action: &str) -> Option<&'static str> {
         None
+    }
+
+    /// What an action takes and answers, as schemas of OpenAPI 3.1.
+    fn describe_action(&self, _action: &str) -> (Value, Value) {
+        (json!({"type": "object"}), json!({"type": "object"}))
     }
 
     /// Does an action.

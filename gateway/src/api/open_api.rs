@@ -1,5 +1,9 @@
-//! The OpenAPI 3.1 document, made of the table of kinds. It is served at `/openapi.json` and kept as `gateway/openapi.json`,
+//! The OpenAPI 3.1 document, made of the table of kinds, of what the API answers beside ([`others`]) and of the built-in
+//! issuer ([`sign_in`]). It is served at `/openapi.json` and kept as `gateway/openapi.json`,
 //! which `cargo test --workspace --lib -- --ignored write_the_open_api_file` writes anew.
+
+mod others;
+mod sign_in;
 
 use serde_json::{Map, Value, json};
 
@@ -40,6 +44,8 @@ pub fn document() -> Value {
         }
     }
     schemas.insert("Error".to_owned(), error_schema());
+    paths.extend(others::paths());
+    paths.extend(sign_in::paths());
     json!({
         "openapi": "3.1.0",
         "info": {"title": "Towline resource API", "version": env!("CARGO_PKG_VERSION"), "description": "Shaped like Azure Resource Manager."},
@@ -116,19 +122,24 @@ fn list_operation(kind: &dyn Kind, path: &str, name: &str) -> Value {
 }
 
 fn action_operation(kind: &dyn Kind, path: &str, name: &str, action: &str) -> Value {
-    let any = json!({"type": "object"});
+    let (asked, answer) = kind.describe_action(action);
     json!({
         "parameters": parameters(kind, path, &[]),
-        "post": {"operationId": format!("{action}-{name}"), "requestBody": content(&any), "responses": responses(&[("200", any.clone())], true)},
+        "post": {"operationId": format!("{action}-{name}"), "requestBody": content(&asked), "responses": responses(&[("200", answer)], true)},
     })
 }
 
 /// Those of a path's names, and what every request has.
 fn parameters(kind: &dyn Kind, path: &str, more: &[Value]) -> Value {
+    let version = json!({"name": "api-version", "in": "query", "required": true, "schema": {"type": "string", "enum": kind.api_versions()}});
+    names(path).into_iter().chain([version]).chain(more.iter().cloned()).collect()
+}
+
+/// The names in a path.
+fn names(path: &str) -> Vec<Value> {
     let names = path.split('{').skip(1).filter_map(|rest| rest.split('}').next());
     let named = |name: &str| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1, "maxLength": proto::api::id::NAME_BYTES}});
-    let version = json!({"name": "api-version", "in": "query", "required": true, "schema": {"type": "string", "enum": kind.api_versions()}});
-    names.map(named).chain([version]).chain(more.iter().cloned()).collect()
+    names.map(named).collect()
 }
 
 fn condition(header: &str) -> Value {

@@ -295,19 +295,18 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let kind = read::kind_of(id)?;
-    let lower = action.to_ascii_lowercase();
-    if call.method != http::Method::POST || !kind.actions().contains(&lower.as_str()) {
-        return Err(ApiError::not_found_at(call.path));
-    }
+    let known = kind.actions().iter().find(|known| known.eq_ignore_ascii_case(action)).copied();
+    let action =
+        known.filter(|_| call.method == http::Method::POST).ok_or_else(|| ApiError::not_found_at(call.path))?;
     call.version(kind)?;
     let usual = format!("{}/{action}/action", read::operations_of(kind));
-    call.authorize(kind.permission(&lower).unwrap_or(&usual), id)?;
+    call.authorize(kind.permission(action).unwrap_or(&usual), id)?;
     let body = body::read(call, body).await?;
     read::in_subscription(call, id)?;
     let resource = call.control.get(id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
     let acting = Acting {
         resource: &resource,
-        action: &lower,
+        action,
         body: &body,
         caller: &call.caller,
         control: call.control,

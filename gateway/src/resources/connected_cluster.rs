@@ -225,7 +225,16 @@ impl Kind for ConnectedClusters {
     }
 
     fn actions(&self) -> &'static [&'static str] {
-        &["listclusterusercredential"]
+        &["listClusterUserCredential"]
+    }
+
+    fn describe_action(&self, _action: &str) -> (Value, Value) {
+        let one = json!({"type": "object", "required": ["name", "value"], "properties": {
+            "name": {"type": "string"},
+            "value": {"type": "string", "description": "base64 of a kubeconfig"},
+        }});
+        let answer = json!({"type": "object", "required": ["kubeconfigs"], "properties": {"kubeconfigs": {"type": "array", "items": one}}});
+        (super::schema::open_api(CREDENTIAL), answer)
     }
 
     fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
@@ -365,13 +374,14 @@ fn connect_is_on(resource: &Stored) -> Result<(), ApiError> {
     Err(ApiError::of(StatusCode::CONFLICT, "ClusterConnectDisabled", message))
 }
 
+/// The body of `listClusterUserCredential`.
+const CREDENTIAL: &[Property] = &[
+    Property::new("authenticationMethod", Type::Words(&["AAD", "Token"])).required(),
+    Property::new("clientProxy", Type::Bool).required(),
+];
+
 fn credential(acting: &Acting<'_>) -> Result<Value, ApiError> {
-    const METHODS: &[&str] = &["AAD", "Token"];
-    const BODY: &[Property] = &[
-        Property::new("authenticationMethod", Type::Words(METHODS)).required(),
-        Property::new("clientProxy", Type::Bool).required(),
-    ];
-    let body = super::schema::check(BODY, acting.body)?;
+    let body = super::schema::check(CREDENTIAL, acting.body)?;
     let id: ClusterId = acting.resource.id.parse().map_err(|_| ApiError::internal("a kept id cannot be read"))?;
     let mut kubeconfig = acting.control.settings.kubeconfig(&id);
     if body.get("authenticationMethod").and_then(Value::as_str) == Some("Token") {

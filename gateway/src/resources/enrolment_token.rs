@@ -26,8 +26,8 @@ use crate::{
     },
 };
 
-/// The action, in lower case.
-pub const CREATE: &str = "createenrolmenttoken";
+/// The action.
+pub const CREATE: &str = "createEnrolmentToken";
 /// What its kept rows are; no kind of resource, so that no path of the API leads to one.
 const KIND: &str = "towline.enrolment/tokens";
 const PREFIX: &str = "towline-enrol";
@@ -95,6 +95,18 @@ pub async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
     acting.control.write(&batch).await?.map_err(|_| ApiError::resource_not_found(&group))?;
     let token = format!("{PREFIX}.{}.{id}.{secret}", URL_SAFE_NO_PAD.encode(group.as_str()));
     Ok(json!({"token": token, "expiresOn": instant(ends_ms), "resourceGroup": group.as_str(), "name": name}))
+}
+
+/// What [`create`] takes and answers, as schemas of OpenAPI.
+pub fn described() -> (Value, Value) {
+    let text = || json!({"type": "string"});
+    let answer = json!({"type": "object", "required": ["token", "expiresOn", "resourceGroup"], "properties": {
+        "token": text(),
+        "expiresOn": {"type": "string", "format": "date-time"},
+        "resourceGroup": text(),
+        "name": {"type": ["string", "null"]},
+    }});
+    (schema::open_api(BODY), answer)
 }
 
 /// The token of a text, if it is one that holds; it may be used at the same time by somebody else.

@@ -80,6 +80,10 @@ impl Kind for ResourceGroups {
         Some("Microsoft.Kubernetes/connectedClusters/write")
     }
 
+    fn describe_action(&self, _action: &str) -> (Value, Value) {
+        enrolment_token::described()
+    }
+
     fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
         Box::pin(enrolment_token::create(acting))
     }
