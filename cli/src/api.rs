@@ -77,18 +77,27 @@ pub struct Call<'a> {
     pub body: Option<&'a Value>,
     /// Further headers.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Whether it is sent without a token.
+    pub is_nobodys: bool,
 }
 
 impl<'a> Call<'a> {
     /// Of a method and a target.
     pub fn new(method: Method, target: &'a str) -> Self {
-        Self { method, target, body: None, headers: Vec::new() }
+        Self { method, target, body: None, headers: Vec::new(), is_nobodys: false }
     }
 
     /// With a JSON body.
     #[must_use]
     pub fn json(mut self, body: &'a Value) -> Self {
         self.body = Some(body);
+        self
+    }
+
+    /// Without a token: the body says what gives the right.
+    #[must_use]
+    pub fn without_token(mut self) -> Self {
+        self.is_nobodys = true;
         self
     }
 
@@ -178,7 +187,7 @@ impl Api {
             if status.is_success() {
                 return Ok(read(answer).context("the gateway's answer")?);
             }
-            if status == StatusCode::UNAUTHORIZED && !renewed {
+            if status == StatusCode::UNAUTHORIZED && !renewed && !call.is_nobodys {
                 renewed = true;
                 self.context.forget_token(&self.context.account().audience).await;
                 continue;
@@ -217,16 +226,15 @@ impl Api {
     }
 
     async fn request(&self, call: &Call<'_>, accept: &str) -> anyhow::Result<Request<Full<Bytes>>> {
-        let token = self.context.api_token().await?;
-        let mut bearer = HeaderValue::try_from(format!("Bearer {}", token.secret.expose_secret()))
-            .map_err(|_| anyhow!("the token has characters that no token has"))?;
-        bearer.set_sensitive(true);
-        let mut request = Request::builder()
-            .method(call.method.clone())
-            .uri(self.own(call.target)?)
-            .header(header::AUTHORIZATION, bearer)
-            .header(header::ACCEPT, accept)
-            .header(CORRELATION_ID, self.context.correlation());
+        let mut request = Request::builder().method(call.method.clone()).uri(self.own(call.target)?);
+        if !call.is_nobodys {
+            let token = self.context.api_token().await?;
+            let mut bearer = HeaderValue::try_from(format!("Bearer {}", token.secret.expose_secret()))
+                .map_err(|_| anyhow!("the token has characters that no token has"))?;
+            bearer.set_sensitive(true);
+            request = request.header(header::AUTHORIZATION, bearer);
+        }
+        request = request.header(header::ACCEPT, accept).header(CORRELATION_ID, self.context.correlation());
         for (name, value) in &call.headers {
             request = request.header(name, value);
         }

@@ -60,6 +60,8 @@ pub enum Command {
     Account(AccountArgs),
     /// Resource groups
     Group(GroupArgs),
+    /// One-time tokens, with which a cluster is connected without an account
+    EnrolmentToken(EnrolmentTokenArgs),
     /// Connected clusters
     List(ListArgs),
     /// One connected cluster

@@ -6,6 +6,7 @@ mod completion;
 mod connect;
 mod delete;
 mod dev;
+mod enrolment_token;
 mod events;
 mod features;
 mod group;
@@ -44,6 +45,7 @@ pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
         Command::Logout(args) => interruptible(account::logout(args)).await,
         Command::Account(args) => interruptible(account::run(args)).await,
         Command::Group(args) => interruptible(group::run(args)).await,
+        Command::EnrolmentToken(args) => interruptible(enrolment_token::run(args)).await,
         Command::List(args) => interruptible(clusters::list(args)).await,
         Command::Show(args) => interruptible(clusters::show(args)).await,
         Command::Update(args) => interruptible(clusters::update(args)).await,

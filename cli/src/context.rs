@@ -90,6 +90,11 @@ impl Context {
         })
     }
 
+    /// A gateway, as nobody: for what needs no sign-in.
+    pub fn of_nobody(account: Account, args: &ContextArgs) -> Outcome<Self> {
+        Self::with(account, None, args.subscription.clone(), correlation(args)?)
+    }
+
     async fn of_environment(from: environment::Automation) -> Outcome<Account> {
         let missing = |name: &str| {
             let error = anyhow!("{} is set and {name} is not", environment::GATEWAY);

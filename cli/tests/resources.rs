@@ -284,3 +284,25 @@ fn c8_events_are_listed_and_followed() {
     assert_eq!(running.code(), Some(130));
     assert!(site.ok(&["events", "-n", "one", "-g", "web"]).starts_with("ID  TIME"));
 }
+
+#[test]
+fn r14_enrolment_tokens_are_made_for_a_group_and_what_is_none_is_told() {
+    let site = site();
+    let made = site.json(&["enrolment-token", "create", "-g", "web", "--ttl", "2h"]);
+    let token = made["token"].as_str().unwrap();
+    assert!(token.starts_with("towline-enrol.") && made["gateway"] == site.text("url"), "the token is shown once");
+    let fails =
+        |args: &[&str]| site.fails(2, &[&["connect", "-n", "one", "--server", site.text("url")][..], args].concat());
+    assert!(fails(&["--token", "x"]).contains("this is no enrolment token"));
+    let elsewhere = fails(&["--token", token, "-g", "other"]);
+    assert!(elsewhere.contains("is for resource group web, not other") && !elsewhere.contains(token), "{elsewhere}");
+    assert!(fails(&["--token", token, "--existing"]).contains("cannot be used with"));
+    assert!(site.fails(2, &["connect", "-n", "one"]).contains("--resource-group <GROUP>"));
+    let missing = site.fails(1, &["enrolment-token", "create", "-g", "none"]);
+    assert!(missing.contains("hint: make it: towline group create"), "{missing}");
+    let file = site.path("token");
+    site.fails(1, &["enrolment-token", "create", "-g", "none", "--secret-file", &file]);
+    assert!(!std::path::Path::new(&file).exists(), "no file of a token that was not made");
+    let short = site.fails(1, &["enrolment-token", "create", "-g", "web", "--ttl", "5s"]);
+    assert!(short.contains("expiresInSeconds must be from 60"), "{short}");
+}

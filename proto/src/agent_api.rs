@@ -132,7 +132,8 @@ pub struct TokenEnrolment {
     pub name: String,
     /// The onboarding key's public half, as `agentPublicKeyCertificate` has it.
     pub public_key: String,
-    /// The location.
+    /// The location; that of the group where it is empty.
+    #[serde(default)]
     pub location: String,
     /// Tags.
     #[serde(default)]

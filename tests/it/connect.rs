@@ -24,11 +24,11 @@ use tests::{
 
 use crate::chart::image_file;
 
-const GROUP: &str = "edge";
+pub const GROUP: &str = "edge";
 const ONBOARDING: &str = "34e09817-6cbe-4d01-b1a2-e0eac5743d41";
 const CLUSTER_USER: &str = "00493d72-78f6-4148-b6c5-d3ce8e4799dd";
-const CLUSTERS: &str = "providers/Microsoft.Kubernetes/connectedClusters";
-const VERSION: &str = "api-version=2024-01-01";
+pub const CLUSTERS: &str = "providers/Microsoft.Kubernetes/connectedClusters";
+pub const VERSION: &str = "api-version=2024-01-01";
 /// Clusters that are connected at once.
 const AT_ONCE: usize = 100;
 
@@ -41,9 +41,9 @@ pub fn tests() -> Vec<Trial> {
 }
 
 /// A gateway that pods reach, with `towline` signed in at it as the owner.
-struct Site {
-    stack: Stack,
-    home: PathBuf,
+pub struct Site {
+    pub stack: Stack,
+    pub home: PathBuf,
 }
 
 impl Site {
@@ -62,40 +62,40 @@ impl Site {
         Ok(site)
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(binary("towline"));
         command.args(args).env("TOWLINE_CONFIG_DIR", self.home.join("config")).env("HOME", &self.home);
         command.env("KUBECONFIG", cluster().admin_kubeconfig()).stdin(Stdio::null());
         command
     }
 
-    fn run(&self, args: &[&str]) -> anyhow::Result<Output> {
+    pub fn run(&self, args: &[&str]) -> anyhow::Result<Output> {
         let output = run(&mut self.command(args), Duration::from_secs(300))?;
         keep(&self.stack.dir.join("towline.stderr"), &output.err);
         Ok(output)
     }
 
-    fn ok(&self, args: &[&str]) -> anyhow::Result<Output> {
+    pub fn ok(&self, args: &[&str]) -> anyhow::Result<Output> {
         let output = self.run(args)?;
         output.ok().with_context(|| format!("towline {}", args.join(" ")))?;
         Ok(output)
     }
 
     /// Must end with exit code 1 and say `text`.
-    fn refused(&self, args: &[&str], text: &str) -> anyhow::Result<()> {
+    pub fn refused(&self, args: &[&str], text: &str) -> anyhow::Result<()> {
         let output = self.run(args)?;
         let said = output.err.contains(text) && output.err.contains("hint: ");
         ensure!(output.code.is_some_and(|code| code == 1 || code == 2) && said, "towline {args:?}: {output:?}");
         Ok(())
     }
 
-    fn clusters(&self) -> anyhow::Result<Vec<Value>> {
+    pub fn clusters(&self) -> anyhow::Result<Vec<Value>> {
         Ok(serde_json::from_str(&self.ok(&["list", "-g", GROUP, "-o", "json"])?.text())?)
     }
 }
 
 /// Every object of the cluster with its identity, but for what comes and goes by itself.
-fn objects() -> anyhow::Result<Vec<String>> {
+pub fn objects() -> anyhow::Result<Vec<String>> {
     let admin = cluster().admin();
     let kinds = admin.ok(&["api-resources", "--verbs=list", "-o", "name"])?;
     let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
@@ -109,7 +109,7 @@ fn objects() -> anyhow::Result<Vec<String>> {
 }
 
 /// The objects once nothing is on its way out any more: what other tests removed goes by and by.
-fn settled() -> anyhow::Result<Vec<String>> {
+pub fn settled() -> anyhow::Result<Vec<String>> {
     let mut last = Vec::new();
     eventually("nothing of other tests is on its way out", Duration::from_secs(180), || {
         let (listed, before) = (objects()?, std::mem::take(&mut last));
@@ -119,7 +119,7 @@ fn settled() -> anyhow::Result<Vec<String>> {
     Ok(last)
 }
 
-fn same(before: &[String]) -> anyhow::Result<()> {
+pub fn same(before: &[String]) -> anyhow::Result<()> {
     let after = objects()?;
     let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
     let lost: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
@@ -128,7 +128,7 @@ fn same(before: &[String]) -> anyhow::Result<()> {
 }
 
 /// A gateway where pods reach this machine, and the agent's image on the node.
-fn with_pods(name: &str) -> anyhow::Result<Site> {
+pub fn with_pods(name: &str) -> anyhow::Result<Site> {
     let tool = root().join("tests/cluster/cluster");
     run(Command::new(tool).arg("load-image").arg(image_file()?), Duration::from_secs(120))?.ok()?;
     let listen = format!("{}:0", cluster().get("CLUSTER_HOST_IP"));
@@ -276,7 +276,7 @@ fn leaves_nothing() -> anyhow::Result<()> {
     site.refused(&["connect", "-n", "c1", "-g", GROUP, "--kube-context", "none"], "context none")
 }
 
-fn pods() -> String {
+pub fn pods() -> String {
     let admin = cluster().admin().namespace("towline");
     let said = |args: &[&str]| admin.run(args).map(|out| out.text() + &out.err).unwrap_or_default();
     said(&["get", "pods", "-o", "wide"]) + &said(&["get", "events"])
@@ -387,12 +387,12 @@ fn onboarder(site: &Site) -> anyhow::Result<(String, String)> {
     Ok((one["client_id"].as_str().context("no client id")?.to_owned(), secret))
 }
 
-fn group(stack: &Stack) -> String {
+pub fn group(stack: &Stack) -> String {
     format!("/subscriptions/{}/resourceGroups/{GROUP}", stack.text("subscription"))
 }
 
 /// A token for the resource API.
-fn token(stack: &Stack, id: &str, secret: &str) -> anyhow::Result<String> {
+pub fn token(stack: &Stack, id: &str, secret: &str) -> anyhow::Result<String> {
     let scope = format!("{}/.default", stack.text("url")).replace(':', "%3A").replace('/', "%2F");
     let form = format!("grant_type=client_credentials&client_id={id}&client_secret={secret}&scope={scope}");
     let path = format!("/{}/oauth2/v2.0/token", stack.text("tenant"));
@@ -402,7 +402,7 @@ fn token(stack: &Stack, id: &str, secret: &str) -> anyhow::Result<String> {
     Ok(token)
 }
 
-fn call(stack: &Stack, token: &str, method: &str, path: &str, body: &Value) -> anyhow::Result<Answer> {
+pub fn call(stack: &Stack, token: &str, method: &str, path: &str, body: &Value) -> anyhow::Result<Answer> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let headers = format!("Authorization: Bearer {token}\r\nContent-Type: application/json");
     exchange(stack, method, path, &headers, &body)

@@ -16,6 +16,7 @@ mod load;
 mod local_proxy;
 mod networks;
 mod oidc;
+mod onboarding;
 mod operating;
 mod pop;
 mod proxies;
@@ -41,6 +42,7 @@ fn main() {
         k9s::tests,
         chart::tests,
         connect::tests,
+        onboarding::tests,
         tokens::tests,
         arm::tests,
         issuer::tests,

@@ -112,7 +112,9 @@ impl ApiError {
     }
 
     fn next_step(&self, path: &str, account: &Account) -> Option<String> {
-        let id = ResourceId::parse(path).ok();
+        // An action is behind what it is done to.
+        let above = path.rsplit_once('/').map_or(path, |(above, _)| above);
+        let id = ResourceId::parse(path).or_else(|_| ResourceId::parse(above)).ok();
         let group = id.as_ref().and_then(ResourceId::resource_group);
         let hint = match (self.code.as_str(), self.status) {
             ("AuthorizationFailed", _) => format!(

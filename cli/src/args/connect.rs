@@ -101,12 +101,44 @@ pub struct AgentArgs {
     pub infrastructure: Option<String>,
 }
 
+/// The cluster's resource; a one-time token tells its group.
+#[derive(Debug, ClapArgs, Clone)]
+pub struct ConnectedCluster {
+    /// The cluster
+    #[arg(short = 'n', long, value_name = "NAME")]
+    pub name: String,
+    /// Its resource group; an enrolment token tells it
+    #[arg(short = 'g', long, value_name = "GROUP", required_unless_present_any = ["token", "token_file"])]
+    pub resource_group: Option<String>,
+}
+
+/// A one-time token in place of a sign-in (features row R14).
+#[derive(Debug, ClapArgs, Clone)]
+#[command(next_help_heading = "One-time token")]
+pub struct EnrolmentArgs {
+    /// A token of `towline enrolment-token create`, instead of a sign-in. Others on this machine can read command lines: --token-file
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["token_file", "existing", "account"])]
+    pub token: Option<String>,
+    /// File with it; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["existing", "account"])]
+    pub token_file: Option<PathBuf>,
+    /// The gateway, such as https://gateway.example.org; TOWLINE_GATEWAY, or that of the account that is signed in, without this
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// PEM file of the authority of the gateway's certificate; TOWLINE_CA_FILE, or the system's, without this
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
+
 /// `towline connect`.
 #[derive(Debug, ClapArgs)]
 pub struct ConnectArgs {
     /// The resource that is made.
     #[command(flatten)]
-    pub cluster: NamedCluster,
+    pub cluster: ConnectedCluster,
+    /// What stands in for a sign-in.
+    #[command(flatten)]
+    pub enrolment: EnrolmentArgs,
     /// Where the resource is said to be; that of its group without this
     #[arg(short = 'l', long, value_name = "LOCATION")]
     pub location: Option<String>,

@@ -1,4 +1,4 @@
-//! Service principals, sessions and events.
+//! Service principals, enrolment tokens, sessions and events.
 
 use std::time::Duration;
 
@@ -67,6 +67,37 @@ pub enum SpAction {
         /// Name, object id or client id
         #[arg(value_name = "NAME|ID")]
         name: String,
+    },
+}
+
+/// `towline enrolment-token`.
+#[derive(Debug, ClapArgs)]
+pub struct EnrolmentTokenArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: EnrolmentTokenAction,
+    /// As whom, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// `towline enrolment-token <action>`.
+#[derive(Debug, Subcommand)]
+pub enum EnrolmentTokenAction {
+    /// Make a token that connects one cluster in a resource group; it is shown this once
+    Create {
+        /// The resource group
+        #[arg(short = 'g', long, value_name = "GROUP")]
+        resource_group: String,
+        /// The only name that the cluster may have
+        #[arg(short = 'n', long, value_name = "NAME")]
+        name: Option<String>,
+        /// How long it is good for, such as 30m or 3d; an hour without this
+        #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
+        ttl: Option<Duration>,
+        /// Write the token to this new file (0600) instead of showing it
+        #[arg(long, value_name = "FILE")]
+        secret_file: Option<std::path::PathBuf>,
     },
 }
 

@@ -5,14 +5,18 @@
 //! |---|---|
 //! | [`precheck`] | everything that can be known before anything is made; changes nothing |
 //! | [`resource`] | the resource with the cluster's public key |
+//! | [`token`] | the same by a one-time token in place of a sign-in |
 //! | [`values`] | the manifests' values, of what was typed and what the gateway says |
-//! | [`install`] | applies, waits, and takes back what a failed run made |
+//! | [`install`] | applies, and takes back what a failed run made |
+//! | [`wait`] | until the new pods are connected |
 
 mod install;
 mod key;
 mod precheck;
 mod resource;
+mod token;
 mod values;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -78,8 +82,12 @@ pub async fn run(args: ConnectArgs) -> Outcome {
 /// Checks, and the values that follow from them.
 async fn prepare(args: &ConnectArgs, steps: &mut Steps) -> Outcome<precheck::Prepared> {
     let proxy = values::proxy(&args.agent.proxy)?;
-    let context = Context::open(&args.common.context).await?;
-    precheck::run(args, context, proxy, steps).await
+    let token = token::OneTime::read(args)?;
+    let context = match &token {
+        Some(token) => token.context(&args.enrolment, &args.common.context)?,
+        None => Context::open(&args.common.context).await?,
+    };
+    precheck::run(args, context, token, proxy, steps).await
 }
 
 /// As `kubectl apply -f -` takes it. The private key is in it only where it was typed.

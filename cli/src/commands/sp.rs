@@ -50,7 +50,7 @@ pub async fn run(args: SpArgs) -> Outcome {
                     settle(Err::<(), _>(error), secret_file.as_deref())?;
                 }
             }
-            keep(&mut made, file)?;
+            keep(&mut made, "clientSecret", file)?;
             output::print(&with_place(made, &context), output, MADE)?;
         }
         SpAction::List => {
@@ -65,7 +65,7 @@ pub async fn run(args: SpArgs) -> Outcome {
             body["keepExisting"] = append.into();
             let made = api.post(&at(format!("{}/rotate", of(&name)), versions::AUTHORIZATION), &body).await;
             let mut made = settle(made, secret_file.as_deref())?.body;
-            keep(&mut made, file)?;
+            keep(&mut made, "clientSecret", file)?;
             output::print(&with_place(made, &context), output, MADE)?;
         }
         SpAction::Delete { name } => delete(&api, &of(&name), &name).await?,
@@ -94,13 +94,13 @@ fn wish(name: Option<&str>, ttl: Option<Duration>) -> Value {
 }
 
 /// The file is made before the secret is: one that has nowhere to go would be lost.
-fn reserve(path: &Path) -> Outcome<std::fs::File> {
+pub(super) fn reserve(path: &Path) -> Outcome<std::fs::File> {
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     file.with_context(|| format!("--secret-file {}", path.display())).map_err(Failure::usage)
 }
 
 /// After a failure there is no empty file.
-fn settle<T>(result: Outcome<T>, file: Option<&Path>) -> Outcome<T> {
+pub(super) fn settle<T>(result: Outcome<T>, file: Option<&Path>) -> Outcome<T> {
     if let (Err(_), Some(file)) = (&result, file) {
         // The failure is what matters.
         let _ = std::fs::remove_file(file);
@@ -108,16 +108,16 @@ fn settle<T>(result: Outcome<T>, file: Option<&Path>) -> Outcome<T> {
     result
 }
 
-/// Moves the secret into its file.
-fn keep(made: &mut Value, file: Option<std::fs::File>) -> Outcome<()> {
+/// Moves the secret of this name into its file.
+pub(super) fn keep(made: &mut Value, name: &str, file: Option<std::fs::File>) -> Outcome<()> {
     let Some(mut file) = file else {
         output::say("The secret is shown this once; the gateway keeps only its hash.");
         return Ok(());
     };
-    let secret = made["clientSecret"].take();
+    let secret = made[name].take();
     writeln!(file, "{}", secret.as_str().unwrap_or_default()).context("--secret-file")?;
     if let Some(made) = made.as_object_mut() {
-        made.remove("clientSecret");
+        made.remove(name);
     }
     Ok(())
 }

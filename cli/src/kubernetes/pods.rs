@@ -1,10 +1,11 @@
-//! The agents' pods: which are not ready, and what they say (features row I4).
+//! The agents' pods: whether the newest are all there, which are not ready, and what they say (features row I4).
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::LogParams};
 use serde_json::Value;
 
 use super::{Kubernetes, Place, place};
+use crate::manifests::{AGENT, MANAGER};
 
 /// The pods of both Deployments.
 pub const PODS: &str = "app.kubernetes.io/name in (towline-agent,towline-controller-manager)";
@@ -56,7 +57,47 @@ pub fn short(text: &str) -> String {
     text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN).collect()
 }
 
+/// How far both Deployments are with the pods that they were given last.
+pub struct Rollout {
+    /// Whether all pods are new and ready, and none of before is left.
+    pub is_done: bool,
+    /// For people.
+    pub state: String,
+}
+
+impl Rollout {
+    /// Of Deployments by their names; a missing one is not done.
+    fn of(deployments: &[(&str, Option<Value>)]) -> Self {
+        let one = |(name, deployment): &(&str, Option<Value>)| {
+            let Some(deployment) = deployment else { return (false, format!("{name} is not there")) };
+            let (status, count) = (&deployment["status"], |value: &Value| value.as_u64().unwrap_or(0));
+            let wanted = deployment["spec"]["replicas"].as_u64().unwrap_or(1);
+            // A status of before the last change tells nothing of it.
+            let is_seen = count(&status["observedGeneration"]) >= count(&deployment["metadata"]["generation"]);
+            let (new, all) = (count(&status["updatedReplicas"]), count(&status["replicas"]));
+            // Which pods are ready is not said; all are once no others are left.
+            let ready = count(&status["availableReplicas"]).min(new);
+            let done = is_seen && wanted > 0 && new == wanted && all == wanted && ready == wanted;
+            let old = all.saturating_sub(new);
+            let old = if old > 0 { format!(", {old} of before left") } else { String::new() };
+            let ready = if is_seen { ready } else { 0 };
+            (done, format!("{ready} of {wanted} pods of {name} are ready{old}"))
+        };
+        let (done, states): (Vec<bool>, Vec<String>) = deployments.iter().map(one).unzip();
+        Self { is_done: done.into_iter().all(|done| done), state: states.join("; ") }
+    }
+}
+
 impl Kubernetes {
+    /// How far the agents are with what was applied last.
+    pub async fn rollout(&self, namespace: &str) -> Result<Rollout, kube::Error> {
+        let mut deployments = Vec::new();
+        for name in [AGENT, MANAGER] {
+            deployments.push((name, self.get(&Place::within(place::DEPLOYMENT, namespace, name)).await?));
+        }
+        Ok(Rollout::of(&deployments))
+    }
+
     /// The agents' pods.
     pub async fn agents(&self, namespace: &str) -> Result<Vec<PodState>, kube::Error> {
         let pods = self.list(&Place::within(place::POD, namespace, ""), PODS).await?;
@@ -115,5 +156,35 @@ impl Kubernetes {
     pub async fn log(&self, namespace: &str, pod: &str, lines: i64) -> Result<String, kube::Error> {
         let params = LogParams { tail_lines: Some(lines), limit_bytes: Some(LOG_BYTES), ..LogParams::default() };
         Api::<Pod>::namespaced(self.client.clone(), namespace).logs(pod, &params).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn i4_pods_of_before_are_not_those_that_are_waited_for() {
+        let of = |generation: u32, observed: u32, replicas: u32, updated: u32, available: u32| {
+            let deployment = json!({
+                "metadata": {"generation": generation}, "spec": {"replicas": 2},
+                "status": {"observedGeneration": observed, "replicas": replicas, "updatedReplicas": updated, "availableReplicas": available},
+            });
+            Rollout::of(&[(AGENT, Some(deployment))])
+        };
+        assert!(of(3, 3, 2, 2, 2).is_done);
+        for (case, rollout) in [
+            ("the change is not seen yet", of(4, 3, 2, 2, 2)),
+            ("one of before is left", of(3, 3, 3, 2, 2)),
+            ("only one is new", of(3, 3, 2, 1, 2)),
+            ("one is not ready", of(3, 3, 2, 2, 1)),
+            ("there are none", of(3, 3, 0, 0, 0)),
+            ("there is no Deployment", Rollout::of(&[(MANAGER, None)])),
+        ] {
+            assert!(!rollout.is_done, "{case}: {}", rollout.state);
+        }
+        assert_eq!(of(3, 3, 3, 1, 2).state, "1 of 2 pods of clusterconnect-agent are ready, 2 of before left");
     }
 }

@@ -43,7 +43,12 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     if control.store.get(id.key()).await?.is_some() {
         return Err(exists(&id));
     }
-    let sent = enrolment_token::body(&message.location, &message.public_key, &message.tags);
+    // Who holds a token need not know where the group is.
+    let location = match message.location.as_str() {
+        "" => group.body["location"].as_str().unwrap_or_default(),
+        location => location,
+    };
+    let sent = enrolment_token::body(location, &message.public_key, &message.tags);
     let stored = created(call, &id, &held, schema::check(ConnectedClusters.schema(), &sent)?).await?;
     let principal = stored.body["identity"]["principalId"].as_str().unwrap_or_default().to_owned();
     let batch = Batch {

@@ -1,7 +1,7 @@
 //! Makes, applies and waits. Whatever is made is noted before it is asked for, and each request is waited for to its end, so
 //! that a run that fails or is interrupted takes back all of it (features row I3).
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::anyhow;
 use proto::api::ResourceId;
@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use super::{
     key::OnboardingKey,
     precheck::Prepared,
-    resource::{self, find, group_of},
+    resource::{self, group_of},
+    wait,
 };
 use crate::{
     api::{Wait, at, versions},
@@ -26,8 +27,6 @@ use crate::{
     output::say,
 };
 
-/// Between looks at what agents and gateway make of each other.
-const PAUSE: Duration = Duration::from_secs(1);
 /// How long a definition may take to be served.
 const ESTABLISHED: Duration = Duration::from_secs(60);
 
@@ -51,13 +50,19 @@ pub struct Made {
     group: Option<ResourceId>,
     /// The resource's public key.
     resource: Option<String>,
+    /// By a one-time token, which is used up: who holds it deletes nothing, and goes on from what is there.
+    is_enrolled: bool,
     namespace: bool,
     objects: Vec<Place>,
 }
 
 impl Made {
     fn is_nothing(&self) -> bool {
-        self.group.is_none() && self.resource.is_none() && !self.namespace && self.objects.is_empty()
+        self.group.is_none()
+            && self.resource.is_none()
+            && !self.is_enrolled
+            && !self.namespace
+            && self.objects.is_empty()
     }
 }
 
@@ -82,26 +87,52 @@ pub async fn run(
         steps.end("done");
     }
     go_on(interrupt)?;
-    if prepared.before.resource.is_none() {
-        made.resource = Some(key.public.clone());
-    }
-    let answer = steps.run("Making the resource", resource::put(prepared, args, &key.public)).await?;
+    let made_resource = resource(args, prepared, made, &key, steps).await?;
     go_on(interrupt)?;
     steps.begin("Installing the agents");
     prepared.values.identity.onboarding_key = key.private;
     apply(prepared, made, interrupt).await?;
     steps.end("done");
     if args.no_wait {
-        return Ok(answer.body);
+        return Ok(made_resource);
     }
     steps.begin("Waiting for the agents to connect");
     let resource = tokio::select! {
         biased;
         () = interrupt.heard() => return Err(Stopped::Interrupted),
-        connected = connected(args, prepared, steps) => connected?,
+        connected = wait::connected(args, prepared, made_resource, steps) => connected?,
     };
     steps.end("connected");
     Ok(resource)
+}
+
+/// Makes or updates the resource, as somebody or by a one-time token; returns it.
+async fn resource(
+    args: &ConnectArgs,
+    prepared: &Prepared,
+    made: &mut Made,
+    key: &OnboardingKey,
+    steps: &mut Steps,
+) -> Outcome<Value> {
+    match &prepared.token {
+        // An earlier run used the token up and did not come to its end: its key is in the cluster.
+        Some(_) if prepared.key.is_some() && prepared.installed.is_some() => {
+            steps.note("the cluster is enrolled already; the token is not needed");
+            Ok(json!({"id": prepared.id.as_str(), "name": prepared.id.name(), "properties": {}}))
+        }
+        Some(token) => {
+            let resource = steps.run("Enrolling by the token", token.enrol(prepared, args, &key.public)).await?;
+            made.is_enrolled = true;
+            Ok(resource)
+        }
+        None => {
+            if prepared.before.resource.is_none() {
+                made.resource = Some(key.public.clone());
+            }
+            let put = resource::put(prepared, args, &key.public);
+            Ok(steps.run("Making the resource", put).await?.body)
+        }
+    }
 }
 
 fn go_on(interrupt: &Interrupt) -> Result<(), Stopped> {
@@ -144,51 +175,16 @@ async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> R
     Ok(())
 }
 
-/// Until the gateway says so.
-async fn connected(args: &ConnectArgs, prepared: &Prepared, steps: &mut Steps) -> Outcome<Value> {
-    let end = Instant::now() + args.onboarding_timeout;
-    let mut last = String::new();
-    loop {
-        let (resource, status) = match find(&prepared.api, &prepared.id).await {
-            Ok(found) => {
-                let resource = found.resource.unwrap_or_default();
-                let status = resource["properties"]["connectivityStatus"].as_str().unwrap_or("gone").to_owned();
-                (resource, status)
-            }
-            // A gateway or a network that is away for a moment takes nothing back that was made.
-            Err(failure) if !failure.api().is_some_and(|error| error.status.is_client_error()) => {
-                (Value::Null, "not known, the gateway does not answer".to_owned())
-            }
-            Err(failure) => return Err(failure),
-        };
-        if status == "Connected" {
-            return Ok(resource);
-        }
-        let agents = prepared.cluster.agents(&prepared.namespace).await.unwrap_or_default();
-        let ready = agents.iter().filter(|pod| pod.ready).count();
-        let state = format!("{status}; {ready} of {} pods are ready", agents.len());
-        if state != last {
-            steps.note(&state);
-            last = state;
-        }
-        if Instant::now() > end {
-            let why = prepared.cluster.why_not_ready(&prepared.namespace).await.join("\n");
-            let error = anyhow!(
-                "the agents have not connected within {} s: the resource is {status}\n{why}",
-                args.onboarding_timeout.as_secs()
-            );
-            return Err(Failure::from(error).hint(
-                "towline connect --no-wait leaves the agents there to be looked at: towline troubleshoot; --onboarding-timeout waits for longer",
-            ));
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
-}
-
 /// Takes back what was made; says what could not be.
 pub async fn take_back(prepared: &Prepared, made: Made, interrupt: &mut Interrupt) -> Option<String> {
     if made.is_nothing() {
         return None;
+    }
+    let (group, name) = (prepared.id.resource_group().unwrap_or_default(), prepared.id.name());
+    if made.is_enrolled {
+        return Some(format!(
+            "warning: the token is used up, {name} is made, and what was installed stays\nhint: the same command again goes on from here; who may delete it takes it back: towline delete --force -n {name} -g {group}"
+        ));
     }
     say("Taking back what was made; Ctrl+C again leaves it.");
     let twice = interrupt.is_heard();
@@ -200,7 +196,6 @@ pub async fn take_back(prepared: &Prepared, made: Made, interrupt: &mut Interrup
         result = undo(prepared, &made) => result.err().map(|failure| format!("{:#}", failure.into_error())),
     };
     left.map(|why| {
-        let (group, name) = (prepared.id.resource_group().unwrap_or_default(), prepared.id.name());
         format!(
             "warning: not all that was made is taken back: {why}\nhint: towline delete --force -n {name} -g {group}"
         )

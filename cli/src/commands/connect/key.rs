@@ -44,6 +44,13 @@ impl OnboardingKey {
             .context("the onboarding key")?;
         Ok(Self { public: BASE64.encode(pair.public_key().as_ref()), private })
     }
+
+    /// Whether a resource's `agentPublicKeyCertificate` is the public half, alone or within a certificate.
+    pub fn is_half_of(&self, known: &str) -> bool {
+        let bytes = |text: &str| BASE64.decode(text.split_whitespace().collect::<String>()).unwrap_or_default();
+        let (own, known) = (bytes(&self.public), bytes(known));
+        !own.is_empty() && known.windows(own.len()).any(|part| part == own)
+    }
 }
 
 fn pem(der: &[u8]) -> SecretString {

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::{
     key::OnboardingKey,
     resource::{self, Before},
+    token::OneTime,
     values,
 };
 use crate::{
@@ -31,8 +32,10 @@ const MINOR_MIN: u32 = 25;
 
 /// What is known once all checks passed.
 pub struct Prepared {
-    /// The gateway.
+    /// The gateway; as nobody with a one-time token.
     pub api: Api,
+    /// What stands in for a sign-in.
+    pub token: Option<OneTime>,
     /// The cluster.
     pub cluster: Kubernetes,
     /// The resource that is wanted.
@@ -59,18 +62,26 @@ pub struct Prepared {
 pub async fn run(
     args: &ConnectArgs,
     context: Context,
+    token: Option<OneTime>,
     proxy: Option<manifests::Proxy>,
     steps: &mut Steps,
 ) -> Outcome<Prepared> {
-    let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
+    let group = args.cluster.resource_group.as_deref();
+    let group = token.as_ref().map(|token| token.group().name()).or(group).unwrap_or_default();
+    let id = context.cluster(group, &args.cluster.name)?;
     let typed_key = typed_key(args)?;
     let client = context.client()?;
     let settings = steps.run("Asking the gateway what agents need", values::settings(&client)).await?;
     let api = context.api()?;
     let mut values = values::values(id.as_str(), &args.agent, proxy, &settings)?;
-    steps.run("Checking the sign-in and the provider", registered(&api, &context)).await?;
-    let (makes_group, location) =
-        steps.run("Checking resource group and location", group_and_location(&api, &id, args)).await?;
+    let (makes_group, location) = match &token {
+        // It reads nothing; a cluster without a location is where its group is.
+        Some(_) => (false, args.location.clone().unwrap_or_default()),
+        None => {
+            steps.run("Checking the sign-in and the provider", registered(&api, &context)).await?;
+            steps.run("Checking resource group and location", group_and_location(&api, &id, args)).await?
+        }
+    };
     let cluster = steps.run("Reaching the cluster", reach(args)).await?;
     steps.run("Checking the cluster's nodes", nodes(&cluster)).await?;
     let installed = steps.run("Looking for agents that are there", installed(&cluster)).await?;
@@ -78,10 +89,15 @@ pub async fn run(
     let place = Place::of(NAMESPACE, &namespace);
     let makes_namespace = cluster.get(&place).await.with_context(|| format!("read {place}"))?.is_none();
     steps.run("Checking rights in the cluster", may_install(&cluster, &namespace, makes_namespace)).await?;
-    let before = steps.run("Looking for the resource", resource::find(&api, &id)).await?;
-    fits(&api, &id, args, &before, installed.as_ref()).await?;
+    let before = match &token {
+        Some(_) => Before { resource: None },
+        None => steps.run("Looking for the resource", resource::find(&api, &id)).await?,
+    };
+    fits(token.is_none().then_some(&api), &id, args, &before, installed.as_ref()).await?;
+    typed_key.as_ref().map_or(Ok(()), |key| is_of(key, &before, args))?;
     let mut prepared = Prepared {
         api,
+        token,
         cluster,
         id,
         before,
@@ -109,6 +125,22 @@ fn typed_key(args: &ConnectArgs) -> Outcome<Option<OnboardingKey>> {
     let text = text.map_err(Failure::usage)?;
     let key = OnboardingKey::parse(text.into()).with_context(|| format!("--key-file {}", file.display()));
     Ok(Some(key.map_err(Failure::usage)?))
+}
+
+/// Of a resource that is there, a key that was typed is the private half of its public one: agents with another would be
+/// refused with 401 (features row R13).
+fn is_of(key: &OnboardingKey, before: &Before, args: &ConnectArgs) -> Outcome<()> {
+    let known = before.property("agentPublicKeyCertificate");
+    if known.is_empty() || key.is_half_of(known) {
+        return Ok(());
+    }
+    let file = args.key_file.as_deref().map_or_else(String::new, |file| file.display().to_string());
+    let error = anyhow!(
+        "--key-file {file}: its public half is not the resource's; agents with this key would be refused (401 InvalidProof)"
+    );
+    Err(Failure::from(error).hint(
+        "give the key with which the resource was made; or leave out --key-file: a new key takes its place, unless agents with the old one are connected",
+    ))
 }
 
 async fn registered(api: &Api, context: &Context) -> Outcome<()> {
@@ -229,7 +261,7 @@ async fn may_install(cluster: &Kubernetes, namespace: &str, makes_namespace: boo
 
 /// Step 11 of arc-reference.md 3.2: whose agents these are, and whose resource that is.
 async fn fits(
-    api: &Api,
+    api: Option<&Api>,
     id: &ResourceId,
     args: &ConnectArgs,
     before: &Before,
@@ -238,10 +270,10 @@ async fn fits(
     let other = installed.filter(|there| !there.cluster_id.eq_ignore_ascii_case(id.as_str()));
     if let Some(there) = other {
         let known: Option<ResourceId> = ResourceId::parse(&there.cluster_id).ok();
-        let exists = match &known {
+        let exists = match (&known, api) {
             // A resource that may not be read is somebody's all the same.
-            Some(known) => resource::find(api, known).await.map_or(true, |found| found.resource.is_some()),
-            None => true,
+            (Some(known), Some(api)) => resource::find(api, known).await.map_or(true, |found| found.resource.is_some()),
+            _ => true,
         };
         let (group, name) = group_and_name(&there.cluster_id);
         if exists {
@@ -258,7 +290,8 @@ async fn fits(
             anyhow!("The connected cluster resource {} corresponds to a different Kubernetes cluster", id.name());
         let hint = format!(
             "choose another name; if it is this cluster's: --existing; if it is nobody's any more: towline delete -n {} -g {}",
-            args.cluster.name, args.cluster.resource_group
+            id.name(),
+            id.resource_group().unwrap_or_default()
         );
         return Err(Failure::from(error).hint(hint));
     }
@@ -271,7 +304,8 @@ async fn fits(
 
 /// The key of agents that are there and go on, or the one that was typed; none where a new one is made.
 async fn key_at_hand(prepared: &Prepared, typed: Option<OnboardingKey>) -> Outcome<Option<OnboardingKey>> {
-    if typed.is_some() || prepared.before.resource.is_none() || prepared.installed.is_none() {
+    let is_known = prepared.before.resource.is_some() || prepared.token.is_some();
+    if typed.is_some() || !is_known || prepared.installed.is_none() {
         return Ok(typed);
     }
     if prepared.before.is_expired() {

@@ -18,7 +18,8 @@ pub struct Before {
 }
 
 impl Before {
-    fn property(&self, name: &str) -> &str {
+    /// A text of its properties; empty for none.
+    pub fn property(&self, name: &str) -> &str {
         self.resource.as_ref().and_then(|one| one["properties"][name].as_str()).unwrap_or_default()
     }
 

@@ -1,0 +1,98 @@
+//! Until the agents of this run, and not those of before, are connected (features row I4).
+
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use serde_json::Value;
+
+use super::{precheck::Prepared, resource::find};
+use crate::{
+    args::ConnectArgs,
+    commands::steps::Steps,
+    failure::{Failure, Outcome},
+    kubernetes::{Kubernetes, pods::Rollout},
+};
+
+/// Between looks at what agents and gateway make of each other.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Returns the resource, or, for who may not read it, what was known of it, once all pods are of this run and ready, which
+/// means that each has a tunnel, and the gateway says so too.
+pub async fn connected(args: &ConnectArgs, prepared: &Prepared, known: Value, steps: &mut Steps) -> Outcome<Value> {
+    let look = async || match &prepared.token {
+        // Who holds a token reads nothing, and believes the pods.
+        Some(_) => {
+            let mut known = known.clone();
+            known["properties"]["connectivityStatus"] = "Connected".into();
+            Ok((known, "Connected".to_owned()))
+        }
+        None => status(prepared).await,
+    };
+    let waiting =
+        Waiting { cluster: &prepared.cluster, namespace: &prepared.namespace, within: args.onboarding_timeout };
+    waiting.until(steps, look).await
+}
+
+async fn status(prepared: &Prepared) -> Outcome<(Value, String)> {
+    match find(&prepared.api, &prepared.id).await {
+        Ok(found) => {
+            let resource = found.resource.unwrap_or_default();
+            let status = resource["properties"]["connectivityStatus"].as_str().unwrap_or("gone").to_owned();
+            Ok((resource, status))
+        }
+        // A gateway or a network that is away for a moment takes nothing back that was made.
+        Err(failure) if !failure.api().is_some_and(|error| error.status.is_client_error()) => {
+            Ok((Value::Null, "not known, the gateway does not answer".to_owned()))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// A wait for agents.
+pub struct Waiting<'a> {
+    /// Where they are.
+    pub cluster: &'a Kubernetes,
+    /// Their namespace.
+    pub namespace: &'a str,
+    /// For so long at most.
+    pub within: Duration,
+}
+
+impl Waiting<'_> {
+    /// Until all pods are new and ready, and `look` says `Connected` of the resource, which is returned.
+    pub async fn until(&self, steps: &mut Steps, look: impl AsyncFn() -> Outcome<(Value, String)>) -> Outcome<Value> {
+        let end = Instant::now() + self.within;
+        let mut last = String::new();
+        loop {
+            let (resource, status) = look().await?;
+            let rollout = match self.cluster.rollout(self.namespace).await {
+                Ok(rollout) => rollout,
+                Err(error) => Rollout { is_done: false, state: format!("the pods are not known: {error}") },
+            };
+            if status == "Connected" && rollout.is_done {
+                return Ok(resource);
+            }
+            let state = format!("{status}; {}", rollout.state);
+            if state != last {
+                steps.note(&state);
+                last = state;
+            }
+            if Instant::now() > end {
+                return Err(self.late(&status, &rollout).await);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn late(&self, status: &str, rollout: &Rollout) -> Failure {
+        let why = self.cluster.why_not_ready(self.namespace).await.join("\n");
+        let error = anyhow!(
+            "the agents have not connected within {} s: the resource is {status}, {}\n{why}",
+            self.within.as_secs(),
+            rollout.state
+        );
+        Failure::from(error).hint(
+            "towline connect --no-wait leaves the agents there to be looked at: towline troubleshoot; --onboarding-timeout waits for longer",
+        )
+    }
+}

@@ -1,0 +1,106 @@
+//! Clusters that come to be in other ways than by who may make them at that moment: attached to a resource that was made
+//! before (features row R13), and by a one-time token (R14).
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, ensure};
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use libtest_mimic::Trial;
+use serde_json::{Value, json};
+use tests::{
+    case::{Needs, alone},
+    programs::{Output, run},
+    stack::note_secret,
+};
+
+use crate::connect::{CLUSTERS, GROUP, Site, VERSION, call, group, pods, same, settled, token, with_pods};
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        alone("onboarding::r13_agents_are_attached_to_a_resource_that_was_made_before", Needs::Pods, attached),
+        alone("onboarding::r14_a_one_time_token_stands_in_for_an_account", Needs::Pods, by_token),
+    ]
+}
+
+/// An RSA key: its file, and the public half as resources have it.
+fn rsa_key(dir: &Path, name: &str) -> anyhow::Result<(String, String)> {
+    let (key, public) = (dir.join(name), dir.join(format!("{name}.pub")));
+    let openssl = |args: &[&str]| run(Command::new("openssl").args(args), Duration::from_secs(60))?.ok();
+    let file = key.display().to_string();
+    openssl(&["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", &file])?;
+    let shown = public.display().to_string();
+    openssl(&["rsa", "-in", &file, "-RSAPublicKey_out", "-outform", "DER", "-out", &shown])?;
+    Ok((file, BASE64.encode(std::fs::read(public)?)))
+}
+
+fn attached() -> anyhow::Result<()> {
+    let site = with_pods("attach")?;
+    let before = settled()?;
+    let (key, public) = rsa_key(&site.home, "right.key")?;
+    let (other, _) = rsa_key(&site.home, "other.key")?;
+    let owner = token(&site.stack, &site.stack.text("clientId"), &site.stack.text("clientSecret"))?;
+    let target = format!("{}/{CLUSTERS}/c1?{VERSION}", group(&site.stack));
+    let body = json!({
+        "location": "eastus", "tags": {"made": "before"}, "identity": {"type": "SystemAssigned"},
+        "properties": {"agentPublicKeyCertificate": public},
+    });
+    let made = call(&site.stack, &owner, "PUT", &target, &body)?;
+    ensure!(made.status == 201, "{}", String::from_utf8_lossy(&made.body));
+    let principal = made.json()?["identity"]["principalId"].clone();
+
+    let connect = ["connect", "-n", "c1", "-g", GROUP, "--replicas", "1", "-o", "json"];
+    site.refused(&connect, "corresponds to a different Kubernetes cluster")?;
+    let wrong = [&connect[..], &["--existing", "--key-file", &other]].concat();
+    site.refused(&wrong, "agents with this key would be refused (401 InvalidProof)")?;
+    same(&before).context("after refusals")?;
+    let there = [&connect[..], &["--existing", "--key-file", &key]].concat();
+    let made: Value = serde_json::from_str(&site.ok(&there).with_context(pods)?.text())?;
+    ensure!(made["properties"]["connectivityStatus"] == "Connected", "{made}");
+    ensure!(made["identity"]["principalId"] == principal && made["tags"]["made"] == "before", "{made}");
+    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
+    same(&before)
+}
+
+/// As somebody who has never signed in.
+fn stranger(site: &Site, file: &Path, name: &str) -> anyhow::Result<Output> {
+    let (url, ca) = (site.stack.text("url"), site.stack.text("ca"));
+    let token = file.display().to_string();
+    let mut command = site.command(&["connect", "-n", name, "--token-file", &token, "--server", &url, "--ca", &ca]);
+    command.args(["--replicas", "1", "-o", "json"]).env("TOWLINE_CONFIG_DIR", site.home.join("nobody"));
+    run(&mut command, Duration::from_secs(300))
+}
+
+fn by_token() -> anyhow::Result<()> {
+    let site = with_pods("one-time-token")?;
+    let before = settled()?;
+    let file: PathBuf = site.home.join("token");
+    let shown = file.display().to_string();
+    let create = ["enrolment-token", "create", "-g", GROUP, "-n", "c1", "--ttl", "30m", "-o", "json"];
+    let made = site.ok(&[&create[..], &["--secret-file", &shown]].concat())?.text();
+    let token = std::fs::read_to_string(&file)?.trim().to_owned();
+    note_secret(token.rsplit('.').next().unwrap_or_default())?;
+    ensure!(token.starts_with("towline-enrol.") && !made.contains(&token), "{made}");
+
+    let refused = |name: &str, text: &str| {
+        let output = stranger(&site, &file, name)?;
+        ensure!(output.code == Some(1) && output.err.contains(text) && output.err.contains("hint: "), "{output:?}");
+        same(&before).with_context(|| format!("{name} was refused"))
+    };
+    refused("c2", "it is still good")?;
+    let made: Value = serde_json::from_str(&stranger(&site, &file, "c1")?.ok().with_context(pods)?)?;
+    ensure!(made["properties"]["connectivityStatus"] == "Connected", "{made}");
+    let listed = site.clusters()?;
+    let status = &listed[0]["properties"]["connectivityStatus"];
+    ensure!(listed.len() == 1 && status == "Connected" && listed[0]["location"] == "eastus", "{listed:?}");
+    ensure!(listed[0]["identity"]["principalId"] == made["identity"]["principalId"], "{listed:?} {made}");
+    // A run that broke off is gone on with, though the token is used up.
+    let again = stranger(&site, &file, "c1")?;
+    ensure!(again.code == Some(0) && again.err.contains("the cluster is enrolled already"), "{again:?}");
+    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
+    same(&before)?;
+    refused("c1", "towline enrolment-token create -g edge")
+}
