@@ -270,10 +270,25 @@ impl Authority {
     /// # Errors
     /// [`AuthorityError::Name`] for an id or a name that no certificate can hold.
     pub fn issue_access(&self, cluster_id: &str, name: &str, validity: Validity) -> Result<Issued, AuthorityError> {
-        if !peer::is_name(name) {
-            return Err(AuthorityError::Name(name.to_owned(), "name of a person"));
+        self.issue(access(cluster_id, name, validity)?, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// The same, which holds as long as its holder has the right: whoever takes it reads [`crate::Peer::holder`] and asks.
+    ///
+    /// # Errors
+    /// As [`Self::issue_access`], also for a holder that is too long.
+    pub fn issue_access_for(
+        &self,
+        cluster_id: &str,
+        name: &str,
+        holder: &str,
+        validity: Validity,
+    ) -> Result<Issued, AuthorityError> {
+        if !peer::is_text(holder, peer::HOLDER_BYTES) {
+            return Err(AuthorityError::Name(holder.to_owned(), "holder of an access certificate"));
         }
-        let params = with_uri(parameters(name, validity)?, ACCESS, cluster_id)?;
+        let mut params = access(cluster_id, name, validity)?;
+        params.distinguished_name.push(DnType::OrganizationalUnitName, holder);
         self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
@@ -312,6 +327,13 @@ fn of_role(mut params: CertificateParams, purpose: ExtendedKeyUsagePurpose) -> C
     params.extended_key_usages = vec![purpose];
     params.use_authority_key_identifier_extension = true;
     params
+}
+
+fn access(cluster_id: &str, name: &str, validity: Validity) -> Result<CertificateParams, AuthorityError> {
+    if !peer::is_name(name) {
+        return Err(AuthorityError::Name(name.to_owned(), "name of a person"));
+    }
+    with_uri(parameters(name, validity)?, ACCESS, cluster_id)
 }
 
 fn with_uri(mut params: CertificateParams, role: &str, cluster_id: &str) -> Result<CertificateParams, AuthorityError> {

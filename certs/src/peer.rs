@@ -26,6 +26,8 @@ const CHAIN: usize = 8;
 pub(crate) const ID_BYTES: usize = 1024;
 /// Bytes of a person's name in an access certificate.
 pub(crate) const NAME_BYTES: usize = 256;
+/// Bytes of what an access certificate says of its holder.
+pub(crate) const HOLDER_BYTES: usize = 8 * 1024;
 
 /// The role that a certificate proves. Cluster ids are as in the certificate; the caller parses them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +53,9 @@ pub struct Peer {
     pub principal: Option<String>,
     /// Of an agent: which onboarding key of its cluster it rests on, which is the certificate's one organisational unit.
     pub onboarding: Option<String>,
+    /// Of an access certificate that a gateway's API issued: for whom, as that wrote it; the certificate's one
+    /// organisational unit. Those that were made by hand have none, and are a right by themselves.
+    pub holder: Option<String>,
     /// When the certificate ends; a session that rests on it must not live longer than its owner allows.
     pub not_after: SystemTime,
     /// The serial number in lower-case hex, for logs.
@@ -181,8 +186,9 @@ impl Peer {
         let identity = identity(&parsed)?;
         let is_agent = matches!(identity, PeerIdentity::Agent(_));
         let principal = is_agent.then(|| common_name(&parsed)).flatten();
-        let onboarding = is_agent.then(|| the_one(parsed.subject().iter_organizational_unit())).flatten();
-        Ok(Self { identity, principal, onboarding, not_after: end_of(&parsed), serial: serial(&parsed) })
+        let unit = the_one(parsed.subject().iter_organizational_unit(), HOLDER_BYTES);
+        let (onboarding, holder) = if is_agent { (unit, None) } else { (None, unit) };
+        Ok(Self { identity, principal, onboarding, holder, not_after: end_of(&parsed), serial: serial(&parsed) })
     }
 }
 
@@ -261,7 +267,11 @@ pub(crate) fn is_id(id: &str) -> bool {
 }
 
 pub(crate) fn is_name(name: &str) -> bool {
-    (1..=NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
+    is_text(name, NAME_BYTES)
+}
+
+pub(crate) fn is_text(text: &str, longest: usize) -> bool {
+    (1..=longest).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
 fn person(parsed: &X509Certificate<'_>) -> Result<String, PeerError> {
@@ -270,12 +280,12 @@ fn person(parsed: &X509Certificate<'_>) -> Result<String, PeerError> {
 
 /// The one common name, if there is exactly one and it is a name.
 fn common_name(parsed: &X509Certificate<'_>) -> Option<String> {
-    the_one(parsed.subject().iter_common_name())
+    the_one(parsed.subject().iter_common_name(), NAME_BYTES)
 }
 
-fn the_one<'a>(mut names: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>) -> Option<String> {
+fn the_one<'a>(mut names: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>, longest: usize) -> Option<String> {
     match (names.next().map(AttributeTypeAndValue::as_str), names.next()) {
-        (Some(Ok(name)), None) if is_name(name) => Some(name.to_owned()),
+        (Some(Ok(name)), None) if is_text(name, longest) => Some(name.to_owned()),
         _ => None,
     }
 }

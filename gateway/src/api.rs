@@ -80,16 +80,18 @@ pub struct Caller {
     object_id: String,
     principals: Vec<String>,
     application: bool,
+    identity: Option<Arc<Identity>>,
 }
 
 impl Caller {
     /// Of a verified identity.
-    pub fn of(identity: &Identity) -> Self {
+    pub fn of(identity: &Arc<Identity>) -> Self {
         Self {
             name: identity.username.clone(),
             object_id: identity.principal.clone(),
             principals: principals(identity),
             application: identity.application,
+            identity: Some(Arc::clone(identity)),
         }
     }
 
@@ -100,7 +102,13 @@ impl Caller {
             object_id: String::new(),
             principals: Vec::new(),
             application: true,
+            identity: None,
         }
+    }
+
+    /// Who they are; nobody has proved anything but an enrolment token without.
+    pub fn identity(&self) -> Option<&Identity> {
+        self.identity.as_deref()
     }
 
     /// The name in messages and records.
@@ -371,11 +379,14 @@ fn only_read() -> ApiError {
 
 /// Whether somebody with a good token may still use it: nobody disabled, and of the built-in issuer's nobody deleted.
 pub fn is_in_force(snapshot: &Snapshot, issuer: Option<&Issuer>, identity: &Identity) -> bool {
-    let url = snapshot.issuer_url(&identity.issuer);
+    !snapshot.policy.is_disabled(&identity.username) && is_known(snapshot, issuer, &identity.issuer, &identity.subject)
+}
+
+/// Whether the built-in issuer, if it is the one of this configured name, has somebody of this `sub` who is not disabled.
+pub fn is_known(snapshot: &Snapshot, issuer: Option<&Issuer>, name: &str, subject: &str) -> bool {
+    let url = snapshot.issuer_url(name);
     let own = issuer.filter(|issuer| url == Some(issuer.settings().url.as_str()));
-    let in_force =
-        |issuer: &Issuer| issuer.is_in_force(&identity.subject) || snapshot.directory.is_identity(&identity.subject);
-    !snapshot.policy.is_disabled(&identity.username) && own.is_none_or(in_force)
+    own.is_none_or(|issuer| issuer.is_in_force(subject) || snapshot.directory.is_identity(subject))
 }
 
 /// 401. Says where to sign in, and no more than that.

@@ -21,6 +21,7 @@ use crate::{
     core::Trust,
     directory::Directory,
     events::Notices,
+    request::authenticate::{Access, Holder, Principal},
     resources::{connected_cluster, is_deleting, role_assignment, role_definition},
     snapshot::{Snapshot, Snapshots},
     store::{
@@ -47,6 +48,8 @@ const FOLLOWED_REVISIONS: i64 = 100_000;
 /// How often what has ended long ago is forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(600);
 
+/// Groups of somebody that such a certificate names at most; each of them gives the right.
+const HELD_GROUPS: usize = 8;
 /// Life of a certificate that lets somebody reach a cluster with a service account's token.
 const ACCESS_LIFE: Duration = Duration::from_secs(3600);
 
@@ -320,16 +323,40 @@ impl Control {
         let _ = self.trust.set(trust);
     }
 
-    /// The right of somebody to reach a cluster with one of its own service accounts' tokens: a certificate of an hour.
+    /// Who somebody is to a cluster's access certificate: with those of their groups alone that give the right now.
+    fn holder(&self, cluster: &ClusterId, caller: &Caller) -> Result<Holder, ApiError> {
+        let identity = caller.identity().ok_or_else(|| ApiError::internal("nobody asks for access"))?;
+        let snapshot = self.snapshot();
+        let known = snapshot.cluster(&cluster.key());
+        let holder = |groups| Holder {
+            issuer: identity.issuer.clone(),
+            subject: identity.subject.clone(),
+            username: identity.username.clone(),
+            principal: identity.principal.clone(),
+            groups,
+            cluster: known.and_then(|known| snapshot.principal_of(known)).map(str::to_owned),
+        };
+        let gives = |group: &&String| {
+            let expires = SystemTime::UNIX_EPOCH;
+            let holder = Some(holder(vec![(*group).clone()]));
+            let access = Access { cluster: cluster.clone(), name: String::new(), holder, expires };
+            snapshot.decide(&Principal::ServiceAccount(Arc::new(access)), known).is_ok()
+        };
+        Ok(holder(identity.groups.iter().filter(gives).take(HELD_GROUPS).cloned().collect()))
+    }
+
+    /// The right of somebody to reach a cluster with one of its own service accounts' tokens: a certificate of an hour, which
+    /// holds as long as they have the right.
     pub fn access(&self, cluster: &ClusterId, caller: &Caller) -> Result<Issued, ApiError> {
         let authority = self.trust.get().and_then(|trust| trust.authority()).ok_or_else(|| {
             let message = "This gateway issues no certificates: [agents] authority_dir is not in its configuration. Ask who runs it for a certificate.";
             ApiError::bad_request("AuthenticationMethodNotSupported", message).at("authenticationMethod")
         })?;
         let validity = Validity::at((self.clock)(), ACCESS_LIFE, ACCESS_LIFE * 2);
-        let issued = authority.issue_access(cluster.as_str(), caller.name(), validity);
+        let holder = self.holder(cluster, caller)?.to_text().ok_or_else(|| ApiError::internal("no holder"))?;
+        let issued = authority.issue_access_for(cluster.as_str(), caller.name(), &holder, validity);
         issued
-            .or_else(|_| authority.issue_access(cluster.as_str(), caller.object_id(), validity))
+            .or_else(|_| authority.issue_access_for(cluster.as_str(), caller.object_id(), &holder, validity))
             .map_err(ApiError::internal)
     }
 

@@ -28,6 +28,8 @@ pub enum DenialReason {
     Disabled,
     /// The access certificate is for another cluster.
     OtherCluster,
+    /// The access certificate is of the cluster that had this name before, or says nobody's right that could be asked.
+    OtherIdentity,
     /// The cluster's feature `cluster-connect` is off (features row K9). Users are told so.
     ConnectOff,
 }
@@ -40,6 +42,7 @@ impl DenialReason {
             Self::NoGrant => "no_grant",
             Self::Disabled => "disabled",
             Self::OtherCluster => "other_cluster",
+            Self::OtherIdentity => "other_identity",
             Self::ConnectOff => "cluster_connect_off",
         }
     }
@@ -63,15 +66,13 @@ impl Policy {
             return Err(DenialReason::Disabled);
         }
         let granted = match principal {
-            Principal::User(identity) => self.grants.iter().fold(false, |granted, grant| {
-                let named = grant.users.contains(&identity.username)
-                    || identity.groups.iter().any(|group| grant.groups.contains(group));
-                granted | (named & covers(&grant.cluster, cluster))
-            }),
-            // The certificate itself is the right (DESIGN.md section 2).
-            Principal::ServiceAccount(access) => match cluster {
-                Some(cluster) if *cluster != access.cluster => return Err(DenialReason::OtherCluster),
-                _ => true,
+            Principal::User(identity) => self.grants(&identity.username, &identity.groups, cluster),
+            Principal::ServiceAccount(access) => match (cluster, &access.holder) {
+                (Some(cluster), _) if *cluster != access.cluster => return Err(DenialReason::OtherCluster),
+                (_, Some(holder)) if self.is_disabled(&holder.username) => return Err(DenialReason::Disabled),
+                (_, Some(holder)) => self.grants(&holder.username, &holder.groups, cluster),
+                // The certificate itself is the right (DESIGN.md section 2).
+                (_, None) => true,
             },
         };
         match (cluster, granted) {
@@ -79,6 +80,15 @@ impl Policy {
             (Some(_), true) => Ok(()),
             (Some(_), false) => Err(DenialReason::NoGrant),
         }
+    }
+}
+
+impl Policy {
+    fn grants(&self, username: &String, groups: &[String], cluster: Option<&ClusterId>) -> bool {
+        self.grants.iter().fold(false, |granted, grant| {
+            let named = grant.users.contains(username) || groups.iter().any(|group| grant.groups.contains(group));
+            granted | (named & covers(&grant.cluster, cluster))
+        })
     }
 }
 
@@ -136,7 +146,7 @@ mod tests {
 
     #[test]
     fn an_access_certificate_opens_its_own_cluster_only() {
-        let access = Access { cluster: cluster("a"), name: "ann".to_owned(), expires: SystemTime::now() };
+        let access = Access { cluster: cluster("a"), name: "ann".to_owned(), holder: None, expires: SystemTime::now() };
         let principal = Principal::ServiceAccount(Arc::new(access));
         let policy = Policy::default();
         assert_eq!(policy.decide(&principal, Some(&cluster("a"))), Ok(()));

@@ -268,7 +268,9 @@ fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason
     }
     let issuer_gone = match &session.principal {
         Principal::User(identity) => !snapshot.has_issuer(&identity.issuer),
-        Principal::ServiceAccount(_) => false,
+        Principal::ServiceAccount(access) => {
+            access.holder.as_ref().is_some_and(|holder| !snapshot.has_issuer(&holder.issuer))
+        }
     };
     if issuer_gone {
         return Some(EndReason::Withdrawn);

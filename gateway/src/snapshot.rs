@@ -22,7 +22,7 @@ use crate::{
     config::{Dynamic, Sessions},
     directory::Directory,
     policy::{DenialReason, Policy},
-    request::authenticate::{Principal, unix_seconds},
+    request::authenticate::{Holder, Principal, unix_seconds},
     resources::{
         connected_cluster::{REACH, wanted::Wanted},
         is_guid,
@@ -199,15 +199,35 @@ impl Snapshot {
 
     fn may_reach(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
         let granted = self.policy.decide(principal, cluster.map(|cluster| &cluster.id));
-        let (Err(DenialReason::NoGrant | DenialReason::UnknownCluster), Principal::User(identity)) =
-            (granted, principal)
-        else {
-            return granted;
+        let principals = match principal {
+            Principal::User(identity) => principals(identity),
+            Principal::ServiceAccount(access) => {
+                self.same_identity(access.holder.as_ref(), cluster)?;
+                access.holder.as_ref().map(Holder::principals).unwrap_or_default()
+            }
         };
+        let Err(DenialReason::NoGrant | DenialReason::UnknownCluster) = granted else { return granted };
         let scope = cluster.map_or_else(Scope::root, |cluster| Scope::cluster(&cluster.id));
         let now = i64::try_from(unix_seconds(SystemTime::now())).unwrap_or(i64::MAX);
-        let by_role = self.directory.decide(&principals(identity), Plane::Control, &REACH_ACTION, &scope, now);
+        let by_role = self.directory.decide(&principals, Plane::Control, &REACH_ACTION, &scope, now);
         if by_role.is_ok() && cluster.is_some() { Ok(()) } else { granted }
+    }
+
+    /// Whether an access certificate is of the cluster's present identity. One that names nobody whose right could be asked is
+    /// good where the configuration has the cluster: whoever made it has the authority's key.
+    fn same_identity(&self, holder: Option<&Holder>, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
+        let Some(cluster) = cluster else { return Ok(()) };
+        let same = match holder {
+            Some(holder) => holder.cluster.as_deref() == self.principal_of(cluster),
+            None => cluster.agents == Agents::Anyone,
+        };
+        if same { Ok(()) } else { Err(DenialReason::OtherIdentity) }
+    }
+
+    /// The object id of a cluster's identity, if it has one.
+    pub fn principal_of<'a>(&'a self, cluster: &'a ClusterRef) -> Option<&'a str> {
+        let kept = || self.directory.cluster(&cluster.key).and_then(|kept| kept.agents.principal());
+        cluster.agents.principal().or_else(kept)
     }
 
     /// Whether an issuer of this name is configured.

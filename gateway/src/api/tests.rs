@@ -184,7 +184,7 @@ impl Bench {
     }
 
     async fn object_id(&self, user: &str) -> String {
-        Caller::of(&*self.identity(user, URL).await).object_id().to_owned()
+        Caller::of(&self.identity(user, URL).await).object_id().to_owned()
     }
 
     /// Follows an operation to its end.

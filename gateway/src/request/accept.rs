@@ -38,7 +38,11 @@ use self::{
     limit::{Admission, Unread},
     refused::Cause,
 };
-use super::{Connection, authenticate::Access, respond::Body};
+use super::{
+    Connection,
+    authenticate::{Access, Holder},
+    respond::Body,
+};
 use crate::core::Core;
 
 /// Streams that a user may have open at once in one HTTP/2 connection.
@@ -145,9 +149,14 @@ fn access(core: &Core, certificates: &[rustls::pki_types::CertificateDer<'static
         return None;
     }
     match Peer::verify(certificates, &core.roots(), SystemTime::now()) {
-        Ok(Peer { identity: PeerIdentity::Access { id, name }, not_after, .. }) => {
+        Ok(Peer { identity: PeerIdentity::Access { id, name }, not_after, holder, .. }) => {
             let cluster = id.parse().ok()?;
-            Some(Arc::new(Access { cluster, name, expires: not_after }))
+            // What cannot be read must not pass for a certificate without one.
+            let holder = match holder {
+                Some(text) => Some(Holder::of(&text)?),
+                None => None,
+            };
+            Some(Arc::new(Access { cluster, name, holder, expires: not_after }))
         }
         Ok(_) => None,
         Err(error) => {

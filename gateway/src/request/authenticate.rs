@@ -10,13 +10,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use base64::Engine as _;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use proto::{
     ids::{ClusterId, ClusterKey},
+    rbac::principal::{group_key, user_key},
     token::{Identity, TokenError, Verifier},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::snapshot::{ClusterRef, Snapshot};
 
@@ -32,6 +34,42 @@ pub enum Principal {
     ServiceAccount(Arc<Access>),
 }
 
+/// For whom the API issued an access certificate: the certificate holds as long as they have the right to reach the cluster,
+/// which is asked at each request, as it is for a token. Kept in the certificate, so that every replica knows it at once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The configured name of the issuer of their token.
+    pub issuer: String,
+    /// Its `sub`.
+    pub subject: String,
+    /// Their user name, as grants have it.
+    pub username: String,
+    /// What role assignments call them.
+    pub principal: String,
+    /// Those of their groups that give the right.
+    pub groups: Vec<String>,
+    /// The object id of the cluster's identity: one that was deleted and created again is another cluster.
+    pub cluster: Option<String>,
+}
+
+impl Holder {
+    /// What role assignments call them and their groups.
+    pub fn principals(&self) -> Vec<String> {
+        let groups = self.groups.iter().map(|group| group_key(group));
+        std::iter::once(user_key(&self.principal)).chain(groups).collect()
+    }
+
+    /// As a certificate has it: no character of a name can be one that a certificate has not.
+    pub fn to_text(&self) -> Option<String> {
+        serde_json::to_vec(self).ok().map(|json| URL_SAFE_NO_PAD.encode(json))
+    }
+
+    /// Of such a text.
+    pub fn of(text: &str) -> Option<Self> {
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok()
+    }
+}
+
 /// A verified access certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
@@ -39,6 +77,8 @@ pub struct Access {
     pub cluster: ClusterId,
     /// For whom it was issued.
     pub name: String,
+    /// Whose right it rests on; nobody's but its own if it was made by hand.
+    pub holder: Option<Holder>,
     /// When it ends.
     pub expires: SystemTime,
 }
@@ -211,7 +251,7 @@ fn take_subprotocol(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Authenti
         }
     }
     let [encoded] = tokens.as_slice() else { return Err(AuthenticateError::Several) };
-    let token = base64::engine::general_purpose::URL_SAFE_NO_PAD
+    let token = URL_SAFE_NO_PAD
         .decode(encoded.trim_end_matches('='))
         .ok()
         .filter(|token| is_token(token))

@@ -34,7 +34,7 @@ use proto::{
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256};
 use serde_json::{Value, json};
 
-use crate::world::{self, Answer, LONG, World};
+use crate::world::{self, Agent, Answer, Arrived, LONG, World};
 
 const URL: &str = "https://gateway.test";
 const SUBSCRIPTION: &str = "11111111-1111-4111-8111-111111111111";
@@ -768,4 +768,134 @@ async fn a6_the_token_method_gives_an_access_certificate_and_leaves_the_token_to
     assert_eq!(peer.identity.access().unwrap(), (id("edge").as_str(), "dev:owner"));
     // It opens no tunnel.
     assert!(matches!(site.world.dial(&own).await, Err(HelloError::Refused { code: CloseCode::Unauthorised, .. })));
+}
+
+/// Role assignments of the test.
+const ASSIGNED: &str = "33333333-3333-4333-8333-333333333333";
+
+/// A cluster with an agent, and somebody's access certificate for it.
+struct Reached {
+    site: Site,
+    key: Onboarding,
+    agent: Agent,
+    own: Credentials,
+}
+
+impl Reached {
+    /// `groups`: ann's; the role is given to `principal`.
+    async fn new(groups: &[&str], principal: &str, kind: &str) -> Self {
+        let site = Site::new().await;
+        let key = Onboarding::new();
+        site.cluster("edge", &key).await;
+        let agent = Agent { tunnel: site.tunnel(&site.enrol("edge", &key).await).await };
+        site.assign(principal, kind).await;
+        let own = site.access("ann", groups).await;
+        Self { site, key, agent, own }
+    }
+
+    /// A watch with a token that only the cluster can judge, that has begun.
+    async fn watch(&self) -> (world::User, Arrived) {
+        let mut user = self.send().await;
+        let mut arrived = self.agent.next().await;
+        assert_eq!(arrived.header("authorization"), Some("Bearer of-the-cluster"));
+        arrived.answer_head(200, &[]).await;
+        arrived.stream.send.send(Bytes::from_static(b"event")).await.unwrap();
+        assert_eq!(user.head().await.status, 200);
+        user.until(b"event").await;
+        (user, arrived)
+    }
+
+    async fn send(&self) -> world::User {
+        let mut user = self.site.world.user_as("localhost", Some(&self.own), &[tls::ALPN_HTTP11]).await;
+        user.send(world::get(&format!("/{}/api/v1/pods?watch=1", id("edge").key()), "of-the-cluster", "")).await;
+        user
+    }
+
+    /// That the session ends and that no other begins.
+    async fn is_refused(&self, (mut user, _arrived): (world::User, Arrived)) {
+        while user.more().await {}
+        assert!(!user.buffer.ends_with(b"0\r\n\r\n"), "cut, not ended");
+        let answer = self.send().await.answer().await;
+        assert_eq!(answer.status, 403, "{}", answer.text());
+    }
+}
+
+impl Site {
+    /// Gives somebody a role that lets them reach the cluster.
+    async fn assign(&self, principal: &str, kind: &str) {
+        let body = json!({"properties": {
+            "roleDefinitionId": format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Authorization/roleDefinitions/00493d72-78f6-4148-b6c5-d3ce8e4799dd"),
+            "principalId": principal,
+            "principalType": kind,
+        }});
+        let token = self.world.issuer.token("owner", &[], URL, SystemTime::now());
+        let made = self.http("PUT", &Self::assignment(), Some(&token), Some(body), None).await;
+        assert_eq!(made.status, 201, "{}", made.text());
+    }
+
+    async fn unassign(&self) {
+        let token = self.world.issuer.token("owner", &[], URL, SystemTime::now());
+        let gone = self.http("DELETE", &Self::assignment(), Some(&token), None, None).await;
+        assert_eq!(gone.status, 200, "{}", gone.text());
+    }
+
+    fn assignment() -> String {
+        format!("{}/providers/Microsoft.Authorization/roleAssignments/{ASSIGNED}?api-version=2022-04-01", id("edge"))
+    }
+
+    /// An access certificate by the API.
+    async fn access(&self, user: &str, groups: &[&str]) -> Credentials {
+        let token = self.world.issuer.token(user, groups, URL, SystemTime::now());
+        let target = format!("{}/listClusterUserCredential?api-version=2024-01-01", id("edge"));
+        let body = json!({"authenticationMethod": "Token", "clientProxy": false});
+        let made = self.http("POST", &target, Some(&token), Some(body), None).await;
+        assert_eq!(made.status, 200, "{}", made.text());
+        let text = BASE64.decode(made.json()["kubeconfigs"][0]["value"].as_str().unwrap()).unwrap();
+        let kubeconfig: Value = serde_json::from_slice(&text).unwrap();
+        let pem = |name: &str| BASE64.decode(kubeconfig["users"][0]["user"][name].as_str().unwrap()).unwrap();
+        Credentials::from_pem(&pem("client-certificate-data"), &pem("client-key-data")).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a6_an_access_certificate_ends_with_the_role_that_gave_it() {
+    let reached = Reached::new(&[], "dev:ann", "User").await;
+    let open = reached.watch().await;
+    reached.site.unassign().await;
+    reached.is_refused(open).await;
+    // Given back, it is good again: it was never more than the role.
+    reached.site.assign("dev:ann", "User").await;
+    reached.watch().await;
+}
+
+#[tokio::test]
+async fn a6_an_access_certificate_by_a_group_s_role_ends_with_that() {
+    let reached = Reached::new(&["others", "ops"], "dev:ops", "Group").await;
+    let open = reached.watch().await;
+    reached.site.unassign().await;
+    reached.is_refused(open).await;
+}
+
+/// The same name, another cluster: who could reach the one was never let into the other.
+#[tokio::test]
+async fn a6_an_access_certificate_is_nothing_to_the_cluster_of_the_same_name_that_follows() {
+    let reached = Reached::new(&[], "dev:ann", "User").await;
+    let open = reached.watch().await;
+    reached.site.delete("edge").await;
+    reached.is_refused(open).await;
+    reached.site.cluster("edge", &reached.key).await;
+    reached.site.assign("dev:ann", "User").await;
+    let answer = reached.send().await.answer().await;
+    assert_eq!(answer.status, 403, "{}", answer.text());
+}
+
+/// One that was made with the authority's key says nobody's right: it is none to clusters that the API has.
+#[tokio::test]
+async fn a6_an_access_certificate_of_nobody_is_nothing_to_a_cluster_of_the_api() {
+    let site = Site::new().await;
+    site.cluster("edge", &Onboarding::new()).await;
+    let by_hand = site.world.authority.issue_access(id("edge").as_str(), "ann", Validity::days(1)).unwrap();
+    let target = format!("/{}/version", id("edge").key());
+    let answer = site.http("GET", &target, Some("of-the-cluster"), None, Some(by_hand.credentials())).await;
+    assert_eq!(answer.status, 403, "{}", answer.text());
 }
