@@ -34,7 +34,7 @@ mod file;
 pub use authority::{AgentName, Authority, AuthorityError, Issued, Signed, Validity};
 pub use credentials::Credentials;
 pub use file::{FILE_BYTES, LoadError, Problem};
-pub use peer::{Peer, PeerError, PeerIdentity, is_certificate, rsa_key};
+pub use peer::{Peer, PeerError, PeerIdentity, rsa_bits, rsa_key};
 pub use proof::{ProofError, sign_proof, verify_proof};
 pub use request::{AgentRequest, RequestError};
 pub use roots::Roots;

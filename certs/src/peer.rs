@@ -9,8 +9,10 @@ use x509_parser::{
     certificate::X509Certificate,
     extensions::{ExtendedKeyUsage, GeneralName},
     oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_PKCS1_RSAENCRYPTION},
+    prelude::FromDer,
+    public_key::RSAPublicKey,
     time::ASN1Time,
-    x509::AttributeTypeAndValue,
+    x509::{AttributeTypeAndValue, SubjectPublicKeyInfo},
 };
 
 use crate::{authority::Validity, roots::Roots, tls};
@@ -324,16 +326,26 @@ pub(crate) fn p256_point(chain: &[CertificateDer<'_>]) -> Option<Vec<u8>> {
         .then(|| key.subject_public_key.data.to_vec())
 }
 
-/// The RSA public key (PKCS#1, DER) of an X.509 certificate.
+/// The RSA public key (PKCS#1, DER) in some DER: that itself, a SubjectPublicKeyInfo, or an X.509 certificate.
 pub fn rsa_key(der: &[u8]) -> Option<Vec<u8>> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
-    let key = parsed.public_key();
-    (key.algorithm.algorithm == OID_PKCS1_RSAENCRYPTION).then(|| key.subject_public_key.data.to_vec())
+    let rsa = |key: &SubjectPublicKeyInfo<'_>| {
+        (key.algorithm.algorithm == OID_PKCS1_RSAENCRYPTION).then(|| key.subject_public_key.data.to_vec())
+    };
+    if let Ok((rest, parsed)) = x509_parser::parse_x509_certificate(der) {
+        return if rest.is_empty() { rsa(parsed.public_key()) } else { None };
+    }
+    if let Ok((rest, key)) = SubjectPublicKeyInfo::from_der(der) {
+        return if rest.is_empty() { rsa(&key) } else { None };
+    }
+    rsa_bits(der).map(|_| der.to_vec())
 }
 
-/// Whether some DER is one X.509 certificate and nothing else. Says nothing about trust.
-pub fn is_certificate(der: &[u8]) -> bool {
-    matches!(x509_parser::parse_x509_certificate(der), Ok((rest, _)) if rest.is_empty())
+/// Bits of the modulus of an RSA public key (PKCS#1, DER); `None` for anything else.
+pub fn rsa_bits(der: &[u8]) -> Option<usize> {
+    let (rest, key) = RSAPublicKey::from_der(der).ok()?;
+    let modulus = key.modulus.iter().position(|byte| *byte != 0).map(|at| &key.modulus[at..])?;
+    let bits = modulus.len() * 8 - usize::try_from(modulus[0].leading_zeros()).ok()?;
+    rest.is_empty().then_some(bits)
 }
 
 #[cfg(test)]

@@ -28,6 +28,10 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     let message: TokenEnrolment = call.message()?;
     let control = &call.control;
     let held = enrolment_token::held(control, &message.token).await?.ok_or_else(not_held)?;
+    let (snapshot, issuer) = (call.core.snapshots.load(), call.core.issuer.load());
+    if !held.is_lent(&snapshot, issuer.as_deref(), control.now_ms()) {
+        return Err(not_held());
+    }
     let group = control.store.get(held.group.key()).await?.filter(|group| !is_deleting(group)).ok_or_else(not_held)?;
     if held.name.as_ref().is_some_and(|name| !name.eq_ignore_ascii_case(&message.name)) {
         let only = held.name.unwrap_or_default();
@@ -41,7 +45,7 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     ConnectedClusters.check_name(&message.name)?;
     let id = ResourceId::parse(&format!("{}/providers/{NAME}/{}", group.id, message.name))?;
     if control.store.get(id.key()).await?.is_some() {
-        return Err(exists(&id));
+        return Err(taken(call, &id, &held).await?);
     }
     // Who holds a token need not know where the group is.
     let location = match message.location.as_str() {
@@ -58,7 +62,7 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     };
     match control.write(&batch).await? {
         Ok(_) => {}
-        Err(Refused::Changed { key, .. }) if key == id.key() => return Err(exists(&id)),
+        Err(Refused::Changed { key, .. }) if key == id.key() => return Err(taken(call, &id, &held).await?),
         Err(Refused::Changed { .. } | Refused::NoParent { .. }) => return Err(not_held()),
     }
     tracing::info!(cluster.id = %id, created_by = held.created_by, "cluster created by an enrolment token");
@@ -94,8 +98,21 @@ async fn created(
 
 /// 401, the same for every reason.
 fn not_held() -> ApiError {
-    let message = "The enrolment token does not hold: it was used, has ended, or is none. Ask for a new one (`towline connect` with a sign-in needs none).";
+    let message = "The enrolment token does not hold: it was used or withdrawn, has ended, is none, lends a right that its maker has no more, or was spent on a name that it cannot be used for. Ask for a new one (`towline connect` with a sign-in needs none).";
     ApiError::of(StatusCode::UNAUTHORIZED, codes::INVALID_PROOF, message).at("token")
+}
+
+/// Whose token is for this one name knows it; whose is for any must not learn which names there are: it is used up, as it would
+/// be by a name that is free, and says what a used one says.
+async fn taken(call: &Call, id: &ResourceId, held: &Held) -> Result<ApiError, ApiError> {
+    if held.name.is_some() {
+        return Ok(exists(id));
+    }
+    let deletes = vec![(held.kept.key.clone(), Expect::Revision(held.kept.revision))];
+    // Somebody else used it: the answer is the same.
+    let _ = call.control.write(&Batch { deletes, ..Batch::default() }).await?;
+    tracing::info!(cluster.id = %id, created_by = held.created_by, "an enrolment token was used up by a name that is taken");
+    Ok(not_held())
 }
 
 fn exists(id: &ResourceId) -> ApiError {

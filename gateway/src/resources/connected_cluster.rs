@@ -345,10 +345,11 @@ fn identity(body: &mut Map<String, Value>, old: Option<&Map<String, Value>>, ten
     identity.insert("tenantId".to_owned(), tenant.into());
 }
 
-/// Empty, or base64 of a DER RSA public key (PKCS#1, as `az connectedk8s connect` sends it) of at least 2048 bits, or of an
-/// X.509 certificate.
+/// Empty, or base64 of the DER of an RSA public key of 2048 to 8192 bits: PKCS#1 (as `az connectedk8s connect` sends it),
+/// SubjectPublicKeyInfo, or an X.509 certificate of it. Another key could never prove anything.
 fn public_key(text: &str) -> Result<(), String> {
-    const WANTED: &str = "base64 of an RSA public key (PKCS#1 DER) of 2048 to 8192 bits, or of an X.509 certificate; or empty for a cluster without agents";
+    const WANTED: &str = "base64 of an RSA public key of 2048 to 8192 bits (DER: PKCS#1, SubjectPublicKeyInfo, or an X.509 certificate of such a key); or empty for a cluster without agents";
+    const BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
     const LONGEST: usize = 16 * 1024;
     if text.is_empty() {
         return Ok(());
@@ -358,11 +359,11 @@ fn public_key(text: &str) -> Result<(), String> {
         return Err(wanted());
     }
     let der = BASE64.decode(text).map_err(|_| wanted())?;
-    // A key that cannot be read fails before its signature is looked at.
-    let probe = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, &der);
-    let is_key = probe.parse().is_ok();
-    let is_certificate = certs::is_certificate(&der);
-    if is_key || is_certificate { Ok(()) } else { Err(wanted()) }
+    let key = certs::rsa_key(&der).ok_or_else(wanted)?;
+    // What cannot be read would fail before a signature is looked at.
+    let is_read = || UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, &key).parse().is_ok();
+    let fits = certs::rsa_bits(&key).is_some_and(|bits| BITS.contains(&bits)) && is_read();
+    if fits { Ok(()) } else { Err(wanted()) }
 }
 
 /// Nobody is told how to reach a cluster that lets nobody through (features row K9).

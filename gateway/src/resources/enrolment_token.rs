@@ -1,6 +1,8 @@
 //! One-time enrolment tokens (features row R14): whoever holds one may create one connected cluster in one resource group,
 //! without a role of their own. Made by who may write clusters there (`POST <group>/createEnrolmentToken`), shown once, kept
-//! as a hash below the group, and used up by the batch that creates the cluster, so that of two users at once one wins.
+//! as a hash below the group, and used up by the batch that creates the cluster, so that of two users at once one wins. It is
+//! its maker's right, lent: it ends when they are removed or lose it. `POST <group>/listEnrolmentTokens` tells which there
+//! are, `POST <group>/withdrawEnrolmentToken` with an `id` ends one.
 //!
 //! ```text
 //! token = "towline-enrol" . base64url(id of the resource group) . id (32 hex digits) . secret (64 hex digits)
@@ -9,25 +11,35 @@
 use aws_lc_rs::{constant_time, digest};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::StatusCode;
-use proto::api::{ResourceId, id::RESOURCE_GROUPS};
+use proto::{
+    api::{ResourceId, id::RESOURCE_GROUPS},
+    rbac::{Action, Plane, Scope, principal::group_key},
+};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Acting,
+    Acting, last_name,
     schema::{self, Property, Type},
     usual_name,
 };
 use crate::{
-    api::{error::ApiError, instant},
-    request::random_16,
+    api::{error::ApiError, instant, is_known},
+    directory::Directory,
+    issuer::Issuer,
+    request::{authenticate::Holder, random_16},
+    snapshot::Snapshot,
     store::{
         batch::{Batch, Expect},
         resources::Stored,
     },
 };
 
-/// The action.
+/// The actions: makes one,
 pub const CREATE: &str = "createEnrolmentToken";
+/// tells which there are, without their secrets,
+pub const LIST: &str = "listEnrolmentTokens";
+/// and ends one before its time.
+pub const WITHDRAW: &str = "withdrawEnrolmentToken";
 /// What its kept rows are; no kind of resource, so that no path of the API leads to one.
 const KIND: &str = "towline.enrolment/tokens";
 const PREFIX: &str = "towline-enrol";
@@ -43,6 +55,11 @@ const SHORTEST_SECONDS: i64 = 60;
 const LONGEST_SECONDS: i64 = 7 * 86_400;
 
 const BODY: &[Property] = &[Property::new("name", Type::Text), Property::new("expiresInSeconds", Type::Count)];
+const WITHDRAWN: &[Property] = &[Property::new("id", Type::Text).required()];
+/// What who makes a token must have the right to, and what they must still have when it is used.
+pub const PERMISSION: &str = "Microsoft.Kubernetes/connectedClusters/write";
+/// Groups of its maker that a token remembers at most; each of them gives that right.
+const MAKERS_GROUPS: usize = 8;
 
 /// A token that was shown, and holds.
 pub struct Held {
@@ -52,12 +69,95 @@ pub struct Held {
     pub name: Option<String>,
     /// Who made it.
     pub created_by: String,
+    /// Whose right it rests on.
+    maker: Holder,
     /// What is kept of it.
     pub kept: Stored,
 }
 
+impl Held {
+    /// Whether its maker could still do what it is for: a token is their right, lent.
+    pub fn is_lent(&self, snapshot: &Snapshot, issuer: Option<&Issuer>, now_ms: i64) -> bool {
+        let Holder { issuer: name, subject, username, .. } = &self.maker;
+        let principals = self.maker.principals();
+        !snapshot.policy.is_disabled(username)
+            && snapshot.has_issuer(name)
+            && is_known(snapshot, issuer, name, subject)
+            && may(&snapshot.directory, &principals, &self.group, now_ms)
+    }
+}
+
+fn may(directory: &Directory, principals: &[String], group: &ResourceId, now_ms: i64) -> bool {
+    let action = Action::new(PERMISSION);
+    directory.decide(principals, Plane::Control, &action, &Scope::from(group), now_ms / 1000).is_ok()
+}
+
+/// Does an action of the group.
+pub async fn act(acting: &Acting<'_>) -> Result<Value, ApiError> {
+    match acting.action {
+        LIST => list(acting).await,
+        WITHDRAW => withdraw(acting).await,
+        _ => create(acting).await,
+    }
+}
+
+/// Those that have not ended, the newest last. No page has more than there may be.
+async fn list(acting: &Acting<'_>) -> Result<Value, ApiError> {
+    schema::check(&[], acting.body)?;
+    let kept = acting.control.store.page(KIND, &acting.resource.key, "", OF_ONE_GROUP).await?;
+    let mut held: Vec<&Stored> = kept.iter().filter(|kept| !has_ended(kept, acting.now_ms)).collect();
+    held.sort_by_key(|kept| kept.revision);
+    let shown = |kept: &&Stored| {
+        json!({
+            "id": last_name(&kept.key),
+            "name": kept.body["name"],
+            "createdBy": kept.body["createdBy"],
+            "createdOn": kept.body["createdMs"].as_i64().map(instant),
+            "expiresOn": kept.body["endsMs"].as_i64().map(instant),
+        })
+    };
+    Ok(json!({"value": held.iter().map(shown).collect::<Vec<_>>()}))
+}
+
+/// Ends one, by the id that creating and listing tell, which is no secret.
+async fn withdraw(acting: &Acting<'_>) -> Result<Value, ApiError> {
+    let asked = schema::check(WITHDRAWN, acting.body)?;
+    let id = asked.get("id").and_then(Value::as_str).unwrap_or_default();
+    let group = ResourceId::parse(&acting.resource.id)?;
+    let unknown = || {
+        let message = format!(
+            "The resource group has no enrolment token '{}': it was used, withdrawn, or has ended; see listEnrolmentTokens.",
+            id.chars().take(64).collect::<String>()
+        );
+        ApiError::of(StatusCode::NOT_FOUND, "EnrolmentTokenNotFound", message).at("id")
+    };
+    if id.len() != 32 || !id.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(unknown());
+    }
+    let kept = acting.control.store.get(&key(&group, id)).await?.filter(|kept| !has_ended(kept, acting.now_ms));
+    let kept = kept.ok_or_else(unknown)?;
+    let batch = Batch { deletes: vec![(kept.key, Expect::Revision(kept.revision))], ..Batch::default() };
+    acting.control.write(&batch).await?.map_err(|_| unknown())?;
+    Ok(json!({"id": id.to_ascii_lowercase()}))
+}
+
+/// The maker, with those of their groups alone that give the right.
+fn maker(acting: &Acting<'_>, group: &ResourceId) -> Result<Holder, ApiError> {
+    let identity = acting.caller.identity().ok_or_else(|| ApiError::internal("nobody makes a token"))?;
+    let directory = acting.control.directory();
+    let gives = |name: &&String| may(&directory, &[group_key(name)], group, acting.now_ms);
+    Ok(Holder {
+        issuer: identity.issuer.clone(),
+        subject: identity.subject.clone(),
+        username: identity.username.clone(),
+        principal: identity.principal.clone(),
+        groups: identity.groups.iter().filter(gives).take(MAKERS_GROUPS).cloned().collect(),
+        cluster: None,
+    })
+}
+
 /// Makes one.
-pub async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
+async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
     let asked = schema::check(BODY, acting.body)?;
     let group = ResourceId::parse(&acting.resource.id)?;
     let name = asked.get("name").and_then(Value::as_str);
@@ -80,6 +180,8 @@ pub async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
             "endsMs": ends_ms,
             "name": name,
             "createdBy": acting.caller.name(),
+            "createdMs": acting.now_ms,
+            "maker": maker(acting, &group)?,
         }),
         protected: None,
     };
@@ -94,19 +196,44 @@ pub async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
     }
     acting.control.write(&batch).await?.map_err(|_| ApiError::resource_not_found(&group))?;
     let token = format!("{PREFIX}.{}.{id}.{secret}", URL_SAFE_NO_PAD.encode(group.as_str()));
-    Ok(json!({"token": token, "expiresOn": instant(ends_ms), "resourceGroup": group.as_str(), "name": name}))
+    Ok(json!({"token": token, "id": id, "expiresOn": instant(ends_ms), "resourceGroup": group.as_str(), "name": name}))
 }
 
-/// What [`create`] takes and answers, as schemas of OpenAPI.
-pub fn described() -> (Value, Value) {
+/// What the actions take and answer, as schemas of OpenAPI.
+pub fn described(action: &str) -> (Value, Value) {
     let text = || json!({"type": "string"});
-    let answer = json!({"type": "object", "required": ["token", "expiresOn", "resourceGroup"], "properties": {
-        "token": text(),
-        "expiresOn": {"type": "string", "format": "date-time"},
-        "resourceGroup": text(),
-        "name": {"type": ["string", "null"]},
-    }});
-    (schema::open_api(BODY), answer)
+    let instant = || json!({"type": "string", "format": "date-time"});
+    let name = || json!({"type": ["string", "null"]});
+    match action {
+        LIST => {
+            let item = json!({"type": "object", "required": ["id", "createdBy", "createdOn", "expiresOn"], "properties": {
+                "id": text(),
+                "name": name(),
+                "createdBy": text(),
+                "createdOn": instant(),
+                "expiresOn": instant(),
+            }});
+            let list = json!({"type": "object", "required": ["value"], "properties": {
+                "value": {"type": "array", "items": item},
+            }});
+            (schema::open_api(&[]), list)
+        }
+        WITHDRAW => {
+            let answer = json!({"type": "object", "required": ["id"], "properties": {"id": text()}});
+            (schema::open_api(WITHDRAWN), answer)
+        }
+        _ => {
+            let required = ["token", "id", "expiresOn", "resourceGroup"];
+            let answer = json!({"type": "object", "required": required, "properties": {
+                "token": text(),
+                "id": text(),
+                "expiresOn": instant(),
+                "resourceGroup": text(),
+                "name": name(),
+            }});
+            (schema::open_api(BODY), answer)
+        }
+    }
 }
 
 /// The token of a text, if it is one that holds; it may be used at the same time by somebody else.
@@ -122,7 +249,9 @@ pub async fn held(control: &crate::control::Control, text: &str) -> Result<Optio
     if !same || kept.kind != KIND || has_ended(&kept, control.now_ms()) {
         return Ok(None);
     }
-    Ok(Some(Held { group, name: text("name"), created_by: text("createdBy").unwrap_or_default(), kept }))
+    // One of before it was kept whose right it lends is nobody's.
+    let Ok(maker) = serde_json::from_value(kept.body["maker"].clone()) else { return Ok(None) };
+    Ok(Some(Held { group, name: text("name"), created_by: text("createdBy").unwrap_or_default(), maker, kept }))
 }
 
 /// What somebody with a token may say of the cluster, as the API would be told.

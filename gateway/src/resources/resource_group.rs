@@ -72,20 +72,20 @@ impl Kind for ResourceGroups {
     }
 
     fn actions(&self) -> &'static [&'static str] {
-        &[enrolment_token::CREATE]
+        &[enrolment_token::CREATE, enrolment_token::LIST, enrolment_token::WITHDRAW]
     }
 
     /// A token creates a cluster: it is for those to give away who may do that.
     fn permission(&self, _action: &str) -> Option<&'static str> {
-        Some("Microsoft.Kubernetes/connectedClusters/write")
+        Some(enrolment_token::PERMISSION)
     }
 
-    fn describe_action(&self, _action: &str) -> (Value, Value) {
-        enrolment_token::described()
+    fn describe_action(&self, action: &str) -> (Value, Value) {
+        enrolment_token::described(action)
     }
 
     fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
-        Box::pin(enrolment_token::create(acting))
+        Box::pin(enrolment_token::act(acting))
     }
 
     fn write<'a>(

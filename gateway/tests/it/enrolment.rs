@@ -293,6 +293,42 @@ async fn r6_the_key_may_be_given_in_an_x509_certificate() {
     site.enrol("edge", &key).await;
 }
 
+/// RSAPublicKey (RFC 8017 appendix A.1.1) of so many bytes.
+fn rsa_of(bytes: u8) -> Vec<u8> {
+    let modulus = [vec![0x00, 0x81], vec![0x33; usize::from(bytes) - 1]].concat();
+    let integer = [&[0x02, 0x81, bytes + 1][..], &modulus].concat();
+    let exponent = [0x02, 0x03, 0x01, 0x00, 0x01];
+    let length = u8::try_from(integer.len() + exponent.len()).unwrap();
+    [&[0x30, 0x81, length][..], &integer, &exponent].concat()
+}
+
+/// A cluster with such a key could never be connected, and nobody would have said why.
+#[tokio::test]
+async fn r6_a_key_that_could_never_prove_anything_is_refused_and_named() {
+    let site = Site::new().await;
+    let other = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let certificate = CertificateParams::default().self_signed(&other).unwrap().der().to_vec();
+    let rsa = KeyPair::generate_for(&PKCS_RSA_SHA256).unwrap();
+    let spki = rcgen::PublicKeyData::subject_public_key_info(&rsa);
+    let mut longer = spki.clone();
+    longer.push(0);
+    let body = |der: &[u8]| {
+        json!({
+            "location": "here",
+            "identity": {"type": "SystemAssigned"},
+            "properties": {"agentPublicKeyCertificate": BASE64.encode(der)},
+        })
+    };
+    for bad in [certificate, rcgen::PublicKeyData::subject_public_key_info(&other), rsa_of(100), longer] {
+        let refused = site.api("PUT", id("edge").as_str(), Some(body(&bad))).await;
+        assert_eq!(refused.status, 400, "{}", refused.text());
+        assert_eq!(refused.json()["error"]["target"], "properties.agentPublicKeyCertificate", "{}", refused.text());
+    }
+    let key = Onboarding { pair: RsaKeyPair::from_pkcs8(&rsa.serialize_der()).unwrap(), public: BASE64.encode(&spki) };
+    site.cluster("edge", &key).await;
+    site.enrol("edge", &key).await;
+}
+
 /// Attack 4.6.
 #[tokio::test]
 async fn r6_a_wrong_key_or_challenge_and_a_replay_change_nothing_are_counted_and_look_alike() {
@@ -746,6 +782,87 @@ async fn r14_who_may_not_write_clusters_makes_no_tokens() {
         let refused = site.api("POST", &format!("{}/createEnrolmentToken", Site::group()), Some(bad)).await;
         assert_eq!(refused.status, 400, "{}", refused.text());
     }
+}
+
+#[tokio::test]
+async fn r14_tokens_are_listed_without_their_secrets_and_withdrawn() {
+    let site = Site::new().await;
+    let at = |action: &str| format!("{}/{action}", Site::group());
+    let list = async || site.api("POST", &at("listEnrolmentTokens"), Some(json!({}))).await.json()["value"].clone();
+    assert_eq!(list().await, json!([]));
+    let (first, named) = (site.token(json!({})).await, site.token(json!({"name": "edge"})).await);
+    let listed = list().await;
+    let secret = |token: &str| token.rsplit('.').next().unwrap().to_owned();
+    assert!([&first, &named].iter().all(|token| !listed.to_string().contains(&secret(token))), "{listed}");
+    assert_eq!((&listed[0]["name"], &listed[1]["name"]), (&Value::Null, &json!("edge")));
+    assert_eq!((&listed[0]["createdBy"], listed.as_array().unwrap().len()), (&json!("dev:owner"), 2));
+    assert!(listed[0]["createdOn"].as_str() < listed[0]["expiresOn"].as_str(), "{listed}");
+    let id_of = |token: &str| token.split('.').nth(2).unwrap().to_owned();
+    assert_eq!((&listed[0]["id"], &listed[1]["id"]), (&json!(id_of(&first)), &json!(id_of(&named))));
+    let gone = site.api("POST", &at("withdrawEnrolmentToken"), Some(json!({"id": id_of(&first)}))).await;
+    assert_eq!(gone.status, 200, "{}", gone.text());
+    assert_eq!(list().await.as_array().unwrap().len(), 1);
+    assert_eq!(site.join(&first, "more", &Onboarding::new()).await.status, 401);
+    for bad in [id_of(&first).as_str(), "../x", ""] {
+        let refused = site.api("POST", &at("withdrawEnrolmentToken"), Some(json!({"id": bad}))).await;
+        assert_eq!((refused.status, code(&refused).as_str()), (404, "EnrolmentTokenNotFound"), "{bad}");
+    }
+    assert_eq!(site.api("POST", &at("withdrawEnrolmentToken"), Some(json!({}))).await.status, 400);
+    let token = site.world.issuer.token("nobody", &[], URL, SystemTime::now());
+    for action in ["listEnrolmentTokens", "withdrawEnrolmentToken"] {
+        let target = format!("{}?api-version=2024-03-01", at(action));
+        let refused = site.http("POST", &target, Some(&token), Some(json!({})), None).await;
+        assert_eq!(refused.status, 403, "{}", refused.text());
+    }
+}
+
+/// A token is its maker's right, lent.
+#[tokio::test]
+async fn r14_a_token_ends_with_the_right_of_who_made_it() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let role = "34e09817-6cbe-4d01-b1a2-e0eac5743d41";
+    let assignment = format!(
+        "{}/providers/Microsoft.Authorization/roleAssignments/{ASSIGNED}?api-version=2022-04-01",
+        Site::group()
+    );
+    let owner = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+    let body = json!({"properties": {
+        "roleDefinitionId": format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Authorization/roleDefinitions/{role}"),
+        "principalId": "dev:ops",
+        "principalType": "Group",
+    }});
+    let made = site.http("PUT", &assignment, Some(&owner), Some(body.clone()), None).await;
+    assert_eq!(made.status, 201, "{}", made.text());
+    let ann = site.world.issuer.token("ann", &["others", "ops"], URL, SystemTime::now());
+    let target = format!("{}/createEnrolmentToken?api-version=2024-03-01", Site::group());
+    let make = async || {
+        let made = site.http("POST", &target, Some(&ann), Some(json!({})), None).await;
+        assert_eq!(made.status, 200, "{}", made.text());
+        made.json()["token"].as_str().unwrap().to_owned()
+    };
+    let (first, second) = (make().await, make().await);
+    assert_eq!(site.join(&first, "edge", &key).await.status, 200);
+    assert_eq!(site.http("DELETE", &assignment, Some(&owner), None, None).await.status, 200);
+    let refused = site.join(&second, "other", &key).await;
+    assert_eq!((refused.status, code(&refused).as_str()), (401, codes::INVALID_PROOF));
+    assert_eq!(site.http("PUT", &assignment, Some(&owner), Some(body), None).await.status, 201);
+    let disabled = world::config_with("authority_dir = \"authority\"", &section("[[disabled]]\nuser = \"dev:ann\""));
+    site.world.reconfigure(&disabled).await.unwrap();
+    assert_eq!(site.join(&second, "other", &key).await.status, 401, "who made it is disabled");
+}
+
+/// Whoever holds a token for any name could else ask for one name after the other.
+#[tokio::test]
+async fn r14_a_token_for_any_name_does_not_tell_which_there_are() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let token = site.token(json!({})).await;
+    let taken = site.join(&token, "EDGE", &key).await;
+    let none = site.join("x", "edge", &key).await;
+    assert_eq!((taken.status, taken.text()), (401, none.text()), "as a token that is none");
+    assert_eq!(site.join(&token, "free", &key).await.status, 401, "and it cannot be asked again");
 }
 
 /// The certificate is the right to reach the cluster; who one is there, its own service-account token says.
