@@ -226,6 +226,13 @@ impl Issuer {
         self.users.current().iter().any(user) || self.principals.current().iter().any(principal)
     }
 
+    /// The `sub` of everybody who exists and is enabled.
+    pub fn subjects_in_force(users: &Users, principals: &Principals) -> std::collections::HashSet<String> {
+        let users = users.iter().filter(|user| !user.disabled).map(|user| user.id.clone());
+        let principals = principals.iter().filter(|known| !known.disabled).map(|known| known.object_id.clone());
+        users.chain(principals).collect()
+    }
+
     /// Its users and service principals.
     pub fn known(&self) -> (std::sync::Arc<Users>, std::sync::Arc<Principals>) {
         (self.users.current(), self.principals.current())

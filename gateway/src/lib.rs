@@ -22,10 +22,12 @@
 //! | [`reload`] | another configuration while running |
 //! | [`admin`] | health, metrics, drain, sessions, on an address of its own |
 //! | [`metrics`] | every metric, named and described once |
+//! | [`accounts`] | who of the built-in issuer may act now |
 //! | [`issuer`] | the small built-in OIDC issuer |
 //! | [`init`] | the folder of a new gateway |
 //! | [`core`] | what all of these share |
 
+pub mod accounts;
 pub mod admin;
 pub mod agents;
 pub mod api;
@@ -63,6 +65,7 @@ use proto::{
 use tokio::net::TcpListener;
 
 use self::{
+    accounts::Accounts,
     config::{AuditTo, Config, Dynamic},
     control::{Clock, Control},
     core::{Core, Trust, TrustError},
@@ -191,6 +194,7 @@ impl Handle {
 
     /// Serves the built-in issuer below `/.towline/issuer` from now on.
     pub fn set_issuer(&self, issuer: Arc<Issuer>) {
+        self.core.snapshots.set_accounts(Arc::new(Accounts::of(Arc::clone(&issuer))));
         self.core.issuer.store(Some(issuer));
     }
 
@@ -242,6 +246,9 @@ impl Gateway {
             );
         }
         let snapshots = Arc::new(Snapshots::new(Snapshot::new(&config.dynamic, verifier)));
+        if let Some(issuer) = &issuer {
+            snapshots.set_accounts(Arc::new(Accounts::of(Arc::clone(issuer))));
+        }
         let tunnels = Arc::default();
         let control = control(&config, extras.clock, &snapshots, &tunnels).await?;
         if let Some(control) = &control {
@@ -288,6 +295,7 @@ impl Gateway {
         tasks.spawn("quic", tunnels::accept::quic(Arc::clone(&core), Arc::clone(&quic)));
         let sweeper = Arc::clone(&core.sessions).run(Arc::clone(&core.snapshots), core.shutdown.clone());
         tasks.spawn("sessions", sweeper);
+        tasks.spawn("accounts", accounts::follow(Arc::clone(&core.snapshots), core.shutdown.clone()));
         tasks.spawn("reload", Arc::clone(&reloader).watch());
         if let Some(control) = &core.control {
             tasks.spawn("follow", Arc::clone(control).follow(core.shutdown.clone()));

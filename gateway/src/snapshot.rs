@@ -13,12 +13,13 @@ use proto::{
     agent_api::CONNECT_AGAIN,
     ids::{ClusterId, ClusterKey},
     rbac::{Action, Plane, Scope, principal::principals},
-    token::{RawIssuer, Verifier},
+    token::{Identity, RawIssuer, Verifier},
     wire::close::CloseCode,
 };
 use tokio::sync::watch;
 
 use crate::{
+    accounts::Accounts,
     config::{Dynamic, Sessions},
     directory::Directory,
     policy::{DenialReason, Policy},
@@ -145,6 +146,8 @@ pub struct Snapshot {
     pub sessions: Sessions,
     /// What the store adds: more clusters, roles and their assignments.
     pub directory: Arc<Directory>,
+    /// The built-in issuer's accounts, if there is one.
+    pub accounts: Option<Arc<Accounts>>,
 }
 
 impl Snapshot {
@@ -157,6 +160,7 @@ impl Snapshot {
             verifier,
             sessions: dynamic.sessions,
             directory: Arc::default(),
+            accounts: None,
         }
     }
 
@@ -191,10 +195,22 @@ impl Snapshot {
     /// Whether `principal` may reach `cluster` (`None`: it is not registered): by a grant of the configuration, or by a role
     /// at the cluster or above it. An unknown cluster takes as long as a forbidden one.
     pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
+        if let Principal::User(identity) = principal
+            && !self.is_in_force(identity)
+        {
+            return Err(DenialReason::Disabled);
+        }
         self.may_reach(principal, cluster)?;
         // Only who may reach it is told that nobody can. The resource counts also where the configuration has the cluster.
         let kept = cluster.and_then(|cluster| self.directory.cluster(&cluster.key));
         if kept.is_some_and(|kept| !kept.wanted.cluster_connect) { Err(DenialReason::ConnectOff) } else { Ok(()) }
+    }
+
+    /// Whether an account still is: of the built-in issuer's, one that was neither deleted nor disabled.
+    fn is_in_force(&self, identity: &Identity) -> bool {
+        let url = self.issuer_url(&identity.issuer);
+        let accounts = self.accounts.as_ref().filter(|accounts| url == Some(accounts.issuer_url()));
+        accounts.is_none_or(|own| own.has(&identity.subject) || self.directory.is_identity(&identity.subject))
     }
 
     fn may_reach(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
@@ -272,12 +288,17 @@ impl Snapshots {
 
     /// Replaces what comes from the configuration, and tells who watches.
     pub fn replace(&self, next: Snapshot) {
-        self.change(|old| Snapshot { directory: Arc::clone(&old.directory), ..next });
+        self.change(|old| Snapshot { directory: Arc::clone(&old.directory), accounts: old.accounts.clone(), ..next });
     }
 
     /// Replaces what comes from the store, and tells who watches.
     pub fn set_directory(&self, directory: Arc<Directory>) {
         self.change(|old| Snapshot { directory, ..old.clone() });
+    }
+
+    /// Replaces the built-in issuer's accounts, and tells who watches.
+    pub fn set_accounts(&self, accounts: Arc<Accounts>) {
+        self.change(|old| Snapshot { accounts: Some(accounts), ..old.clone() });
     }
 
     fn change(&self, next: impl FnOnce(&Snapshot) -> Snapshot) {

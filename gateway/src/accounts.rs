@@ -1,0 +1,60 @@
+//! Who of the built-in issuer may act now. A token lives for an hour; whoever was deleted or disabled meanwhile reaches no
+//! cluster with it, and what they have open ends (features rows K5, S1; DESIGN.md section 2).
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use proto::process::Shutdown;
+
+use crate::{
+    issuer::{Issuer, Principals, Users},
+    snapshot::Snapshots,
+};
+
+/// How often the issuer's files are looked at: a change holds within a second.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The built-in issuer's accounts of one moment.
+pub struct Accounts {
+    issuer: Arc<Issuer>,
+    read: (Arc<Users>, Arc<Principals>),
+    in_force: HashSet<String>,
+}
+
+impl Accounts {
+    /// As they are now.
+    pub fn of(issuer: Arc<Issuer>) -> Self {
+        let read = issuer.known();
+        let in_force = Issuer::subjects_in_force(&read.0, &read.1);
+        Self { issuer, read, in_force }
+    }
+
+    /// The issuer's `iss`.
+    pub fn issuer_url(&self) -> &str {
+        &self.issuer.settings().url
+    }
+
+    /// Whether the account with this `sub` exists and is enabled. One that was made a moment ago is looked up.
+    pub fn has(&self, subject: &str) -> bool {
+        self.in_force.contains(subject) || self.issuer.is_in_force(subject)
+    }
+
+    fn is_of_now(&self) -> bool {
+        let (users, principals) = self.issuer.known();
+        Arc::ptr_eq(&users, &self.read.0) && Arc::ptr_eq(&principals, &self.read.1)
+    }
+}
+
+/// Keeps the snapshot's accounts those of now, until the gateway stops.
+pub async fn follow(snapshots: Arc<Snapshots>, shutdown: Shutdown) {
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.closed() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+        let snapshot = snapshots.load();
+        if let Some(accounts) = snapshot.accounts.as_ref().filter(|accounts| !accounts.is_of_now()) {
+            snapshots.set_accounts(Arc::new(Accounts::of(Arc::clone(&accounts.issuer))));
+        }
+    }
+}
