@@ -1,5 +1,7 @@
 //! `towline-gateway`: the process.
 
+mod user_command;
+
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
@@ -35,6 +37,11 @@ enum Command {
         /// The file; it must not exist yet.
         #[arg(long)]
         to: PathBuf,
+    },
+    /// The local users of the built-in issuer: add, list, disable, enable, remove. Prints JSON.
+    User {
+        #[command(subcommand)]
+        action: user_command::UserAction,
     },
 }
 
@@ -74,6 +81,12 @@ fn main() -> ExitCode {
     };
     if let Some(Command::Backup { to }) = &args.command {
         return backup(&config, to);
+    }
+    if let Some(Command::User { action }) = args.command {
+        return match user_command::run(&config, action) {
+            Ok(answer) => say(&format!("{answer:#}")),
+            Err(error) => fail(1, error.as_ref()),
+        };
     }
     if args.command.is_some() {
         return match gateway::check(&config) {

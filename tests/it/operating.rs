@@ -43,6 +43,10 @@ fn guide() -> anyhow::Result<()> {
         let owner: serde_json::Value = serde_json::from_str(&owner)?;
         note_secret(owner["clientSecret"].as_str().context("no secret")?)?;
     }
+    if let Ok(user) = std::fs::read_to_string(dir.join("ann.json")) {
+        let user: serde_json::Value = serde_json::from_str(&user)?;
+        note_secret(user["password"].as_str().context("no password")?)?;
+    }
     let log = std::fs::read_to_string(dir.join("gateway.log")).unwrap_or_default();
     keep(&scratch("operating").join("gateway.log"), &log);
     let told = output.ok().with_context(|| format!("the gateway's log:\n{log}"))?;

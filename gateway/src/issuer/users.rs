@@ -136,6 +136,12 @@ impl Users {
         Ok(&self.users[at])
     }
 
+    /// Removes a user, and returns them as they were.
+    pub fn remove(&mut self, name: &str) -> Result<User, UsersError> {
+        let at = self.users.iter().position(|user| user.name == name);
+        at.map(|at| self.users.remove(at)).ok_or_else(|| UsersError::Unknown(name.to_owned()))
+    }
+
     /// Disables or enables a user.
     pub fn set_disabled(&mut self, name: &str, disabled: bool) -> Result<(), UsersError> {
         let user = self.users.iter_mut().find(|user| user.name == name);

@@ -41,6 +41,41 @@ async fn check_config_reports_all_faults_and_exits_with_2() {
     assert!(text.contains("issuers"), "{text}");
 }
 
+/// Local users of a gateway that was set up by `init`, as its operator makes them.
+#[test]
+fn s1_local_users_are_added_disabled_and_removed_by_the_operator() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("gateway");
+    let file = folder.join("gateway.toml");
+    let gateway = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_towline-gateway"));
+        let output = command.args(args).output().unwrap();
+        let code = output.status.code().unwrap();
+        (code, serde_json::from_slice(&output.stdout).unwrap_or(serde_json::Value::Null), output.stderr)
+    };
+    let made = gateway(&["init", "--url", "https://gateway.test", "--directory", folder.to_str().unwrap()]);
+    assert_eq!(made.0, 0, "{}", String::from_utf8_lossy(&made.2));
+    let user = |args: &[&str]| gateway(&[&["user", "--config", file.to_str().unwrap()], args].concat());
+
+    let (code, ann, _) = user(&["add", "ann", "--group", "ops"]);
+    assert_eq!((code, &ann["groups"], &ann["disabled"]), (0, &serde_json::json!(["ops"]), &false.into()));
+    assert!(ann["password"].as_str().is_some_and(|password| password.len() > 20), "made, and told once");
+    let given = dir.path().join("password");
+    std::fs::write(&given, "a password of their own\n").unwrap();
+    let (code, again, _) = user(&["add", "ann", "--password-file", given.to_str().unwrap()]);
+    assert_eq!((code, &again["objectId"], again.get("password")), (0, &ann["objectId"], None), "the same user");
+    assert_eq!(user(&["disable", "ann"]).1["disabled"], true);
+    assert_eq!(user(&["list"]).1[0]["disabled"], true);
+    assert_eq!(user(&["enable", "ann"]).1["disabled"], false);
+    assert_eq!(user(&["remove", "ann"]).0, 0);
+    assert_eq!(user(&["list"]).1, serde_json::json!([]));
+    let (code, _, told) = user(&["remove", "ann"]);
+    assert!(code == 1 && String::from_utf8_lossy(&told).contains("no user \"ann\""));
+    assert_ne!(user(&["add", "ann"]).1["objectId"], ann["objectId"], "somebody else");
+    let (code, _, told) = user(&["add", "a:b"]);
+    assert!(code == 1 && String::from_utf8_lossy(&told).contains("no name of a user"));
+}
+
 /// A shell's usual 1024 let one address keep everybody else out.
 #[tokio::test]
 async fn as_many_files_are_opened_as_the_system_allows() {

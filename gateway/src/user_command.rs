@@ -1,0 +1,118 @@
+//! `towline-gateway user`: the local users of the built-in issuer, by whoever runs the gateway. A running one sees a change
+//! within a second: of whom is removed or disabled sessions end too.
+
+use std::{
+    io::Read,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, ensure};
+use clap::Subcommand;
+use gateway::{
+    config::Config,
+    issuer::{USERS_FILE, User, Users, users::generate_password},
+};
+use serde_json::{Value, json};
+
+/// A line that is longer is no password.
+const PASSWORD_FILE_BYTES: u64 = 4096;
+
+/// What is to be done.
+#[derive(Subcommand)]
+pub enum UserAction {
+    /// Adds a user, or gives one that exists another password and other groups. A password that is made is printed, once.
+    Add {
+        /// What they sign in with.
+        name: String,
+        /// A group that they are in; may be repeated.
+        #[arg(long = "group")]
+        groups: Vec<String>,
+        /// The file with the password, `-` for standard input; without it one is made.
+        #[arg(long)]
+        password_file: Option<PathBuf>,
+    },
+    /// Lists them.
+    List,
+    /// Gives no tokens to a user any more, and ends what they have open.
+    Disable {
+        /// Whom.
+        name: String,
+    },
+    /// Gives tokens to a user again.
+    Enable {
+        /// Whom.
+        name: String,
+    },
+    /// Removes a user. One of the same name that is added later is somebody else, with none of the rights of this one.
+    Remove {
+        /// Whom.
+        name: String,
+    },
+}
+
+/// Does it; the answer, as JSON.
+///
+/// # Errors
+/// A gateway without an issuer of its own, an unknown user, a file that cannot be read or written.
+pub fn run(config: &Config, action: UserAction) -> anyhow::Result<Value> {
+    let issuer = config.issuer.as_ref().context(
+        "this gateway has no issuer of its own ([issuer] in the configuration): users are made at the issuer that it trusts",
+    )?;
+    as_its_owner(&issuer.state_dir)?;
+    let file = issuer.state_dir.join(USERS_FILE);
+    let one = |name: &str| Users::edit(&file, |users| Ok(users.find(name).map(shown))).map(Option::unwrap_or_default);
+    match action {
+        UserAction::Add { name, groups, password_file } => {
+            let given = password_file.as_deref().map(password).transpose()?;
+            let made = if given.is_none() { Some(generate_password()?) } else { None };
+            let password = given.or(made.clone()).unwrap_or_default();
+            let mut answer = Users::edit(&file, |users| users.put(&name, &groups, &password).map(shown))?;
+            if let Some(made) = made {
+                answer["password"] = made.into();
+            }
+            Ok(answer)
+        }
+        UserAction::List => Ok(Users::edit(&file, |users| Ok(users.iter().map(shown).collect::<Vec<_>>()))?.into()),
+        UserAction::Disable { name } => {
+            Users::edit(&file, |users| users.set_disabled(&name, true))?;
+            Ok(one(&name)?)
+        }
+        UserAction::Enable { name } => {
+            Users::edit(&file, |users| users.set_disabled(&name, false))?;
+            Ok(one(&name)?)
+        }
+        UserAction::Remove { name } => Ok(shown(&Users::edit(&file, |users| users.remove(&name))?)),
+    }
+}
+
+fn shown(user: &User) -> Value {
+    json!({"name": user.name, "objectId": user.object_id(), "groups": user.groups, "disabled": user.disabled})
+}
+
+/// The file is replaced by one of whoever runs this, and the gateway could not read another's.
+fn as_its_owner(folder: &Path) -> anyhow::Result<()> {
+    let metadata = std::fs::metadata(folder).with_context(|| folder.display().to_string())?;
+    let me = std::fs::metadata("/proc/self")?.uid();
+    ensure!(
+        metadata.uid() == me,
+        "{0} belongs to the user with id {1}, and this runs as {me}: run it as that user (sudo -u #{1})",
+        folder.display(),
+        metadata.uid()
+    );
+    Ok(())
+}
+
+/// The first line of a file, or of standard input.
+fn password(file: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    if file == Path::new("-") {
+        std::io::stdin().take(PASSWORD_FILE_BYTES).read_to_string(&mut text)?;
+    } else {
+        let opened = std::fs::File::open(file).with_context(|| file.display().to_string())?;
+        opened.take(PASSWORD_FILE_BYTES).read_to_string(&mut text)?;
+    }
+    let line = text.lines().next().unwrap_or_default();
+    ensure!(!line.is_empty(), "{}: there is no password on the first line", file.display());
+    Ok(line.to_owned())
+}
