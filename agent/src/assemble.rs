@@ -1,7 +1,8 @@
 //! From settings to the roles of one process.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use certs::serving::ShownNow;
 use metrics_exporter_prometheus::PrometheusHandle;
 use proto::{ids::ClusterId, process::TaskGroup};
 use tokio::sync::watch;
@@ -24,6 +25,12 @@ use crate::{
         echo::Echo,
         guard::{self, Guard},
         health::Health,
+        identity_tokens::{
+            self, IdentityTokens,
+            ask::ClusterReviews,
+            certificate::{self, Keeper},
+            desk::Desk,
+        },
         kube_aad_proxy::{
             KubeAadProxy,
             authenticate::Authenticator,
@@ -162,6 +169,36 @@ impl Parts {
         }));
         roles.push(Arc::new(metadata));
         Ok(roles)
+    }
+
+    /// The role that gives others in the cluster tokens of its identity, where it is told to.
+    pub async fn identity_tokens(&self, config: &Config, api: &AgentApi) -> Result<Option<IdentityTokens>, BuildError> {
+        let Some(settings) = &config.identity_tokens else { return Ok(None) };
+        let client = self.kubernetes.clone().ok_or(BuildError::NoReviews)?;
+        let listener = tokio::net::TcpListener::bind(settings.listen).await;
+        let listener = listener.map_err(|source| BuildError::Listener {
+            what: "identity_tokens",
+            address: settings.listen,
+            source,
+        })?;
+        let clock = self.clock.clone();
+        let shown = ShownNow::new(Arc::new(move || clock.now()));
+        let store = match &settings.directory {
+            Some(directory) => certificate::Store::Directory(directory.clone()),
+            None => certificate::Store::Cluster(client.clone()),
+        };
+        let keeper = Keeper {
+            shown: shown.clone(),
+            names: settings.server_names.clone(),
+            store,
+            clock: self.clock.clone(),
+            health: self.health.of(identity_tokens::NAME),
+            current: Mutex::default(),
+        };
+        let reviews = Box::new(ClusterReviews(client));
+        let (identities, status, health) = (self.identities.clone(), self.status.clone(), self.health.clone());
+        let desk = Desk::new(reviews, api.clone(), identities, status, health);
+        Ok(Some(IdentityTokens::new(listener, shown, keeper, desk)?))
     }
 
     /// The role that pulls roles and assignments, where the cluster is told to ask them.

@@ -24,6 +24,11 @@
 //! [forward]
 //! listen = "0.0.0.0:8079"             # copies what comes to the gateway and nowhere else, see gateway.via
 //!
+//! [identity_tokens]                   # gives others in the cluster tokens of its identity; where controller-manager runs
+//! listen = "0.0.0.0:8443"
+//! server_names = ["cluster-identity.towline.svc"] # of the certificate that it makes itself
+//! directory = "/var/lib/towline/serving"          # kept here; absent: in Secret towline-serving-certificate
+//!
 //! [metadata]                          # what the agents would guess from the nodes
 //! distribution = "k3s"
 //! infrastructure = "vsphere"
@@ -85,11 +90,11 @@ use proto::{
 };
 
 pub use self::{
-    identity::{IdentitySource, IdentityStore, ManagedIdentity, Metadata, RoleSet, Via},
+    identity::{IdentitySource, IdentityStore, ManagedIdentity, Metadata, RoleSet, TokenListener, Via},
     proxy::{NoProxy, Proxy},
 };
 use self::{
-    identity::{read_identity, read_metadata, read_via},
+    identity::{read_identity, read_metadata, read_token_listener, read_via},
     proxy::read_proxy,
 };
 
@@ -110,6 +115,8 @@ pub struct Config {
     pub gateway: Gateway,
     /// Where connections for the gateway alone are taken, for agents that have no way out.
     pub forward: Option<SocketAddr>,
+    /// Where others in the cluster ask for tokens of its identity.
+    pub identity_tokens: Option<TokenListener>,
     /// What is known of the cluster beforehand.
     pub metadata: Metadata,
     /// How the cluster is reached.
@@ -271,6 +278,8 @@ impl Config {
             out.push(forward.key("listen"), "is for roles clusterconnect-agent and all: they have the way out");
         }
         forward.end(out);
+        let identity_tokens = root.optional_section("identity_tokens", out);
+        let identity_tokens = identity_tokens.and_then(|section| read_token_listener(section, roles, out));
         let metadata = read_metadata(root.section("metadata", out), out);
         let cluster = read_cluster(root.section("cluster", out), out);
         let (_, issuers) = Issuer::read_all(&mut root, out);
@@ -295,6 +304,7 @@ impl Config {
             roles,
             gateway: gateway?,
             forward: forward_listen,
+            identity_tokens,
             metadata,
             cluster,
             issuers,
@@ -506,7 +516,7 @@ mod tests {
         let faults = Config::parse(text, Path::new(".")).unwrap_err().0;
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         for key in [
-            "colour: is not known; known here: roles, identity, gateway, forward, metadata, cluster, issuers, proxy",
+            "colour: is not known; known here: roles, identity, gateway, forward, identity_tokens, metadata, cluster, issuers, proxy",
             "gateway.url: \"http",
             "gateway.carrier: is \"pigeon\": expected auto",
             "gateway.udp_segmentation_offload: is \"no\", must be true or false",

@@ -71,6 +71,11 @@ pub enum BuildError {
     /// TLS for reading the issuers' keys.
     #[error("the issuers of tokens")]
     Issuers(#[from] certs::tls::TlsError),
+    /// Nobody says who asks for tokens.
+    #[error(
+        "identity_tokens: there is no way to the apiserver, which has to say who asks; set [cluster] kubeconfig, or leave it out"
+    )]
+    NoReviews,
     /// A listener.
     #[error("the {what} listener {address}")]
     Listener {
@@ -92,6 +97,7 @@ pub struct Agent {
     roles: Vec<Arc<dyn Role>>,
     admin: Option<Admin>,
     forward: Option<Forward>,
+    tokens: Option<SocketAddr>,
     facts: Facts,
     authenticator: Option<Arc<Authenticator>>,
 }
@@ -124,6 +130,15 @@ impl Agent {
         roles.extend(parts.reporters(&config, &api, wanted, metrics.clone(), logs));
         roles.extend(parts.managers(&config, &api, wanted)?);
         roles.extend(parts.guard(users.as_ref(), &api));
+        let mut tokens = None;
+        if let Some(role) = parts.identity_tokens(&config, &api).await? {
+            tokens = role.address().ok();
+            tracing::info!(
+                address = tokens.map(tracing::field::display),
+                "listener for tokens of the cluster's identity"
+            );
+            roles.push(Arc::new(role));
+        }
         roles.extend(served);
         let bind = |what: &'static str, address: SocketAddr| {
             move |source: std::io::Error| BuildError::Listener { what, address, source }
@@ -151,7 +166,8 @@ impl Agent {
             metrics,
         };
         let authenticator = users.map(|users| users.authenticator);
-        Ok(Self { shutdown, tasks: TaskGroup::new("agent"), connections, roles, admin, forward, facts, authenticator })
+        let tasks = TaskGroup::new("agent");
+        Ok(Self { shutdown, tasks, connections, roles, admin, forward, tokens, facts, authenticator })
     }
 
     /// Where the process stands; `drain` and `close` on it end [`Self::run`].
@@ -174,6 +190,11 @@ impl Agent {
         self.forward.as_ref().and_then(|forward| forward.address().ok())
     }
 
+    /// Where tokens of the cluster's identity are asked for.
+    pub fn tokens_address(&self) -> Option<SocketAddr> {
+        self.tokens
+    }
+
     /// What the admin listener tells, also for tests.
     pub fn facts(&self) -> &Facts {
         &self.facts
@@ -181,7 +202,7 @@ impl Agent {
 
     /// Runs every role until told to drain, drains, and ends.
     pub async fn run(self) -> Result<(), Panicked> {
-        let Self { shutdown, tasks, connections, roles, admin, forward, facts, authenticator } = self;
+        let Self { shutdown, tasks, connections, roles, admin, forward, facts, authenticator, .. } = self;
         let running = TaskGroup::new("supervisor");
         running
             .spawn("controller-manager", controller_manager::supervise(roles, facts.health.clone(), shutdown.clone()));

@@ -9,6 +9,7 @@ pub mod controller_manager;
 pub mod echo;
 pub mod guard;
 pub mod health;
+pub mod identity_tokens;
 pub mod kube_aad_proxy;
 pub mod kubernetes;
 pub mod logcollector;

@@ -321,7 +321,7 @@ pub(crate) fn parameters(common_name: &str, validity: Validity) -> Result<Certif
     Ok(params)
 }
 
-fn of_role(mut params: CertificateParams, purpose: ExtendedKeyUsagePurpose) -> CertificateParams {
+pub(crate) fn of_role(mut params: CertificateParams, purpose: ExtendedKeyUsagePurpose) -> CertificateParams {
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![purpose];
@@ -346,7 +346,7 @@ fn with_uri(mut params: CertificateParams, role: &str, cluster_id: &str) -> Resu
     Ok(params)
 }
 
-fn server_name(name: &str) -> Result<SanType, AuthorityError> {
+pub(crate) fn server_name(name: &str) -> Result<SanType, AuthorityError> {
     if let Ok(address) = name.parse() {
         return Ok(SanType::IpAddress(address));
     }

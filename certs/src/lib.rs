@@ -11,6 +11,7 @@
 //! | [`peer`] | the strict reading of a peer's certificate: an agent, or a person with access to one cluster |
 //! | [`proof`] | possession of a certificate's key shown in the hello, where a middlebox ends the TLS |
 //! | [`server_certificate`] | the certificate that a listener shows, exchangeable while it runs |
+//! | [`serving`] | the certificate of a listener inside of a cluster, made and renewed by who serves |
 //! | [`skew`] | what an agent whose clock is wrong takes from its gateway |
 //! | [`tls`] | rustls configurations of every listener and client |
 //!
@@ -26,6 +27,7 @@ pub mod proof;
 pub mod request;
 pub mod roots;
 pub mod server_certificate;
+pub mod serving;
 pub mod skew;
 pub mod tls;
 

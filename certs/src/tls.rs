@@ -7,7 +7,7 @@ use rustls::{
     ClientConfig, ServerConfig, SupportedProtocolVersion,
     client::{Resumption, WebPkiServerVerifier},
     crypto::CryptoProvider,
-    server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
+    server::{NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier},
     version::{TLS12, TLS13},
 };
 
@@ -42,7 +42,7 @@ pub(crate) fn client_verifier(roots: &Roots, optional: bool) -> Result<Arc<dyn C
 fn server(
     versions: &[&'static SupportedProtocolVersion],
     verifier: Arc<dyn ClientCertVerifier>,
-    certificate: Arc<ServerCertificate>,
+    certificate: Arc<dyn ResolvesServerCert>,
     alpn: &[&[u8]],
 ) -> Result<ServerConfig, TlsError> {
     let mut config = ServerConfig::builder_with_provider(provider())
@@ -70,6 +70,14 @@ pub fn server_public(
         None => WebPkiClientVerifier::no_client_auth(),
     };
     server(ALL, verifier, certificate, &[ALPN_TUNNEL, ALPN_H2, ALPN_HTTP11])
+}
+
+/// A listener inside of a cluster: TLS 1.3, HTTP/1.1, no client certificate. The certificate is looked up at each handshake.
+///
+/// # Errors
+/// When rustls refuses the settings.
+pub fn server_inside(certificate: Arc<dyn ResolvesServerCert>) -> Result<ServerConfig, TlsError> {
+    server(ONLY_13, WebPkiClientVerifier::no_client_auth(), certificate, &[ALPN_HTTP11])
 }
 
 /// The tunnel listener on QUIC: TLS 1.3, ALPN `towline/1`, a client certificate is required.

@@ -32,6 +32,12 @@ pub const MANAGER: &str = "controller-manager";
 pub const ONBOARDING_SECRET: &str = "towline-onboarding";
 /// The Secret of the certificate, which the controller-manager makes.
 pub const IDENTITY_SECRET: &str = "towline-identity-certificate";
+/// The Service where others in the cluster ask for tokens of its identity.
+pub const TOKENS_SERVICE: &str = "cluster-identity";
+/// The Secret of its certificate, and the ConfigMap of what that is trusted by; the controller-manager fills in both.
+pub const SERVING_SECRET: &str = "towline-serving-certificate";
+/// See [`SERVING_SECRET`].
+pub const SERVING_CA: &str = "towline-serving-ca";
 /// The file with the configuration in either ConfigMap.
 pub const CONFIG_FILE: &str = "agent.toml";
 

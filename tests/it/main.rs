@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 
+mod agents;
 mod arm;
 mod attacks;
 mod chart;
@@ -43,6 +44,7 @@ fn main() {
         chart::tests,
         connect::tests,
         onboarding::tests,
+        agents::tests,
         tokens::tests,
         arm::tests,
         issuer::tests,

@@ -1,6 +1,10 @@
 //! What one process does, where the agent's certificate comes from, and what is dialled in place of the gateway.
 
-use std::{net::IpAddr, path::PathBuf, str::FromStr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
 
 use proto::{
     ids::ClusterId,
@@ -10,6 +14,8 @@ use proto::{
 /// The longest name of a Secret (a DNS subdomain), and of a distribution or an infrastructure.
 const SECRET_NAME_MAX: usize = 253;
 const METADATA_MAX: usize = 64;
+/// The most names that the token listener has.
+const SERVER_NAMES_MAX: usize = 16;
 
 /// What one process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -100,6 +106,17 @@ pub struct Via {
     pub address: Option<IpAddr>,
 }
 
+/// Where others in the cluster ask for tokens of its identity (features row R9).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenListener {
+    /// Where.
+    pub listen: SocketAddr,
+    /// Names of the certificate that it makes itself.
+    pub server_names: Vec<String>,
+    /// Where that is kept; none: in a Secret.
+    pub directory: Option<PathBuf>,
+}
+
 /// What is known of the cluster beforehand; goes before what the nodes look like.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Metadata {
@@ -139,6 +156,28 @@ pub(super) fn read_identity(mut section: Section, roles: RoleSet, out: &mut Faul
     }
     section.end(out);
     Some(ManagedIdentity { cluster: cluster?, store: store?, onboarding_key_file })
+}
+
+pub(super) fn read_token_listener(mut section: Section, roles: RoleSet, out: &mut Faults) -> Option<TokenListener> {
+    let listen = section.required_parsed("listen", "an address and a port such as 0.0.0.0:8443", out, |text| {
+        text.parse::<SocketAddr>().map_err(|_| "expected an address and a port such as 0.0.0.0:8443")
+    });
+    let server_names = section.texts("server_names", out).unwrap_or_default();
+    if server_names.is_empty() || server_names.len() > SERVER_NAMES_MAX {
+        let expected = format!("expected 1 to {SERVER_NAMES_MAX} names, such as cluster-identity.towline.svc");
+        out.push(section.key("server_names"), expected);
+    }
+    for name in &server_names {
+        if rustls::pki_types::ServerName::try_from(name.as_str()).is_err() {
+            out.push(section.key("server_names"), format_args!("{name:?}: expected a host name or an address"));
+        }
+    }
+    let directory = section.path("directory", out);
+    if !roles.manages() {
+        out.push(section.key("listen"), "is for roles controller-manager and all: they have the cluster's identity");
+    }
+    section.end(out);
+    Some(TokenListener { listen: listen?, server_names, directory })
 }
 
 pub(super) fn read_via(text: &str) -> Result<Via, &'static str> {

@@ -5,3 +5,4 @@ mod enrolment;
 mod gateway;
 mod operator;
 mod roles;
+mod tokens;

@@ -104,6 +104,42 @@ async fn c6_heartbeats_are_sent_at_the_start_on_change_and_every_five_minutes_wh
     tasks.join().await.unwrap();
 }
 
+/// Arc takes up to ten minutes for what takes seconds here.
+#[tokio::test(start_paused = true)]
+async fn m4_facts_are_told_within_seconds_of_the_first_tunnel() {
+    let (tunnel, asked) = gateway(Arc::default());
+    let current = watch::Sender::new(None);
+    let known = watch::Sender::new(None);
+    let (health, last, desired) = (Health::default(), watch::Sender::new(None), watch::Sender::new(None));
+    let role = ResourceSyncAgent {
+        cluster: CLUSTER.parse().unwrap(),
+        api: AgentApi::new(current.subscribe()),
+        client: None,
+        known: known.subscribe(),
+        health: health.clone(),
+        reporter: health.of("resource-sync-agent"),
+        identities: Identities::default(),
+        desired: desired.subscribe(),
+        clock: Arc::new(SystemClock),
+        last: last.clone(),
+    };
+    let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
+    let until = shutdown.clone();
+    tasks.spawn("role", async move { role.run(until).await });
+    // The certificate takes its time; the facts come a moment after the tunnel.
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    current.send_replace(Some(tunnel));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    known.send_replace(Some(Facts { nodes: Some(3), cores: Some(12), ..Facts::default() }));
+    let told = tokio::time::Instant::now();
+    while heartbeats(&asked).last().and_then(|beat| beat.total_core_count) != Some(12) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(told.elapsed() < Duration::from_secs(10), "{:?}", heartbeats(&asked));
+    }
+    shutdown.drain();
+    tasks.join().await.unwrap();
+}
+
 /// Serves until it is dropped, for users.
 struct Lasting;
 

@@ -46,6 +46,11 @@ pub fn to_install(namespace: &str, makes_namespace: bool) -> Vec<Right> {
     for resource in ["users", "groups", "serviceaccounts"] {
         needed.push(Right { verb: "impersonate", group: "", resource, namespace: None });
     }
+    for (group, resource) in
+        [("authentication.k8s.io", "tokenreviews"), ("authorization.k8s.io", "subjectaccessreviews")]
+    {
+        needed.push(Right { verb: "create", group, resource, namespace: None });
+    }
     needed
 }
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt::Write};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{AGENT, CONFIG_FILE, IDENTITY_SECRET, Values};
+use super::{AGENT, CONFIG_FILE, IDENTITY_SECRET, TOKENS_SERVICE, Values};
 
 /// Keys of an issuer that are files beside the configuration, or tables.
 const APART: [&str; 5] = ["ca", "keys", "pinnedKeys", "extra", "requiredClaims"];
@@ -96,6 +96,12 @@ fn manager(values: &Values, namespace: &str) -> String {
     out.key("via", format!("{AGENT}.{namespace}.svc:{}", values.controller_manager.port));
     identity(&mut out, values);
     out.key("onboarding_key_file", "/etc/towline-onboarding/key.pem");
+    if values.identity_tokens.enabled {
+        out.table("identity_tokens");
+        out.key("listen", format!("{}:{}", values.admin.address, values.identity_tokens.port));
+        let names = ["svc", "svc.cluster.local"].map(|end| format!("{TOKENS_SERVICE}.{namespace}.{end}"));
+        out.key("server_names", names);
+    }
     let metadata = &values.metadata;
     if !(metadata.distribution.is_empty() && metadata.infrastructure.is_empty()) {
         out.table("metadata");

@@ -6,7 +6,7 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 
 use super::{
-    AGENT, CONFIG_FILE, MANAGED_BY, MANAGER, RELEASE, Values,
+    AGENT, CONFIG_FILE, MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, Values,
     config::{self, Files},
     rights::{self, account_name},
 };
@@ -86,6 +86,9 @@ pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
     all.push(config_map(Part::Agent, &agent_files, namespace));
     all.push(config_map(Part::Manager, &manager_files, namespace));
     all.push(service(values, namespace));
+    if values.identity_tokens.enabled {
+        all.extend(identity_tokens(namespace));
+    }
     all.push(agent(values, namespace, &agent_files));
     all.push(manager(values, namespace, &manager_files));
     all.extend(budget(values, namespace));
@@ -133,6 +136,21 @@ fn service(values: &Values, namespace: &str) -> Value {
     made
 }
 
+/// The certificate of the listener for tokens, and what it is trusted by, which the controller-manager fills in; and the
+/// Service in front.
+fn identity_tokens(namespace: &str) -> [Value; 3] {
+    let of = |kind: &str, name: &str| object("v1", kind, name, Some(namespace), Part::Manager);
+    let mut secret = of("Secret", SERVING_SECRET);
+    secret["type"] = "Opaque".into();
+    let mut service = of("Service", TOKENS_SERVICE);
+    service["spec"] = json!({
+        "type": "ClusterIP",
+        "selector": Part::Manager.selector(),
+        "ports": [{"name": "tokens", "port": 443, "targetPort": "tokens", "protocol": "TCP"}],
+    });
+    [secret, of("ConfigMap", SERVING_CA), service]
+}
+
 fn agent(values: &Values, namespace: &str, files: &Files) -> Value {
     let proxy = values.proxy_secret();
     let pod = Pod {
@@ -168,13 +186,17 @@ fn agent(values: &Values, namespace: &str, files: &Files) -> Value {
 }
 
 fn manager(values: &Values, namespace: &str, files: &Files) -> Value {
+    let mut ports = vec![("admin", values.admin.port)];
+    if values.identity_tokens.enabled {
+        ports.push(("tokens", values.identity_tokens.port));
+    }
     let pod = Pod {
         part: Part::Manager,
         values,
         account: account_name(Part::Manager, &values.controller_manager.service_account),
         // Where a cluster has no DNS, the Service is found by its variables.
         service_links: true,
-        ports: &[("admin", values.admin.port)],
+        ports: &ports,
         resources: &values.controller_manager.resources,
         secrets: &[("onboarding", "/etc/towline-onboarding", values.onboarding_secret())],
         files,

@@ -4,7 +4,7 @@ use proto::rbac::call::{VERBS, verb_group};
 use serde_json::{Value, json};
 
 use super::{
-    AGENT, IDENTITY_SECRET, MANAGER, Values,
+    AGENT, IDENTITY_SECRET, MANAGER, SERVING_CA, SERVING_SECRET, Values,
     objects::{Part, object},
     values::Account,
 };
@@ -29,21 +29,49 @@ pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
         if values.azure_rbac.enabled {
             all.extend(VERBS.iter().flat_map(|verb| agent.verb(verb)));
         }
-        all.extend(manager.may_in_cluster(json!([
-            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]},
-            {"apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"]},
-        ])));
-        all.extend(manager.may_in_namespace(json!([
-            {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
-            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [IDENTITY_SECRET],
-             "verbs": ["get", "update", "patch", "watch"]},
-            {"apiGroups": ["towline.io"], "resources": ["connectedclusters", "connectedclusters/status"],
-             "verbs": ["get", "list", "watch", "create", "update", "patch"]},
-            {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
-            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
-        ])));
+        all.extend(manager.may_in_cluster(facts(values)));
+        all.extend(manager.may_in_namespace(keeping(values)));
+        if values.identity_tokens.enabled {
+            all.extend(manager.published());
+        }
     }
     all
+}
+
+/// What the controller-manager reads of the cluster, and asks the apiserver of who wants tokens.
+fn facts(values: &Values) -> Value {
+    let mut rules = vec![
+        json!({"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}),
+        json!({"apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"]}),
+    ];
+    if values.identity_tokens.enabled {
+        let create = |group: &str, kind: &str| json!({"apiGroups": [group], "resources": [kind], "verbs": ["create"]});
+        rules.push(create("authentication.k8s.io", "tokenreviews"));
+        rules.push(create("authorization.k8s.io", "subjectaccessreviews"));
+    }
+    rules.into()
+}
+
+/// What it keeps in its namespace.
+fn keeping(values: &Values) -> Value {
+    let mut rules = vec![
+        json!({"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}),
+        json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": [IDENTITY_SECRET],
+               "verbs": ["get", "update", "patch", "watch"]}),
+    ];
+    if values.identity_tokens.enabled {
+        rules.push(json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": [SERVING_SECRET],
+                          "verbs": ["get", "patch"]}));
+        rules.push(json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [SERVING_CA],
+                          "verbs": ["patch"]}));
+    }
+    rules.extend([
+        json!({"apiGroups": ["towline.io"], "resources": ["connectedclusters", "connectedclusters/status"],
+               "verbs": ["get", "list", "watch", "create", "update", "patch"]}),
+        json!({"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}),
+        json!({"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}),
+    ]);
+    rules.into()
 }
 
 /// RBAC cannot say "any user but the reserved ones": the agent refuses names that begin with `system:` itself.
@@ -99,6 +127,15 @@ impl Subject<'_> {
         let name = format!("{}:{}:{verb}", self.namespace, self.part.name());
         let [role, mut binding] = self.may(&name, None, ["ClusterRole", "ClusterRoleBinding"], rules);
         binding["subjects"] = json!([{"kind": "Group", "apiGroup": API, "name": verb_group(verb)}]);
+        [role, binding]
+    }
+
+    /// What the listener for tokens is trusted by is no secret: everything that runs in the cluster may read it.
+    fn published(&self) -> [Value; 2] {
+        let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [SERVING_CA],
+                            "verbs": ["get", "watch"]}]);
+        let [role, mut binding] = self.may(SERVING_CA, Some(self.namespace), ["Role", "RoleBinding"], rules);
+        binding["subjects"] = json!([{"kind": "Group", "apiGroup": API, "name": "system:serviceaccounts"}]);
         [role, binding]
     }
 

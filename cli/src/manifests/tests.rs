@@ -77,6 +77,7 @@ fn sets() -> Vec<(&'static str, Values)> {
                 v.identity.onboarding_key = SecretString::from("");
                 v.identity.existing_onboarding_secret = "theirs".to_owned();
                 v.azure_rbac.enabled = true;
+                v.identity_tokens.enabled = false;
                 v.limits.drain_grace = "2m".to_owned();
                 v.image.digest = format!("sha256:{}", "a".repeat(64));
                 v.image.pull_secrets = vec!["registry".to_owned()];

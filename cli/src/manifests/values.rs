@@ -15,6 +15,7 @@ pub struct Values {
     pub gateway: Gateway,
     pub identity: Identity,
     pub controller_manager: Manager,
+    pub identity_tokens: IdentityTokens,
     pub metadata: Metadata,
     /// In the chart's own form.
     pub issuers: Vec<Map<String, Value>>,
@@ -61,6 +62,10 @@ section! {
 section! {
     /// The second Deployment.
     Manager { enabled: Value, port: u16, resources: Value, service_account: Account }
+}
+section! {
+    /// Tokens of the cluster's identity for what else runs in the cluster.
+    IdentityTokens { enabled: bool, port: u16 }
 }
 section! {
     /// What is said of the cluster instead of what the agents find.

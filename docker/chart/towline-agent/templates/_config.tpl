@@ -125,6 +125,12 @@ via = {{ printf "clusterconnect-agent.%s.svc:%d" .Release.Namespace (int .Values
 {{ include "config.identity" . }}
 onboarding_key_file = "/etc/towline-onboarding/key.pem"
 {{- end }}
+{{- if include "manager.tokens" . }}
+
+[identity_tokens]
+listen = {{ printf "%s:%d" .Values.admin.address (int .Values.identityTokens.port) | toJson }}
+server_names = {{ list (printf "cluster-identity.%s.svc" .Release.Namespace) (printf "cluster-identity.%s.svc.cluster.local" .Release.Namespace) | toJson }}
+{{- end }}
 {{- with .Values.metadata }}
 {{- if or .distribution .infrastructure }}
 

@@ -10,6 +10,11 @@
 {{- if or (eq $enabled "true") (and (eq $enabled "auto") .Values.identity.clusterId) }}yes{{ end }}
 {{- end }}
 
+{{/* Not empty when others in the cluster get tokens of its identity. */}}
+{{- define "manager.tokens" -}}
+{{- if and .Values.identity.clusterId .Values.identityTokens.enabled }}yes{{ end }}
+{{- end }}
+
 {{- define "agent.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -1,0 +1,179 @@
+//! Tokens of the cluster's identity for what else runs in the cluster (features row R9): extensions and other agents ask over
+//! HTTPS, the gateway gives them, short-lived and for one audience. `kubectl create token`-like service-account tokens of
+//! audience [`ask::AUDIENCE`] say who asks; the cluster's own RBAC says who may: `create` on `identitytokens.towline.io` of
+//! the agents' namespace, the name being the audience.
+//!
+//! ```text
+//! POST /v1/token          Authorization: Bearer <service-account token>      {"audience": "https://gateway.example.org"}
+//! 200 {"access_token": "...", "token_type": "Bearer", "expires_in": 3600, "expires_on": 1760000000, "audience": "..."}
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`ask`] | who asks, and whether they may: two reviews by the apiserver |
+//! | [`certificate`] | the listener's certificate: made, kept, published and renewed here (row A7) |
+//! | [`desk`] | a request and its answer |
+
+pub mod ask;
+pub mod certificate;
+pub mod desk;
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use certs::serving::ShownNow;
+use futures_util::future::BoxFuture;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use proto::process::{Shutdown, TaskGroup};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+use self::{certificate::Keeper, desk::Desk};
+use super::Role;
+use crate::chain;
+
+/// This role's name.
+pub const NAME: &str = "identity-tokens";
+
+/// Connections at once, in all and from one address.
+const CONNECTIONS_MAX: usize = 64;
+const CONNECTIONS_PER_PEER: usize = 16;
+/// How long a handshake, and a head, may take, and a connection be idle.
+const HEAD: Duration = Duration::from_secs(10);
+/// How long one connection may last at most: tokens are asked for once in a while.
+const CONNECTION: Duration = Duration::from_secs(300);
+/// After a failed accept, such as without free files.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// The role.
+pub struct IdentityTokens {
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    keeper: Keeper,
+    desk: Arc<Desk>,
+    peers: Arc<Peers>,
+}
+
+impl IdentityTokens {
+    /// Serves on `listener`, with what `keeper` looks after.
+    ///
+    /// # Errors
+    /// When rustls refuses the settings.
+    pub fn new(
+        listener: TcpListener,
+        shown: ShownNow,
+        keeper: Keeper,
+        desk: Desk,
+    ) -> Result<Self, certs::tls::TlsError> {
+        let acceptor = TlsAcceptor::from(Arc::new(certs::tls::server_inside(Arc::new(shown))?));
+        Ok(Self { listener, acceptor, keeper, desk: Arc::new(desk), peers: Arc::default() })
+    }
+
+    /// Where.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    async fn accept(&self) {
+        let tasks = TaskGroup::new("identity tokens");
+        loop {
+            let (socket, peer) = match self.listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(err) => {
+                    tracing::warn!(error = %err, "cannot accept a connection of who wants a token");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                }
+            };
+            let Some(place) = Peers::take(&self.peers, peer.ip()) else {
+                tracing::warn!(peer = %peer.ip(), "too many connections of who wants tokens: one more is closed");
+                continue;
+            };
+            let (acceptor, desk) = (self.acceptor.clone(), self.desk.clone());
+            tasks.spawn("connection", async move {
+                let _ = tokio::time::timeout(CONNECTION, connection(socket, acceptor, desk)).await;
+                drop(place);
+            });
+        }
+    }
+}
+
+async fn connection(socket: TcpStream, acceptor: TlsAcceptor, desk: Arc<Desk>) {
+    let io = match tokio::time::timeout(HEAD, acceptor.accept(socket)).await {
+        Ok(Ok(io)) => io,
+        Ok(Err(err)) => return tracing::debug!(error = %err, "no TLS with who wants a token"),
+        Err(_) => return,
+    };
+    let service = service_fn(move |request| {
+        let desk = desk.clone();
+        async move { Ok::<_, std::convert::Infallible>(desk.answer(request).await) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .serve_connection(TokioIo::new(io), service);
+    if let Err(err) = served.await {
+        tracing::debug!(error = chain(&err), "a connection of who wants a token broke off");
+    }
+}
+
+/// Connections by address. An address without any is forgotten.
+#[derive(Default)]
+pub(crate) struct Peers(Mutex<HashMap<IpAddr, usize>>);
+
+impl Peers {
+    /// A place, if there is one in all and for this address.
+    pub(crate) fn take(peers: &Arc<Self>, peer: IpAddr) -> Option<Place> {
+        let mut open = peers.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = open.get(&peer).copied().unwrap_or_default();
+        if own >= CONNECTIONS_PER_PEER || open.values().sum::<usize>() >= CONNECTIONS_MAX {
+            return None;
+        }
+        open.insert(peer, own + 1);
+        Some(Place { peers: peers.clone(), peer })
+    }
+}
+
+/// A connection's place; dropping it gives it back.
+pub(crate) struct Place {
+    peers: Arc<Peers>,
+    peer: IpAddr,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.peers.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = open.get_mut(&self.peer) {
+            *own -= 1;
+            if *own == 0 {
+                open.remove(&self.peer);
+            }
+        }
+    }
+}
+
+impl Role for IdentityTokens {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reports(&self) -> bool {
+        true
+    }
+
+    fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                () = shutdown.draining() => {}
+                () = self.keeper.keep() => {}
+                () = self.accept() => {}
+            }
+        })
+    }
+}

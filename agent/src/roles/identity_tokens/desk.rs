@@ -1,0 +1,264 @@
+//! A request for a token and its answer. Every refusal says what to do, in the resource API's envelope.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use proto::agent_api::{Token, TokenRequest, paths};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::{sync::Semaphore, time::Instant};
+
+use super::ask::{AUDIENCE, Caller, GROUP, RESOURCE, Reviews, VERB};
+use crate::{
+    identity::Identities,
+    roles::{clusteridentityoperator, health::Health},
+    tunnel::{
+        api::{AgentApi, ApiError, Refused},
+        status::StatusBoard,
+    },
+};
+
+/// Where tokens are asked for.
+pub const PATH: &str = "/v1/token";
+/// Bytes of a request's body, of an audience, and of a service-account token.
+const BODY_BYTES: usize = 8 * 1024;
+const AUDIENCE_BYTES: usize = 1024;
+const TOKEN_BYTES: usize = 16 * 1024;
+/// Requests that are judged at once: the apiserver is asked twice for each.
+const AT_ONCE: usize = 16;
+/// How long one request may take.
+const DEADLINE: Duration = Duration::from_secs(25);
+/// Audiences whose token is remembered.
+const REMEMBERED_MAX: usize = 64;
+/// When to ask again what is not ready, in seconds (row R9), and what is only busy.
+const NOT_READY: u64 = 10;
+const BUSY: u64 = 1;
+
+/// Where tokens are asked for and given.
+pub struct Desk {
+    /// Who asks and may.
+    pub reviews: Box<dyn Reviews>,
+    /// Who gives them.
+    pub api: AgentApi,
+    /// Whose they are.
+    pub identities: Identities,
+    /// What the gateway says of the cluster.
+    pub status: Arc<StatusBoard>,
+    /// Why there is no identity.
+    pub health: Health,
+    given: Mutex<HashMap<String, Given>>,
+    places: Semaphore,
+}
+
+/// A token that was given not long ago.
+#[derive(Clone)]
+struct Given {
+    token: Token,
+    /// Which of the cluster's certificates was in use: with another identity it is another's.
+    generation: u64,
+    at: Instant,
+    life: Duration,
+}
+
+/// Why there is no token.
+#[derive(Debug)]
+struct Refusal {
+    status: StatusCode,
+    code: String,
+    message: String,
+    retry_after: Option<u64>,
+}
+
+impl Refusal {
+    fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+        Self { status, code: code.to_owned(), message: message.into(), retry_after: None }
+    }
+
+    fn not_ready(reason: &str) -> Self {
+        let message = format!("No token can be given yet: {reason}. Ask again in {NOT_READY} s.");
+        Self { retry_after: Some(NOT_READY), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "NotReady", message) }
+    }
+
+    fn busy() -> Self {
+        let message = format!("More than {AT_ONCE} requests for tokens are judged at once. Ask again.");
+        Self { retry_after: Some(BUSY), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message) }
+    }
+}
+
+impl Desk {
+    /// Nothing was given yet.
+    pub fn new(
+        reviews: Box<dyn Reviews>,
+        api: AgentApi,
+        identities: Identities,
+        status: Arc<StatusBoard>,
+        health: Health,
+    ) -> Self {
+        Self { reviews, api, identities, status, health, given: Mutex::default(), places: Semaphore::new(AT_ONCE) }
+    }
+
+    /// Answers one request.
+    pub async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let judged = match self.places.try_acquire() {
+            Ok(_place) => tokio::time::timeout(DEADLINE, self.judge(request))
+                .await
+                .unwrap_or_else(|_| Err(Refusal::not_ready("the apiserver or the gateway took too long"))),
+            Err(_) => Err(Refusal::busy()),
+        };
+        match judged {
+            Ok(body) => respond(StatusCode::OK, &body, None),
+            Err(Refusal { status, code, message, retry_after }) => {
+                tracing::debug!(status = status.as_u16(), code, message, "no token is given");
+                respond(status, &json!({ "error": { "code": code, "message": message } }), retry_after)
+            }
+        }
+    }
+
+    async fn judge(&self, request: Request<Incoming>) -> Result<Value, Refusal> {
+        let (head, body) = request.into_parts();
+        if head.uri.path() != PATH {
+            let message = format!("There is nothing at {}; tokens are at POST {PATH}.", head.uri.path());
+            return Err(Refusal::new(StatusCode::NOT_FOUND, "NotFound", message));
+        }
+        if head.method != Method::POST {
+            let message = format!("{PATH} is asked by POST with {{\"audience\": \"...\"}}.");
+            return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message));
+        }
+        let caller = self.caller(head.headers.get(header::AUTHORIZATION)).await?;
+        let bad = |why: String| Refusal::new(StatusCode::BAD_REQUEST, "InvalidRequest", why);
+        let body = Limited::new(body, BODY_BYTES).collect().await;
+        let body = body.map_err(|err| bad(format!("The body cannot be read: {err}.")))?.to_bytes();
+        let TokenRequest { audience } = serde_json::from_slice(&body)
+            .map_err(|err| bad(format!("The body is not {{\"audience\": \"...\"}}: {err}.")))?;
+        if audience.is_empty() || audience.len() > AUDIENCE_BYTES || audience.chars().any(char::is_control) {
+            let why = format!("The audience is empty, longer than {AUDIENCE_BYTES} bytes, or no text.");
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, "InvalidAudience", why));
+        }
+        if !self.reviews.may(&caller, &audience).await.map_err(|why| Refusal::not_ready(&why))? {
+            let message = format!(
+                "{} may not have tokens of the cluster's identity for {audience}: allow it to {VERB} {RESOURCE}.{GROUP} of that name in the agents' namespace.",
+                caller.user
+            );
+            return Err(Refusal::new(StatusCode::FORBIDDEN, "Forbidden", message));
+        }
+        let given = self.token(&audience).await?;
+        tracing::info!(caller = caller.user, audience, "a token of the cluster's identity is given");
+        let left = given.life.saturating_sub(given.at.elapsed());
+        Ok(json!({
+            "access_token": given.token.token, "token_type": "Bearer", "expires_in": left.as_secs(),
+            "expires_on": given.token.expires_on, "audience": audience,
+        }))
+    }
+
+    async fn caller(&self, shown: Option<&HeaderValue>) -> Result<Caller, Refusal> {
+        let unknown = || {
+            let message = format!("Show a service-account token of audience {AUDIENCE}: Authorization: Bearer ...");
+            Refusal::new(StatusCode::UNAUTHORIZED, "Unauthenticated", message)
+        };
+        let text = shown.and_then(|value| value.to_str().ok()).ok_or_else(unknown)?;
+        let (scheme, token) = text.split_once(' ').ok_or_else(unknown)?;
+        if !scheme.eq_ignore_ascii_case("bearer") || token.is_empty() || token.len() > TOKEN_BYTES {
+            return Err(unknown());
+        }
+        self.reviews.who(token.trim()).await.map_err(|why| Refusal::not_ready(&why))?.ok_or_else(unknown)
+    }
+
+    fn given(&self) -> MutexGuard<'_, HashMap<String, Given>> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One that is in the first half of its life, or a new one.
+    async fn token(&self, audience: &str) -> Result<Given, Refusal> {
+        let generation = self.ready()?;
+        let known = self.given().get(audience).cloned();
+        if let Some(given) = known.filter(|given| given.generation == generation && given.at.elapsed() < given.life / 2)
+        {
+            return Ok(given);
+        }
+        let asked = TokenRequest { audience: audience.to_owned() };
+        let token: Token = self.api.post(paths::TOKEN, &asked).await.map_err(|err| refused(&err))?;
+        let given = Given { life: life(&token), token, generation, at: Instant::now() };
+        let mut all = self.given();
+        all.retain(|_, given| given.at.elapsed() < given.life / 2);
+        if all.len() < REMEMBERED_MAX {
+            all.insert(audience.to_owned(), given.clone());
+        }
+        Ok(given)
+    }
+
+    /// Which certificate is in use, where the gateway can be asked as the cluster.
+    fn ready(&self) -> Result<u64, Refusal> {
+        if self.status.is_deleted() {
+            return Err(Refusal::not_ready("the resource of this cluster was deleted"));
+        }
+        let identity = self.identities.current();
+        if identity.is_some() && self.api.is_up() {
+            return Ok(identity.map_or(0, |identity| identity.generation));
+        }
+        let operator = self.health.all().remove(clusteridentityoperator::NAME);
+        let told = operator.map(|health| health.message).filter(|message| !message.is_empty());
+        let reason = match (identity, told, self.status.last_error()) {
+            (None, Some(told), _) => told,
+            (None, None, _) => "the cluster has no certificate yet".to_owned(),
+            (Some(_), _, Some(error)) => format!("no tunnel to the gateway is up: {error}"),
+            (Some(_), _, None) => "no tunnel to the gateway is up".to_owned(),
+        };
+        Err(Refusal::not_ready(&reason))
+    }
+}
+
+/// What the gateway refused is passed on as it was said; what it cannot do now is asked again.
+fn refused(err: &ApiError) -> Refusal {
+    match err.refused() {
+        Some(Refused { status: status @ 400..=428, code, message, .. }) => {
+            let status = StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_REQUEST);
+            // Who asks is known here; it is the cluster that the gateway does not know.
+            let status = if status == StatusCode::UNAUTHORIZED { StatusCode::FORBIDDEN } else { status };
+            Refusal::new(status, code, message.clone())
+        }
+        Some(Refused { retry_after, message, .. }) => {
+            let wait = retry_after.map_or(NOT_READY, |wait| wait.as_secs().max(1));
+            Refusal { retry_after: Some(wait), ..Refusal::not_ready(message) }
+        }
+        None => Refusal::not_ready(&err.to_string()),
+    }
+}
+
+/// How long a token is good for, as it says itself: this machine's clock may be off. Nothing if it does not say.
+fn life(token: &Token) -> Duration {
+    let claims = || -> Option<Value> {
+        let payload = token.token.split('.').nth(1)?;
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
+    };
+    let begins = claims().and_then(|claims| claims["iat"].as_u64());
+    Duration::from_secs(begins.map_or(0, |begins| token.expires_on.saturating_sub(begins)))
+}
+
+fn respond(status: StatusCode, body: &Value, retry_after: Option<u64>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body.to_string())));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(seconds) = retry_after {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    match status {
+        StatusCode::UNAUTHORIZED => {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        StatusCode::METHOD_NOT_ALLOWED => {
+            headers.insert(header::ALLOW, HeaderValue::from_static("POST"));
+        }
+        _ => {}
+    }
+    response
+}
