@@ -166,6 +166,7 @@ impl Parts {
             desired: wanted.desired(),
             clock: self.clock.clone(),
             last: watch::Sender::new(None),
+            warnings: Default::default(),
         }));
         roles.push(Arc::new(metadata));
         Ok(roles)

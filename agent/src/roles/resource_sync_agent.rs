@@ -3,7 +3,8 @@
 
 use std::{
     collections::BTreeMap,
-    time::{Duration, Instant},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
 };
 
 use futures_util::future::BoxFuture;
@@ -23,7 +24,7 @@ use super::{
 };
 use crate::{
     chain,
-    identity::{Identities, clock::SharedClock},
+    identity::{self, Identities, clock::SharedClock},
     tunnel::api::{AgentApi, ApiError},
 };
 
@@ -40,6 +41,8 @@ const FIRST_LOOK: Duration = Duration::from_secs(5);
 const TOGETHER: Duration = Duration::from_millis(500);
 /// How often the custom resource is written though nothing of the cluster changed: it shows when the gateway last heard.
 const RESOURCE: Duration = Duration::from_secs(60);
+/// Minutes that the clock may be off: what is told of it before tokens are refused is of use.
+const CLOCK_MINUTES: u64 = 2;
 /// Errors in one heartbeat, and characters of one.
 const ERRORS_MAX: usize = 32;
 /// Waits after a heartbeat that did not arrive.
@@ -73,6 +76,17 @@ pub struct ResourceSyncAgent {
     pub clock: SharedClock,
     /// When the gateway last took a heartbeat, by its clock.
     pub last: watch::Sender<Option<String>>,
+    /// What is not as it should be though the role works.
+    pub warnings: Mutex<Warnings>,
+}
+
+/// What is not as it should be though the role works.
+#[derive(Default)]
+pub struct Warnings {
+    /// The clock here is another than the gateway's.
+    clock: Option<String>,
+    /// The custom resource cannot be written.
+    resource: Option<String>,
 }
 
 impl Role for ResourceSyncAgent {
@@ -112,6 +126,8 @@ impl ResourceSyncAgent {
                 Ok(answer) => {
                     backoff.reset();
                     self.reporter.running();
+                    let clock = clock_warning(self.clock.now(), &answer.received);
+                    self.warn(|warnings| warnings.clock = clock);
                     self.last.send_replace(Some(answer.received));
                     // The gateway's pace, spread a little so that agents that began together do not stay so.
                     Duration::from_secs(answer.next_in_seconds)
@@ -131,6 +147,12 @@ impl ResourceSyncAgent {
             };
             let _ = tokio::time::timeout(wait.saturating_sub(SHORTEST), changed).await;
         }
+    }
+
+    fn warn(&self, change: impl FnOnce(&mut Warnings)) {
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut warnings);
+        self.reporter.warnings([&warnings.clock, &warnings.resource].into_iter().flatten().cloned().collect());
     }
 
     fn failed(&self, err: &ApiError, backoff: &mut Backoff) -> Duration {
@@ -176,7 +198,7 @@ impl ResourceSyncAgent {
             .collect();
         // That the gateway could not be reached is over when it reads so.
         let mut errors = resource::errors(&self.health, ERRORS_MAX);
-        errors.retain(|error| error.component != NAME);
+        errors.retain(|error| error.component != NAME || error.severity == "Warning");
         Heartbeat {
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             kube_system_uid: facts.kube_system_uid,
@@ -217,12 +239,12 @@ impl ResourceSyncAgent {
             let wait = match resource::write(client, &shown).await {
                 Ok(()) => {
                     backoff.reset();
-                    self.reporter.warnings(Vec::new());
+                    self.warn(|warnings| warnings.resource = None);
                     SHORTEST
                 }
                 Err(problem) => {
                     tracing::debug!(problem, "the custom resource is not written");
-                    self.reporter.warnings(vec![problem]);
+                    self.warn(|warnings| warnings.resource = Some(problem));
                     SHORTEST.max(backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0))
                 }
             };
@@ -237,5 +259,41 @@ impl ResourceSyncAgent {
             };
             let _ = tokio::time::timeout(RESOURCE, changed).await;
         }
+    }
+}
+
+/// What to say of a clock that is further from the gateway's than tokens' times allow. It is not put right by the gateway's: a
+/// hostile one would bring back tokens that have ended.
+fn clock_warning(now: SystemTime, received: &str) -> Option<String> {
+    let theirs = identity::parse(received).ok()?;
+    let (ahead, by) = match now.duration_since(theirs) {
+        Ok(by) => ("ahead of", by),
+        Err(error) => ("behind", error.duration()),
+    };
+    // In minutes, for a text that changes with each heartbeat would be told with each.
+    let minutes = by.as_secs() / 60;
+    (minutes >= CLOCK_MINUTES).then(|| {
+        format!(
+            "the clock of the agent's node is {minutes} minutes {ahead} the gateway's: users' tokens and the times of roles are \
+             judged by it, and refused as expired or not yet valid; set the time of the nodes (NTP)"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn x1_a_clock_a_day_off_is_told_and_a_minute_is_not() {
+        let received = "2026-11-22T12:00:00Z";
+        let at = identity::parse(received).unwrap();
+        let told = |now| clock_warning(now, received);
+        assert_eq!(told(at), None);
+        assert_eq!(told(at + Duration::from_secs(119)), None);
+        assert_eq!(told(at - Duration::from_secs(119)), None);
+        assert!(told(at + Duration::from_secs(86_400)).unwrap().contains("1440 minutes ahead of the gateway's"));
+        assert!(told(at - Duration::from_secs(86_400)).unwrap().contains("1440 minutes behind the gateway's"));
+        assert_eq!(clock_warning(at, "yesterday"), None);
     }
 }

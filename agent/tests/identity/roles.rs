@@ -81,6 +81,7 @@ async fn c6_heartbeats_are_sent_at_the_start_on_change_and_every_five_minutes_wh
         desired: desired.subscribe(),
         clock: Arc::new(SystemClock),
         last: last.clone(),
+        warnings: Default::default(),
     };
     let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
     let until = shutdown.clone();
