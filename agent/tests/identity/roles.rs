@@ -123,6 +123,7 @@ async fn m4_facts_are_told_within_seconds_of_the_first_tunnel() {
         desired: desired.subscribe(),
         clock: Arc::new(SystemClock),
         last: last.clone(),
+        warnings: Default::default(),
     };
     let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
     let until = shutdown.clone();
