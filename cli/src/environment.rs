@@ -7,6 +7,9 @@ use secrecy::SecretString;
 /// A password for `towline token` and its kin, instead of a file.
 pub const PASSWORD: &str = "TOWLINE_PASSWORD";
 
+/// The password of the agents' proxy, instead of a file.
+pub const AGENT_PROXY_PASSWORD: &str = "TOWLINE_AGENT_PROXY_PASSWORD";
+
 /// The folder of contexts.
 pub const CONFIG_DIR: &str = "TOWLINE_CONFIG_DIR";
 /// The gateway's URL, for automation.
@@ -31,6 +34,11 @@ fn text(names: &[&str]) -> Option<String> {
 /// [`PASSWORD`].
 pub fn password() -> Option<SecretString> {
     text(&[PASSWORD]).map(Into::into)
+}
+
+/// [`AGENT_PROXY_PASSWORD`].
+pub fn agent_proxy_password() -> Option<SecretString> {
+    text(&[AGENT_PROXY_PASSWORD]).map(Into::into)
 }
 
 /// The proxy for HTTPS, in either spelling.

@@ -6,11 +6,13 @@
 //! | [`place`] | which object: kind, namespace, name |
 //! | [`apply`] | server-side apply, and what this run made of it |
 //! | [`installed`] | the agents that are there |
+//! | [`kept`] | what the agents that are there were told |
 //! | [`rights`] | what the user may do |
 //! | [`pods`] | pods that are not ready, and why |
 
 pub mod apply;
 pub mod installed;
+pub mod kept;
 pub mod place;
 pub mod pods;
 pub mod rights;

@@ -38,6 +38,8 @@ pub const TOKENS_SERVICE: &str = "cluster-identity";
 pub const SERVING_SECRET: &str = "towline-serving-certificate";
 /// See [`SERVING_SECRET`].
 pub const SERVING_CA: &str = "towline-serving-ca";
+/// The Secret of the proxy's user name and password.
+pub const PROXY_SECRET: &str = "clusterconnect-agent-proxy";
 /// The file with the configuration in either ConfigMap.
 pub const CONFIG_FILE: &str = "agent.toml";
 

@@ -1,5 +1,6 @@
 //! Clusters that come to be in other ways than by who may make them at that moment: attached to a resource that was made
-//! before (features row R13), and by a one-time token (R14).
+//! before (features row R13), by a one-time token (R14), at another gateway than before (R4); and what agents that are there
+//! keep and change (R3, T13).
 
 use std::{
     path::{Path, PathBuf},
@@ -13,15 +14,19 @@ use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
     case::{Needs, alone},
+    cluster::cluster,
     programs::{Output, run},
+    proxy::{CREDENTIALS, Manner, Proxy},
     stack::note_secret,
 };
 
-use crate::connect::{CLUSTERS, GROUP, Site, VERSION, call, group, pods, same, settled, token, with_pods};
+use crate::connect::{CLUSTERS, GROUP, Site, VERSION, call, group, objects, pods, same, settled, token, with_pods};
 
 pub fn tests() -> Vec<Trial> {
     vec![
         alone("onboarding::r13_agents_are_attached_to_a_resource_that_was_made_before", Needs::Pods, attached),
+        alone("onboarding::r4_agents_of_another_gateway_are_not_replaced_unasked", Needs::Pods, elsewhere),
+        alone("onboarding::t13_agents_keep_their_proxy_until_another_is_typed", Needs::Pods, proxies),
         alone("onboarding::r14_a_one_time_token_stands_in_for_an_account", Needs::Pods, by_token),
     ]
 }
@@ -103,4 +108,70 @@ fn by_token() -> anyhow::Result<()> {
     site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
     same(&before)?;
     refused("c1", "towline enrolment-token create -g edge")
+}
+
+fn elsewhere() -> anyhow::Result<()> {
+    let one = with_pods("one-gateway")?;
+    let before = settled()?;
+    let connect = ["connect", "-n", "c1", "-g", GROUP, "--replicas", "1", "-o", "json"];
+    one.ok(&connect).with_context(pods)?;
+    let there = objects()?;
+    let two = with_pods("other-gateway")?;
+    two.refused(&connect, "agents of another gateway (")?;
+    two.refused(&["update", "-n", "c1", "-g", GROUP, "--proxy-https", "http://192.0.2.1:1"], "does not correspond")?;
+    two.refused(&["delete", "-n", "c1", "-g", GROUP, "-y"], "does not correspond")?;
+    ensure!(objects()?.len() == there.len() && two.clusters()?.is_empty(), "what was refused changed something");
+    let forced = two.ok(&[&connect[..], &["--force"]].concat()).with_context(pods)?;
+    let made: Value = serde_json::from_str(&forced.text())?;
+    ensure!(made["properties"]["connectivityStatus"] == "Connected", "{made}");
+    two.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
+    same(&before)
+}
+
+/// The settings of the agents that are there.
+fn settings() -> anyhow::Result<String> {
+    let map = ["-n", "towline", "get", "configmap", "clusterconnect-agent", "-o", "jsonpath={.data.agent\\.toml}"];
+    cluster().admin().ok(&map)
+}
+
+fn proxies() -> anyhow::Result<()> {
+    let site = with_pods("keep")?;
+    let before = settled()?;
+    let proxy = Proxy::start_at(cluster().get("CLUSTER_HOST_IP"), &site.stack.dir, true, Manner::Good)?;
+    let (user, password) = CREDENTIALS;
+    let (url, file) = (format!("https://{user}@{}", proxy.address), site.home.join("proxy-password"));
+    std::fs::write(&file, password)?;
+    let ca = proxy.ca.as_ref().context("no authority")?.display().to_string();
+    let of = ["-n", "c1", "-g", GROUP];
+    let connect = [&["connect"][..], &of, &["-o", "json"]].concat();
+    let alias = ["--replicas", "1", "--host-alias", "192.0.2.7=gw.example.org", "--azure-rbac"];
+    site.ok(&[&connect[..], &alias].concat()).with_context(pods)?;
+    ensure!(!settings()?.contains("[proxy]") && proxy.connects() == 0);
+
+    let update = [&["update"][..], &of].concat();
+    let shown = file.display().to_string();
+    let through = ["--proxy-https", &url, "--proxy-cert", &ca, "--proxy-password-file", &shown];
+    site.ok(&[&update[..], &through, &["--proxy-skip-range", "10.250.0.0/16"]].concat()).with_context(pods)?;
+    let asked = proxy.connects();
+    ensure!(asked >= 1 && settings()?.contains("10.250.0.0/16"), "{asked}: {}", settings()?);
+    // What is not typed again stays, all of it, and nothing is made anew.
+    let uids = || {
+        let kinds = "deployments,secrets,replicasets";
+        cluster().admin().ok(&["-n", "towline", "get", kinds, "-o", "jsonpath={.items[*].metadata.uid}"])
+    };
+    let there = (settings()?, uids()?);
+    let again: Value = serde_json::from_str(&site.ok(&connect)?.text())?;
+    ensure!(again["properties"]["aadProfile"]["enableAzureRBAC"] == true, "{again}");
+    ensure!((settings()?, uids()?) == there, "{}", settings()?);
+    let both = [&update[..], &["--disable-proxy", "--proxy-https", &url]].concat();
+    site.refused(&both, "Conflict: --disable-proxy")?;
+    site.ok(&[&update[..], &["--disable-proxy"]].concat()).with_context(pods)?;
+    ensure!(!settings()?.contains("[proxy]") && settings()?.contains("[azure_rbac]"), "{}", settings()?);
+    let pod = "jsonpath={.spec.template.spec.hostAliases[0].ip}";
+    let pod = cluster().admin().ok(&["-n", "towline", "get", "deployment", "clusterconnect-agent", "-o", pod])?;
+    ensure!(pod == "192.0.2.7", "{pod}");
+    let secrets = cluster().admin().ok(&["-n", "towline", "get", "secrets", "-o", "name"])?;
+    ensure!(!secrets.contains("proxy"), "its password is gone too: {secrets}");
+    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
+    same(&before)
 }

@@ -53,9 +53,9 @@ pub struct KubeArgs {
 }
 
 /// How the agents get to the gateway.
-#[derive(Debug, ClapArgs, Clone)]
+#[derive(Debug, ClapArgs, Clone, Default)]
 pub struct AgentProxyArgs {
-    /// The proxy of the agents, http://[user:password@]host:port or https://...
+    /// The proxy of the agents, http://[user@]host:port or https://...
     #[arg(long, value_name = "URL", help_heading = "Agents")]
     pub proxy_https: Option<String>,
     /// As --proxy-https, for clusters where only this is set: all that agents do is HTTPS
@@ -67,10 +67,16 @@ pub struct AgentProxyArgs {
     /// PEM file of the authority of the proxy, or of one that ends the TLS on the way
     #[arg(long, visible_alias = "custom-ca-cert", value_name = "FILE", help_heading = "Agents")]
     pub proxy_cert: Option<PathBuf>,
+    /// File with the proxy's password (- is standard input), or TOWLINE_AGENT_PROXY_PASSWORD; the user's name is part of the URL
+    #[arg(long, value_name = "FILE", help_heading = "Agents")]
+    pub proxy_password_file: Option<PathBuf>,
+    /// Go without the proxy that was set before
+    #[arg(long, help_heading = "Agents")]
+    pub disable_proxy: bool,
 }
 
-/// What is installed.
-#[derive(Debug, ClapArgs, Clone)]
+/// What is installed. What is not typed is as it was, where there are agents.
+#[derive(Debug, ClapArgs, Clone, Default)]
 pub struct AgentArgs {
     /// How they get to the gateway.
     #[command(flatten)]
@@ -87,12 +93,19 @@ pub struct AgentArgs {
     /// Pin the carrier of the tunnel
     #[arg(long, value_name = "NAME", value_parser = ["auto", "quic", "h2", "websocket"], help_heading = "Agents")]
     pub carrier: Option<String>,
-    /// A line of the pods' /etc/hosts, ADDRESS=NAME[,NAME]; repeat for more
-    #[arg(long = "host-alias", value_name = "ADDRESS=NAME", value_parser = host_alias, help_heading = "Agents")]
-    pub host_aliases: Vec<(IpAddr, Vec<String>)>,
+    /// A line of the pods' /etc/hosts, ADDRESS=NAME[,NAME]; repeat for more; "" for none
+    #[arg(long = "host-alias", value_name = "ADDRESS=NAME", value_parser = host_alias_or_none, help_heading = "Agents")]
+    pub host_aliases: Vec<Option<(IpAddr, Vec<String>)>>,
     /// Let the gateway's roles and assignments decide single Kubernetes calls too, beside the cluster's own RBAC
-    #[arg(long, help_heading = "Agents")]
-    pub azure_rbac: bool,
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "Agents"
+    )]
+    pub azure_rbac: Option<bool>,
     /// The cluster's distribution, instead of what its nodes look like
     #[arg(long, value_name = "NAME", value_parser = DISTRIBUTIONS, help_heading = "Agents")]
     pub distribution: Option<String>,
@@ -157,6 +170,9 @@ pub struct ConnectArgs {
     /// PEM file (PKCS#8) of the private key whose public half the resource has, instead of a new key
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
+    /// Replace agents that belong to another gateway; their resource there is left without agents
+    #[arg(long)]
+    pub force: bool,
     /// How long the agents may take to connect
     #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "20m")]
     pub onboarding_timeout: Duration,
@@ -209,6 +225,10 @@ pub struct TroubleshootArgs {
     /// As whom, and how the result is printed.
     #[command(flatten)]
     pub common: CommonArgs,
+}
+
+fn host_alias_or_none(text: &str) -> Result<Option<(IpAddr, Vec<String>)>, String> {
+    if text.is_empty() { Ok(None) } else { host_alias(text).map(Some) }
 }
 
 fn host_alias(text: &str) -> Result<(IpAddr, Vec<String>), String> {

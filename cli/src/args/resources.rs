@@ -2,7 +2,7 @@
 
 use clap::{Args as ClapArgs, Subcommand};
 
-use super::{CommonArgs, WaitArgs};
+use super::{AgentProxyArgs, CommonArgs, KubeArgs, WaitArgs};
 
 /// `KEY=VALUE` of tags; an empty value is one.
 fn tag(text: &str) -> Result<(String, String), String> {
@@ -151,6 +151,15 @@ pub struct UpdateArgs {
     /// Whether agents may be upgraded by themselves
     #[arg(long, value_name = "true|false")]
     pub auto_upgrade: Option<bool>,
+    /// How its agents get to the gateway.
+    #[command(flatten)]
+    pub proxy: AgentProxyArgs,
+    /// Where the agents are, for changes of their proxy.
+    #[command(flatten)]
+    pub kube: KubeArgs,
+    /// How long to wait for agents that change.
+    #[command(flatten)]
+    pub wait: WaitArgs,
     /// As whom, and how it is printed.
     #[command(flatten)]
     pub common: CommonArgs,

@@ -6,6 +6,7 @@ use anyhow::anyhow;
 use http::Method;
 use serde_json::{Value, json};
 
+use super::connect;
 use crate::{
     api::{Api, Call, Wait, at, versions},
     args::{ListArgs, ShowArgs, UpdateArgs},
@@ -116,13 +117,17 @@ pub async fn update(args: UpdateArgs) -> Outcome {
             body["properties"][name] = value.as_str().into();
         }
     }
-    if body == json!({}) && args.auto_upgrade.is_none() {
+    let agents = connect::Update::read(&args.proxy, &args.kube, args.wait.wait())?;
+    if body == json!({}) && args.auto_upgrade.is_none() && agents.is_none() {
         return Err(Failure::usage(anyhow!("nothing to change was given"))
             .hint("such as --tags team=web; towline update --help"));
     }
     let context = Context::open(&args.common.context).await?;
     let (api, id) = (context.api()?, context.cluster(&args.cluster.resource_group, &args.cluster.name)?);
     let target = at(&id, versions::CLUSTERS);
+    if let Some(agents) = agents {
+        connect::update_agents(agents, &context, &id).await?;
+    }
     let mut shown = Value::Null;
     if let Some(on) = args.auto_upgrade {
         let word = if on { "Enabled" } else { "Disabled" };
@@ -133,6 +138,9 @@ pub async fn update(args: UpdateArgs) -> Outcome {
     if body != json!({}) {
         let answer = api.patch(&target, &body).await?;
         shown = api.followed(answer, &target, &format!("updating {}", args.cluster.name), Wait::default()).await?;
+    }
+    if shown.is_null() {
+        shown = api.get(&target).await?;
     }
     output::print(&with_group(shown), &args.common.output, DETAILS)?;
     Ok(ExitCode::SUCCESS)

@@ -9,12 +9,15 @@
 //! | [`values`] | the manifests' values, of what was typed and what the gateway says |
 //! | [`install`] | applies, and takes back what a failed run made |
 //! | [`wait`] | until the new pods are connected |
+//! | [`update`] | other settings for agents that are there, which `towline update` is about |
 
 mod install;
 mod key;
 mod precheck;
+mod proxy;
 mod resource;
 mod token;
+mod update;
 mod values;
 mod wait;
 
@@ -23,6 +26,7 @@ use std::process::ExitCode;
 use serde_json::Value;
 
 use self::install::Stopped;
+pub use self::update::{Update, update_agents};
 use super::{interrupt::Interrupt, print, steps::Steps};
 use crate::{
     args::ConnectArgs,
@@ -81,7 +85,7 @@ pub async fn run(args: ConnectArgs) -> Outcome {
 
 /// Checks, and the values that follow from them.
 async fn prepare(args: &ConnectArgs, steps: &mut Steps) -> Outcome<precheck::Prepared> {
-    let proxy = values::proxy(&args.agent.proxy)?;
+    let proxy = proxy::Typed::read(&args.agent.proxy)?;
     let token = token::OneTime::read(args)?;
     let context = match &token {
         Some(token) => token.context(&args.enrolment, &args.common.context)?,

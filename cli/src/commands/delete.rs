@@ -16,7 +16,7 @@ use crate::{
     failure::{Failure, Hint, Outcome},
     kubernetes::{
         Kubernetes,
-        installed::{Installed, group_and_name},
+        installed::{Installed, group_and_name, is_elsewhere},
     },
     output::say,
 };
@@ -75,7 +75,7 @@ async fn look(args: &DeleteArgs, context: &Context, steps: &mut Steps) -> Outcom
         let error = anyhow!("{} is a provisioned cluster: it is deleted by what provisioned it", id.name());
         return Err(error.into());
     }
-    let cluster = match steps.run("Looking for its agents", agents(args, &id)).await {
+    let cluster = match steps.run("Looking for its agents", agents(args, context, &id)).await {
         Ok(cluster) => cluster,
         Err(failure) if args.force => {
             say(&format!("warning: agents are not removed: {:#}", failure.into_error()));
@@ -105,7 +105,7 @@ async fn find(api: &Api, id: &ResourceId) -> Outcome<Option<Value>> {
     }
 }
 
-async fn agents(args: &DeleteArgs, id: &ResourceId) -> Outcome<Option<(Kubernetes, Installed)>> {
+async fn agents(args: &DeleteArgs, context: &Context, id: &ResourceId) -> Outcome<Option<(Kubernetes, Installed)>> {
     let kube = &args.kube;
     let alone = || "--force deletes the resource alone; agents that run stop, and stay where they are".to_owned();
     let cluster = Kubernetes::open(kube.kube_config.as_deref(), kube.kube_context.as_deref()).await.hint(alone)?;
@@ -117,13 +117,16 @@ async fn agents(args: &DeleteArgs, id: &ResourceId) -> Outcome<Option<(Kubernete
     let there = there.hint(alone)?;
     let Some(there) = there else { return Ok(None) };
     if !there.cluster_id.eq_ignore_ascii_case(id.as_str()) {
-        let (group, name) = group_and_name(&there.cluster_id);
-        let error = anyhow!(
-            "The current context in the kubeconfig file does not correspond to the connected cluster resource specified. Agents installed on this cluster correspond to the resource group name '{group}' and resource name '{name}'"
-        );
-        return Err(
-            Failure::from(error).hint("choose the kubeconfig of the cluster: --kube-config FILE, --kube-context NAME")
-        );
+        let choose = "choose the kubeconfig of the cluster: --kube-config FILE, --kube-context NAME";
+        return Err(is_elsewhere(&group_and_name(&there.cluster_id), choose));
+    }
+    // The same names at another gateway are another cluster's.
+    let gateway = context.account();
+    if !there.urls.is_empty() && !there.is_at(&[gateway.gateway.clone(), gateway.audience.clone()]) && !args.force {
+        let error =
+            anyhow!("the agents in namespace {} belong to another gateway: {}", there.namespace, there.urls.join(", "));
+        return Err(Failure::from(error)
+            .hint("use an account of that gateway: --account NAME; --force removes them all the same"));
     }
     if !there.is_ours() && !args.force {
         let error = anyhow!("the agents in namespace {} were installed by {}", there.namespace, there.managed_by);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use secrecy::SecretString;
 use serde_json::Value;
@@ -11,7 +11,10 @@ use super::{
     Kubernetes, Place,
     place::{self, CLUSTER_ROLE_BINDING, CONFIG_MAP, DEFINITION, KINDS, NAMESPACE, SECRET},
 };
-use crate::manifests::{self, AGENT, CONFIG_FILE, IDENTITY_SECRET, MANAGED_BY, MANAGER, ONBOARDING_SECRET};
+use crate::failure::Failure;
+use crate::manifests::{
+    self, AGENT, CONFIG_FILE, IDENTITY_SECRET, MANAGED_BY, MANAGER, ONBOARDING_SECRET, PROXY_SECRET,
+};
 
 const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
 /// The definition of the kind that the controller-manager writes.
@@ -28,12 +31,20 @@ pub struct Installed {
     pub cluster_id: String,
     /// Who installed them: `towline`, or `Helm`.
     pub managed_by: String,
+    /// Addresses of the gateway that they belong to.
+    pub urls: Vec<String>,
 }
 
 impl Installed {
     /// Whether this program installed them.
     pub fn is_ours(&self) -> bool {
         self.managed_by == MANAGED_BY
+    }
+
+    /// Whether one of these is an address of their gateway.
+    pub fn is_at(&self, urls: &[String]) -> bool {
+        let plain = |url: &str| url.trim_end_matches('/').to_ascii_lowercase();
+        self.urls.iter().any(|own| urls.iter().any(|url| plain(own) == plain(url)))
     }
 }
 
@@ -62,6 +73,7 @@ impl Kubernetes {
                 namespace: meta["namespace"].as_str()?.to_owned(),
                 cluster_id: config.get("identity")?.get("cluster_id")?.as_str()?.to_owned(),
                 managed_by: meta["labels"][MANAGED_BY_LABEL].as_str().unwrap_or_default().to_owned(),
+                urls: urls(&config),
             })
         }))
     }
@@ -77,14 +89,7 @@ impl Kubernetes {
     /// Removes everything that makes the agents, whoever installed them, and what they made. `force` removes finalizers of
     /// what does not go away. Tells what is left of the namespace.
     pub async fn uninstall(&self, namespace: &str, wait: bool, force: bool) -> anyhow::Result<Vec<Place>> {
-        let mut values = manifests::Values::default();
-        // What may be there, by whatever settings.
-        values.azure_rbac.enabled = true;
-        let mut all: Vec<Place> =
-            manifests::objects(&values, namespace).iter().filter_map(Place::of_manifest).rev().collect();
-        for name in [ONBOARDING_SECRET, IDENTITY_SECRET, "clusterconnect-agent-proxy"] {
-            all.push(Place::within(SECRET, namespace, name));
-        }
+        let mut all = everything(namespace);
         // Objects of the kind go before the kind, and by themselves where a finalizer keeps them.
         let facts = self.list(&Place::within(place::CONNECTED_CLUSTER, namespace, ""), "").await.unwrap_or_default();
         let facts = facts.iter().filter_map(|object| object["metadata"]["name"].as_str());
@@ -92,6 +97,18 @@ impl Kubernetes {
         let definition = all.iter().position(|place| place.kind == DEFINITION).unwrap_or(all.len());
         all.splice(definition..definition, facts.collect::<Vec<_>>());
         self.remove(&all, namespace, wait, force).await
+    }
+
+    /// Deletes what settings of before made, and these manifests have not: roles, a proxy's password.
+    pub async fn prune(&self, namespace: &str, applied: &[Value]) -> anyhow::Result<()> {
+        let own = [ONBOARDING_SECRET, IDENTITY_SECRET].map(|name| Place::within(SECRET, namespace, name));
+        let applied: Vec<Place> = applied.iter().filter_map(Place::of_manifest).chain(own).collect();
+        for place in everything(namespace).iter().filter(|place| !applied.contains(place)) {
+            if self.get(place).await.with_context(|| format!("read {place}"))?.is_some() {
+                self.delete(place).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Deletes objects in this order, and the namespace too if it is one of ours that nobody else uses.
@@ -137,9 +154,33 @@ impl Kubernetes {
     }
 }
 
+/// All that may be there by whatever settings, in the order in which it is removed.
+fn everything(namespace: &str) -> Vec<Place> {
+    let mut values = manifests::Values::default();
+    values.azure_rbac.enabled = true;
+    values.replicas = values.replicas.max(2);
+    let objects = manifests::objects(&values, namespace);
+    let mut all: Vec<Place> = objects.iter().filter_map(Place::of_manifest).rev().collect();
+    all.extend([ONBOARDING_SECRET, IDENTITY_SECRET, PROXY_SECRET].map(|name| Place::within(SECRET, namespace, name)));
+    all
+}
+
+fn urls(config: &toml::Table) -> Vec<String> {
+    let urls = config.get("gateway").and_then(|gateway| gateway.get("urls")?.as_array());
+    urls.into_iter().flatten().filter_map(|url| Some(url.as_str()?.to_owned())).collect()
+}
+
 /// The kinds that the manifests have, without namespaces.
 pub fn kinds() -> impl Iterator<Item = &'static place::Kind> {
     KINDS.iter().filter(|kind| **kind != NAMESPACE)
+}
+
+/// That the agents of a cluster are another resource's (arc-reference.md 3.4).
+pub fn is_elsewhere((group, name): &(String, String), hint: &str) -> Failure {
+    let error = anyhow!(
+        "The current context in the kubeconfig file does not correspond to the connected cluster resource specified. Agents installed on this cluster correspond to the resource group name '{group}' and resource name '{name}'"
+    );
+    Failure::from(error).hint(hint)
 }
 
 /// Resource group and name of an ARM id.
@@ -153,4 +194,22 @@ pub fn group_and_name(id: &str) -> (String, String) {
 /// Says of an object that it is the definition of our kind.
 pub fn is_definition(manifest: &Value) -> bool {
     manifest["metadata"]["name"] == CONNECTED_CLUSTERS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r4_agents_of_another_gateway_are_told_from_those_of_this_one() {
+        let config: toml::Table = "[gateway]\nurls = [\"https://gw.example.org/\"]\n".parse().unwrap();
+        let there = Installed {
+            namespace: "towline".to_owned(),
+            cluster_id: String::new(),
+            managed_by: MANAGED_BY.to_owned(),
+            urls: urls(&config),
+        };
+        let at = |url: &str| there.is_at(&[url.to_owned()]);
+        assert!(at("https://GW.example.org") && !at("https://gw.example.org:8443") && !there.is_at(&[]));
+    }
 }

@@ -21,7 +21,7 @@ use crate::{
     kubernetes::{
         Place,
         installed::is_definition,
-        place::{DEPLOYMENT, SECRET},
+        place::{DEPLOYMENT, NAMESPACE, SECRET},
     },
     manifests::{self, IDENTITY_SECRET},
     output::say,
@@ -148,17 +148,22 @@ async fn key(prepared: &Prepared) -> Outcome<OnboardingKey> {
 
 async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> Result<(), Stopped> {
     let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
-    if prepared.makes_namespace {
+    if let Some(there) = &prepared.replaced {
+        cluster.uninstall(&there.namespace, true, false).await?;
+    }
+    // Removing agents may have removed their namespace.
+    if prepared.makes_namespace || cluster.get(&Place::of(NAMESPACE, namespace)).await?.is_none() {
         made.namespace = true;
         cluster.apply(&manifests::namespace(namespace)).await?;
     }
-    if prepared.key.is_none() {
+    if !prepared.is_key_of_cluster {
         // A certificate of an earlier key is another cluster's by now.
         cluster.delete(&Place::within(SECRET, namespace, IDENTITY_SECRET)).await?;
     }
-    for manifest in manifests::objects(&prepared.values, namespace) {
+    let manifests = manifests::objects(&prepared.values, namespace);
+    for manifest in &manifests {
         go_on(interrupt)?;
-        let place = Place::of_manifest(&manifest).ok_or_else(|| anyhow!("a manifest of an unknown kind"))?;
+        let place = Place::of_manifest(manifest).ok_or_else(|| anyhow!("a manifest of an unknown kind"))?;
         let new = cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("read {place}")))?.is_none();
         if new {
             if place.kind == DEPLOYMENT {
@@ -167,10 +172,13 @@ async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> R
             }
             made.objects.push(place.clone());
         }
-        cluster.apply(&manifest).await?;
-        if is_definition(&manifest) {
+        cluster.apply(manifest).await?;
+        if is_definition(manifest) {
             cluster.await_established(&place.name, ESTABLISHED).await?;
         }
+    }
+    if prepared.installed.is_some() {
+        cluster.prune(namespace, &manifests).await?;
     }
     Ok(())
 }

@@ -7,13 +7,14 @@ use serde_json::Value;
 
 use super::{
     key::OnboardingKey,
+    proxy::Typed,
     resource::{self, Before},
     token::OneTime,
     values,
 };
 use crate::{
     api::{Api, at, versions},
-    args::ConnectArgs,
+    args::{ConnectArgs, KubeArgs},
     commands::steps::Steps,
     context::{CLUSTERS, Context},
     failure::{Failure, Hint, Outcome},
@@ -24,7 +25,7 @@ use crate::{
         place::NAMESPACE,
         rights,
     },
-    manifests::{self, Values},
+    manifests::Values,
 };
 
 /// As the chart's `kubeVersion`.
@@ -46,14 +47,18 @@ pub struct Prepared {
     pub location: String,
     /// Whether the resource group has to be made.
     pub makes_group: bool,
-    /// Agents that are there.
+    /// Agents of this gateway that are there.
     pub installed: Option<Installed>,
+    /// Agents of another one, which these replace.
+    pub replaced: Option<Installed>,
     /// Where the agents go.
     pub namespace: String,
     /// Whether the namespace has to be made.
     pub makes_namespace: bool,
     /// The key that is there already, or was typed.
     pub key: Option<OnboardingKey>,
+    /// Whether it is the one that agents there have, whose certificate goes on.
+    pub is_key_of_cluster: bool,
     /// The manifests' values; without the private key where one is made.
     pub values: Values,
 }
@@ -63,7 +68,7 @@ pub async fn run(
     args: &ConnectArgs,
     context: Context,
     token: Option<OneTime>,
-    proxy: Option<manifests::Proxy>,
+    proxy: Typed,
     steps: &mut Steps,
 ) -> Outcome<Prepared> {
     let group = args.cluster.resource_group.as_deref();
@@ -73,7 +78,6 @@ pub async fn run(
     let client = context.client()?;
     let settings = steps.run("Asking the gateway what agents need", values::settings(&client)).await?;
     let api = context.api()?;
-    let mut values = values::values(id.as_str(), &args.agent, proxy, &settings)?;
     let (makes_group, location) = match &token {
         // It reads nothing; a cluster without a location is where its group is.
         Some(_) => (false, args.location.clone().unwrap_or_default()),
@@ -82,7 +86,7 @@ pub async fn run(
             steps.run("Checking resource group and location", group_and_location(&api, &id, args)).await?
         }
     };
-    let cluster = steps.run("Reaching the cluster", reach(args)).await?;
+    let cluster = steps.run("Reaching the cluster", reach(&args.kube)).await?;
     steps.run("Checking the cluster's nodes", nodes(&cluster)).await?;
     let installed = steps.run("Looking for agents that are there", installed(&cluster)).await?;
     let namespace = installed.as_ref().map_or_else(|| args.agent.namespace.clone(), |there| there.namespace.clone());
@@ -93,8 +97,15 @@ pub async fn run(
         Some(_) => Before { resource: None },
         None => steps.run("Looking for the resource", resource::find(&api, &id)).await?,
     };
-    fits(token.is_none().then_some(&api), &id, args, &before, installed.as_ref()).await?;
     typed_key.as_ref().map_or(Ok(()), |key| is_of(key, &before, args))?;
+    let found = Found { cluster: &cluster, before: &before, urls: &settings.urls };
+    let (installed, replaced) = found.belongs(installed, args.force).await?;
+    fits(token.is_none().then_some(&api), &id, args, &before, installed.as_ref()).await?;
+    let kept = match &installed {
+        Some(there) => Some(cluster.kept(&there.namespace).await?),
+        None => None,
+    };
+    let mut values = values::values(id.as_str(), &args.agent, kept, proxy, &settings)?;
     let mut prepared = Prepared {
         api,
         token,
@@ -104,13 +115,17 @@ pub async fn run(
         location,
         makes_group,
         installed,
+        replaced,
         namespace,
         makes_namespace,
         key: None,
+        is_key_of_cluster: false,
         values,
     };
     // What is only shown holds no key but one that was typed.
+    prepared.is_key_of_cluster = typed_key.is_none();
     prepared.key = if args.dry_run { typed_key } else { key_at_hand(&prepared, typed_key).await? };
+    prepared.is_key_of_cluster &= prepared.key.is_some();
     if let Some(key) = &prepared.key {
         values = prepared.values;
         values.identity.onboarding_key = key.private.clone();
@@ -187,8 +202,8 @@ async fn group_and_location(api: &Api, id: &ResourceId, args: &ConnectArgs) -> O
     }
 }
 
-async fn reach(args: &ConnectArgs) -> Outcome<Kubernetes> {
-    let kube = &args.kube;
+/// The cluster of a kubeconfig that reaches it itself, of a version that agents run in.
+pub async fn reach(kube: &KubeArgs) -> Outcome<Kubernetes> {
     let cluster = Kubernetes::open(kube.kube_config.as_deref(), kube.kube_context.as_deref())
         .await
         .map_err(|error| Failure::usage(error).hint("--kube-config FILE and --kube-context NAME choose the cluster"))?;
@@ -230,7 +245,8 @@ async fn nodes(cluster: &Kubernetes) -> Outcome<()> {
     Ok(())
 }
 
-async fn installed(cluster: &Kubernetes) -> Outcome<Option<Installed>> {
+/// The agents that are there, if this program installed them.
+pub async fn installed(cluster: &Kubernetes) -> Outcome<Option<Installed>> {
     let installed = cluster.installed().await?;
     match installed {
         Some(there) if !there.is_ours() => {
@@ -249,7 +265,8 @@ async fn installed(cluster: &Kubernetes) -> Outcome<Option<Installed>> {
     }
 }
 
-async fn may_install(cluster: &Kubernetes, namespace: &str, makes_namespace: bool) -> Outcome<()> {
+/// Whether the user may do all that takes.
+pub async fn may_install(cluster: &Kubernetes, namespace: &str, makes_namespace: bool) -> Outcome<()> {
     let missing = cluster.missing_rights(rights::to_install(namespace, makes_namespace)).await?;
     if missing.is_empty() {
         return Ok(());
@@ -257,6 +274,49 @@ async fn may_install(cluster: &Kubernetes, namespace: &str, makes_namespace: boo
     let listed: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let error = anyhow!("in the cluster of context {} you may not: {}", cluster.context, listed.join(", "));
     Err(Failure::from(error).hint("use a kubeconfig of a cluster administrator (ClusterRole cluster-admin)"))
+}
+
+/// What tells whose the agents are.
+struct Found<'a> {
+    cluster: &'a Kubernetes,
+    before: &'a Before,
+    urls: &'a [String],
+}
+
+impl Found<'_> {
+    /// Agents of this gateway, and those of another one that are to be replaced. A gateway that goes by another address now
+    /// is known by the key that its resource has.
+    async fn belongs(
+        &self,
+        installed: Option<Installed>,
+        force: bool,
+    ) -> Outcome<(Option<Installed>, Option<Installed>)> {
+        let Some(there) = installed else { return Ok((None, None)) };
+        if there.is_at(self.urls) || self.has_their_key(&there.namespace).await? {
+            return Ok((Some(there), None));
+        }
+        if force {
+            return Ok((None, Some(there)));
+        }
+        let (group, name) = group_and_name(&there.cluster_id);
+        let error = anyhow!(
+            "agents of another gateway ({}) are in namespace {}, as {name} of resource group {group} there",
+            there.urls.join(", "),
+            there.namespace
+        );
+        Err(Failure::from(error).hint(format!(
+            "remove them with an account of that gateway: towline delete -n {name} -g {group} --account NAME; or --force replaces them, and leaves their resource without agents"
+        )))
+    }
+
+    async fn has_their_key(&self, namespace: &str) -> Outcome<bool> {
+        let known = self.before.property("agentPublicKeyCertificate");
+        if known.is_empty() {
+            return Ok(false);
+        }
+        let key = self.cluster.onboarding_key(namespace).await?;
+        Ok(key.and_then(|key| OnboardingKey::parse(key).ok()).is_some_and(|key| key.is_half_of(known)))
+    }
 }
 
 /// Step 11 of arc-reference.md 3.2: whose agents these are, and whose resource that is.

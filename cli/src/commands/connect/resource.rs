@@ -84,8 +84,8 @@ fn body(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Value {
             properties[*name] = kept.clone();
         }
     }
-    if args.agent.azure_rbac {
-        properties["aadProfile"]["enableAzureRBAC"] = true.into();
+    if let Some(enabled) = args.agent.azure_rbac {
+        properties["aadProfile"]["enableAzureRBAC"] = enabled.into();
     }
     for (name, typed) in [("distribution", &args.agent.distribution), ("infrastructure", &args.agent.infrastructure)] {
         let kept = prepared.before.property(name);

@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
+use proto::api::ResourceId;
 use serde_json::Value;
 
 use super::{precheck::Prepared, resource::find};
 use crate::{
+    api::Api,
     args::ConnectArgs,
     commands::steps::Steps,
     failure::{Failure, Outcome},
@@ -26,15 +28,20 @@ pub async fn connected(args: &ConnectArgs, prepared: &Prepared, known: Value, st
             known["properties"]["connectivityStatus"] = "Connected".into();
             Ok((known, "Connected".to_owned()))
         }
-        None => status(prepared).await,
+        None => status(&prepared.api, &prepared.id).await,
     };
-    let waiting =
-        Waiting { cluster: &prepared.cluster, namespace: &prepared.namespace, within: args.onboarding_timeout };
+    let waiting = Waiting {
+        cluster: &prepared.cluster,
+        namespace: &prepared.namespace,
+        within: args.onboarding_timeout,
+        hint: "towline connect --no-wait leaves the agents there to be looked at: towline troubleshoot; --onboarding-timeout waits for longer",
+    };
     waiting.until(steps, look).await
 }
 
-async fn status(prepared: &Prepared) -> Outcome<(Value, String)> {
-    match find(&prepared.api, &prepared.id).await {
+/// The resource, and its status in words.
+pub async fn status(api: &Api, id: &ResourceId) -> Outcome<(Value, String)> {
+    match find(api, id).await {
         Ok(found) => {
             let resource = found.resource.unwrap_or_default();
             let status = resource["properties"]["connectivityStatus"].as_str().unwrap_or("gone").to_owned();
@@ -56,6 +63,8 @@ pub struct Waiting<'a> {
     pub namespace: &'a str,
     /// For so long at most.
     pub within: Duration,
+    /// What to type when they are late.
+    pub hint: &'a str,
 }
 
 impl Waiting<'_> {
@@ -91,8 +100,6 @@ impl Waiting<'_> {
             self.within.as_secs(),
             rollout.state
         );
-        Failure::from(error).hint(
-            "towline connect --no-wait leaves the agents there to be looked at: towline troubleshoot; --onboarding-timeout waits for longer",
-        )
+        Failure::from(error).hint(self.hint)
     }
 }

@@ -1,0 +1,85 @@
+//! Another proxy for agents that are there (features row T13). All else that they were told stays; the new pods hold their
+//! tunnels through the new proxy before those of before go.
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+use proto::api::ResourceId;
+use secrecy::ExposeSecret;
+
+use super::{
+    precheck,
+    proxy::Typed,
+    values,
+    wait::{Waiting, status},
+};
+use crate::{
+    api::Wait,
+    args::{AgentProxyArgs, KubeArgs},
+    commands::steps::Steps,
+    context::Context,
+    failure::{Failure, Outcome},
+    kubernetes::installed::{group_and_name, is_elsewhere},
+    manifests,
+};
+
+/// What is asked of the agents of a cluster.
+pub struct Update<'a> {
+    kube: &'a KubeArgs,
+    typed: Typed,
+    wait: Wait,
+}
+
+impl<'a> Update<'a> {
+    /// Reads it; none if nothing was typed.
+    ///
+    /// # Errors
+    /// When it cannot be meant.
+    pub fn read(proxy: &AgentProxyArgs, kube: &'a KubeArgs, wait: Wait) -> Outcome<Option<Self>> {
+        let typed = Typed::read(proxy)?;
+        Ok((!typed.is_nothing()).then_some(Self { kube, typed, wait }))
+    }
+}
+
+/// Gives the agents of a cluster other settings, and waits for the new pods.
+pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceId) -> Outcome<()> {
+    let mut steps = Steps::default();
+    let client = context.client()?;
+    let settings = steps.run("Asking the gateway what agents need", values::settings(&client)).await?;
+    let cluster = steps.run("Reaching the cluster", precheck::reach(update.kube)).await?;
+    let installed = steps.run("Looking for agents that are there", precheck::installed(&cluster)).await?;
+    let choose = "choose its kubeconfig: --kube-config FILE, --kube-context NAME";
+    let Some(there) = installed else {
+        return Err(Failure::from(anyhow!("context {} has no agents of {}", cluster.context, id.name())).hint(choose));
+    };
+    if !there.cluster_id.eq_ignore_ascii_case(id.as_str()) || !there.is_at(&settings.urls) {
+        return Err(is_elsewhere(&group_and_name(&there.cluster_id), choose));
+    }
+    let namespace = there.namespace.as_str();
+    steps.run("Checking rights in the cluster", precheck::may_install(&cluster, namespace, false)).await?;
+    let mut values = values::again(id.as_str(), cluster.kept(namespace).await?, update.typed, &settings)?;
+    if let Some(key) = cluster.onboarding_key(namespace).await? {
+        values.identity.onboarding_key = key.expose_secret().into();
+    }
+    steps.begin("Changing the agents");
+    let manifests = manifests::objects(&values, namespace);
+    for manifest in &manifests {
+        cluster.apply(manifest).await?;
+    }
+    cluster.prune(namespace, &manifests).await?;
+    steps.end("done");
+    if update.wait.none {
+        return Ok(());
+    }
+    steps.begin("Waiting for the new agents to connect");
+    let api = context.api()?;
+    let waiting = Waiting {
+        cluster: &cluster,
+        namespace,
+        within: update.wait.limit.max(Duration::from_secs(1)),
+        hint: "agents of before hold their tunnel until new ones have one: towline update again with what is right, or towline troubleshoot",
+    };
+    waiting.until(&mut steps, async || status(&api, id).await).await?;
+    steps.end("connected");
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! What agents that are there were told by options: an update keeps it, unless other options say otherwise.
+
+use anyhow::Context;
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use secrecy::SecretString;
+use serde_json::Value;
+
+use super::{
+    Kubernetes, Place,
+    place::{CONFIG_MAP, DEPLOYMENT, SECRET},
+};
+use crate::manifests::{AGENT, CONFIG_FILE, HostAlias, MANAGER, PROXY_SECRET, Proxy, Values};
+
+/// Read of their own configuration. Does not print.
+pub struct Kept {
+    /// How they get to the gateway.
+    pub proxy: Proxy,
+    /// PEM of a further authority on the way.
+    pub extra_ca: String,
+    /// The carrier that is pinned; empty: none.
+    pub carrier: String,
+    /// Lines of the pods' `/etc/hosts`.
+    pub host_aliases: Vec<HostAlias>,
+    /// Whether the gateway's roles decide single calls.
+    pub azure_rbac: bool,
+    /// The image; one of this program's own version has no tag.
+    pub image: Option<String>,
+    /// How many pods hold a tunnel.
+    pub replicas: Option<u32>,
+    /// What was said of the cluster.
+    pub distribution: String,
+    /// What was said of what it runs on.
+    pub infrastructure: String,
+}
+
+/// The objects that tell; null where there is none.
+struct Told {
+    agent: Value,
+    manager: Value,
+    deployment: Value,
+    proxy: Value,
+}
+
+impl Kubernetes {
+    /// What the agents in a namespace were told.
+    pub async fn kept(&self, namespace: &str) -> anyhow::Result<Kept> {
+        let read = async |kind, name: &str| {
+            let place = Place::within(kind, namespace, name);
+            let found = self.get(&place).await.with_context(|| format!("read {place}"))?;
+            anyhow::Ok(found.unwrap_or_default())
+        };
+        let told = Told {
+            agent: read(CONFIG_MAP, AGENT).await?,
+            manager: read(CONFIG_MAP, MANAGER).await?,
+            deployment: read(DEPLOYMENT, AGENT).await?,
+            proxy: read(SECRET, PROXY_SECRET).await?,
+        };
+        told.kept()
+    }
+}
+
+impl Told {
+    fn kept(&self) -> anyhow::Result<Kept> {
+        let agent = config(&self.agent)?;
+        let manager = config(&self.manager)?;
+        let file = |name: &str| text(&self.agent["data"][name]);
+        let mut proxy = Values::default().proxy;
+        if let Some(table) = agent.get("proxy") {
+            proxy.url = word(Some(table), "url");
+            proxy.ca = file("proxy-ca.crt");
+            let rules = table.get("no_proxy").and_then(toml::Value::as_array);
+            proxy.no_proxy = rules.into_iter().flatten().filter_map(|rule| Some(rule.as_str()?.to_owned())).collect();
+            proxy.username = secret(&self.proxy, "username");
+            proxy.password = SecretString::from(secret(&self.proxy, "password"));
+        }
+        let (metadata, pod) = (manager.get("metadata"), &self.deployment["spec"]["template"]["spec"]);
+        Ok(Kept {
+            proxy,
+            extra_ca: file("extra-ca.crt"),
+            carrier: word(agent.get("gateway"), "carrier"),
+            host_aliases: serde_json::from_value(pod["hostAliases"].clone()).unwrap_or_default(),
+            azure_rbac: agent.contains_key("azure_rbac"),
+            image: self.image(),
+            replicas: self.deployment["spec"]["replicas"].as_u64().and_then(|count| u32::try_from(count).ok()),
+            distribution: word(metadata, "distribution"),
+            infrastructure: word(metadata, "infrastructure"),
+        })
+    }
+
+    /// A tag that is the version of before is not one that was typed.
+    fn image(&self) -> Option<String> {
+        let image = self.deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str()?;
+        let version = self.deployment["metadata"]["labels"]["app.kubernetes.io/version"].as_str()?;
+        Some(image.strip_suffix(&format!(":{version}")).unwrap_or(image).to_owned())
+    }
+}
+
+fn config(map: &Value) -> anyhow::Result<toml::Table> {
+    let text = map["data"][CONFIG_FILE].as_str().unwrap_or_default();
+    text.parse().context("the configuration of the agents that are there")
+}
+
+fn word(table: Option<&toml::Value>, key: &str) -> String {
+    table.and_then(|table| table.get(key)?.as_str()).unwrap_or_default().to_owned()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn secret(object: &Value, key: &str) -> String {
+    let bytes = object["data"][key].as_str().and_then(|text| BASE64.decode(text).ok()).unwrap_or_default();
+    String::from_utf8(bytes).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use secrecy::ExposeSecret;
+
+    use super::*;
+    use crate::manifests;
+
+    /// As they are read from a cluster: what was made of `values`.
+    fn told(values: &Values) -> Told {
+        let objects = manifests::objects(values, "towline");
+        let find = |kind: &str, name: &str| {
+            let is = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+            objects.iter().find(is).cloned().unwrap_or_default()
+        };
+        Told {
+            agent: find("ConfigMap", AGENT),
+            manager: find("ConfigMap", MANAGER),
+            deployment: find("Deployment", AGENT),
+            proxy: find("Secret", PROXY_SECRET),
+        }
+    }
+
+    #[test]
+    fn t13_what_agents_were_told_is_read_back_from_their_objects() {
+        let mut values = Values::default();
+        values.proxy.url = "https://proxy.example.org:3128".to_owned();
+        values.proxy.username = "me".to_owned();
+        values.proxy.password = SecretString::from("geheim");
+        values.proxy.no_proxy = vec!["10.0.0.0/8".to_owned(), ".svc".to_owned()];
+        (values.proxy.ca, values.extra_ca) = ("PEM1".to_owned(), "PEM2".to_owned());
+        values.gateway.carrier = "h2".to_owned();
+        values.host_aliases = vec![HostAlias { ip: "192.0.2.7".to_owned(), hostnames: vec!["gw".to_owned()] }];
+        (values.azure_rbac.enabled, values.azure_rbac.issuer) = (true, "towline".to_owned());
+        values.image.repository = "mirror.example.org:5000/agent".to_owned();
+        values.replicas = 4;
+        values.metadata.distribution = "k3s".to_owned();
+        let kept = told(&values).kept().unwrap();
+        assert_eq!((kept.proxy.url.as_str(), kept.proxy.username.as_str()), ("https://proxy.example.org:3128", "me"));
+        assert_eq!(
+            (kept.proxy.password.expose_secret(), kept.proxy.no_proxy),
+            ("geheim", values.proxy.no_proxy.clone())
+        );
+        assert_eq!((kept.proxy.ca.as_str(), kept.extra_ca.as_str(), kept.carrier.as_str()), ("PEM1", "PEM2", "h2"));
+        assert_eq!((kept.host_aliases[0].ip.as_str(), kept.azure_rbac, kept.replicas), ("192.0.2.7", true, Some(4)));
+        assert_eq!(kept.image.as_deref(), Some("mirror.example.org:5000/agent"), "the version's tag was not typed");
+        assert_eq!((kept.distribution.as_str(), kept.infrastructure.as_str()), ("k3s", ""));
+        values.image.tag = "canary".to_owned();
+        let kept = told(&values).kept().unwrap();
+        assert_eq!(kept.image.as_deref(), Some("mirror.example.org:5000/agent:canary"));
+        let kept = told(&Values::default()).kept().unwrap();
+        assert!(kept.proxy.url.is_empty() && kept.extra_ca.is_empty() && !kept.azure_rbac);
+    }
+}
