@@ -10,6 +10,8 @@
 //! | [`check`] | why a connection does not come about, hop by hop |
 //! | [`admin`] | health, readiness, status, metrics |
 //! | [`metrics`] | every metric, named once |
+//! | [`reload`] | what of the settings takes effect while the agent runs: the outbound proxy |
+//! | [`peers`] | places for connections, in all and for each address |
 
 pub mod admin;
 mod assemble;
@@ -17,6 +19,8 @@ pub mod check;
 pub mod config;
 pub mod identity;
 pub mod metrics;
+pub mod peers;
+pub mod reload;
 pub mod roles;
 pub mod tunnel;
 
@@ -98,6 +102,7 @@ pub struct Agent {
     admin: Option<Admin>,
     forward: Option<Forward>,
     tokens: Option<SocketAddr>,
+    connector: Arc<Connector>,
     facts: Facts,
     authenticator: Option<Arc<Authenticator>>,
 }
@@ -150,7 +155,7 @@ impl Agent {
             admin = Some(bound);
         }
         if let Some(address) = config.forward {
-            let bound = Forward::bind(address, connector).await.map_err(bind("forward", address))?;
+            let bound = Forward::bind(address, connector.clone()).await.map_err(bind("forward", address))?;
             tracing::info!(address = bound.address().ok().map(tracing::field::display), "listener for other agents");
             forward = Some(bound);
         }
@@ -167,7 +172,7 @@ impl Agent {
         };
         let authenticator = users.map(|users| users.authenticator);
         let tasks = TaskGroup::new("agent");
-        Ok(Self { shutdown, tasks, connections, roles, admin, forward, tokens, facts, authenticator })
+        Ok(Self { shutdown, tasks, connections, roles, admin, forward, tokens, connector, facts, authenticator })
     }
 
     /// Where the process stands; `drain` and `close` on it end [`Self::run`].
@@ -188,6 +193,11 @@ impl Agent {
     /// Where connections for the gateway are taken.
     pub fn forward_address(&self) -> Option<SocketAddr> {
         self.forward.as_ref().and_then(|forward| forward.address().ok())
+    }
+
+    /// The way to the gateway, whose proxy may change while the agent runs.
+    pub fn connector(&self) -> Arc<Connector> {
+        self.connector.clone()
     }
 
     /// Where tokens of the cluster's identity are asked for.

@@ -1,11 +1,15 @@
 //! The process `towline-agent`: arguments, telemetry, configuration, build, run until told, drain, exit code.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use agent::{
     Agent, chain, check,
     config::{CarrierChoice, Cluster, Config},
     metrics,
+    reload::Reload,
     roles::logcollector::LogBuffer,
 };
 use clap::{Parser, Subcommand, ValueEnum};
@@ -91,7 +95,7 @@ fn main() -> ExitCode {
     };
     match checking {
         Some(json) => ExitCode::from(runtime.block_on(check::run(&config, json))),
-        None => match runtime.block_on(run(config, logs)) {
+        None => match runtime.block_on(run(config, &common.config, logs)) {
             Ok(()) => ExitCode::SUCCESS,
             Err((code, err)) => failed(code, &err),
         },
@@ -117,7 +121,7 @@ fn with_arguments(mut config: Config, common: &Common) -> Config {
     config
 }
 
-async fn run(config: Config, logs: LogBuffer) -> Result<(), (u8, anyhow::Error)> {
+async fn run(config: Config, file: &Path, logs: LogBuffer) -> Result<(), (u8, anyhow::Error)> {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder();
     let recorder = recorder.map_err(|err| (1, err.into()))?;
     metrics::describe();
@@ -128,10 +132,11 @@ async fn run(config: Config, logs: LogBuffer) -> Result<(), (u8, anyhow::Error)>
         loop {
             signals.reload().await;
             tracing::warn!(
-                "settings take effect at the next start; certificates, keys and tokens on disk are read again by themselves"
+                "the outbound proxy's settings, certificates, keys and tokens on disk are read again by themselves; all other settings take effect at the next start"
             );
         }
     });
+    agent.tasks().spawn("settings", Reload::new(file.to_owned(), agent.connector()).run());
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         cluster.id = agent.facts().cluster,

@@ -6,8 +6,10 @@ pub mod choose;
 pub mod connect;
 pub mod forward;
 pub mod health;
+mod race;
 pub mod serve;
 pub mod status;
+mod way;
 
 use std::{
     future::Future,
@@ -30,8 +32,9 @@ use tokio::sync::watch;
 use self::{
     api::CurrentTunnel,
     choose::{Chooser, Network},
-    connect::{Connect, NoTunnel, SharedChooser, race},
+    connect::{Connect, NoTunnel},
     health::{Health, Verdict},
+    race::{SharedChooser, race},
     serve::Server,
     status::StatusBoard,
 };

@@ -19,6 +19,7 @@ pub fn tests() -> Vec<Trial> {
         case("proxies::denied_then_allowed", Needs::Nothing, || bad(Manner::Denies, &["407"])),
         case("proxies::hangs_then_answers", Needs::Nothing, || bad(Manner::Hangs, &["proxy"])),
         case("proxies::resets_then_answers", Needs::Nothing, || bad(Manner::Resets, &["proxy"])),
+        case("proxies::t13_another_proxy_takes_effect_by_itself", Needs::Nothing, another_proxy),
         case("proxies::closes_when_silent", Needs::Nothing, closes_when_silent),
     ]
 }
@@ -57,6 +58,43 @@ fn bad(manner: Manner, words: &[&str]) -> anyhow::Result<()> {
     ensure!(proxy.connects() < 200, "the agent asks the proxy without a pause: {}", proxy.connects());
     proxy.behave(Manner::Good);
     stack.await_connected(Duration::from_secs(40))?;
+    Ok(())
+}
+
+/// The file changes, as a mounted one does, and the agent moves to the new way without being started again. A file that
+/// cannot be used changes nothing.
+fn another_proxy() -> anyhow::Result<()> {
+    let (_apiserver, first, stack) = start("proxy-another", Some("h2"), false, Manner::Good)?;
+    stack.await_connected(Duration::from_secs(40))?;
+    let dir = scratch("proxy-another-second");
+    let second = Proxy::start(&dir, true, Manner::Good)?;
+    let file = stack.info["clusters"][0]["agent_config"].as_str().context("no agent_config")?;
+    let text = std::fs::read_to_string(file)?;
+    let at = text.find("[proxy]").context("no proxy in the file")?;
+    let (own, rest) = text.split_at(at);
+    let rest = rest[1..].find("\n[").map_or("", |end| &rest[end + 1..]);
+
+    std::fs::write(file, format!("{own}{rest}\n[proxy]\nurl = \"socks://x\"\n"))?;
+    let says = |what: &str| -> anyhow::Result<bool> {
+        Ok(std::fs::read_to_string(&stack.agent.lock().unwrap().log)?.contains(what))
+    };
+    eventually("what cannot be used is said", Duration::from_secs(60), || says("those from before stay"))?;
+    ensure!(stack.get("admin", "/api")?.status == 200);
+
+    std::fs::write(file, format!("{own}{rest}\n{}", second.agent_config(&dir)?))?;
+    eventually("the tunnel goes through the other proxy", Duration::from_secs(60), || Ok(second.connects() > 0))
+        .with_context(|| stack.agent.lock().unwrap().tail())?;
+    eventually("requests get through it", Duration::from_secs(60), || {
+        Ok(stack.get("admin", "/api").is_ok_and(|answer| answer.status == 200))
+    })?;
+    let before = first.connects();
+    std::fs::write(file, format!("{own}{rest}"))?;
+    eventually("without a proxy", Duration::from_secs(60), || {
+        let moved = std::fs::read_to_string(&stack.agent.lock().unwrap().log)?;
+        Ok(moved.matches("the outbound proxy's settings changed").count() == 2)
+    })?;
+    stack.await_connected(Duration::from_secs(60))?;
+    ensure!(first.connects() == before, "nothing goes back to the first one");
     Ok(())
 }
 

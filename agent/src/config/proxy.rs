@@ -3,7 +3,7 @@
 use std::{net::IpAddr, path::PathBuf, str::FromStr};
 
 use proto::settings::{Faults, Section, read_bounded};
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 
 use super::split_url;
 
@@ -22,6 +22,16 @@ pub struct Proxy {
     pub credentials: Option<(String, SecretString)>,
     /// Hosts that are reached without it.
     pub no_proxy: Vec<NoProxy>,
+}
+
+impl PartialEq for Proxy {
+    fn eq(&self, other: &Self) -> bool {
+        fn plain(proxy: &Proxy) -> Option<(&str, &str)> {
+            proxy.credentials.as_ref().map(|(user, password)| (user.as_str(), password.expose_secret()))
+        }
+        (self.tls, &self.host, self.port, &self.ca_file) == (other.tls, &other.host, other.port, &other.ca_file)
+            && (&self.no_proxy, plain(self)) == (&other.no_proxy, plain(other))
+    }
 }
 
 impl Proxy {

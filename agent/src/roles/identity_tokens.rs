@@ -18,12 +18,7 @@ pub mod ask;
 pub mod certificate;
 pub mod desk;
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use certs::serving::ShownNow;
 use futures_util::future::BoxFuture;
@@ -35,7 +30,7 @@ use tokio_rustls::TlsAcceptor;
 
 use self::{certificate::Keeper, desk::Desk};
 use super::Role;
-use crate::chain;
+use crate::{chain, peers::Peers};
 
 /// This role's name.
 pub const NAME: &str = "identity-tokens";
@@ -56,7 +51,7 @@ pub struct IdentityTokens {
     acceptor: TlsAcceptor,
     keeper: Keeper,
     desk: Arc<Desk>,
-    peers: Arc<Peers>,
+    peers: Peers,
 }
 
 impl IdentityTokens {
@@ -71,7 +66,13 @@ impl IdentityTokens {
         desk: Desk,
     ) -> Result<Self, certs::tls::TlsError> {
         let acceptor = TlsAcceptor::from(Arc::new(certs::tls::server_inside(Arc::new(shown))?));
-        Ok(Self { listener, acceptor, keeper, desk: Arc::new(desk), peers: Arc::default() })
+        Ok(Self {
+            listener,
+            acceptor,
+            keeper,
+            desk: Arc::new(desk),
+            peers: Peers::new(CONNECTIONS_MAX, CONNECTIONS_PER_PEER),
+        })
     }
 
     /// Where.
@@ -90,7 +91,7 @@ impl IdentityTokens {
                     continue;
                 }
             };
-            let Some(place) = Peers::take(&self.peers, peer.ip()) else {
+            let Some(place) = self.peers.take(peer.ip()) else {
                 tracing::warn!(peer = %peer.ip(), "too many connections of who wants tokens: one more is closed");
                 continue;
             };
@@ -119,41 +120,6 @@ async fn connection(socket: TcpStream, acceptor: TlsAcceptor, desk: Arc<Desk>) {
         .serve_connection(TokioIo::new(io), service);
     if let Err(err) = served.await {
         tracing::debug!(error = chain(&err), "a connection of who wants a token broke off");
-    }
-}
-
-/// Connections by address. An address without any is forgotten.
-#[derive(Default)]
-pub(crate) struct Peers(Mutex<HashMap<IpAddr, usize>>);
-
-impl Peers {
-    /// A place, if there is one in all and for this address.
-    pub(crate) fn take(peers: &Arc<Self>, peer: IpAddr) -> Option<Place> {
-        let mut open = peers.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = open.get(&peer).copied().unwrap_or_default();
-        if own >= CONNECTIONS_PER_PEER || open.values().sum::<usize>() >= CONNECTIONS_MAX {
-            return None;
-        }
-        open.insert(peer, own + 1);
-        Some(Place { peers: peers.clone(), peer })
-    }
-}
-
-/// A connection's place; dropping it gives it back.
-pub(crate) struct Place {
-    peers: Arc<Peers>,
-    peer: IpAddr,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut open = self.peers.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = open.get_mut(&self.peer) {
-            *own -= 1;
-            if *own == 0 {
-                open.remove(&self.peer);
-            }
-        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! One tunnel on one carrier: dial, hello, proof; and the race between QUIC and TCP.
+//! One tunnel on one carrier: dial, hello, proof.
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, SystemTime},
 };
 
 use arc_swap::ArcSwap;
@@ -12,7 +12,6 @@ use bytes::Bytes;
 use certs::{Credentials, PeerIdentity, Roots};
 use futures_util::future::BoxFuture;
 use proto::{
-    process::TaskGroup,
     transport::{
         CarrierKind, TunnelHandle,
         dial::{self, DialError, DialOptions, Target},
@@ -24,8 +23,9 @@ use proto::{
 };
 use rustls::{ClientConfig, pki_types::ServerName};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tokio::sync::watch;
 
-use super::choose::{Chooser, Network, Plan};
+use super::{choose::Network, way::Way};
 use crate::{
     chain,
     config::{Config, Endpoint, IdentitySource, Proxy, Via},
@@ -110,8 +110,8 @@ pub trait Connect: Send + Sync + 'static {
 /// What the agent shows and whom it trusts.
 pub struct Connector {
     endpoints: Vec<Endpoint>,
-    proxy: Option<Proxy>,
-    proxy_tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    /// The way out, which may change while the agent runs; with it the number of such changes.
+    way: watch::Sender<(u64, Arc<Way>)>,
     via: Option<Via>,
     shown: Shown,
     /// The configured ones; those of the identity come to them.
@@ -121,6 +121,9 @@ pub struct Connector {
     options: DialOptions,
     session: SessionOptions,
 }
+
+/// How far the changes of the way out are from the certificates' in [`Connector::generation`].
+const WAY_SHIFT: u32 = 32;
 
 /// The certificate that the agent shows.
 enum Shown {
@@ -185,19 +188,11 @@ impl Connector {
         for endpoint in &gateway.endpoints {
             server_name(&endpoint.server_name)?;
         }
-        let proxy_tls = match &config.proxy {
-            Some(proxy) if proxy.tls => {
-                let own = proxy.ca_file.as_deref().map(|path: &Path| Roots::load(path)).transpose()?;
-                let tls = certs::tls::client_https(&own.unwrap_or_else(Roots::public))?;
-                Some((Arc::new(tls), server_name(&proxy.host)?))
-            }
-            _ => None,
-        };
+        let way = Arc::new(Way::new(config.proxy.as_ref())?);
         let instance = proto::ids::RequestId::random().map_err(|_| SetupError::Random)?.0;
         Ok(Self {
             endpoints: gateway.endpoints.clone(),
-            proxy: config.proxy.clone(),
-            proxy_tls,
+            way: watch::Sender::new((0, way)),
             via: gateway.via.clone(),
             shown,
             roots,
@@ -279,7 +274,7 @@ impl Connector {
             port: endpoint.port,
             server_name: server_name(&endpoint.server_name)?,
             tls: Arc::new(tls),
-            proxy: self.proxy_for(endpoint).map(|proxy| self.proxy(proxy)),
+            proxy: self.proxy_for(endpoint),
             aliases: self.aliases(),
         };
         if let Some(via) = &self.via {
@@ -321,18 +316,30 @@ impl Connector {
         port: u16,
     ) -> Result<impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static, OpenTcpError> {
         let mut target = self.towards(0, self.bare()?)?;
-        target.proxy = self.proxy.as_ref().filter(|proxy| !proxy.bypasses(host)).map(|proxy| self.proxy(proxy));
+        target.proxy = self.way().to(host);
         (target.host, target.port) = (host.to_owned(), port);
         Ok(dial::open_tcp(&target, &self.options).await?)
     }
 
-    fn proxy(&self, proxy: &Proxy) -> dial::Proxy {
-        dial::Proxy {
-            host: proxy.host.clone(),
-            port: proxy.port,
-            tls: self.proxy_tls.clone(),
-            credentials: proxy.credentials.clone(),
+    fn way(&self) -> Arc<Way> {
+        self.way.borrow().1.clone()
+    }
+
+    /// Goes through this proxy, or through none, from now on: a new tunnel takes the place of the old one while that still
+    /// serves (features row T13). Says whether that is another way than before.
+    ///
+    /// # Errors
+    /// [`SetupError`] for a proxy that cannot be used; the way stays what it was.
+    pub fn go_by(&self, proxy: Option<&Proxy>) -> Result<bool, SetupError> {
+        if self.way().proxy.as_ref() == proxy {
+            return Ok(false);
         }
+        let way = Arc::new(Way::new(proxy)?);
+        self.way.send_modify(|(changes, now)| {
+            *changes += 1;
+            *now = way;
+        });
+        Ok(true)
     }
 
     /// Times and options of dialling.
@@ -340,9 +347,9 @@ impl Connector {
         &self.options
     }
 
-    fn proxy_for(&self, endpoint: &Endpoint) -> Option<&Proxy> {
+    fn proxy_for(&self, endpoint: &Endpoint) -> Option<dial::Proxy> {
         // What is dialled in place of the gateway is in the cluster.
-        self.proxy.as_ref().filter(|proxy| self.via.is_none() && !proxy.bypasses(&endpoint.host))
+        if self.via.is_some() { None } else { self.way().to(&endpoint.host) }
     }
 
     /// Sees whether a tunnel comes up on a carrier. The gateway sends no requests to it.
@@ -414,7 +421,7 @@ impl Connector {
     }
 }
 
-fn server_name(name: &str) -> Result<ServerName<'static>, SetupError> {
+pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, SetupError> {
     ServerName::try_from(name.to_owned()).map_err(|_| SetupError::Name(name.to_owned()))
 }
 
@@ -474,18 +481,29 @@ impl Connect for Connector {
         })
     }
 
+    /// The certificate's, and in the upper half that of the way out: a tunnel is made anew for either.
     fn generation(&self) -> u64 {
-        self.identity().map_or(0, |identity| identity.generation)
+        let changes = self.way.borrow().0;
+        self.identity().map_or(0, |identity| identity.generation) + (changes << WAY_SHIFT)
     }
 
     fn renewed(&self, generation: u64) -> BoxFuture<'_, ()> {
-        let Shown::Managed(identities) = &self.shown else { return Box::pin(std::future::pending()) };
         Box::pin(async move {
-            let other = |identity: &Option<Arc<Identity>>| {
-                identity.as_ref().is_some_and(|identity| identity.generation != generation)
+            let (shown, changes) = (generation & (u64::MAX >> WAY_SHIFT), generation >> WAY_SHIFT);
+            let certificate = async {
+                let Shown::Managed(identities) = &self.shown else { return std::future::pending().await };
+                let other = |identity: &Option<Arc<Identity>>| {
+                    identity.as_ref().is_some_and(|identity| identity.generation != shown)
+                };
+                if identities.subscribe().wait_for(other).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
             };
-            if identities.subscribe().wait_for(other).await.is_err() {
-                std::future::pending::<()>().await;
+            let mut way = self.way.subscribe();
+            tokio::select! {
+                () = certificate => {}
+                // Its sender is ours.
+                _ = way.wait_for(|(now, _)| *now != changes) => {}
             }
         })
     }
@@ -499,109 +517,10 @@ fn local_address(peer: SocketAddr) -> Option<IpAddr> {
     socket.local_addr().ok().map(|address| address.ip())
 }
 
-/// Memory of what worked, shared by all who race.
-pub type SharedChooser = Mutex<Chooser>;
-
-/// Runs `plan`: the first carrier that is up wins, the others are dropped. All errors if none is.
-pub async fn race(
-    connect: &Arc<dyn Connect>,
-    chooser: &SharedChooser,
-    tasks: &TaskGroup,
-    endpoint: usize,
-    network: &Network,
-    plan: Plan,
-) -> Result<TunnelHandle, NoTunnel> {
-    let note = |change: &dyn Fn(&mut Chooser)| change(&mut chooser.lock().unwrap_or_else(PoisonError::into_inner));
-    let mut errors = Vec::new();
-    let dialling = {
-        let connect = connect.clone();
-        // A task of its own, because the loser of a race is dropped and must not stop in the middle of a select.
-        move |carrier| {
-            let connect = connect.clone();
-            tasks.spawn_task("dial", async move { connect.connect(endpoint, carrier).await })
-        }
-    };
-    let mut quic = plan.quic.then(|| dialling(CarrierKind::Quic));
-    let mut turn = plan.tcp.into_iter();
-    let head_start = tokio::time::sleep(plan.head_start);
-    tokio::pin!(head_start);
-    let mut waiting = quic.is_some();
-    let mut tcp = None;
-    loop {
-        if tcp.is_none() && (!waiting || quic.is_none()) {
-            tcp = turn.next().map(|carrier| (carrier, dialling(carrier)));
-        }
-        if tcp.is_none() && quic.is_none() {
-            return Err(NoTunnel(errors));
-        }
-        let (carrier, result) = tokio::select! {
-            biased;
-            result = ended(&mut quic), if quic.is_some() => {
-                quic = None;
-                (CarrierKind::Quic, result)
-            }
-            result = ended_of(&mut tcp), if tcp.is_some() => {
-                let carrier = tcp.take().map_or(CarrierKind::Http2, |(carrier, _)| carrier);
-                (carrier, result)
-            }
-            () = &mut head_start, if waiting => {
-                waiting = false;
-                continue;
-            }
-        };
-        match result {
-            Ok(tunnel) => {
-                note(&|chooser| {
-                    if carrier != CarrierKind::Quic && plan.quic {
-                        // It lost the race or failed; the prober will find out.
-                        chooser.quic_failed(network, Instant::now());
-                    }
-                    chooser.worked(network, carrier, Instant::now());
-                });
-                return Ok(tunnel);
-            }
-            Err(err) => {
-                tracing::debug!(carrier = %carrier, error = %err.reason, "carrier failed");
-                if carrier == CarrierKind::Quic {
-                    note(&|chooser| chooser.quic_failed(network, Instant::now()));
-                }
-                let try_another = err.try_another;
-                errors.push(err);
-                if !try_another {
-                    turn = Vec::new().into_iter();
-                    if carrier == CarrierKind::Quic && tcp.is_none() {
-                        return Err(NoTunnel(errors));
-                    }
-                }
-            }
-        }
-    }
-}
-
-type Dialling = proto::process::Task<Result<TunnelHandle, ConnectError>>;
-
-async fn ended(task: &mut Option<Dialling>) -> Result<TunnelHandle, ConnectError> {
-    match task {
-        Some(task) => join(CarrierKind::Quic, task).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn ended_of(task: &mut Option<(CarrierKind, Dialling)>) -> Result<TunnelHandle, ConnectError> {
-    match task {
-        Some((carrier, task)) => join(*carrier, task).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn join(carrier: CarrierKind, task: &mut Dialling) -> Result<TunnelHandle, ConnectError> {
-    task.await.unwrap_or_else(|err| {
-        Err(ConnectError { carrier, reason: err.to_string(), retry_after: None, try_another: true, refused: None })
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use certs::{Authority, Validity};
 
     use super::*;
@@ -655,6 +574,44 @@ mod tests {
         write(Validity::days(1));
         connector.renew();
         assert_eq!(connector.obstacle(), None);
+    }
+
+    #[tokio::test]
+    async fn t13_another_proxy_is_another_way_and_one_that_cannot_be_used_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let issued = Authority::create("test", Validity::days(2)).unwrap();
+        let issued = issued.issue_agent(&id("a"), Validity::days(1)).unwrap();
+        issued.save(&dir.path().join("tls.crt"), &dir.path().join("tls.key")).unwrap();
+        let gateway = "[gateway]\nurl = \"https://gw\"\ncertificate_file = \"tls.crt\"\nkey_file = \"tls.key\"\n";
+        let proxy = |rest: &str| {
+            let text = format!("{gateway}[proxy]\nurl = \"http://one:3128\"\n{rest}");
+            Config::parse(&text, dir.path()).unwrap().proxy.unwrap()
+        };
+        let connector = connector(gateway, dir.path());
+        let host = || connector.target(0, CarrierKind::Http2).unwrap().proxy.map(|proxy| proxy.host);
+        assert_eq!((host(), connector.proxied(0)), (None, false));
+        let before = connector.generation();
+        let mut renewed = connector.renewed(before);
+        assert!(futures_util::poll!(&mut renewed).is_pending());
+        assert!(connector.go_by(Some(&proxy(""))).unwrap());
+        renewed.await;
+        assert_eq!((host().as_deref(), connector.proxied(0)), (Some("one"), true));
+        let now = connector.generation();
+        assert_ne!(now, before);
+        assert!(!connector.go_by(Some(&proxy(""))).unwrap(), "the same again");
+        // Another password is another way.
+        std::fs::write(dir.path().join("user"), "me").unwrap();
+        std::fs::write(dir.path().join("password"), "first").unwrap();
+        let files = "username_file = \"user\"\npassword_file = \"password\"\n";
+        assert!(connector.go_by(Some(&proxy(files))).unwrap() && !connector.go_by(Some(&proxy(files))).unwrap());
+        std::fs::write(dir.path().join("password"), "second").unwrap();
+        assert!(connector.go_by(Some(&proxy(files))).unwrap());
+        let mut broken = proxy("");
+        (broken.tls, broken.ca_file) = (true, Some(dir.path().join("missing.crt")));
+        let at = connector.generation();
+        assert!(connector.go_by(Some(&broken)).is_err());
+        assert_eq!((host().as_deref(), connector.generation()), (Some("one"), at));
+        assert!(connector.go_by(None).unwrap() && host().is_none());
     }
 
     #[tokio::test]

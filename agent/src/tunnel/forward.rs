@@ -15,14 +15,15 @@ use proto::process::{Shutdown, TaskGroup};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
 };
 
 use super::connect::{Connect as _, Connector};
-use crate::{chain, metrics};
+use crate::{chain, metrics, peers::Peers};
 
 /// Connections at once: one for each agent of the cluster's other Deployment, and those that they leave.
 const CONNECTIONS_MAX: usize = 64;
+/// From one address: a pod has one tunnel, those that drain beside it (8 at most), and an exchange for a certificate.
+const CONNECTIONS_PER_PEER: usize = 16;
 /// A connection on which nothing moves either way is closed: a tunnel's probes are far more frequent.
 const IDLE: Duration = Duration::from_secs(300);
 /// Bytes read at once.
@@ -34,14 +35,14 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 pub struct Forward {
     listener: TcpListener,
     connector: Arc<Connector>,
-    slots: Arc<Semaphore>,
+    peers: Peers,
 }
 
 impl Forward {
     /// Binds.
     pub async fn bind(address: SocketAddr, connector: Arc<Connector>) -> std::io::Result<Self> {
-        let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        Ok(Self { listener: TcpListener::bind(address).await?, connector, slots })
+        let peers = Peers::new(CONNECTIONS_MAX, CONNECTIONS_PER_PEER);
+        Ok(Self { listener: TcpListener::bind(address).await?, connector, peers })
     }
 
     /// Where.
@@ -58,18 +59,20 @@ impl Forward {
                 () = shutdown.closed() => break,
                 accepted = self.listener.accept() => accepted,
             };
-            let socket = match accepted {
-                Ok((socket, _)) => socket,
+            let (socket, peer) = match accepted {
+                Ok(accepted) => accepted,
                 Err(err) => {
                     tracing::warn!(error = %err, "cannot accept a connection for the gateway");
                     tokio::time::sleep(ACCEPT_AGAIN).await;
                     continue;
                 }
             };
-            let Ok(slot) = self.slots.clone().try_acquire_owned() else {
+            let Some(place) = self.peers.take(peer.ip()) else {
                 metrics::forwarded("limit");
                 tracing::warn!(
+                    peer = %peer.ip(),
                     limit = CONNECTIONS_MAX,
+                    limit_per_peer = CONNECTIONS_PER_PEER,
                     "too many connections go through this agent: one more is closed"
                 );
                 continue;
@@ -77,7 +80,7 @@ impl Forward {
             let connector = self.connector.clone();
             tasks.spawn("connection", async move {
                 forward(socket, &connector).await;
-                drop(slot);
+                drop(place);
             });
         }
         tasks.abort();

@@ -68,6 +68,7 @@ pub const KINDS: &[Kind] = &[
     kind("", "v1", "Service", "services", true),
     DEPLOYMENT,
     kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true),
+    kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true),
 ];
 
 /// What somebody may have put into a namespace of ours, which keeps it.

@@ -12,9 +12,9 @@ use super::{
 };
 
 const CRD: &str = include_str!("../../../docker/chart/towline-agent/files/crd.yaml");
-/// What Secrets and ConfigMaps are readable by within a pod: everybody there, and its group.
+/// Whom Secrets and ConfigMaps are readable for within a pod: everybody there, which is one container of a user whom the
+/// cluster may choose.
 const MODE_ALL: u32 = 0o444;
-const MODE_GROUP: u32 = 0o440;
 
 /// Which of the two Deployments something belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,6 +86,9 @@ pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
     all.push(config_map(Part::Agent, &agent_files, namespace));
     all.push(config_map(Part::Manager, &manager_files, namespace));
     all.push(service(values, namespace));
+    if values.network_policy.enabled {
+        all.push(network_policy(namespace));
+    }
     if values.identity_tokens.enabled {
         all.extend(identity_tokens(namespace));
     }
@@ -132,6 +135,21 @@ fn service(values: &Values, namespace: &str) -> Value {
         "publishNotReadyAddresses": true,
         "selector": Part::Agent.selector(),
         "ports": [{"name": "forward", "port": port, "targetPort": "forward", "protocol": "TCP"}],
+    });
+    made
+}
+
+/// Only pods of the release get a way out through those that hold users' tunnel. Probes and metrics are for everybody.
+fn network_policy(namespace: &str) -> Value {
+    let mut made = object("networking.k8s.io/v1", "NetworkPolicy", AGENT, Some(namespace), Part::Agent);
+    made["spec"] = json!({
+        "podSelector": {"matchLabels": Part::Agent.selector()},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": {"matchLabels": Part::Manager.selector()}}],
+             "ports": [{"port": "forward", "protocol": "TCP"}]},
+            {"ports": [{"port": "admin", "protocol": "TCP"}]},
+        ],
     });
     made
 }
@@ -252,18 +270,17 @@ impl Pod<'_> {
             "name": "config",
             "configMap": {"name": self.part.name(), "defaultMode": MODE_ALL},
         })];
-        volumes.extend(self.secrets.iter().map(
-            |(name, _, secret)| json!({"name": name, "secret": {"secretName": secret, "defaultMode": MODE_GROUP}}),
-        ));
+        volumes.extend(
+            self.secrets.iter().map(
+                |(name, _, secret)| json!({"name": name, "secret": {"secretName": secret, "defaultMode": MODE_ALL}}),
+            ),
+        );
         let mut spec = json!({
             "serviceAccountName": self.account,
             "automountServiceAccountToken": true,
             "enableServiceLinks": self.service_links,
             "terminationGracePeriodSeconds": grace_seconds(&self.values.limits.drain_grace),
-            "securityContext": {
-                "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": security_context(self.values),
             "containers": [self.container()],
             "volumes": volumes,
         });
@@ -309,6 +326,14 @@ impl Pod<'_> {
             "volumeMounts": mounts,
         })
     }
+}
+
+/// No user of its own: the image's is not root, and OpenShift gives each namespace users of its own (SCC restricted-v2).
+fn security_context(values: &Values) -> Value {
+    let mut context = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
+    let more = &values.pod_security_context;
+    put_all(&mut context, more.iter().map(|(key, value)| (key, value.clone())));
+    context
 }
 
 fn put_all<'a>(into: &mut Value, entries: impl Iterator<Item = (&'a String, Value)>) {

@@ -78,6 +78,8 @@ fn sets() -> Vec<(&'static str, Values)> {
                 v.identity.existing_onboarding_secret = "theirs".to_owned();
                 v.azure_rbac.enabled = true;
                 v.identity_tokens.enabled = false;
+                v.network_policy.enabled = false;
+                v.pod_security_context = serde_json::from_value(json!({"runAsUser": 1000, "fsGroup": 1000})).unwrap();
                 v.limits.drain_grace = "2m".to_owned();
                 v.image.digest = format!("sha256:{}", "a".repeat(64));
                 v.image.pull_secrets = vec!["registry".to_owned()];

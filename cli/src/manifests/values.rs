@@ -15,6 +15,7 @@ pub struct Values {
     pub gateway: Gateway,
     pub identity: Identity,
     pub controller_manager: Manager,
+    pub network_policy: NetworkPolicy,
     pub identity_tokens: IdentityTokens,
     pub metadata: Metadata,
     /// In the chart's own form.
@@ -37,6 +38,7 @@ pub struct Values {
     pub rbac: Rbac,
     pub pod_annotations: BTreeMap<String, String>,
     pub pod_labels: BTreeMap<String, String>,
+    pub pod_security_context: Map<String, Value>,
     pub node_selector: BTreeMap<String, String>,
     pub tolerations: Vec<Value>,
     pub affinity: Map<String, Value>,
@@ -62,6 +64,10 @@ section! {
 section! {
     /// The second Deployment.
     Manager { enabled: Value, port: u16, resources: Value, service_account: Account }
+}
+section! {
+    /// Who may connect to the pods that hold users' tunnel.
+    NetworkPolicy { enabled: bool }
 }
 section! {
     /// Tokens of the cluster's identity for what else runs in the cluster.

@@ -1,11 +1,7 @@
 {{/* What the pods of both Deployments have in common. */}}
 
 {{- define "pod.security" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile: {type: RuntimeDefault}
+{{ mergeOverwrite (dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault")) (deepCopy .Values.podSecurityContext) | toYaml }}
 {{- end }}
 
 {{/* The container but its name, ports, resources and mounts. Alive is the process; ready is a tunnel that answers. */}}

@@ -1,0 +1,74 @@
+//! Places for connections, in all and for each address: one peer that takes all of its own keeps nobody else out.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Connections by address. An address without any is forgotten. Clones share the places.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    places: usize,
+    each: usize,
+}
+
+impl Peers {
+    /// So many places in all, and so many for each address.
+    pub fn new(places: usize, each: usize) -> Self {
+        Self { open: Arc::default(), places, each }
+    }
+
+    /// A place, if there is one in all and for this address.
+    pub fn take(&self, peer: IpAddr) -> Option<Place> {
+        let peer = peer.to_canonical();
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = open.get(&peer).copied().unwrap_or_default();
+        if own >= self.each || open.values().sum::<usize>() >= self.places {
+            return None;
+        }
+        open.insert(peer, own + 1);
+        Some(Place { open: self.open.clone(), peer })
+    }
+}
+
+/// A connection's place; dropping it gives it back.
+#[derive(Debug)]
+pub struct Place {
+    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    peer: IpAddr,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = open.get_mut(&self.peer) {
+            *own -= 1;
+            if *own == 0 {
+                open.remove(&self.peer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_peer_has_its_own_places_and_all_have_no_more_than_there_are() {
+        let peers = Peers::new(5, 2);
+        let at = |last: u8| IpAddr::from([192, 0, 2, last]);
+        let one: Vec<_> = (0..2).map(|_| peers.take(at(1)).unwrap()).collect();
+        assert!(peers.take(at(1)).is_none(), "its own are taken");
+        let mapped: IpAddr = "::ffff:192.0.2.1".parse().unwrap();
+        assert!(peers.take(mapped).is_none(), "the same peer, spelt otherwise");
+        let others: Vec<_> = [2, 2, 3].map(|last| peers.take(at(last)).unwrap()).into();
+        assert!(peers.take(at(4)).is_none(), "all are taken");
+        drop(others);
+        assert!(peers.take(at(4)).is_some());
+        drop(one);
+        assert!(peers.open.lock().unwrap().is_empty(), "who has none is forgotten");
+    }
+}

@@ -1,0 +1,41 @@
+//! The way out of the cluster: through an HTTP CONNECT proxy, or straight.
+
+use std::{path::Path, sync::Arc};
+
+use certs::Roots;
+use proto::transport::dial;
+use rustls::{ClientConfig, pki_types::ServerName};
+
+use super::connect::{SetupError, server_name};
+use crate::config::Proxy;
+
+/// Through a proxy, or not.
+pub(super) struct Way {
+    pub(super) proxy: Option<Proxy>,
+    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+}
+
+impl Way {
+    pub(super) fn new(proxy: Option<&Proxy>) -> Result<Self, SetupError> {
+        let tls = match proxy {
+            Some(proxy) if proxy.tls => {
+                let own = proxy.ca_file.as_deref().map(|path: &Path| Roots::load(path)).transpose()?;
+                let tls = certs::tls::client_https(&own.unwrap_or_else(Roots::public))?;
+                Some((Arc::new(tls), server_name(&proxy.host)?))
+            }
+            _ => None,
+        };
+        Ok(Self { proxy: proxy.cloned(), tls })
+    }
+
+    /// As a host is dialled: none where it is reached without.
+    pub(super) fn to(&self, host: &str) -> Option<dial::Proxy> {
+        let proxy = self.proxy.as_ref().filter(|proxy| !proxy.bypasses(host))?;
+        Some(dial::Proxy {
+            host: proxy.host.clone(),
+            port: proxy.port,
+            tls: self.tls.clone(),
+            credentials: proxy.credentials.clone(),
+        })
+    }
+}
