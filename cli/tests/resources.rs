@@ -306,3 +306,22 @@ fn r14_enrolment_tokens_are_made_for_a_group_and_what_is_none_is_told() {
     let short = site.fails(1, &["enrolment-token", "create", "-g", "web", "--ttl", "5s"]);
     assert!(short.contains("expiresInSeconds must be from 60"), "{short}");
 }
+
+#[test]
+fn r14_enrolment_tokens_are_listed_without_their_secrets_and_withdrawn() {
+    let site = site();
+    let make = || site.json(&["enrolment-token", "create", "-g", "web", "-n", "two"]);
+    let (one, two) = (make(), make());
+    let list = ["enrolment-token", "list", "-g", "web", "-o", "json"];
+    let listed = site.ok(&list);
+    for made in [&one, &two] {
+        let secret = made["token"].as_str().unwrap().rsplit('.').next().unwrap();
+        assert!(!listed.contains(secret) && listed.contains(made["id"].as_str().unwrap()), "{listed}");
+    }
+    let id = one["id"].as_str().unwrap();
+    site.ok(&["enrolment-token", "withdraw", "-g", "web", id]);
+    let left = site.ok(&["enrolment-token", "list", "-g", "web", "--query", "[].id", "-o", "tsv"]);
+    assert_eq!(left, two["id"].as_str().unwrap());
+    let gone = site.fails(1, &["enrolment-token", "withdraw", "-g", "web", id]);
+    assert!(gone.contains("EnrolmentTokenNotFound") && gone.contains("hint: see which are good"), "{gone}");
+}

@@ -99,6 +99,21 @@ pub enum EnrolmentTokenAction {
         #[arg(long, value_name = "FILE")]
         secret_file: Option<std::path::PathBuf>,
     },
+    /// The tokens of a resource group that are good, without their secrets
+    List {
+        /// The resource group
+        #[arg(short = 'g', long, value_name = "GROUP")]
+        resource_group: String,
+    },
+    /// End a token before its time
+    Withdraw {
+        /// The resource group
+        #[arg(short = 'g', long, value_name = "GROUP")]
+        resource_group: String,
+        /// Its id, as `create` and `list` say it
+        #[arg(value_name = "ID", required = true, num_args = 1..)]
+        ids: Vec<String>,
+    },
 }
 
 /// `towline sessions`.

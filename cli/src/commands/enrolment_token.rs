@@ -10,12 +10,20 @@ use crate::{
     api::{at, versions},
     args::{EnrolmentTokenAction, EnrolmentTokenArgs},
     context::Context,
-    failure::Outcome,
+    failure::{Hint, Outcome},
     output::{self, Column},
 };
 
+const COLUMNS: &[Column] = &[
+    ("Id", "/id"),
+    ("Name", "/name"),
+    ("CreatedBy", "/createdBy"),
+    ("CreatedOn", "/createdOn"),
+    ("ExpiresOn", "/expiresOn"),
+];
 const MADE: &[Column] = &[
     ("Token", "/token"),
+    ("Id", "/id"),
     ("ExpiresOn", "/expiresOn"),
     ("ResourceGroup", "/resourceGroup"),
     ("Name", "/name"),
@@ -44,6 +52,20 @@ pub async fn run(args: EnrolmentTokenArgs) -> Outcome {
             made["gateway"] = context.account().gateway.as_str().into();
             output::print(&made, output, MADE)?;
             output::say(&next(&made, name.as_deref(), secret_file.as_deref()));
+        }
+        EnrolmentTokenAction::List { resource_group } => {
+            let group = context.group(&resource_group)?;
+            let listed = at(format!("{group}/listEnrolmentTokens"), versions::RESOURCES);
+            let mut listed = api.post(&listed, &json!({})).await?.body;
+            output::print(&listed["value"].take(), output, COLUMNS)?;
+        }
+        EnrolmentTokenAction::Withdraw { resource_group, ids } => {
+            let target = at(format!("{}/withdrawEnrolmentToken", context.group(&resource_group)?), versions::RESOURCES);
+            for id in ids {
+                let withdrawn = api.post(&target, &json!({"id": id})).await;
+                withdrawn.hint(|| format!("see which are good: towline enrolment-token list -g {resource_group}"))?;
+                output::say(&format!("withdrawn {id}"));
+            }
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -11,6 +11,7 @@ use crate::{
         Kubernetes, Place,
         installed::group_and_name,
         place::{CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, SECRET},
+        pods::PODS,
     },
     manifests::{self, AGENT, IDENTITY_SECRET, MANAGER},
 };
@@ -123,17 +124,25 @@ async fn logs(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Fin
 }
 
 async fn events(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
-    let events = cluster.events(namespace, None).await;
+    let mut events = cluster.events(namespace, None).await;
+    // What others run in the namespace is none of ours.
+    events.retain(|event| event.split(' ').nth(2).is_some_and(is_ours));
     bundle.put("arc_agent_events.txt", &events.join("\n"));
     Finding::new("retrieved_arc_agents_event_logs", State::Passed, format!("{} events", events.len()))
 }
 
-/// What is installed, without what is in Secrets: their names alone.
+/// Whether an object, by its name, belongs to the agents.
+fn is_ours(name: &str) -> bool {
+    [AGENT, MANAGER, "towline-"].iter().any(|ours| name.starts_with(ours))
+}
+
+/// What is installed, by its labels, without what is in Secrets: their names alone.
 async fn deployments(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
     const NAME: &str = "retrieved_deployments_logs";
     let mut missing = Vec::new();
-    for kind in [DEPLOYMENT, CONFIG_MAP, CONNECTED_CLUSTER] {
-        match cluster.list(&Place::within(kind, namespace, ""), "").await {
+    // The agents make objects of their own kind, without labels.
+    for (kind, labels) in [(DEPLOYMENT, PODS), (CONFIG_MAP, PODS), (CONNECTED_CLUSTER, "")] {
+        match cluster.list(&Place::within(kind, namespace, ""), labels).await {
             Ok(list) => {
                 bundle.put(&format!("arc_deployment_logs/{}.json", kind.plural), &format!("{:#}", Value::from(list)))
             }
@@ -142,7 +151,8 @@ async fn deployments(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle)
     }
     match cluster.list(&Place::within(SECRET, namespace, ""), "").await {
         Ok(list) => {
-            let names = list.iter().filter_map(|secret| secret["metadata"]["name"].as_str());
+            let names =
+                list.iter().filter_map(|secret| secret["metadata"]["name"].as_str()).filter(|name| is_ours(name));
             bundle.put("arc_deployment_logs/secrets.txt", &names.collect::<Vec<_>>().join("\n"));
         }
         Err(error) => missing.push(error.to_string()),
@@ -254,4 +264,19 @@ async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> 
         finding.remedies.push(format!("{}: {}; {}", text("check"), text("detail"), text("remedy")));
     }
     finding
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b1_what_others_run_in_the_namespace_is_not_packed() {
+        for ours in ["clusterconnect-agent-7d9-x:", "controller-manager", "towline-onboarding"] {
+            assert!(is_ours(ours), "{ours}");
+        }
+        for others in ["web-0:", "my-towline-agent", ""] {
+            assert!(!is_ours(others), "{others}");
+        }
+    }
 }
