@@ -33,6 +33,7 @@ use crate::{
     api::error::ApiError,
     control::Control,
     core::Core,
+    rate::Rate,
     snapshot::{ClusterRef, Named},
 };
 
@@ -132,34 +133,53 @@ pub struct Route<H> {
     path: &'static str,
     /// Bytes of a body at most.
     body_bytes: usize,
+    /// How often one cluster, or one address, may ask this.
+    rate: Rate,
     serve: H,
 }
 
 impl<H> Route<H> {
-    const fn new(method: Method, path: &'static str, body_bytes: usize, serve: H) -> Self {
-        Self { method, path, body_bytes, serve }
+    const fn new(method: Method, path: &'static str, (body_bytes, rate): (usize, Rate), serve: H) -> Self {
+        Self { method, path, body_bytes, rate, serve }
     }
 }
 
+/// What a gateway pays with a signature, or with a write of its own for one cluster.
+const DEAR: Rate = Rate::new(30, 0.2);
+/// Tokens, which whatever runs in a cluster asks for.
+const TOKENS: Rate = Rate::new(120, 2.0);
+/// Questions that wait for news, and what is pushed.
+const CHEAP: Rate = Rate::new(120, 5.0);
+/// Of an address without a certificate: a whole fleet may be behind one.
+const OF_ADDRESS: Rate = Rate::new(2000, 20.0);
+
 /// What is answered on tunnels.
 pub static OF_TUNNELS: &[Route<ForAgents>] = &[
-    Route::new(Method::POST, paths::RENEW, BODY_BYTES, |call, agent| Box::pin(certificate::renew(call, agent))),
-    Route::new(Method::POST, paths::TOKEN, BODY_BYTES, |call, agent| Box::pin(token::serve(call, agent))),
-    Route::new(Method::POST, paths::HEARTBEAT, BODY_BYTES, |call, agent| Box::pin(heartbeat::serve(call, agent))),
-    Route::new(Method::GET, paths::DESIRED, 0, |call, agent| Box::pin(desired::serve(call, agent))),
-    Route::new(Method::POST, paths::METRICS, BODY_BYTES, |call, agent| Box::pin(telemetry::metrics(call, agent))),
-    Route::new(Method::POST, paths::LOGS, telemetry::LOG_BYTES, |call, agent| Box::pin(telemetry::logs(call, agent))),
-    Route::new(Method::GET, paths::POLICY, 0, |call, agent| Box::pin(policy::serve(call, agent))),
+    Route::new(Method::POST, paths::RENEW, (BODY_BYTES, DEAR), |call, agent| Box::pin(certificate::renew(call, agent))),
+    Route::new(Method::POST, paths::TOKEN, (BODY_BYTES, TOKENS), |call, agent| Box::pin(token::serve(call, agent))),
+    Route::new(Method::POST, paths::HEARTBEAT, (BODY_BYTES, DEAR), |call, agent| {
+        Box::pin(heartbeat::serve(call, agent))
+    }),
+    Route::new(Method::GET, paths::DESIRED, (0, CHEAP), |call, agent| Box::pin(desired::serve(call, agent))),
+    Route::new(Method::POST, paths::METRICS, (BODY_BYTES, CHEAP), |call, agent| {
+        Box::pin(telemetry::metrics(call, agent))
+    }),
+    Route::new(Method::POST, paths::LOGS, (telemetry::LOG_BYTES, CHEAP), |call, agent| {
+        Box::pin(telemetry::logs(call, agent))
+    }),
+    Route::new(Method::GET, paths::POLICY, (0, CHEAP), |call, agent| Box::pin(policy::serve(call, agent))),
 ];
 
 /// What is answered at the public listener, below the prefix.
 pub static OF_VISITORS: &[Route<ForVisitors>] = &[
-    Route::new(Method::POST, enrolment_paths::CHALLENGE, BODY_BYTES, |call, _| Box::pin(challenge::serve(call))),
-    Route::new(Method::POST, enrolment_paths::CERTIFICATE, BODY_BYTES, |call, visitor| {
+    Route::new(Method::POST, enrolment_paths::CHALLENGE, (BODY_BYTES, OF_ADDRESS), |call, _| {
+        Box::pin(challenge::serve(call))
+    }),
+    Route::new(Method::POST, enrolment_paths::CERTIFICATE, (BODY_BYTES, OF_ADDRESS), |call, visitor| {
         Box::pin(certificate::enrol(call, visitor))
     }),
-    Route::new(Method::POST, enrolment_paths::ENROL, BODY_BYTES, |call, _| Box::pin(enrol::serve(call))),
-    Route::new(Method::GET, enrolment_paths::SETTINGS, 0, |call, _| Box::pin(settings::serve(call))),
+    Route::new(Method::POST, enrolment_paths::ENROL, (BODY_BYTES, OF_ADDRESS), |call, _| Box::pin(enrol::serve(call))),
+    Route::new(Method::GET, enrolment_paths::SETTINGS, (0, OF_ADDRESS), |call, _| Box::pin(settings::serve(call))),
 ];
 
 /// The line of a table.
@@ -210,6 +230,13 @@ async fn in_time(handler: BoxFuture<'_, Result<Reply, ApiError>>) -> Result<Repl
 fn busy(what: &str) -> ApiError {
     let message = format!("{what} are being served at once, the limit; try again shortly.");
     ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "2")
+}
+
+/// 429: asked too often, by one who is named.
+fn too_often(who: &str, seconds: u64) -> ApiError {
+    let message = format!("{who} asks this too often; wait {seconds} s.");
+    ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message)
+        .with(header::RETRY_AFTER, &seconds.max(1).to_string())
 }
 
 /// What every answer has beside its own headers.

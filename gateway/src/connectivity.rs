@@ -7,7 +7,12 @@ use std::{sync::Arc, time::Duration};
 use proto::process::Shutdown;
 use tokio::time::MissedTickBehavior;
 
-use crate::{control::Control, store::agents::Agent, tunnels::registry::Registry};
+use crate::{
+    control::Control,
+    snapshot::{Agents, ClusterRef},
+    store::agents::Agent,
+    tunnels::registry::Registry,
+};
 
 /// Silence after which a cluster is offline, in milliseconds.
 pub const OFFLINE_AFTER_MS: i64 = 15 * 60 * 1000;
@@ -79,7 +84,15 @@ pub async fn keep(control: Arc<Control>, tunnels: Arc<Registry>, shutdown: Shutd
         if last {
             tunnels.all().iter().for_each(|tunnel| tunnels.touch(&tunnel.cluster));
         }
-        let keys: Vec<String> = tunnels.take_touched().iter().map(|cluster| cluster.id.to_string()).collect();
+        let directory = control.directory();
+        // A tunnel of a cluster that was deleted and created again is no sign of life of the new one.
+        let same = |cluster: &ClusterRef| {
+            let now = directory.cluster(&cluster.key);
+            cluster.agents == Agents::Anyone
+                || now.is_some_and(|now| now.agents.principal() == cluster.agents.principal())
+        };
+        let touched = tunnels.take_touched();
+        let keys: Vec<String> = touched.iter().filter(|cluster| same(cluster)).map(|c| c.id.to_string()).collect();
         if let Err(error) = control.store.seen(&keys, control.now_ms()).await {
             tracing::error!(%error, clusters = keys.len(), "signs of life cannot be kept; the next minute's are");
         }

@@ -19,7 +19,7 @@ use crate::{
     api::{Caller, body::Turns, error::ApiError},
     config::api::Api,
     core::Trust,
-    directory::Directory,
+    directory::{DELETED, Directory},
     events::Notices,
     request::authenticate::{Access, Holder, Principal},
     resources::{connected_cluster, is_deleting, role_assignment, role_definition},
@@ -43,6 +43,8 @@ const CATCH_UP: Duration = Duration::from_secs(2);
 const OPERATIONS_AT_ONCE: u32 = 64;
 /// How long an operation that has ended is remembered.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+/// How long agents of a deleted cluster are told that it was: longer than any certificate of it holds.
+const DELETED_REMEMBERED: Duration = Duration::from_secs(100 * 24 * 3600);
 /// A replica that is further behind than this reads everything anew.
 const FOLLOWED_REVISIONS: i64 = 100_000;
 /// How often what has ended long ago is forgotten.
@@ -74,6 +76,7 @@ pub struct Control {
     snapshots: Arc<Snapshots>,
     tunnels: Arc<Registry>,
     revision: watch::Sender<i64>,
+    decided: watch::Sender<i64>,
     operations: Notify,
 }
 
@@ -99,6 +102,7 @@ impl Control {
             snapshots,
             tunnels,
             revision: watch::Sender::new(0),
+            decided: watch::Sender::new(0),
             operations: Notify::new(),
         };
         control.keep_subscriptions().await?;
@@ -180,6 +184,7 @@ impl Control {
                 }
             }
         }
+        directory.load_deleted(self.store.deleted_identities(DELETED).await?);
         directory.load(&[], revision);
         self.publish(directory);
         Ok(())
@@ -204,7 +209,9 @@ impl Control {
 
     fn publish(&self, directory: Directory) {
         let revision = directory.revision();
+        let decided = directory.decided();
         self.snapshots.set_directory(Arc::new(directory));
+        self.decided.send_if_modified(|known| std::mem::replace(known, decided) != decided);
         self.revision.send_replace(revision);
     }
 
@@ -229,6 +236,11 @@ impl Control {
     /// Changes whenever what decisions know has changed.
     pub fn revisions(&self) -> watch::Receiver<i64> {
         self.revision.subscribe()
+    }
+
+    /// Changes when roles or assignments have changed, or who is decided about by them; other writes wake nobody here.
+    pub fn decided(&self) -> watch::Receiver<i64> {
+        self.decided.subscribe()
     }
 
     /// Waits until decisions know of a write, for a bounded time: who has just been given a right can use it.
@@ -279,6 +291,10 @@ impl Control {
         let before = self.now_ms() - i64::try_from(REMEMBERED.as_millis()).unwrap_or(i64::MAX);
         if let Err(error) = self.store.forget_operations(before).await {
             tracing::warn!(%error, "operations that ended long ago cannot be forgotten");
+        }
+        let before = self.now_ms() - i64::try_from(DELETED_REMEMBERED.as_millis()).unwrap_or(i64::MAX);
+        if let Err(error) = self.store.forget_deleted_identities(self.now_ms(), before).await {
+            tracing::warn!(%error, "clusters that were deleted long ago cannot be forgotten");
         }
         let before = self.directory().revision() - FOLLOWED_REVISIONS;
         if let Err(error) = self.store.forget_tombstones(before).await {

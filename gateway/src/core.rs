@@ -8,10 +8,11 @@ use proto::{
     process::{Shutdown, TaskGroup},
     transport::quic::Listener,
 };
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    agents::telemetry::Told,
+    agents::{telemetry::Told, tunnel::Asked},
     config::{
         Config, Limits,
         agents::{Agents, AuthorityFiles},
@@ -39,6 +40,8 @@ pub struct Core {
     pub tunnels: Arc<Registry>,
     /// Metrics and log lines that agents pushed.
     pub told: Told,
+    /// How much clusters' agents may ask.
+    pub agents: Asked,
     /// Streams by user and cluster.
     pub slots: Arc<Slots>,
     /// Connections and handshakes by address.
@@ -86,10 +89,14 @@ impl Core {
 pub struct Trust {
     certificate: Arc<ServerCertificate>,
     current: ArcSwap<Current>,
+    /// Counts other authorities of clients.
+    authorities: watch::Sender<u64>,
 }
 
 struct Current {
     roots: Roots,
+    /// The file that they are of.
+    authorities: Vec<u8>,
     authority: Option<Arc<Authority>>,
     agents: Agents,
     gateway_ca: String,
@@ -106,8 +113,8 @@ pub enum TrustError {
     /// rustls refuses.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
-    /// The QUIC listener refuses.
-    #[error("the QUIC listener does not take the certificate: {0}")]
+    /// The QUIC listener refuses, or a file went away between two looks.
+    #[error("the certificate is not taken: {0}")]
     Quic(#[from] io::Error),
 }
 
@@ -117,7 +124,7 @@ impl Trust {
         let credentials = Credentials::load(&config.tls.certificate_file, &config.tls.key_file)?;
         let certificate = ServerCertificate::new(&credentials);
         let current = ArcSwap::from_pointee(Current::load(config, &certificate)?);
-        Ok(Self { certificate, current })
+        Ok(Self { certificate, current, authorities: watch::Sender::new(0) })
     }
 
     /// Reads them again. On an error all stays as it was.
@@ -128,8 +135,17 @@ impl Trust {
             quic.set_tls(Arc::clone(&next.tunnel))?;
         }
         self.certificate.replace(&credentials);
+        let same = next.authorities == self.current.load().authorities;
         self.current.store(Arc::new(next));
+        if !same {
+            self.authorities.send_modify(|count| *count += 1);
+        }
         Ok(())
+    }
+
+    /// Changes when other authorities are trusted than before: what rests on a certificate must be looked at again.
+    pub fn authorities(&self) -> watch::Receiver<u64> {
+        self.authorities.subscribe()
     }
 
     /// What agents' certificates are issued with, if they are issued here.
@@ -156,6 +172,7 @@ impl Trust {
 impl Current {
     fn load(config: &Config, certificate: &Arc<ServerCertificate>) -> Result<Self, TrustError> {
         let roots = Roots::load(&config.agents.ca_file)?;
+        let authorities = std::fs::read(&config.agents.ca_file)?;
         let authority = config.agents.authority.as_ref().map(AuthorityFiles::load).transpose()?;
         Ok(Self {
             authority: authority.map(Arc::new),
@@ -164,6 +181,7 @@ impl Current {
             public: Arc::new(tls::server_public(Arc::clone(certificate), Some(&roots))?),
             tunnel: Arc::new(tls::server_tunnel(Arc::clone(certificate), &roots)?),
             roots,
+            authorities,
         })
     }
 }

@@ -37,12 +37,47 @@ pub struct Directory {
     /// Kept assignments by key: a role that changes, comes or goes changes what they give.
     assignments: Shards<String, Kept>,
     policy: Arc<Policy>,
+    /// Identities of clusters that were deleted, by their object ids.
+    deleted: Shards<String, ()>,
+    /// The revision of the last change of what decides, and by cluster or scope where that is known.
+    decided: Decided,
     /// Made when somebody asks, for this moment only.
     places: Arc<OnceLock<Places>>,
 }
 
 /// Assignments by the cluster that they are at or below, else by their scope.
 type Places = HashMap<Box<str>, Vec<Assignment>>;
+
+/// Identities that are remembered as deleted at most. Who is not among them is told nothing, and asks again.
+pub const DELETED: u32 = 100_000;
+/// Places whose last change is known at most; beyond it all count as changed.
+const DECIDED_PLACES: usize = 100_000;
+
+/// When what decides has changed last.
+#[derive(Clone, Default)]
+struct Decided {
+    /// Anything at all.
+    last: i64,
+    /// What may concern every place.
+    everywhere: i64,
+    /// By the cluster that an assignment is at or below, else by its scope.
+    places: Shards<String, i64>,
+}
+
+impl Decided {
+    fn everywhere(&mut self, revision: i64) {
+        (self.last, self.everywhere) = (self.last.max(revision), self.everywhere.max(revision));
+    }
+
+    fn at(&mut self, place: &str, revision: i64) {
+        if self.places.len() >= DECIDED_PLACES {
+            self.places = Shards::default();
+            self.everywhere(revision);
+        }
+        self.last = self.last.max(revision);
+        self.places.insert(place.to_owned(), revision);
+    }
+}
 
 /// A custom role definition.
 #[derive(Clone)]
@@ -88,6 +123,35 @@ impl Directory {
         self.places = Arc::default();
         all.iter().for_each(|stored| self.put(stored));
         self.revision = self.revision.max(revision);
+        self.decided.everywhere(self.revision);
+    }
+
+    /// Takes identities whose clusters were deleted.
+    pub fn load_deleted(&mut self, principals: Vec<String>) {
+        principals.into_iter().for_each(|principal| self.note_deleted(principal));
+    }
+
+    fn note_deleted(&mut self, principal: String) {
+        if self.deleted.len() < DELETED as usize {
+            self.deleted.insert(principal, ());
+        }
+    }
+
+    /// Whether an object id was that of a cluster's identity which was deleted. Absence alone says nothing.
+    pub fn was_deleted(&self, principal: &str) -> bool {
+        self.deleted.get(principal).is_some()
+    }
+
+    /// The revision of the last change of roles and assignments, or of who is decided about by them.
+    pub fn decided(&self) -> i64 {
+        self.decided.last
+    }
+
+    /// The revision of the last change that may concern the document of a cluster.
+    pub fn decided_about(&self, cluster: &ClusterId) -> i64 {
+        let scope = Scope::cluster(cluster);
+        let around = scope.with_parents().filter_map(|at| self.decided.places.get(at));
+        around.copied().max().unwrap_or_default().max(self.decided.everywhere)
     }
 
     /// Takes changes, oldest first.
@@ -96,7 +160,7 @@ impl Directory {
         for change in changes {
             match change {
                 Change::Put(stored) => self.put(stored),
-                Change::Deleted { key, kind, .. } => self.delete(kind, key),
+                Change::Deleted { key, kind, revision } => self.delete(kind, key, *revision),
             }
             self.revision = self.revision.max(change.revision());
         }
@@ -112,11 +176,14 @@ impl Directory {
                     });
                     let known = self.clusters.get(&id.key());
                     let wanted = Wanted::of(stored).or_known(known.map(|known| &known.wanted));
+                    if known.is_none_or(|known| known.wanted.azure_rbac != wanted.azure_rbac) {
+                        self.decided.at(&stored.key, stored.revision);
+                    }
                     if known.is_none_or(|known| known.agents != agents || known.wanted != wanted) {
                         self.clusters.insert(id.key(), Cluster::of(id, agents, wanted));
                     }
                 }
-                Ok(id) => drop(self.clusters.remove(&id.key())),
+                Ok(id) => self.remove(&id, &stored.key, stored.revision),
                 Err(error) => tracing::error!(id = stored.id, %error, "a kept cluster's id cannot be read"),
             }
         } else if is(&stored.kind, role_definition::NAME) {
@@ -127,23 +194,43 @@ impl Directory {
                 assignable: role_definition::assignable_scopes(stored.body.as_object()),
             });
             self.define(&stored.key, definition);
+            self.decided.everywhere(stored.revision);
         } else if is(&stored.kind, role_assignment::NAME) {
+            self.decided_by(&stored.key, stored.revision);
             self.forget(&stored.key);
             if let Some(kept) = kept(stored) {
+                self.decided.at(&place(&kept.scope), stored.revision);
                 self.assignments.insert(stored.key.clone(), kept);
                 self.give(&stored.key);
             }
         }
     }
 
-    fn delete(&mut self, kind: &str, key: &str) {
+    fn remove(&mut self, id: &ClusterId, key: &str, revision: i64) {
+        self.decided.at(key, revision);
+        let removed = self.clusters.remove(&id.key());
+        if let Some(principal) = removed.as_ref().and_then(|removed| removed.agents.principal()) {
+            self.note_deleted(principal.to_owned());
+        }
+    }
+
+    /// An assignment changes or goes.
+    fn decided_by(&mut self, key: &str, revision: i64) {
+        if let Some(kept) = self.assignments.get(key) {
+            self.decided.at(&place(&kept.scope), revision);
+        }
+    }
+
+    fn delete(&mut self, kind: &str, key: &str, revision: i64) {
         if is(kind, connected_cluster::NAME) {
             if let Ok(id) = key.parse::<ClusterId>() {
-                self.clusters.remove(&id.key());
+                self.remove(&id, key, revision);
             }
         } else if is(kind, role_definition::NAME) {
             self.define(key, None);
+            self.decided.everywhere(revision);
         } else if is(kind, role_assignment::NAME) {
+            self.decided_by(key, revision);
             self.forget(key);
         }
     }
@@ -309,4 +396,76 @@ fn kept(stored: &Stored) -> Option<Kept> {
 
 fn is(kind: &str, name: &str) -> bool {
     kind.eq_ignore_ascii_case(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const GROUP: &str = "/subscriptions/11111111-1111-4111-8111-111111111111/resourceGroups/g";
+
+    fn id(name: &str) -> ClusterId {
+        format!("{GROUP}/providers/{}/{name}", connected_cluster::NAME).parse().unwrap()
+    }
+
+    fn put(kind: &str, id: &str, revision: i64, body: Value) -> Change {
+        Change::Put(Stored {
+            key: id.to_ascii_lowercase(),
+            kind: kind.to_ascii_lowercase(),
+            parent: String::new(),
+            id: id.to_owned(),
+            revision,
+            body,
+            protected: None,
+        })
+    }
+
+    fn assigned(scope: &str, revision: i64) -> Change {
+        let at = format!("{scope}/providers/{}/22222222-2222-4222-8222-222222222222", role_assignment::NAME);
+        let role = "acdd72a7-3385-48ef-bd42-f606fba81ae7";
+        let body = json!({"properties": {"principalId": "ann", "roleDefinitionId": format!("/providers/{}/{role}", role_definition::NAME)}});
+        put(role_assignment::NAME, &at, revision, body)
+    }
+
+    #[test]
+    fn z9_a_write_concerns_the_clusters_around_it_alone() {
+        let mut directory = Directory::default();
+        let (a, b) = (id("a"), id("b"));
+        let about = |directory: &Directory| [directory.decided_about(&a), directory.decided_about(&b)];
+        let cluster = |id: &ClusterId, revision, rbac| {
+            let body =
+                json!({"identity": {"principalId": "p"}, "properties": {"aadProfile": {"enableAzureRBAC": rbac}}});
+            put(connected_cluster::NAME, id.as_str(), revision, body)
+        };
+        directory.apply(&[cluster(&a, 1, false), cluster(&b, 2, false)]);
+        assert_eq!((about(&directory), directory.decided()), ([1, 2], 2));
+        directory.apply(&[cluster(&a, 3, false)]);
+        assert_eq!((about(&directory), directory.decided()), ([1, 2], 2), "nothing that decides");
+        directory.apply(&[cluster(&a, 4, true)]);
+        assert_eq!(about(&directory), [4, 2]);
+        directory.apply(&[assigned(b.as_str(), 5)]);
+        assert_eq!(about(&directory), [4, 5]);
+        directory.apply(&[assigned(&format!("{}/namespaces/n", a.as_str()), 6)]);
+        assert_eq!(about(&directory), [6, 5]);
+        directory.apply(&[assigned(GROUP, 7)]);
+        assert_eq!(about(&directory), [7, 7]);
+        let Change::Put(gone) = assigned(b.as_str(), 0) else { unreachable!("made as one") };
+        directory.apply(&[Change::Deleted { key: gone.key, kind: gone.kind, revision: 8 }]);
+        assert_eq!((about(&directory), directory.decided()), ([7, 8], 8));
+    }
+
+    #[test]
+    fn r8_only_what_was_there_and_went_was_deleted() {
+        let mut directory = Directory::default();
+        let body = |state: &str| json!({"identity": {"principalId": "p"}, "properties": {"provisioningState": state}});
+        assert!(!directory.was_deleted("p"));
+        directory.apply(&[put(connected_cluster::NAME, id("a").as_str(), 1, body("Succeeded"))]);
+        assert!(!directory.was_deleted("p"));
+        directory.apply(&[put(connected_cluster::NAME, id("a").as_str(), 2, body("Deleting"))]);
+        assert!(directory.was_deleted("p") && !directory.was_deleted("q"));
+        directory.load_deleted(vec!["q".to_owned()]);
+        assert!(directory.was_deleted("q"));
+    }
 }

@@ -8,6 +8,7 @@
 //! | [`snapshot`] | clusters, issuers and grants of the moment; the seam to what delivers them |
 //! | [`request`] | the stages of one request, in order |
 //! | [`policy`] | who may reach what by the configuration: a pure decision |
+//! | [`rate`] | how often somebody may ask |
 //! | [`agents`] | what agents ask beside: certificates, heartbeats, desired state |
 //! | [`api`] | the resource API: one request's way through it |
 //! | [`resources`] | kinds of resources, a plug-in each |
@@ -41,6 +42,7 @@ pub mod init;
 pub mod issuer;
 pub mod metrics;
 pub mod policy;
+pub mod rate;
 pub mod reload;
 pub mod request;
 pub mod resources;
@@ -256,6 +258,7 @@ impl Gateway {
         }
         let core = Arc::new(Core {
             told: Default::default(),
+            agents: Default::default(),
             snapshots,
             sessions: Sessions::new(Arc::clone(&metrics)),
             tunnels,

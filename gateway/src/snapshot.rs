@@ -92,9 +92,9 @@ impl From<&Peer> for Named {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Gone {
     /// Nobody knows such a cluster.
-    #[error("cluster {0} is not registered at this gateway")]
+    #[error("cluster {0} is not known to this gateway; the agents go on asking")]
     Unknown(ClusterId),
-    /// The certificate is of an identity, and that is not there any more.
+    /// The certificate is of an identity that was deleted.
     #[error("{code}: the resource {0} that this certificate was issued for was deleted; remove the agent, or connect the cluster again", code = proto::agent_api::codes::RESOURCE_DELETED)]
     Deleted(ClusterId),
     /// The certificate names nobody, or somebody else.
@@ -172,9 +172,10 @@ impl Snapshot {
     /// The cluster that an agent serves whose certificate names this id and what is beside it.
     pub fn serves(&self, id: &ClusterId, names: &Named) -> Result<&ClusterRef, Gone> {
         let named = names.principal.as_deref().filter(|principal| is_guid(principal));
+        // Not because it is absent: a database that was restored from before knows nothing of it.
         let gone = |otherwise: fn(ClusterId) -> Gone| match named {
-            Some(_) => Gone::Deleted(id.clone()),
-            None => otherwise(id.clone()),
+            Some(principal) if self.directory.was_deleted(principal) => Gone::Deleted(id.clone()),
+            _ => otherwise(id.clone()),
         };
         let cluster = self.cluster(&id.key()).ok_or_else(|| gone(Gone::Unknown))?;
         let agents = match &cluster.agents {

@@ -132,6 +132,7 @@ impl Store {
             other => return Err(StoreError::Url(other.map(|(scheme, _)| scheme.to_owned()).unwrap_or_default())),
         };
         schema::migrate(&store).await?;
+        store.name_agents().await?;
         store.committed(store.revision().await?);
         Ok(store)
     }

@@ -111,10 +111,10 @@ pub async fn renew(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let request = request(&binary("csr", &csr)?, id, principal)?;
     let found = call.control.store.get(&id.as_str().to_ascii_lowercase()).await?;
     // The resource may be another one by now, which decisions will know in a moment.
-    let Some(stored) = found.filter(|stored| !is_deleting(stored) && cluster::principal(stored) == Some(principal))
-    else {
+    let stored = found.filter(|stored| cluster::principal(stored) == Some(principal)).ok_or_else(|| later(id))?;
+    if is_deleting(&stored) {
         return Err(deleted(id));
-    };
+    }
     // Who proved possession of a key that the cluster has no more goes no further than the certificate at hand.
     let key = cluster::onboarding_key(&stored).filter(|key| agent.names.onboarding == Some(key_name(key)));
     let key = key.ok_or_else(|| refused(&Gone::Replaced(id.clone())))?;
@@ -140,9 +140,9 @@ async fn issue(
     let Signed { certificate_pem, validity, serial } = signed;
     let (begins_ms, ends_ms) = (milliseconds(validity.not_before), milliseconds(validity.not_after));
     let certified = Certified { begins_ms, ends_ms, serial, key: fingerprint(key) };
-    match call.control.store.put_certificate(&stored.key, &certified, uid).await? {
+    match call.control.store.put_certificate((&stored.key, Some(principal)), &certified, uid).await? {
         Kept::Done => {}
-        Kept::Gone => return Err(deleted(&id)),
+        Kept::Gone => return Err(later(&id)),
         Kept::Other { id: other } => return Err(connected_already(&stored.id, &other)),
     }
     tracing::info!(cluster.id = %id, serial = certified.serial, ends = instant(ends_ms), renewed = uid.is_none(), "certificate issued");
@@ -205,6 +205,12 @@ fn expired(id: &str) -> ApiError {
     let message =
         format!("The certificate of cluster {id} has ended, and with it the right to renew it; {CONNECT_AGAIN}.");
     ApiError::of(StatusCode::UNAUTHORIZED, codes::CERTIFICATE_EXPIRED, message)
+}
+
+/// 503: what is kept of the cluster is not what decisions know. In a moment they will say what it is.
+pub fn later(id: &ClusterId) -> ApiError {
+    let message = format!("Cluster {id} is being changed; ask again shortly.");
+    ApiError::of(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).with(header::RETRY_AFTER, "5")
 }
 
 fn deleted(id: &ClusterId) -> ApiError {

@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use http::StatusCode;
-use proto::agent_api::{Desired, codes};
+use proto::agent_api::Desired;
 
-use super::{Agent, Call, Reply};
+use super::{Agent, Call, Reply, certificate::refused};
 use crate::{api::error::ApiError, resources::connected_cluster::wanted::Wanted};
 
 /// How long an answer waits for news. The agent allows a minute.
@@ -50,14 +49,7 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
 /// What is wanted of this agent now.
 pub fn wanted(call: &Call, agent: &Agent) -> Result<Wanted, ApiError> {
     let snapshot = call.core.snapshots.load();
+    let cluster = snapshot.serves(&agent.cluster.id, &agent.names).map_err(|gone| refused(&gone))?;
     // A resource counts also where the configuration has the cluster.
-    let cluster = snapshot.directory.cluster(&agent.cluster.key).or_else(|| snapshot.cluster(&agent.cluster.key));
-    cluster.map(|cluster| cluster.wanted.clone()).ok_or_else(|| deleted(agent))
-}
-
-/// The cluster is gone: its agent need not ask again.
-pub fn deleted(agent: &Agent) -> ApiError {
-    let message =
-        format!("The resource '{}' was deleted; remove the agent, or connect the cluster again.", agent.cluster.id);
-    ApiError::of(StatusCode::GONE, codes::RESOURCE_DELETED, message)
+    Ok(snapshot.directory.cluster(&agent.cluster.key).unwrap_or(cluster).wanted.clone())
 }

@@ -5,10 +5,7 @@ use http::StatusCode;
 use proto::agent_api::{AgentError, Heartbeat, HeartbeatAnswer, codes};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::{
-    Agent, Call, Reply,
-    desired::{deleted, wanted},
-};
+use super::{Agent, Call, Reply, certificate::later, desired::wanted};
 use crate::{
     api::{error::ApiError, instant},
     store::agents::Kept,
@@ -47,7 +44,7 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
 
 async fn keep(call: &Call, agent: &Agent, told: &Heartbeat, now_ms: i64) -> Result<(), ApiError> {
     let (store, key) = (&call.control.store, agent.cluster.id.as_str());
-    let known = store.agent(key).await?.ok_or_else(|| deleted(agent))?;
+    let known = store.agent(key).await?.ok_or_else(|| later(&agent.cluster.id))?;
     let uid = told.kube_system_uid.as_deref();
     // A certificate was issued to the cluster of that UID; without one (of a file) nothing is known of it but this.
     if let (Some(before), Some(now), true) = (&known.kube_system_uid, uid, known.certificate.is_some())
@@ -62,12 +59,12 @@ async fn keep(call: &Call, agent: &Agent, told: &Heartbeat, now_ms: i64) -> Resu
     let facts = serde_json::to_value(told).map_err(ApiError::internal)?;
     if known.facts == facts && known.kube_system_uid.as_deref() == uid {
         // Nothing new but that it is there, which is kept together with others'.
-        call.core.tunnels.touch(&agent.cluster);
+        call.core.tunnels.note(&agent.cluster);
         return Ok(());
     }
-    match store.put_facts(key, &facts, uid, now_ms).await? {
+    match store.put_facts((key, agent.cluster.agents.principal()), &facts, uid, now_ms).await? {
         Kept::Done => Ok(()),
-        Kept::Gone => Err(deleted(agent)),
+        Kept::Gone => Err(later(&agent.cluster.id)),
         Kept::Other { id } => {
             let message = format!(
                 "This Kubernetes cluster is connected as '{id}' already and cannot also be '{key}'. Delete one of the two."

@@ -57,6 +57,7 @@ where
     let (parts, body) = request.into_parts();
     let path = parts.uri.path().strip_prefix(ENROLMENT_PREFIX).unwrap_or_default();
     let route = find(OF_VISITORS, &parts.method, path)?;
+    core.agents.by_address(peer, route.rate)?;
     let body = whole(body, route.body_bytes).await?;
     let call = Call { core: Arc::clone(core), control: Arc::clone(control), query: query(parts.uri.query()), body };
     let visitor = Visitor { peer, certificates: connection.certificates.clone() };

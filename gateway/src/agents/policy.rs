@@ -22,18 +22,26 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         return Err(ApiError::of(StatusCode::NOT_FOUND, "PolicyNotAvailable", message));
     };
     let cluster = &agent.cluster.id;
-    let mut known = call.control.revisions();
+    let mut decided = call.control.decided();
     let until = tokio::time::Instant::now() + WAIT;
+    let mut seen = None;
     let (document, etag) = loop {
-        known.mark_unchanged();
-        let document = call.control.directory().document(cluster);
-        let etag = document.etag();
-        if call.parameter("after") != Some(&etag) {
-            break (document, etag);
+        decided.mark_unchanged();
+        let directory = call.control.directory();
+        let about = Some(directory.decided_about(cluster));
+        // Where nothing that concerns it has changed nothing is put together and compared.
+        if seen != about {
+            let document = directory.document(cluster);
+            let etag = document.etag();
+            if call.parameter("after") != Some(&etag) {
+                break (document, etag);
+            }
+            seen = about;
         }
+        drop(directory);
         tokio::select! {
             () = tokio::time::sleep_until(until) => return Ok(Reply::empty()),
-            changed = known.changed() => if changed.is_err() { return Ok(Reply::empty()) },
+            changed = decided.changed() => if changed.is_err() { return Ok(Reply::empty()) },
         }
     };
     let document = serde_json::to_string(&document).map_err(ApiError::internal)?;

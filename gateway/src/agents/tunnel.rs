@@ -1,12 +1,17 @@
 //! Exchanges on streams of role `agent-api` that an agent opens on its tunnel. Who asks is who the tunnel's certificate
 //! says; no message names a cluster.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use http::Method;
 use proto::{
     agent_api::ROLE,
     exchange::{Counters, StreamBody, respond},
+    ids::ClusterKey,
     limits,
     transport::{Incoming, Stream},
     wire::{
@@ -14,15 +19,26 @@ use proto::{
         head::{RequestHead, ResponseHead},
     },
 };
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 
-use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, find, in_time, named, query, whole};
-use crate::{api::error::ApiError, control::Control, core::Core, tunnels::registry::LiveTunnel};
+use super::{
+    Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, find, in_time, named, query, too_often, whole,
+};
+use crate::{
+    api::error::ApiError,
+    control::Control,
+    core::Core,
+    rate::{Rate, Rates},
+    request::accept::limit::network,
+    tunnels::registry::LiveTunnel,
+};
 
 /// Exchanges of one tunnel at once. A few of them wait for news all the time.
 const EXCHANGES: usize = 32;
+/// The same of one cluster, however many tunnels it has.
+const EXCHANGES_OF_CLUSTER: usize = 64;
 /// Of these such whose bodies are held,
-const BODIES: usize = 4;
+const BODIES: usize = 8;
 /// and of all tunnels together.
 const BODIES_OF_ALL: usize = 512;
 /// How long an answer may wait for its reader.
@@ -30,19 +46,54 @@ const ANSWER_DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
 
 static ALL_BODIES: Semaphore = Semaphore::const_new(BODIES_OF_ALL);
 
-/// The exchanges of one tunnel.
-pub struct Exchanges {
-    places: Arc<Semaphore>,
-    bodies: Arc<Semaphore>,
+/// What the agents of all clusters ask.
+#[derive(Default)]
+pub struct Asked {
+    /// By cluster, as long as a tunnel of it is up.
+    clusters: Mutex<HashMap<ClusterKey, Weak<OfCluster>>>,
+    rates: Rates<(ClusterKey, &'static str)>,
+    addresses: Rates<IpAddr>,
 }
 
-impl Default for Exchanges {
-    fn default() -> Self {
-        Self { places: Arc::new(Semaphore::new(EXCHANGES)), bodies: Arc::new(Semaphore::new(BODIES)) }
+/// What the agents of one cluster ask, over all of its tunnels.
+struct OfCluster {
+    places: Arc<Semaphore>,
+    bodies: Semaphore,
+}
+
+impl Asked {
+    fn of(&self, key: &ClusterKey) -> Arc<OfCluster> {
+        let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = clusters.get(key).and_then(Weak::upgrade) {
+            return known;
+        }
+        // Those whose tunnels are gone; there are no more entries than tunnels.
+        clusters.retain(|_, other| other.strong_count() > 0);
+        let places = Arc::new(Semaphore::new(EXCHANGES_OF_CLUSTER));
+        let new = Arc::new(OfCluster { places, bodies: Semaphore::new(BODIES) });
+        clusters.insert(*key, Arc::downgrade(&new));
+        new
+    }
+
+    /// Counts a question of an address that has proved nothing.
+    pub fn by_address(&self, peer: IpAddr, rate: Rate) -> Result<(), ApiError> {
+        let taken = self.addresses.take(network(peer), rate, Instant::now());
+        taken.map(drop).map_err(|seconds| too_often("Your address", seconds))
     }
 }
 
+/// The exchanges of one tunnel.
+pub struct Exchanges {
+    places: Arc<Semaphore>,
+    cluster: Arc<OfCluster>,
+}
+
 impl Exchanges {
+    /// Of a tunnel of a cluster.
+    pub fn new(asked: &Asked, cluster: &ClusterKey) -> Self {
+        Self { places: Arc::new(Semaphore::new(EXCHANGES)), cluster: asked.of(cluster) }
+    }
+
     /// Serves a stream that the agent opened, in a task of its own.
     pub fn start(&self, core: &Arc<Core>, tunnel: &Arc<LiveTunnel>, incoming: Incoming) {
         let Incoming { head, mut stream } = incoming;
@@ -60,14 +111,14 @@ impl Exchanges {
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
             return stream.send.reset(StreamCode::Limit);
         };
-        let (core, tunnel, bodies) = (Arc::clone(core), Arc::clone(tunnel), Arc::clone(&self.bodies));
+        let (core, tunnel, cluster) = (Arc::clone(core), Arc::clone(tunnel), Arc::clone(&self.cluster));
         core.tasks.clone().spawn("agent exchange", async move {
             let handle = Arc::clone(&tunnel.handle);
             tokio::select! {
                 biased;
                 // Whoever is cut off gets no further.
                 _ = handle.closed() => {}
-                () = exchange(core, control, &tunnel, &bodies, head, stream) => {}
+                () = exchange(core, control, &tunnel, &cluster, head, stream) => {}
             }
             drop(place);
         });
@@ -78,7 +129,7 @@ async fn exchange(
     core: Arc<Core>,
     control: Arc<Control>,
     tunnel: &LiveTunnel,
-    bodies: &Semaphore,
+    cluster: &OfCluster,
     head: RequestHead,
     stream: Stream,
 ) {
@@ -87,7 +138,7 @@ async fn exchange(
     let (path, asked) = target.split_once('?').map_or((target.as_str(), None), |(path, query)| (path, Some(query)));
     let body = StreamBody::of_request(recv, &head.headers);
     let answer = async {
-        let serving = serve(core, control, tunnel, bodies, (&head.method, path, asked), body);
+        let serving = serve(core, control, tunnel, cluster, (&head.method, path, asked), body);
         named(answered(serving.await, path), head.request_id)
     };
     let answer = tokio::select! {
@@ -109,17 +160,21 @@ async fn serve(
     core: Arc<Core>,
     control: Arc<Control>,
     tunnel: &LiveTunnel,
-    bodies: &Semaphore,
+    cluster: &OfCluster,
     (method, path, asked): (&Method, &str, Option<&str>),
     body: StreamBody,
 ) -> Result<Reply, ApiError> {
     const { assert!(EXCHANGES < limits::STREAMS_PER_TUNNEL as usize) };
     let route = find(OF_TUNNELS, method, path)?;
+    let place = Arc::clone(&cluster.places).try_acquire_owned();
+    let _place = place.map_err(|_| busy(&format!("{EXCHANGES_OF_CLUSTER} exchanges of this cluster's agents")))?;
+    let taken = core.agents.rates.take((tunnel.cluster.key, route.path), route.rate, Instant::now());
+    taken.map_err(|seconds| too_often("This cluster", seconds))?;
     let ended = |_| ApiError::internal("bodies are read no more");
     let (_own, _all, body) = if http_body::Body::is_end_stream(&body) {
         (None, None, bytes::Bytes::new())
     } else {
-        let own = bodies.acquire().await.map_err(ended)?;
+        let own = cluster.bodies.acquire().await.map_err(ended)?;
         let turn = tokio::time::timeout(super::BODY_DEADLINE, ALL_BODIES.acquire()).await;
         let all = turn.map_err(|_| busy(&format!("{BODIES_OF_ALL} bodies")))?.map_err(ended)?;
         (Some(own), Some(all), whole(body, route.body_bytes).await?)

@@ -66,6 +66,8 @@ pub(super) const JOINED: &str = "LEFT JOIN agents a ON a.resource_key = r.resour
 pub(super) const JOINED_ONE: &str = "WHERE r.resource_key = $1";
 pub(super) const JOINED_PAGE: &str =
     "WHERE r.kind = $1 AND r.resource_key > $2 AND r.resource_key < $3 ORDER BY r.resource_key LIMIT $4";
+pub(super) const DELETED_IDENTITIES: &str = "SELECT principal FROM deleted_identities \
+                                             ORDER BY deleted_ms IS NOT NULL, deleted_ms DESC LIMIT $1";
 pub(super) const OF_UID: &str = "SELECT r.id FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
                                  WHERE a.kube_system_uid = $1 AND a.resource_key <> $2";
 
@@ -121,38 +123,47 @@ impl Store {
         Ok(row.map(|row| row.try_get(0)).transpose()?)
     }
 
-    /// Keeps that a certificate was issued for a cluster and, with a UID, that the cluster is this resource: both or
-    /// nothing. Of two resources that ask for one UID at once, one gets it. Without a UID the one that is kept stays.
+    /// Keeps that a certificate was issued for a cluster's identity and, with a UID, that the cluster is this resource: both
+    /// or nothing. Of two resources that ask for one UID at once, one gets it. Without a UID the one that is kept stays.
+    /// Nothing is kept where the cluster has another identity by now.
     pub async fn put_certificate(
         &self,
-        key: &str,
+        (key, principal): (&str, Option<&str>),
         certified: &Certified,
         uid: Option<&str>,
     ) -> Result<Kept, StoreError> {
         let Certified { begins_ms, ends_ms, serial, key: of } = certified;
-        let texts = [key, serial, of].into_iter().chain(uid);
+        let texts = [key, serial, of].into_iter().chain(uid).chain(principal);
         check(texts)?;
         let sql = "UPDATE agents SET certificate_begins_ms = $1, certificate_ends_ms = $2, certificate_serial = $3, \
-                   certificate_key = $4, kube_system_uid = COALESCE($5, kube_system_uid) WHERE resource_key = $6";
-        let update = || sqlx::query(sql).bind(begins_ms).bind(ends_ms).bind(serial).bind(of).bind(uid).bind(key);
+                   certificate_key = $4, kube_system_uid = COALESCE($5, kube_system_uid) \
+                   WHERE resource_key = $6 AND COALESCE($7, principal, '') = COALESCE(principal, '')";
+        let update = || {
+            let query = sqlx::query(sql).bind(begins_ms).bind(ends_ms).bind(serial).bind(of).bind(uid).bind(key);
+            query.bind(principal)
+        };
         self.claim(key, uid, update).await
     }
 
-    /// Keeps what a cluster's agent told at an instant, which is also a sign of life; with a UID as above.
+    /// Keeps what the agent of a cluster's identity told at an instant, which is also a sign of life; with a UID, and where
+    /// the identity is another, as above.
     pub async fn put_facts(
         &self,
-        key: &str,
+        (key, principal): (&str, Option<&str>),
         facts: &Value,
         uid: Option<&str>,
         now_ms: i64,
     ) -> Result<Kept, StoreError> {
         let facts = facts.to_string();
-        check([key, &facts].into_iter().chain(uid))?;
+        check([key, &facts].into_iter().chain(uid).chain(principal))?;
         let sql = format!(
             "UPDATE agents SET facts = $2, kube_system_uid = COALESCE($3, kube_system_uid), {SEEN} \
-             WHERE resource_key = $4"
+             WHERE resource_key = $4 AND COALESCE($5, principal, '') = COALESCE(principal, '')"
         );
-        let update = || sqlx::query(sqlx::AssertSqlSafe(sql.clone())).bind(now_ms).bind(&facts).bind(uid).bind(key);
+        let update = || {
+            let query = sqlx::query(sqlx::AssertSqlSafe(sql.clone())).bind(now_ms).bind(&facts).bind(uid).bind(key);
+            query.bind(principal)
+        };
         self.claim(key, uid, update).await
     }
 
@@ -183,6 +194,42 @@ impl Store {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Writes into rows of before identities were kept whose they are.
+    pub(super) async fn name_agents(&self) -> Result<(), StoreError> {
+        let sql = "SELECT a.resource_key, r.body FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
+                   WHERE a.principal IS NULL";
+        let rows = sqlx::query(sql).fetch_all(&self.readers).await?;
+        let mut named = Vec::new();
+        for row in &rows {
+            let (key, body): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+            let body: Value = serde_json::from_str(&body).unwrap_or_default();
+            named.extend(principal_of(&body).map(|principal| (key, principal.to_owned())));
+        }
+        if named.is_empty() {
+            return Ok(());
+        }
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
+        for (key, principal) in &named {
+            let sql = "UPDATE agents SET principal = $1 WHERE resource_key = $2 AND principal IS NULL";
+            sqlx::query(sql).bind(principal).bind(key).execute(together.connection()).await?;
+        }
+        together.commit().await
+    }
+
+    /// Identities whose clusters were deleted, the newest ones, so many at most.
+    pub async fn deleted_identities(&self, most: u32) -> Result<Vec<String>, StoreError> {
+        let rows = sqlx::query(DELETED_IDENTITIES).bind(i64::from(most)).fetch_all(&self.readers).await?;
+        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    }
+
+    /// Notes when those that are new were deleted, and forgets those that were before an instant.
+    pub async fn forget_deleted_identities(&self, now_ms: i64, before_ms: i64) -> Result<u64, StoreError> {
+        let sql = "UPDATE deleted_identities SET deleted_ms = $1 WHERE deleted_ms IS NULL";
+        sqlx::query(sql).bind(now_ms).execute(&self.writers).await?;
+        let sql = "DELETE FROM deleted_identities WHERE deleted_ms < $1";
+        Ok(sqlx::query(sql).bind(before_ms).execute(&self.writers).await?.rows_affected())
     }
 
     /// Takes back signs of life of the future, which were kept under a wrong clock: they would be younger than all to come.
@@ -225,16 +272,24 @@ pub(super) async fn keep(connection: &mut AnyConnection, resource: &Stored) -> R
     }
     let key = resource.body.get("properties").and_then(|properties| properties.get("agentPublicKeyCertificate"));
     let agentless = i64::from(key.and_then(Value::as_str).is_none_or(str::is_empty));
-    let sql = "INSERT INTO agents (resource_key, agentless) VALUES ($1, $2) ON CONFLICT (resource_key) DO UPDATE SET \
-               last_seen_ms = CASE WHEN agents.agentless < excluded.agentless THEN NULL ELSE agents.last_seen_ms END, \
+    let sql = "INSERT INTO agents (resource_key, agentless, principal) VALUES ($1, $2, $3) \
+               ON CONFLICT (resource_key) DO UPDATE SET principal = excluded.principal, last_seen_ms = CASE WHEN agents.agentless < excluded.agentless THEN NULL ELSE agents.last_seen_ms END, \
                agentless = excluded.agentless";
-    sqlx::query(sql).bind(&resource.key).bind(agentless).execute(connection).await?;
+    sqlx::query(sql).bind(&resource.key).bind(agentless).bind(principal_of(&resource.body)).execute(connection).await?;
     Ok(())
 }
 
-/// Deletes the rows of a key and of all below it.
+fn principal_of(body: &Value) -> Option<&str> {
+    body.get("identity")?.get("principalId")?.as_str()
+}
+
+/// Deletes the rows of a key and of all below it, and remembers whose they were.
 pub(super) async fn forget(connection: &mut AnyConnection, key: &str) -> Result<(), StoreError> {
     let (from, to) = below(key);
+    let sql = "INSERT INTO deleted_identities (principal, resource_key) SELECT principal, resource_key FROM agents \
+               WHERE principal IS NOT NULL AND (resource_key = $1 OR (resource_key > $2 AND resource_key < $3)) \
+               ON CONFLICT (principal) DO NOTHING";
+    sqlx::query(sql).bind(key).bind(&from).bind(&to).execute(&mut *connection).await?;
     let sql = "DELETE FROM agents WHERE resource_key = $1 OR (resource_key > $2 AND resource_key < $3)";
     sqlx::query(sql).bind(key).bind(from).bind(to).execute(connection).await?;
     Ok(())

@@ -15,6 +15,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("resources and operations", include_str!("schema/1_resources.sql")),
     ("agents of clusters", include_str!("schema/2_agents.sql")),
     ("events", include_str!("schema/3_events.sql")),
+    ("identities", include_str!("schema/4_identities.sql")),
 ];
 
 pub(super) async fn migrate(store: &Store) -> Result<(), StoreError> {
@@ -59,6 +60,7 @@ mod tests {
         "799d2876270eb28fb248362bdee65ff2f095352a97054c8f51484f2a71bd1085",
         "5fd304fcb0d3b4a74489265d4c766ef17387c96753798dedb2de4419a213633e",
         "878aa8df51433f0d4ebe6ea3fbde3921c8e6a112f4b25b73f11f071b9f3b8f07",
+        "fdaac8ad1268a5f1302193a40cd04cf783800abc36e2dba75f96a698918fb591",
     ];
 
     #[test]

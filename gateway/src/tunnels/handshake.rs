@@ -13,6 +13,7 @@ use proto::{
     },
     wire::{close::CloseCode, hello::Refuse},
 };
+use rustls::pki_types::CertificateDer;
 
 use crate::{
     core::Core,
@@ -35,6 +36,8 @@ pub struct Welcomed {
     pub cluster: ClusterRef,
     /// What the agent's certificate names beside the cluster.
     pub names: Named,
+    /// What the agent showed.
+    pub chain: Vec<CertificateDer<'static>>,
     /// When the agent's certificate ends.
     pub certificate_ends: SystemTime,
 }
@@ -53,11 +56,14 @@ pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError
         },
         options: session::SessionOptions::default(),
     };
-    let (handle, (cluster, peer)) = session::accept(carrier, gateway).await?;
-    Ok(Welcomed { handle, cluster, names: Named::from(&peer), certificate_ends: peer.not_after })
+    let (handle, (cluster, peer, chain)) = session::accept(carrier, gateway).await?;
+    Ok(Welcomed { handle, cluster, names: Named::from(&peer), chain, certificate_ends: peer.not_after })
 }
 
-fn authenticate(core: &Core, presented: &Presented) -> Result<(ClusterRef, Peer), Refuse> {
+fn authenticate(
+    core: &Core,
+    presented: &Presented,
+) -> Result<(ClusterRef, Peer, Vec<CertificateDer<'static>>), Refuse> {
     let refuse = |code, message: String, retry: Duration| Refuse {
         code,
         message,
@@ -81,5 +87,5 @@ fn authenticate(core: &Core, presented: &Presented) -> Result<(ClusterRef, Peer)
         let message = format!("cluster {id} has {TUNNELS_PER_CLUSTER} tunnels, the limit");
         return Err(refuse(CloseCode::Overloaded, message, RETRY_BUSY));
     }
-    Ok((cluster, peer))
+    Ok((cluster, peer, presented.chain.clone()))
 }

@@ -109,11 +109,16 @@ impl Registry {
         self.by_cluster.get(key).map_or(0, |tunnels| tunnels.len())
     }
 
-    /// Says that a cluster's agent was here just now.
+    /// Says that a cluster's agent was here just now, which is kept at once.
     pub fn touch(&self, cluster: &ClusterRef) {
+        self.note(cluster);
+        self.changed.notify_one();
+    }
+
+    /// The same, which is kept with all others' within the minute.
+    pub fn note(&self, cluster: &ClusterRef) {
         let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
         touched.insert(cluster.key, Arc::clone(cluster));
-        self.changed.notify_one();
     }
 
     /// Waits until there are clusters to take. For one who waits.

@@ -6,11 +6,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use certs::Peer;
 use proto::{transport::loss::Loss, wire::close::CloseCode};
+use rustls::pki_types::CertificateDer;
 use tokio::time::MissedTickBehavior;
 
 use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
-use crate::{agents::tunnel::Exchanges, core::Core};
+use crate::{agents::tunnel::Exchanges, core::Core, tunnels::registry::LiveTunnel};
 
 /// Agents dial elsewhere within this when the gateway drains.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(1);
@@ -40,7 +42,7 @@ pub async fn check(welcomed: Welcomed) {
 
 /// Runs until the tunnel is closed.
 pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
-    let Welcomed { handle, cluster, names, certificate_ends } = welcomed;
+    let Welcomed { handle, cluster, names, chain, certificate_ends } = welcomed;
     let _open = core.metrics.tunnels(handle.info().carrier).enter();
     let registered = core.tunnels.add(Arc::clone(&handle), cluster, names);
     let tunnel = &registered.tunnel;
@@ -60,10 +62,12 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
         agent.version = info.agent_version,
         "tunnel up"
     );
-    let exchanges = Exchanges::default();
+    let exchanges = Exchanges::new(&core.agents, &tunnel.cluster.key);
     let mut changes = core.snapshots.watch();
     // What has changed since the hello was judged is looked at too.
     changes.mark_changed();
+    let mut authorities = core.trust.authorities();
+    authorities.mark_changed();
     let mut drained = false;
     let mut loss = Loss::new(Instant::now());
     let mut look = tokio::time::interval(LOOK);
@@ -97,12 +101,8 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
                     handle.drain(CloseCode::Carrier, Duration::ZERO);
                 }
             }
-            _ = changes.changed() => {
-                let snapshot = core.snapshots.load();
-                if let Err(gone) = snapshot.serves(&tunnel.cluster.id, &tunnel.names) {
-                    handle.close(gone.code(), &gone.to_string());
-                }
-            }
+            _ = changes.changed() => end_if_gone(&core, tunnel),
+            _ = authorities.changed() => end_if_untrusted(&core, tunnel, &chain),
             () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {
                 if certificate_ends <= SystemTime::now() {
                     handle.close(CloseCode::Unauthorised, "the agent's certificate has expired");
@@ -114,5 +114,19 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
                 exchanges.start(&core, tunnel, incoming);
             },
         }
+    }
+}
+
+/// A cluster that is deleted, or has another identity or key, takes its tunnels with it.
+fn end_if_gone(core: &Core, tunnel: &LiveTunnel) {
+    if let Err(gone) = core.snapshots.load().serves(&tunnel.cluster.id, &tunnel.names) {
+        tunnel.handle.close(gone.code(), &gone.to_string());
+    }
+}
+
+/// So does an authority that is trusted no more.
+fn end_if_untrusted(core: &Core, tunnel: &LiveTunnel, chain: &[CertificateDer<'static>]) {
+    if let Err(error) = Peer::verify(chain, &core.roots(), SystemTime::now()) {
+        tunnel.handle.close(CloseCode::Unauthorised, &format!("the agent's certificate holds no more: {error}"));
     }
 }

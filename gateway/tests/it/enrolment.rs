@@ -577,6 +577,82 @@ async fn r8_authorities_roll_over_without_an_agent_being_left_out() {
     assert!(error.contains("authority_dir"), "{error}");
 }
 
+/// Whoever took its key may have certificates of any cluster: they are nothing from the moment on in which it is not trusted.
+#[tokio::test]
+async fn r8_tunnels_of_an_authority_that_is_trusted_no_more_end() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let old = site.enrol("edge", &key).await;
+    let tunnel = site.tunnel(&old).await;
+    let next = Authority::create("next", Validity::days(10)).unwrap();
+    next.save(&site.world.dir.path().join("next")).unwrap();
+    let text = world::config_with("authority_dir = \"next\"", &section(""))
+        .replace("ca_file = \"ca.crt\"\n        authority", "ca_file = \"next/ca.crt\"\n        authority");
+    assert!(text.contains("next/ca.crt"));
+    site.world.reconfigure(&text).await.unwrap();
+    assert_eq!(closed(&tunnel).await, CloseCode::Unauthorised);
+    // TLS may refuse it before anything is said.
+    let config = tls::client_tunnel(&site.world.authority.roots().unwrap(), &old.own, &[tls::ALPN_TUNNEL]);
+    assert!(config.is_ok());
+    let new = site.enrol("edge", &key).await;
+    site.tunnel(&new).await;
+}
+
+/// What a gateway does not find it cannot call deleted: its database may be empty, or restored from before the cluster.
+#[tokio::test]
+async fn r8_a_cluster_that_is_not_known_is_not_said_to_be_deleted() {
+    let site = Site::new().await;
+    let (key, csr) = request(|_| {});
+    let der = proto::agent_api::decode(&csr).unwrap();
+    let never = id("never");
+    let asked = certs::AgentRequest::read(&der, never.as_str(), &[]).unwrap();
+    let name = certs::AgentName { cluster_id: never.as_str(), principal: TENANT, onboarding: "0123" };
+    let signed = site.world.authority.sign_agent(&asked, name, Validity::days(1)).unwrap();
+    let own = Credentials::from_pem(signed.certificate_pem.as_bytes(), key.serialize_pem().as_bytes()).unwrap();
+    let refused = site.world.dial(&own).await.err().unwrap();
+    let HelloError::Refused { code: CloseCode::Unauthorised, message, .. } = refused else { panic!("{refused}") };
+    assert!(message.contains("not known"), "{message}");
+    let (_, csr) = request(|_| {});
+    let challenge = site.challenge("never").await;
+    let body = Site::enrolment("never", &Onboarding::new(), &challenge, &csr, "uid");
+    let answer = site.http("POST", "/.towline/agent/certificate", None, Some(body), Some(&own)).await;
+    assert_eq!(answer.status, 401, "{}", answer.text());
+}
+
+/// One cluster's agents, which may be anybody's by now, do not keep the gateway from the others.
+#[tokio::test]
+async fn c6_what_one_clusters_agents_ask_too_often_is_refused_until_later_and_others_are_served() {
+    let site = Site::new().await;
+    let mut tunnels = Vec::new();
+    for name in ["edge", "other"] {
+        let key = Onboarding::new();
+        site.cluster(name, &key).await;
+        let given = site.enrol(name, &key).await;
+        tunnels.push((site.tunnel(&given).await, site.tunnel(&given).await));
+    }
+    let beat = async |tunnel: &TunnelHandle, n: usize| {
+        let body = json!({"agentVersion": format!("1.{n}"), "kubeSystemUid": Value::Null});
+        ask(tunnel, Method::POST, paths::HEARTBEAT, &body).await
+    };
+    let mut refused = None;
+    for n in 0..200 {
+        // Over whichever tunnel.
+        let tunnel = if n % 2 == 0 { &tunnels[0].0 } else { &tunnels[0].1 };
+        match beat(tunnel, n).await {
+            (200, _) => {}
+            other => {
+                refused = Some(other);
+                break;
+            }
+        }
+    }
+    let (status, body) = refused.expect("it is bounded");
+    assert_eq!((status, &body["error"]["code"]), (429, &json!("TooManyRequests")), "{body}");
+    assert_eq!(beat(&tunnels[1].0, 0).await.0, 200);
+    assert_eq!(ask(&tunnels[0].0, Method::GET, paths::DESIRED, &Value::Null).await.0, 200, "other questions are");
+}
+
 #[tokio::test]
 async fn r4_one_kubernetes_cluster_is_one_resource() {
     let site = Site::new().await;

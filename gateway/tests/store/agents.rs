@@ -21,6 +21,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         r4_one_cluster_is_one_resource_whoever_is_faster,
         r7_a_certificate_is_kept_until_the_next_one,
         r10_everything_goes_with_the_cluster_or_its_group,
+        r8_what_was_deleted_is_remembered_by_its_identity,
+        r8_nothing_is_kept_of_the_identity_of_before,
         m1_facts_are_what_was_told_last,
     ]
 }
@@ -120,7 +122,7 @@ async fn r4_one_cluster_is_one_resource_whoever_is_faster(place: Place) {
     for name in &names {
         let (store, name) = (Arc::clone(&store), name.clone());
         tasks.spawn(async move {
-            let kept = store.put_certificate(&key(&name), &certified(&name, 9), Some("uid")).await.unwrap();
+            let kept = store.put_certificate((&key(&name), None), &certified(&name, 9), Some("uid")).await.unwrap();
             (name, kept)
         });
     }
@@ -135,33 +137,36 @@ async fn r4_one_cluster_is_one_resource_whoever_is_faster(place: Place) {
     assert_eq!(store.other_of_uid("uid", &key("new")).await.unwrap(), Some(cluster(&winner.0).id));
     assert_eq!(store.other_of_uid("uid", &key(&winner.0)).await.unwrap(), None);
     // Again for itself, and with facts.
-    let again = store.put_facts(&key(&winner.0), &json!({}), Some("uid"), 1).await.unwrap();
+    let again = store.put_facts((&key(&winner.0), None), &json!({}), Some("uid"), 1).await.unwrap();
     assert_eq!(again, Kept::Done);
     let loser = names.iter().find(|name| **name != winner.0).unwrap();
-    let refused = store.put_facts(&key(loser), &json!({}), Some("uid"), 1).await.unwrap();
+    let refused = store.put_facts((&key(loser), None), &json!({}), Some("uid"), 1).await.unwrap();
     assert_eq!(refused, Kept::Other { id: cluster(&winner.0).id });
     // Once that resource is gone the cluster may be another one.
     store.delete(&key(&winner.0), Expect::Any).await.unwrap().unwrap();
-    assert_eq!(store.put_certificate(&key(loser), &certified("1", 9), Some("uid")).await.unwrap(), Kept::Done);
+    assert_eq!(store.put_certificate((&key(loser), None), &certified("1", 9), Some("uid")).await.unwrap(), Kept::Done);
     assert_eq!(agent(&store, loser).await.kube_system_uid.as_deref(), Some("uid"));
 }
 
 async fn r7_a_certificate_is_kept_until_the_next_one(place: Place) {
     let store = with(&place, &["a"]).await;
-    assert_eq!(store.put_certificate(&key("a"), &certified("1", 90), Some("uid")).await.unwrap(), Kept::Done);
-    assert_eq!(store.put_certificate(&key("a"), &certified("2", 180), None).await.unwrap(), Kept::Done);
+    assert_eq!(store.put_certificate((&key("a"), None), &certified("1", 90), Some("uid")).await.unwrap(), Kept::Done);
+    assert_eq!(store.put_certificate((&key("a"), None), &certified("2", 180), None).await.unwrap(), Kept::Done);
     store.close().await;
     let store = place.open().await;
     let kept = agent(&store, "a").await;
     assert_eq!(kept.certificate, Some(certified("2", 180)));
     assert_eq!(kept.kube_system_uid.as_deref(), Some("uid"), "a renewal names none");
-    assert_eq!(store.put_certificate(&key("gone"), &certified("1", 9), Some("other")).await.unwrap(), Kept::Gone);
+    assert_eq!(
+        store.put_certificate((&key("gone"), None), &certified("1", 9), Some("other")).await.unwrap(),
+        Kept::Gone
+    );
 }
 
 async fn r10_everything_goes_with_the_cluster_or_its_group(place: Place) {
     let store = with(&place, &["a", "b"]).await;
     for name in ["a", "b"] {
-        store.put_certificate(&key(name), &certified("1", 90), Some(name)).await.unwrap();
+        store.put_certificate((&key(name), None), &certified("1", 90), Some(name)).await.unwrap();
     }
     store.delete(&key("a"), Expect::Any).await.unwrap().unwrap();
     assert_eq!(store.agent(&key("a")).await.unwrap(), None);
@@ -171,13 +176,57 @@ async fn r10_everything_goes_with_the_cluster_or_its_group(place: Place) {
     assert_eq!(place.texts("SELECT resource_key FROM agents").await, [""; 0]);
 }
 
+fn of(name: &str, principal: &str) -> Stored {
+    let mut of = with_key(name, "MII=");
+    of.body["identity"] = json!({"type": "SystemAssigned", "principalId": principal});
+    of
+}
+
+async fn r8_what_was_deleted_is_remembered_by_its_identity(place: Place) {
+    const DAY: i64 = 24 * 3600 * 1000;
+    let store = place.with_group().await;
+    for (name, principal) in [("a", "1"), ("b", "2"), ("c", "3")] {
+        store.put(&of(name, principal), Expect::Absent).await.unwrap().unwrap();
+    }
+    assert_eq!(store.deleted_identities(10).await.unwrap(), [""; 0]);
+    store.delete(&key("a"), Expect::Any).await.unwrap().unwrap();
+    store.put(&of("a", "4"), Expect::Absent).await.unwrap().unwrap();
+    assert_eq!(store.deleted_identities(10).await.unwrap(), ["1"], "and not the one that has its name now");
+    assert_eq!(store.forget_deleted_identities(DAY, 0).await.unwrap(), 0);
+    store.delete(GROUP, Expect::Any).await.unwrap().unwrap();
+    store.close().await;
+    // Rows of before identities were kept learn whose they are.
+    place.sql("UPDATE deleted_identities SET resource_key = 'x' WHERE principal = '4'").await;
+    let store = place.open().await;
+    let mut all = store.deleted_identities(10).await.unwrap();
+    assert_eq!((all.last().map(String::as_str), store.deleted_identities(3).await.unwrap().len()), (Some("1"), 3));
+    all.sort();
+    assert_eq!(all, ["1", "2", "3", "4"], "a group takes what it holds");
+    assert_eq!(store.forget_deleted_identities(2 * DAY, DAY + 1).await.unwrap(), 1, "the oldest");
+    assert_eq!(store.forget_deleted_identities(3 * DAY, 2 * DAY + 1).await.unwrap(), 3);
+}
+
+async fn r8_nothing_is_kept_of_the_identity_of_before(place: Place) {
+    let store = place.with_group().await;
+    store.put(&of("a", "1"), Expect::Absent).await.unwrap().unwrap();
+    place.sql("UPDATE agents SET principal = NULL").await;
+    store.close().await;
+    let store = place.open().await;
+    let key = key("a");
+    for (principal, kept) in [(Some("1"), Kept::Done), (Some("0"), Kept::Gone), (None, Kept::Done)] {
+        let told = store.put_facts((&key, principal), &json!({"a": 1}), None, 5).await.unwrap();
+        assert_eq!(told, kept, "{principal:?}");
+        assert_eq!(store.put_certificate((&key, principal), &certified("1", 9), Some("u")).await.unwrap(), kept);
+    }
+}
+
 async fn m1_facts_are_what_was_told_last(place: Place) {
     let store = with(&place, &["a"]).await;
     assert_eq!(agent(&store, "a").await.facts, Value::Null);
     for (told, now) in [(json!({"totalNodeCount": 3}), 5), (json!({"it's": "\"quoted\" é"}), 6)] {
-        assert_eq!(store.put_facts(&key("a"), &told, None, now).await.unwrap(), Kept::Done);
+        assert_eq!(store.put_facts((&key("a"), None), &told, None, now).await.unwrap(), Kept::Done);
         let kept = agent(&store, "a").await;
         assert_eq!((kept.facts, kept.last_seen_ms, kept.first_seen_ms), (told, Some(now), Some(5)));
     }
-    assert_eq!(store.put_facts(&key("gone"), &json!({}), None, 1).await.unwrap(), Kept::Gone);
+    assert_eq!(store.put_facts((&key("gone"), None), &json!({}), None, 1).await.unwrap(), Kept::Gone);
 }

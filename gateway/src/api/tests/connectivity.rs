@@ -96,7 +96,7 @@ async fn c4_expired_on_day_90_over_all_and_c7_the_end_of_the_certificate_is_show
     let start = site.now();
     let certified =
         Certified { begins_ms: start, ends_ms: start + 90 * DAY, serial: "1".to_owned(), key: "sha256".to_owned() };
-    let kept = site.control.store.put_certificate(&key_of("a"), &certified, Some("uid")).await.unwrap();
+    let kept = site.control.store.put_certificate((&key_of("a"), None), &certified, Some("uid")).await.unwrap();
     assert_eq!(kept, Kept::Done);
     let ends = site.properties("a").await["managedIdentityCertificateExpirationTime"].clone();
     assert_eq!(ends, "2027-04-15T08:00:00Z");
@@ -107,7 +107,7 @@ async fn c4_expired_on_day_90_over_all_and_c7_the_end_of_the_certificate_is_show
     }
     // Connected anew into the same resource.
     let again = Certified { ends_ms: site.now() + 90 * DAY, ..certified };
-    site.control.store.put_certificate(&key_of("a"), &again, Some("uid")).await.unwrap();
+    site.control.store.put_certificate((&key_of("a"), None), &again, Some("uid")).await.unwrap();
     assert_eq!(site.status("a").await, "Connected");
 }
 
@@ -199,7 +199,7 @@ async fn m1_m5_facts_are_shown_and_what_is_not_known_is_null() {
         "errors": [{"message": "nodes: forbidden", "severity": "Warning", "component": "x", "time": "2027-01-15T08:00:00Z"}],
         "roles": {"x": "Running"},
     });
-    site.control.store.put_facts(&key_of("a"), &facts, None, site.now()).await.unwrap();
+    site.control.store.put_facts((&key_of("a"), None), &facts, None, site.now()).await.unwrap();
     let after = site.properties("a").await;
     assert_eq!((&after["agentVersion"], &after["kubernetesVersion"]), (&json!("1.2.3"), &json!("1.36.0")));
     assert_eq!(after["totalNodeCount"], Value::Null);
@@ -273,7 +273,7 @@ async fn r3_who_may_only_write_a_cluster_cannot_become_its_agents() {
     let start = site.now();
     let certificate =
         Certified { begins_ms: start, ends_ms: start + 90 * DAY, serial: "1".to_owned(), key: "k".to_owned() };
-    assert_eq!(site.control.store.put_certificate(&key_of("a"), &certificate, None).await.unwrap(), Kept::Done);
+    assert_eq!(site.control.store.put_certificate((&key_of("a"), None), &certificate, None).await.unwrap(), Kept::Done);
     site.seen("a").await;
     let (conflict, forbidden) = ((409, "PublicKeyMismatch".to_owned()), (403, "AuthorizationFailed".to_owned()));
     for user in ["onboarder", "owner"] {

@@ -1,0 +1,112 @@
+//! How often somebody may ask: a bucket of tokens for each who asks, refilled evenly (feature N5). Bounded in number; one that is
+//! full again says nothing and is forgotten.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Mutex, PoisonError},
+};
+
+use tokio::time::Instant;
+
+/// Buckets that are not full, at most.
+const BUCKETS: usize = 100_000;
+
+/// A rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rate {
+    /// Requests at once, after a time without any.
+    pub burst: u32,
+    /// Requests that come back in a second.
+    pub per_second: f64,
+}
+
+impl Rate {
+    /// So many at once, and one more after each so many seconds.
+    pub const fn new(burst: u32, per_second: f64) -> Self {
+        Self { burst, per_second }
+    }
+}
+
+/// Buckets by who asks.
+pub struct Rates<K>(Mutex<HashMap<K, Bucket>>);
+
+struct Bucket {
+    left: f64,
+    at: Instant,
+    rate: Rate,
+}
+
+impl Bucket {
+    fn left_at(&self, now: Instant) -> f64 {
+        let refilled = now.saturating_duration_since(self.at).as_secs_f64() * self.rate.per_second;
+        (self.left + refilled).min(f64::from(self.rate.burst))
+    }
+}
+
+impl<K> Default for Rates<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Hash + Eq> Rates<K> {
+    /// Takes one. `Ok`: how many more there are at once; `Err`: too many, and after how many seconds there is one again, at
+    /// least 1.
+    pub fn take(&self, key: K, rate: Rate, now: Instant) -> Result<u32, u64> {
+        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() >= BUCKETS && !buckets.contains_key(&key) {
+            buckets.retain(|_, bucket| bucket.left_at(now) < f64::from(bucket.rate.burst));
+            if buckets.len() >= BUCKETS {
+                return Err(1);
+            }
+        }
+        let full = Bucket { left: f64::from(rate.burst), at: now, rate };
+        let bucket = buckets.entry(key).or_insert(full);
+        bucket.rate = rate;
+        (bucket.left, bucket.at) = (bucket.left_at(now), now);
+        if bucket.left < 1.0 {
+            let seconds = ((1.0 - bucket.left) / rate.per_second).ceil().clamp(1.0, 3600.0);
+            // Between 1 and 3600.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            return Err(seconds as u64);
+        }
+        bucket.left -= 1.0;
+        // Between 0 and the burst.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        Ok(bucket.left as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn n5_a_burst_is_let_through_then_so_many_a_second_and_everybody_for_themselves() {
+        let (rates, rate, now) = (Rates::default(), Rate::new(3, 0.5), Instant::now());
+        for left in [2, 1, 0] {
+            assert_eq!(rates.take("a", rate, now), Ok(left));
+        }
+        assert_eq!(rates.take("a", rate, now), Err(2));
+        assert_eq!(rates.take("b", rate, now), Ok(2));
+        assert_eq!(rates.take("a", rate, now + Duration::from_millis(1500)), Err(1));
+        assert_eq!(rates.take("a", rate, now + Duration::from_secs(2)), Ok(0));
+        assert_eq!(rates.take("a", rate, now + Duration::from_secs(3600)), Ok(2), "no more than the burst");
+        // A clock that goes back gives nothing.
+        assert_eq!(rates.take("a", rate, now), Ok(1));
+    }
+
+    #[test]
+    fn n5_full_buckets_are_forgotten() {
+        let (rates, rate, now) = (Rates::default(), Rate::new(1, 1.0), Instant::now());
+        for key in 0..BUCKETS {
+            assert_eq!(rates.take(key, rate, now), Ok(0));
+        }
+        assert_eq!(rates.take(BUCKETS, rate, now), Err(1));
+        assert_eq!(rates.take(BUCKETS, rate, now + Duration::from_secs(1)), Ok(0));
+        assert_eq!(rates.0.lock().unwrap().len(), 1);
+    }
+}
