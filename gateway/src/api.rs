@@ -14,6 +14,7 @@
 //! | [`service_principals`] | the built-in issuer's service principals |
 //! | [`sessions`] | open sessions |
 //! | [`graph`] | what `az` asks Microsoft Graph |
+//! | [`throttle`] | how often everybody may ask |
 //! | [`error`] | refusals, as ARM's envelope |
 //!
 //! Access is decided before anything is looked up, so that who may not read a scope cannot tell what exists there.
@@ -29,6 +30,7 @@ pub mod read;
 pub mod route;
 pub mod service_principals;
 pub mod sessions;
+pub mod throttle;
 pub mod write;
 
 use std::{sync::Arc, time::SystemTime};
@@ -266,7 +268,8 @@ where
 {
     let echo = echoed(request.headers(), id);
     let head = request.method() == Method::HEAD;
-    let outcome = answer(site, path, request, record).await;
+    let mut remaining = None;
+    let outcome = answer(site, path, request, record, &mut remaining).await;
     let mut response = outcome.unwrap_or_else(|error| {
         if let Some(why) = &error.log {
             tracing::error!(request.id = %id, error = why, "a request to the resource API failed");
@@ -278,6 +281,9 @@ where
         *response.body_mut() = Body::empty();
     }
     response.headers_mut().extend(echo);
+    if let Some((name, left)) = remaining {
+        response.headers_mut().insert(name, HeaderValue::from(left));
+    }
     response
 }
 
@@ -298,6 +304,7 @@ async fn answer<B>(
     path: &str,
     request: Request<B>,
     record: &mut Record,
+    remaining: &mut Option<throttle::Remaining>,
 ) -> Result<Response<Body>, ApiError>
 where
     B: http_body::Body<Data = Bytes>,
@@ -319,6 +326,9 @@ where
     if !is_in_force(snapshot, issuer.as_deref(), &identity) {
         return Err(refused(control, &AuthenticateError::Disabled));
     }
+    let (left, counted) = throttle::count(control, &route, &parts.method, &identity);
+    *remaining = Some(left);
+    counted?;
     let call = Call {
         control,
         snapshot,

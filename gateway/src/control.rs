@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     agents::challenge::Challenges,
-    api::{Caller, body::Turns, error::ApiError},
+    api::{Caller, body::Turns, error::ApiError, throttle::Throttle},
     config::api::Api,
     core::Trust,
     directory::{DELETED, Directory},
@@ -70,6 +70,8 @@ pub struct Control {
     pub challenges: Challenges,
     /// News of events, and who listens to them.
     pub notices: Notices,
+    /// How much everybody has asked.
+    pub throttle: Throttle,
     trust: OnceLock<Arc<Trust>>,
     protector: Protector,
     clock: Clock,
@@ -96,6 +98,7 @@ impl Control {
             bodies: Turns::default(),
             challenges: Challenges::since(milliseconds(clock())),
             notices: Notices::default(),
+            throttle: Throttle::default(),
             trust: OnceLock::new(),
             protector,
             clock,

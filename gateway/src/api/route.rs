@@ -62,6 +62,24 @@ pub enum Route {
     Sessions(Option<String>),
 }
 
+impl Route {
+    /// The subscription that it is in, as written.
+    pub fn subscription(&self) -> Option<&str> {
+        match self {
+            Self::Resource(id) | Self::Everything(id) | Self::Events(id) | Self::Action(id, _) => {
+                Some(id.subscription())
+            }
+            Self::Collection { scope, .. } => scope.as_ref().map(ResourceId::subscription),
+            Self::Providers { subscription, .. } => subscription.as_deref(),
+            Self::Register { subscription, .. }
+            | Self::OperationStatus(subscription, _)
+            | Self::OperationResult(subscription, _)
+            | Self::Locations(subscription) => Some(subscription),
+            _ => None,
+        }
+    }
+}
+
 /// Reads a decoded path (percent-encoding undone once, no dot segments). `None`: nothing of ours.
 pub fn parse(method: &Method, path: &str) -> Result<Option<Route>, InvalidId> {
     // Clients put a scope that begins with a slash behind a slash.

@@ -86,6 +86,8 @@ impl Bench {
             owners: vec![Caller::of(&owner).object_id().to_owned()],
             ca: None,
             webhooks: Vec::new(),
+            reads_per_minute: 12_000,
+            writes_per_minute: 60,
         };
         let store = Store::open(&settings.store.url()).await.unwrap();
         let protector = Protector::open_or_create(&settings.store_key_file).unwrap();
@@ -271,6 +273,78 @@ async fn r1_a_cluster_is_created_shown_listed_changed_and_deleted() {
     let shown = site.call("owner", "GET", &cluster("G", "Edge"), None).await;
     assert_eq!((shown.status, shown.code()), (404, "ResourceNotFound"));
     assert_eq!(site.call("owner", "DELETE", &cluster("G", "Edge"), None).await.status, 204);
+}
+
+#[tokio::test]
+async fn r2_a_name_is_the_same_in_any_case_and_keeps_the_one_that_it_was_created_in() {
+    let site = Bench::new().await;
+    site.group("Fleet").await;
+    assert_eq!(site.cluster("FLEET", "Edge.West-1_a").await.status, 201);
+    for (group, name) in [("fleet", "edge.west-1_a"), ("FLEET", "EDGE.WEST-1_A")] {
+        assert_eq!(site.cluster(group, name).await.status, 200, "the same one");
+        let shown = site.call("owner", "GET", &cluster(group, name), None).await;
+        assert_eq!((shown.status, shown.body["name"].as_str()), (200, Some("Edge.West-1_a")), "{}", shown.body);
+    }
+    for bad in [".edge", "-edge", "_edge", "edge%20west", "edge!", &"e".repeat(64)] {
+        let refused = site.cluster("fleet", bad).await;
+        assert_eq!((refused.status, refused.code()), (400, "InvalidResourceName"), "{bad}: {}", refused.body);
+    }
+}
+
+#[tokio::test]
+async fn r5_a_cluster_has_one_identity_of_the_systems_and_no_other() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let made = site.cluster("g", "c").await.body["identity"].clone();
+    assert_eq!((&made["type"], &made["tenantId"]), (&json!("SystemAssigned"), &json!(TENANT)));
+    assert!(crate::resources::is_guid(made["principalId"].as_str().unwrap()), "{made}");
+    assert_eq!(site.cluster("g", "c").await.body["identity"], made, "it stays");
+    assert_ne!(site.cluster("g", "d").await.body["identity"]["principalId"], made["principalId"]);
+    for identity in [
+        json!({"type": "UserAssigned"}),
+        json!({"type": "SystemAssigned,UserAssigned"}),
+        json!({"type": "UserAssigned", "userAssignedIdentities": {"/x": {}}}),
+        json!({}),
+        json!("SystemAssigned"),
+    ] {
+        let mut body = new_cluster();
+        body["identity"] = identity.clone();
+        let refused = site.call("owner", "PUT", &cluster("g", "e"), Some(body)).await;
+        assert_eq!(refused.status, 400, "{identity}: {}", refused.body);
+    }
+    let mut body = new_cluster();
+    body["identity"] = json!({"type": "None"});
+    let none = site.call("owner", "PUT", &cluster("g", "e"), Some(body)).await;
+    assert_eq!((none.status, &none.body["identity"]["principalId"]), (201, &Value::Null), "{}", none.body);
+}
+
+/// Counted for each principal in each subscription, and said in every answer.
+#[tokio::test]
+async fn n5_too_many_writes_are_refused_until_later_and_others_go_on() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let left = |answer: &Answer, what: &str| answer.header(&format!("x-ms-ratelimit-remaining-{what}")).to_owned();
+    let read = site.call("owner", "GET", &group("g"), None).await;
+    assert_eq!(left(&read, "subscription-reads"), "11999");
+    assert_eq!(
+        left(&site.call("owner", "GET", "/tenants?api-version=2020-01-01", None).await, "tenant-reads"),
+        "11999"
+    );
+    let mut refused = None;
+    for _ in 0..2000 {
+        let answer = site.call("owner", "PUT", &group("g"), Some(json!({"location": "eastus"}))).await;
+        if answer.status != 200 {
+            refused = Some(answer);
+            break;
+        }
+    }
+    let refused = refused.expect("60 in a minute");
+    assert_eq!((refused.status, refused.code()), (429, "SubscriptionRequestsThrottled"), "{}", refused.body);
+    assert!(refused.header("retry-after").parse::<u64>().unwrap() >= 1);
+    assert_eq!(left(&refused, "subscription-writes"), "0");
+    assert_eq!(site.call("owner", "GET", &group("g"), None).await.status, 200, "reads are counted apart");
+    let other = site.call("bob", "PUT", &group("g"), Some(json!({"location": "eastus"}))).await;
+    assert_eq!((other.status, left(&other, "subscription-writes")), (403, "59".to_owned()), "and so is everybody");
 }
 
 #[tokio::test]

@@ -36,7 +36,16 @@ pub struct Api {
     pub ca: Option<String>,
     /// Who is told what happens to clusters (features row C8).
     pub webhooks: Vec<Webhook>,
+    /// How often one principal may read in one subscription: so many in a minute, and as many at once (feature N5).
+    pub reads_per_minute: u32,
+    /// The same of writes, and again of deletions.
+    pub writes_per_minute: u32,
 }
+
+/// Reads of one principal in one subscription in a minute, where the configuration does not say.
+pub const READS_PER_MINUTE: u32 = 12_000;
+/// The same of writes: a hundred scripts that connect clusters at once stay far below.
+pub const WRITES_PER_MINUTE: u32 = 6000;
 
 /// Where resources are kept.
 #[derive(Clone, PartialEq, Eq)]
@@ -121,6 +130,8 @@ impl Api {
             entry.end(faults);
         }
         let webhooks = webhooks(&mut section, faults);
+        let reads_per_minute = section.number("reads_per_minute", 1..=u32::MAX, faults);
+        let writes_per_minute = section.number("writes_per_minute", 1..=u32::MAX, faults);
         section.end(faults);
         Some(Self {
             url: url?,
@@ -131,6 +142,8 @@ impl Api {
             owners,
             ca,
             webhooks,
+            reads_per_minute: reads_per_minute.unwrap_or(READS_PER_MINUTE),
+            writes_per_minute: writes_per_minute.unwrap_or(WRITES_PER_MINUTE),
         })
     }
 

@@ -438,6 +438,25 @@ async fn r8_a_certificate_is_renewed_over_its_own_tunnel_and_the_old_one_stays_g
     assert_eq!(status, 404);
 }
 
+/// A cluster goes by an identity of its own: what becomes of who connected it is nothing to it.
+#[tokio::test]
+async fn s2_a_cluster_goes_on_when_who_connected_it_may_nothing_more() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let given = site.enrol("edge", &key).await;
+    let tunnel = site.tunnel(&given).await;
+    let disabled = world::config_with("authority_dir = \"authority\"", &section("[[disabled]]\nuser = \"dev:owner\""));
+    site.world.reconfigure(&disabled).await.unwrap();
+    let refused = site.api("GET", id("edge").as_str(), None).await;
+    assert_eq!(refused.status, 401, "{}", refused.text());
+    let (_, csr) = request(|_| {});
+    let (status, body) = ask(&tunnel, Method::POST, paths::RENEW, &json!({"csr": csr})).await;
+    assert_eq!(status, 200, "{body}");
+    site.tunnel(&given).await;
+    site.enrol("edge", &key).await;
+}
+
 /// Attack 4.6: the certificate still holds, the resource does not; also when it was made again under the same name and key.
 #[tokio::test]
 async fn r8_deletion_cuts_the_tunnel_and_ends_what_its_certificate_was_good_for() {
@@ -650,7 +669,8 @@ async fn c6_what_one_clusters_agents_ask_too_often_is_refused_until_later_and_ot
     let (status, body) = refused.expect("it is bounded");
     assert_eq!((status, &body["error"]["code"]), (429, &json!("TooManyRequests")), "{body}");
     assert_eq!(beat(&tunnels[1].0, 0).await.0, 200);
-    assert_eq!(ask(&tunnels[0].0, Method::GET, paths::DESIRED, &Value::Null).await.0, 200, "other questions are");
+    let (status, _) = ask(&tunnels[0].0, Method::POST, paths::TOKEN, &json!({"audience": URL})).await;
+    assert_eq!(status, 503, "other questions are counted apart: there is no issuer here");
 }
 
 #[tokio::test]

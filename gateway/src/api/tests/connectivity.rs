@@ -210,6 +210,34 @@ async fn m1_m5_facts_are_shown_and_what_is_not_known_is_null() {
     assert_eq!(after["connectivityStatus"], "Connected", "who tells something is there");
 }
 
+/// What a cluster is charged by elsewhere is shown here, and nobody is charged.
+#[tokio::test]
+async fn n6_counts_of_cores_and_nodes_are_shown() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    let facts = json!({"agentVersion": "1", "totalNodeCount": 3, "totalCoreCount": 24});
+    site.control.store.put_facts((&key_of("a"), None), &facts, None, site.now()).await.unwrap();
+    let shown = site.properties("a").await;
+    assert_eq!((&shown["totalNodeCount"], &shown["totalCoreCount"]), (&json!(3), &json!(24)));
+}
+
+#[tokio::test]
+async fn c7_when_it_was_seen_and_when_its_certificate_ends_are_instants_of_utc() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    let names = ["lastConnectivityTime", "managedIdentityCertificateExpirationTime"];
+    let before = site.properties("a").await;
+    assert!(names.iter().all(|name| before[name].is_null()), "nobody knows yet: {before}");
+    site.seen("a").await;
+    let certified = Certified { begins_ms: 0, ends_ms: site.now() + DAY, serial: "1".to_owned(), key: String::new() };
+    site.control.store.put_certificate((&key_of("a"), None), &certified, None).await.unwrap();
+    let after = site.properties("a").await;
+    assert_eq!(after[names[0]], "2027-01-15T08:00:00Z");
+    assert_eq!(after[names[1]], "2027-01-16T08:00:00Z");
+}
+
 #[tokio::test]
 async fn k9_without_cluster_connect_nobody_gets_through_and_nobody_is_told_how() {
     let site = Bench::new().await;

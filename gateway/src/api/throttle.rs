@@ -1,0 +1,71 @@
+//! How often one principal may ask in one subscription (feature N5), as ARM bounds it: 429 with `Retry-After`, and in every answer
+//! how many more there are at once. What is of no subscription is counted in the tenant.
+
+use http::{HeaderName, Method, StatusCode, header};
+use proto::token::Identity;
+use tokio::time::Instant;
+
+use super::{error::ApiError, route::Route};
+use crate::{
+    control::Control,
+    rate::{Rate, Rates},
+};
+
+/// What is counted apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Class {
+    Reads,
+    Writes,
+    Deletes,
+}
+
+/// What everybody has asked: by subscription (or tenant), principal and class.
+#[derive(Default)]
+pub struct Throttle(Rates<(String, Class)>);
+
+/// What is left to who asks, as a header.
+pub type Remaining = (HeaderName, u32);
+
+/// Counts a request. `Err`: there were too many; what is left (nothing) is told then, too.
+pub fn count(
+    control: &Control,
+    route: &Route,
+    method: &Method,
+    identity: &Identity,
+) -> (Remaining, Result<(), ApiError>) {
+    let subscription = route.subscription().filter(|id| control.has_subscription(id));
+    let (class, name) = match (method, subscription.is_some()) {
+        (&Method::GET | &Method::HEAD, true) => (Class::Reads, "x-ms-ratelimit-remaining-subscription-reads"),
+        (&Method::GET | &Method::HEAD, false) => (Class::Reads, "x-ms-ratelimit-remaining-tenant-reads"),
+        (&Method::DELETE, true) => (Class::Deletes, "x-ms-ratelimit-remaining-subscription-deletes"),
+        (&Method::DELETE, false) => (Class::Deletes, "x-ms-ratelimit-remaining-tenant-deletes"),
+        (_, true) => (Class::Writes, "x-ms-ratelimit-remaining-subscription-writes"),
+        (_, false) => (Class::Writes, "x-ms-ratelimit-remaining-tenant-writes"),
+    };
+    let header = HeaderName::from_static(name);
+    let settings = &control.settings;
+    let per_minute = if class == Class::Reads { settings.reads_per_minute } else { settings.writes_per_minute };
+    let rate = Rate::new(per_minute, f64::from(per_minute) / 60.0);
+    let place = subscription.unwrap_or_default().to_ascii_lowercase();
+    let key = (format!("{place}\0{}\0{}", identity.issuer, identity.subject), class);
+    match control.throttle.0.take(key, rate, Instant::now()) {
+        Ok(left) => ((header, left), Ok(())),
+        Err(seconds) => ((header, 0), Err(too_many(subscription, class, &identity.username, per_minute, seconds))),
+    }
+}
+
+fn too_many(subscription: Option<&str>, class: Class, who: &str, per_minute: u32, seconds: u64) -> ApiError {
+    let (code, place) = match subscription {
+        Some(id) => ("SubscriptionRequestsThrottled", format!("subscription '{id}'")),
+        None => ("TenantRequestsThrottled", "the tenant".to_owned()),
+    };
+    let what = match class {
+        Class::Reads => "read",
+        Class::Writes => "write",
+        Class::Deletes => "delete",
+    };
+    let message = format!(
+        "Number of '{what}' requests of '{who}' for {place} exceeded the limit of {per_minute} in a minute. Please try again after '{seconds}' seconds."
+    );
+    ApiError::of(StatusCode::TOO_MANY_REQUESTS, code, message).with(header::RETRY_AFTER, &seconds.to_string())
+}
