@@ -36,6 +36,8 @@ use serde_json::{Value, json};
 
 use crate::world::{self, Agent, Answer, Arrived, LONG, World};
 
+mod connectivity;
+
 const URL: &str = "https://gateway.test";
 const SUBSCRIPTION: &str = "11111111-1111-4111-8111-111111111111";
 const TENANT: &str = "22222222-2222-4222-8222-222222222222";
@@ -250,7 +252,9 @@ async fn ask(tunnel: &TunnelHandle, method: Method, target: &str, body: &Value) 
         user_address: None,
     };
     let mut stream = tunnel.open(head.encode().unwrap().freeze()).await.unwrap();
-    stream.send.send(Bytes::from(body.to_string())).await.unwrap();
+    if !body.is_null() {
+        stream.send.send(Bytes::from(body.to_string())).await.unwrap();
+    }
     stream.send.finish().unwrap();
     let message = stream.recv.recv_message(proto::limits::HEAD_BYTES).await.unwrap();
     let head = ResponseHead::decode(message).unwrap();
