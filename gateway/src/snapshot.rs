@@ -92,7 +92,7 @@ impl From<&Peer> for Named {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Gone {
     /// Nobody knows such a cluster.
-    #[error("cluster {0} is not known to this gateway; the agents go on asking")]
+    #[error("cluster {0} is not registered at this gateway")]
     Unknown(ClusterId),
     /// The certificate is of an identity that was deleted.
     #[error("{code}: the resource {0} that this certificate was issued for was deleted; remove the agent, or connect the cluster again", code = proto::agent_api::codes::RESOURCE_DELETED)]

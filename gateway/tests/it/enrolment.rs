@@ -635,7 +635,7 @@ async fn r8_a_cluster_that_is_not_known_is_not_said_to_be_deleted() {
     let own = Credentials::from_pem(signed.certificate_pem.as_bytes(), key.serialize_pem().as_bytes()).unwrap();
     let refused = site.world.dial(&own).await.err().unwrap();
     let HelloError::Refused { code: CloseCode::Unauthorised, message, .. } = refused else { panic!("{refused}") };
-    assert!(message.contains("not known"), "{message}");
+    assert!(message.contains("is not registered"), "{message}");
     let (_, csr) = request(|_| {});
     let challenge = site.challenge("never").await;
     let body = Site::enrolment("never", &Onboarding::new(), &challenge, &csr, "uid");
