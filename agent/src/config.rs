@@ -1,78 +1,10 @@
 //! Valid settings. Parsed once: [`Config`] cannot hold what does not fit, and every fault of a file is reported at once.
 //!
-//! ```toml
-//! roles = "clusterconnect-agent"      # what this process does: clusterconnect-agent, controller-manager, all
-//!
-//! [gateway]
-//! urls = ["https://gateway.example.org:8443"]   # or url = "..."; tried in turn
-//! ca_file = "ca.crt"                  # roots of the gateway's certificate; absent: those of the system
-//! extra_ca_file = "corporate.crt"     # roots beside them, such as an intercepting proxy's
-//! certificate_file = "tls.crt"        # the agent's; the cluster's id is read from it. Or [identity], see below
-//! key_file = "tls.key"
-//! server_name = "gateway.example.org" # when the certificate has another name than the url
-//! carrier = "auto"                    # auto, quic, h2, websocket
-//! addresses = ["192.0.2.7"]           # instead of DNS
-//! udp_segmentation_offload = true     # false where a driver or a middlebox breaks QUIC's bundled datagrams (GSO)
-//! via = "clusterconnect-agent.towline.svc:8079"   # dialled in place of the gateway, over TCP; TLS is the gateway's
-//!
-//! [identity]                          # a certificate that the agents get and renew themselves, in place of the two files
-//! cluster_id = "/subscriptions/.../connectedClusters/x"
-//! secret = "towline-identity-certificate"         # kept in this Secret of the pod's namespace
-//! directory = "/var/lib/towline/identity"         # or in this folder: tls.crt, tls.key, ca.crt
-//! onboarding_key_file = "onboarding.pem"          # what it is asked for with; only where controller-manager runs
-//!
-//! [forward]
-//! listen = "0.0.0.0:8079"             # copies what comes to the gateway and nowhere else, see gateway.via
-//!
-//! [identity_tokens]                   # gives others in the cluster tokens of its identity; where controller-manager runs
-//! listen = "0.0.0.0:8443"
-//! server_names = ["cluster-identity.towline.svc"] # of the certificate that it makes itself
-//! directory = "/var/lib/towline/serving"          # kept here; absent: in Secret towline-serving-certificate
-//!
-//! [metadata]                          # what the agents would guess from the nodes
-//! distribution = "k3s"
-//! infrastructure = "vsphere"
-//!
-//! [cluster]                           # absent: in the cluster, by the pod's service account
-//! kubeconfig = "kubeconfig"
-//! context = "admin"
-//! service_account_dir = "/var/run/secrets/kubernetes.io/serviceaccount"
-//!
-//! [[issuers]]                         # who may issue users' tokens, as at the gateway; checked here again
-//! name = "towline"
-//! url = "https://gateway.example.org:8443/.towline/issuer"
-//!
-//! [proxy]
-//! url = "http://proxy.example.org:3128"
-//! ca_file = "proxy-ca.crt"            # for https:// proxies
-//! username_file = "proxy-username"
-//! password_file = "proxy-password"
-//! no_proxy = ["10.0.0.0/8", ".svc", "gateway.internal"]
-//!
-//! [impersonation]
-//! extras = ["oid"]                    # extra keys sent to the apiserver; each needs RBAC (userextras/<key>)
-//! allow_reserved = []                 # exact names that begin with "system:" and may be impersonated all the same
-//!
-//! [azure_rbac]                        # decides calls also by the gateway's roles and assignments (not only by this cluster's)
-//! issuer = "towline"                  # which of the issuers above vouches for them; its keys must be pinned
-//!
-//! [sessions]
-//! outlive_token = "8h"                # how long a session may outlive its token; 0s is strict
-//!
-//! [limits]
-//! streams = 8192                      # exchanges served at once
-//! drain_grace = "30s"
-//!
-//! [log]
-//! level = "info"                      # or a filter such as "info,agent=debug"
-//! format = "text"                     # text, json
-//!
-//! [admin]
-//! listen = "127.0.0.1:9091"           # health, readiness, status, metrics
-//! ```
+//! What may be in a file, and what it means: [`reference`] and `agent/reference.toml`.
 
 mod identity;
 mod proxy;
+pub mod reference;
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -41,6 +41,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Prints every setting with its type, bounds, default and meaning, as a file to copy from.
+    ConfigReference,
 }
 
 #[derive(clap::Args)]
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
     let (common, checking) = match &arguments.command {
         Command::Run(common) => (common, None),
         Command::Check { common, json } => (common, Some(*json)),
+        Command::ConfigReference => return say(&agent::config::reference::text()),
     };
     let config = match Config::load(&common.config) {
         Ok(config) => with_arguments(config, common),
@@ -146,6 +149,12 @@ async fn run(config: Config, file: &Path, logs: LogBuffer) -> Result<(), (u8, an
     agent.run().await.map_err(|err| (1, err.into()))?;
     tracing::info!("towline-agent ends");
     Ok(())
+}
+
+fn say(text: &str) -> ExitCode {
+    // Nobody is left to tell if standard output is closed.
+    let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+    ExitCode::SUCCESS
 }
 
 #[expect(clippy::print_stderr, reason = "the log may not be set up")]

@@ -207,6 +207,18 @@ impl Authority {
         Some((parsed.subject().as_raw().to_vec(), parsed.public_key().raw.to_vec()))
     }
 
+    /// When the authority's own certificate ends.
+    pub fn not_after(&self) -> SystemTime {
+        peer::not_after(std::slice::from_ref(&self.certificate))
+    }
+
+    /// Whether a certificate names this authority as its issuer. Says nothing about the signature.
+    pub fn is_issuer_of(&self, credentials: &crate::Credentials) -> bool {
+        let own = self.subject_and_key().map(|(subject, _)| subject);
+        let parsed = x509_parser::parse_x509_certificate(&credentials.chain()[0]);
+        parsed.is_ok_and(|(_, leaf)| own.is_some_and(|own| leaf.issuer().as_raw() == own))
+    }
+
     /// Trust in this authority alone.
     ///
     /// # Errors

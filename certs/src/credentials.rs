@@ -1,9 +1,10 @@
 //! A certificate chain with its private key. The key does not print.
 
-use std::{fmt, path::Path, sync::Arc};
+use std::{fmt, net::IpAddr, path::Path, sync::Arc};
 
 use rustls::{crypto::aws_lc_rs::sign::any_supported_type, sign::CertifiedKey};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::extensions::GeneralName;
 
 use crate::file::{self, LoadError, Problem};
 
@@ -70,6 +71,21 @@ impl Credentials {
     /// When the own certificate ends.
     pub fn not_after(&self) -> std::time::SystemTime {
         crate::peer::not_after(self.chain())
+    }
+
+    /// The names that the own certificate has as a server's: DNS names and IP addresses.
+    pub fn server_names(&self) -> Vec<String> {
+        let Ok((_, parsed)) = x509_parser::parse_x509_certificate(&self.chain()[0]) else { return Vec::new() };
+        let Ok(Some(names)) = parsed.subject_alternative_name() else { return Vec::new() };
+        let name = |name: &GeneralName<'_>| match name {
+            GeneralName::DNSName(name) => Some((*name).to_owned()),
+            GeneralName::IPAddress(bytes) => match <[u8; 4]>::try_from(*bytes) {
+                Ok(four) => Some(IpAddr::from(four).to_string()),
+                Err(_) => <[u8; 16]>::try_from(*bytes).ok().map(|all| IpAddr::from(all).to_string()),
+            },
+            _ => None,
+        };
+        names.value.general_names.iter().filter_map(name).collect()
     }
 
     /// A copy of the private key, for libraries that want to own it.

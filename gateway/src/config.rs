@@ -4,6 +4,7 @@
 pub mod agents;
 pub mod api;
 pub mod issuer;
+pub mod reference;
 
 use std::{
     collections::{BTreeSet, HashSet},

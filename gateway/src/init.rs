@@ -25,7 +25,7 @@ pub const CONFIG_FILE: &str = "gateway.toml";
 /// How long the authority is good for.
 const AUTHORITY_DAYS: u32 = 3650;
 /// How long the certificate of the gateway itself is good for, where it has none of another authority.
-const SERVER_DAYS: u32 = 825;
+pub const SERVER_DAYS: u32 = 825;
 /// The owner's name.
 const OWNER: &str = "owner";
 

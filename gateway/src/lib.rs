@@ -44,6 +44,7 @@ pub mod metrics;
 pub mod policy;
 pub mod rate;
 pub mod reload;
+pub mod renew;
 pub mod request;
 pub mod resources;
 pub mod sessions;

@@ -5,7 +5,7 @@ mod user_command;
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use gateway::{Extras, Gateway, config::Config, init, store::Store};
+use gateway::{Extras, Gateway, config::Config, init, renew, store::Store};
 use proto::process::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
 
 /// A gateway to Kubernetes clusters behind firewalls.
@@ -29,9 +29,15 @@ struct Args {
 enum Command {
     /// Reads the configuration file, reports all its faults, and starts nothing.
     CheckConfig,
+    /// Prints every setting with its type, bounds, default and meaning, as a file to copy from.
+    ConfigReference,
     /// Makes the folder of a new gateway: configuration, authority, issuer, and a service principal that owns it. Prints what
     /// to sign in with, once, as JSON.
     Init(Init),
+    /// Gives the gateway another certificate of its own authority, with the names of the one it has (where `init` made it).
+    RenewCertificate,
+    /// Gives the owner another secret, good for a year, and prints it once, as JSON. Also when none is good any more.
+    RenewOwnerSecret,
     /// Copies the store of a gateway into a file while it runs (SQLite; with PostgreSQL use its own tools).
     Backup {
         /// The file; it must not exist yet.
@@ -67,6 +73,9 @@ struct Init {
     key: Option<PathBuf>,
 }
 
+/// How often it is looked at what ends soon.
+const RENEWALS_LOOK: std::time::Duration = std::time::Duration::from_secs(86_400);
+
 /// The exit code for a configuration with faults.
 const BAD_CONFIG: u8 = 2;
 
@@ -75,6 +84,9 @@ fn main() -> ExitCode {
     if let Some(Command::Init(init)) = args.command {
         return make(init);
     }
+    if let Some(Command::ConfigReference) = args.command {
+        return say(gateway::config::reference::text().trim_end_matches('\n'));
+    }
     let config = match Config::load(&args.config) {
         Ok(config) => config,
         Err(error) => return fail(BAD_CONFIG, &error),
@@ -82,17 +94,18 @@ fn main() -> ExitCode {
     if let Some(Command::Backup { to }) = &args.command {
         return backup(&config, to);
     }
-    if let Some(Command::User { action }) = args.command {
-        return match user_command::run(&config, action) {
-            Ok(answer) => say(&format!("{answer:#}")),
-            Err(error) => fail(1, error.as_ref()),
-        };
-    }
-    if args.command.is_some() {
-        return match gateway::check(&config) {
-            Ok(()) => say(&format!("{}: no faults", args.config.display())),
-            Err(error) => fail(BAD_CONFIG, &error),
-        };
+    let now = std::time::SystemTime::now();
+    match args.command {
+        Some(Command::User { action }) => {
+            return match user_command::run(&config, action) {
+                Ok(answer) => say(&format!("{answer:#}")),
+                Err(error) => fail(1, error.as_ref()),
+            };
+        }
+        Some(Command::RenewCertificate) => return printed(renew::certificate(&config, now)),
+        Some(Command::RenewOwnerSecret) => return printed(renew::owner_secret(&config, now)),
+        Some(_) => return checked(&config, &args.config),
+        None => {}
     }
     let format = if args.log_json { telemetry::LogFormat::Json } else { telemetry::LogFormat::Text };
     let log_level = match telemetry::init(format, &args.log_level) {
@@ -118,7 +131,16 @@ async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<(
     let mut signals = signals(&tasks, &shutdown)?;
     let level = Some(log_level);
     let extras = Extras { shutdown: shutdown.clone(), log_level: level, open_files, ..Extras::default() };
-    let gateway = Gateway::build(config, extras).await?;
+    let gateway = Gateway::build(config.clone(), extras).await?;
+    tasks.spawn("renewals", async move {
+        let mut daily = tokio::time::interval(RENEWALS_LOOK);
+        loop {
+            daily.tick().await;
+            let told = config.clone();
+            let told = tokio::task::spawn_blocking(move || renew::warnings(&told, std::time::SystemTime::now())).await;
+            told.unwrap_or_default().iter().for_each(|warning| tracing::warn!("{warning}"));
+        }
+    });
     let handle = gateway.handle();
     tasks.spawn("reload", async move {
         loop {
@@ -163,6 +185,23 @@ fn backup(config: &Config, to: &std::path::Path) -> ExitCode {
         )),
         Err(error) => fail(1, error.as_ref()),
     }
+}
+
+fn printed(done: Result<serde_json::Value, renew::RenewError>) -> ExitCode {
+    match done {
+        Ok(said) => say(&format!("{said:#}")),
+        Err(error) => fail(1, &error),
+    }
+}
+
+fn checked(config: &Config, file: &std::path::Path) -> ExitCode {
+    if let Err(error) = gateway::check(config) {
+        return fail(BAD_CONFIG, &error);
+    }
+    for warning in renew::warnings(config, std::time::SystemTime::now()) {
+        let _ = writeln!(std::io::stderr(), "towline-gateway: warning: {warning}");
+    }
+    say(&format!("{}: no faults", file.display()))
 }
 
 fn say(text: &str) -> ExitCode {

@@ -2,6 +2,7 @@
 //! key and what is allowed there. Keys that nobody asked for are faults too.
 
 mod duration;
+pub mod reference;
 mod section;
 
 use std::{

@@ -138,7 +138,7 @@ impl Principals {
         files::edit(path, Self::parse, change)
     }
 
-    pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, FileError> {
+    pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, FileError> {
         files::parse_json(path, bytes)
     }
 

@@ -4,14 +4,14 @@ use std::{
     fmt,
     ops::RangeInclusive,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::{Faults, duration, spell};
+use super::{Faults, duration, reference::Asked, spell};
 
 /// One table of the file. Values are taken out of it; [`Section::end`] complains about what is left.
 pub struct Section {
@@ -19,13 +19,18 @@ pub struct Section {
     base: Arc<Path>,
     table: Table,
     allowed: Vec<&'static str>,
+    /// What was asked for, where somebody wants to know.
+    asked: Option<Recorder>,
 }
+
+/// What was asked of a file.
+pub(super) type Recorder = Arc<Mutex<Vec<Asked>>>;
 
 impl Section {
     /// The text of a file in the folder `base`.
     pub fn parse(text: &str, base: &Path) -> Result<Self, Faults> {
         match text.parse::<Table>() {
-            Ok(table) => Ok(Self { path: String::new(), base: base.into(), table, allowed: Vec::new() }),
+            Ok(table) => Ok(Self { path: String::new(), base: base.into(), table, allowed: Vec::new(), asked: None }),
             Err(error) => {
                 let mut faults = Faults::default();
                 // Not the line itself, which may hold what is not for a log.
@@ -37,8 +42,39 @@ impl Section {
         }
     }
 
+    /// The same, which notes what is asked for.
+    pub(super) fn recording(text: &str, base: &Path) -> Result<(Self, Recorder), Faults> {
+        let recorder = Recorder::default();
+        let section = Self::parse(text, base)?;
+        Ok((Self { asked: Some(Arc::clone(&recorder)), ..section }, recorder))
+    }
+
     fn inner(&self, path: String, table: Table) -> Self {
-        Self { path, base: Arc::clone(&self.base), table, allowed: Vec::new() }
+        Self { path, base: Arc::clone(&self.base), table, allowed: Vec::new(), asked: self.asked.clone() }
+    }
+
+    /// Notes that a key is asked for, or more about it.
+    fn note(&self, name: &str, change: impl FnOnce(&mut Asked)) {
+        let Some(recorder) = &self.asked else { return };
+        let mut key = String::new();
+        // Of several tables each is as the first.
+        for (n, part) in self.key(name).split('[').enumerate() {
+            key += &if n == 0 {
+                part.to_owned()
+            } else {
+                format!("[{}", part.trim_start_matches(|c: char| c.is_ascii_digit()))
+            };
+        }
+        let mut asked = recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = asked.iter().position(|one| one.key == key).unwrap_or_else(|| {
+            asked.push(Asked { key, kind: String::new(), required: false });
+            asked.len() - 1
+        });
+        change(&mut asked[at]);
+    }
+
+    fn note_kind(&self, name: &str, kind: impl FnOnce() -> String) {
+        self.note(name, |asked| asked.kind = kind());
     }
 
     /// The file's folder.
@@ -58,6 +94,7 @@ impl Section {
 
     fn take(&mut self, name: &'static str) -> Option<Value> {
         self.allowed.push(name);
+        self.note(name, |_| {});
         self.table.remove(name)
     }
 
@@ -110,6 +147,7 @@ impl Section {
 
     /// A text.
     pub fn text(&mut self, name: &'static str, faults: &mut Faults) -> Option<String> {
+        self.note_kind(name, || "text".to_owned());
         match self.take(name)? {
             Value::String(text) if !text.is_empty() => Some(text),
             other => {
@@ -126,6 +164,7 @@ impl Section {
     }
 
     fn must(&mut self, name: &'static str, what: &str, faults: &mut Faults) {
+        self.note(name, |asked| asked.required = true);
         if !self.has(name) {
             faults.push(self.key(name), format_args!("is missing; {what}"));
         }
@@ -157,6 +196,7 @@ impl Section {
     /// Texts that are not empty; none at all if it is not there.
     pub fn texts(&mut self, name: &'static str, faults: &mut Faults) -> Option<Vec<String>> {
         const ALLOWED: &str = "a list of texts in quotes that are not empty";
+        self.note_kind(name, || "list of texts".to_owned());
         let entries = match self.take(name)? {
             Value::Array(entries) => entries,
             other => {
@@ -176,16 +216,20 @@ impl Section {
 
     /// A path, relative to the file's folder.
     pub fn path(&mut self, name: &'static str, faults: &mut Faults) -> Option<PathBuf> {
-        self.text(name, faults).map(|text| self.base.join(text))
+        let text = self.text(name, faults);
+        self.note_kind(name, || "path".to_owned());
+        text.map(|text| self.base.join(text))
     }
 
     /// A path that must be there.
     pub fn required_path(&mut self, name: &'static str, what: &str, faults: &mut Faults) -> Option<PathBuf> {
-        self.required(name, what, faults).map(|text| self.base.join(text))
+        self.must(name, what, faults);
+        self.path(name, faults)
     }
 
     /// A whole number within `allowed`.
     pub fn number(&mut self, name: &'static str, allowed: RangeInclusive<u32>, faults: &mut Faults) -> Option<u32> {
+        self.note_kind(name, || format!("whole number from {} to {}", allowed.start(), allowed.end()));
         let value = self.take(name)?;
         let number = value.as_integer().and_then(|number| u32::try_from(number).ok());
         number.filter(|number| allowed.contains(number)).or_else(|| {
@@ -202,6 +246,7 @@ impl Section {
         allowed: RangeInclusive<Duration>,
         faults: &mut Faults,
     ) -> Option<Duration> {
+        self.note_kind(name, || format!("duration from {} to {}", spell(*allowed.start()), spell(*allowed.end())));
         let value = self.take(name)?;
         let read = value.as_str().and_then(|text| duration(text).ok());
         read.filter(|duration| allowed.contains(duration)).or_else(|| {
@@ -214,6 +259,7 @@ impl Section {
 
     /// True or false.
     pub fn flag(&mut self, name: &'static str, faults: &mut Faults) -> Option<bool> {
+        self.note_kind(name, || "true or false".to_owned());
         let value = self.take(name)?;
         if value.as_bool().is_none() {
             self.wrong(name, &value, "true or false", faults);
@@ -231,6 +277,7 @@ impl Section {
                 faults.push(self.key(name), format_args!("is missing; {what}"));
             }
         }
+        self.note_own::<T>(required);
         for (name, value) in &self.table {
             let mut alone: Table = stand_in().collect();
             alone.insert(name.clone(), value.clone());
@@ -243,6 +290,21 @@ impl Section {
         }
         let key = self.path.clone();
         Value::Table(self.table).try_into().map_err(|error: toml::de::Error| faults.push(key, error.message())).ok()
+    }
+
+    /// Notes the keys of a type that reads itself: it names them when it is shown one that it does not know.
+    fn note_own<T: DeserializeOwned>(&self, required: &[(&'static str, &str)]) {
+        if self.asked.is_none() {
+            return;
+        }
+        let mut strange: Table =
+            required.iter().map(|(name, _)| ((*name).to_owned(), Value::String((*name).to_owned()))).collect();
+        strange.insert("?".to_owned(), Value::Boolean(true));
+        let Err(error) = Value::Table(strange).try_into::<T>() else { return };
+        let known = error.message().split_once("expected one of").map(|(_, known)| known).unwrap_or_default();
+        for name in known.split('`').skip(1).step_by(2) {
+            self.note(name, |asked| asked.required = required.iter().any(|(required, _)| *required == name));
+        }
     }
 
     /// Complains about keys that nobody asked for.

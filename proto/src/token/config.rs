@@ -1,5 +1,6 @@
 //! An issuer in a configuration file, and its conversion: everything is checked once, and all faults are told at once.
 
+mod keys;
 mod raw;
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
@@ -7,6 +8,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 use certs::Roots;
 use url::{Host, Url};
 
+pub use self::keys::ISSUER_KEYS;
 pub use self::raw::{Fault, Faults, IssuerKind, OneOrMore, Pop, RawIssuer, Tokens};
 use super::{
     jwk::{Algorithm, KeySet, KeySetError},

@@ -1,0 +1,259 @@
+//! What the gateway's settings file may hold, for its reference: `gateway/reference.toml`, which
+//! `towline-gateway config-reference` prints. The tests compare it with what is read, and its defaults with those that hold.
+
+use proto::{
+    settings::reference::{self, Key, Table},
+    token::ISSUER_KEYS,
+};
+
+use super::Config;
+
+const fn table(name: &'static str, needed: bool, meaning: &'static str, keys: &'static [Key]) -> Table {
+    Table { name, many: false, needed, meaning, keys }
+}
+
+const fn many(name: &'static str, meaning: &'static str, keys: &'static [Key]) -> Table {
+    Table { name, many: true, needed: false, meaning, keys }
+}
+
+/// The reference.
+pub fn text() -> String {
+    let title = "The gateway's settings, all of them. Paths are relative to the file's folder. A duration has a unit: 250ms, 30s, 15m, 8h, 90d. \
+        Made by `towline-gateway config-reference`; `towline-gateway check-config` names every fault of a file; SIGHUP reads it again \
+        (issuers, clusters, grants, sessions, limits and certificates are replaced at once, the rest at the next start).";
+    reference::reference(title, TABLES, |section, faults| drop(Config::read(section, faults)))
+}
+
+/// Tables and keys.
+pub const TABLES: &[Table] = &[
+    table("listen", true, "Where the gateway listens.", LISTEN),
+    table("tls", true, "The certificate that users and agents see. Both files are read again when they change.", TLS),
+    table("agents", true, "Agents' certificates and tokens.", AGENTS),
+    table("audit", false, "Where audit records go: one JSON object a line.", AUDIT),
+    table("limits", false, "Bounds of the process.", LIMITS),
+    table("sessions", false, "How sessions live.", SESSIONS),
+    table(
+        "api",
+        false,
+        "The resource API: clusters, roles and operations. Without it clusters and grants come from this file alone.",
+        API,
+    ),
+    many("api.subscriptions", "What resources are in.", SUBSCRIPTIONS),
+    many(
+        "api.webhooks",
+        "Who is told what happens to clusters, by signed CloudEvents (features row C8). At most 16.",
+        WEBHOOKS,
+    ),
+    table("issuer", false, "The built-in issuer; without it everybody signs in elsewhere. Needs [api].", ISSUER),
+    many("issuers", "Who may issue users' tokens, the built-in one too. Agents need the same tables.", ISSUER_KEYS),
+    many("clusters", "Clusters beside those of [api].", CLUSTERS),
+    many("grants", "Rights to reach clusters, beside roles of [api].", GRANTS),
+    many("disabled", "Who is refused everywhere, whatever their token says.", DISABLED),
+];
+
+const LISTEN: &[Key] = &[
+    Key::required(
+        "public",
+        "\"0.0.0.0:8443\"",
+        "Address and port for users over TCP, and for agents over TCP and, on the same port, UDP.",
+    ),
+    Key::required(
+        "admin",
+        "\"127.0.0.1:9090\"",
+        "Address and port of health, metrics, drain and sessions; never to be reachable by users.",
+    ),
+    Key::example(
+        "tunnel",
+        "\"0.0.0.0:8444\"",
+        "Another UDP address for agents over QUIC; without it that of `public`.",
+    ),
+    Key::example(
+        "domain",
+        "\"clusters.example.org\"",
+        "Clusters are also found at <key>.<domain>, which DNS and the certificate must have.",
+    ),
+];
+
+const TLS: &[Key] = &[
+    Key::required("certificate_file", "\"tls/tls.crt\"", "Certificate chain, PEM, own certificate first."),
+    Key::required("key_file", "\"tls/tls.key\"", "Its private key, PEM."),
+];
+
+const AGENTS: &[Key] = &[
+    Key::required(
+        "ca_file",
+        "\"ca/ca.crt\"",
+        "Authorities that agents' and access certificates come from, PEM: several while one follows another.",
+    ),
+    Key::example(
+        "authority_dir",
+        "\"ca\"",
+        "Folder (ca.crt, ca.key) of the authority that this gateway issues with; without it certificates come from elsewhere.",
+    ),
+    Key::default(
+        "certificate_lifetime",
+        "\"90d\"",
+        "How long the certificates are good for that it issues; agents renew from half of that on.",
+    ),
+    Key::default(
+        "token_audiences",
+        "[]",
+        "Audiences beside the gateway's URL that clusters get tokens for (features row R9).",
+    ),
+];
+
+const AUDIT: &[Key] = &[Key::default("file", "\"-\"", "A file that is appended to; - is standard output.")];
+
+const LIMITS: &[Key] = &[
+    Key::default("streams_per_user", "4096", "Exchanges at once of one user."),
+    Key::default("streams_per_cluster", "16384", "Exchanges at once with one cluster."),
+    Key::default("streams_per_tunnel", "8192", "Users' exchanges at once on one tunnel."),
+    Key::default("connections", "20000", "Users' connections at once."),
+    Key::default(
+        "connections_per_address",
+        "2000",
+        "The same from one address (IPv6: one /64). A gateway behind a balancer that hides addresses needs more.",
+    ),
+    Key::default("handshakes", "8192", "TLS and hello handshakes at once."),
+    Key::default("handshakes_per_address", "256", "The same from one address."),
+    Key::default("header_timeout", "\"20s\"", "How long a request's head may take from its first byte on."),
+    Key::default("answer_timeout", "\"30s\"", "How long an answer of the gateway's own may wait for its reader."),
+    Key::default("idle_timeout", "\"180s\"", "How long a user's connection may be without a request."),
+    Key::default("open_timeout", "\"10s\"", "How long a stream to an agent may wait to be opened."),
+    Key::default(
+        "request_timeout",
+        "\"120s\"",
+        "How long an answer may take to begin, but for what Kubernetes calls long running. To be above the apiserver's own --request-timeout.",
+    ),
+    Key::default("drain_grace", "\"30s\"", "How long open requests may go on while the gateway drains."),
+];
+
+const SESSIONS: &[Key] = &[
+    Key::default(
+        "reauthorise_every",
+        "\"30s\"",
+        "How often the right of an open session is looked at again, beside each change of rights.",
+    ),
+    Key::default("outlive_token", "\"8h\"", "How long a session may outlive its token; 0s is strict."),
+];
+
+const API: &[Key] = &[
+    Key::required(
+        "url",
+        "\"https://gateway.example.org:8443\"",
+        "How clients address the gateway, https://<host>[:<port>]; also the audience of tokens for the API.",
+    ),
+    Key::required("tenant", "\"00000000-0000-4000-8000-000000000001\"", "The tenant's GUID."),
+    Key::example(
+        "store_file",
+        "\"towline.db\"",
+        "The SQLite file that resources are kept in; this or postgres_url_file must be there.",
+    ),
+    Key::example(
+        "postgres_url_file",
+        "\"postgres.url\"",
+        "A file, mode 0600, with postgres://<user>:<password>@<host>/<database>, in place of store_file.",
+    ),
+    Key::required(
+        "store_key_file",
+        "\"store.key\"",
+        "The key that protected settings are encrypted with, made at the first start; keep it apart from backups of the store.",
+    ),
+    Key::default("owners", "[]", "Object ids of principals that own all subscriptions."),
+    Key::example(
+        "ca_file",
+        "\"ca/ca.crt\"",
+        "What clients check [tls] against, PEM; it goes into kubeconfigs and agents. Without it what their machines trust.",
+    ),
+];
+
+const SUBSCRIPTIONS: &[Key] = &[
+    Key::required("id", "\"00000000-0000-4000-8000-000000000002\"", "Its GUID."),
+    Key::example("name", "\"default\"", "Its display name; without it its id."),
+];
+
+const WEBHOOKS: &[Key] = &[
+    Key::required("url", "\"https://hooks.example.org/towline\"", "Where events are sent by POST."),
+    Key::required(
+        "secret_file",
+        "\"webhook.secret\"",
+        "A file with whsec_ and the base64 of 24 to 64 bytes: what events are signed with (Standard Webhooks).",
+    ),
+    Key::example(
+        "types",
+        "[\"io.towline.cluster.connectivity\"]",
+        "Which events: io.towline.cluster.created, .connectivity, .deleted; without it all.",
+    ),
+    Key::example(
+        "ca_file",
+        "\"hooks-ca.crt\"",
+        "The authorities of the receiver's certificate, PEM; without it what the machine trusts.",
+    ),
+];
+
+const ISSUER: &[Key] = &[
+    Key::required("state_dir", "\"issuer\"", "Its folder: keys, users, service principals."),
+    Key::default("token_lifetime", "\"1h\"", "How long its tokens live, and the longest that may be asked for."),
+];
+
+const CLUSTERS: &[Key] = &[Key::required(
+    "id",
+    "\"/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c\"",
+    "The cluster's id.",
+)];
+
+const GRANTS: &[Key] = &[
+    Key::required("cluster", "\"*\"", "The id of one of [[clusters]], or * for all."),
+    Key::example("users", "[\"staff:ann\"]", "User names with their issuer's prefix; these or groups must be there."),
+    Key::example("groups", "[\"staff:ops\"]", "Group names with their issuer's prefix."),
+];
+
+const DISABLED: &[Key] = &[Key::required("user", "\"staff:mallory\"", "A user name with its issuer's prefix.")];
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proto::settings::{Faults, Section, reference::Value};
+
+    use super::*;
+
+    const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/reference.toml");
+
+    #[test]
+    fn the_kept_reference_is_what_is_printed() {
+        let kept = std::fs::read_to_string(FILE).unwrap();
+        assert!(kept == text(), "write it: towline-gateway config-reference >gateway/reference.toml");
+    }
+
+    #[test]
+    fn every_key_that_is_read_is_described_and_no_other() {
+        let faults = reference::faults(TABLES, &[], |section, faults| drop(Config::read(section, faults)));
+        assert!(faults.is_empty(), "mend gateway/src/config/reference.rs: {faults:#?}");
+    }
+
+    #[test]
+    fn defaults_of_the_reference_are_those_that_hold() {
+        let read = |chosen: fn(Value) -> bool| {
+            // One of two that stand in for each other.
+            let text = reference::sample(TABLES, chosen).replace("[api]\n", "[api]\nstore_file = \"towline.db\"\n");
+            let config =
+                Config::read(Section::parse(&text, Path::new("/nonexistent")).unwrap(), &mut Faults::default());
+            let mut config = config.unwrap();
+            // As written they differ, as checked they do not: those of issuers are compared below.
+            config.dynamic.issuers.clear();
+            format!("{config:#?}")
+        };
+        let without = read(|value| value == Value::Required);
+        assert_eq!(read(|value| value != Value::Example), without);
+    }
+
+    #[test]
+    fn the_reference_is_a_file_without_faults_but_for_files_that_are_missing() {
+        let mut faults = Faults::default();
+        let section = Section::parse(&text(), Path::new("/nonexistent")).unwrap();
+        Config::read(section, &mut faults);
+        let other: Vec<_> = faults.0.iter().filter(|fault| !fault.problem.contains("cannot be read")).collect();
+        assert!(other.iter().all(|fault| fault.problem.contains("No such file")), "{other:#?}");
+    }
+}
