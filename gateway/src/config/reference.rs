@@ -165,6 +165,12 @@ const API: &[Key] = &[
         "\"ca/ca.crt\"",
         "What clients check [tls] against, PEM; it goes into kubeconfigs and agents. Without it what their machines trust.",
     ),
+    Key::default(
+        "reads_per_minute",
+        "12000",
+        "Reads of one principal in one subscription in a minute, and as many at once (features row N5).",
+    ),
+    Key::default("writes_per_minute", "6000", "The same of writes, and again of deletions."),
 ];
 
 const SUBSCRIPTIONS: &[Key] = &[
