@@ -8,7 +8,7 @@
 //! | [`webhooks`] | delivery to addresses of the configuration |
 //!
 //! The store numbers events ([`crate::store::events`]); who follows names the last number that is known and misses nothing
-//! that is not forgotten.
+//! that is not forgotten; of what is, an event of the type [`GAP`] tells, in lists and streams.
 
 pub mod list;
 pub mod stream;
@@ -16,7 +16,7 @@ pub mod webhooks;
 
 use std::{sync::Arc, time::Duration};
 
-use proto::process::Shutdown;
+use proto::{api::ResourceId, process::Shutdown};
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::MissedTickBehavior};
 
@@ -24,7 +24,7 @@ use self::stream::Places;
 use crate::{
     api::instant,
     control::Control,
-    store::events::{Event, Kind},
+    store::events::{Event, KEPT, Kind},
 };
 
 /// How often it is looked for what has happened: silence has no event of its own.
@@ -81,6 +81,44 @@ pub fn cloud_event(event: &Event, source: &str) -> Value {
     })
 }
 
+/// The type of what tells that events are missing: they were forgotten, or the store is an older one than the client knew.
+pub const GAP: &str = "io.towline.events.gap";
+
+/// Where somebody goes on who has been told all up to `after`, while the newest is `newest`; and what they miss, if that is not
+/// right behind it.
+pub fn resume(after: i64, newest: i64) -> (i64, Option<String>) {
+    let forgotten = (newest - KEPT).max(0);
+    if after > newest {
+        let why = format!(
+            "Event {after} is not known here, the newest is {newest}: the store is an older one than before. It goes on with what happens next."
+        );
+        return (newest, Some(why));
+    }
+    if after < forgotten {
+        return (forgotten, Some(forgot(after, forgotten)));
+    }
+    (after, None)
+}
+
+/// Why the events behind `after` up to `last` are not told.
+fn forgot(after: i64, last: i64) -> String {
+    format!("The events {} to {last} are no longer kept. Read the clusters anew; it goes on behind them.", after + 1)
+}
+
+/// A gap as an event at a scope: its id is the number that it goes on behind.
+fn gap(scope: &ResourceId, number: i64, why: &str, now_ms: i64, source: &str) -> Value {
+    json!({
+        "specversion": "1.0",
+        "id": number.to_string(),
+        "source": source,
+        "type": GAP,
+        "subject": scope.as_str(),
+        "time": instant(now_ms),
+        "datacontenttype": "application/json",
+        "data": {"resourceId": scope.as_str(), "reason": why},
+    })
+}
+
 /// Tells what happens until the gateway drains; then streams of events end, so that nobody waits for them.
 pub async fn tell(control: Arc<Control>, shutdown: Shutdown) {
     let mut look = tokio::time::interval(LOOK_EVERY);
@@ -113,6 +151,19 @@ pub async fn look_once(control: &Control) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn c8_who_is_too_far_behind_or_knows_more_than_there_is_is_told() {
+        for (after, newest, from) in [(0, 0, 0), (0, 7, 0), (7, 7, 7), (0, KEPT, 0), (5, KEPT + 5, 5)] {
+            assert_eq!(resume(after, newest), (from, None));
+        }
+        let (from, why) = resume(4, KEPT + 5);
+        assert_eq!(from, 5);
+        assert!(why.unwrap().contains("The events 5 to 5 are no longer kept"));
+        let (from, why) = resume(9, 7);
+        assert_eq!(from, 7);
+        assert!(why.unwrap().contains("Event 9 is not known here, the newest is 7"));
+    }
 
     #[test]
     fn c8_an_event_is_a_cloud_event() {

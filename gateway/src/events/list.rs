@@ -1,7 +1,9 @@
 //! `GET <scope>/providers/Microsoft.Kubernetes/events?api-version=2026-05-01`: events at a subscription, a resource group or a
 //! cluster, oldest first, of clusters that the caller may read.
 //!
-//! `after=<id>` begins behind an event; `$top` bounds a page; `nextLink` leads to the next one while there are more.
+//! `after=<id>` begins behind an event; if some behind it are forgotten, or it is not known, the first one of the answer tells
+//! so (type [`super::GAP`]).
+//! `$top` bounds a page; `nextLink` leads to the next one while there are more.
 
 use http::{Response, StatusCode, header};
 use proto::{api::ResourceId, rbac::Scope};
@@ -44,8 +46,18 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
         Some(Ok(rows @ 1..)) => rows.min(PAGE_MOST),
         Some(_) => return Err(not_a_number("$top")),
     };
-    let mut after = after(call, "after")?.unwrap_or_default();
     let mut value = Vec::new();
+    let mut after = match after(call, "after")? {
+        Some(known) => {
+            let (from, gap) = super::resume(known, call.control.store.newest_event().await?);
+            value.extend(gap.map(|why| super::gap(scope, from, &why, call.now_ms, &call.control.settings.url)));
+            from
+        }
+        None => 0,
+    };
+    if value.len() == rows {
+        return Ok(page(call, value, Some(after)));
+    }
     for _ in 0..LOOKS {
         let events = call.control.store.events(after, AT_ONCE).await?;
         let all = events.len() < AT_ONCE as usize;

@@ -1,5 +1,6 @@
 //! Events as they happen: server-sent events (HTML Living Standard, 9.2). `Last-Event-ID` (or `after`) begins behind an event;
-//! without it the stream begins with what happens next. It ends when the caller may no longer read anything there, when the
+//! without it the stream begins with what happens next. Where events behind that one are forgotten, or it is not known, an
+//! event of the type [`super::GAP`] comes first. It ends when the caller may no longer read anything there, when the
 //! token ends and when the gateway drains; a client then asks again.
 
 use std::{
@@ -93,10 +94,10 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
         None => list::after(call, "after")?,
     };
     let newest = call.control.notices.newest();
-    let after = match known {
-        Some(number) => number,
-        None => call.control.store.newest_event().await?,
-    };
+    let last = call.control.store.newest_event().await?;
+    let (after, gap) = super::resume(known.unwrap_or(last), last);
+    let mut waiting = VecDeque::from([Bytes::from(format!("retry: {RETRY_MS}\n\n"))]);
+    waiting.extend(gap.map(|why| told_gap(scope, after, &why, call.control)));
     let listener = Listener {
         _place: call.control.notices.places.take(call.caller.object_id())?,
         ended: call.control.notices.ended(),
@@ -107,7 +108,7 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
         scope: scope.clone(),
         newest,
         after,
-        waiting: VecDeque::from([Bytes::from(format!("retry: {RETRY_MS}\n\n"))]),
+        waiting,
     };
     let lines = stream::unfold(listener, |mut listener| async move { Some((listener.next().await?, listener)) });
     let mut response = Response::new(Body::Live(Box::new(Live { lines: Box::pin(lines), _connection: None })));
@@ -115,6 +116,12 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
+}
+
+/// The lines that tell of a gap.
+fn told_gap(scope: &ResourceId, number: i64, why: &str, control: &Control) -> Bytes {
+    let told = super::gap(scope, number, why, control.now_ms(), &control.settings.url);
+    Bytes::from(format!("id: {number}\nevent: {}\ndata: {told}\n\n", super::GAP))
 }
 
 /// One who listens.
@@ -162,6 +169,11 @@ impl Listener {
     }
 
     fn take(&mut self, events: &[Event]) {
+        // Numbers have no gaps but where events were forgotten: this one was slow.
+        if let Some(first) = events.first().map(|event| event.number).filter(|first| *first > self.after + 1) {
+            let why = super::forgot(self.after, first - 1);
+            self.waiting.push_back(told_gap(&self.scope, first - 1, &why, &self.control));
+        }
         for event in events {
             self.after = event.number;
             if list::concerns(event, &self.scope) && event.key.parse().is_ok_and(|at| self.may(&at)) {

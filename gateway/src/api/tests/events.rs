@@ -137,6 +137,30 @@ async fn c8_a_stream_tells_what_happens_and_goes_on_where_it_was() {
 }
 
 #[tokio::test]
+async fn c8_who_names_an_event_that_is_not_known_is_told_of_the_gap() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    events::look_once(&site.control).await;
+    let path = events_at(&subscription(), "&after=9");
+    let list = site.call("owner", "GET", &path, None).await;
+    let told = &list.body["value"][0];
+    assert_eq!((&told["type"], &told["id"], list.body.get("nextLink")), (&json!(events::GAP), &json!("1"), None));
+    assert!(told["data"]["reason"].as_str().unwrap().contains("Event 9 is not known here"), "{told}");
+    let one = site.call("owner", "GET", &format!("{path}&$top=1"), None).await;
+    let next = one.body["nextLink"].as_str().unwrap().strip_prefix(URL).unwrap().to_owned();
+    assert_eq!(site.call("owner", "GET", &next, None).await.body["value"], json!([]));
+    let path = events_at(&subscription(), "");
+    let mut live = site.listen("owner", &path, Some("9")).await.unwrap_or_else(|_| panic!());
+    let lines = [heard(&mut live).await, heard(&mut live).await].map(Option::unwrap);
+    assert!(lines[1].starts_with("id: 1\nevent: io.towline.events.gap\ndata: {"), "{lines:?}");
+    // It goes on with what happens next.
+    site.seen("a").await;
+    events::look_once(&site.control).await;
+    assert!(heard(&mut live).await.unwrap().starts_with("id: 2\nevent: io.towline.cluster.connectivity"));
+}
+
+#[tokio::test]
 async fn c8_a_stream_ends_when_the_right_is_withdrawn_and_when_the_gateway_drains() {
     let site = Bench::new().await;
     site.group("g").await;
