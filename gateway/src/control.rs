@@ -39,6 +39,8 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long an answer to a write waits until decisions know of it.
 const CATCH_UP: Duration = Duration::from_secs(2);
+/// The same at most, while none of them can be ended.
+const PAUSE_MOST: Duration = Duration::from_secs(15);
 /// Operations that are taken up at once.
 const OPERATIONS_AT_ONCE: u32 = 64;
 /// How long an operation that has ended is remembered.
@@ -53,7 +55,28 @@ const FORGET_EVERY: Duration = Duration::from_secs(600);
 /// Groups of somebody that such a certificate names at most; each of them gives the right.
 const HELD_GROUPS: usize = 8;
 /// Life of a certificate that lets somebody reach a cluster with a service account's token.
-const ACCESS_LIFE: Duration = Duration::from_secs(3600);
+pub const ACCESS_LIFE: Duration = Duration::from_secs(3600);
+
+/// What came of operations that were taken up at once.
+#[derive(Default)]
+struct Round {
+    done: u32,
+    failed: u32,
+    /// The first failure: one line of a log for all of them.
+    error: Option<String>,
+}
+
+impl Round {
+    /// Whether there may be more that wait, and some hope.
+    fn more(&self) -> bool {
+        self.done > 0 && self.done + self.failed == OPERATIONS_AT_ONCE
+    }
+
+    /// How long to wait after it, if it was `before` the last time: longer while nothing works.
+    fn pause(&self, before: Duration) -> Duration {
+        if self.error.is_some() && self.done == 0 { (before * 2).min(PAUSE_MOST) } else { LOOK_EVERY }
+    }
+}
 
 /// Tells the time; tests bring their own.
 pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
@@ -268,26 +291,44 @@ impl Control {
     pub async fn work(self: Arc<Self>, shutdown: Shutdown) {
         let mut forget = tokio::time::interval(FORGET_EVERY);
         forget.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut pause = LOOK_EVERY;
         loop {
-            match self.store.operations_under_way(OPERATIONS_AT_ONCE).await {
-                Ok(operations) => {
-                    for operation in &operations {
-                        self.carry_out(operation).await;
-                    }
-                    if operations.len() == OPERATIONS_AT_ONCE as usize {
-                        continue;
-                    }
-                }
-                Err(error) => tracing::error!(%error, "operations cannot be read"),
+            let round = self.carry_out_some().await;
+            if let Some(error) = &round.error {
+                tracing::error!(failed = round.failed, error, "operations are not ended; they are tried again");
             }
+            if round.more() {
+                continue;
+            }
+            pause = round.pause(pause);
             tokio::select! {
                 biased;
                 () = shutdown.draining() => return,
                 () = self.operations.notified() => {}
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(pause) => {}
                 _ = forget.tick() => self.forget().await,
             }
         }
+    }
+
+    /// Carries out those that wait longest.
+    async fn carry_out_some(&self) -> Round {
+        let mut round = Round::default();
+        match self.store.operations_under_way(OPERATIONS_AT_ONCE).await {
+            Ok(operations) => {
+                for operation in &operations {
+                    match self.carry_out(operation).await {
+                        Ok(()) => round.done += 1,
+                        Err(error) => {
+                            round.failed += 1;
+                            round.error.get_or_insert(format!("{}: {error}", operation.id));
+                        }
+                    }
+                }
+            }
+            Err(error) => round.error = Some(proto::process::chain(&error)),
+        }
+        round
     }
 
     async fn forget(&self) {
@@ -306,7 +347,7 @@ impl Control {
     }
 
     /// Does one operation and ends it, together or not at all.
-    async fn carry_out(&self, operation: &Operation) {
+    async fn carry_out(&self, operation: &Operation) -> Result<(), String> {
         let ended = Ended { id: operation.id.clone(), status: Status::Succeeded, error: None, now_ms: self.now_ms() };
         let mut batch = Batch { ends: vec![ended], ..Batch::default() };
         if operation.work.get("kind").is_some_and(|kind| kind == "delete") {
@@ -316,10 +357,7 @@ impl Control {
                 }
                 // Deleted by another operation; what is there now was created since.
                 Ok(_) => {}
-                Err(error) => {
-                    tracing::error!(operation = operation.id, %error, "operation not ended; it is tried again");
-                    return;
-                }
+                Err(error) => return Err(proto::process::chain(&error)),
             }
         } else {
             batch.ends[0].status = Status::Failed;
@@ -329,11 +367,12 @@ impl Control {
             }));
         }
         match self.write(&batch).await {
-            Ok(Ok(_)) => tracing::info!(operation = operation.id, resource = operation.resource, "operation ended"),
-            Ok(Err(refused)) => {
-                tracing::warn!(operation = operation.id, %refused, "operation not ended; it is tried again")
+            Ok(Ok(_)) => {
+                tracing::info!(operation = operation.id, resource = operation.resource, "operation ended");
+                Ok(())
             }
-            Err(error) => tracing::error!(operation = operation.id, %error, "operation not ended; it is tried again"),
+            Ok(Err(refused)) => Err(refused.to_string()),
+            Err(error) => Err(proto::process::chain(&error)),
         }
     }
 
@@ -406,4 +445,25 @@ impl Control {
 fn milliseconds(at: SystemTime) -> i64 {
     let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r10_operations_that_all_fail_are_tried_again_after_pauses() {
+        let round = |done, failed| Round { done, failed, error: (failed > 0).then(|| "locked".to_owned()) };
+        assert!(!round(0, OPERATIONS_AT_ONCE).more(), "not at once");
+        assert!(round(1, OPERATIONS_AT_ONCE - 1).more() && !round(1, 0).more());
+        let pauses = (0..8).scan(LOOK_EVERY, |pause, _| {
+            *pause = round(0, OPERATIONS_AT_ONCE).pause(*pause);
+            Some(*pause)
+        });
+        let pauses: Vec<_> = pauses.map(|pause| pause.as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 15, 15, 15, 15]);
+        for fine in [round(0, 0), round(1, 2)] {
+            assert_eq!(fine.pause(PAUSE_MOST), LOOK_EVERY);
+        }
+    }
 }
