@@ -15,6 +15,7 @@ use crate::{
         principals::{SECRET_LIFE, SECRETS_MAX},
     },
     request::respond::Body,
+    resources::schema::{self, Property, Type},
 };
 
 /// What is asked of service principals.
@@ -60,8 +61,9 @@ where
             Ok(json(StatusCode::OK, &json!({"value": all})))
         }
         (Question::All, &Method::POST) => {
-            let name = text(&sent, "displayName")?;
-            let life = life(&sent)?;
+            let sent = schema::check(NEW, &sent)?;
+            let name = sent.get("displayName").and_then(Value::as_str).unwrap_or_default().to_owned();
+            let life = life(&sent);
             let (made, secret) = edit(issuer, move |all| all.create(&name, life, SystemTime::now())).await?;
             Ok(json(StatusCode::CREATED, &with_secret(shown(&made), &secret)))
         }
@@ -78,7 +80,8 @@ where
             }
         }
         (Question::Rotate(key), &Method::POST) => {
-            let (key, life) = (key.clone(), life(&sent)?);
+            let sent = schema::check(ROTATE, &sent)?;
+            let (key, life) = (key.clone(), life(&sent));
             let keep = sent.get("keepExisting").and_then(Value::as_bool).unwrap_or(false);
             let (of, secret) = edit(issuer, move |all| rotate(all, &key, keep, life)).await?;
             Ok(json(StatusCode::OK, &with_secret(shown(&of), &secret)))
@@ -124,21 +127,14 @@ async fn edit<T: Send + 'static>(
     Ok(done.map_err(ApiError::internal)??)
 }
 
-fn text(sent: &Map<String, Value>, name: &str) -> Result<String, ApiError> {
-    sent.get(name).and_then(Value::as_str).map(str::to_owned).ok_or_else(|| {
-        ApiError::bad_request("InvalidRequestContent", format!("The property '{name}' must be a text.")).at(name)
-    })
-}
+const LIFE: &str = "secretLifetimeSeconds";
+/// The body of POST.
+const NEW: &[Property] = &[Property::new("displayName", Type::Text).required(), Property::new(LIFE, Type::Count)];
+/// The body of `rotate`. A misspelt `keepExisting` would withdraw what is in use.
+const ROTATE: &[Property] = &[Property::new("keepExisting", Type::Bool), Property::new(LIFE, Type::Count)];
 
-fn life(sent: &Map<String, Value>) -> Result<Duration, ApiError> {
-    const NAME: &str = "secretLifetimeSeconds";
-    match sent.get(NAME) {
-        None => Ok(SECRET_LIFE),
-        Some(seconds) => seconds.as_u64().map(Duration::from_secs).ok_or_else(|| {
-            let message = format!("The property '{NAME}' must be a whole number of seconds.");
-            ApiError::bad_request("InvalidRequestContent", message).at(NAME)
-        }),
-    }
+fn life(sent: &Map<String, Value>) -> Duration {
+    sent.get(LIFE).and_then(Value::as_u64).map_or(SECRET_LIFE, Duration::from_secs)
 }
 
 fn shown(principal: &Principal) -> Value {
@@ -174,5 +170,27 @@ impl From<PrincipalsError> for ApiError {
             }
         };
         Self::of(status, code, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_property_withdraws_no_secret() {
+        let check = |properties, body: Value| schema::check(properties, body.as_object().unwrap());
+        assert!(check(ROTATE, json!({})).is_ok() && check(ROTATE, json!({"keepExisting": true, LIFE: 60})).is_ok());
+        for (bad, at) in [
+            (json!({"keepexisting": true}), "keepexisting"),
+            (json!({"keepExisting": "true"}), "keepExisting"),
+            (json!({LIFE: -1}), LIFE),
+            (json!({LIFE: "60"}), LIFE),
+        ] {
+            assert_eq!(check(ROTATE, bad).unwrap_err().target.as_deref(), Some(at));
+        }
+        for (bad, at) in [(json!({}), "displayName"), (json!({"displayName": "a", "owner": true}), "owner")] {
+            assert_eq!(check(NEW, bad).unwrap_err().target.as_deref(), Some(at));
+        }
     }
 }
