@@ -15,7 +15,6 @@ use proto::{
         snapshot::Document,
     },
 };
-use serde_json::Value;
 
 use crate::{
     resources::{
@@ -94,7 +93,8 @@ struct Definition {
 /// An assignment as kept.
 #[derive(Clone)]
 struct Kept {
-    principal: Arc<str>,
+    /// Two where it may be a user or a group.
+    principals: Box<[Arc<str>]>,
     scope: Scope,
     role: String,
     window: proto::rbac::Window,
@@ -250,18 +250,26 @@ impl Directory {
         let Some(kept) = self.assignments.get(key) else { return };
         // A role that is not there, or not assignable there (any more), gives nothing.
         let Some(role) = self.role_at(&kept.role, &kept.scope) else { return };
-        Arc::make_mut(&mut self.policy).insert(Assignment {
-            id: key.into(),
-            principal: Arc::clone(&kept.principal),
-            scope: kept.scope.clone(),
-            role,
-            window: kept.window,
-        });
+        for principal in &kept.principals {
+            Arc::make_mut(&mut self.policy).insert(Assignment {
+                id: key.into(),
+                principal: Arc::clone(principal),
+                scope: kept.scope.clone(),
+                role: Arc::clone(&role),
+                window: kept.window,
+            });
+        }
+    }
+
+    fn take_back(policy: &mut Arc<Policy>, key: &str, kept: &Kept) {
+        for principal in &kept.principals {
+            Arc::make_mut(policy).remove(principal, &kept.scope, key);
+        }
     }
 
     fn forget(&mut self, key: &str) {
         if let Some(kept) = self.assignments.remove(key) {
-            Arc::make_mut(&mut self.policy).remove(&kept.principal, &kept.scope, key);
+            Self::take_back(&mut self.policy, key, &kept);
         }
     }
 
@@ -271,7 +279,7 @@ impl Directory {
             self.assignments.iter().filter(|(_, kept)| kept.role == guid).map(|(key, _)| key.clone()).collect();
         for key in of_role {
             if let Some(kept) = self.assignments.get(&key) {
-                Arc::make_mut(&mut self.policy).remove(&kept.principal, &kept.scope, &key);
+                Self::take_back(&mut self.policy, &key, kept);
             }
             self.give(&key);
         }
@@ -384,10 +392,9 @@ fn kept(stored: &Stored) -> Option<Kept> {
     let body = stored.body.as_object()?;
     let properties = properties(body)?;
     let id = proto::api::ResourceId::parse(&stored.id).ok()?;
-    let text = |name: &str| properties.get(name).and_then(Value::as_str);
-    let key = if matches!(text("principalType"), Some("Group" | "ForeignGroup")) { group_key } else { user_key };
+    let principals = role_assignment::principal_keys(properties);
     Some(Kept {
-        principal: key(text("principalId")?).into(),
+        principals: principals.iter().map(|key| key.as_str().into()).collect(),
         scope: role_assignment::scope_of(&id).ok()?,
         role: role_assignment::definition_of(properties)?,
         window: role_assignment::window(body),

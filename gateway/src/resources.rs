@@ -21,6 +21,7 @@ use crate::{
     api::{Caller, error::ApiError},
     control::Control,
     directory::Directory,
+    issuer::Issuer,
     store::{agents::Agent, resources::Stored},
 };
 
@@ -63,6 +64,23 @@ pub struct Writing<'a> {
     pub now_ms: i64,
     /// The settings and the store.
     pub control: &'a Control,
+    /// The built-in issuer, which knows its users and service principals.
+    pub issuer: Option<&'a Issuer>,
+}
+
+impl Writing<'_> {
+    /// What role assignments call the kind of an object id, if the built-in issuer or a cluster has it.
+    pub fn kind_of(&self, id: &str) -> Option<&'static str> {
+        let (users, principals) = self.issuer.map(Issuer::known).unzip();
+        let is = |known: &str| known.eq_ignore_ascii_case(id);
+        if principals.is_some_and(|all| all.iter().any(|one| is(&one.object_id))) {
+            return Some("ServicePrincipal");
+        }
+        if users.is_some_and(|all| all.iter().any(|one| is(&one.id))) {
+            return Some("User");
+        }
+        self.control.directory().is_identity(&id.to_ascii_lowercase()).then_some("ServicePrincipal")
+    }
 }
 
 /// What showing a resource may look at beside what is kept.
@@ -83,6 +101,8 @@ pub struct Acting<'a> {
     pub resource: &'a Stored,
     /// The action's name, as [`Kind::actions`] has it.
     pub action: &'a str,
+    /// Properties of this api-version.
+    pub version: &'a str,
     /// The body.
     pub body: &'a Map<String, Value>,
     /// Who asks.

@@ -82,7 +82,7 @@ async fn created(
 ) -> Result<Stored, ApiError> {
     let caller = Caller::by_token_of(&held.created_by);
     let control = &call.control;
-    let writing = Writing { id, old: None, caller: &caller, now_ms: control.now_ms(), control };
+    let writing = Writing { id, old: None, caller: &caller, now_ms: control.now_ms(), control, issuer: None };
     ConnectedClusters.write(&mut body, &writing).await?;
     system_data(&mut body, &writing);
     Ok(Stored {

@@ -5,7 +5,10 @@ use futures_util::future::BoxFuture;
 use http::StatusCode;
 use proto::{
     api::{ErrorDetail, ResourceId},
-    rbac::{Scope, Window, principal::user_key},
+    rbac::{
+        Scope, Window,
+        principal::{group_key, user_key},
+    },
 };
 use serde_json::{Map, Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -41,7 +44,8 @@ const TYPES: &[&str] = &["User", "Group", "ServicePrincipal", "ForeignGroup", "D
 const PROPERTIES: &[Property] = &[
     Property::new("roleDefinitionId", Type::Checked(definition)).required(),
     Property::new("principalId", Type::Checked(principal)).required(),
-    Property::new("principalType", Type::Words(TYPES)).or("User"),
+    // Where nobody says and the issuer does not know, it is whoever has that id: a user or a group.
+    Property::new("principalType", Type::Words(TYPES)),
     Property::new("description", Type::Text),
     Property::new("startDateTime", Type::Checked(instant)),
     Property::new("endDateTime", Type::Checked(instant)),
@@ -110,7 +114,12 @@ impl Kind for RoleAssignments {
                     format!("The role assignment already exists. The ID of the existing role assignment is {id}.");
                 return Err(ApiError::of(StatusCode::CONFLICT, "RoleAssignmentExists", message));
             }
+            let kind = old.and_then(|old| old.get("principalType")?.as_str().map(str::to_owned));
+            let kind = kind.or_else(|| writing.kind_of(&principal).map(str::to_owned));
             let properties = properties_mut(body);
+            if let Some(kind) = kind {
+                properties.entry("principalType").or_insert_with(|| kind.into());
+            }
             properties.insert("scope".to_owned(), json!(scope_text(writing.id)));
             role_definition::stamps(properties, writing);
             Ok(())
@@ -122,14 +131,14 @@ impl Kind for RoleAssignments {
         let principal = property("principalId").unwrap_or_default();
         filter::all(text, |condition| match condition {
             // The list is cut to the scope by who reads it.
-            filter::Condition::Call("atScope", "") => Some(true),
-            filter::Condition::Call("assignedTo", id) => {
+            filter::Condition::Call("atscope", "") => Some(true),
+            filter::Condition::Call("assignedto", id) => {
                 let groups = user_key(id) == user_key(caller.object_id())
-                    && property("principalType") == Some("Group")
+                    && may_be_group(property("principalType"))
                     && caller.is_in_group(principal);
                 Some(user_key(principal) == user_key(id) || groups)
             }
-            filter::Condition::Equal("principalId", id) => Some(user_key(principal) == user_key(id)),
+            filter::Condition::Equal("principalid", id) => Some(user_key(principal) == user_key(id)),
             _ => None,
         })
     }
@@ -209,6 +218,20 @@ fn in_time(window: &Window, now_ms: i64) -> Result<(), ApiError> {
 /// The id of what an assignment or definition is at, as written.
 pub fn scope_text(id: &ResourceId) -> &str {
     id.parent_text()
+}
+
+fn may_be_group(kind: Option<&str>) -> bool {
+    matches!(kind, None | Some("Group" | "ForeignGroup"))
+}
+
+/// What the policy calls whom an assignment is for: two names where nobody knows whether it is a user or a group.
+pub fn principal_keys(properties: &Map<String, Value>) -> Vec<String> {
+    let text = |name: &str| properties.get(name).and_then(Value::as_str);
+    let Some(id) = text("principalId") else { return Vec::new() };
+    let kind = text("principalType");
+    let user = (!matches!(kind, Some("Group" | "ForeignGroup"))).then(|| user_key(id));
+    let group = may_be_group(kind).then(|| group_key(id));
+    user.into_iter().chain(group).collect()
 }
 
 /// The scope of an assignment.
