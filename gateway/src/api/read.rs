@@ -1,11 +1,12 @@
 //! One resource, and lists of them.
 
+use aws_lc_rs::digest;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use http::{HeaderValue, Response, StatusCode, header};
 use proto::{api::ResourceId, rbac::Scope};
 use serde_json::{Map, Value, json};
 
-use super::{Call, empty, error::ApiError, json};
+use super::{Call, empty, error::ApiError, filter, json};
 use crate::{
     request::respond::Body,
     resources::{
@@ -22,6 +23,8 @@ use crate::{
 
 /// Rows of a page where the client names no number.
 const PAGE: u32 = 100;
+/// Bytes of a page about: ARM's own clients take no more than 8 MB.
+const BYTES: usize = 4 * 1024 * 1024;
 /// How often one request asks the store for more, because what it found so far is not for this caller or this filter.
 const LOOKS: usize = 20;
 /// What tokens of pages are sealed for.
@@ -53,26 +56,47 @@ fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored, a
     Value::Object(shown)
 }
 
-/// The version of a kept resource, as an entity tag (RFC 9110 section 8.8.3).
-pub fn tag(stored: &Stored) -> String {
-    format!("\"{}\"", stored.revision)
+/// What is shown of a kept resource, as an entity tag (RFC 9110 section 8.8.3): its version, by which writes compare, and a
+/// digest, because its status and what its agents tell change without a write.
+pub fn tag(stored: &Stored, shown: &Value) -> String {
+    const BYTES: usize = 8;
+    let digest = digest::digest(&digest::SHA256, shown.to_string().as_bytes());
+    let hex: String = digest.as_ref().iter().take(BYTES).map(|byte| format!("{byte:02x}")).collect();
+    format!("\"{}.{hex}\"", stored.revision)
 }
 
 /// An answer with one resource and its tag.
-pub fn with_tag(mut response: Response<Body>, stored: &Stored) -> Response<Body> {
+pub fn with_tag(mut response: Response<Body>, stored: &Stored, shown: &Value) -> Response<Body> {
     if stored.revision > 0
-        && let Ok(tag) = HeaderValue::try_from(tag(stored))
+        && let Ok(tag) = HeaderValue::try_from(tag(stored, shown))
     {
         response.headers_mut().insert(header::ETAG, tag);
     }
     response
 }
 
-/// Whether a header lists this tag, or any. Strong comparison; clients of ARM also leave the quotes out.
+/// Whether a header lists a tag of what was last written, or any: what has been shown since then may differ in what nobody
+/// writes. Strong comparison; clients of ARM also leave the quotes out.
 pub fn names(header: &HeaderValue, stored: &Stored) -> bool {
-    let text = header.to_str().unwrap_or_default();
-    let plain = stored.revision.to_string();
-    text.split(',').map(str::trim).any(|one| one == "*" || one == tag(stored) || one == plain)
+    listed(header).any(|one| one == "*" || one.split('.').next() == Some(stored.revision.to_string().as_str()))
+}
+
+/// Whether a header lists the tag of what would be shown. Weak comparison, as reads compare.
+fn is_known(header: &HeaderValue, stored: &Stored, shown: &Value) -> bool {
+    let tag = tag(stored, shown);
+    let plain = tag.trim_matches('"');
+    header.to_str().unwrap_or_default().split(',').any(|one| {
+        let one = one.trim();
+        one == "*" || unquoted(one.strip_prefix("W/").unwrap_or(one)) == plain
+    })
+}
+
+fn listed(header: &HeaderValue) -> impl Iterator<Item = &str> {
+    header.to_str().unwrap_or_default().split(',').map(|one| unquoted(one.trim()))
+}
+
+fn unquoted(tag: &str) -> &str {
+    tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"')).unwrap_or(tag)
 }
 
 /// GET or HEAD of one resource.
@@ -85,13 +109,15 @@ pub async fn resource(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>
     }
     in_subscription(call, id)?;
     let stored = call.control.get(id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
-    if call.method == http::Method::HEAD {
-        return Ok(with_tag(empty(StatusCode::NO_CONTENT), &stored));
-    }
-    if call.headers.get(header::IF_NONE_MATCH).is_some_and(|tags| names(tags, &stored)) {
-        return Ok(with_tag(empty(StatusCode::NOT_MODIFIED), &stored));
-    }
-    Ok(with_tag(json(StatusCode::OK, &show(call, kind, version, &stored).await?), &stored))
+    let shown = show(call, kind, version, &stored).await?;
+    let answer = if call.method == http::Method::HEAD {
+        empty(StatusCode::NO_CONTENT)
+    } else if call.headers.get(header::IF_NONE_MATCH).is_some_and(|tags| is_known(tags, &stored, &shown)) {
+        empty(StatusCode::NOT_MODIFIED)
+    } else {
+        json(StatusCode::OK, &shown)
+    };
+    Ok(with_tag(answer, &stored, &shown))
 }
 
 /// The plug-in of an id.
@@ -167,10 +193,9 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
         in_subscription(call, scope)?;
         exists(call, scope).await?;
     }
-    let rows = rows(call)?;
-    let after = after(call)?;
-    let at_scope = call.parameter("$filter")?.is_some_and(|filter| filter.to_ascii_lowercase().contains("atscope()"));
+    let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
+    let at_scope = filter.is_some_and(|filter| filter.to_ascii_lowercase().contains("atscope()"));
     let shown = |stored: &Stored, agent: Option<&Agent>| {
         let visible = match kind.place() {
             Place::Top => sees(call, &stored.key),
@@ -184,78 +209,118 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
         };
         Ok((visible && reachable && wanted).then(|| show_with(call, kind, version, stored, agent)))
     };
-    let mut value = Vec::new();
-    if after.is_empty() {
-        for stored in above(call, kind, scope).await? {
-            value.extend(shown(&stored, None)?);
-        }
-    }
-    let within = scope.map(ResourceId::key).unwrap_or_default();
-    // Only those at the scope itself, not below it.
-    let exactly = at_scope && kind.place() == Place::Anywhere;
-    let pick = |stored: &Stored, agent: Option<&Agent>| {
-        if exactly && !is_at(stored, within) { Ok(None) } else { shown(stored, agent) }
-    };
-    let last = gather(call, (kind, within), after, rows, &mut value, pick).await?;
-    Ok(json(StatusCode::OK, &paged(call, value, last)?))
+    let sources = sources(kind, scope, at_scope);
+    let (value, next) = gather(call, kind, &sources, from, rows, shown).await?;
+    Ok(json(StatusCode::OK, &paged(call, value, next)?))
 }
 
-/// Adds what is picked of a kind below a key, up to `rows`. Says behind which key the next page begins: that of the last one
-/// that was picked, so that a page says nothing about those that were not.
-async fn gather(
-    call: &Call<'_>,
-    (kind, within): (&dyn Kind, &str),
-    mut after: String,
-    rows: u32,
-    value: &mut Vec<Value>,
-    pick: impl Fn(&Stored, Option<&Agent>) -> Result<Option<Value>, ApiError> + Send,
-) -> Result<Option<String>, ApiError> {
-    let full = value.len() + rows as usize;
-    let mut fetch = rows;
-    for _ in 0..LOOKS {
-        let page = page(call, kind, within, &after, fetch).await?;
-        for (stored, agent) in &page {
-            value.extend(pick(stored, agent.as_ref())?);
-            if value.len() == full {
-                return Ok(Some(stored.key.clone()));
-            }
-        }
-        match page.last() {
-            Some((last, _)) if page.len() == fetch as usize => after.clone_from(&last.key),
-            _ => return Ok(None),
-        }
-        fetch = PAGE_ROWS;
-    }
-    Ok(Some(after))
+/// Where a list is read from, one after the other.
+enum Source {
+    /// What is built in, in the order of its keys.
+    BuiltIn(Vec<Stored>),
+    /// What is exactly at a key.
+    At(String),
+    /// What is at a key or anywhere below.
+    Within(String),
 }
 
-/// Some of a kind, with what is kept of their agents: one statement, however many there are (C9).
-async fn page(
-    call: &Call<'_>,
-    kind: &dyn Kind,
-    within: &str,
-    after: &str,
-    rows: u32,
-) -> Result<Vec<(Stored, Option<Agent>)>, StoreError> {
-    let name = kind.name().to_ascii_lowercase();
-    if kind.has_agents() {
-        return call.control.store.page_with_agents(&name, within, after, rows).await;
-    }
-    let page = call.control.store.page(&name, within, after, rows).await?;
-    Ok(page.into_iter().map(|stored| (stored, None)).collect())
-}
-
-/// Built-in resources, and of what is found at any scope, that which holds here because it is further up.
-async fn above(call: &Call<'_>, kind: &dyn Kind, scope: Option<&ResourceId>) -> Result<Vec<Stored>, ApiError> {
-    let Some(scope) = scope.filter(|_| kind.place() == Place::Anywhere) else { return Ok(Vec::new()) };
-    let mut found = kind.built_in(&format!("/subscriptions/{}", scope.subscription()));
+/// Of what is found at any scope: what is built in, then what holds here because it is further up, then what is here. Of all
+/// else: what is here.
+fn sources(kind: &dyn Kind, scope: Option<&ResourceId>, only_here: bool) -> Vec<Source> {
+    let within = scope.map(ResourceId::key).unwrap_or_default().to_owned();
+    let Some(scope) = scope.filter(|_| kind.place() == Place::Anywhere) else { return vec![Source::Within(within)] };
+    let mut built_in = kind.built_in(&format!("/subscriptions/{}", scope.subscription()));
+    built_in.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+    let mut sources = vec![Source::BuiltIn(built_in)];
     let mut next = scope.parent();
     while let Some(at) = next {
-        let here = call.control.store.children(&kind.name().to_ascii_lowercase(), at.key(), "", PAGE_ROWS).await?;
-        found.extend(here.into_iter().filter(|stored| is_at(stored, at.key())));
+        sources.push(Source::At(at.key().to_owned()));
         next = at.parent();
     }
-    Ok(found)
+    sources.push(if only_here { Source::At(within) } else { Source::Within(within) });
+    sources
+}
+
+impl Source {
+    /// Up to `rows` of a kind behind a key, with what is kept of their agents, and the key behind which it goes on, unless
+    /// these are all.
+    async fn page(&self, call: &Call<'_>, kind: &dyn Kind, after: &str, rows: u32) -> Result<Page, StoreError> {
+        let name = kind.name().to_ascii_lowercase();
+        let without = |page: Vec<Stored>| page.into_iter().map(|stored| (stored, None)).collect();
+        let mut found: Vec<(Stored, Option<Agent>)> = match self {
+            Self::BuiltIn(all) => {
+                without(all.iter().filter(|one| one.key.as_str() > after).take(rows as usize).cloned().collect())
+            }
+            Self::At(key) => without(call.control.store.children(&name, &holder_key(key), after, rows).await?),
+            // One statement, however many there are (C9).
+            Self::Within(key) if kind.has_agents() => {
+                call.control.store.page_with_agents(&name, key, after, rows).await?
+            }
+            Self::Within(key) => without(call.control.store.page(&name, key, after, rows).await?),
+        };
+        let next = found.last().filter(|_| found.len() == rows as usize).map(|(last, _)| last.key.clone());
+        if let Self::At(key) = self {
+            found.retain(|(stored, _)| is_at(stored, key));
+        }
+        Ok(Page { found, next })
+    }
+}
+
+/// What a source has at a place.
+struct Page {
+    found: Vec<(Stored, Option<Agent>)>,
+    next: Option<String>,
+}
+
+/// Where a list goes on: which source, and behind which key of it.
+type At = (usize, String);
+
+/// What is picked of a kind, up to `rows` and [`BYTES`], and where the next page begins: behind the last one that was picked,
+/// so that a page says nothing about those that were not.
+async fn gather(
+    call: &Call<'_>,
+    kind: &dyn Kind,
+    sources: &[Source],
+    from: At,
+    rows: u32,
+    pick: impl Fn(&Stored, Option<&Agent>) -> Result<Option<Value>, ApiError> + Send,
+) -> Result<(Vec<Value>, Option<At>), ApiError> {
+    let (mut value, mut bytes, mut looks) = (Vec::new(), 0, 0);
+    let (first, mut after) = from;
+    let mut last = (first, after.clone());
+    for (index, source) in sources.iter().enumerate().skip(first) {
+        loop {
+            if looks == LOOKS {
+                return Ok((value, Some((index, after))));
+            }
+            looks += 1;
+            let fetch = if looks == 1 { rows } else { PAGE_ROWS };
+            let page = source.page(call, kind, &after, fetch).await?;
+            for (stored, agent) in &page.found {
+                let Some(shown) = pick(stored, agent.as_ref())? else { continue };
+                bytes += shown.to_string().len();
+                if bytes > BYTES && !value.is_empty() {
+                    return Ok((value, Some(last)));
+                }
+                value.push(shown);
+                last = (index, stored.key.clone());
+                if value.len() == rows as usize {
+                    return Ok((value, Some(last)));
+                }
+            }
+            match page.next {
+                Some(next) => after = next,
+                None => break,
+            }
+        }
+        after = String::new();
+    }
+    Ok((value, None))
+}
+
+/// The key of what keeps those at a scope.
+fn holder_key(scope: &str) -> String {
+    ResourceId::parse(scope).map_or_else(|_| scope.to_owned(), |id| holder(&id).key().to_owned())
 }
 
 /// Whether it is of exactly this scope.
@@ -270,24 +335,12 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
     let sight = sight(call, &action, Some(scope))?;
     in_subscription(call, scope)?;
     exists(call, scope).await?;
-    let (rows, after) = (rows(call)?, after(call)?);
+    let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
     let pick = |stored: &Stored, _: Option<&Agent>| {
-        let name = last_name(&stored.id);
-        let wanted = filter.map_or(Ok(true), |filter| {
-            super::filter::all(filter, |condition| match condition {
-                super::filter::Condition::Equal("resourceType", kind) => Some(kind.eq_ignore_ascii_case(&stored.kind)),
-                super::filter::Condition::Equal("name", wanted) => Some(wanted.eq_ignore_ascii_case(name)),
-                super::filter::Condition::Equal("resourceGroup", wanted) => {
-                    let id = ResourceId::parse(&stored.id).ok();
-                    let group = id.as_ref().and_then(ResourceId::resource_group);
-                    Some(group.is_some_and(|group| group.eq_ignore_ascii_case(wanted)))
-                }
-                _ => None,
-            })
-        })?;
+        let wanted = filter.map_or(Ok(true), |filter| filter::resource(filter, stored))?;
         Ok((wanted && sight.shows(call, &action, stored)).then(|| {
-            let mut shown = json!({"id": stored.id, "name": name, "type": connected_cluster::NAME});
+            let mut shown = json!({"id": stored.id, "name": last_name(&stored.id), "type": connected_cluster::NAME});
             for property in ["location", "tags", "identity", "kind", "systemData"] {
                 if let Some(kept) = stored.body.get(property) {
                     shown[property] = kept.clone();
@@ -296,9 +349,9 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
             shown
         }))
     };
-    let mut value = Vec::new();
-    let last = gather(call, (&ConnectedClusters, scope.key()), after, rows, &mut value, pick).await?;
-    Ok(json(StatusCode::OK, &paged(call, value, last)?))
+    let sources = [Source::Within(scope.key().to_owned())];
+    let (value, next) = gather(call, &ConnectedClusters, &sources, from, rows, pick).await?;
+    Ok(json(StatusCode::OK, &paged(call, value, next)?))
 }
 
 /// What is listed in must be there.
@@ -331,24 +384,24 @@ fn rows(call: &Call<'_>) -> Result<u32, ApiError> {
 }
 
 /// Where the last page ended.
-fn after(call: &Call<'_>) -> Result<String, ApiError> {
-    let Some(token) = call.parameter("$skipToken")? else { return Ok(String::new()) };
-    let key = BASE64.decode(token).ok().and_then(|sealed| call.control.unseal(TOKEN, &sealed));
-    key.and_then(|key| key.as_str().map(str::to_owned)).ok_or_else(|| {
+fn place(call: &Call<'_>) -> Result<At, ApiError> {
+    let Some(token) = call.parameter("$skipToken")? else { return Ok(At::default()) };
+    let place = BASE64.decode(token).ok().and_then(|sealed| call.control.unseal(TOKEN, &sealed));
+    place.and_then(|place| serde_json::from_value(place).ok()).ok_or_else(|| {
         let message = "The query parameter '$skipToken' is none of this gateway's; follow nextLink as it is.";
         ApiError::bad_request("InvalidQueryParameterValue", message).at("$skipToken")
     })
 }
 
 /// A page. Its token is sealed: the key in it may be of what this caller does not see.
-fn paged(call: &Call<'_>, value: Vec<Value>, last: Option<String>) -> Result<Value, ApiError> {
+fn paged(call: &Call<'_>, value: Vec<Value>, next: Option<At>) -> Result<Value, ApiError> {
     let mut page = json!({"value": value});
-    if let Some(last) = last {
+    if let Some(next) = next {
         let mut query = url::form_urlencoded::Serializer::new(String::new());
         for (name, value) in call.query.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("$skipToken")) {
             query.append_pair(name, value);
         }
-        query.append_pair("$skipToken", &BASE64.encode(call.control.seal(TOKEN, &json!(last))?));
+        query.append_pair("$skipToken", &BASE64.encode(call.control.seal(TOKEN, &json!(next))?));
         page["nextLink"] = call.url(&format!("/{}?{}", call.path.trim_start_matches('/'), query.finish())).into();
     }
     Ok(page)

@@ -9,7 +9,10 @@ use super::{
     schema::{Property, Type},
     usual_name,
 };
-use crate::api::error::ApiError;
+use crate::{
+    api::{Caller, error::ApiError, filter},
+    store::resources::Stored,
+};
 
 /// The plug-in.
 pub struct ResourceGroups;
@@ -17,12 +20,12 @@ pub struct ResourceGroups;
 const PROPERTIES: &[Property] = &[Property::read_only("provisioningState", Type::Text)];
 const SCHEMA: &[Property] = &[
     Property::new("location", Type::Text).required(),
-    Property::new("tags", Type::Texts),
+    Property::new("tags", Type::Tags),
     Property::new("managedBy", Type::Text),
     Property::new("properties", Type::Object(PROPERTIES)),
 ];
 const PATCH: &[Property] = &[
-    Property::new("tags", Type::Texts),
+    Property::new("tags", Type::Tags),
     Property::new("managedBy", Type::Text),
     Property::new("properties", Type::Object(PROPERTIES)),
 ];
@@ -65,6 +68,10 @@ impl Kind for ResourceGroups {
 
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
         usual_name(name, 90, "-_.()")
+    }
+
+    fn matches(&self, text: &str, stored: &Stored, _caller: &Caller) -> Result<bool, ApiError> {
+        filter::resource(text, stored)
     }
 
     fn deletes_slowly(&self) -> bool {

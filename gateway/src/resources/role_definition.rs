@@ -29,6 +29,8 @@ pub struct RoleDefinitions;
 /// The full type.
 pub const NAME: &str = "Microsoft.Authorization/roleDefinitions";
 
+/// Patterns of a role at most, in all permissions together.
+const PATTERNS: usize = 1000;
 const PERMISSION: &[Property] = &[
     Property::new("actions", Type::List(&Type::Text)),
     Property::new("notActions", Type::List(&Type::Text)),
@@ -85,6 +87,7 @@ impl Kind for RoleDefinitions {
                 return Err(built_in_stays(&name));
             }
             permissions(body)
+                .and_then(bounded)
                 .and_then(|permissions| Role::new(&name, &permissions).map(drop).map_err(|error| error.to_string()))
                 .map_err(|why| ApiError::bad_request("InvalidActionOrNotAction", why).at("properties.permissions"))?;
             own_everywhere(body, writing, &name)?;
@@ -110,8 +113,8 @@ impl Kind for RoleDefinitions {
     fn matches(&self, text: &str, stored: &Stored, _caller: &Caller) -> Result<bool, ApiError> {
         let property = |name: &str| Some(stored.body.get("properties")?.get(name)?.as_str()?.to_owned());
         filter::all(text, |condition| match condition {
-            filter::Condition::Call("atScopeAndBelow" | "atScope", _) => Some(true),
-            filter::Condition::Equal("roleName", name) => {
+            filter::Condition::Call("atscopeandbelow" | "atscope", _) => Some(true),
+            filter::Condition::Equal("rolename", name) => {
                 Some(property("roleName").is_some_and(|is| is.eq_ignore_ascii_case(name)))
             }
             filter::Condition::Equal("type", kind) => {
@@ -190,6 +193,18 @@ fn assignable(text: &str) -> Result<(), String> {
 fn permissions(body: &Map<String, Value>) -> Result<Vec<RawPermission>, String> {
     let list = properties(body).and_then(|properties| properties.get("permissions")).cloned().unwrap_or_default();
     serde_json::from_value(list).map_err(|error| error.to_string())
+}
+
+/// A decision looks at every pattern of a role, and agents are told all of them.
+fn bounded(permissions: Vec<RawPermission>) -> Result<Vec<RawPermission>, String> {
+    let patterns = |one: &RawPermission| {
+        one.actions.len() + one.not_actions.len() + one.data_actions.len() + one.not_data_actions.len()
+    };
+    let count: usize = permissions.iter().map(patterns).sum();
+    if count <= PATTERNS {
+        return Ok(permissions);
+    }
+    Err(format!("A role has at most {PATTERNS} actions in all its permissions; these are {count}."))
 }
 
 /// The role of a kept custom definition.
