@@ -99,6 +99,7 @@ fn az() -> anyhow::Result<()> {
     ensure!(shown["id"] == cluster && shown["properties"]["distribution"] == "k3s", "{shown}");
     let listed = az.json(&["resource", "list", "-g", "Edge"])?;
     ensure!(listed.as_array().is_some_and(|all| all.len() == 1), "{listed}");
+    az_groups(&az, &cluster)?;
 
     let principal = "11111111-2222-4333-8444-555555555555";
     let role = "Azure Arc Enabled Kubernetes Cluster User Role";
@@ -119,6 +120,27 @@ fn az() -> anyhow::Result<()> {
     az.ok(&["resource", "delete", "--ids", &cluster])?;
     az.ok(&["group", "delete", "-n", "Edge", "-y"])?;
     ensure!(az.ok(&["group", "exists", "-n", "Edge"])?.trim() == "false");
+    Ok(())
+}
+
+/// The rest of what `az` does with groups, and what it finds by tags.
+fn az_groups(az: &Az<'_>, cluster: &str) -> anyhow::Result<()> {
+    let updated = az.json(&["group", "update", "-n", "edge", "--set", "tags.c=it's"])?;
+    ensure!(updated["tags"] == json!({"a": "b", "c": "it's"}), "{updated}");
+    ensure!(az.json(&["group", "show", "-n", "EDGE"])?["tags"] == updated["tags"]);
+    az.ok(&["group", "wait", "-n", "Edge", "--exists", "--interval", "1"])?;
+    for (tag, found) in [("a=b", 1), ("A=b", 1), ("a", 1), ("a=c", 0), ("x", 0)] {
+        let groups = az.json(&["group", "list", "--tag", tag])?;
+        ensure!(groups.as_array().is_some_and(|all| all.len() == found), "{tag}: {groups}");
+    }
+    let tagged = format!("{cluster}?api-version=2024-01-01");
+    az.ok(&["rest", "--method", "patch", "--url", &tagged, "--body", &json!({"tags": {"site": "one"}}).to_string()])?;
+    for (tag, found) in [("site=one", 1), ("site=two", 0)] {
+        let resources = az.json(&["resource", "list", "--tag", tag])?;
+        ensure!(resources.as_array().is_some_and(|all| all.len() == found), "{tag}: {resources}");
+    }
+    let named = az.json(&["resource", "list", "-g", "Edge", "--resource-type", CLUSTERS, "-l", "eastus"])?;
+    ensure!(named[0]["id"] == cluster, "{named}");
     Ok(())
 }
 

@@ -5,6 +5,7 @@ Each line that is printed names a step that held.
 """
 
 import sys
+import time
 import uuid
 
 from azure.core.exceptions import (
@@ -102,6 +103,14 @@ def main():
     body = {"authenticationMethod": "AAD", "clientProxy": False}
     credentials = clusters.list_cluster_user_credential("Edge", "c0", body)
     assert b"server: " in credentials.kubeconfigs[0].value or b'"server"' in credentials.kubeconfigs[0].value
+    body["clientProxy"] = True
+    connection = clusters.list_cluster_user_credential("Edge", "c0", body).hybrid_connection_config
+    assert connection.expiration_time > time.time() and connection.token and connection.relay, connection
+    assert connection.hybrid_connection_name.startswith("microsoft.kubernetes/connectedclusters/"), connection
+    found = [one.name for one in resources.resource_groups.list(filter="tagName eq 'a' and tagValue eq 'none'")]
+    assert found == [], found
+    found = [one.name for one in resources.resources.list(filter="tagName eq 'x' and tagValue eq 'y'")]
+    assert found == ["c0"], found
     held("connected clusters")
 
     refused(ResourceNotFoundError, "ResourceNotFound", lambda: clusters.get("Edge", "none"))

@@ -103,18 +103,27 @@ async fn change(
         let old = old.as_ref();
         stays(call, id, old).await?;
         let mut body = match (change, old) {
-            (Change::Replace(new), _) => new.clone(),
+            (Change::Replace(new), Some(old)) => replaced(kind, version, old, new),
+            (Change::Replace(new), None) => new.clone(),
             (Change::Merge(part), Some(old)) => merged(old, part),
             (Change::Merge(_), None) => return Err(ApiError::resource_not_found(id)),
         };
-        let writing = Writing { id, old, caller: &call.caller, now_ms: call.now_ms, control: call.control };
+        let writing = Writing {
+            id,
+            old,
+            caller: &call.caller,
+            now_ms: call.now_ms,
+            control: call.control,
+            issuer: call.issuer.as_deref(),
+        };
         kind.write(&mut body, &writing).await?;
         system_data(&mut body, &writing);
         match try_put(call, kind, id, old, body).await? {
             Ok((stored, operation)) => {
                 let status = if old.is_some() { StatusCode::OK } else { StatusCode::CREATED };
-                let response = json(status, &read::show(call, kind, version, &stored).await?);
-                return Ok(operations::announce(call, read::with_tag(response, &stored), operation.as_ref()));
+                let shown = read::show(call, kind, version, &stored).await?;
+                let response = read::with_tag(json(status, &shown), &stored, &shown);
+                return Ok(operations::announce(call, response, operation.as_ref()));
             }
             // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
             Err(Refused::Changed { .. }) => {}
@@ -133,12 +142,7 @@ async fn try_put(
     old: Option<&Stored>,
     mut body: Map<String, Value>,
 ) -> Result<Result<Put, Refused>, ApiError> {
-    let secrets = schema::split_protected(kind.schema(), &mut body);
-    let protected = match (secrets.is_empty(), old) {
-        (false, _) => Some(call.control.seal(id.key(), &Value::Object(secrets))?),
-        (true, Some(old)) => old.protected.clone(),
-        (true, None) => None,
-    };
+    let protected = protect(call, kind, id, old, &mut body)?;
     let parent = id.parent().map(|parent| read::holder(&parent).key().to_owned());
     let mut stored = Stored {
         key: id.key().to_owned(),
@@ -167,12 +171,33 @@ async fn try_put(
     }))
 }
 
+/// Takes out of a body what nobody may see again: sealed, with what was kept of it before.
+fn protect(
+    call: &Call<'_>,
+    kind: &dyn Kind,
+    id: &ResourceId,
+    old: Option<&Stored>,
+    body: &mut Map<String, Value>,
+) -> Result<Option<Vec<u8>>, ApiError> {
+    let kept = match old.and_then(|old| old.protected.as_deref()) {
+        Some(sealed) => match call.control.unseal(id.key(), sealed) {
+            Some(Value::Object(kept)) => kept,
+            _ => {
+                return Err(ApiError::internal("protected settings cannot be read; is [api].store_key_file the same?"));
+            }
+        },
+        None => Map::new(),
+    };
+    let secrets = schema::split_protected(kind.schema(), body).with_kept(kept);
+    (!secrets.is_empty()).then(|| call.control.seal(id.key(), &Value::Object(secrets))).transpose()
+}
+
 /// If-Match and If-None-Match (RFC 9110 section 13.1).
 fn preconditions(call: &Call<'_>, old: Option<&Stored>) -> Result<(), ApiError> {
     if let Some(tags) = call.headers.get(header::IF_MATCH)
         && !old.is_some_and(|old| read::names(tags, old))
     {
-        let now = old.map_or("it does not exist".to_owned(), |old| format!("its tag is {}", read::tag(old)));
+        let now = old.map_or("it does not exist".to_owned(), |old| format!("its version is \"{}\"", old.revision));
         return Err(ApiError::precondition(format!("The resource is not as If-Match says: {now}. Read it again.")));
     }
     if let Some(tags) = call.headers.get(header::IF_NONE_MATCH)
@@ -181,6 +206,15 @@ fn preconditions(call: &Call<'_>, old: Option<&Stored>) -> Result<(), ApiError> 
         return Err(ApiError::precondition("The resource exists, which If-None-Match forbids."));
     }
     Ok(())
+}
+
+/// A PUT replaces all that its api-version shows.
+fn replaced(kind: &dyn Kind, version: &str, old: &Stored, new: &Map<String, Value>) -> Map<String, Value> {
+    let mut body = new.clone();
+    if let Some(old) = old.body.as_object() {
+        schema::keep_unseen(kind.schema(), old, &mut body, version);
+    }
+    body
 }
 
 /// Tags are replaced as a whole, properties one by one.
@@ -298,7 +332,7 @@ where
     let known = kind.actions().iter().find(|known| known.eq_ignore_ascii_case(action)).copied();
     let action =
         known.filter(|_| call.method == http::Method::POST).ok_or_else(|| ApiError::not_found_at(call.path))?;
-    call.version(kind)?;
+    let version = call.version(kind)?;
     let usual = format!("{}/{action}/action", read::operations_of(kind));
     call.authorize(kind.permission(action).unwrap_or(&usual), id)?;
     let body = body::read(call, body).await?;
@@ -307,6 +341,7 @@ where
     let acting = Acting {
         resource: &resource,
         action,
+        version,
         body: &body,
         caller: &call.caller,
         control: call.control,

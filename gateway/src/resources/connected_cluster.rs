@@ -19,11 +19,12 @@ use super::{
     schema::{Property, Type},
 };
 use crate::{
-    api::{error::ApiError, instant},
+    api::{Caller, error::ApiError, filter, instant},
     connectivity::Status,
     store::resources::Stored,
 };
 
+mod credential;
 pub mod facts;
 pub mod wanted;
 
@@ -71,7 +72,7 @@ const OIDC_ISSUER: &[Property] = &[
     Property::new("selfHostedIssuerUrl", Type::Text),
 ];
 const AGENTRY: &[Property] = &[
-    Property::new("feature", Type::Text),
+    Property::new("feature", Type::Text).identity(),
     Property::new("settings", Type::Texts),
     Property::new("protectedSettings", Type::Texts).write_only(),
 ];
@@ -108,7 +109,7 @@ const IDENTITY: &[Property] = &[
 ];
 const SCHEMA: &[Property] = &[
     Property::new("location", Type::Text).required(),
-    Property::new("tags", Type::Texts),
+    Property::new("tags", Type::Tags),
     Property::new("kind", Type::Words(&["ProvisionedCluster"])),
     Property::new("identity", Type::Object(IDENTITY)).required(),
     Property::new("properties", Type::Object(PROPERTIES)).required(),
@@ -120,7 +121,7 @@ const PATCH_PROPERTIES: &[Property] = &[
     Property::new("gateway", Type::Object(ENABLED)),
 ];
 const PATCH: &[Property] =
-    &[Property::new("tags", Type::Texts), Property::new("properties", Type::Object(PATCH_PROPERTIES))];
+    &[Property::new("tags", Type::Tags), Property::new("properties", Type::Object(PATCH_PROPERTIES))];
 
 impl Kind for ConnectedClusters {
     fn name(&self) -> &'static str {
@@ -165,6 +166,10 @@ impl Kind for ConnectedClusters {
             let whole = name.starts_with(|c: char| c.is_ascii_alphanumeric());
             if whole { Ok(()) } else { super::usual_name("-", 63, "-_.") }
         })
+    }
+
+    fn matches(&self, text: &str, stored: &Stored, _caller: &Caller) -> Result<bool, ApiError> {
+        filter::resource(text, stored)
     }
 
     fn deletes_slowly(&self) -> bool {
@@ -229,18 +234,13 @@ impl Kind for ConnectedClusters {
     }
 
     fn describe_action(&self, _action: &str) -> (Value, Value) {
-        let one = json!({"type": "object", "required": ["name", "value"], "properties": {
-            "name": {"type": "string"},
-            "value": {"type": "string", "description": "base64 of a kubeconfig"},
-        }});
-        let answer = json!({"type": "object", "required": ["kubeconfigs"], "properties": {"kubeconfigs": {"type": "array", "items": one}}});
-        (super::schema::open_api(CREDENTIAL), answer)
+        credential::described()
     }
 
     fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
         Box::pin(async move {
             connect_is_on(acting.resource)?;
-            credential(acting)
+            credential::credential(acting)
         })
     }
 }
@@ -373,25 +373,4 @@ fn connect_is_on(resource: &Stored) -> Result<(), ApiError> {
     }
     let message = "The feature 'cluster-connect' is switched off for this cluster, or its private link is enabled. Switch it on (towline enable-features --features cluster-connect) and try again.";
     Err(ApiError::of(StatusCode::CONFLICT, "ClusterConnectDisabled", message))
-}
-
-/// The body of `listClusterUserCredential`.
-const CREDENTIAL: &[Property] = &[
-    Property::new("authenticationMethod", Type::Words(&["AAD", "Token"])).required(),
-    Property::new("clientProxy", Type::Bool).required(),
-];
-
-fn credential(acting: &Acting<'_>) -> Result<Value, ApiError> {
-    let body = super::schema::check(CREDENTIAL, acting.body)?;
-    let id: ClusterId = acting.resource.id.parse().map_err(|_| ApiError::internal("a kept id cannot be read"))?;
-    let mut kubeconfig = acting.control.settings.kubeconfig(&id);
-    if body.get("authenticationMethod").and_then(Value::as_str) == Some("Token") {
-        // The right to reach the cluster; who one is there, the cluster's own token says, which the user adds.
-        let issued = acting.control.access(&id, acting.caller)?;
-        kubeconfig["users"][0]["user"] = json!({
-            "client-certificate-data": BASE64.encode(&issued.certificate_pem),
-            "client-key-data": BASE64.encode(issued.key_pem()),
-        });
-    }
-    Ok(json!({"kubeconfigs": [{"name": "credentialName1", "value": BASE64.encode(kubeconfig.to_string())}]}))
 }

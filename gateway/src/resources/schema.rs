@@ -1,6 +1,8 @@
 //! What a resource's JSON may hold, as a table. One table checks what is written, decides what is kept and what is shown to
 //! which api-version, and is what the OpenAPI document is made of.
 
+use std::collections::HashMap;
+
 use proto::api::ErrorDetail;
 use serde_json::{Map, Value, json};
 
@@ -9,6 +11,10 @@ const TEXT: usize = 2048;
 /// Entries of a list or a map at most.
 const ENTRIES: usize = 1000;
 
+/// Tags at most, characters of a tag's name, and of its value: ARM's limits.
+const TAGS: usize = 50;
+const TAG_NAME: usize = 512;
+const TAG_VALUE: usize = 256;
 /// Faults that one answer tells at most.
 const FAULTS: usize = 50;
 
@@ -27,6 +33,8 @@ pub enum Type {
     Instant,
     /// Names and texts.
     Texts,
+    /// Tags: as [`Type::Texts`], within ARM's limits (features row R12).
+    Tags,
     /// A list.
     List(&'static Self),
     /// An object of known properties.
@@ -63,12 +71,23 @@ pub struct Property {
     pub since: Option<&'static str>,
     /// Whether it is shown as `null` while it has no value, rather than not at all.
     pub shown_empty: bool,
+    /// Whether it says which one of a list an object is, in any case.
+    pub identity: bool,
 }
 
 impl Property {
     /// One that clients write and need not.
     pub const fn new(name: &'static str, kind: Type) -> Self {
-        Self { name, kind, access: Access::ReadWrite, required: false, default: None, since: None, shown_empty: false }
+        Self {
+            name,
+            kind,
+            access: Access::ReadWrite,
+            required: false,
+            default: None,
+            since: None,
+            shown_empty: false,
+            identity: false,
+        }
     }
 
     /// One that only this service writes, `null` until it does.
@@ -94,6 +113,16 @@ impl Property {
     /// Shown from an api-version on.
     pub const fn since(self, version: &'static str) -> Self {
         Self { since: Some(version), ..self }
+    }
+
+    /// It says which one of a list an object is.
+    pub const fn identity(self) -> Self {
+        Self { identity: true, ..self }
+    }
+
+    /// Whether an api-version shows it. Dated versions compare as texts; a preview is older than the version of the same day.
+    fn is_known_to(&self, version: &str) -> bool {
+        self.since.is_none_or(|since| version >= since)
     }
 }
 
@@ -194,6 +223,7 @@ fn check_value(kind: &Type, value: &Value, at: &str, faults: &mut Vec<ErrorDetai
             Some(value.clone())
         }
         (Type::Texts, Value::Object(map)) if is_texts(map) => Some(value.clone()),
+        (Type::Tags, Value::Object(map)) if is_tags(map) => Some(value.clone()),
         (Type::List(kind), Value::Array(list)) if list.len() <= ENTRIES => {
             let places = list.iter().enumerate();
             let checked = places.map(|(i, value)| check_value(kind, value, &format!("{at}[{i}]"), faults));
@@ -209,6 +239,14 @@ fn is_texts(map: &Map<String, Value>) -> bool {
         && map.iter().all(|(key, value)| key.len() <= TEXT && value.as_str().is_some_and(|v| v.len() <= TEXT))
 }
 
+fn is_tags(map: &Map<String, Value>) -> bool {
+    let fits = |key: &str, value: &Value| {
+        let text = value.as_str().is_some_and(|text| text.chars().count() <= TAG_VALUE);
+        text && (1..=TAG_NAME).contains(&key.chars().count())
+    };
+    map.len() <= TAGS && map.iter().all(|(key, value)| fits(key, value))
+}
+
 fn wanted(kind: &Type) -> String {
     match kind {
         Type::Text | Type::Checked(_) => format!("a text of at most {TEXT} characters"),
@@ -217,6 +255,9 @@ fn wanted(kind: &Type) -> String {
         Type::Count => "a whole number from 0 to 2147483647".to_owned(),
         Type::Instant => "an instant such as 2030-01-31T12:00:00Z".to_owned(),
         Type::Texts => format!("an object of at most {ENTRIES} names and texts"),
+        Type::Tags => format!(
+            "an object of at most {TAGS} tags: names of 1 to {TAG_NAME} characters and texts of at most {TAG_VALUE}"
+        ),
         Type::List(_) => format!("a list of at most {ENTRIES} entries"),
         Type::Object(_) => "an object".to_owned(),
     }
@@ -226,10 +267,7 @@ fn wanted(kind: &Type) -> String {
 /// never.
 pub fn show(object: &'static [Property], kept: &Map<String, Value>, version: &str) -> Map<String, Value> {
     let mut shown = Map::new();
-    // Dated versions compare as texts; a preview is older than the version of the same day.
-    let visible = |property: &&Property| {
-        property.access != Access::WriteOnly && property.since.is_none_or(|since| version >= since)
-    };
+    let visible = |property: &&Property| property.access != Access::WriteOnly && property.is_known_to(version);
     for property in object.iter().filter(visible) {
         match kept.get(property.name) {
             Some(value) => {
@@ -244,6 +282,24 @@ pub fn show(object: &'static [Property], kept: &Map<String, Value>, version: &st
     shown
 }
 
+/// Puts into `new`, a checked replacement by a client of `version`, what of `old` that version does not show: who cannot see a
+/// property does not mean to take it away. What such a client names all the same is taken as it says.
+pub fn keep_unseen(object: &'static [Property], old: &Map<String, Value>, new: &mut Map<String, Value>, version: &str) {
+    for property in object {
+        let Some(kept) = old.get(property.name) else { continue };
+        if !property.is_known_to(version) {
+            new.entry(property.name).or_insert_with(|| kept.clone());
+        } else if let (Type::Object(inner), Value::Object(kept)) = (&property.kind, kept) {
+            let mut inside = new.get(property.name).and_then(Value::as_object).cloned().unwrap_or_default();
+            let before = inside.len();
+            keep_unseen(inner, kept, &mut inside, version);
+            if inside.len() > before {
+                new.insert(property.name.to_owned(), inside.into());
+            }
+        }
+    }
+}
+
 fn show_value(kind: &Type, value: &Value, version: &str) -> Value {
     match (kind, value) {
         (Type::Object(object), Value::Object(kept)) => Value::Object(show(object, kept, version)),
@@ -252,34 +308,76 @@ fn show_value(kind: &Type, value: &Value, version: &str) -> Value {
     }
 }
 
-/// Takes what is write-only out of a checked object: paths and values, which are kept encrypted.
-pub fn split_protected(object: &'static [Property], kept: &mut Map<String, Value>) -> Map<String, Value> {
-    let mut protected = Map::new();
+/// What is write-only of an object, which is kept encrypted.
+#[derive(Debug, Default)]
+pub struct Protected {
+    /// What was in it, by place.
+    pub sent: Map<String, Value>,
+    /// Where there is, or could be, such a value.
+    places: Vec<String>,
+}
+
+impl Protected {
+    /// With what was kept of the same places, where nothing else was sent: nobody can send back what is never shown. What has
+    /// no place any more is gone.
+    #[must_use]
+    pub fn with_kept(self, mut kept: Map<String, Value>) -> Map<String, Value> {
+        let Self { mut sent, places } = self;
+        for place in places {
+            if let Some(value) = kept.remove(&place) {
+                sent.entry(place).or_insert(value);
+            }
+        }
+        sent
+    }
+}
+
+/// Takes what is write-only out of a checked object. Its place names the objects of a list by their identity: their order may
+/// change.
+pub fn split_protected(object: &'static [Property], kept: &mut Map<String, Value>) -> Protected {
+    let mut protected = Protected::default();
     split(object, kept, "", &mut protected);
     protected
 }
 
-fn split(object: &'static [Property], kept: &mut Map<String, Value>, at: &str, protected: &mut Map<String, Value>) {
+fn split(object: &'static [Property], kept: &mut Map<String, Value>, at: &str, protected: &mut Protected) {
     for property in object {
         let path = join(at, property.name);
         if property.access == Access::WriteOnly {
             if let Some(value) = kept.remove(property.name) {
-                protected.insert(path, value);
+                protected.sent.insert(path.clone(), value);
             }
+            protected.places.push(path);
             continue;
         }
         match (&property.kind, kept.get_mut(property.name)) {
             (Type::Object(object), Some(Value::Object(inner))) => split(object, inner, &path, protected),
             (Type::List(Type::Object(object)), Some(Value::Array(list))) => {
-                for (i, value) in list.iter_mut().enumerate() {
+                let names = names_of(object, list);
+                for (value, name) in list.iter_mut().zip(names) {
                     if let Value::Object(inner) = value {
-                        split(object, inner, &format!("{path}[{i}]"), protected);
+                        split(object, inner, &format!("{path}[{name}]"), protected);
                     }
                 }
             }
             _ => {}
         }
     }
+}
+
+/// What the objects of a list are called: by their identity, and which one of that it is; or by their place.
+fn names_of(object: &'static [Property], list: &[Value]) -> Vec<String> {
+    let identity = object.iter().find(|property| property.identity).map(|property| property.name);
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    let name = |(place, value): (usize, &Value)| match identity.and_then(|name| value.get(name)?.as_str()) {
+        Some(text) => {
+            let text = text.to_lowercase();
+            let number = *seen.entry(text.clone()).and_modify(|seen| *seen += 1).or_default();
+            format!("{}#{number}", Value::from(text))
+        }
+        None => place.to_string(),
+    };
+    list.iter().enumerate().map(name).collect()
 }
 
 /// As a schema of OpenAPI 3.1 (JSON Schema).
@@ -323,6 +421,10 @@ fn open_api_type(kind: &Type) -> Value {
         Type::Instant => json!({"type": "string", "format": "date-time"}),
         Type::Texts => {
             json!({"type": "object", "additionalProperties": {"type": "string", "maxLength": TEXT}, "maxProperties": ENTRIES})
+        }
+        Type::Tags => {
+            json!({"type": "object", "additionalProperties": {"type": "string", "maxLength": TAG_VALUE}, "maxProperties": TAGS,
+                "propertyNames": {"minLength": 1, "maxLength": TAG_NAME}})
         }
         Type::List(kind) => json!({"type": "array", "items": open_api_type(kind), "maxItems": ENTRIES}),
         Type::Object(object) => open_api(object),
@@ -386,7 +488,7 @@ mod tests {
         let mut kept = check(OBJECT, &raw).unwrap();
         assert!(!Value::Object(show(OBJECT, &kept, "2026-01-01")).to_string().contains("password"));
         let protected = split_protected(OBJECT, &mut kept);
-        assert_eq!(Value::Object(protected), json!({"list[0].secret": {"password": "p"}}));
+        assert_eq!(Value::Object(protected.sent), json!({"list[0].secret": {"password": "p"}}));
         assert!(!Value::Object(kept).to_string().contains("password"));
     }
 

@@ -137,7 +137,7 @@ fn lists() -> Items {
     }
     for (scope, suffix) in [(SUBSCRIPTION, ""), (GROUP, "-2"), (CLUSTER, "-3")] {
         let path = format!("{scope}/providers/{}", crate::events::list::NAME);
-        let after = json!({"name": "after", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": i64::MAX}, "description": "the id of the event behind which the page begins"});
+        let after = json!({"name": "after", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": i64::MAX}, "description": "the id of the event behind which the page begins; if some behind it are no longer kept, or it is not known, the first event of the page is of the type io.towline.events.gap"});
         let (path, mut item) = with_query(&path, &format!("list-events{suffix}"), list_of(event()), &[top(), after]);
         item["get"]["description"] = "With Accept: text/event-stream a stream of server-sent events, which begins behind the header Last-Event-ID and does not end by itself.".into();
         items.push((path, item));
@@ -148,16 +148,19 @@ fn lists() -> Items {
 /// A CloudEvent.
 fn event() -> Value {
     let text = || json!({"type": "string"});
+    let mut types = crate::store::events::Kind::ALL.map(crate::events::type_of).to_vec();
+    types.push(crate::events::GAP.to_owned());
     json!({
         "type": "object",
         "required": ["specversion", "id", "source", "type", "subject", "time", "data"],
         "properties": {
             "specversion": {"type": "string", "enum": ["1.0"]},
             "id": text(), "source": text(), "subject": text(), "datacontenttype": text(),
-            "type": {"type": "string", "enum": crate::store::events::Kind::ALL.map(crate::events::type_of)},
+            "type": {"type": "string", "enum": types},
             "time": {"type": "string", "format": "date-time"},
             "data": {"type": "object", "required": ["resourceId"], "properties": {
                 "resourceId": text(), "status": text(), "previousStatus": text(),
+                "reason": {"type": "string", "description": "of a gap: which events are missing, and why"},
             }},
         },
     })

@@ -67,7 +67,8 @@ async fn c1_c2_c3_a_clusters_status_follows_its_agents_also_over_a_restart() {
     let start = site.now();
     assert_eq!(made.body["properties"]["connectivityStatus"], "Connecting");
     assert_eq!(made.body["properties"]["lastConnectivityTime"], Value::Null);
-    let version = made.header("etag").to_owned();
+    let version = |answer: &Answer| answer.header("etag").split('.').next().map(str::to_owned);
+    let first = version(&made);
     site.seen("a").await;
     assert_eq!(site.status("a").await, "Connected");
     let site = site.restart().await;
@@ -81,7 +82,7 @@ async fn c1_c2_c3_a_clusters_status_follows_its_agents_also_over_a_restart() {
     site.seen("a").await;
     assert_eq!(site.status("a").await, "Connected", "it came back");
     let shown = site.call("owner", "GET", &cluster("g", "a"), None).await;
-    assert_eq!(shown.header("etag"), version, "none of this was a change of the resource");
+    assert_eq!(version(&shown), first, "none of this was a change of the resource");
     // A write of the resource leaves it alone.
     let tags = json!({"tags": {"a": "b"}});
     let patched = site.call("owner", "PATCH", &cluster("g", "a"), Some(tags)).await;
