@@ -13,6 +13,7 @@
 //! | [`filter`] | `$filter` |
 //! | [`service_principals`] | the built-in issuer's service principals |
 //! | [`sessions`] | open sessions |
+//! | [`registrations`] | which providers a subscription uses |
 //! | [`graph`] | what `az` asks Microsoft Graph |
 //! | [`throttle`] | how often everybody may ask |
 //! | [`error`] | refusals, as ARM's envelope |
@@ -27,6 +28,7 @@ pub mod graph;
 pub mod open_api;
 pub mod operations;
 pub mod read;
+pub mod registrations;
 pub mod route;
 pub mod service_principals;
 pub mod sessions;
@@ -364,9 +366,9 @@ where
             sessions::serve(&call, id.as_deref())
         }
         (Route::Action(id, action), _) => write::act(&call, id, action, body).await,
-        (Route::Register { subscription, namespace }, _) => {
+        (Route::Register { subscription, namespace, registered }, _) => {
             body::discard(body).await?;
-            fixed::register(&call, subscription, namespace)
+            fixed::register(&call, subscription, namespace, *registered).await
         }
         (_, false) => Err(only_read()),
         (Route::Collection { scope, kind }, true) => read::list(&call, scope.as_ref(), kind).await,
@@ -374,7 +376,7 @@ where
         (Route::Everything(scope), true) => read::everything(&call, scope).await,
         (Route::OperationStatus(subscription, id), true) => operations::status(&call, subscription, id).await,
         (Route::OperationResult(subscription, id), true) => operations::result(&call, subscription, id).await,
-        (route, true) => fixed::serve(&call, route),
+        (route, true) => fixed::serve(&call, route).await,
     };
     match &result {
         Err(error) if error.status == StatusCode::FORBIDDEN => record.decision(false, Some("no_role")),

@@ -86,7 +86,13 @@ def main():
     client = ConnectedKubernetesClient(own, SUBSCRIPTION, **options())
     clusters = client.connected_cluster
     begin = clusters.begin_create_or_replace
-    made = begin("Edge", "c0", cluster()).result()
+    # Row R11.
+    gone = resources.providers.unregister("Microsoft.Kubernetes")
+    assert gone.registration_state == "Unregistered", gone
+    create = lambda: begin("Edge", "c0", cluster()).result()  # noqa: E731
+    refused(ResourceExistsError, "MissingSubscriptionRegistration", create)
+    resources.providers.register("Microsoft.Kubernetes")
+    made = create()
     assert made.properties.provisioning_state == "Succeeded" and made.properties.distribution == "k3s", made
     assert made.identity.principal_id and made.identity.tenant_id == TENANT
     assert made.system_data.created_at is not None

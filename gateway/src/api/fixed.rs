@@ -4,7 +4,7 @@ use http::{Response, StatusCode};
 use proto::api::ResourceId;
 use serde_json::{Value, json};
 
-use super::{Call, error::ApiError, json, open_api, read, route::Route};
+use super::{Call, error::ApiError, json, open_api, read, registrations, route::Route};
 use crate::{
     config::api::Api,
     control::Control,
@@ -51,7 +51,7 @@ fn metadata(settings: &Api) -> Value {
 }
 
 /// What is read by who is signed in.
-pub fn serve(call: &Call<'_>, route: &Route) -> Result<Response<Body>, ApiError> {
+pub async fn serve(call: &Call<'_>, route: &Route) -> Result<Response<Body>, ApiError> {
     call.any_version()?;
     let value = match route {
         Route::Tenants => {
@@ -67,31 +67,40 @@ pub fn serve(call: &Call<'_>, route: &Route) -> Result<Response<Body>, ApiError>
             if let Some(subscription) = subscription {
                 subscription_read(call, subscription)?;
             }
-            let scope = subscription.as_ref().map(|id| format!("/subscriptions/{id}")).unwrap_or_default();
+            let scope = subscription.as_ref().map(|id| ResourceId::top(id)).transpose()?;
             match namespace {
-                Some(namespace) => provider(&scope, namespace).ok_or_else(|| unknown(namespace))?,
+                Some(namespace) => provider(call, scope.as_ref(), namespace).await?,
                 None => {
-                    json!({"value": namespaces().iter().filter_map(|name| provider(&scope, name)).collect::<Vec<_>>()})
+                    let mut value = Vec::new();
+                    for namespace in namespaces() {
+                        value.push(provider(call, scope.as_ref(), namespace).await?);
+                    }
+                    json!({"value": value})
                 }
             }
         }
         Route::Operations(namespace) => {
-            provider("", namespace).ok_or_else(|| unknown(namespace))?;
-            json!({"value": actions(namespace)})
+            json!({"value": actions(known(namespace)?)})
         }
         _ => return Err(ApiError::not_found_at(call.path)),
     };
     Ok(json(StatusCode::OK, &value))
 }
 
-/// Providers are part of the gateway: each is always registered.
-pub fn register(call: &Call<'_>, subscription: &str, namespace: &str) -> Result<Response<Body>, ApiError> {
+/// Registers a provider in a subscription, or unregisters it.
+pub async fn register(
+    call: &Call<'_>,
+    subscription: &str,
+    namespace: &str,
+    registered: bool,
+) -> Result<Response<Body>, ApiError> {
     call.any_version()?;
     let id = ResourceId::top(subscription)?;
-    call.authorize(&format!("{namespace}/register/action"), &id)?;
+    let word = if registered { "register" } else { "unregister" };
+    call.authorize(&format!("{namespace}/{word}/action"), &id)?;
     read::in_subscription(call, &id)?;
-    let provider = provider(id.as_str(), namespace).ok_or_else(|| unknown(namespace))?;
-    Ok(json(StatusCode::OK, &provider))
+    registrations::set(call, &id, known(namespace)?, registered).await?;
+    Ok(json(StatusCode::OK, &provider(call, Some(&id), namespace).await?))
 }
 
 fn subscription_read(call: &Call<'_>, subscription: &str) -> Result<(), ApiError> {
@@ -120,17 +129,29 @@ fn kinds_of(namespace: &str) -> impl Iterator<Item = (&'static str, &'static dyn
     })
 }
 
-fn provider(scope: &str, namespace: &str) -> Option<Value> {
-    let known = namespaces().into_iter().find(|known| known.eq_ignore_ascii_case(namespace))?;
+/// A namespace as it is written.
+fn known(namespace: &str) -> Result<&'static str, ApiError> {
+    let found = namespaces().into_iter().find(|known| known.eq_ignore_ascii_case(namespace));
+    found.ok_or_else(|| unknown(namespace))
+}
+
+async fn provider(call: &Call<'_>, subscription: Option<&ResourceId>, namespace: &str) -> Result<Value, ApiError> {
+    let known = known(namespace)?;
+    let registered = match subscription {
+        Some(subscription) => registrations::is_registered(call, subscription, known).await?,
+        None => true,
+    };
+    let scope = subscription.map(ResourceId::as_str).unwrap_or_default();
+    let policy = if registrations::is_required(known) { "RegistrationRequired" } else { "RegistrationFree" };
     let kind = |(name, kind): (&str, &dyn Kind)| {
         let versions: Vec<_> = kind.api_versions().iter().rev().collect();
         json!({"resourceType": name, "locations": LOCATIONS, "apiVersions": versions})
     };
-    Some(json!({
+    Ok(json!({
         "id": format!("{scope}/providers/{known}"),
         "namespace": known,
-        "registrationState": "Registered",
-        "registrationPolicy": "RegistrationFree",
+        "registrationState": if registered { "Registered" } else { "Unregistered" },
+        "registrationPolicy": policy,
         "resourceTypes": kinds_of(known).map(kind).collect::<Vec<_>>(),
     }))
 }

@@ -45,6 +45,8 @@ pub enum Route {
         subscription: String,
         /// Which provider.
         namespace: String,
+        /// Or unregister it.
+        registered: bool,
     },
     /// `/providers/<namespace>/operations`: what a provider can do.
     Operations(String),
@@ -112,7 +114,7 @@ pub fn parse(method: &Method, path: &str) -> Result<Option<Route>, InvalidId> {
             Route::Providers { subscription: Some(named(1)), namespace: Some(named(3)) }
         }
         ["subscriptions", _, "providers", _, "register" | "unregister"] if post => {
-            Route::Register { subscription: named(1), namespace: named(3) }
+            Route::Register { subscription: named(1), namespace: named(3), registered: words[4] == "register" }
         }
         ["subscriptions", _, "providers", _, "locations", _, "operationstatuses", _] => {
             Route::OperationStatus(named(1), named(7))

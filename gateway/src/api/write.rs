@@ -5,7 +5,7 @@ use http::{Response, StatusCode, header};
 use proto::api::ResourceId;
 use serde_json::{Map, Value, json};
 
-use super::{Call, body, empty, error::ApiError, instant, json, operations, read};
+use super::{Call, body, empty, error::ApiError, instant, json, operations, read, registrations};
 use crate::{
     request::respond::Body,
     resources::{Acting, Kind, Place, Writing, is_deleting, properties_mut, schema},
@@ -37,6 +37,7 @@ where
     kind.check_name(id.name())?;
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
     let checked = schema::check(kind.schema(), &sent(call, id, body).await?)?;
+    registrations::check(call, kind, id).await?;
     change(call, kind, version, id, &Change::Replace(checked)).await
 }
 

@@ -349,3 +349,36 @@ async fn k1_the_answer_has_what_a_client_of_arm_reads_and_a_kubeconfig_that_sign
     let old = ask(VERSION, true).await["hybridConnectionConfig"].clone();
     assert!(old.get("relayTid").is_none() && old.get("relayType").is_none(), "{old}");
 }
+
+#[tokio::test]
+async fn r11_what_is_unregistered_is_refused_until_it_is_registered_again() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let provider = |more: &str| format!("{}/providers/microsoft.kubernetes{more}?{VERSION}", subscription());
+    let state = async || site.call("owner", "GET", &provider(""), None).await.body["registrationState"].clone();
+    assert_eq!(state().await, "Registered", "nobody needs to register anything");
+    site.cluster("g", "c").await;
+    let held = site.call("owner", "POST", &provider("/unregister"), None).await;
+    assert_eq!((held.status, held.code()), (409, "ResourcesExist"), "{}", held.body);
+    let gone = site.call("owner", "DELETE", &cluster("g", "c"), None).await;
+    site.ended("owner", gone.header("azure-asyncoperation")).await;
+    assert_eq!(site.call("stranger", "POST", &provider("/unregister"), None).await.status, 403);
+    for _ in 0..2 {
+        let done = site.call("owner", "POST", &provider("/unregister"), None).await;
+        assert_eq!((done.status, &done.body["registrationState"]), (200, &json!("Unregistered")), "{}", done.body);
+    }
+    let site = site.restart().await;
+    let refused = site.cluster("g", "c").await;
+    assert_eq!((refused.status, refused.code()), (409, "MissingSubscriptionRegistration"), "{}", refused.body);
+    let message = refused.body["error"]["message"].as_str().unwrap();
+    assert_eq!(message.rsplit('\'').nth(1), Some("Microsoft.Kubernetes"), "SDKs read it there: {message}");
+    // What is always there cannot be taken away.
+    let groups = provider("/unregister").replace("kubernetes", "Resources");
+    assert_eq!(site.call("owner", "POST", &groups, None).await.body["registrationState"], "Registered");
+    site.group("h").await;
+    let done = site.call("owner", "POST", &provider("/register"), None).await;
+    assert_eq!((done.status, &done.body["registrationState"]), (200, &json!("Registered")));
+    assert_eq!(site.cluster("g", "c").await.status, 201);
+    let unknown = site.call("owner", "POST", &provider("/register").replace("kubernetes", "none"), None).await;
+    assert_eq!((unknown.status, unknown.code()), (404, "InvalidResourceNamespace"));
+}

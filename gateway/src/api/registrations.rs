@@ -1,0 +1,97 @@
+//! Which providers a subscription uses (features row R11). A gateway has no providers to choose from, so that each is registered
+//! until somebody unregisters it: what is then created in the subscription is refused in the way that makes ARM's SDKs register
+//! the provider and try again.
+
+use http::StatusCode;
+use proto::api::ResourceId;
+use serde_json::json;
+
+use super::{Call, error::ApiError};
+use crate::{
+    resources::{KINDS, Kind, Place},
+    store::{
+        StoreError,
+        batch::{Batch, Expect},
+        resources::Stored,
+    },
+};
+
+/// What is kept: that a provider is not registered.
+const KIND: &str = "microsoft.resources/unregistered";
+
+/// The namespace of a kind.
+pub fn namespace_of(kind: &dyn Kind) -> &'static str {
+    kind.name().split('/').next().unwrap_or_default()
+}
+
+fn kinds_of(namespace: &str) -> impl Iterator<Item = &'static dyn Kind> {
+    let tracked = KINDS.iter().copied().filter(|kind| kind.place() == Place::ResourceGroup);
+    tracked.filter(move |kind| namespace_of(*kind).eq_ignore_ascii_case(namespace))
+}
+
+/// Whether a provider is one that is registered and unregistered: of resources in resource groups. All others always work.
+pub fn is_required(namespace: &str) -> bool {
+    kinds_of(namespace).next().is_some()
+}
+
+fn key(subscription: &ResourceId, namespace: &str) -> String {
+    format!("{}/providers/{}", subscription.key(), namespace.to_ascii_lowercase())
+}
+
+/// Whether a provider is registered in a subscription.
+///
+/// # Errors
+/// When the store cannot be read.
+pub async fn is_registered(call: &Call<'_>, subscription: &ResourceId, namespace: &str) -> Result<bool, StoreError> {
+    Ok(!is_required(namespace) || call.control.store.get(&key(subscription, namespace)).await?.is_none())
+}
+
+/// Goes on only if a resource of a kind may be created in the subscription of `id`.
+pub async fn check(call: &Call<'_>, kind: &dyn Kind, id: &ResourceId) -> Result<(), ApiError> {
+    let namespace = namespace_of(kind);
+    if !is_required(namespace) || is_registered(call, &ResourceId::top(id.subscription())?, namespace).await? {
+        return Ok(());
+    }
+    // SDKs read the namespace out of the quotes.
+    let message = format!(
+        "The subscription is not registered to use namespace '{namespace}'. Register it (az provider register --namespace {namespace}) and try again."
+    );
+    Err(ApiError::of(StatusCode::CONFLICT, "MissingSubscriptionRegistration", message).at(namespace))
+}
+
+/// Registers or unregisters a provider; doing either again changes nothing.
+pub async fn set(
+    call: &Call<'_>,
+    subscription: &ResourceId,
+    namespace: &str,
+    registered: bool,
+) -> Result<(), ApiError> {
+    if is_registered(call, subscription, namespace).await? == registered || !is_required(namespace) {
+        return Ok(());
+    }
+    let key = key(subscription, namespace);
+    let mut batch = Batch::default();
+    if registered {
+        batch.deletes.push((key, Expect::Any));
+    } else {
+        for kind in kinds_of(namespace) {
+            let held = call.control.store.count(&kind.name().to_ascii_lowercase(), subscription.key()).await?;
+            if held > 0 {
+                let message =
+                    format!("The subscription holds {held} resources of '{}'; delete them first.", kind.name());
+                return Err(ApiError::of(StatusCode::CONFLICT, "ResourcesExist", message).at(namespace));
+            }
+        }
+        let stored = Stored {
+            id: format!("{}/providers/{namespace}", subscription.as_str()),
+            key,
+            kind: KIND.to_owned(),
+            parent: subscription.key().to_owned(),
+            revision: 0,
+            body: json!({}),
+            protected: None,
+        };
+        batch.puts.push((stored, Expect::Any));
+    }
+    call.control.write(&batch).await?.map(drop).map_err(|_| ApiError::raced())
+}
