@@ -269,6 +269,9 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let echo = echoed(request.headers(), id);
+    if let Some(correlation) = correlation(request.headers()) {
+        record.correlation(correlation);
+    }
     let head = request.method() == Method::HEAD;
     let mut remaining = None;
     let outcome = answer(site, path, request, record, &mut remaining).await;
@@ -289,16 +292,25 @@ where
     response
 }
 
+/// What the client says that several requests belong to, if it is a GUID: what it is not, is nothing to look for in a log.
+fn correlation(headers: &HeaderMap) -> Option<&str> {
+    headers.get(&CORRELATION_ID)?.to_str().ok().filter(|id| crate::resources::is_guid(id))
+}
+
 /// Headers that every answer has.
 fn echoed(headers: &HeaderMap, id: RequestId) -> Vec<(HeaderName, HeaderValue)> {
     let own = || HeaderValue::try_from(id.to_string()).ok();
     let sent = |name: &HeaderName| headers.get(name).filter(|value| value.len() <= CLIENT_ID).cloned();
     let wanted = headers.get(RETURN_CLIENT_REQUEST_ID).is_some_and(|yes| yes.as_bytes().eq_ignore_ascii_case(b"true"));
     let client = sent(&CLIENT_REQUEST_ID).filter(|_| wanted);
-    [(REQUEST_ID, own()), (CORRELATION_ID, sent(&CORRELATION_ID).or_else(own)), (CLIENT_REQUEST_ID, client)]
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value?)))
-        .collect()
+    [
+        (REQUEST_ID, own()),
+        (CORRELATION_ID, correlation(headers).and_then(|id| id.parse().ok()).or_else(own)),
+        (CLIENT_REQUEST_ID, client),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name, value?)))
+    .collect()
 }
 
 async fn answer<B>(

@@ -26,7 +26,7 @@ pub fn tests() -> Vec<Trial> {
     ];
     for (place, carrier) in CARRIERS.into_iter().enumerate() {
         if full() || place == 0 {
-            let name = format!("restarts::gateway_killed_20_times_under_load::{carrier}");
+            let name = format!("restarts::t5_gateway_killed_20_times_under_load::{carrier}");
             trials.push(alone(name, Needs::Nothing, move || gateway_killed(carrier)));
         }
         if full() || place == 1 {

@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_remedy_is_for_the_hop_that_failed() {
+    fn b2_a_remedy_is_for_the_hop_that_failed() {
         let way = Way { known: true, tcp: true, trusted: true };
         let alert = "TLS with gw: received fatal alert: CertificateUnknown";
         for carrier in [CarrierKind::Quic, CarrierKind::Http2, CarrierKind::WebSocket] {

@@ -63,6 +63,8 @@ struct Fields {
     request_id: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     trace_id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    correlation_id: Option<String>,
     user_address: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
@@ -128,6 +130,7 @@ impl Record {
             time: OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default(),
             request_id: id.to_string(),
             trace_id: String::new(),
+            correlation_id: None,
             user_address: user.to_string(),
             user: None,
             issuer: None,
@@ -207,6 +210,11 @@ impl Record {
     /// The trace that it belongs to (W3C), in hex.
     pub fn trace(&mut self, id: String) {
         self.fields.trace_id = id;
+    }
+
+    /// What several requests of one command belong to (features row D6); a GUID of the client's.
+    pub fn correlation(&mut self, id: &str) {
+        self.fields.correlation_id = Some(cut(id));
     }
 
     /// The cluster, as its id or, if there is none, its key.
@@ -354,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_is_written_however_the_request_ends() {
+    async fn k11_a_record_is_written_however_the_request_ends() {
         let file = std::env::temp_dir().join(format!("towline-audit-{}.json", std::process::id()));
         let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
         let log = AuditLog::open(&AuditTo::File(file.clone()), &tasks, &shutdown).await.unwrap();

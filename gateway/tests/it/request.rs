@@ -358,7 +358,7 @@ async fn answers_without_a_body_keep_their_headers() {
 
 /// Only refusals named the request, in their bodies; whoever looked for a successful one in the logs had nothing to go by.
 #[tokio::test]
-async fn every_answer_names_its_request_as_the_record_does() {
+async fn d6_k11_every_answer_names_its_request_as_the_record_does() {
     let world = World::new().await;
     let agent = world.agent("a").await;
     let token = world.token("ann", "a");

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_of_hours_ends_at_the_cap_and_a_steady_connection_resets() {
+    fn t5_an_outage_of_hours_ends_at_the_cap_and_a_steady_connection_resets() {
         let mut backoff = Backoff::new(BackoffPolicy::default());
         let mut now = Instant::now();
         for _ in 0..10_000 {

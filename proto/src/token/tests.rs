@@ -528,7 +528,7 @@ async fn id_and_access_tokens_are_told_apart_where_configured() {
 }
 
 #[tokio::test]
-async fn groups_overage_is_refused_and_never_no_groups() {
+async fn a4_groups_overage_is_refused_and_never_no_groups() {
     let site = site();
     let user = TokenError::GroupsOverage { service_principal: false };
     assert_eq!(site.refused(|c| c["_claim_names"] = json!({"groups": "src1"})).await, user);
@@ -553,7 +553,7 @@ async fn groups_overage_is_refused_and_never_no_groups() {
 }
 
 #[tokio::test]
-async fn a_groups_resolver_is_asked_and_its_failure_refuses() {
+async fn a4_a_groups_resolver_is_asked_and_its_failure_refuses() {
     struct Resolver(Option<Vec<String>>);
     impl GroupsResolver for Resolver {
         fn resolve(&self, overage: Overage) -> Boxed<Option<Vec<String>>> {
