@@ -171,8 +171,9 @@ impl Trust {
 
 impl Current {
     fn load(config: &Config, certificate: &Arc<ServerCertificate>) -> Result<Self, TrustError> {
-        let roots = Roots::load(&config.agents.ca_file)?;
+        // The bytes first: a file that is replaced in between differs from them at the next look.
         let authorities = std::fs::read(&config.agents.ca_file)?;
+        let roots = Roots::load(&config.agents.ca_file)?;
         let authority = config.agents.authority.as_ref().map(AuthorityFiles::load).transpose()?;
         Ok(Self {
             authority: authority.map(Arc::new),

@@ -102,8 +102,19 @@ fn main() -> ExitCode {
                 Err(error) => fail(1, error.as_ref()),
             };
         }
-        Some(Command::RenewCertificate) => return printed(renew::certificate(&config, now)),
-        Some(Command::RenewOwnerSecret) => return printed(renew::owner_secret(&config, now)),
+        Some(Command::RenewCertificate) => {
+            return match user_command::as_its_owner(&config.tls.key_file) {
+                Ok(()) => printed(renew::certificate(&config, now)),
+                Err(error) => fail(1, error.as_ref()),
+            };
+        }
+        Some(Command::RenewOwnerSecret) => {
+            let folder = config.issuer.as_ref().map(|issuer| user_command::as_its_owner(&issuer.state_dir));
+            return match folder.unwrap_or(Ok(())) {
+                Ok(()) => printed(renew::owner_secret(&config, now)),
+                Err(error) => fail(1, error.as_ref()),
+            };
+        }
         Some(_) => return checked(&config, &args.config),
         None => {}
     }

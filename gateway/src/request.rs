@@ -35,12 +35,12 @@ use self::{
     accept::{Faulty, Turn, limit::SIGN_INS_PER_ADDRESS},
     address::{Address, ClusterAddress, Endpoint},
     audit::Record,
-    authenticate::{Access, AuthenticateError, Credential, Holder, Principal},
+    authenticate::{Access, AuthenticateError, Credential},
     authorize::Permit,
     respond::{Body, Kind, Refusal},
     trace::Trace,
 };
-use crate::{api, config::Limits, core::Core, policy::DenialReason, sessions::SessionHandle, snapshot::Snapshot};
+use crate::{config::Limits, core::Core, policy::DenialReason, sessions::SessionHandle, snapshot::Snapshot};
 
 /// A stage of a request's way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -238,17 +238,6 @@ async fn admit(
     record.user(principal.name(), principal.issuer());
 
     record.stage(Stage::Authorize);
-    let holder = match &principal {
-        Principal::ServiceAccount(access) => access.holder.as_ref(),
-        Principal::User(_) => None,
-    };
-    // A token of a deleted user ends in minutes; their access certificate would live on.
-    let issuer = core.issuer.load();
-    let known = |holder: &Holder| api::is_known(snapshot, issuer.as_deref(), &holder.issuer, &holder.subject);
-    if !holder.is_none_or(known) {
-        record.decision(false, Some(DenialReason::Disabled.as_str()));
-        return Err(forbidden(principal.name(), DenialReason::Disabled));
-    }
     let permit = authorize::authorize(snapshot, &principal, cluster).map_err(|denial| {
         record.decision(false, Some(denial.0.as_str()));
         forbidden(principal.name(), denial.0)

@@ -13,7 +13,7 @@ use proto::{
     agent_api::CONNECT_AGAIN,
     ids::{ClusterId, ClusterKey},
     rbac::{Action, Plane, Scope, principal::principals},
-    token::{Identity, RawIssuer, Verifier},
+    token::{RawIssuer, Verifier},
     wire::close::CloseCode,
 };
 use tokio::sync::watch;
@@ -196,10 +196,19 @@ impl Snapshot {
     /// Whether `principal` may reach `cluster` (`None`: it is not registered): by a grant of the configuration, or by a role
     /// at the cluster or above it. An unknown cluster takes as long as a forbidden one.
     pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
-        if let Principal::User(identity) = principal
-            && !self.is_in_force(identity)
-        {
+        let account = match principal {
+            Principal::User(identity) => Some((&identity.issuer, &identity.subject)),
+            // A token of a deleted user ends in minutes; their access certificate would live on.
+            Principal::ServiceAccount(access) => access.holder.as_ref().map(|holder| (&holder.issuer, &holder.subject)),
+        };
+        if account.is_some_and(|(issuer, subject)| !self.is_in_force(issuer, subject)) {
             return Err(DenialReason::Disabled);
+        }
+        // A token of an issuer that has left the configuration is not taken to begin with.
+        if let Principal::ServiceAccount(access) = principal
+            && access.holder.as_ref().is_some_and(|holder| !self.has_issuer(&holder.issuer))
+        {
+            return Err(DenialReason::NoGrant);
         }
         self.may_reach(principal, cluster)?;
         // Only who may reach it is told that nobody can. The resource counts also where the configuration has the cluster.
@@ -208,10 +217,10 @@ impl Snapshot {
     }
 
     /// Whether an account still is: of the built-in issuer's, one that was neither deleted nor disabled.
-    fn is_in_force(&self, identity: &Identity) -> bool {
-        let url = self.issuer_url(&identity.issuer);
+    fn is_in_force(&self, issuer: &str, subject: &str) -> bool {
+        let url = self.issuer_url(issuer);
         let accounts = self.accounts.as_ref().filter(|accounts| url == Some(accounts.issuer_url()));
-        accounts.is_none_or(|own| own.has(&identity.subject) || self.directory.is_identity(&identity.subject))
+        accounts.is_none_or(|own| own.has(subject) || self.directory.is_identity(subject))
     }
 
     fn may_reach(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {

@@ -91,7 +91,7 @@ fn shown(user: &User) -> Value {
 }
 
 /// The file is replaced by one of whoever runs this, and the gateway could not read another's.
-fn as_its_owner(folder: &Path) -> anyhow::Result<()> {
+pub fn as_its_owner(folder: &Path) -> anyhow::Result<()> {
     let metadata = std::fs::metadata(folder).with_context(|| folder.display().to_string())?;
     let me = std::fs::metadata("/proc/self")?.uid();
     ensure!(

@@ -39,8 +39,9 @@ fn guide() -> anyhow::Result<()> {
     command.args(["-c", &script]).env("PATH", path).env("dir", dir).env("listen", listen.to_string());
     command.env("url", format!("https://{listen}")).env("TOWLINE_CONFIG_DIR", dir.join("config"));
     let output = run(&mut command, Duration::from_secs(120))?;
-    if let Ok(owner) = std::fs::read_to_string(dir.join("owner.json")) {
-        let owner: serde_json::Value = serde_json::from_str(&owner)?;
+    for file in ["owner.json", "owner-2.json"] {
+        let Ok(owner) = std::fs::read_to_string(dir.join(file)) else { continue };
+        let Ok(owner) = serde_json::from_str::<serde_json::Value>(&owner) else { continue };
         note_secret(owner["clientSecret"].as_str().context("no secret")?)?;
     }
     if let Ok(user) = std::fs::read_to_string(dir.join("ann.json")) {

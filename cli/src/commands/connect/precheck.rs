@@ -3,6 +3,7 @@
 use anyhow::{Context as _, anyhow};
 use http::StatusCode;
 use proto::api::ResourceId;
+use secrecy::SecretString;
 use serde_json::Value;
 
 use super::{
@@ -101,10 +102,14 @@ pub async fn run(
     let found = Found { cluster: &cluster, before: &before, urls: &settings.urls };
     let (installed, replaced) = found.belongs(installed, args.force).await?;
     fits(token.is_none().then_some(&api), &id, args, &before, installed.as_ref()).await?;
-    let kept = match &installed {
+    let mut kept = match &installed {
         Some(there) => Some(cluster.kept(&there.namespace).await?),
         None => None,
     };
+    // What is only shown holds no password but one that was typed.
+    if let Some(kept) = kept.as_mut().filter(|_| args.dry_run) {
+        kept.proxy.password = SecretString::default();
+    }
     let mut values = values::values(id.as_str(), &args.agent, kept, proxy, &settings)?;
     let mut prepared = Prepared {
         api,
@@ -122,7 +127,7 @@ pub async fn run(
         is_key_of_cluster: false,
         values,
     };
-    // What is only shown holds no key but one that was typed.
+    // And no key but one that was typed.
     prepared.is_key_of_cluster = typed_key.is_none();
     prepared.key = if args.dry_run { typed_key } else { key_at_hand(&prepared, typed_key).await? };
     prepared.is_key_of_cluster &= prepared.key.is_some();
