@@ -14,6 +14,8 @@ use crate::store::{
 const CLUSTERS_IN_ALL: usize = 10_000;
 const GROUPS: usize = 10;
 const ROUNDS: usize = 100;
+/// Of questions that write.
+const WRITES: usize = 50;
 
 /// Names sort as their numbers do.
 fn name(n: usize) -> String {
@@ -120,7 +122,9 @@ async fn c9_ten_thousand_clusters() {
     for (what, ask) in questions {
         let mut times = Vec::new();
         let used = used_ms();
-        for n in 0..ROUNDS {
+        // A caller may write so often in a minute here, and that is not what is measured.
+        let rounds = if ask(0).0 == "PATCH" { WRITES } else { ROUNDS };
+        for n in 0..rounds {
             let (method, path, body) = ask(n);
             let began = Instant::now();
             let answer = site.call("owner", method, &path, body).await;
@@ -128,8 +132,8 @@ async fn c9_ten_thousand_clusters() {
             assert_eq!(answer.status, 200, "{}", answer.body);
         }
         times.sort();
-        let each = (used_ms() - used) as f64 / ROUNDS as f64;
-        println!("{what}: p50 {:?}, p99 {:?}, {each} ms of CPU", times[ROUNDS / 2], times[ROUNDS * 99 / 100]);
+        let each = (used_ms() - used) as f64 / rounds as f64;
+        println!("{what}: p50 {:?}, p99 {:?}, {each} ms of CPU", times[rounds / 2], times[rounds * 99 / 100]);
     }
     let keys: Vec<String> =
         (0..CLUSTERS_IN_ALL).map(|n| cluster_id(&group_of(n), &name(n)).to_ascii_lowercase()).collect();
