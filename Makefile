@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-full build image cluster-up cluster-down clean
+.PHONY: help demo test test-full bench bench-quick build image cluster-up cluster-down clean
 
 help:      ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,12 @@ test:      ## formatting, lints, unit, integration and end-to-end tests; what th
 
 test-full: ## the same with the long tests: every client by every protocol by every carrier, and idle sessions for ten minutes
 	@tests/run --full
+
+bench:     ## Towline beside nginx, as root: half an hour; figures in target/bench, a table, and the targets that hold or do not
+	@bench/run
+
+bench-quick: ## the same in a few minutes, to show that it works; its figures decide nothing
+	@bench/run --quick
 
 build:     ## the three programs, static and optimised, in target/<host>/release
 	@docker/build binaries

@@ -1,5 +1,6 @@
 //! The decision that every request waits for, with 100,000 role assignments on 10,000 clusters: under 20 microseconds each.
 
+#![allow(clippy::print_stderr, reason = "a figure beside the times")]
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 
 use std::{hint::black_box, sync::Arc};
@@ -64,6 +65,8 @@ fn decisions(c: &mut Criterion) {
     let reads = data_action("get", secrets).expect("a verb of Kubernetes");
     // No role has it, so that everything is looked at.
     let nobody = Action::new("Contoso.Nothing/of/this/action");
+    let most = (0..CLUSTERS).map(|n| policy.examined(&everyone, &at(n))).max().unwrap_or_default();
+    eprintln!("a decision for 200 groups looks at {most} of {ASSIGNMENTS} assignments at most");
     let mut group = c.benchmark_group("policy");
     for (name, principals, plane, action) in [
         ("200 groups, denied after all of them", &everyone, Plane::Data, &nobody),

@@ -1,0 +1,114 @@
+//! What a process used, from the kernel's accounting: it holds on a noisy machine, where times on the clock do not.
+
+use std::{ops::Sub, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// What a process used up to a moment, or between two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Seconds of processor time, user and system.
+    pub cpu_s: f64,
+    /// Resident memory in KiB: now, or the median while a load was running.
+    pub memory_kib: u64,
+    /// The most that was resident, in KiB, since [`reset_peak`].
+    pub peak_kib: u64,
+    /// Context switches, voluntary and not, of the threads that there are.
+    pub switches: u64,
+}
+
+impl Sub for Usage {
+    type Output = Self;
+
+    /// What was used since; memory is that of the later moment.
+    fn sub(self, before: Self) -> Self {
+        Self {
+            cpu_s: (self.cpu_s - before.cpu_s).max(0.0),
+            // Threads that ended in between took their count along.
+            switches: self.switches.saturating_sub(before.switches),
+            ..self
+        }
+    }
+}
+
+/// Of all threads of a process; `None` where there is no such process.
+pub fn usage(pid: u32) -> Option<Usage> {
+    let file = |name: &str| std::fs::read_to_string(of(pid, name)).ok();
+    let (cpu_s, status) = (processor_seconds(&file("stat")?)?, file("status")?);
+    let tasks = std::fs::read_dir(of(pid, "task")).ok()?.flatten();
+    let switches = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+    Some(Usage {
+        cpu_s,
+        memory_kib: field(&status, "VmRSS").unwrap_or(0),
+        peak_kib: field(&status, "VmHWM").unwrap_or(0),
+        switches: switches.map(|text| context_switches(&text)).sum(),
+    })
+}
+
+/// Resident memory now, in KiB.
+pub fn memory_kib(pid: u32) -> Option<u64> {
+    field(&std::fs::read_to_string(of(pid, "status")).ok()?, "VmRSS")
+}
+
+/// Lets the peak of resident memory begin again from what is resident now. Without the right to, the peak is that of the
+/// process's whole life.
+pub fn reset_peak(pid: u32) {
+    let _ = std::fs::write(of(pid, "clear_refs"), "5");
+}
+
+fn of(pid: u32, name: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{name}"))
+}
+
+/// Seconds of user and system time of a `stat` file: all threads, those that have ended too.
+fn processor_seconds(stat: &str) -> Option<f64> {
+    // USER_HZ, which is 100 wherever Linux runs.
+    const TICKS: f64 = 100.0;
+    // The name in parentheses may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let ticks = |number: usize| fields.get(number)?.parse::<f64>().ok();
+    Some((ticks(11)? + ticks(12)?) / TICKS)
+}
+
+fn context_switches(status: &str) -> u64 {
+    let of = |name| field(status, name).unwrap_or(0);
+    of("voluntary_ctxt_switches") + of("nonvoluntary_ctxt_switches")
+}
+
+fn field(status: &str, name: &str) -> Option<u64> {
+    let rest = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_found_behind_a_name_that_looks_like_fields() {
+        let stat = "7 (a) S 1 (b c) R 1 7 7 0 -1 4194304 100 0 0 0 1234 66 0 0 20 0 4 0 5 6 7";
+        assert_eq!(processor_seconds(stat), Some(13.0));
+        assert_eq!(processor_seconds("7 (cut) R 1 7"), None);
+        assert_eq!(processor_seconds(""), None);
+    }
+
+    #[test]
+    fn fields_are_told_apart_by_their_whole_name() {
+        let status = "Name:\tx\nVmHWM:\t    900 kB\nVmRSS:\t  800 kB\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t7\n";
+        assert_eq!((field(status, "VmRSS"), field(status, "Vm"), field(status, "VmSwap")), (Some(800), None, None));
+        assert_eq!(context_switches(status), 12);
+    }
+
+    #[test]
+    fn a_process_that_works_uses_its_time_and_memory() {
+        let me = std::process::id();
+        let before = usage(me).unwrap();
+        let mut kept = vec![1_u8; 32 << 20];
+        while usage(me).unwrap().cpu_s < before.cpu_s + 0.05 {
+            kept.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(3));
+        }
+        let used = usage(me).unwrap() - before;
+        assert!(used.cpu_s >= 0.04 && used.memory_kib >= 32 << 10, "{used:?} {}", kept[7]);
+        assert!(usage(u32::MAX).is_none());
+    }
+}

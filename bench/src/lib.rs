@@ -1,1 +1,0 @@
-//! Measurements. So far the micro benches in `benches/`.

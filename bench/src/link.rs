@@ -1,0 +1,171 @@
+//! The network that all paths cross: users, gateway and site each in a namespace of its own, joined by a router over veth
+//! pairs with an MTU of 1500, so that no path has the 64 KiB packets of loopback.
+
+use std::{path::Path, process::Command};
+
+use anyhow::{Context, ensure};
+
+/// Who a process is, which decides the network that it is in and the processor that it is pinned to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seat {
+    /// Sends the load, where users are.
+    Load,
+    /// The hop that users reach: gateway, or the first proxy.
+    Outer,
+    /// The hop at the site: agent, or the second proxy.
+    Inner,
+    /// At the site too.
+    Upstream,
+}
+
+/// Namespaces: users, gateway, site.
+const PLACES: [char; 3] = ['u', 'g', 's'];
+/// Before the process id in names of namespaces.
+const PREFIX: &str = "tlbench";
+
+impl Seat {
+    /// Index in [`PLACES`].
+    fn place(self) -> usize {
+        match self {
+            Self::Load => 0,
+            Self::Outer => 1,
+            Self::Inner | Self::Upstream => 2,
+        }
+    }
+
+    /// The processor of this seat on a machine of so many: hops are apart from what measures them.
+    fn processor(self, processors: usize) -> &'static str {
+        match (self, processors) {
+            (_, 0 | 1) | (Self::Load, _) | (Self::Upstream, 2 | 3) => "0",
+            (Self::Outer, _) | (Self::Inner, 2 | 3) => "1",
+            (Self::Inner, _) => "2",
+            (Self::Upstream, _) => "3",
+        }
+    }
+}
+
+/// The network of a run; what was made for it goes when it is dropped.
+pub enum Link {
+    /// Namespaces and veth pairs, by the prefix of their names.
+    Veth(String),
+    /// Loopback, where somebody asked for it.
+    Loopback,
+}
+
+impl Link {
+    /// Namespaces of this process; those that ended runs have left behind are removed first.
+    ///
+    /// # Errors
+    /// Without root, or where the kernel has no namespaces or veth pairs.
+    pub fn veth() -> anyhow::Result<Self> {
+        remove_stale();
+        let this = Self::Veth(format!("{PREFIX}{}", std::process::id()));
+        this.make().context(
+            "a network of namespaces and veth pairs cannot be made; it needs root and iproute2. `--loopback` measures without \
+             one, which makes every path look better than it is",
+        )?;
+        Ok(this)
+    }
+
+    /// As in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Veth(_) => "veth, MTU 1500",
+            Self::Loopback => "LOOPBACK",
+        }
+    }
+
+    /// The address of a seat; agent and upstream share one.
+    pub fn address(&self, seat: Seat) -> String {
+        let first = if matches!(self, Self::Veth(_)) { "10" } else { "127" };
+        format!("{first}.77.{}.2", seat.place() + 1)
+    }
+
+    /// A command at a seat, pinned, which ends when this process does. Its process id is the program's own.
+    pub fn command(&self, seat: Seat, program: &Path) -> Command {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut words = Vec::new();
+        if let Self::Veth(prefix) = self {
+            words.extend(["ip".to_owned(), "netns".to_owned(), "exec".to_owned(), namespace(prefix, seat.place())]);
+        }
+        words
+            .extend(["setpriv", "--pdeathsig", "KILL", "taskset", "-c", seat.processor(processors)].map(str::to_owned));
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(program);
+        command
+    }
+
+    fn make(&self) -> anyhow::Result<()> {
+        let Self::Veth(prefix) = self else { return Ok(()) };
+        let router = format!("{prefix}r");
+        sh(&format!(
+            "ip netns add {router}; ip netns exec {router} sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'; ip -n {router} link set lo up"
+        ))?;
+        for (place, letter) in PLACES.iter().enumerate() {
+            let (ns, n) = (namespace(prefix, place), place + 1);
+            sh(&format!(
+                "ip netns add {ns}; ip link add r{letter} netns {router} mtu 1500 type veth peer name e{letter} netns {ns} mtu 1500; \
+                 ip -n {router} addr add 10.77.{n}.1/24 dev r{letter}; ip -n {router} link set r{letter} up; \
+                 ip -n {ns} addr add 10.77.{n}.2/24 dev e{letter}; ip -n {ns} link set e{letter} up; ip -n {ns} link set lo up; \
+                 ip -n {ns} route add default via 10.77.{n}.1"
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Self::Veth(prefix) = self {
+            remove(prefix);
+        }
+    }
+}
+
+fn namespace(prefix: &str, place: usize) -> String {
+    format!("{prefix}{}", PLACES[place])
+}
+
+fn remove(prefix: &str) {
+    for letter in PLACES.into_iter().chain(['r']) {
+        // What is not there need not be removed.
+        let _ = sh(&format!("ip netns del {prefix}{letter}"));
+    }
+}
+
+/// Those of processes that are no more.
+fn remove_stale() {
+    let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix('r')?.parse::<u32>().ok());
+        if let Some(owner) = owner.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            remove(&format!("{PREFIX}{owner}"));
+        }
+    }
+}
+
+fn sh(line: &str) -> anyhow::Result<()> {
+    let output = Command::new("sh").args(["-ec", line]).output().with_context(|| line.to_owned())?;
+    ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hops_never_share_a_processor_with_what_measures_them() {
+        for processors in 2..9 {
+            for (tool, hop) in [
+                (Seat::Load, Seat::Outer),
+                (Seat::Load, Seat::Inner),
+                (Seat::Upstream, Seat::Outer),
+                (Seat::Upstream, Seat::Inner),
+            ] {
+                assert_ne!(tool.processor(processors), hop.processor(processors), "{tool:?} {hop:?} of {processors}");
+            }
+        }
+        assert_eq!(Seat::Inner.processor(1), "0");
+    }
+}

@@ -1,0 +1,273 @@
+//! The load generator. An open loop keeps a fixed schedule and measures each request from the moment it was due, so that a
+//! stall is counted for all that it holds up (no coordinated omission); a closed loop keeps so many under way and measures
+//! what gets through.
+
+mod client;
+mod meter;
+mod pace;
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use client::{Client, Target};
+use meter::Meter;
+use proto::process::TaskGroup;
+use serde::{Deserialize, Serialize};
+
+use crate::latency::Latency;
+
+/// What to send and how.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// `https://host:port/prefix`.
+    pub url: String,
+    /// The authority to trust.
+    pub ca: PathBuf,
+    /// Bearer token.
+    pub token: Option<String>,
+    /// What is measured.
+    pub load: Load,
+    /// What goes on beside it, and is under way before anything is measured.
+    pub beside: Option<Load>,
+}
+
+/// One kind of requests.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Load {
+    /// How users are connected.
+    pub connections: Connections,
+    /// What each request does.
+    pub request: Request,
+    /// How they follow each other.
+    pub pace: Pace,
+}
+
+/// How users are connected.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Connections {
+    /// So many connections of HTTP/2 that are kept.
+    Http2(usize),
+    /// At most so many connections of HTTP/1.1 that are kept, a request at a time on each.
+    Http1(usize),
+    /// Each request has a connection of its own, HTTP/2 with a full handshake.
+    Fresh,
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// A small answer.
+    Small,
+    /// A body of so many bytes is read.
+    Download(u64),
+    /// A body of so many bytes is sent.
+    Upload(u64),
+    /// A body of so many bytes is asked for, and never read.
+    Stall(u64),
+}
+
+/// How requests follow each other.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Pace {
+    /// So many in a second, for so many seconds, whatever becomes of those before.
+    Open {
+        /// Requests in a second.
+        rate: f64,
+        /// Seconds.
+        seconds: f64,
+    },
+    /// So many under way at any time, for so many seconds.
+    Closed {
+        /// At once.
+        concurrent: usize,
+        /// Seconds.
+        seconds: f64,
+    },
+    /// So many under way at any time, until so many are done.
+    Count {
+        /// At once.
+        concurrent: usize,
+        /// In all.
+        requests: u64,
+    },
+}
+
+/// What was seen.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Requests that ended well.
+    pub requests: u64,
+    /// Requests that did not.
+    pub failed: u64,
+    /// What went on beside, where something did.
+    pub beside: Option<Beside>,
+    /// Why, with how many of each; bounded.
+    pub errors: BTreeMap<String, u64>,
+    /// Bytes of bodies, both ways.
+    pub bytes: u64,
+    /// From the first request to the end of the last.
+    pub seconds: f64,
+    /// Of those that ended well.
+    pub latency: Latency,
+}
+
+/// What went on beside a load.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Beside {
+    /// Requests that failed, and those that did not even begin.
+    pub failed: u64,
+    /// Bytes of bodies that were read in the same time.
+    pub bytes: u64,
+}
+
+impl Outcome {
+    /// All that failed, what went on beside included.
+    pub fn all_failed(&self) -> u64 {
+        self.failed + self.beside.map_or(0, |beside| beside.failed)
+    }
+}
+
+/// What goes on beside must have begun within this.
+const BEGIN: Duration = Duration::from_secs(30);
+
+/// Reads a [`Plan`] from standard input and writes an [`Outcome`] to standard output.
+///
+/// # Errors
+/// A plan that cannot be read, a fault of this program.
+#[tokio::main(flavor = "current_thread")]
+pub async fn main() -> anyhow::Result<()> {
+    // Without a change of the limit there is what was there.
+    let _ = proto::process::raise_open_files();
+    let plan: Plan = serde_json::from_reader(std::io::stdin()).context("the plan")?;
+    crate::say(&serde_json::to_string(&execute(&plan).await?)?);
+    Ok(())
+}
+
+async fn execute(plan: &Plan) -> anyhow::Result<Outcome> {
+    let target = Arc::new(Target::new(&plan.url, &plan.ca, plan.token.as_deref())?);
+    let around = TaskGroup::new("beside");
+    let beside = plan.beside.map(|load| {
+        let meter = Arc::new(Meter::default());
+        let (kept, target) = (Arc::clone(&meter), Arc::clone(&target));
+        around.spawn("load", async move {
+            // What went wrong is in the meter.
+            let _ = run(&load, &target, &kept).await;
+        });
+        (load.pace.concurrent(), meter)
+    });
+    if let Some((concurrent, meter)) = &beside {
+        // Those that do not begin are counted below.
+        let _ = tokio::time::timeout(BEGIN, meter.begun(*concurrent)).await;
+    }
+    let read_before = beside.as_ref().map_or(0, |(_, meter)| meter.read());
+    let meter = Arc::new(Meter::default());
+    let seconds = run(&plan.load, &target, &meter).await?;
+    let mut outcome = meter.outcome(seconds);
+    if let Some((concurrent, meter)) = &beside {
+        let seen = meter.outcome(seconds);
+        let silent = (*concurrent as u64).saturating_sub(meter.begins() + seen.failed);
+        outcome.beside = Some(Beside { failed: seen.failed + silent, bytes: meter.read() - read_before });
+        outcome.errors.extend(seen.errors.into_iter().map(|(text, count)| (format!("beside: {text}"), count)));
+    }
+    around.abort();
+    Ok(outcome)
+}
+
+/// One load to its end; the seconds that it took.
+async fn run(load: &Load, target: &Arc<Target>, meter: &Arc<Meter>) -> anyhow::Result<f64> {
+    let client = Arc::new(Client::new(Arc::clone(target), load.connections));
+    let (start, request) = (tokio::time::Instant::now(), load.request);
+    pace::run(load.pace, meter, move |meter| {
+        let client = Arc::clone(&client);
+        async move { client.send(request, &meter).await }
+    })
+    .await?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream;
+
+    /// What this load sees at an upstream of its own, behind `prefix`.
+    async fn outcome(prefix: &str, load: Load, beside: Option<Load>) -> Outcome {
+        let (dir, tasks) = (tempfile::tempdir().unwrap(), TaskGroup::new("test"));
+        let address = upstream::tests::start(dir.path(), &tasks).await;
+        let url = format!("https://{address}{prefix}");
+        let plan = Plan { url, ca: dir.path().join("ca.crt"), token: Some("token".to_owned()), load, beside };
+        let outcome = execute(&plan).await.unwrap();
+        tasks.abort();
+        outcome
+    }
+
+    fn load(connections: Connections, request: Request) -> Load {
+        Load { connections, request, pace: Pace::Count { concurrent: 3, requests: 6 } }
+    }
+
+    #[tokio::test]
+    async fn every_kind_of_request_is_counted_over_every_kind_of_connection() {
+        for connections in [Connections::Http2(2), Connections::Http1(2), Connections::Fresh] {
+            for (request, bytes) in
+                [(Request::Download(300_000), 300_000), (Request::Upload(300_000), 300_000), (Request::Small, 0)]
+            {
+                let seen = outcome("", load(connections, request), None).await;
+                assert_eq!(
+                    (seen.requests, seen.failed, seen.latency.len()),
+                    (6, 0, 6),
+                    "{connections:?} {:?}",
+                    seen.errors
+                );
+                assert!(seen.bytes >= 6 * bytes && seen.seconds > 0.0, "{seen:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_refused_is_counted_as_failed_and_has_no_latency() {
+        // Behind this every path asks for a body whose length is no number.
+        let seen = outcome("/bench/bytes", load(Connections::Http2(1), Request::Small), None).await;
+        assert_eq!((seen.requests, seen.failed, seen.latency.len()), (0, 6, 0));
+        assert_eq!(seen.errors.into_iter().collect::<Vec<_>>(), [("status 400".to_owned(), 6)]);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_refused_fails_its_request_and_the_next_ones() {
+        let (dir, tasks) = (tempfile::tempdir().unwrap(), TaskGroup::new("test"));
+        let address = upstream::tests::start(dir.path(), &tasks).await;
+        tasks.abort();
+        tasks.join().await.unwrap();
+        let plan = Plan {
+            url: format!("https://{address}"),
+            ca: dir.path().join("ca.crt"),
+            token: None,
+            load: load(Connections::Http1(2), Request::Small),
+            beside: None,
+        };
+        let seen = execute(&plan).await.unwrap();
+        assert_eq!((seen.requests, seen.failed), (0, 6), "{:?}", seen.errors);
+    }
+
+    #[tokio::test]
+    async fn what_is_read_beside_is_counted_while_it_is_read() {
+        let endless = Load {
+            pace: Pace::Closed { concurrent: 2, seconds: 3600.0 },
+            ..load(Connections::Http2(1), Request::Download(1 << 40))
+        };
+        let seen = outcome("", load(Connections::Http2(1), Request::Download(1 << 20)), Some(endless)).await;
+        assert_eq!((seen.requests, seen.all_failed()), (6, 0), "{:?}", seen.errors);
+        assert!(seen.beside.unwrap().bytes > 0, "{seen:?}");
+    }
+
+    #[tokio::test]
+    async fn readers_that_never_read_are_under_way_beside_and_do_not_fail() {
+        let stalled = Load {
+            pace: Pace::Count { concurrent: 4, requests: 4 },
+            ..load(Connections::Http2(4), Request::Stall(64 << 20))
+        };
+        let seen = outcome("", load(Connections::Http2(1), Request::Small), Some(stalled)).await;
+        assert_eq!((seen.requests, seen.failed, seen.all_failed()), (6, 0, 0), "{:?}", seen.errors);
+        let seen = outcome("/bench/bytes", load(Connections::Http2(1), Request::Small), Some(stalled)).await;
+        assert_eq!((seen.failed, seen.all_failed()), (6, 10), "{:?}", seen.errors);
+    }
+}

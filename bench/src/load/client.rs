@@ -1,0 +1,229 @@
+//! Connections and requests of a load.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use http::{HeaderValue, Method, header};
+use http_body_util::{BodyExt, Either, Empty};
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::TokioIo;
+use proto::process::TaskGroup;
+use rustls::{
+    client::Resumption,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+use tokio::{
+    net::TcpStream,
+    sync::{Mutex, Semaphore},
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::{Connections, Request, meter::Meter};
+use crate::upstream::Repeated;
+
+/// Bytes that a stream, and a connection, may send before they are read: what Go's client, and so kubectl, allows.
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 1 << 30;
+
+type Outgoing = Either<Empty<Bytes>, Repeated>;
+
+/// Where requests go.
+pub struct Target {
+    authority: String,
+    prefix: String,
+    name: ServerName<'static>,
+    bearer: Option<HeaderValue>,
+    h1: TlsConnector,
+    h2: TlsConnector,
+}
+
+impl Target {
+    /// Of an URL.
+    ///
+    /// # Errors
+    /// An URL or an authority that cannot be read.
+    pub fn new(url: &str, ca: &Path, token: Option<&str>) -> anyhow::Result<Self> {
+        let uri: http::Uri = url.parse().with_context(|| url.to_owned())?;
+        let authority = uri.authority().context("an URL without a host")?.to_string();
+        let mut roots = rustls::RootCertStore::empty();
+        for certificate in CertificateDer::pem_file_iter(ca).with_context(|| ca.display().to_string())? {
+            roots.add(certificate?)?;
+        }
+        let connector = |alpn: &[u8]| {
+            let mut tls = rustls::ClientConfig::builder().with_root_certificates(roots.clone()).with_no_client_auth();
+            tls.alpn_protocols = vec![alpn.to_vec()];
+            // A new connection is that of a new process, such as kubectl's.
+            tls.resumption = Resumption::disabled();
+            TlsConnector::from(Arc::new(tls))
+        };
+        let bearer = token.map(|token| HeaderValue::from_str(&format!("Bearer {token}"))).transpose()?;
+        Ok(Self {
+            name: ServerName::try_from(uri.host().context("an URL without a host")?.to_owned())?,
+            prefix: uri.path().trim_end_matches('/').to_owned(),
+            h1: connector(b"http/1.1"),
+            h2: connector(b"h2"),
+            bearer,
+            authority,
+        })
+    }
+
+    async fn connect(&self, connector: &TlsConnector) -> anyhow::Result<TokioIo<TlsStream<TcpStream>>> {
+        let tcp = TcpStream::connect(&self.authority).await.context("connect")?;
+        tcp.set_nodelay(true)?;
+        Ok(TokioIo::new(connector.connect(self.name.clone(), tcp).await.context("TLS")?))
+    }
+
+    fn message(&self, request: Request, h2: bool) -> anyhow::Result<http::Request<Outgoing>> {
+        let Self { prefix, authority, bearer, .. } = self;
+        let (method, path, body) = match request {
+            Request::Small => (Method::GET, "/bench/small".to_owned(), Either::Left(Empty::new())),
+            Request::Download(bytes) | Request::Stall(bytes) => {
+                (Method::GET, format!("/bench/bytes/{bytes}"), Either::Left(Empty::new()))
+            }
+            Request::Upload(bytes) => (Method::PUT, "/bench/sink".to_owned(), Either::Right(Repeated::zeros(bytes))),
+        };
+        let mut message = http::Request::builder().method(method);
+        message = if h2 {
+            message.uri(format!("https://{authority}{prefix}{path}"))
+        } else {
+            message.uri(format!("{prefix}{path}")).header(header::HOST, authority)
+        };
+        if let Some(bearer) = bearer {
+            message = message.header(header::AUTHORIZATION, bearer);
+        }
+        Ok(message.body(body)?)
+    }
+}
+
+/// A user, or many, with the connections of a load.
+pub struct Client {
+    target: Arc<Target>,
+    tasks: TaskGroup,
+    pool: Pool,
+}
+
+enum Pool {
+    Http2 { slots: Vec<Mutex<Option<http2::SendRequest<Outgoing>>>>, next: AtomicUsize },
+    Http1 { permits: Semaphore, idle: std::sync::Mutex<Vec<http1::SendRequest<Outgoing>>> },
+    Fresh,
+}
+
+impl Client {
+    /// Connects when requests are sent.
+    pub fn new(target: Arc<Target>, connections: Connections) -> Self {
+        let pool = match connections {
+            Connections::Http2(count) => {
+                Pool::Http2 { slots: (0..count.max(1)).map(|_| Mutex::default()).collect(), next: AtomicUsize::new(0) }
+            }
+            Connections::Http1(count) => {
+                Pool::Http1 { permits: Semaphore::new(count.max(1)), idle: std::sync::Mutex::default() }
+            }
+            Connections::Fresh => Pool::Fresh,
+        };
+        Self { target, tasks: TaskGroup::new("connections"), pool }
+    }
+
+    /// One request to the end of its answer; the bytes of the larger body.
+    ///
+    /// # Errors
+    /// Whatever keeps it from ending with 200 and all that was asked for.
+    pub async fn send(&self, request: Request, meter: &Meter) -> anyhow::Result<u64> {
+        match &self.pool {
+            Pool::Http2 { slots, next } => {
+                let mut slot = slots[next.fetch_add(1, Ordering::Relaxed) % slots.len()].lock().await;
+                let mut sender = match slot.take().filter(|sender| !sender.is_closed()) {
+                    Some(sender) => sender,
+                    None => self.open_http2().await?,
+                };
+                *slot = Some(sender.clone());
+                drop(slot);
+                sender.ready().await.context("ready")?;
+                exchange(sender.send_request(self.target.message(request, true)?), request, meter).await
+            }
+            Pool::Http1 { permits, idle } => {
+                let _permit = permits.acquire().await?;
+                let kept = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                let mut sender = match kept.filter(|sender| !sender.is_closed()) {
+                    Some(sender) => sender,
+                    None => self.open_http1().await?,
+                };
+                sender.ready().await.context("ready")?;
+                let outcome =
+                    exchange(sender.send_request(self.target.message(request, false)?), request, meter).await?;
+                idle.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
+                Ok(outcome)
+            }
+            Pool::Fresh => {
+                let mut sender = self.open_http2().await?;
+                sender.ready().await.context("ready")?;
+                exchange(sender.send_request(self.target.message(request, true)?), request, meter).await
+            }
+        }
+    }
+
+    async fn open_http2(&self) -> anyhow::Result<http2::SendRequest<Outgoing>> {
+        let io = self.target.connect(&self.target.h2).await?;
+        let mut builder = http2::Builder::new(self.tasks.clone());
+        builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
+        let (sender, connection) = builder.handshake(io).await.context("HTTP/2")?;
+        self.tasks.spawn("connection", async move {
+            // Its requests tell how it ended.
+            let _ = connection.await;
+        });
+        Ok(sender)
+    }
+
+    async fn open_http1(&self) -> anyhow::Result<http1::SendRequest<Outgoing>> {
+        let io = self.target.connect(&self.target.h1).await?;
+        let (sender, connection) = http1::handshake(io).await.context("HTTP/1.1")?;
+        self.tasks.spawn("connection", async move {
+            let _ = connection.await;
+        });
+        Ok(sender)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.tasks.abort();
+    }
+}
+
+async fn exchange(
+    answer: impl Future<Output = hyper::Result<http::Response<Incoming>>>,
+    request: Request,
+    meter: &Meter,
+) -> anyhow::Result<u64> {
+    let answer = answer.await.context("answer")?;
+    let status = answer.status();
+    ensure!(status.is_success(), "status {}", status.as_u16());
+    meter.begin();
+    let mut body = answer.into_body();
+    if matches!(request, Request::Stall(_)) {
+        std::future::pending::<()>().await;
+    }
+    let mut read = 0;
+    while let Some(frame) = body.frame().await {
+        let bytes = frame.context("body")?.data_ref().map_or(0, |data| data.len() as u64);
+        meter.reads(bytes);
+        read += bytes;
+    }
+    match request {
+        Request::Download(bytes) => {
+            ensure!(read == bytes, "{read} of {bytes} bytes");
+            Ok(read)
+        }
+        Request::Upload(bytes) => Ok(bytes),
+        Request::Small | Request::Stall(_) => Ok(read),
+    }
+}

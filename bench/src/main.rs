@@ -1,0 +1,115 @@
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::float_cmp))]
+
+//! Measures Towline beside what a user would pick instead, in one run on one machine. What each scenario means and how to
+//! read it: `bench/README.md`.
+
+mod accounting;
+mod certificates;
+mod compare;
+mod latency;
+mod link;
+mod load;
+mod machine;
+mod path;
+mod program;
+mod record;
+mod report;
+mod run;
+mod scenario;
+mod statistics;
+mod targets;
+mod upstream;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Parser, Subcommand};
+
+/// Where runs are kept.
+const KEPT: &str = "target/bench";
+
+/// Measures Towline beside its peers.
+#[derive(Parser)]
+#[command(name = "bench")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Scenarios and paths that there are.
+    List,
+    /// Run scenarios over paths and keep every figure as a line of JSON (needs root, for network namespaces).
+    Run(run::Args),
+    /// A Markdown table of a run, with ratios to nginx-chain.
+    Report {
+        /// The file that `run` wrote; the newest in target/bench without this.
+        file: Option<PathBuf>,
+    },
+    /// Two runs of one machine beside each other: what differs by more than the spread.
+    Compare {
+        /// The run before.
+        old: PathBuf,
+        /// The run after.
+        new: PathBuf,
+    },
+    /// Compare a run with bench/targets.toml; exit code 1 and each miss by its name.
+    Check {
+        /// The file that `run` wrote; the newest in target/bench without this.
+        file: Option<PathBuf>,
+        /// The targets.
+        #[arg(long, default_value = "bench/targets.toml")]
+        targets: PathBuf,
+    },
+    /// The upstream that is fast enough not to be what is measured. Started by `run`.
+    #[command(hide = true)]
+    Upstream(upstream::Args),
+    /// The load of one scenario. Started by `run`; reads its plan from standard input.
+    #[command(hide = true)]
+    Load,
+}
+
+fn main() -> ExitCode {
+    // An error means that there is one already, which is as good.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    match execute(Args::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            progress(&format!("bench: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> anyhow::Result<ExitCode> {
+    let kept = |file: Option<PathBuf>| file.map_or_else(|| record::newest(Path::new(KEPT)), Ok);
+    match command {
+        Command::List => scenario::list(),
+        Command::Run(args) => return run::start(&args),
+        Command::Report { file } => say(&report::table(&record::read(&kept(file)?)?)),
+        Command::Compare { old, new } => say(&compare::compare(&record::read(&old)?, &record::read(&new)?)),
+        Command::Check { file, targets } => {
+            let verdict = targets::check(&targets, &record::read(&kept(file)?)?)?;
+            say(&verdict.text);
+            return Ok(if verdict.holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Command::Upstream(args) => upstream::run(&args)?,
+        Command::Load => load::main()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Results go to standard output.
+#[expect(clippy::print_stdout, reason = "what was asked for")]
+fn say(text: &str) {
+    println!("{text}");
+}
+
+/// What goes on meanwhile goes to standard error.
+#[expect(clippy::print_stderr, reason = "long work shows its progress")]
+fn progress(text: &str) {
+    eprintln!("{text}");
+}

@@ -1,0 +1,254 @@
+//! The figures of a run, kept as lines of JSON: the first tells the machine, each other one load over one path.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use crate::{accounting::Usage, load::Outcome, machine::Facts};
+
+/// One load over one path, once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// The scenario's name.
+    pub scenario: String,
+    /// The path's name.
+    pub path: String,
+    /// Which repeat, from 0.
+    pub repeat: u32,
+    /// What the load saw.
+    pub outcome: Outcome,
+    /// What each hop used for it.
+    pub hops: Vec<Hop>,
+}
+
+/// One hop of a path.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hop {
+    /// Which.
+    pub name: String,
+    /// What it used.
+    pub used: Usage,
+}
+
+/// One figure of a record.
+pub struct Figure {
+    /// As in tables and targets; its unit is the end of it.
+    pub name: &'static str,
+    /// Whether less is better.
+    pub less: bool,
+    /// `None` where the scenario has none of it.
+    pub of: fn(&Record) -> Option<f64>,
+}
+
+/// All of them.
+pub const FIGURES: &[Figure] = &[
+    Figure { name: "requests_per_s", less: false, of: |r| per(count(r.outcome.requests), r.outcome.seconds) },
+    Figure { name: "mb_per_s", less: false, of: |r| per(moved_mb(r)?, r.outcome.seconds) },
+    Figure {
+        name: "beside_mb_per_s",
+        less: false,
+        of: |r| per(count(r.outcome.beside?.bytes) / 1e6, r.outcome.seconds).filter(|rate| *rate > 0.0),
+    },
+    Figure { name: "p50_us", less: true, of: |r| quantile(r, 0.5) },
+    Figure { name: "p90_us", less: true, of: |r| quantile(r, 0.9) },
+    Figure { name: "p99_us", less: true, of: |r| quantile(r, 0.99) },
+    Figure { name: "worst_us", less: true, of: |r| quantile(r, 1.0) },
+    Figure { name: "failed", less: true, of: |r| Some(count(r.outcome.all_failed())) },
+    Figure { name: "cpu_s_per_gb", less: true, of: |r| per(hops(r, |used| used.cpu_s)?, moved_mb(r)? / 1000.0) },
+    Figure {
+        name: "cpu_s_per_1000_requests",
+        less: true,
+        of: |r| match moved_mb(r) {
+            // What went on beside cost too.
+            None if r.outcome.beside.is_some() => None,
+            None => per(hops(r, |used| used.cpu_s)?, count(r.outcome.requests) / 1000.0),
+            Some(_) => None,
+        },
+    },
+    Figure { name: "steady_kib", less: true, of: |r| hops(r, |used| count(used.memory_kib)) },
+    Figure { name: "peak_kib", less: true, of: |r| hops(r, |used| count(used.peak_kib)) },
+    Figure { name: "context_switches", less: true, of: |r| hops(r, |used| count(used.switches)) },
+];
+
+/// The figure of a name.
+pub fn figure(name: &str) -> Option<&'static Figure> {
+    FIGURES.iter().find(|figure| figure.name == name)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nothing here reaches 2^52")]
+fn count(value: u64) -> f64 {
+    value as f64
+}
+
+fn per(what: f64, of: f64) -> Option<f64> {
+    (of > 0.0).then(|| what / of)
+}
+
+fn quantile(record: &Record, quantile: f64) -> Option<f64> {
+    record.outcome.latency.at(quantile).map(count)
+}
+
+/// The sum over all hops; `None` where there is none.
+fn hops(record: &Record, of: fn(&Usage) -> f64) -> Option<f64> {
+    (!record.hops.is_empty()).then(|| record.hops.iter().map(|hop| of(&hop.used)).sum())
+}
+
+/// Megabytes, where bodies are what it is about: more than 100 KB in each.
+fn moved_mb(record: &Record) -> Option<f64> {
+    let (bytes, requests) = (record.outcome.bytes, record.outcome.requests);
+    (requests > 0 && bytes / requests > 100_000).then(|| count(bytes) / 1e6)
+}
+
+impl Record {
+    /// One line for whoever waits.
+    pub fn line(&self) -> String {
+        let shown = |name: &str| Some(format!("  {name} {:.4}", (figure(name)?.of)(self)?));
+        let names = [
+            "requests_per_s",
+            "mb_per_s",
+            "beside_mb_per_s",
+            "p50_us",
+            "p99_us",
+            "cpu_s_per_gb",
+            "cpu_s_per_1000_requests",
+        ];
+        let figures: String = names.into_iter().filter_map(shown).collect();
+        let failed = match self.outcome.all_failed() {
+            0 => String::new(),
+            failed => format!("  FAILED {failed}: {:?}", self.outcome.errors),
+        };
+        format!("{:<15} {:<18} #{}{figures}{failed}", self.scenario, self.path, self.repeat)
+    }
+}
+
+/// A run as it was kept.
+pub struct Run {
+    /// Where and when.
+    pub facts: Facts,
+    /// In the order in which they were measured.
+    pub records: Vec<Record>,
+}
+
+/// Writes a run.
+pub struct Writer(File);
+
+impl Writer {
+    /// Begins one.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn create(path: &Path, facts: &Facts) -> anyhow::Result<Self> {
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        let mut file = File::create(path).with_context(|| path.display().to_string())?;
+        writeln!(file, "{}", serde_json::to_string(facts)?)?;
+        Ok(Self(file))
+    }
+
+    /// Keeps one.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write(&mut self, record: &Record) -> anyhow::Result<()> {
+        Ok(writeln!(self.0, "{}", serde_json::to_string(record)?)?)
+    }
+}
+
+/// Reads a run.
+///
+/// # Errors
+/// What is none, with the line.
+pub fn read(path: &Path) -> anyhow::Result<Run> {
+    let file = File::open(path).with_context(|| format!("{}; `bench run` writes one", path.display()))?;
+    let mut lines = BufReader::new(file).lines();
+    let first = lines.next().with_context(|| format!("{} is empty", path.display()))??;
+    let facts = serde_json::from_str(&first).with_context(|| format!("{} line 1: the machine", path.display()))?;
+    let records = lines
+        .enumerate()
+        .map(|(number, line)| {
+            serde_json::from_str(&line?).with_context(|| format!("{} line {}", path.display(), number + 2))
+        })
+        .collect::<anyhow::Result<_>>()?;
+    Ok(Run { facts, records })
+}
+
+/// The newest run that is kept in a folder.
+///
+/// # Errors
+/// Where there is none.
+pub fn newest(dir: &Path) -> anyhow::Result<PathBuf> {
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let name = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("run-"));
+    files.filter(name).max().with_context(|| format!("no run is kept in {}; `bench run` makes one", dir.display()))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::{load::Beside, machine};
+
+    /// A run of optimised programs with one scenario `get-64`: at each path one request of these microseconds a repeat.
+    pub fn run_of(figures: &[(&str, &[u64])]) -> Run {
+        let record = |path: &str, repeat: usize, us: u64| Record {
+            scenario: "get-64".to_owned(),
+            path: path.to_owned(),
+            repeat: u32::try_from(repeat).unwrap(),
+            outcome: Outcome { requests: 1, seconds: 2.0, latency: vec![(us, 1)].into(), ..Outcome::default() },
+            hops: Vec::new(),
+        };
+        let all = |(path, values): &(&str, &[u64])| {
+            values.iter().enumerate().map(|(repeat, value)| record(path, repeat, *value)).collect::<Vec<_>>()
+        };
+        let facts = Facts { optimised: true, ..machine::facts(false, "veth") };
+        Run { facts, records: figures.iter().flat_map(all).collect() }
+    }
+
+    fn value(record: &Record, name: &str) -> Option<f64> {
+        (figure(name).unwrap().of)(record)
+    }
+
+    #[test]
+    fn processor_time_is_that_of_all_hops_per_gb_or_per_thousand_requests() {
+        let mut record = run_of(&[("x", &[10])]).records.remove(0);
+        assert_eq!((value(&record, "cpu_s_per_gb"), value(&record, "cpu_s_per_1000_requests")), (None, None));
+        record.hops =
+            [0.5, 1.5].map(|cpu_s| Hop { name: String::new(), used: Usage { cpu_s, ..Usage::default() } }).into();
+        record.outcome.requests = 4000;
+        assert_eq!((value(&record, "cpu_s_per_gb"), value(&record, "cpu_s_per_1000_requests")), (None, Some(0.5)));
+        (record.outcome.requests, record.outcome.bytes) = (2, 500_000_000);
+        assert_eq!((value(&record, "cpu_s_per_gb"), value(&record, "cpu_s_per_1000_requests")), (Some(4.0), None));
+        assert_eq!(value(&record, "mb_per_s"), Some(250.0));
+    }
+
+    #[test]
+    fn failures_are_those_beside_too() {
+        let mut record = run_of(&[("x", &[10])]).records.remove(0);
+        record.outcome.failed = 2;
+        record.outcome.beside = Some(Beside { failed: 3, bytes: 8_000_000 });
+        assert_eq!(value(&record, "failed"), Some(5.0));
+        assert_eq!(value(&record, "beside_mb_per_s"), Some(4.0));
+        assert!(record.line().contains("FAILED 5"), "{}", record.line());
+    }
+
+    #[test]
+    fn a_kept_run_reads_back_and_the_newest_is_found() {
+        let (dir, run) = (tempfile::tempdir().unwrap(), run_of(&[("x", &[10, 20])]));
+        assert!(newest(dir.path()).is_err());
+        for name in ["run-2.jsonl", "run-1.jsonl", "x.jsonl"] {
+            let mut writer = Writer::create(&dir.path().join(name), &run.facts).unwrap();
+            run.records.iter().for_each(|record| writer.write(record).unwrap());
+        }
+        let file = newest(dir.path()).unwrap();
+        assert!(file.ends_with("run-2.jsonl"), "{file:?}");
+        let again = read(&file).unwrap();
+        assert_eq!((again.records.len(), value(&again.records[1], "p50_us")), (2, Some(20.0)));
+        std::fs::write(&file, "{}").unwrap();
+        assert!(format!("{:#}", read(&file).err().unwrap()).contains("line 1"));
+    }
+}

@@ -1,0 +1,224 @@
+//! Targets: a figure of one path, alone or as its ratio to that of another, in one run.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+use crate::{
+    record::{self, Figure, Run},
+    report::{FLOOR, middle, short},
+    statistics::Middle,
+};
+
+/// Medians of fewer repeats are no measurement.
+const REPEATS: usize = 5;
+
+/// One target of `bench/targets.toml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Target {
+    scenario: String,
+    path: String,
+    figure: String,
+    /// What the ratio is to: a path, the floor if it is not said, or `nothing`, when the limit is of the figure itself.
+    #[serde(default = "floor")]
+    to: String,
+    /// The scenario that it is compared with, if it is another one.
+    of: Option<String>,
+    /// A path whose figure is taken off both first: what is added over it is compared.
+    over: Option<String>,
+    at_most: Option<f64>,
+    at_least: Option<f64>,
+}
+
+fn floor() -> String {
+    FLOOR.to_owned()
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Targets {
+    target: Vec<Target>,
+}
+
+/// What came out.
+pub struct Verdict {
+    /// Whether every target was measured and holds.
+    pub holds: bool,
+    /// A line for each.
+    pub text: String,
+}
+
+/// One target's.
+enum Outcome {
+    Holds(String),
+    Missed(String),
+    NotMeasured(String),
+}
+
+/// Compares a run with the targets of a file.
+///
+/// # Errors
+/// A file that cannot be read or makes no sense.
+pub fn check(file: &Path, run: &Run) -> anyhow::Result<Verdict> {
+    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let targets: Targets = toml::from_str(&text).with_context(|| file.display().to_string())?;
+    let (mut held, mut missed, mut unknown, mut lines) = (0, 0, 0, Vec::new());
+    for target in &targets.target {
+        let name = target.name()?;
+        lines.push(match target.judge(run)? {
+            Outcome::Holds(text) => {
+                held += 1;
+                format!("holds         {name}: {text}")
+            }
+            Outcome::Missed(text) => {
+                missed += 1;
+                format!("MISSED        {name}: {text}")
+            }
+            Outcome::NotMeasured(text) => {
+                unknown += 1;
+                format!("NOT MEASURED  {name}: {text}")
+            }
+        });
+    }
+    lines.push(format!("{held} hold, {missed} missed, {unknown} not measured"));
+    Ok(Verdict { holds: missed + unknown == 0, text: lines.join("\n") })
+}
+
+impl Target {
+    fn name(&self) -> anyhow::Result<String> {
+        let Self { scenario, path, figure, to, .. } = self;
+        let limit = match (self.at_most, self.at_least) {
+            (Some(most), None) => format!("at most {most}"),
+            (None, Some(least)) => format!("at least {least}"),
+            _ => bail!("{scenario} {path} {figure}: either at_most or at_least"),
+        };
+        let of = self.of.as_ref().map(|of| format!(" in {of}")).unwrap_or_default();
+        let over = self.over.as_ref().map(|over| format!(" over {over}")).unwrap_or_default();
+        let to = if to == "nothing" { String::new() } else { format!(" x {to}{of}") };
+        Ok(format!("{scenario} {path} {figure}{over} {limit}{to}"))
+    }
+
+    fn judge(&self, run: &Run) -> anyhow::Result<Outcome> {
+        let Some(figure) = record::figure(&self.figure) else {
+            bail!("{} {}: there is no figure {:?}", self.scenario, self.path, self.figure)
+        };
+        let reservations = run.facts.reservations();
+        if !reservations.is_empty() {
+            return Ok(Outcome::NotMeasured(format!("these figures decide nothing ({})", reservations.join(", "))));
+        }
+        let value = match self.value(run, figure) {
+            Ok(value) => value,
+            Err(why) => return Ok(Outcome::NotMeasured(why)),
+        };
+        let met = self.at_most.is_none_or(|most| value <= most) && self.at_least.is_none_or(|least| value >= least);
+        Ok(if met { Outcome::Holds(short(value)) } else { Outcome::Missed(short(value)) })
+    }
+
+    /// What is compared with the limit; otherwise why there is none.
+    fn value(&self, run: &Run, figure: &Figure) -> Result<f64, String> {
+        let other = self.of.as_ref().unwrap_or(&self.scenario);
+        let this = self.added(run, figure, (&self.scenario, &self.path))?;
+        if self.to == "nothing" {
+            return Ok(this);
+        }
+        let that = self.added(run, figure, (other, &self.to))?;
+        // What adds nothing cannot be a measure.
+        if that > 0.0 { Ok(this / that) } else { Err(format!("{} has {} to compare with", self.to, short(that))) }
+    }
+
+    /// The figure, less that of the path that it is over.
+    fn added(&self, run: &Run, figure: &Figure, (scenario, path): (&str, &str)) -> Result<f64, String> {
+        let enough = |path: &str| match middle(run, scenario, path, figure) {
+            None => Err(format!("no {scenario} {path} in this run")),
+            Some(Middle { count, .. }) if count < REPEATS => {
+                Err(format!("{count} of {REPEATS} repeats of {scenario} {path}"))
+            }
+            Some(middle) => Ok(middle.median),
+        };
+        Ok(enough(path)? - self.over.as_deref().map(enough).transpose()?.unwrap_or(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::run_of;
+
+    fn verdict(run: &Run, targets: &[&str]) -> anyhow::Result<Verdict> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("targets.toml");
+        let tables =
+            targets.iter().map(|text| format!("[[target]]\nscenario = \"get-64\"\nfigure = \"p99_us\"\n{text}\n"));
+        std::fs::write(&file, tables.collect::<String>()).unwrap();
+        check(&file, run)
+    }
+
+    fn five() -> Run {
+        run_of(&[
+            ("direct", &[60; 5]),
+            (FLOOR, &[100; 5]),
+            ("h2", &[130; 5]),
+            ("quic", &[400; 5]),
+            ("websocket", &[1; 4]),
+        ])
+    }
+
+    #[test]
+    fn a_miss_is_named_and_what_holds_too() {
+        let seen = verdict(&five(), &["path = \"h2\"\nat_most = 1.3"]).unwrap();
+        assert!(
+            seen.holds && seen.text.contains("holds         get-64 h2 p99_us at most 1.3 x nginx-chain: 1.300"),
+            "{}",
+            seen.text
+        );
+        let seen = verdict(&five(), &["path = \"h2\"\nat_most = 1.3", "path = \"quic\"\nat_most = 1.3"]).unwrap();
+        assert!(!seen.holds && seen.text.contains("MISSED        get-64 quic p99_us"), "{}", seen.text);
+        assert!(seen.text.ends_with("1 hold, 1 missed, 0 not measured"), "{}", seen.text);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_named_and_never_held() {
+        for (target, why) in [
+            ("path = \"rathole\"\nat_least = 0", "no get-64 rathole in this run"),
+            ("path = \"websocket\"\nat_most = 9", "4 of 5 repeats"),
+            ("path = \"h2\"\nto = \"rathole\"\nat_most = 9", "no get-64 rathole"),
+            ("path = \"h2\"\nof = \"get-1\"\nat_most = 9", "no get-1 nginx-chain"),
+            ("path = \"h2\"\nover = \"nginx-chain\"\nat_most = 9", "nginx-chain has 0 to compare with"),
+        ] {
+            let seen = verdict(&five(), &[target]).unwrap();
+            assert!(!seen.holds && seen.text.contains("NOT MEASURED") && seen.text.contains(why), "{}", seen.text);
+        }
+        let mut quick = five();
+        quick.facts.quick = true;
+        let seen = verdict(&quick, &["path = \"h2\"\nat_most = 9"]).unwrap();
+        assert!(!seen.holds && seen.text.contains("decide nothing (quick)"), "{}", seen.text);
+    }
+
+    #[test]
+    fn what_is_added_over_a_path_is_compared_and_a_figure_can_stand_alone() {
+        let seen = verdict(&five(), &["path = \"h2\"\nover = \"direct\"\nat_most = 1.75"]).unwrap();
+        assert!(seen.holds && seen.text.contains("over direct at most 1.75 x nginx-chain: 1.750"), "{}", seen.text);
+        let seen = verdict(
+            &five(),
+            &["path = \"h2\"\nto = \"nothing\"\nat_most = 130", "path = \"h2\"\nto = \"nothing\"\nat_most = 129"],
+        );
+        assert!(seen.unwrap().text.ends_with("1 hold, 1 missed, 0 not measured"));
+    }
+
+    #[test]
+    fn a_target_that_makes_no_sense_is_refused() {
+        for target in ["path = \"h2\"", "path = \"h2\"\nat_most = 1\nat_least = 1", "path = \"h2\"\nat_most = 1\nx = 1"]
+        {
+            assert!(verdict(&five(), &[target]).is_err(), "{target}");
+        }
+    }
+
+    #[test]
+    fn the_kept_targets_can_be_read() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets.toml");
+        let seen = check(&file, &run_of(&[])).unwrap();
+        assert!(!seen.holds && seen.text.lines().count() > 20, "{}", seen.text);
+    }
+}
