@@ -30,6 +30,8 @@ use tokio::sync::watch;
 /// within day 46.
 const RENEW_FROM: f64 = 0.5;
 const RENEW_OVER: f64 = 1.0 / 90.0;
+/// How old a certificate is at least when it is renewed because the gateway wants another.
+const SETTLED: Duration = Duration::from_secs(60);
 /// Bytes of all that is kept of an identity: more is none of ours.
 const STORED_BYTES: usize = 512 * 1024;
 
@@ -161,6 +163,12 @@ impl Identity {
         self.began(now) + self.lifetime().mul_f64(RENEW_FROM + RENEW_OVER * unit.clamp(0.0, 1.0))
     }
 
+    /// When to ask for the next one where the gateway wants that, on the agent's clock. Not at once: what it said may have
+    /// been of a tunnel of the certificate before, which is about to end.
+    pub fn renew_soon_at(&self, now: SystemTime) -> SystemTime {
+        self.began(now) + SETTLED
+    }
+
     /// Whether it has ended, as far as the agent's clock tells. The gateway decides.
     pub fn has_ended(&self, now: SystemTime) -> bool {
         now >= self.began(now) + self.lifetime()
@@ -171,11 +179,13 @@ impl Identity {
 #[derive(Debug, Clone)]
 pub struct Identities {
     current: watch::Sender<Option<Arc<Identity>>>,
+    /// Which one the gateway wants renewed before its time; 0 for none.
+    unwanted: watch::Sender<u64>,
 }
 
 impl Default for Identities {
     fn default() -> Self {
-        Self { current: watch::Sender::new(None) }
+        Self { current: watch::Sender::new(None), unwanted: watch::Sender::new(0) }
     }
 }
 
@@ -197,6 +207,17 @@ impl Identities {
             }
             !same
         })
+    }
+
+    /// The gateway wants the one in use renewed now.
+    pub fn ask_renewal(&self) {
+        let generation = self.current().map_or(0, |identity| identity.generation);
+        self.unwanted.send_if_modified(|unwanted| std::mem::replace(unwanted, generation) != generation);
+    }
+
+    /// Tells which one the gateway wants renewed.
+    pub fn unwanted(&self) -> watch::Receiver<u64> {
+        self.unwanted.subscribe()
     }
 
     /// Tells of changes.

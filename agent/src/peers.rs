@@ -1,52 +1,68 @@
-//! Places for connections, in all and for each address: one peer that takes all of its own keeps nobody else out.
+//! Places, in all and for each who takes them: one that takes all of its own keeps nobody else out.
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Connections by address. An address without any is forgotten. Clones share the places.
+/// Places by who takes them. Who has none is forgotten. Clones share the places.
 #[derive(Debug, Clone)]
-pub struct Peers {
-    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
+pub struct Places<K: Eq + Hash> {
+    open: Arc<Mutex<HashMap<K, usize>>>,
     places: usize,
     each: usize,
 }
 
+/// Places for connections and what is asked on them, by address.
+#[derive(Debug, Clone)]
+pub struct Peers(Places<IpAddr>);
+
 impl Peers {
     /// So many places in all, and so many for each address.
+    pub fn new(places: usize, each: usize) -> Self {
+        Self(Places::new(places, each))
+    }
+
+    /// A place, if there is one in all and for this address.
+    pub fn take(&self, peer: IpAddr) -> Option<Place<IpAddr>> {
+        self.0.take(peer.to_canonical())
+    }
+}
+
+impl<K: Eq + Hash + Clone> Places<K> {
+    /// So many places in all, and so many for each.
     pub fn new(places: usize, each: usize) -> Self {
         Self { open: Arc::default(), places, each }
     }
 
-    /// A place, if there is one in all and for this address.
-    pub fn take(&self, peer: IpAddr) -> Option<Place> {
-        let peer = peer.to_canonical();
+    /// A place, if there is one in all and for this one.
+    pub fn take(&self, who: K) -> Option<Place<K>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = open.get(&peer).copied().unwrap_or_default();
+        let own = open.get(&who).copied().unwrap_or_default();
         if own >= self.each || open.values().sum::<usize>() >= self.places {
             return None;
         }
-        open.insert(peer, own + 1);
-        Some(Place { open: self.open.clone(), peer })
+        open.insert(who.clone(), own + 1);
+        Some(Place { open: self.open.clone(), who })
     }
 }
 
-/// A connection's place; dropping it gives it back.
+/// A place; dropping it gives it back.
 #[derive(Debug)]
-pub struct Place {
-    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    peer: IpAddr,
+pub struct Place<K: Eq + Hash> {
+    open: Arc<Mutex<HashMap<K, usize>>>,
+    who: K,
 }
 
-impl Drop for Place {
+impl<K: Eq + Hash> Drop for Place<K> {
     fn drop(&mut self) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = open.get_mut(&self.peer) {
+        if let Some(own) = open.get_mut(&self.who) {
             *own -= 1;
             if *own == 0 {
-                open.remove(&self.peer);
+                open.remove(&self.who);
             }
         }
     }
@@ -69,6 +85,6 @@ mod tests {
         drop(others);
         assert!(peers.take(at(4)).is_some());
         drop(one);
-        assert!(peers.open.lock().unwrap().is_empty(), "who has none is forgotten");
+        assert!(peers.0.open.lock().unwrap().is_empty(), "who has none is forgotten");
     }
 }

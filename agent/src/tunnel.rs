@@ -52,12 +52,19 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// Least and most time after which a gateway that said that the cluster was deleted is asked again: a store that was
 /// restored from a backup may know it after all. Agents spread over it.
 const DELETED_AGAIN: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(5400));
+/// A gateway that does not let this cluster in may have been told of it a moment ago: so often in a row it is asked again this
+/// soon, and then as late as it says.
+const SOON_TIMES: u32 = 4;
+const SOON: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
 /// The longest hint of a gateway that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// How long to wait before a gateway that said that the cluster was deleted is asked again (features row R10).
 pub fn deleted_again(unit: f64) -> Duration {
-    let (least, most) = DELETED_AGAIN;
+    between(DELETED_AGAIN, unit)
+}
+
+fn between((least, most): (Duration, Duration), unit: f64) -> Duration {
     least + (most - least).mul_f64(unit.clamp(0.0, 1.0))
 }
 
@@ -171,6 +178,7 @@ impl Tunnels {
 
     /// Dials until there is a tunnel.
     async fn establish(&self, backoff: &mut Backoff) -> Live {
+        let mut strange = 0;
         loop {
             if self.connect.ready().now_or_never().is_none() {
                 tracing::info!("waiting for the cluster's certificate");
@@ -183,7 +191,12 @@ impl Tunnels {
                 Err(err) => {
                     let hint = err.retry_after().map(|hint| hint.min(RETRY_AFTER_MAX));
                     let jitter = backoff.failed(Instant::now(), random_unit());
-                    let delay = hint.map_or(jitter, |hint| hint + jitter);
+                    // How often in a row: another refusal, such as that of a gateway that has too much to do, is never hurried.
+                    strange = if err.refused() == Some(CloseCode::Unauthorised) { strange + 1 } else { 0 };
+                    let delay = match hint {
+                        Some(_) if (1..=SOON_TIMES).contains(&strange) => between(SOON, random_unit()),
+                        hint => hint.unwrap_or_default() + jitter,
+                    };
                     let error = match self.connect.obstacle() {
                         Some(obstacle) => format!("{obstacle} ({err})"),
                         None => err.to_string(),

@@ -14,6 +14,7 @@ use rcgen::{
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::{
+    bundle,
     credentials::Credentials,
     file::{self, LoadError, Problem},
     peer::{self, ACCESS, AGENT},
@@ -122,13 +123,12 @@ impl Issued {
         &self.credentials
     }
 
-    /// Writes both as PEM; the key is readable for its owner only.
+    /// Writes both as PEM; the key is readable for its owner only. Whoever is stopped half-way has the old pair or the new one.
     ///
     /// # Errors
     /// [`LoadError`] with [`Problem::Write`].
     pub fn save(&self, certificate_file: &Path, key_file: &Path) -> Result<(), LoadError> {
-        file::write(key_file, self.key_pem.as_bytes(), true)?;
-        file::write(certificate_file, self.certificate_pem.as_bytes(), false)
+        Credentials::replace((certificate_file, &self.certificate_pem), (key_file, &self.key_pem))
     }
 }
 
@@ -172,19 +172,44 @@ impl Authority {
         Self::load_files(&dir.join(Self::CERTIFICATE_FILE), &dir.join(Self::KEY_FILE))
     }
 
-    /// Reads the two files of an authority.
+    /// Reads the two files of an authority. While one follows another the first holds both: it is the one whose key it is.
     ///
     /// # Errors
     /// [`LoadError`] says which file and what to do.
     pub fn load_files(certificate_file: &Path, key_file: &Path) -> Result<Self, LoadError> {
-        let pair = Credentials::load(certificate_file, key_file)?;
+        let text = file::read(certificate_file)?;
+        let all = file::certificates(Some(certificate_file), &text)?;
         Roots::load(certificate_file)?;
-        let certificate = pair.chain()[0].clone();
-        let key = KeyPair::try_from(&pair.key()).map_err(|_| file::error(Some(key_file), Problem::KeyKind))?;
+        let key = file::private_key(Some(key_file), &file::read(key_file)?)?;
+        let pair = |one: &CertificateDer<'static>| {
+            Credentials::build(vec![one.clone()], key.clone_key(), Some(certificate_file), Some(key_file))
+        };
+        let own = all.iter().position(|one| pair(one).is_ok()).unwrap_or_default();
+        let certificate = pair(&all[own])?.chain()[0].clone();
+        let key = KeyPair::try_from(&key).map_err(|_| file::error(Some(key_file), Problem::KeyKind))?;
         let issuer = Issuer::from_ca_cert_der(&certificate, key)
-            .map_err(|_| file::error(Some(certificate_file), Problem::Certificate(1)))?;
-        let certificate_pem = String::from_utf8_lossy(&file::read(certificate_file)?).into_owned();
+            .map_err(|_| file::error(Some(certificate_file), Problem::Certificate(own + 1)))?;
+        let text = String::from_utf8_lossy(&text);
+        let certificate_pem = bundle::blocks(&text).nth(own).map(|block| format!("{block}\n")).unwrap_or_default();
         Ok(Self { certificate, certificate_pem, issuer })
+    }
+
+    /// The certificate, which others trust.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// Its common name.
+    pub fn name(&self) -> Option<String> {
+        peer::authority_facts(&self.certificate).0
+    }
+
+    /// Writes its key alone, readable for its owner only.
+    ///
+    /// # Errors
+    /// [`LoadError`] with [`Problem::Write`].
+    pub fn save_key(&self, path: &Path) -> Result<(), LoadError> {
+        file::write(path, self.issuer.key().serialize_pem().as_bytes(), true)
     }
 
     /// Writes `ca.crt` and `ca.key` (readable for its owner only) into a directory, which is made if it is not there.
@@ -212,11 +237,10 @@ impl Authority {
         peer::not_after(std::slice::from_ref(&self.certificate))
     }
 
-    /// Whether a certificate names this authority as its issuer. Says nothing about the signature.
-    pub fn is_issuer_of(&self, credentials: &crate::Credentials) -> bool {
-        let own = self.subject_and_key().map(|(subject, _)| subject);
-        let parsed = x509_parser::parse_x509_certificate(&credentials.chain()[0]);
-        parsed.is_ok_and(|(_, leaf)| own.is_some_and(|own| leaf.issuer().as_raw() == own))
+    /// Whether this authority signed a server's certificate, which may have ended. Its name alone says nothing: the authority
+    /// that follows may be called the same.
+    pub fn is_issuer_of(&self, credentials: &Credentials) -> bool {
+        self.roots().is_ok_and(|roots| roots.vouch_for_server(credentials))
     }
 
     /// Trust in this authority alone.

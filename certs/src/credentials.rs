@@ -1,6 +1,11 @@
 //! A certificate chain with its private key. The key does not print.
 
-use std::{fmt, net::IpAddr, path::Path, sync::Arc};
+use std::{
+    fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use rustls::{crypto::aws_lc_rs::sign::any_supported_type, sign::CertifiedKey};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -16,11 +21,44 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads two PEM files.
+    /// Reads two PEM files. Whoever replaced them may have been stopped when one of the two was in its place and the other still
+    /// beside it: that one then counts.
     ///
     /// # Errors
     /// [`LoadError`] says which file, what is wrong with it, and what to do.
     pub fn load(certificate_file: &Path, key_file: &Path) -> Result<Self, LoadError> {
+        let found = Self::load_as_is(certificate_file, key_file);
+        if !matches!(&found, Err(LoadError { problem: Problem::Mismatch(_) | Problem::Read(_), .. })) {
+            return found;
+        }
+        Self::halves(certificate_file, key_file)
+            .find_map(|(_, certificate, key)| Self::load_as_is(&certificate, &key).ok())
+            .map_or(found, Ok)
+    }
+
+    /// What a replacement may have left: the file that has not taken its place, and the pair that it is of.
+    fn halves(certificate: &Path, key: &Path) -> impl Iterator<Item = (PathBuf, PathBuf, PathBuf)> {
+        let (certificate, key) = (certificate.to_owned(), key.to_owned());
+        let (new_certificate, new_key) = (file::beside(&certificate), file::beside(&key));
+        [(certificate.clone(), new_certificate, key.clone()), (key, certificate, new_key)].into_iter()
+    }
+
+    /// Replaces both files, the key readable for its owner only. Whenever this is stopped, [`Self::load`] finds a pair: the one
+    /// of before or the new one.
+    pub(crate) fn replace((certificate, pem): (&Path, &str), (key, key_pem): (&Path, &str)) -> Result<(), LoadError> {
+        // What was left the last time may be the only other half there is.
+        if Self::load_as_is(certificate, key).is_err()
+            && let Some((late, ..)) = Self::halves(certificate, key).find(|(_, c, k)| Self::load_as_is(c, k).is_ok())
+        {
+            file::take_place(&late)?;
+        }
+        file::write_beside(key, key_pem.as_bytes(), true)?;
+        file::write_beside(certificate, pem.as_bytes(), false)?;
+        file::take_place(key)?;
+        file::take_place(certificate)
+    }
+
+    fn load_as_is(certificate_file: &Path, key_file: &Path) -> Result<Self, LoadError> {
         let chain = file::certificates(Some(certificate_file), &file::read(certificate_file)?)?;
         let key = file::private_key(Some(key_file), &file::read(key_file)?)?;
         Self::build(chain, key, Some(certificate_file), Some(key_file))
@@ -42,7 +80,7 @@ impl Credentials {
         Self::build(chain, key, None, None)
     }
 
-    fn build(
+    pub(crate) fn build(
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
         chain_path: Option<&Path>,

@@ -5,6 +5,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`authority`] | a certificate authority: create, keep in a directory, issue server, agent and access certificates |
+//! | [`bundle`] | a file of several authorities, while one follows another |
 //! | [`credentials`] | a certificate chain with its private key, from PEM, with errors that say what to do |
 //! | [`request`] | the strict reading of what an agent asks a certificate with |
 //! | [`roots`] | the authorities that somebody trusts |
@@ -21,6 +22,7 @@
 //! certificate of one role is nothing in another.
 
 pub mod authority;
+pub mod bundle;
 pub mod credentials;
 pub mod peer;
 pub mod proof;
@@ -34,9 +36,10 @@ pub mod tls;
 mod file;
 
 pub use authority::{AgentName, Authority, AuthorityError, Issued, Signed, Validity};
+pub use bundle::Bundle;
 pub use credentials::Credentials;
 pub use file::{FILE_BYTES, LoadError, Problem};
-pub use peer::{Peer, PeerError, PeerIdentity, rsa_bits, rsa_key};
+pub use peer::{HOLDER_BYTES, Peer, PeerError, PeerIdentity, authority_facts, is_still_of, rsa_bits, rsa_key};
 pub use proof::{ProofError, sign_proof, verify_proof};
 pub use request::{AgentRequest, RequestError};
 pub use roots::Roots;

@@ -29,7 +29,7 @@ pub(crate) const ID_BYTES: usize = 1024;
 /// Bytes of a person's name in an access certificate.
 pub(crate) const NAME_BYTES: usize = 256;
 /// Bytes of what an access certificate says of its holder.
-pub(crate) const HOLDER_BYTES: usize = 8 * 1024;
+pub const HOLDER_BYTES: usize = 8 * 1024;
 
 /// The role that a certificate proves. Cluster ids are as in the certificate; the caller parses them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -194,6 +194,16 @@ impl Peer {
     }
 }
 
+/// Whether authorities vouch for a client's chain, though it may have ended meanwhile: what rests on it is then asked for its
+/// end by itself.
+pub fn is_still_of(chain: &[CertificateDer<'_>], roots: &Roots, now: SystemTime) -> bool {
+    /// A certificate holds up to its last second.
+    const LAST: Duration = Duration::from_secs(1);
+    let Some((own, intermediates)) = chain.split_first() else { return false };
+    let end = not_after(chain);
+    verify_chain(own, intermediates, roots, now.min(end.checked_sub(LAST).unwrap_or(end))).is_ok()
+}
+
 fn not_an_authority(parsed: &X509Certificate<'_>) -> Result<(), PeerError> {
     let constraints = parsed.basic_constraints().map_err(|_| PeerError::Malformed("basicConstraints"))?;
     let usage = parsed.key_usage().map_err(|_| PeerError::Malformed("keyUsage"))?;
@@ -278,6 +288,13 @@ pub(crate) fn is_text(text: &str, longest: usize) -> bool {
 
 fn person(parsed: &X509Certificate<'_>) -> Result<String, PeerError> {
     common_name(parsed).ok_or(PeerError::BadName("common name"))
+}
+
+/// The common name of an authority, and when it ends.
+pub fn authority_facts(certificate: &CertificateDer<'static>) -> (Option<String>, SystemTime) {
+    let parsed = x509_parser::parse_x509_certificate(certificate);
+    let name = parsed.ok().and_then(|(_, parsed)| common_name(&parsed));
+    (name, not_after(std::slice::from_ref(certificate)))
 }
 
 /// The one common name, if there is exactly one and it is a name.

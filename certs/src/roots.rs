@@ -1,13 +1,22 @@
 //! The authorities that somebody trusts: several at once, so that one can be rolled over to the next.
 
-use std::{fmt, path::Path, sync::Arc};
+use std::{
+    fmt,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
-use rustls::RootCertStore;
-use rustls_pki_types::{CertificateDer, TrustAnchor};
+use aws_lc_rs::digest;
+use rustls::{RootCertStore, client::verify_server_cert_signed_by_trust_anchor, server::ParsedCertificate};
+use rustls_pki_types::{CertificateDer, TrustAnchor, UnixTime};
 
 use crate::{
     authority::Authority,
+    credentials::Credentials,
     file::{self, LoadError, Problem},
+    peer::is_still_of,
+    tls,
 };
 
 /// Tag and length of a SEQUENCE at most, in bytes.
@@ -63,6 +72,43 @@ impl Roots {
         self.store.roots.iter().any(holds)
     }
 
+    /// Whether they are the same set, not only an equal one.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.store, &other.store)
+    }
+
+    /// What each of them is called in what is kept: the SHA-256 of its key, in lower-case hex.
+    pub fn ids(&self) -> Vec<String> {
+        self.store.roots.iter().map(id).collect()
+    }
+
+    /// Which of these vouches for a client's chain that they vouch for together.
+    pub fn signer_of(&self, chain: &[CertificateDer<'_>], now: SystemTime) -> Option<String> {
+        let alone = |root: &TrustAnchor<'static>| {
+            let mut store = RootCertStore::empty();
+            store.roots.push(root.clone());
+            Self { store: Arc::new(store) }
+        };
+        let mut roots = self.store.roots.iter();
+        // Of one there is nothing to choose.
+        let signer =
+            if roots.len() == 1 { roots.next() } else { roots.find(|root| is_still_of(chain, &alone(root), now)) };
+        signer.map(id)
+    }
+
+    /// Whether one of these signed a server's certificate, which may have ended.
+    pub fn vouch_for_server(&self, credentials: &Credentials) -> bool {
+        /// A certificate holds up to its last second.
+        const LAST: Duration = Duration::from_secs(1);
+        let (chain, end) = (credentials.chain(), credentials.not_after());
+        let since = end.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let at = UnixTime::since_unix_epoch(since.saturating_sub(LAST));
+        let algorithms = tls::provider().signature_verification_algorithms.all;
+        ParsedCertificate::try_from(&chain[0]).is_ok_and(|own| {
+            verify_server_cert_signed_by_trust_anchor(&own, &self.store, &chain[1..], at, algorithms).is_ok()
+        })
+    }
+
     /// These and those of another set.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
@@ -92,6 +138,11 @@ impl Roots {
     pub(crate) fn store(&self) -> Arc<RootCertStore> {
         self.store.clone()
     }
+}
+
+fn id(root: &TrustAnchor<'_>) -> String {
+    let sum = digest::digest(&digest::SHA256, &root.subject_public_key_info);
+    sum.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl fmt::Debug for Roots {

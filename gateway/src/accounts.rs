@@ -24,7 +24,7 @@ impl Accounts {
     /// As they are now.
     pub fn of(issuer: Arc<Issuer>) -> Self {
         let read = issuer.known();
-        let in_force = Issuer::subjects_in_force(&read.0, &read.1);
+        let in_force = Issuer::subjects_in_force(&read.0, &read.1).map(str::to_owned).collect();
         Self { issuer, read, in_force }
     }
 

@@ -60,6 +60,8 @@ pub struct Agent {
     pub cluster: ClusterRef,
     /// What its certificate names beside the cluster.
     pub names: Named,
+    /// Which authority its certificate is of.
+    pub authority: Option<String>,
     /// The tunnel's name.
     pub tunnel: String,
 }
@@ -152,6 +154,8 @@ const TOKENS: Rate = Rate::new(120, 2.0);
 const CHEAP: Rate = Rate::new(120, 5.0);
 /// Of an address without a certificate: a whole fleet may be behind one.
 const OF_ADDRESS: Rate = Rate::new(2000, 20.0);
+/// Challenges of an address, which cost next to nothing and without which no cluster behind it gets any further.
+const CHALLENGES: Rate = Rate::new(20_000, 500.0);
 
 /// What is answered on tunnels.
 pub static OF_TUNNELS: &[Route<ForAgents>] = &[
@@ -172,13 +176,16 @@ pub static OF_TUNNELS: &[Route<ForAgents>] = &[
 
 /// What is answered at the public listener, below the prefix.
 pub static OF_VISITORS: &[Route<ForVisitors>] = &[
-    Route::new(Method::POST, enrolment_paths::CHALLENGE, (BODY_BYTES, OF_ADDRESS), |call, _| {
+    Route::new(Method::POST, enrolment_paths::CHALLENGE, (BODY_BYTES, CHALLENGES), |call, _| {
         Box::pin(challenge::serve(call))
     }),
     Route::new(Method::POST, enrolment_paths::CERTIFICATE, (BODY_BYTES, OF_ADDRESS), |call, visitor| {
         Box::pin(certificate::enrol(call, visitor))
     }),
     Route::new(Method::POST, enrolment_paths::ENROL, (BODY_BYTES, OF_ADDRESS), |call, _| Box::pin(enrol::serve(call))),
+    Route::new(Method::POST, enrolment_paths::ENROLLED, (BODY_BYTES, OF_ADDRESS), |call, _| {
+        Box::pin(enrol::enrolled(call))
+    }),
     Route::new(Method::GET, enrolment_paths::SETTINGS, (0, OF_ADDRESS), |call, _| Box::pin(settings::serve(call))),
 ];
 

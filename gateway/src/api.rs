@@ -200,11 +200,7 @@ impl Call<'_> {
             let message = "The api-version query parameter (?api-version=) is required for all requests.";
             return Err(ApiError::bad_request("MissingApiVersionParameter", message).at("api-version"));
         };
-        let (date, rest) = asked.split_at_checked(10).unwrap_or((asked, "-"));
-        let digits =
-            date.bytes().enumerate().all(|(i, b)| if matches!(i, 4 | 7) { b == b'-' } else { b.is_ascii_digit() });
-        let known = ["", "-preview", "-alpha", "-beta", "-rc", "-privatepreview"];
-        if digits && known.iter().any(|known| rest.eq_ignore_ascii_case(known)) {
+        if is_version(asked) {
             return Ok(asked);
         }
         let shown: String = asked.chars().take(64).collect();
@@ -244,6 +240,14 @@ impl Call<'_> {
     }
 }
 
+/// Whether a text looks like an api-version: a date, and possibly what kind of preview it is.
+fn is_version(text: &str) -> bool {
+    let (date, rest) = text.split_at_checked(10).unwrap_or((text, "-"));
+    let digits = date.bytes().enumerate().all(|(i, b)| if matches!(i, 4 | 7) { b == b'-' } else { b.is_ascii_digit() });
+    let known = ["", "-preview", "-alpha", "-beta", "-rc", "-privatepreview"];
+    digits && known.iter().any(|known| rest.eq_ignore_ascii_case(known))
+}
+
 /// What a request is answered of.
 pub struct Site<'a> {
     /// Store and settings.
@@ -274,7 +278,14 @@ where
     }
     let head = request.method() == Method::HEAD;
     let mut remaining = None;
-    let outcome = answer(site, path, request, record, &mut remaining).await;
+    let (parts, body) = request.into_parts();
+    let (mut body, expecting) = (std::pin::pin!(body), parts.headers.contains_key(header::EXPECT));
+    let outcome = answer(site, path, (parts, body.as_mut()), record, &mut remaining).await;
+    let given_up = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
+    // Who waits for a word before the body does not send it behind a refusal.
+    if !expecting && !matches!(&outcome, Err(error) if given_up.contains(&error.status)) {
+        body::leave(body).await;
+    }
     let mut response = outcome.unwrap_or_else(|error| {
         if let Some(why) = &error.log {
             tracing::error!(request.id = %id, error = why, "a request to the resource API failed");
@@ -316,7 +327,7 @@ fn echoed(headers: &HeaderMap, id: RequestId) -> Vec<(HeaderName, HeaderValue)> 
 async fn answer<B>(
     Site { control, snapshot, issuer, sessions }: Site<'_>,
     path: &str,
-    request: Request<B>,
+    (mut parts, body): (http::request::Parts, B),
     record: &mut Record,
     remaining: &mut Option<throttle::Remaining>,
 ) -> Result<Response<Body>, ApiError>
@@ -324,7 +335,6 @@ where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let (mut parts, body) = request.into_parts();
     let route = route::parse(&parts.method, path)?.ok_or_else(|| ApiError::not_found_at(path))?;
     let reads = matches!(parts.method, Method::GET | Method::HEAD);
     if let Some(open) = fixed::open(control, &route) {

@@ -48,18 +48,22 @@ impl Status {
 
     /// Of what is kept; `live` if a tunnel of the cluster is up here, which may be ahead of what is kept.
     pub fn of(agent: &Agent, live: bool, now_ms: i64) -> Self {
-        let silent = agent.last_seen_ms.map(|at| now_ms.saturating_sub(at));
         if agent.certificate.as_ref().is_some_and(|certificate| certificate.ends_ms <= now_ms) {
             Self::Expired
-        } else if live || silent.is_some_and(|silent| silent < OFFLINE_AFTER_MS) {
+        } else if live || Self::is_lately(agent, now_ms) {
             Self::Connected
         } else if agent.agentless {
             Self::AgentNotInstalled
-        } else if silent.is_none() {
+        } else if agent.last_seen_ms.is_none() {
             Self::Connecting
         } else {
             Self::Offline
         }
+    }
+
+    /// Whether it was seen less than 15 minutes ago.
+    pub fn is_lately(agent: &Agent, now_ms: i64) -> bool {
+        agent.last_seen_ms.is_some_and(|at| now_ms.saturating_sub(at) < OFFLINE_AFTER_MS)
     }
 }
 

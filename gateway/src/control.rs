@@ -1,11 +1,13 @@
 //! The control plane of a running gateway: the store, what is in memory of it, and what goes on in the background.
 
+mod work;
+
 use std::{
     sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
-use certs::{Issued, Validity};
+use certs::{HOLDER_BYTES, Issued, Validity};
 use proto::{
     api::ResourceId,
     ids::{ClusterId, ClusterKey},
@@ -22,13 +24,12 @@ use crate::{
     directory::{DELETED, Directory},
     events::Notices,
     request::authenticate::{Access, Holder, Principal},
-    resources::{connected_cluster, is_deleting, role_assignment, role_definition},
+    resources::{connected_cluster, role_assignment, role_definition},
     snapshot::{Snapshot, Snapshots},
     store::{
         Store, StoreError,
-        batch::{Batch, Ended, Expect, Refused},
+        batch::{Batch, Expect, Refused},
         changes::Changes,
-        operations::{Operation, Status},
         protect::Protector,
         resources::{PAGE_ROWS, Stored},
     },
@@ -39,44 +40,11 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long an answer to a write waits until decisions know of it.
 const CATCH_UP: Duration = Duration::from_secs(2);
-/// The same at most, while none of them can be ended.
-const PAUSE_MOST: Duration = Duration::from_secs(15);
-/// Operations that are taken up at once.
-const OPERATIONS_AT_ONCE: u32 = 64;
-/// How long an operation that has ended is remembered.
-const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
-/// How long agents of a deleted cluster are told that it was: longer than any certificate of it holds.
-const DELETED_REMEMBERED: Duration = Duration::from_secs(100 * 24 * 3600);
-/// A replica that is further behind than this reads everything anew.
-const FOLLOWED_REVISIONS: i64 = 100_000;
-/// How often what has ended long ago is forgotten.
-const FORGET_EVERY: Duration = Duration::from_secs(600);
 
 /// Groups of somebody that such a certificate names at most; each of them gives the right.
 const HELD_GROUPS: usize = 8;
 /// Life of a certificate that lets somebody reach a cluster with a service account's token.
 pub const ACCESS_LIFE: Duration = Duration::from_secs(3600);
-
-/// What came of operations that were taken up at once.
-#[derive(Default)]
-struct Round {
-    done: u32,
-    failed: u32,
-    /// The first failure: one line of a log for all of them.
-    error: Option<String>,
-}
-
-impl Round {
-    /// Whether there may be more that wait, and some hope.
-    fn more(&self) -> bool {
-        self.done > 0 && self.done + self.failed == OPERATIONS_AT_ONCE
-    }
-
-    /// How long to wait after it, if it was `before` the last time: longer while nothing works.
-    fn pause(&self, before: Duration) -> Duration {
-        if self.error.is_some() && self.done == 0 { (before * 2).min(PAUSE_MOST) } else { LOOK_EVERY }
-    }
-}
 
 /// Tells the time; tests bring their own.
 pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
@@ -193,6 +161,11 @@ impl Control {
         self.tunnels.count_of(key) > 0
     }
 
+    /// Whether any cluster has a tunnel here.
+    pub fn has_tunnels(&self) -> bool {
+        !self.tunnels.is_empty()
+    }
+
     /// Reads everything that decisions need.
     async fn read_all(&self) -> Result<(), StoreError> {
         let mut directory = Directory::with_owners(&self.settings.owners);
@@ -287,120 +260,53 @@ impl Control {
         Ok(applied.map(|applied| applied.revision))
     }
 
-    /// Carries out long-running operations, also those that an earlier process began, until the gateway drains.
-    pub async fn work(self: Arc<Self>, shutdown: Shutdown) {
-        let mut forget = tokio::time::interval(FORGET_EVERY);
-        forget.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut pause = LOOK_EVERY;
-        loop {
-            let round = self.carry_out_some().await;
-            if let Some(error) = &round.error {
-                tracing::error!(failed = round.failed, error, "operations are not ended; they are tried again");
-            }
-            if round.more() {
-                continue;
-            }
-            pause = round.pause(pause);
-            tokio::select! {
-                biased;
-                () = shutdown.draining() => return,
-                () = self.operations.notified() => {}
-                () = tokio::time::sleep(pause) => {}
-                _ = forget.tick() => self.forget().await,
-            }
-        }
-    }
-
-    /// Carries out those that wait longest.
-    async fn carry_out_some(&self) -> Round {
-        let mut round = Round::default();
-        match self.store.operations_under_way(OPERATIONS_AT_ONCE).await {
-            Ok(operations) => {
-                for operation in &operations {
-                    match self.carry_out(operation).await {
-                        Ok(()) => round.done += 1,
-                        Err(error) => {
-                            round.failed += 1;
-                            round.error.get_or_insert(format!("{}: {error}", operation.id));
-                        }
-                    }
-                }
-            }
-            Err(error) => round.error = Some(proto::process::chain(&error)),
-        }
-        round
-    }
-
-    async fn forget(&self) {
-        let before = self.now_ms() - i64::try_from(REMEMBERED.as_millis()).unwrap_or(i64::MAX);
-        if let Err(error) = self.store.forget_operations(before).await {
-            tracing::warn!(%error, "operations that ended long ago cannot be forgotten");
-        }
-        let before = self.now_ms() - i64::try_from(DELETED_REMEMBERED.as_millis()).unwrap_or(i64::MAX);
-        if let Err(error) = self.store.forget_deleted_identities(self.now_ms(), before).await {
-            tracing::warn!(%error, "clusters that were deleted long ago cannot be forgotten");
-        }
-        let before = self.directory().revision() - FOLLOWED_REVISIONS;
-        if let Err(error) = self.store.forget_tombstones(before).await {
-            tracing::warn!(%error, "deletions that all replicas know of cannot be forgotten");
-        }
-    }
-
-    /// Does one operation and ends it, together or not at all.
-    async fn carry_out(&self, operation: &Operation) -> Result<(), String> {
-        let ended = Ended { id: operation.id.clone(), status: Status::Succeeded, error: None, now_ms: self.now_ms() };
-        let mut batch = Batch { ends: vec![ended], ..Batch::default() };
-        if operation.work.get("kind").is_some_and(|kind| kind == "delete") {
-            match self.store.get(&operation.resource).await {
-                Ok(Some(stored)) if is_deleting(&stored) => {
-                    batch.deletes.push((stored.key, Expect::Revision(stored.revision)));
-                }
-                // Deleted by another operation; what is there now was created since.
-                Ok(_) => {}
-                Err(error) => return Err(proto::process::chain(&error)),
-            }
-        } else {
-            batch.ends[0].status = Status::Failed;
-            batch.ends[0].error = Some(json!({
-                "code": "InternalServerError",
-                "message": "The operation was begun by another version of the gateway, which this one cannot go on with.",
-            }));
-        }
-        match self.write(&batch).await {
-            Ok(Ok(_)) => {
-                tracing::info!(operation = operation.id, resource = operation.resource, "operation ended");
-                Ok(())
-            }
-            Ok(Err(refused)) => Err(refused.to_string()),
-            Err(error) => Err(proto::process::chain(&error)),
-        }
-    }
-
     /// Issues with the gateway's authority from now on.
     pub fn set_trust(&self, trust: Arc<Trust>) {
         let _ = self.trust.set(trust);
     }
 
-    /// Who somebody is to a cluster's access certificate: with those of their groups alone that give the right now.
-    fn holder(&self, cluster: &ClusterId, caller: &Caller) -> Result<Holder, ApiError> {
+    /// What the gateway's certificate is checked against now, PEM; empty: public authorities.
+    pub fn gateway_ca(&self) -> String {
+        self.trust.get().map(|trust| trust.gateway_ca()).or_else(|| self.settings.ca.clone()).unwrap_or_default()
+    }
+
+    /// Who somebody is to a cluster's access certificate: with those of their groups alone that give the right now, each by
+    /// itself, and no more than a certificate holds.
+    fn holder(&self, cluster: &ClusterId, caller: &Caller) -> Result<String, ApiError> {
         let identity = caller.identity().ok_or_else(|| ApiError::internal("nobody asks for access"))?;
         let snapshot = self.snapshot();
         let known = snapshot.cluster(&cluster.key());
-        let holder = |groups| Holder {
+        let mut holder = Holder {
             issuer: identity.issuer.clone(),
             subject: identity.subject.clone(),
             username: identity.username.clone(),
             principal: identity.principal.clone(),
-            groups,
+            groups: Vec::new(),
             cluster: known.and_then(|known| snapshot.principal_of(known)).map(str::to_owned),
         };
-        let gives = |group: &&String| {
+        let gives = |holder: Holder| {
             let expires = SystemTime::UNIX_EPOCH;
-            let holder = Some(holder(vec![(*group).clone()]));
-            let access = Access { cluster: cluster.clone(), name: String::new(), holder, expires };
+            let (name, holder) = (String::new(), Some(holder));
+            let access = Access { cluster: cluster.clone(), name, holder, expires, proof: None };
             snapshot.decide(&Principal::ServiceAccount(Arc::new(access)), known).is_ok()
         };
-        Ok(holder(identity.groups.iter().filter(gives).take(HELD_GROUPS).cloned().collect()))
+        // Of nobody in particular: what the user has beside their groups gives nothing to these.
+        let alone = |group: &String| {
+            let (username, principal, groups) = (String::new(), String::new(), vec![group.clone()]);
+            Holder { username, principal, groups, ..holder.clone() }
+        };
+        let groups: Vec<String> = identity.groups.iter().filter(|group| gives(alone(group))).cloned().collect();
+        let fits = |holder: &Holder| holder.to_text().filter(|text| text.len() <= HOLDER_BYTES);
+        for group in groups {
+            holder.groups.push(group);
+            if holder.groups.len() > HELD_GROUPS || fits(&holder).is_none() {
+                holder.groups.pop();
+            }
+        }
+        fits(&holder).filter(|_| gives(holder.clone())).ok_or_else(|| {
+            let message = "An access certificate cannot hold who you are: your name, or the names of all groups that give you the right to reach this cluster, are too long for it. Use authenticationMethod AAD, or have a role assigned to you yourself.";
+            ApiError::bad_request("AuthenticationMethodNotSupported", message).at("authenticationMethod")
+        })
     }
 
     /// The right of somebody to reach a cluster with one of its own service accounts' tokens: a certificate of an hour, which
@@ -411,7 +317,7 @@ impl Control {
             ApiError::bad_request("AuthenticationMethodNotSupported", message).at("authenticationMethod")
         })?;
         let validity = Validity::at((self.clock)(), ACCESS_LIFE, ACCESS_LIFE * 2);
-        let holder = self.holder(cluster, caller)?.to_text().ok_or_else(|| ApiError::internal("no holder"))?;
+        let holder = self.holder(cluster, caller)?;
         let issued = authority.issue_access_for(cluster.as_str(), caller.name(), &holder, validity);
         issued
             .or_else(|_| authority.issue_access_for(cluster.as_str(), caller.object_id(), &holder, validity))
@@ -445,25 +351,4 @@ impl Control {
 fn milliseconds(at: SystemTime) -> i64 {
     let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn r10_operations_that_all_fail_are_tried_again_after_pauses() {
-        let round = |done, failed| Round { done, failed, error: (failed > 0).then(|| "locked".to_owned()) };
-        assert!(!round(0, OPERATIONS_AT_ONCE).more(), "not at once");
-        assert!(round(1, OPERATIONS_AT_ONCE - 1).more() && !round(1, 0).more());
-        let pauses = (0..8).scan(LOOK_EVERY, |pause, _| {
-            *pause = round(0, OPERATIONS_AT_ONCE).pause(*pause);
-            Some(*pause)
-        });
-        let pauses: Vec<_> = pauses.map(|pause| pause.as_secs()).collect();
-        assert_eq!(pauses, [1, 2, 4, 8, 15, 15, 15, 15]);
-        for fine in [round(0, 0), round(1, 2)] {
-            assert_eq!(fine.pause(PAUSE_MOST), LOOK_EVERY);
-        }
-    }
 }

@@ -81,7 +81,7 @@ impl Core {
 
     /// The CA of agents' and access certificates.
     pub fn roots(&self) -> Roots {
-        self.trust.current.load().roots.clone()
+        self.trust.roots()
     }
 }
 
@@ -98,6 +98,8 @@ struct Current {
     /// The file that they are of.
     authorities: Vec<u8>,
     authority: Option<Arc<Authority>>,
+    /// What it is called in what is kept.
+    authority_id: Option<String>,
     agents: Agents,
     gateway_ca: String,
     public: Arc<rustls::ServerConfig>,
@@ -130,12 +132,16 @@ impl Trust {
     /// Reads them again. On an error all stays as it was.
     pub fn reload(&self, config: &Config, quic: Option<&Listener>) -> Result<(), TrustError> {
         let credentials = Credentials::load(&config.tls.certificate_file, &config.tls.key_file)?;
-        let next = Current::load(config, &self.certificate)?;
+        let mut next = Current::load(config, &self.certificate)?;
+        let same = next.authorities == self.current.load().authorities;
+        if same {
+            // What was judged by them need not be judged again.
+            next.roots = self.roots();
+        }
         if let Some(quic) = quic {
             quic.set_tls(Arc::clone(&next.tunnel))?;
         }
         self.certificate.replace(&credentials);
-        let same = next.authorities == self.current.load().authorities;
         self.current.store(Arc::new(next));
         if !same {
             self.authorities.send_modify(|count| *count += 1);
@@ -148,9 +154,19 @@ impl Trust {
         self.authorities.subscribe()
     }
 
+    /// The authorities of agents' and access certificates.
+    pub fn roots(&self) -> Roots {
+        self.current.load().roots.clone()
+    }
+
     /// What agents' certificates are issued with, if they are issued here.
     pub fn authority(&self) -> Option<Arc<Authority>> {
         self.current.load().authority.clone()
+    }
+
+    /// What that is called in what is kept of clusters.
+    pub fn authority_id(&self) -> Option<String> {
+        self.current.load().authority_id.clone()
     }
 
     /// What agents get.
@@ -175,7 +191,9 @@ impl Current {
         let authorities = std::fs::read(&config.agents.ca_file)?;
         let roots = Roots::load(&config.agents.ca_file)?;
         let authority = config.agents.authority.as_ref().map(AuthorityFiles::load).transpose()?;
+        let own = authority.as_ref().map(Authority::roots).transpose()?;
         Ok(Self {
+            authority_id: own.and_then(|own| own.ids().pop()),
             authority: authority.map(Arc::new),
             agents: config.agents.clone(),
             gateway_ca: config.api.as_ref().and_then(|api| api.ca.clone()).unwrap_or_default(),

@@ -23,7 +23,7 @@ use crate::issuer::{
 /// The name of the configuration file.
 pub const CONFIG_FILE: &str = "gateway.toml";
 /// How long the authority is good for.
-const AUTHORITY_DAYS: u32 = 3650;
+pub const AUTHORITY_DAYS: u32 = 3650;
 /// How long the certificate of the gateway itself is good for, where it has none of another authority.
 pub const SERVER_DAYS: u32 = 825;
 /// The owner's name.

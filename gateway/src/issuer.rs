@@ -42,7 +42,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use proto::ids::ClusterId;
 
@@ -57,6 +57,8 @@ pub use self::{
 
 /// Path below a gateway's address where it is mounted.
 pub const MOUNT: &str = "/.towline/issuer";
+/// What clients of the Microsoft identity platform call a tenant that they do not know yet, such as `az logout`.
+const ANY_TENANT: [&str; 2] = ["organizations", "common"];
 /// Default and longest life of a token.
 pub const TTL_DEFAULT: Duration = Duration::from_secs(3600);
 /// The file with the keys, in the issuer's folder.
@@ -221,16 +223,15 @@ impl Issuer {
     /// Whether the user or service principal with this `sub` exists and is enabled now. For whoever takes this issuer's
     /// tokens and wants a deletion to hold at once, not when the token ends.
     pub fn is_in_force(&self, subject: &str) -> bool {
-        let user = |user: &User| user.id == subject && !user.disabled;
-        let principal = |principal: &Principal| principal.object_id == subject && !principal.disabled;
-        self.users.current().iter().any(user) || self.principals.current().iter().any(principal)
+        let (users, principals) = self.known();
+        Self::subjects_in_force(&users, &principals).any(|known| known == subject)
     }
 
     /// The `sub` of everybody who exists and is enabled.
-    pub fn subjects_in_force(users: &Users, principals: &Principals) -> std::collections::HashSet<String> {
-        let users = users.iter().filter(|user| !user.disabled).map(|user| user.id.clone());
-        let principals = principals.iter().filter(|known| !known.disabled).map(|known| known.object_id.clone());
-        users.chain(principals).collect()
+    pub fn subjects_in_force<'a>(users: &'a Users, principals: &'a Principals) -> impl Iterator<Item = &'a str> {
+        let users = users.iter().filter(|user| !user.disabled).map(|user| user.id.as_str());
+        let principals = principals.iter().filter(|known| !known.disabled).map(|known| known.object_id.as_str());
+        users.chain(principals)
     }
 
     /// Its users and service principals.
@@ -254,10 +255,24 @@ impl Issuer {
         B: http_body::Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        let (parts, body) = request.into_parts();
+        let (mut body, expecting) = (std::pin::pin!(body), parts.headers.contains_key(header::EXPECT));
+        let response = self.answer(peer, Request::from_parts(parts, body.as_mut())).await;
+        if !expecting {
+            crate::api::body::leave(body).await;
+        }
+        response
+    }
+
+    async fn answer<B>(&self, peer: IpAddr, request: Request<B>) -> Response<Full<Bytes>>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let path = request.uri().path();
         let path = path.strip_prefix(self.prefix.as_str()).unwrap_or(path);
         let (mount, rest) = match tenant_of(path) {
-            Some((tenant, rest)) if tenant.eq_ignore_ascii_case(&self.settings.tenant) => (Mount::Tenant, rest),
+            Some((tenant, rest)) if self.is_tenant(tenant) => (Mount::Tenant, rest),
             Some((tenant, _)) => return respond::refusal(&respond::Refusal::Tenant(tenant.to_owned())),
             None => (Mount::Own, path.strip_prefix(MOUNT).unwrap_or(path)),
         };
@@ -283,6 +298,10 @@ impl Issuer {
             Endpoint::DevicePage if post => self.device_form(peer, request).await,
             _ => respond::method_not_allowed(endpoint.methods()),
         }
+    }
+
+    fn is_tenant(&self, name: &str) -> bool {
+        name.eq_ignore_ascii_case(&self.settings.tenant) || ANY_TENANT.contains(&name)
     }
 
     /// OpenID Connect Discovery 1.0 section 3, as far as there is something behind it.
@@ -338,7 +357,7 @@ impl Issuer {
 fn tenant_of(path: &str) -> Option<(&str, &str)> {
     let path = path.strip_prefix('/')?;
     let (first, rest) = path.split_at(path.find('/').unwrap_or(path.len()));
-    guid::is_guid(first).then_some((first, rest))
+    (guid::is_guid(first) || ANY_TENANT.contains(&first)).then_some((first, rest))
 }
 
 fn path_of(url: &str) -> &str {

@@ -26,6 +26,8 @@
 //! | [`accounts`] | who of the built-in issuer may act now |
 //! | [`issuer`] | the small built-in OIDC issuer |
 //! | [`init`] | the folder of a new gateway |
+//! | [`renew`] | what an operator renews: certificate and owner's secret |
+//! | [`roll_over`] | one certificate authority follows another |
 //! | [`core`] | what all of these share |
 
 pub mod accounts;
@@ -47,6 +49,7 @@ pub mod reload;
 pub mod renew;
 pub mod request;
 pub mod resources;
+pub mod roll_over;
 pub mod sessions;
 pub mod shards;
 pub mod snapshot;
@@ -248,7 +251,8 @@ impl Gateway {
                 "the system allows too few open files for limits.connections"
             );
         }
-        let snapshots = Arc::new(Snapshots::new(Snapshot::new(&config.dynamic, verifier)));
+        let first = Snapshot::new(&config.dynamic, verifier).trusting(trust.roots());
+        let snapshots = Arc::new(Snapshots::new(first));
         if let Some(issuer) = &issuer {
             snapshots.set_accounts(Arc::new(Accounts::of(Arc::clone(issuer))));
         }

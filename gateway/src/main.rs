@@ -5,7 +5,7 @@ mod user_command;
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use gateway::{Extras, Gateway, config::Config, init, renew, store::Store};
+use gateway::{Extras, Gateway, config::Config, init, renew, roll_over, store::Store};
 use proto::process::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
 
 /// A gateway to Kubernetes clusters behind firewalls.
@@ -36,6 +36,11 @@ enum Command {
     Init(Init),
     /// Gives the gateway another certificate of its own authority, with the names of the one it has (where `init` made it).
     RenewCertificate,
+    /// Has another certificate authority follow the one of clusters' certificates: `begin`, `status`, `finish`. Prints JSON.
+    RollOver {
+        #[command(subcommand)]
+        step: RollOverStep,
+    },
     /// Gives the owner another secret, good for a year, and prints it once, as JSON. Also when none is good any more.
     RenewOwnerSecret,
     /// Copies the store of a gateway into a file while it runs (SQLite; with PostgreSQL use its own tools).
@@ -48,6 +53,20 @@ enum Command {
     User {
         #[command(subcommand)]
         action: user_command::UserAction,
+    },
+}
+
+#[derive(Subcommand)]
+enum RollOverStep {
+    /// Makes the new authority. Both are trusted from now on, the new one issues, and agents that are connected renew.
+    Begin,
+    /// Says how far it is, and which clusters still live on the old one.
+    Status,
+    /// Trusts the old one no more, once nothing lives on it, and has the gateway's own certificate issued by the new one.
+    Finish {
+        /// Also while clusters live on the old one: they are cut off and must be connected again (`towline connect`).
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -96,24 +115,15 @@ fn main() -> ExitCode {
     }
     let now = std::time::SystemTime::now();
     match args.command {
-        Some(Command::User { action }) => {
-            return match user_command::run(&config, action) {
-                Ok(answer) => say(&format!("{answer:#}")),
-                Err(error) => fail(1, error.as_ref()),
-            };
-        }
+        Some(Command::User { action }) => return printed(user_command::run(&config, action)),
         Some(Command::RenewCertificate) => {
-            return match user_command::as_its_owner(&config.tls.key_file) {
-                Ok(()) => printed(renew::certificate(&config, now)),
-                Err(error) => fail(1, error.as_ref()),
-            };
+            let allowed = user_command::as_its_owner(&config.tls.key_file);
+            return printed(allowed.and_then(|()| Ok(renew::certificate(&config, now)?)));
         }
+        Some(Command::RollOver { step }) => return printed(roll_over(&config, &step)),
         Some(Command::RenewOwnerSecret) => {
-            let folder = config.issuer.as_ref().map(|issuer| user_command::as_its_owner(&issuer.state_dir));
-            return match folder.unwrap_or(Ok(())) {
-                Ok(()) => printed(renew::owner_secret(&config, now)),
-                Err(error) => fail(1, error.as_ref()),
-            };
+            let allowed = config.issuer.as_ref().map_or(Ok(()), |own| user_command::as_its_owner(&own.state_dir));
+            return printed(allowed.and_then(|()| Ok(renew::owner_secret(&config, now)?)));
         }
         Some(_) => return checked(&config, &args.config),
         None => {}
@@ -198,10 +208,33 @@ fn backup(config: &Config, to: &std::path::Path) -> ExitCode {
     }
 }
 
-fn printed(done: Result<serde_json::Value, renew::RenewError>) -> ExitCode {
+fn roll_over(config: &Config, step: &RollOverStep) -> anyhow::Result<serde_json::Value> {
+    let now = std::time::SystemTime::now();
+    if let Some(files) = config.agents.authority.as_ref().filter(|_| !matches!(step, RollOverStep::Status)) {
+        user_command::as_its_owner(&files.key)?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let store = match &config.api {
+            Some(api) if !matches!(step, RollOverStep::Begin) => Some(Store::open(&api.store.url()).await?),
+            _ => None,
+        };
+        let done = match step {
+            RollOverStep::Begin => roll_over::begin(config, now),
+            RollOverStep::Status => roll_over::status(config, store.as_ref(), now).await,
+            RollOverStep::Finish { force } => roll_over::finish(config, store.as_ref(), now, *force).await,
+        };
+        if let Some(store) = store {
+            store.close().await;
+        }
+        Ok(done?)
+    })
+}
+
+fn printed(done: anyhow::Result<serde_json::Value>) -> ExitCode {
     match done {
         Ok(said) => say(&format!("{said:#}")),
-        Err(error) => fail(1, &error),
+        Err(error) => fail(1, error.as_ref()),
     }
 }
 

@@ -30,6 +30,8 @@ pub enum DenialReason {
     OtherCluster,
     /// The access certificate is of the cluster that had this name before, or says nobody's right that could be asked.
     OtherIdentity,
+    /// The authority of the access certificate is trusted no more.
+    OtherAuthority,
     /// The cluster's feature `cluster-connect` is off (features row K9). Users are told so.
     ConnectOff,
 }
@@ -43,6 +45,7 @@ impl DenialReason {
             Self::Disabled => "disabled",
             Self::OtherCluster => "other_cluster",
             Self::OtherIdentity => "other_identity",
+            Self::OtherAuthority => "other_authority",
             Self::ConnectOff => "cluster_connect_off",
         }
     }
@@ -146,7 +149,13 @@ mod tests {
 
     #[test]
     fn an_access_certificate_opens_its_own_cluster_only() {
-        let access = Access { cluster: cluster("a"), name: "ann".to_owned(), holder: None, expires: SystemTime::now() };
+        let access = Access {
+            cluster: cluster("a"),
+            name: "ann".to_owned(),
+            holder: None,
+            expires: SystemTime::now(),
+            proof: None,
+        };
         let principal = Principal::ServiceAccount(Arc::new(access));
         let policy = Policy::default();
         assert_eq!(policy.decide(&principal, Some(&cluster("a"))), Ok(()));

@@ -76,6 +76,14 @@ impl<K: Hash + Eq> Rates<K> {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         Ok(bucket.left as u32)
     }
+
+    /// Gives back one that was taken.
+    pub fn give_back(&self, key: &K) {
+        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bucket) = buckets.get_mut(key) {
+            bucket.left = (bucket.left + 1.0).min(f64::from(bucket.rate.burst));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -97,6 +105,17 @@ mod tests {
         assert_eq!(rates.take("a", rate, now + Duration::from_secs(3600)), Ok(2), "no more than the burst");
         // A clock that goes back gives nothing.
         assert_eq!(rates.take("a", rate, now), Ok(1));
+    }
+
+    #[test]
+    fn n5_what_is_given_back_may_be_taken_again_and_no_more() {
+        let (rates, rate, now) = (Rates::default(), Rate::new(1, 0.5), Instant::now());
+        rates.give_back(&"a");
+        assert_eq!(rates.take("a", rate, now), Ok(0));
+        rates.give_back(&"a");
+        rates.give_back(&"a");
+        assert_eq!(rates.take("a", rate, now), Ok(0));
+        assert_eq!(rates.take("a", rate, now), Err(2));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use proto::{
 };
 
 use crate::{
-    config::{Config, Dynamic},
+    config::{Config, Dynamic, api::Api},
     core::{Core, TrustError},
     snapshot::Snapshot,
 };
@@ -81,9 +81,11 @@ impl Reloader {
         let next = Config::load(old.file.as_deref().ok_or(ReloadError::NoFile)?)?;
         let snapshot = self.snapshot(&old.dynamic, &next.dynamic)?;
         self.core.trust.reload(&next, Some(&self.quic))?;
-        self.core.snapshots.replace(snapshot);
+        self.core.snapshots.replace(snapshot.trusting(self.core.roots()));
         self.core.limits.store(Arc::new(next.limits.clone()));
-        let fixed = |config: &Config| format!("{:?}{:?}{:?}", config.listen, config.audit, config.api);
+        // The authorities of the gateway's certificate are taken from here.
+        let api = |config: &Config| config.api.clone().map(|api| Api { ca: None, ..api });
+        let fixed = |config: &Config| format!("{:?}{:?}{:?}", config.listen, config.audit, api(config));
         if fixed(&old) != fixed(&next) {
             tracing::warn!("changes in [listen], [audit] and [api] take effect at the next start");
         }
@@ -95,7 +97,8 @@ impl Reloader {
     pub async fn replace(&self, dynamic: Dynamic) -> Result<(), ReloadError> {
         let _alone = self.one_at_a_time.lock().await;
         let old = self.config.load();
-        self.core.snapshots.replace(self.snapshot(&old.dynamic, &dynamic)?);
+        let next = self.snapshot(&old.dynamic, &dynamic)?;
+        self.core.snapshots.replace(next.trusting(self.core.roots()));
         self.config.store(Arc::new(Config { dynamic, ..Config::clone(&old) }));
         Ok(())
     }
@@ -153,11 +156,12 @@ fn stamp(path: &Path) -> Stamp {
 
 fn stamps(config: &Config) -> Vec<Stamp> {
     let authority = config.agents.authority.as_ref();
-    let files: [Option<&PathBuf>; 6] = [
+    let files: [Option<&PathBuf>; 7] = [
         config.file.as_ref(),
         Some(&config.tls.certificate_file),
         Some(&config.tls.key_file),
         Some(&config.agents.ca_file),
+        config.api.as_ref().and_then(|api| api.ca_file.as_ref()),
         authority.map(|files| &files.certificate),
         authority.map(|files| &files.key),
     ];

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use certs::{AuthorityError, Credentials, LoadError, Validity};
+use certs::{Authority, AuthorityError, Credentials, LoadError, Roots, Validity};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -32,6 +32,11 @@ pub enum RenewError {
         "the certificate of [tls] is not of the authority in [agents] authority_dir: have it renewed where it comes from and replace the files"
     )]
     Foreign,
+    /// One authority follows another.
+    #[error(
+        "one authority follows another: clusters that have not renewed do not know the new one yet; `towline-gateway roll-over finish` renews the certificate too"
+    )]
+    UnderWay,
     /// There is no owner here.
     #[error(
         "the configuration has no [issuer] with a service principal that is one of [api] owners; the owner signs in elsewhere"
@@ -55,10 +60,28 @@ pub enum RenewError {
 /// [`RenewError`].
 pub fn certificate(config: &Config, now: SystemTime) -> Result<Value, RenewError> {
     let authority = config.agents.authority.as_ref().ok_or(RenewError::NoAuthority)?.load()?;
+    let old = Credentials::load(&config.tls.certificate_file, &config.tls.key_file)?;
+    if !authority.is_issuer_of(&old) {
+        let followed = config.agents.authority.as_ref().map(|files| Roots::load(&files.certificate)).transpose()?;
+        let ours = followed.is_some_and(|roots| roots.vouch_for_server(&old));
+        return Err(if ours { RenewError::UnderWay } else { RenewError::Foreign });
+    }
+    reissue(config, &authority, &old, now)
+}
+
+/// The same, whatever authority the certificate is of.
+///
+/// # Errors
+/// [`RenewError`].
+pub fn reissue(
+    config: &Config,
+    authority: &Authority,
+    old: &Credentials,
+    now: SystemTime,
+) -> Result<Value, RenewError> {
     let (certificate_file, key_file) = (&config.tls.certificate_file, &config.tls.key_file);
-    let old = Credentials::load(certificate_file, key_file)?;
     let names = old.server_names();
-    if !authority.is_issuer_of(&old) || names.is_empty() {
+    if names.is_empty() {
         return Err(RenewError::Foreign);
     }
     let days = Duration::from_secs(u64::from(SERVER_DAYS) * 86_400);
@@ -106,10 +129,13 @@ pub fn warnings(config: &Config, now: SystemTime) -> Vec<String> {
         }
     };
     let authority = config.agents.authority.as_ref().and_then(|files| files.load().ok());
+    let followed = config.agents.authority.as_ref().and_then(|files| Roots::load(&files.certificate).ok());
     if let Ok(own) = Credentials::load(&config.tls.certificate_file, &config.tls.key_file) {
         let ours = authority.as_ref().is_some_and(|authority| authority.is_issuer_of(&own));
         let then = if ours {
             "`towline-gateway renew-certificate`"
+        } else if followed.is_some_and(|roots| roots.vouch_for_server(&own)) {
+            "`towline-gateway roll-over finish`"
         } else {
             "have it renewed where it comes from, and replace the files"
         };
@@ -119,7 +145,7 @@ pub fn warnings(config: &Config, now: SystemTime) -> Vec<String> {
         say(
             "the authority of clusters' certificates",
             authority.not_after(),
-            "have another follow it (OPERATING.md, Certificates)",
+            "`towline-gateway roll-over begin` has another follow it (OPERATING.md, Certificates)",
         );
     }
     if let Some(end) = owners_end(config) {
@@ -139,14 +165,13 @@ fn owners_end(config: &Config) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(end))
 }
 
-fn shown(at: SystemTime) -> String {
+/// An instant, for people.
+pub(crate) fn shown(at: SystemTime) -> String {
     OffsetDateTime::from(at).format(&Rfc3339).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
-    use certs::Authority;
-
     use super::*;
     use crate::init::{CONFIG_FILE, Plan, init};
 

@@ -167,8 +167,8 @@ pub trait Kind: Send + Sync {
         Ok(())
     }
 
-    /// Adds what is computed when it is read.
-    fn show(&self, _shown: &mut Map<String, Value>, _stored: &Stored, _showing: &Showing<'_>) {}
+    /// Adds what is computed when it is read, of the resource of this id.
+    fn show(&self, _shown: &mut Map<String, Value>, _id: &str, _showing: &Showing<'_>) {}
 
     /// Whether a resource belongs to the answer of a list, by the request's `$filter`. Refuses one that is not understood.
     fn matches(&self, filter: &str, _stored: &Stored, _caller: &Caller) -> Result<bool, ApiError> {
@@ -244,8 +244,7 @@ pub fn last_name(id: &str) -> &str {
 
 /// Whether its deletion has begun: from then on nobody reaches it, and nobody changes it.
 pub fn is_deleting(stored: &Stored) -> bool {
-    let state = stored.body.get("properties").and_then(|properties| properties.get("provisioningState"));
-    state.is_some_and(|state| state == "Deleting")
+    stored.is_deleting()
 }
 
 #[cfg(test)]

@@ -202,6 +202,13 @@ impl Sessions {
         self.open.iter().take(limit).map(|entry| Arc::clone(entry.value())).collect()
     }
 
+    /// Those that are asked for, however many others there are; at most `limit`.
+    pub fn matching(&self, limit: usize, wanted: impl FnMut(&Session) -> bool) -> Vec<Arc<Session>> {
+        let mut wanted = wanted;
+        let of_all = self.open.iter().filter(|entry| wanted(entry.value()));
+        of_all.take(limit).map(|entry| Arc::clone(entry.value())).collect()
+    }
+
     /// The one of this id.
     pub fn get(&self, id: RequestId) -> Option<Arc<Session>> {
         self.open.get(&id.0).map(|entry| Arc::clone(entry.value()))
@@ -266,13 +273,10 @@ fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason
     if session.deadline(snapshot.sessions.outlive_token) <= now {
         return Some(EndReason::Expired);
     }
-    let issuer_gone = match &session.principal {
-        Principal::User(identity) => !snapshot.has_issuer(&identity.issuer),
-        Principal::ServiceAccount(access) => {
-            access.holder.as_ref().is_some_and(|holder| !snapshot.has_issuer(&holder.issuer))
-        }
-    };
-    if issuer_gone {
+    // Of an access certificate's holder it is asked below, with the right.
+    if let Principal::User(identity) = &session.principal
+        && !snapshot.has_issuer(&identity.issuer)
+    {
         return Some(EndReason::Withdrawn);
     }
     let cluster = snapshot.cluster(&session.cluster.key);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use certs::Peer;
+use certs::{Peer, Roots};
 use proto::{
     agent_api::CONNECT_AGAIN,
     ids::{ClusterId, ClusterKey},
@@ -23,7 +23,7 @@ use crate::{
     config::{Dynamic, Sessions},
     directory::Directory,
     policy::{DenialReason, Policy},
-    request::authenticate::{Holder, Principal, unix_seconds},
+    request::authenticate::{Access, Holder, Principal, unix_seconds},
     resources::{
         connected_cluster::{REACH, wanted::Wanted},
         is_guid,
@@ -142,6 +142,8 @@ pub struct Snapshot {
     pub policy: Policy,
     /// Checks tokens.
     pub verifier: Arc<Verifier>,
+    /// Whom access certificates must be of; nobody, where there are no listeners.
+    roots: Option<Roots>,
     /// How sessions live.
     pub sessions: Sessions,
     /// What the store adds: more clusters, roles and their assignments.
@@ -158,10 +160,22 @@ impl Snapshot {
             issuers: Arc::new(dynamic.issuers.clone()),
             policy: Policy::new(dynamic.grants.clone(), dynamic.disabled.clone()),
             verifier,
+            roots: None,
             sessions: dynamic.sessions,
             directory: Arc::default(),
             accounts: None,
         }
+    }
+
+    /// The same, where these authorities are trusted.
+    #[must_use]
+    pub fn trusting(self, roots: Roots) -> Self {
+        Self { roots: Some(roots), ..self }
+    }
+
+    /// Whether an access certificate is still of an authority that is trusted.
+    pub fn vouches_for(&self, access: &Access) -> bool {
+        self.roots.as_ref().map_or(access.proof.is_none(), |roots| access.is_of(roots))
     }
 
     /// The cluster of a key, if it is registered.
@@ -204,11 +218,14 @@ impl Snapshot {
         if account.is_some_and(|(issuer, subject)| !self.is_in_force(issuer, subject)) {
             return Err(DenialReason::Disabled);
         }
-        // A token of an issuer that has left the configuration is not taken to begin with.
-        if let Principal::ServiceAccount(access) = principal
-            && access.holder.as_ref().is_some_and(|holder| !self.has_issuer(&holder.issuer))
-        {
-            return Err(DenialReason::NoGrant);
+        if let Principal::ServiceAccount(access) = principal {
+            if !self.vouches_for(access) {
+                return Err(DenialReason::OtherAuthority);
+            }
+            // A token of an issuer that has left the configuration is not taken to begin with.
+            if access.holder.as_ref().is_some_and(|holder| !self.has_issuer(&holder.issuer)) {
+                return Err(DenialReason::NoGrant);
+            }
         }
         self.may_reach(principal, cluster)?;
         // Only who may reach it is told that nobody can. The resource counts also where the configuration has the cluster.

@@ -61,7 +61,12 @@ pub fn run(config: &Config, action: UserAction) -> anyhow::Result<Value> {
     )?;
     as_its_owner(&issuer.state_dir)?;
     let file = issuer.state_dir.join(USERS_FILE);
-    let one = |name: &str| Users::edit(&file, |users| Ok(users.find(name).map(shown))).map(Option::unwrap_or_default);
+    let set_disabled = |name: &str, disabled: bool| {
+        Users::edit(&file, |users| {
+            users.set_disabled(name, disabled)?;
+            Ok(users.find(name).map(shown).unwrap_or_default())
+        })
+    };
     match action {
         UserAction::Add { name, groups, password_file } => {
             let given = password_file.as_deref().map(password).transpose()?;
@@ -74,14 +79,8 @@ pub fn run(config: &Config, action: UserAction) -> anyhow::Result<Value> {
             Ok(answer)
         }
         UserAction::List => Ok(Users::edit(&file, |users| Ok(users.iter().map(shown).collect::<Vec<_>>()))?.into()),
-        UserAction::Disable { name } => {
-            Users::edit(&file, |users| users.set_disabled(&name, true))?;
-            Ok(one(&name)?)
-        }
-        UserAction::Enable { name } => {
-            Users::edit(&file, |users| users.set_disabled(&name, false))?;
-            Ok(one(&name)?)
-        }
+        UserAction::Disable { name } => Ok(set_disabled(&name, true)?),
+        UserAction::Enable { name } => Ok(set_disabled(&name, false)?),
         UserAction::Remove { name } => Ok(shown(&Users::edit(&file, |users| users.remove(&name))?)),
     }
 }

@@ -27,6 +27,8 @@ pub mod enrolment_paths {
     pub const CERTIFICATE: &str = "/certificate";
     /// POST [`super::TokenEnrolment`] → [`super::TokenEnrolled`] (features row R14).
     pub const ENROL: &str = "/enrol";
+    /// POST [`EnrolledQuestion`](super::EnrolledQuestion) → [`super::TokenEnrolled`] (R14).
+    pub const ENROLLED: &str = "/enrolled";
     /// GET → [`super::InstallSettings`].
     pub const SETTINGS: &str = "/settings";
 }
@@ -87,8 +89,12 @@ pub struct Enrolment {
 
 /// What an enrolment's signature is over: every part with its length in front, so that no two enrolments are alike.
 pub fn enrolment_message(cluster: &ClusterId, challenge: &str, csr: &str, kube_system_uid: &str) -> Vec<u8> {
-    let mut message = b"towline enrolment 1\0".to_vec();
-    for part in [cluster.as_str(), challenge, csr, kube_system_uid] {
+    signed_parts(b"towline enrolment 1\0", &[cluster.as_str(), challenge, csr, kube_system_uid])
+}
+
+fn signed_parts(what: &[u8], parts: &[&str]) -> Vec<u8> {
+    let mut message = what.to_vec();
+    for part in parts {
         message.extend_from_slice(&(part.len() as u64).to_be_bytes());
         message.extend_from_slice(part.as_bytes());
     }
@@ -156,6 +162,24 @@ pub struct TokenEnrolled {
     pub principal_id: String,
     /// The tenant.
     pub tenant_id: String,
+}
+
+/// `POST <prefix>/enrolled`: whether a cluster is there and has this onboarding key, asked by who signs with it. A run of
+/// `towline connect` that broke off goes on when it is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EnrolledQuestion {
+    /// The cluster's ARM id.
+    pub cluster_id: String,
+    /// The challenge as it came.
+    pub challenge: String,
+    /// Base64 of an RSA signature (PKCS#1 v1.5, SHA-256) over [`enrolled_message`] by the onboarding key.
+    pub signature: String,
+}
+
+/// What the signature of an [`EnrolledQuestion`] is over. No certificate is to be had for it.
+pub fn enrolled_message(cluster: &ClusterId, challenge: &str) -> Vec<u8> {
+    signed_parts(b"towline enrolled 1\0", &[cluster.as_str(), challenge])
 }
 
 /// `GET <prefix>/settings`: what whoever installs agents needs to know of a gateway. Public.
@@ -235,6 +259,9 @@ pub struct HeartbeatAnswer {
     pub next_in_seconds: u64,
     /// The newest revision of the desired state.
     pub desired_revision: i64,
+    /// Whether the agent is to renew its certificate now: it is of an authority that another one follows (R8).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub renew_certificate: bool,
 }
 
 /// What the control plane wants of a cluster's agents.

@@ -77,7 +77,11 @@ pub(super) async fn endpoint(
     findings: &mut Vec<Finding>,
 ) {
     let gateway = endpoint.authority();
-    let target = match connector.target(index, CarrierKind::Http2) {
+    let target = match connector.credentials() {
+        Some(_) => connector.target(index, CarrierKind::Http2),
+        None => connector.target_of_nobody(index),
+    };
+    let target = match target {
         Ok(target) => target,
         Err(err) => {
             let remedy = "correct gateway.url or gateway.server_name";
@@ -184,12 +188,23 @@ async fn tls(
 ) -> Option<Arc<ClientConfig>> {
     let check = format!("{gateway} TLS");
     let offered = [certs::tls::ALPN_TUNNEL, certs::tls::ALPN_HTTP11];
-    let (roots, own) = (connector.roots(), connector.credentials()?);
-    let settings = certs::tls::client_https_with(&roots, &own, &offered).ok()?;
+    let (roots, own) = (connector.roots(), connector.credentials());
+    let plain = || match &own {
+        Some(own) => certs::tls::client_https_with(&roots, own, &[certs::tls::ALPN_HTTP11]),
+        None => certs::tls::client_https(&roots),
+    };
+    // Who has no certificate yet speaks no tunnel, and gets one by HTTPS.
+    let settings = match &own {
+        Some(own) => certs::tls::client_https_with(&roots, own, &offered).ok()?,
+        None => plain().ok()?,
+    };
     let seen = Arc::new(Seen::default());
     match handshake(target, Arc::new(settings)).await {
         Ok(alpn) => {
             findings.push(Finding::passed(check, "the gateway's certificate holds"));
+            if own.is_none() {
+                return plain().ok().map(Arc::new);
+            }
             let check = format!("{gateway} ALPN");
             findings.push(if alpn.as_deref() == Some(certs::tls::ALPN_TUNNEL) {
                 Finding::passed(check, "towline/1")
@@ -199,7 +214,7 @@ async fn tls(
                     "something between here and the gateway ends the TLS: only the websocket carrier passes it";
                 Finding::failed(check, format!("{found} instead of towline/1"), remedy).warning()
             });
-            certs::tls::client_https_with(&roots, &own, &[certs::tls::ALPN_HTTP11]).ok().map(Arc::new)
+            plain().ok().map(Arc::new)
         }
         Err(cause) => {
             let mut lax = certs::tls::client_https(&roots).ok()?;

@@ -174,19 +174,25 @@ impl ClusterIdentityOperator {
         let unit = random_unit();
         let mut refusals = self.status.refusals();
         refusals.mark_unchanged();
+        let mut unwanted = self.identities.unwanted();
         loop {
             // A refusal from before is looked at too: it may have come while the certificate was being kept.
             if refusals.borrow_and_update().is_some() && self.enroller.is_some() {
                 return Need::Refused;
             }
             let now = self.clock.now();
-            let left = identity.renew_at(now, unit).duration_since(now).unwrap_or_default();
+            let mut due = identity.renew_at(now, unit);
+            if *unwanted.borrow_and_update() == identity.generation {
+                due = due.min(identity.renew_soon_at(now));
+            }
+            let left = due.duration_since(now).unwrap_or_default();
             if left.is_zero() {
                 return Need::Due;
             }
             tokio::select! {
                 biased;
                 changed = refusals.changed() => if changed.is_err() { tokio::time::sleep(LOOK).await },
+                Ok(()) = unwanted.changed() => {}
                 () = tokio::time::sleep(left.min(LOOK)) => {}
             }
         }

@@ -13,12 +13,18 @@
 //! | [`ask`] | who asks, and whether they may: two reviews by the apiserver |
 //! | [`certificate`] | the listener's certificate: made, kept, published and renewed here (row A7) |
 //! | [`desk`] | a request and its answer |
+//! | [`refusals`] | tokens that were refused a moment ago |
 
 pub mod ask;
 pub mod certificate;
 pub mod desk;
+pub mod refusals;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use certs::serving::ShownNow;
 use futures_util::future::BoxFuture;
@@ -39,9 +45,9 @@ pub const NAME: &str = "identity-tokens";
 const CONNECTIONS_MAX: usize = 64;
 const CONNECTIONS_PER_PEER: usize = 16;
 /// How long a handshake, and a head, may take, and a connection be idle.
-const HEAD: Duration = Duration::from_secs(10);
+const HEAD: Duration = Duration::from_secs(5);
 /// How long one connection may last at most: tokens are asked for once in a while.
-const CONNECTION: Duration = Duration::from_secs(300);
+const CONNECTION: Duration = Duration::from_secs(60);
 /// After a failed accept, such as without free files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -97,14 +103,14 @@ impl IdentityTokens {
             };
             let (acceptor, desk) = (self.acceptor.clone(), self.desk.clone());
             tasks.spawn("connection", async move {
-                let _ = tokio::time::timeout(CONNECTION, connection(socket, acceptor, desk)).await;
+                let _ = tokio::time::timeout(CONNECTION, connection(socket, peer.ip(), acceptor, desk)).await;
                 drop(place);
             });
         }
     }
 }
 
-async fn connection(socket: TcpStream, acceptor: TlsAcceptor, desk: Arc<Desk>) {
+async fn connection(socket: TcpStream, peer: IpAddr, acceptor: TlsAcceptor, desk: Arc<Desk>) {
     let io = match tokio::time::timeout(HEAD, acceptor.accept(socket)).await {
         Ok(Ok(io)) => io,
         Ok(Err(err)) => return tracing::debug!(error = %err, "no TLS with who wants a token"),
@@ -112,7 +118,7 @@ async fn connection(socket: TcpStream, acceptor: TlsAcceptor, desk: Arc<Desk>) {
     };
     let service = service_fn(move |request| {
         let desk = desk.clone();
-        async move { Ok::<_, std::convert::Infallible>(desk.answer(request).await) }
+        async move { Ok::<_, std::convert::Infallible>(desk.answer(request, peer).await) }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())

@@ -129,6 +129,9 @@ impl ResourceSyncAgent {
                     let clock = clock_warning(self.clock.now(), &answer.received);
                     self.warn(|warnings| warnings.clock = clock);
                     self.last.send_replace(Some(answer.received));
+                    if answer.renew_certificate {
+                        self.identities.ask_renewal();
+                    }
                     // The gateway's pace, spread a little so that agents that began together do not stay so.
                     Duration::from_secs(answer.next_in_seconds)
                         .clamp(SHORTEST, LONGEST)

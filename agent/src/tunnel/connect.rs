@@ -267,6 +267,14 @@ impl Connector {
         self.towards(endpoint, tls)
     }
 
+    /// Where the gateway is asked by HTTPS, for who has no certificate yet.
+    pub fn target_of_nobody(&self, endpoint: usize) -> Result<Target, SetupError> {
+        let roots = self.roots();
+        let mut tls = certs::tls::client_https(&roots)?;
+        certs::skew::tolerate(&mut tls, &roots)?;
+        self.towards(endpoint, tls)
+    }
+
     fn towards(&self, endpoint: usize, tls: ClientConfig) -> Result<Target, SetupError> {
         let endpoint = &self.endpoints[endpoint];
         let mut target = Target {
@@ -331,7 +339,7 @@ impl Connector {
     /// # Errors
     /// [`SetupError`] for a proxy that cannot be used; the way stays what it was.
     pub fn go_by(&self, proxy: Option<&Proxy>) -> Result<bool, SetupError> {
-        if self.way().proxy.as_ref() == proxy {
+        if self.way().is_of(proxy) {
             return Ok(false);
         }
         let way = Arc::new(Way::new(proxy)?);
@@ -612,6 +620,14 @@ mod tests {
         assert!(connector.go_by(Some(&broken)).is_err());
         assert_eq!((host().as_deref(), connector.generation()), (Some("one"), at));
         assert!(connector.go_by(None).unwrap() && host().is_none());
+        // So is another authority in the same file.
+        let ca = dir.path().join("proxy-ca.crt");
+        let mut secured = proxy("");
+        (secured.tls, secured.ca_file) = (true, Some(ca.clone()));
+        for name in ["one", "other"] {
+            std::fs::write(&ca, Authority::create(name, Validity::days(2)).unwrap().certificate_pem()).unwrap();
+            assert!(connector.go_by(Some(&secured)).unwrap() && !connector.go_by(Some(&secured)).unwrap(), "{name}");
+        }
     }
 
     #[tokio::test]

@@ -23,6 +23,8 @@ struct Fake {
     generation: watch::Sender<u64>,
     /// Whether refusals are those of a deleted cluster.
     deleted: std::sync::atomic::AtomicBool,
+    /// Whether they are those of a cluster that the gateway does not know.
+    unknown: std::sync::atomic::AtomicBool,
     does: Mutex<HashMap<CarrierKind, Does>>,
     /// Each attempt, and the gateway's end of each tunnel that came up.
     dialled: mpsc::Sender<(CarrierKind, tokio::time::Instant, Option<TunnelHandle>)>,
@@ -35,7 +37,7 @@ fn fake(does: &[(CarrierKind, Does)]) -> (Arc<Fake>, Dialled) {
     let (dialled, receiver) = mpsc::channel(1000);
     let does = Mutex::new(does.iter().cloned().collect());
     let (generation, deleted) = (watch::Sender::new(1), Default::default());
-    (Arc::new(Fake { generation, deleted, does, dialled, proxied: false }), receiver)
+    (Arc::new(Fake { generation, deleted, unknown: Default::default(), does, dialled, proxied: false }), receiver)
 }
 
 impl Fake {
@@ -66,7 +68,10 @@ impl Connect for Fake {
                         reason: "as the test says".to_owned(),
                         retry_after,
                         try_another,
-                        refused: self.deleted.load(Ordering::SeqCst).then_some(CloseCode::Deleted),
+                        refused: match self.unknown.load(Ordering::SeqCst) {
+                            true => Some(CloseCode::Unauthorised),
+                            false => self.deleted.load(Ordering::SeqCst).then_some(CloseCode::Deleted),
+                        },
                     })
                 }
             }
@@ -173,6 +178,50 @@ async fn a_gateway_that_is_away_is_tried_every_second_or_sooner() {
     }
     fake.set(Http2, Does::Works);
     while dialled.recv().await.unwrap().2.is_none() {}
+    shutdown.drain();
+    group.join().await.unwrap();
+}
+
+/// Whoever starts an agent and then tells the gateway of its cluster waited for half a minute.
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_the_gateway_does_not_know_yet_asks_soon_and_then_as_late_as_it_says() {
+    let hint = Duration::from_secs(30);
+    let (fake, mut dialled) = fake(&[(Http2, Does::Fails(false, Some(hint)))]);
+    fake.unknown.store(true, Ordering::SeqCst);
+    let tunnels = tunnels(&fake, CarrierChoice::Pinned(Http2));
+    let group = TaskGroup::new("test");
+    let shutdown = Shutdown::new();
+    let (running, until) = (tunnels.clone(), shutdown.clone());
+    group.spawn("run", async move { running.run(until).await });
+    let mut last = dialled.recv().await.unwrap().1;
+    let mut waits = Vec::new();
+    for _ in 0..SOON_TIMES + 2 {
+        let (_, at, _) = dialled.recv().await.unwrap();
+        waits.push(at - last);
+        last = at;
+    }
+    let (soon, late) = waits.split_at(SOON_TIMES as usize);
+    assert!(soon.iter().all(|wait| *wait >= SOON.0 && *wait <= SOON.1 + Duration::from_millis(1)), "{waits:?}");
+    assert!(late.iter().all(|wait| *wait >= hint), "{waits:?}");
+    // Another refusal ends the row and is never hurried; then a new row begins.
+    fake.unknown.store(false, Ordering::SeqCst);
+    for _ in 0..2 {
+        last = dialled.recv().await.unwrap().1;
+    }
+    let at = dialled.recv().await.unwrap().1;
+    assert!(at - last >= hint, "{:?}", at - last);
+    fake.unknown.store(true, Ordering::SeqCst);
+    for _ in 0..2 {
+        last = dialled.recv().await.unwrap().1;
+    }
+    let at = dialled.recv().await.unwrap().1;
+    assert!(at - last <= SOON.1 + Duration::from_millis(1), "{:?}", at - last);
+    fake.unknown.store(false, Ordering::SeqCst);
+    for _ in 0..2 {
+        last = dialled.recv().await.unwrap().1;
+    }
+    let at = dialled.recv().await.unwrap().1;
+    assert!(at - last >= hint, "a hint is kept right after a row that has just begun: {:?}", at - last);
     shutdown.drain();
     group.join().await.unwrap();
 }

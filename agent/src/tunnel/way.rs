@@ -11,12 +11,15 @@ use crate::config::Proxy;
 
 /// Through a proxy, or not.
 pub(super) struct Way {
-    pub(super) proxy: Option<Proxy>,
+    proxy: Option<Proxy>,
+    /// What the file of the proxy's authorities held.
+    ca: Option<Vec<u8>>,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
 }
 
 impl Way {
     pub(super) fn new(proxy: Option<&Proxy>) -> Result<Self, SetupError> {
+        let ca = authorities(proxy);
         let tls = match proxy {
             Some(proxy) if proxy.tls => {
                 let own = proxy.ca_file.as_deref().map(|path: &Path| Roots::load(path)).transpose()?;
@@ -25,7 +28,12 @@ impl Way {
             }
             _ => None,
         };
-        Ok(Self { proxy: proxy.cloned(), tls })
+        Ok(Self { proxy: proxy.cloned(), ca, tls })
+    }
+
+    /// Whether it is the way of these settings, down to what the file of the proxy's authorities holds now.
+    pub(super) fn is_of(&self, proxy: Option<&Proxy>) -> bool {
+        self.proxy.as_ref() == proxy && self.ca == authorities(proxy)
     }
 
     /// As a host is dialled: none where it is reached without.
@@ -38,4 +46,10 @@ impl Way {
             credentials: proxy.credentials.clone(),
         })
     }
+}
+
+/// The file of a proxy's authorities; none where there is none, or it cannot be read, which is said when it is used.
+fn authorities(proxy: Option<&Proxy>) -> Option<Vec<u8>> {
+    let file = proxy.filter(|proxy| proxy.tls)?.ca_file.as_deref()?;
+    std::fs::read(file).ok()
 }

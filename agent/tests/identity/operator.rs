@@ -209,6 +209,27 @@ async fn r8_a_certificate_is_renewed_over_the_tunnel_on_day_46_and_kept() {
     assert!(!second.has_ended(world.begin + 91 * DAY));
 }
 
+/// One authority follows another: what is of the old one is renewed now, each once however often the gateway says so.
+#[tokio::test(start_paused = true)]
+async fn r8_what_the_gateway_wants_renewed_is_renewed_before_half_of_its_life_is_over() {
+    let world = World::new(true, true, 0).await;
+    let first = world.identity().await;
+    world.day(3).await;
+    let mut identities = world.identities.subscribe();
+    world.identities.ask_renewal();
+    let second = identities.wait_for(|now| now.as_ref().is_some_and(|now| now.generation == 2)).await.unwrap().clone();
+    assert_ne!(second.unwrap().stored.certificate, first.stored.certificate);
+    assert_eq!((world.renewals(), world.enrolments()), (1, 1));
+    // What the gateway says while the tunnel of before is about to end is not taken for the new one.
+    world.identities.ask_renewal();
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert_eq!(world.renewals(), 1);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(world.renewals(), 2);
+    world.day(40).await;
+    assert_eq!(world.renewals(), 2, "and then as always");
+}
+
 #[tokio::test(start_paused = true)]
 async fn r8_an_agent_whose_clock_is_a_day_off_enrols_and_renews_all_the_same() {
     for skew in [86_400, -86_400] {

@@ -48,7 +48,12 @@ fn gateway(revision: Arc<AtomicI64>) -> (TunnelHandle, Asked) {
             serde_json::to_vec(&Desired { revision, cluster_connect, azure_rbac: false, agent_version: None })
         } else {
             let received = "2030-01-01T00:00:00Z".to_owned();
-            serde_json::to_vec(&HeartbeatAnswer { received, next_in_seconds: 3600, desired_revision: revision })
+            serde_json::to_vec(&HeartbeatAnswer {
+                received,
+                next_in_seconds: 3600,
+                desired_revision: revision,
+                renew_certificate: false,
+            })
         };
         (StatusCode::OK, HeaderMap::new(), body.unwrap())
     });
@@ -64,15 +69,16 @@ fn heartbeats(asked: &Asked) -> Vec<Heartbeat> {
         .collect()
 }
 
-#[tokio::test(start_paused = true)]
-async fn c6_heartbeats_are_sent_at_the_start_on_change_and_every_five_minutes_whatever_the_gateway_says() {
-    let (tunnel, asked) = gateway(Arc::default());
-    let current = watch::Sender::new(Some(tunnel));
-    let known = watch::Sender::new(Some(Facts { nodes: Some(1), cores: Some(4), ..Facts::default() }));
-    let (health, last, desired) = (Health::default(), watch::Sender::new(None), watch::Sender::new(None));
-    let role = ResourceSyncAgent {
+/// What tells the gateway of the cluster. Its senders must stay: a closed one reads as a change.
+fn teller(
+    tunnel: &watch::Sender<Option<TunnelHandle>>,
+    known: &watch::Sender<Option<Facts>>,
+    health: &Health,
+    (desired, last): (&watch::Sender<Option<Desired>>, &watch::Sender<Option<String>>),
+) -> ResourceSyncAgent {
+    ResourceSyncAgent {
         cluster: CLUSTER.parse().unwrap(),
-        api: AgentApi::new(current.subscribe()),
+        api: AgentApi::new(tunnel.subscribe()),
         client: None,
         known: known.subscribe(),
         health: health.clone(),
@@ -82,7 +88,16 @@ async fn c6_heartbeats_are_sent_at_the_start_on_change_and_every_five_minutes_wh
         clock: Arc::new(SystemClock),
         last: last.clone(),
         warnings: Default::default(),
-    };
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn c6_heartbeats_are_sent_at_the_start_on_change_and_every_five_minutes_whatever_the_gateway_says() {
+    let (tunnel, asked) = gateway(Arc::default());
+    let current = watch::Sender::new(Some(tunnel));
+    let known = watch::Sender::new(Some(Facts { nodes: Some(1), cores: Some(4), ..Facts::default() }));
+    let (health, desired, last) = (Health::default(), watch::Sender::new(None), watch::Sender::new(None));
+    let role = teller(&current, &known, &health, (&desired, &last));
     let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
     let until = shutdown.clone();
     tasks.spawn("role", async move { role.run(until).await });
@@ -111,20 +126,8 @@ async fn m4_facts_are_told_within_seconds_of_the_first_tunnel() {
     let (tunnel, asked) = gateway(Arc::default());
     let current = watch::Sender::new(None);
     let known = watch::Sender::new(None);
-    let (health, last, desired) = (Health::default(), watch::Sender::new(None), watch::Sender::new(None));
-    let role = ResourceSyncAgent {
-        cluster: CLUSTER.parse().unwrap(),
-        api: AgentApi::new(current.subscribe()),
-        client: None,
-        known: known.subscribe(),
-        health: health.clone(),
-        reporter: health.of("resource-sync-agent"),
-        identities: Identities::default(),
-        desired: desired.subscribe(),
-        clock: Arc::new(SystemClock),
-        last: last.clone(),
-        warnings: Default::default(),
-    };
+    let (health, desired, last) = (Health::default(), watch::Sender::new(None), watch::Sender::new(None));
+    let role = teller(&current, &known, &health, (&desired, &last));
     let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
     let until = shutdown.clone();
     tasks.spawn("role", async move { role.run(until).await });
@@ -231,7 +234,12 @@ async fn d2_a_gateway_that_does_not_read_logs_delays_no_heartbeat() {
         let mut heartbeat = gateway.accept().await.unwrap();
         assert_eq!(RequestHead::decode(heartbeat.head).unwrap().target, paths::HEARTBEAT);
         while heartbeat.stream.recv.recv().await.unwrap().is_some() {}
-        let answer = HeartbeatAnswer { received: "r".to_owned(), next_in_seconds: 60, desired_revision: 0 };
+        let answer = HeartbeatAnswer {
+            received: "r".to_owned(),
+            next_in_seconds: 60,
+            desired_revision: 0,
+            renew_certificate: false,
+        };
         let head = ResponseHead { status: StatusCode::OK, headers: HeaderMap::new(), refused_by: None };
         heartbeat.stream.send.send(head.encode().unwrap().freeze()).await.unwrap();
         heartbeat.stream.send.send(serde_json::to_vec(&answer).unwrap().into()).await.unwrap();

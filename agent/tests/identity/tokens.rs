@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use agent::{
@@ -19,6 +19,7 @@ use agent::{
             ask::{Caller, Reviews},
             certificate::{Keeper, Store},
             desk::Desk,
+            refusals::Refusals,
         },
     },
     tunnel::{api::AgentApi, status::StatusBoard},
@@ -50,14 +51,28 @@ const NAME: &str = "cluster-identity.towline.svc";
 const GOOD: &str = "token-of-backup";
 const AUDIENCE: &str = "https://gateway.test";
 
+/// A token whose review does not end before the test says so.
+const SLOW: &str = "token-of-a-slow-review";
+
 /// Knows one service account, which may have tokens of two audiences.
-struct Known(Arc<AtomicBool>);
+#[derive(Clone)]
+struct Known {
+    answers: Arc<AtomicBool>,
+    /// Reviews that were asked for.
+    asked: watch::Sender<usize>,
+    /// Whether slow ones end.
+    released: watch::Sender<bool>,
+}
 
 impl Reviews for Known {
     fn who<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<Option<Caller>, String>> {
         Box::pin(async move {
-            if !self.0.load(Ordering::SeqCst) {
+            self.asked.send_modify(|asked| *asked += 1);
+            if !self.answers.load(Ordering::SeqCst) {
                 return Err("the apiserver does not answer".to_owned());
+            }
+            if token == SLOW {
+                let _ = self.released.subscribe().wait_for(|released| *released).await;
             }
             let user = "system:serviceaccount:apps:backup".to_owned();
             Ok((token == GOOD).then(|| Caller { user, ..Caller::default() }))
@@ -117,6 +132,7 @@ struct World {
     health: Health,
     asked: Arc<AtomicUsize>,
     answers: Arc<AtomicBool>,
+    known: Known,
     shutdown: Shutdown,
     tasks: TaskGroup,
     dir: tempfile::TempDir,
@@ -159,7 +175,11 @@ impl World {
             current: Mutex::default(),
         };
         let api = AgentApi::new(current.subscribe());
-        let desk = Desk::new(Box::new(Known(answers.clone())), api, identities.clone(), status.clone(), health.clone());
+        let known =
+            Known { answers: answers.clone(), asked: watch::Sender::new(0), released: watch::Sender::new(false) };
+        let mut desk = Desk::new(Box::new(known.clone()), api, identities.clone(), status.clone(), health.clone());
+        // However slow this machine is.
+        desk.refusals = Refusals::remembered_for(Duration::from_secs(3600));
         let role = Arc::new(IdentityTokens::new(listener, shown, keeper, desk).unwrap());
         let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
         let (runs, until) = (role.clone(), shutdown.clone());
@@ -168,7 +188,7 @@ impl World {
         while health.all().is_empty() {
             changes.changed().await.unwrap();
         }
-        Self { clock, role, current, up, identities, status, health, asked, answers, shutdown, tasks, dir }
+        Self { clock, role, current, up, identities, status, health, asked, answers, known, shutdown, tasks, dir }
     }
 
     /// As a cluster that has a certificate and a tunnel.
@@ -186,8 +206,19 @@ impl World {
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, HeaderMap, Value), String> {
+        self.send_from(1, request).await
+    }
+
+    /// As a pod of this number: all of 127.0.0.0/8 is this machine.
+    async fn send_from(
+        &self,
+        pod: u8,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, HeaderMap, Value), String> {
         let tls = client(&published(&self.dir.path().join("serving")), &self.clock);
-        let tcp = tokio::net::TcpStream::connect(self.role.address().unwrap()).await.unwrap();
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(std::net::SocketAddr::from(([127, 0, 0, pod], 0))).unwrap();
+        let tcp = socket.connect(self.role.address().unwrap()).await.unwrap();
         let name = ServerName::try_from(NAME).unwrap();
         let io = TlsConnector::from(Arc::new(tls)).connect(name, tcp).await.map_err(|err| err.to_string())?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await.unwrap();
@@ -268,6 +299,59 @@ async fn r9_who_may_not_or_asks_wrongly_is_told_what_to_do() {
     refused(request("GET", "/v1/token", Some(GOOD), ""), 405, "MethodNotAllowed", "POST").await;
     refused(request("POST", "/metadata/identity", Some(GOOD), &good), 404, "NotFound", "/v1/token").await;
     assert_eq!(world.asked.load(Ordering::SeqCst), 0, "nothing of it reached the gateway");
+    world.end().await;
+}
+
+/// One pod could take all places by asking slowly, or at once as often as it likes.
+#[tokio::test]
+async fn r9_one_pod_takes_only_its_own_places() {
+    const OF_ONE_PEER: usize = 4;
+    let world = Arc::new(World::ready().await);
+    let body = json!({ "audience": AUDIENCE }).to_string();
+    let post = |token| request("POST", "/v1/token", Some(token), &body);
+    let mut reviewed = world.known.asked.subscribe();
+    let tasks = TaskGroup::new("pods");
+    for number in 0..OF_ONE_PEER {
+        let (slow, request) = (world.clone(), post(SLOW));
+        tasks.spawn("slow", async move {
+            let _ = slow.send_from(1, request).await;
+        });
+        reviewed.wait_for(|asked| *asked > number).await.unwrap();
+    }
+    let (status, headers, body) = world.send_from(1, post(GOOD)).await.unwrap();
+    assert_eq!((status, headers[header::RETRY_AFTER].as_bytes()), (StatusCode::TOO_MANY_REQUESTS, &b"1"[..]), "{body}");
+    assert_eq!(world.send_from(2, post(GOOD)).await.unwrap().0, StatusCode::OK, "another pod has places of its own");
+    world.known.released.send_replace(true);
+    tasks.abort();
+}
+
+/// Each would cost the apiserver a review.
+#[tokio::test]
+async fn r9_a_token_that_was_refused_is_not_reviewed_again_at_once() {
+    let world = World::ready().await;
+    let reviews = || *world.known.asked.borrow();
+    for _ in 0..5 {
+        assert_eq!(world.ask("of nobody", AUDIENCE).await.0, StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(reviews(), 1);
+    // One after the other, until that is too many of one pod.
+    let mut refused = None;
+    for number in 0..20 {
+        let answer = world.ask(&format!("of nobody {number}"), AUDIENCE).await;
+        if answer.0 != StatusCode::UNAUTHORIZED {
+            refused = Some(answer);
+            break;
+        }
+    }
+    let (status, headers, _) = refused.expect("it is bounded");
+    assert_eq!(
+        (status, &headers[header::RETRY_AFTER]),
+        (StatusCode::TOO_MANY_REQUESTS, &HeaderValue::from_static("10"))
+    );
+    assert!(reviews() <= 8, "{}", reviews());
+    let body = json!({ "audience": AUDIENCE }).to_string();
+    let other = world.send_from(2, request("POST", "/v1/token", Some(GOOD), &body)).await.unwrap();
+    assert_eq!(other.0, StatusCode::OK, "another pod asks as before");
     world.end().await;
 }
 

@@ -118,7 +118,7 @@ async fn goaway_fails_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn i9_three_hundred_groups_arrive_over_http2() {
+async fn attack_i9_three_hundred_groups_arrive_over_http2() {
     let Http2 { harness, _tasks, .. } = http2(100, usize::MAX).await;
     let groups: Vec<String> = (0..300).map(|number| format!("{number:0>100}")).collect();
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();

@@ -47,7 +47,7 @@ async fn a_user_is_impersonated_with_the_agents_own_credential() {
 }
 
 #[tokio::test]
-async fn i1_impersonation_needs_the_clusters_word_for_each_part() {
+async fn attack_i1_impersonation_needs_the_clusters_word_for_each_part() {
     let apiserver = Apiserver::start(reviewing(|_| true)).await;
     let harness = Harness::new(apiserver.access()).await;
     let asked = [("impersonate-user", "bob"), ("impersonate-group", "ops"), ("impersonate-extra-scopes", "s")];
@@ -71,7 +71,7 @@ async fn i1_impersonation_needs_the_clusters_word_for_each_part() {
 }
 
 #[tokio::test]
-async fn i1_impersonation_that_the_cluster_does_not_allow_is_refused() {
+async fn attack_i1_impersonation_that_the_cluster_does_not_allow_is_refused() {
     let apiserver = Apiserver::start(reviewing(|number| number == 1)).await;
     let harness = Harness::new(apiserver.access()).await;
     let asked = [("impersonate-user", "admin"), ("impersonate-group", "ops")];
@@ -83,7 +83,7 @@ async fn i1_impersonation_that_the_cluster_does_not_allow_is_refused() {
 }
 
 #[tokio::test]
-async fn i1_reserved_names_are_refused_whatever_the_cluster_says() {
+async fn attack_i1_reserved_names_are_refused_whatever_the_cluster_says() {
     let apiserver = Apiserver::start(reviewing(|_| true)).await;
     let harness = Harness::new(apiserver.access()).await;
     for (user, group) in [("jane", "system:masters"), ("system:admin", "dev"), ("jane", "System:Masters")] {
@@ -94,7 +94,7 @@ async fn i1_reserved_names_are_refused_whatever_the_cluster_says() {
 }
 
 #[tokio::test]
-async fn i1_a_service_account_may_be_asked_for() {
+async fn attack_i1_a_service_account_may_be_asked_for() {
     let apiserver = Apiserver::start(reviewing(|_| true)).await;
     let harness = Harness::new(apiserver.access()).await;
     assert_eq!(harness.get("/api", &[("impersonate-user", "system:serviceaccount:apps:web")]).await.status, 200);
@@ -105,7 +105,7 @@ async fn i1_a_service_account_may_be_asked_for() {
 }
 
 #[tokio::test]
-async fn i2_connection_cannot_take_identity_headers_away() {
+async fn attack_i2_connection_cannot_take_identity_headers_away() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let hop = [
@@ -129,7 +129,7 @@ async fn i2_connection_cannot_take_identity_headers_away() {
 }
 
 #[tokio::test]
-async fn i3_i4_unknown_and_misspelt_identity_headers_reach_nobody() {
+async fn attack_i3_i4_unknown_and_misspelt_identity_headers_reach_nobody() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     for name in ["impersonate-foo", "impersonate_user", "impersonate-extra-", "x_remote_user", "impersonate-users"] {
@@ -140,7 +140,7 @@ async fn i3_i4_unknown_and_misspelt_identity_headers_reach_nobody() {
 }
 
 #[tokio::test]
-async fn i5_one_credential_and_never_beside_the_agents() {
+async fn attack_i5_one_credential_and_never_beside_the_agents() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     assert_eq!(harness.get("/api", &[("authorization", "Bearer other")]).await.status, 401);
@@ -157,7 +157,7 @@ async fn i5_one_credential_and_never_beside_the_agents() {
 }
 
 #[tokio::test]
-async fn i6_other_identity_headers_are_removed() {
+async fn attack_i6_other_identity_headers_are_removed() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let names =
@@ -169,7 +169,7 @@ async fn i6_other_identity_headers_are_removed() {
 }
 
 #[tokio::test]
-async fn i7_i8_a_token_that_maps_to_nobody_or_to_a_reserved_name_is_refused() {
+async fn attack_i7_i8_a_token_that_maps_to_nobody_or_to_a_reserved_name_is_refused() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
@@ -200,7 +200,7 @@ async fn i7_i8_a_token_that_maps_to_nobody_or_to_a_reserved_name_is_refused() {
 }
 
 #[tokio::test]
-async fn i9_three_hundred_groups_arrive() {
+async fn attack_i9_three_hundred_groups_arrive() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let groups: Vec<String> = (0..300).map(|number| format!("{number:0>100}")).collect();
@@ -231,7 +231,7 @@ async fn a6_a_token_of_nobody_known_passes_unchanged_and_alone() {
 }
 
 #[tokio::test]
-async fn i10_a_hostile_gateway_gets_refusals_only() {
+async fn attack_i10_a_hostile_gateway_gets_refusals_only() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let now = SystemTime::now();

@@ -78,3 +78,65 @@ fn keys_do_not_print() {
     let secret = issued.key_pem().lines().nth(1).unwrap();
     assert!(!printed.contains(secret) && !printed.contains("PRIVATE"));
 }
+
+#[test]
+fn r8_an_authority_is_told_from_one_of_the_same_name_by_its_key() {
+    let [one, other] = ["ca", "ca"].map(|name| Authority::create(name, Validity::days(9)).unwrap());
+    let own = one.issue_server(&["gateway.example.org"], Validity::days(1)).unwrap();
+    assert!(one.is_issuer_of(own.credentials()) && !other.is_issuer_of(own.credentials()));
+    // Also of one that has ended.
+    let day = Duration::from_secs(86_400);
+    let past = Validity { not_before: SystemTime::now() - 3 * day, not_after: SystemTime::now() - day };
+    let ended = one.issue_server(&["gateway.example.org"], past).unwrap();
+    assert!(one.is_issuer_of(ended.credentials()) && !other.is_issuer_of(ended.credentials()));
+}
+
+/// The key in its place and the certificate not yet, or the other way round: a gateway that starts then has a pair.
+#[test]
+fn a_pair_whose_replacement_was_cut_short_is_found_and_can_be_replaced_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = Authority::create("ca", Validity::days(9)).unwrap();
+    let issue = || ca.issue_server(&["gateway.example.org"], Validity::days(1)).unwrap();
+    let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+    let new = |path: &Path| path.with_file_name(format!("{}.new", path.file_name().unwrap().to_str().unwrap()));
+    let loaded = || Credentials::load(&certificate, &key).map(|pair| pair.chain().to_vec());
+    let chain = |issued: &Issued| issued.credentials().chain().to_vec();
+    for key_first in [true, false] {
+        let (old, next, last) = (issue(), issue(), issue());
+        old.save(&certificate, &key).unwrap();
+        // Both are written, none has taken its place.
+        std::fs::write(new(&key), next.key_pem()).unwrap();
+        std::fs::write(new(&certificate), &next.certificate_pem).unwrap();
+        assert_eq!(loaded().unwrap(), chain(&old));
+        let first = if key_first { &key } else { &certificate };
+        std::fs::rename(new(first), first).unwrap();
+        assert_eq!(loaded().unwrap(), chain(&next));
+        // The next one keeps the half that is needed until it has both of its own.
+        last.save(&certificate, &key).unwrap();
+        assert_eq!(loaded().unwrap(), chain(&last));
+        assert!(!new(&key).exists() && !new(&certificate).exists());
+    }
+    // Without anything beside it a pair that is none is named.
+    std::fs::write(&key, issue().key_pem()).unwrap();
+    assert!(loaded().unwrap_err().to_string().contains("does not belong"));
+}
+
+/// While one authority follows another their certificates are in one file.
+#[test]
+fn r8_of_several_authorities_in_its_file_it_is_the_one_whose_key_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let [one, two] = ["one", "two"].map(|name| Authority::create(name, Validity::days(9)).unwrap());
+    one.save(dir.path()).unwrap();
+    let both = format!("{}{}", two.certificate_pem(), one.certificate_pem());
+    std::fs::write(dir.path().join(Authority::CERTIFICATE_FILE), both).unwrap();
+    for expected in [&one, &two] {
+        expected.save_key(&dir.path().join(Authority::KEY_FILE)).unwrap();
+        let loaded = Authority::load(dir.path()).unwrap();
+        assert_eq!(loaded.certificate(), expected.certificate());
+        assert_eq!((loaded.certificate_pem(), loaded.name()), (expected.certificate_pem(), expected.name()));
+        let roots = Roots::load(&dir.path().join(Authority::CERTIFICATE_FILE)).unwrap();
+        let issued = loaded.issue_agent(ID, Validity::days(1)).unwrap();
+        let signer = roots.signer_of(issued.credentials().chain(), SystemTime::now());
+        assert_eq!(signer.as_ref(), expected.roots().unwrap().ids().first());
+    }
+}

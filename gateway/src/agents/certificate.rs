@@ -10,14 +10,15 @@ use aws_lc_rs::signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey};
 use certs::{AgentName, AgentRequest, Peer, Signed, Validity};
 use http::{StatusCode, header};
 use proto::{
-    agent_api::{CONNECT_AGAIN, Certificate, Enrolment, Renewal, codes, decode, enrolment_message},
+    agent_api::{CONNECT_AGAIN, Certificate, Enrolment, Renewal, codes, decode, enrolment_message, enrolment_paths},
     ids::ClusterId,
 };
 
-use super::{Agent, Call, Reply, Visitor, challenge::cluster_id};
+use super::{Agent, Call, DEAR, OF_ADDRESS, Reply, Visitor, challenge::cluster_id};
 use crate::{
     api::{error::ApiError, instant},
     config::agents::LONGEST_CERTIFICATE,
+    control::Control,
     metrics::Enrolled,
     resources::{
         connected_cluster::{self as cluster, fingerprint, key_name},
@@ -55,26 +56,30 @@ pub async fn enrol(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
 }
 
 async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
+    let control = &call.control;
+    let counted = call.core.agents.by_address(visitor.peer, enrolment_paths::CERTIFICATE, OF_ADDRESS);
     let message: Enrolment = call.message()?;
     let id = cluster_id(&message.cluster_id)?;
+    // A flood of others from their address shuts nobody out who has a fresh challenge. Each is good for one try then, so that
+    // no address has more judged than it may have challenges.
+    let has_place = match counted {
+        Err(too_often) if !control.challenges.is_first_try(control, &id, &message.challenge) => return Err(too_often),
+        counted => counted.is_ok(),
+    };
     let csr = binary("csr", &message.csr)?;
     let signature = binary("signature", &message.signature)?;
     let uid = uid(&message.kube_system_uid)?;
     was_deleted(call, visitor, &id)?;
-    let control = &call.control;
     let found = control.store.get_with_agent(&id.as_str().to_ascii_lowercase()).await?;
     let key = found.as_ref().and_then(|(stored, _)| cluster::onboarding_key(stored));
-    let fresh = control.challenges.read(control, &id, &message.challenge);
     let signed = enrolment_message(&id, &message.challenge, &message.csr, uid);
-    let proved = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, key.as_ref().unwrap_or(&NOBODY))
-        .verify(&signed, &signature)
-        .is_ok();
-    let (Some(fresh), true, Some(key), Some((stored, row))) = (fresh, proved, key, found) else {
-        return Err(not_proved());
-    };
-    if !control.challenges.consume(&id.key(), fresh, control.now_ms())? {
-        return Err(not_proved());
+    proved(control, &id, &message.challenge, key.as_ref(), (&signed, &signature))?;
+    // Who proved what they are is counted as that, and not by their address.
+    if has_place {
+        call.core.agents.not_of_address(visitor.peer, enrolment_paths::CERTIFICATE);
     }
+    call.core.agents.by_cluster(id.key(), enrolment_paths::CERTIFICATE, DEAR)?;
+    let (Some(key), Some((stored, row))) = (key, found) else { return Err(not_proved()) };
     if is_deleting(&stored) {
         return Err(deleted(&id));
     }
@@ -95,6 +100,22 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
         }
     }
     issue(call, &stored, principal, &request, (&key, Some(uid))).await
+}
+
+/// Goes on only for who signed a message with the cluster's onboarding key and a fresh challenge, which is used up by it. Takes
+/// as long where there is no such cluster.
+pub fn proved(
+    control: &Control,
+    id: &ClusterId,
+    challenge: &str,
+    key: Option<&Vec<u8>>,
+    (signed, signature): (&[u8], &[u8]),
+) -> Result<(), ApiError> {
+    let fresh = control.challenges.read(control, id, challenge);
+    let holds =
+        UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, key.unwrap_or(&NOBODY)).verify(signed, signature).is_ok();
+    let fresh = fresh.filter(|_| holds && key.is_some()).ok_or_else(not_proved)?;
+    if control.challenges.consume(&id.key(), fresh, control.now_ms())? { Ok(()) } else { Err(not_proved()) }
 }
 
 /// Answers an agent that asks for the next certificate with the one at hand.
@@ -170,7 +191,8 @@ fn was_deleted(call: &Call, visitor: &Visitor, id: &ClusterId) -> Result<(), Api
     }
 }
 
-fn binary(name: &str, text: &str) -> Result<Vec<u8>, ApiError> {
+/// Base64 of a member of a message.
+pub fn binary(name: &str, text: &str) -> Result<Vec<u8>, ApiError> {
     decode(text)
         .ok_or_else(|| ApiError::bad_request("InvalidRequestContent", format!("{name} must be base64.")).at(name))
 }
@@ -196,7 +218,7 @@ fn milliseconds(at: SystemTime) -> i64 {
 }
 
 /// 401, the same for every reason.
-fn not_proved() -> ApiError {
+pub fn not_proved() -> ApiError {
     let message = "The proof does not hold: there is no such cluster, or its public key is another one, or the challenge was used or has ended. Check that the onboarding key is the one that the resource was created with (`towline connect` makes a new one), and ask for a fresh challenge.";
     ApiError::of(StatusCode::UNAUTHORIZED, codes::INVALID_PROOF, message)
 }
@@ -213,7 +235,8 @@ pub fn later(id: &ClusterId) -> ApiError {
     ApiError::of(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).with(header::RETRY_AFTER, "5")
 }
 
-fn deleted(id: &ClusterId) -> ApiError {
+/// The cluster is on its way out.
+pub fn deleted(id: &ClusterId) -> ApiError {
     refused(&Gone::Deleted(id.clone()))
 }
 

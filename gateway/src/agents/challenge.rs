@@ -2,7 +2,7 @@
 //! it is good for one cluster, for two minutes, and once: those that were used are remembered until they end.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Mutex, PoisonError},
 };
 
@@ -20,6 +20,8 @@ use crate::{api::error::ApiError, control::Control, request::random_16};
 const LIFE_MS: i64 = 120_000;
 /// Enrolments of one cluster within that time.
 const OF_ONE_CLUSTER: usize = 32;
+/// Challenges that are remembered at most, for each of two such times, because they were tried by addresses that ask too often.
+const TRIED_MAX: usize = 100_000;
 /// Bytes of a challenge, as text, at most.
 const TEXT_BYTES: usize = 1024;
 
@@ -29,6 +31,26 @@ pub struct Challenges {
     since_ms: i64,
     /// By cluster; only those who proved possession of a cluster's key are in it.
     used: Mutex<HashMap<ClusterKey, VecDeque<Fresh>>>,
+    tried: Mutex<Tried>,
+}
+
+/// Nonces of challenges that were tried, in vain or not; each is remembered for at least as long as a challenge is good.
+#[derive(Default)]
+struct Tried {
+    since_ms: i64,
+    now: HashSet<String>,
+    before: HashSet<String>,
+}
+
+impl Tried {
+    /// Whether this is the first time; not where so many are remembered that this one cannot be.
+    fn is_first(&mut self, nonce: String, now_ms: i64) -> bool {
+        if now_ms - self.since_ms >= LIFE_MS {
+            self.before = std::mem::take(&mut self.now);
+            self.since_ms = now_ms;
+        }
+        !self.before.contains(&nonce) && self.now.len() < TRIED_MAX && self.now.insert(nonce)
+    }
 }
 
 /// A challenge of ours that has not ended.
@@ -41,7 +63,7 @@ pub struct Fresh {
 impl Challenges {
     /// None used; older ones are not taken.
     pub fn since(now_ms: i64) -> Self {
-        Self { since_ms: now_ms, used: Mutex::default() }
+        Self { since_ms: now_ms, used: Mutex::default(), tried: Mutex::default() }
     }
 
     /// A challenge for a cluster.
@@ -59,6 +81,13 @@ impl Challenges {
         let ends_ms = begun + LIFE_MS;
         let nonce = opened.get("nonce").and_then(Value::as_str)?.to_owned();
         (begun >= self.since_ms && control.now_ms() < ends_ms).then_some(Fresh { nonce, ends_ms })
+    }
+
+    /// Whether a text is a challenge as [`Self::read`] takes it, and was not asked about before.
+    pub fn is_first_try(&self, control: &Control, cluster: &ClusterId, text: &str) -> bool {
+        let fresh = self.read(control, cluster, text);
+        let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.is_some_and(|fresh| tried.is_first(fresh.nonce, control.now_ms()))
     }
 
     /// Uses a challenge, by whom it was made for. `Ok(false)`: it was used before.
@@ -126,6 +155,21 @@ mod tests {
         assert!(!challenges.consume(&a, fresh("x", 10), 9).unwrap());
         assert!(challenges.consume(&b, fresh("y", 20), 10).unwrap());
         assert_eq!(challenges.used.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn r6_a_challenge_is_tried_once_as_long_as_it_is_good_and_memory_is_bounded() {
+        let mut tried = Tried::default();
+        assert!(tried.is_first("x".to_owned(), 1));
+        assert!(!tried.is_first("x".to_owned(), LIFE_MS - 1));
+        assert!(!tried.is_first("x".to_owned(), LIFE_MS));
+        assert!(tried.is_first("y".to_owned(), LIFE_MS));
+        assert!(tried.is_first("x".to_owned(), 2 * LIFE_MS), "it has ended by then");
+        for n in tried.now.len()..TRIED_MAX {
+            assert!(tried.is_first(n.to_string(), 2 * LIFE_MS));
+        }
+        assert!(!tried.is_first("z".to_owned(), 2 * LIFE_MS));
+        assert!(tried.is_first("z".to_owned(), 3 * LIFE_MS));
     }
 
     #[test]

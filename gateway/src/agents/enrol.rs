@@ -3,17 +3,21 @@
 
 use http::StatusCode;
 use proto::{
-    agent_api::{TokenEnrolled, TokenEnrolment, codes},
+    agent_api::{EnrolledQuestion, TokenEnrolled, TokenEnrolment, codes, enrolled_message},
     api::ResourceId,
 };
 use serde_json::Value;
 
-use super::{Call, Reply};
+use super::{
+    Call, Reply,
+    certificate::{binary, deleted, not_proved, proved},
+    challenge::cluster_id,
+};
 use crate::{
-    api::{Caller, error::ApiError, write::system_data},
+    api::{Caller, error::ApiError, registrations, write::system_data},
     resources::{
         Kind, Writing,
-        connected_cluster::{ConnectedClusters, NAME},
+        connected_cluster::{ConnectedClusters, NAME, onboarding_key},
         enrolment_token::{self, Held},
         is_deleting, schema,
     },
@@ -44,6 +48,7 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     }
     ConnectedClusters.check_name(&message.name)?;
     let id = ResourceId::parse(&format!("{}/providers/{NAME}/{}", group.id, message.name))?;
+    registrations::check(control, &ConnectedClusters, &id).await?;
     if control.store.get(id.key()).await?.is_some() {
         return Err(taken(call, &id, &held).await?);
     }
@@ -63,14 +68,32 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     match control.write(&batch).await? {
         Ok(_) => {}
         Err(Refused::Changed { key, .. }) if key == id.key() => return Err(taken(call, &id, &held).await?),
-        Err(Refused::Changed { .. } | Refused::NoParent { .. }) => return Err(not_held()),
+        Err(Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::NoParent { .. }) => return Err(not_held()),
     }
     tracing::info!(cluster.id = %id, created_by = held.created_by, "cluster created by an enrolment token");
-    Reply::json(&TokenEnrolled {
-        cluster_id: id.as_str().to_owned(),
-        principal_id: principal,
-        tenant_id: control.settings.tenant.clone(),
-    })
+    told(call, &id, principal)
+}
+
+/// Tells who proves possession of a cluster's onboarding key what was told when the cluster was created: the answer may have
+/// been lost, and the token is used up.
+pub async fn enrolled(call: &Call) -> Result<Reply, ApiError> {
+    let message: EnrolledQuestion = call.message()?;
+    let (id, signature) = (cluster_id(&message.cluster_id)?, binary("signature", &message.signature)?);
+    let found = call.control.store.get(&id.as_str().to_ascii_lowercase()).await?;
+    let key = found.as_ref().and_then(onboarding_key);
+    let signed = enrolled_message(&id, &message.challenge);
+    proved(&call.control, &id, &message.challenge, key.as_ref(), (&signed, &signature))?;
+    let stored = found.ok_or_else(not_proved)?;
+    if is_deleting(&stored) {
+        return Err(deleted(&id));
+    }
+    let principal = stored.body["identity"]["principalId"].as_str().unwrap_or_default().to_owned();
+    told(call, &ResourceId::parse(&stored.id)?, principal)
+}
+
+fn told(call: &Call, id: &ResourceId, principal_id: String) -> Result<Reply, ApiError> {
+    let (cluster_id, tenant_id) = (id.as_str().to_owned(), call.control.settings.tenant.clone());
+    Reply::json(&TokenEnrolled { cluster_id, principal_id, tenant_id })
 }
 
 /// The resource, with all that is filled in when one is created.

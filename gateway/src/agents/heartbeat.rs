@@ -39,7 +39,15 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         received: instant(now_ms),
         next_in_seconds: NEXT_SECONDS,
         desired_revision: wanted.revision,
+        renew_certificate: is_of_another_authority(call, agent),
     })
+}
+
+/// Whether the certificate is of an authority that the present one follows. Certificates of clusters that the configuration
+/// names are made by who runs them.
+fn is_of_another_authority(call: &Call, agent: &Agent) -> bool {
+    let present = call.core.trust.authority_id();
+    agent.cluster.agents.principal().is_some() && present.is_some() && agent.authority != present
 }
 
 async fn keep(call: &Call, agent: &Agent, told: &Heartbeat, now_ms: i64) -> Result<(), ApiError> {
@@ -55,6 +63,10 @@ async fn keep(call: &Call, agent: &Agent, told: &Heartbeat, now_ms: i64) -> Resu
              {now}. Connect this cluster as a resource of its own."
         );
         return Err(ApiError::of(StatusCode::CONFLICT, codes::ALREADY_CONNECTED, message));
+    }
+    if known.authority != agent.authority {
+        let of = (key, agent.cluster.agents.principal());
+        call.control.store.put_authority(of, agent.authority.as_deref()).await?;
     }
     let facts = serde_json::to_value(told).map_err(ApiError::internal)?;
     if known.facts == facts && known.kube_system_uid.as_deref() == uid {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use proto::agent_api::ENROLMENT_PREFIX;
+use proto::agent_api::{ENROLMENT_PREFIX, enrolment_paths};
 
 use super::{Call, OF_VISITORS, Reply, Visitor, answered, busy, find, in_time, query, whole};
 use crate::{
@@ -57,7 +57,10 @@ where
     let (parts, body) = request.into_parts();
     let path = parts.uri.path().strip_prefix(ENROLMENT_PREFIX).unwrap_or_default();
     let route = find(OF_VISITORS, &parts.method, path)?;
-    core.agents.by_address(peer, route.rate)?;
+    // Who asks for a certificate may prove what they are, and is counted where that is judged.
+    if route.path != enrolment_paths::CERTIFICATE {
+        core.agents.by_address(peer, route.path, route.rate)?;
+    }
     let body = whole(body, route.body_bytes).await?;
     let call = Call { core: Arc::clone(core), control: Arc::clone(control), query: query(parts.uri.query()), body };
     let visitor = Visitor { peer, certificates: connection.certificates.clone() };

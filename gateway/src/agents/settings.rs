@@ -34,8 +34,8 @@ fn entry(issuer: &RawIssuer, own: Option<&Issuer>, roots: &str) -> Result<Value,
     for (name, value) in said.as_object().into_iter().flatten() {
         match name.as_str() {
             "ca_file" | "keys_file" | "pinned_keys_file" | "jwks_url" if own.is_some() => {}
-            // An address of this machine is nothing in another one.
-            "allow_http_loopback" => {}
+            // An address of this machine is nothing in another one, and agents serve no resource API.
+            "allow_http_loopback" | "api_audiences" => {}
             name => match (name.strip_suffix("_file"), value.as_str()) {
                 (Some(name), Some(file)) => drop(entry.insert(camel(name), content(Path::new(file))?.into())),
                 _ if value.as_array().is_some_and(Vec::is_empty) => {}
@@ -78,7 +78,7 @@ mod tests {
         let file = dir.path().join("ca.crt");
         std::fs::write(&file, "-----BEGIN CERTIFICATE-----\n").unwrap();
         let raw: RawIssuer = serde_json::from_value(serde_json::json!({
-            "name": "corporate", "url": "https://login.test", "audiences": ["a"], "ca_file": file,
+            "name": "corporate", "url": "https://login.test", "audiences": ["a"], "api_audiences": ["b"], "ca_file": file,
             "username_prefix": "c:", "groups_prefix": "c:", "kind": "entra", "algorithms": ["RS256"],
             "keys_max_age": "1h", "username_claim": "upn", "groups_claim": "groups", "uid_claim": "oid",
             "extra": {"oid": "oid"}, "required_claims": {"tid": "t"}, "clock_skew": "1m", "pop": "off",

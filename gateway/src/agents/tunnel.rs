@@ -52,7 +52,7 @@ pub struct Asked {
     /// By cluster, as long as a tunnel of it is up.
     clusters: Mutex<HashMap<ClusterKey, Weak<OfCluster>>>,
     rates: Rates<(ClusterKey, &'static str)>,
-    addresses: Rates<IpAddr>,
+    addresses: Rates<(IpAddr, &'static str)>,
 }
 
 /// What the agents of one cluster ask, over all of its tunnels.
@@ -75,10 +75,22 @@ impl Asked {
         new
     }
 
-    /// Counts a question of an address that has proved nothing.
-    pub fn by_address(&self, peer: IpAddr, rate: Rate) -> Result<(), ApiError> {
-        let taken = self.addresses.take(network(peer), rate, Instant::now());
+    /// Counts a question of an address that has proved nothing: each by itself, for many clusters may be behind one address,
+    /// and whoever asks one too often keeps nobody from another.
+    pub fn by_address(&self, peer: IpAddr, path: &'static str, rate: Rate) -> Result<(), ApiError> {
+        let taken = self.addresses.take((network(peer), path), rate, Instant::now());
         taken.map(drop).map_err(|seconds| too_often("Your address", seconds))
+    }
+
+    /// Takes back that a question was counted: whose it was has been proved.
+    pub fn not_of_address(&self, peer: IpAddr, path: &'static str) {
+        self.addresses.give_back(&(network(peer), path));
+    }
+
+    /// Counts a question of a cluster that has proved that it is the one.
+    pub fn by_cluster(&self, cluster: ClusterKey, path: &'static str, rate: Rate) -> Result<(), ApiError> {
+        let taken = self.rates.take((cluster, path), rate, Instant::now());
+        taken.map(drop).map_err(|seconds| too_often("This cluster", seconds))
     }
 }
 
@@ -168,8 +180,7 @@ async fn serve(
     let route = find(OF_TUNNELS, method, path)?;
     let place = Arc::clone(&cluster.places).try_acquire_owned();
     let _place = place.map_err(|_| busy(&format!("{EXCHANGES_OF_CLUSTER} exchanges of this cluster's agents")))?;
-    let taken = core.agents.rates.take((tunnel.cluster.key, route.path), route.rate, Instant::now());
-    taken.map_err(|seconds| too_often("This cluster", seconds))?;
+    core.agents.by_cluster(tunnel.cluster.key, route.path, route.rate)?;
     let ended = |_| ApiError::internal("bodies are read no more");
     let (_own, _all, body) = if http_body::Body::is_end_stream(&body) {
         (None, None, bytes::Bytes::new())
@@ -182,6 +193,7 @@ async fn serve(
     let id = &tunnel.cluster.id;
     core.snapshots.load().serves(id, &tunnel.names).map_err(|gone| certificate::refused(&gone))?;
     let call = Call { core, control, query: query(asked), body };
-    let agent = Agent { cluster: Arc::clone(&tunnel.cluster), names: tunnel.names.clone(), tunnel: tunnel.id() };
+    let (names, authority) = (tunnel.names.clone(), tunnel.authority.clone());
+    let agent = Agent { cluster: Arc::clone(&tunnel.cluster), names, authority, tunnel: tunnel.id() };
     in_time((route.serve)(&call, &agent)).await
 }

@@ -29,6 +29,8 @@ const FORGOTTEN: u64 = 16 * 1024 * 1024;
 const TURN: Duration = Duration::from_secs(10);
 /// How long one may take to arrive.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// How long the rest of one may take that nobody asked for.
+const REST: Duration = Duration::from_secs(5);
 /// Objects and lists in each other at most.
 const DEPTH: usize = 32;
 
@@ -120,6 +122,18 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     in_time(take(body, false)).await.map(drop)
+}
+
+/// Takes in what is left of a body behind an answer that did not need it, a bounded part and time. A connection with a
+/// request on it that was not read to its end is closed, and the next request of its client meets that.
+pub async fn leave<B>(body: B)
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    if !body.is_end_stream() {
+        drop(tokio::time::timeout(REST, take(body, false)).await);
+    }
 }
 
 /// Reads a body to its end, keeping at most [`BYTES`].

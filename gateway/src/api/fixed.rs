@@ -138,7 +138,7 @@ fn known(namespace: &str) -> Result<&'static str, ApiError> {
 async fn provider(call: &Call<'_>, subscription: Option<&ResourceId>, namespace: &str) -> Result<Value, ApiError> {
     let known = known(namespace)?;
     let registered = match subscription {
-        Some(subscription) => registrations::is_registered(call, subscription, known).await?,
+        Some(subscription) => registrations::is_registered(call.control, subscription, known).await?,
         None => true,
     };
     let scope = subscription.map(ResourceId::as_str).unwrap_or_default();

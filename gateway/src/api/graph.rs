@@ -21,6 +21,8 @@ pub enum Question {
     ServicePrincipals,
     /// `GET users?$filter=...`.
     Users,
+    /// `GET me`: the caller, of whatever issuer, by the id that role assignments know them by.
+    Me,
 }
 
 impl Question {
@@ -30,6 +32,7 @@ impl Question {
             ["directoryobjects", "getbyids"] => Some(Self::ByIds),
             ["serviceprincipals"] => Some(Self::ServicePrincipals),
             ["users"] => Some(Self::Users),
+            ["me"] => Some(Self::Me),
             _ => None,
         }
     }
@@ -37,6 +40,15 @@ impl Question {
 
 /// Answers a question; `body` is that of [`Question::ByIds`].
 pub fn answer(call: &Call<'_>, question: Question, body: &Map<String, Value>) -> Result<Response<Body>, ApiError> {
+    let method = if question == Question::ByIds { Method::POST } else { Method::GET };
+    if call.method != method {
+        return Err(ApiError::method_not_allowed("it is another one").with(header::ALLOW, method.as_str()));
+    }
+    if question == Question::Me {
+        let (id, name) = (&call.identity.principal, &call.identity.username);
+        let body = json!({"id": id, "displayName": name, "userPrincipalName": name});
+        return Ok(json(StatusCode::OK, &body));
+    }
     // Names are for those who have some right here.
     let action = "Microsoft.Authorization/roleAssignments/read";
     if !call.may_below(action, &Scope::root()) {
@@ -44,12 +56,10 @@ pub fn answer(call: &Call<'_>, question: Question, body: &Map<String, Value>) ->
     }
     let wanted = match question {
         Question::ByIds => ids(body)?,
-        Question::ServicePrincipals | Question::Users => quoted(call.parameter("$filter")?.unwrap_or_default()),
+        Question::ServicePrincipals | Question::Users | Question::Me => {
+            quoted(call.parameter("$filter")?.unwrap_or_default())
+        }
     };
-    let method = if question == Question::ByIds { Method::POST } else { Method::GET };
-    if call.method != method {
-        return Err(ApiError::method_not_allowed("it is another one").with(header::ALLOW, method.as_str()));
-    }
     let is_wanted =
         |names: &[&str]| names.iter().any(|name| wanted.iter().any(|wanted| wanted.eq_ignore_ascii_case(name)));
     let mut found = Vec::new();

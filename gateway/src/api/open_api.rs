@@ -92,11 +92,12 @@ fn item_operations(kind: &dyn Kind, path: &str, name: &str) -> Value {
     });
     if kind.is_writable() {
         let conditions = || json!([condition("If-Match"), condition("If-None-Match")]);
+        let deleted = || json!([condition("If-Match"), condition("If-None-Match"), only_if_empty()]);
         let written = |good: &[(&str, Value)]| responses(good, true);
         item["put"] = json!({"operationId": format!("put-{name}"), "parameters": conditions(), "requestBody": content(&one()), "responses": written(&[("200", one()), ("201", one())])});
         let gone = [("200", json!({})), ("202", json!({})), ("204", json!({}))];
         item["delete"] =
-            json!({"operationId": format!("delete-{name}"), "parameters": conditions(), "responses": written(&gone)});
+            json!({"operationId": format!("delete-{name}"), "parameters": deleted(), "responses": written(&gone)});
         if let Some(part) = kind.patch_schema() {
             item["patch"] = json!({"operationId": format!("patch-{name}"), "parameters": conditions(), "requestBody": content(&schema::open_api(part)), "responses": written(&[("200", one())])});
         }
@@ -144,6 +145,13 @@ fn names(path: &str) -> Vec<Value> {
 
 fn condition(header: &str) -> Value {
     json!({"name": header, "in": "header", "schema": {"type": "string"}, "description": "RFC 9110 section 13.1"})
+}
+
+fn only_if_empty() -> Value {
+    json!({
+        "name": "onlyIfEmpty", "in": "query", "schema": {"type": "string", "enum": ["true", "false"]},
+        "description": "true: 409 ResourceNotEmpty where it holds something, else it is gone at once",
+    })
 }
 
 fn content(schema: &Value) -> Value {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Call, empty, error::ApiError, filter, json};
 use crate::{
-    request::respond::Body,
+    request::respond::{self, Body},
     resources::{
         KINDS, Kind, Place, Showing,
         connected_cluster::{self, ConnectedClusters},
@@ -34,25 +34,26 @@ const SUBSCRIPTION_READ: &str = "Microsoft.Resources/subscriptions/read";
 /// A resource as a client sees it.
 pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored) -> Result<Value, ApiError> {
     let agent = if kind.has_agents() { call.control.store.agent(&stored.key).await? } else { None };
-    Ok(show_with(call, kind, version, stored, agent.as_ref()))
+    Ok(show_with(call, kind, version, &stored.id, stored.body.clone(), agent.as_ref()))
 }
 
-/// The same, with what is kept of its agents.
-fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored, agent: Option<&Agent>) -> Value {
-    let none = Map::new();
-    let kept = stored.body.as_object().unwrap_or(&none);
-    let mut shown = Map::new();
-    shown.insert("id".to_owned(), stored.id.as_str().into());
-    let name = last_name(&stored.id);
+/// The same of the body of one, with what is kept of its agents.
+fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, id: &str, body: Value, agent: Option<&Agent>) -> Value {
+    let mut kept = match body {
+        Value::Object(kept) => kept,
+        _ => Map::new(),
+    };
+    let system_data = kept.remove("systemData");
+    let mut shown = schema::show(kind.schema(), kept, version);
+    shown.insert("id".to_owned(), id.into());
     if kind.place() != Place::Top {
-        shown.insert("name".to_owned(), name.into());
+        shown.insert("name".to_owned(), last_name(id).into());
         shown.insert("type".to_owned(), kind.name().into());
     }
-    shown.extend(schema::show(kind.schema(), kept, version));
-    if let Some(data) = kept.get("systemData") {
-        shown.insert("systemData".to_owned(), data.clone());
+    if let Some(data) = system_data {
+        shown.insert("systemData".to_owned(), data);
     }
-    kind.show(&mut shown, stored, &Showing { version, now_ms: call.now_ms, control: call.control, agent });
+    kind.show(&mut shown, id, &Showing { version, now_ms: call.now_ms, control: call.control, agent });
     Value::Object(shown)
 }
 
@@ -196,22 +197,22 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
     let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
     let at_scope = filter.is_some_and(|filter| filter.to_ascii_lowercase().contains("atscope()"));
-    let shown = |stored: &Stored, agent: Option<&Agent>| {
+    let shown = |stored: Stored, agent: Option<&Agent>| {
         let visible = match kind.place() {
             Place::Top => sees(call, &stored.key),
-            _ => sight.shows(call, &action, stored),
+            _ => sight.shows(call, &action, &stored),
         };
         let reachable = scope.is_some()
             || ResourceId::parse(&stored.id).is_ok_and(|id| call.control.has_subscription(id.subscription()));
         let wanted = match filter {
-            Some(filter) => kind.matches(filter, stored, &call.caller)?,
+            Some(filter) => kind.matches(filter, &stored, &call.caller)?,
             None => true,
         };
-        Ok((visible && reachable && wanted).then(|| show_with(call, kind, version, stored, agent)))
+        Ok((visible && reachable && wanted).then(|| show_with(call, kind, version, &stored.id, stored.body, agent)))
     };
     let sources = sources(kind, scope, at_scope);
-    let (value, next) = gather(call, kind, &sources, from, rows, shown).await?;
-    Ok(json(StatusCode::OK, &paged(call, value, next)?))
+    let (page, next) = gather(call, kind, &sources, from, rows, shown).await?;
+    page.answer(call, next)
 }
 
 /// Where a list is read from, one after the other.
@@ -283,29 +284,28 @@ async fn gather(
     sources: &[Source],
     from: At,
     rows: u32,
-    pick: impl Fn(&Stored, Option<&Agent>) -> Result<Option<Value>, ApiError> + Send,
-) -> Result<(Vec<Value>, Option<At>), ApiError> {
-    let (mut value, mut bytes, mut looks) = (Vec::new(), 0, 0);
+    pick: impl Fn(Stored, Option<&Agent>) -> Result<Option<Value>, ApiError> + Send,
+) -> Result<(Written, Option<At>), ApiError> {
+    let (mut written, mut looks) = (Written::default(), 0);
     let (first, mut after) = from;
     let mut last = (first, after.clone());
     for (index, source) in sources.iter().enumerate().skip(first) {
         loop {
             if looks == LOOKS {
-                return Ok((value, Some((index, after))));
+                return Ok((written, Some((index, after))));
             }
             looks += 1;
             let fetch = if looks == 1 { rows } else { PAGE_ROWS };
             let page = source.page(call, kind, &after, fetch).await?;
-            for (stored, agent) in &page.found {
+            for (stored, agent) in page.found {
+                let key = stored.key.clone();
                 let Some(shown) = pick(stored, agent.as_ref())? else { continue };
-                bytes += shown.to_string().len();
-                if bytes > BYTES && !value.is_empty() {
-                    return Ok((value, Some(last)));
+                if !written.add(&shown)? {
+                    return Ok((written, Some(last)));
                 }
-                value.push(shown);
-                last = (index, stored.key.clone());
-                if value.len() == rows as usize {
-                    return Ok((value, Some(last)));
+                last = (index, key);
+                if written.rows == rows {
+                    return Ok((written, Some(last)));
                 }
             }
             match page.next {
@@ -315,7 +315,7 @@ async fn gather(
         }
         after = String::new();
     }
-    Ok((value, None))
+    Ok((written, None))
 }
 
 /// The key of what keeps those at a scope.
@@ -337,9 +337,9 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
     exists(call, scope).await?;
     let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
-    let pick = |stored: &Stored, _: Option<&Agent>| {
-        let wanted = filter.map_or(Ok(true), |filter| filter::resource(filter, stored))?;
-        Ok((wanted && sight.shows(call, &action, stored)).then(|| {
+    let pick = |stored: Stored, _: Option<&Agent>| {
+        let wanted = filter.map_or(Ok(true), |filter| filter::resource(filter, &stored))?;
+        Ok((wanted && sight.shows(call, &action, &stored)).then(|| {
             let mut shown = json!({"id": stored.id, "name": last_name(&stored.id), "type": connected_cluster::NAME});
             for property in ["location", "tags", "identity", "kind", "systemData"] {
                 if let Some(kept) = stored.body.get(property) {
@@ -350,8 +350,8 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
         }))
     };
     let sources = [Source::Within(scope.key().to_owned())];
-    let (value, next) = gather(call, &ConnectedClusters, &sources, from, rows, pick).await?;
-    Ok(json(StatusCode::OK, &paged(call, value, next)?))
+    let (page, next) = gather(call, &ConnectedClusters, &sources, from, rows, pick).await?;
+    page.answer(call, next)
 }
 
 /// What is listed in must be there.
@@ -377,7 +377,7 @@ fn rows(call: &Call<'_>) -> Result<u32, ApiError> {
     match top.parse::<u32>() {
         Ok(rows @ 1..) => Ok(rows.min(PAGE_ROWS)),
         _ => {
-            let message = "The query parameter '$top' must be a whole number above 0.";
+            let message = "The query parameter '$top' must be a whole number from 1 to 4294967295.";
             Err(ApiError::bad_request("InvalidQueryParameterValue", message).at("$top"))
         }
     }
@@ -393,16 +393,47 @@ fn place(call: &Call<'_>) -> Result<At, ApiError> {
     })
 }
 
-/// A page. Its token is sealed: the key in it may be of what this caller does not see.
-fn paged(call: &Call<'_>, value: Vec<Value>, next: Option<At>) -> Result<Value, ApiError> {
-    let mut page = json!({"value": value});
-    if let Some(next) = next {
-        let mut query = url::form_urlencoded::Serializer::new(String::new());
-        for (name, value) in call.query.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("$skipToken")) {
-            query.append_pair(name, value);
+/// The rows of a page as JSON: each is written once, and then known to fit.
+#[derive(Default)]
+struct Written {
+    text: Vec<u8>,
+    rows: u32,
+}
+
+impl Written {
+    /// Adds a row, unless the page would have more than [`BYTES`] with it: a page has at least one.
+    fn add(&mut self, shown: &Value) -> Result<bool, ApiError> {
+        let before = self.text.len();
+        if self.rows > 0 {
+            self.text.push(b',');
         }
-        query.append_pair("$skipToken", &BASE64.encode(call.control.seal(TOKEN, &json!(next))?));
-        page["nextLink"] = call.url(&format!("/{}?{}", call.path.trim_start_matches('/'), query.finish())).into();
+        serde_json::to_writer(&mut self.text, shown).map_err(ApiError::internal)?;
+        let fits = self.rows == 0 || self.text.len() <= BYTES;
+        if fits {
+            self.rows += 1;
+        } else {
+            self.text.truncate(before);
+        }
+        Ok(fits)
     }
-    Ok(page)
+
+    /// The page. The token of the next one is sealed: the key in it may be of what this caller does not see.
+    fn answer(self, call: &Call<'_>, next: Option<At>) -> Result<Response<Body>, ApiError> {
+        let mut text = Vec::with_capacity(self.text.len() + 1024);
+        text.extend_from_slice(b"{\"value\":[");
+        text.extend_from_slice(&self.text);
+        text.push(b']');
+        if let Some(next) = next {
+            let mut query = url::form_urlencoded::Serializer::new(String::new());
+            for (name, value) in call.query.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("$skipToken")) {
+                query.append_pair(name, value);
+            }
+            query.append_pair("$skipToken", &BASE64.encode(call.control.seal(TOKEN, &json!(next))?));
+            let link = call.url(&format!("/{}?{}", call.path.trim_start_matches('/'), query.finish()));
+            text.extend_from_slice(b",\"nextLink\":");
+            serde_json::to_writer(&mut text, &link).map_err(ApiError::internal)?;
+        }
+        text.push(b'}');
+        Ok(respond::written(text).map(Body::Full))
+    }
 }

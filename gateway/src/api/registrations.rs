@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::{Call, error::ApiError};
 use crate::{
+    control::Control,
     resources::{KINDS, Kind, Place},
     store::{
         StoreError,
@@ -42,14 +43,14 @@ fn key(subscription: &ResourceId, namespace: &str) -> String {
 ///
 /// # Errors
 /// When the store cannot be read.
-pub async fn is_registered(call: &Call<'_>, subscription: &ResourceId, namespace: &str) -> Result<bool, StoreError> {
-    Ok(!is_required(namespace) || call.control.store.get(&key(subscription, namespace)).await?.is_none())
+pub async fn is_registered(control: &Control, subscription: &ResourceId, namespace: &str) -> Result<bool, StoreError> {
+    Ok(!is_required(namespace) || control.store.get(&key(subscription, namespace)).await?.is_none())
 }
 
 /// Goes on only if a resource of a kind may be created in the subscription of `id`.
-pub async fn check(call: &Call<'_>, kind: &dyn Kind, id: &ResourceId) -> Result<(), ApiError> {
+pub async fn check(control: &Control, kind: &dyn Kind, id: &ResourceId) -> Result<(), ApiError> {
     let namespace = namespace_of(kind);
-    if !is_required(namespace) || is_registered(call, &ResourceId::top(id.subscription())?, namespace).await? {
+    if !is_required(namespace) || is_registered(control, &ResourceId::top(id.subscription())?, namespace).await? {
         return Ok(());
     }
     // SDKs read the namespace out of the quotes.
@@ -66,7 +67,7 @@ pub async fn set(
     namespace: &str,
     registered: bool,
 ) -> Result<(), ApiError> {
-    if is_registered(call, subscription, namespace).await? == registered || !is_required(namespace) {
+    if is_registered(call.control, subscription, namespace).await? == registered || !is_required(namespace) {
         return Ok(());
     }
     let key = key(subscription, namespace);

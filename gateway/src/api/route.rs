@@ -30,7 +30,7 @@ pub enum Route {
     Everything(ResourceId),
     /// What happens to clusters in a scope: `<scope>/providers/Microsoft.Kubernetes/events`.
     Events(ResourceId),
-    /// `POST <resource>/<action>`.
+    /// `POST <resource>/<action>`, or another method for one that there is.
     Action(ResourceId, String),
     /// `.../providers`, `.../providers/<namespace>`.
     Providers {
@@ -146,8 +146,16 @@ fn resource(post: bool, segments: &[&str], words: &[&str]) -> Result<Route, Inva
     }
     match join(segments) {
         Ok(id) => Ok(Route::Resource(id)),
-        Err(error) => collection(segments, words)?.ok_or(error),
+        Err(error) => match join(rest) {
+            Ok(id) if has_action(&id, last) => Ok(Route::Action(id, (*last).to_owned())),
+            _ => collection(segments, words)?.ok_or(error),
+        },
     }
+}
+
+/// Asked with another method than POST it is refused as what it is.
+fn has_action(id: &ResourceId, action: &str) -> bool {
+    super::read::kind_of(id).is_ok_and(|kind| kind.actions().iter().any(|known| known.eq_ignore_ascii_case(action)))
 }
 
 /// `<scope>/providers/<namespace>/<type>`.

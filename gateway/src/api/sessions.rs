@@ -4,7 +4,11 @@
 use std::{collections::HashMap, sync::Arc};
 
 use http::{Method, Response, StatusCode, header};
-use proto::{api::ResourceId, ids::RequestId, rbac::Scope};
+use proto::{
+    api::ResourceId,
+    ids::{ClusterKey, RequestId},
+    rbac::Scope,
+};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
@@ -14,7 +18,7 @@ use crate::{
     sessions::{EndReason, Session},
 };
 
-/// Sessions that are looked at for one list.
+/// Sessions that are counted for one list.
 const LIST: usize = 50_000;
 /// Sessions in one answer.
 const ROWS: usize = 5_000;
@@ -38,22 +42,18 @@ pub fn serve(call: &Call<'_>, id: Option<&str>) -> Result<Response<Body>, ApiErr
 }
 
 fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
-    let cluster = call.parameter("cluster")?.map(str::to_ascii_lowercase);
-    let mut allowed: HashMap<String, bool> = HashMap::new();
-    let mut rows = Vec::new();
-    for session in call.sessions.iter().flat_map(|sessions| sessions.list(LIST)) {
-        let at = session.cluster.id.as_str();
-        if cluster.as_ref().is_some_and(|wanted| !at.eq_ignore_ascii_case(wanted)) {
-            continue;
-        }
-        let sees = is_own(call, &session) || *allowed.entry(at.to_owned()).or_insert_with(|| may(call, READ, &session));
-        if sees {
-            rows.push(shown(call, &session));
-        }
-    }
-    rows.sort_by(|a, b| a["started"].as_str().cmp(&b["started"].as_str()));
-    let total = rows.len();
-    rows.truncate(ROWS);
+    let cluster = call.parameter("cluster")?;
+    let own = own_key(call);
+    let mut allowed: HashMap<ClusterKey, bool> = HashMap::new();
+    let mut sees = |session: &Session| {
+        let at = &session.cluster;
+        cluster.is_none_or(|wanted| at.id.as_str().eq_ignore_ascii_case(wanted))
+            && (session.principal.key() == own || *allowed.entry(at.key).or_insert_with(|| may(call, READ, session)))
+    };
+    let mut found = call.sessions.as_ref().map(|sessions| sessions.matching(LIST, &mut sees)).unwrap_or_default();
+    found.sort_by_key(|session| session.started);
+    let total = found.len();
+    let rows: Vec<Value> = found.iter().take(ROWS).map(|session| shown(call, session)).collect();
     Ok(json(StatusCode::OK, &json!({"value": rows, "total": total})))
 }
 
@@ -77,7 +77,11 @@ fn find(call: &Call<'_>, id: &str) -> Result<Arc<Session>, ApiError> {
 }
 
 fn is_own(call: &Call<'_>, session: &Session) -> bool {
-    session.principal.key() == Principal::User(Arc::clone(&call.identity)).key()
+    session.principal.key() == own_key(call)
+}
+
+fn own_key(call: &Call<'_>) -> String {
+    Principal::User(Arc::clone(&call.identity)).key()
 }
 
 fn may(call: &Call<'_>, action: &str, session: &Session) -> bool {

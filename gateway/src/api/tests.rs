@@ -13,6 +13,7 @@ use serde_json::json;
 
 mod connectivity;
 mod events;
+mod refusals;
 mod semantics;
 mod sessions;
 mod size;
@@ -86,6 +87,7 @@ impl Bench {
             subscriptions: vec![Subscription { id: SUBSCRIPTION.to_owned(), name: "test".to_owned() }],
             owners: vec![Caller::of(&owner).object_id().to_owned()],
             ca: None,
+            ca_file: None,
             webhooks: Vec::new(),
             reads_per_minute: 12_000,
             writes_per_minute: 60,
@@ -148,7 +150,11 @@ impl Bench {
         Answer { status: head.status.as_u16(), headers: head.headers, body }
     }
 
-    async fn respond(&self, request: Request<Full<Bytes>>) -> Response<Body> {
+    async fn respond<B>(&self, request: Request<B>) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let id = RequestId([7; 16]);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         let mut record =
@@ -235,7 +241,8 @@ async fn r1_a_cluster_is_created_shown_listed_changed_and_deleted() {
     assert_eq!(made.body["type"], CLUSTERS);
     assert_eq!(made.body["identity"]["tenantId"], TENANT);
     let properties = &made.body["properties"];
-    assert_eq!(properties["provisioningState"], "Succeeded");
+    // Until the operation has ended, as far as this client knows.
+    assert_eq!(properties["provisioningState"], "Provisioning");
     assert_eq!(properties["distribution"], "k3s");
     assert_eq!(properties["connectivityStatus"], "AgentNotInstalled");
     assert!(properties["totalNodeCount"].is_null() && properties.get("gateway").is_none());
@@ -246,7 +253,10 @@ async fn r1_a_cluster_is_created_shown_listed_changed_and_deleted() {
     // Any case finds it (row R2), and its own case is shown.
     let shown =
         site.call("owner", "GET", &cluster("g", "EDGE").replace("resourceGroups", "resourcegroups"), None).await;
-    assert_eq!((shown.status, &shown.body), (200, &made.body));
+    let mut settled = made.body.clone();
+    settled["properties"]["provisioningState"] = "Succeeded".into();
+    assert_eq!((shown.status, &shown.body), (200, &settled));
+    assert_eq!(shown.header("etag"), made.header("etag"));
     // Creating it again changes it and keeps its identity (row R3).
     let again = site.cluster("g", "edge").await;
     assert_eq!(again.status, 200, "{}", again.body);
@@ -362,6 +372,9 @@ async fn r1_bad_clusters_are_refused_with_the_place_of_the_fault() {
     for (body, code, target) in [
         (json!({}), "InvalidRequestContent", ""),
         (with("/location", Value::Null), "MissingRequiredProperty", "location"),
+        (with("/identity", Value::Null), "MissingRequiredProperty", "identity"),
+        (with("/identity/type", Value::Null), "MissingRequiredProperty", "identity.type"),
+        (with("/properties", Value::Null), "MissingRequiredProperty", "properties"),
         (with("/identity/type", json!("UserAssigned")), "InvalidRequestContent", "identity.type"),
         (with(at, Value::Null), "MissingRequiredProperty", "properties.agentPublicKeyCertificate"),
         (with(at, json!("not base64")), "InvalidRequestContent", "properties.agentPublicKeyCertificate"),
@@ -757,6 +770,8 @@ async fn requests_that_make_no_sense_get_the_envelope() {
         ("GET", path.replace("connectedClusters", "others"), 404, "InvalidResourceType"),
         ("POST", format!("{bare}/explode?{VERSION}"), 404, "InvalidResourceType"),
         ("POST", path.clone(), 400, "InvalidResourceId"),
+        ("GET", format!("{bare}/listClusterUserCredential?{VERSION}"), 405, "MethodNotAllowed"),
+        ("DELETE", format!("{bare}/listclusterusercredential?{VERSION}"), 405, "MethodNotAllowed"),
         ("PUT", format!("/subscriptions/{SUBSCRIPTION}?api-version=2022-12-01"), 405, "MethodNotAllowed"),
         (
             "DELETE",
@@ -992,6 +1007,26 @@ async fn r10_nothing_is_created_in_what_is_being_deleted() {
     assert_eq!((new.status, new.code()), (409, "ResourceGroupBeingDeleted"), "{}", new.body);
     let assigned = site.assign("ann", READER, &cluster_id("g", "there"), json!({})).await;
     assert_eq!((assigned.status, assigned.code()), (409, "ResourceGroupBeingDeleted"), "{}", assigned.body);
+}
+
+#[tokio::test]
+async fn r11_a_group_that_holds_something_is_kept_by_only_if_empty() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "theirs").await;
+    let gone_if_empty = |word: &str| format!("{}&onlyIfEmpty={word}", group("g"));
+    let kept = site.call("owner", "DELETE", &gone_if_empty("true"), None).await;
+    assert_eq!((kept.status, kept.code()), (409, "ResourceNotEmpty"), "{}", kept.body);
+    assert_eq!(site.call("owner", "DELETE", &gone_if_empty("maybe"), None).await.status, 400);
+    assert_eq!(site.call("owner", "GET", &cluster("g", "theirs"), None).await.status, 200);
+    let deleted = site.call("owner", "DELETE", &cluster("g", "theirs"), None).await;
+    site.ended("owner", deleted.header("azure-asyncoperation")).await;
+    assert_eq!(site.call("owner", "DELETE", &gone_if_empty("True"), None).await.status, 200);
+    assert_eq!(site.call("owner", "GET", &group("g"), None).await.status, 404);
+    // Other types, and without it as ever.
+    site.group("g").await;
+    site.cluster("g", "theirs").await;
+    assert_eq!(site.call("owner", "DELETE", &gone_if_empty("false"), None).await.status, 202);
 }
 
 #[tokio::test]

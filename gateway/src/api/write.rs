@@ -37,7 +37,7 @@ where
     kind.check_name(id.name())?;
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
     let checked = schema::check(kind.schema(), &sent(call, id, body).await?)?;
-    registrations::check(call, kind, id).await?;
+    registrations::check(call.control, kind, id).await?;
     change(call, kind, version, id, &Change::Replace(checked)).await
 }
 
@@ -123,15 +123,29 @@ async fn change(
             Ok((stored, operation)) => {
                 let status = if old.is_some() { StatusCode::OK } else { StatusCode::CREATED };
                 let shown = read::show(call, kind, version, &stored).await?;
-                let response = read::with_tag(json(status, &shown), &stored, &shown);
+                let mut answer = shown.clone();
+                if operation.is_some() && matches!(change, Change::Replace(_)) {
+                    under_way(&mut answer, old.is_some());
+                }
+                // The tag is of what is read from now on.
+                let response = read::with_tag(json(status, &answer), &stored, &shown);
                 return Ok(operations::announce(call, response, operation.as_ref()));
             }
             // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
-            Err(Refused::Changed { .. }) => {}
+            Err(Refused::Changed { .. } | Refused::NotEmpty { .. }) => {}
             Err(Refused::NoParent { .. }) => return Err(no_parent(call, id).await?),
         }
     }
     Err(ApiError::raced())
+}
+
+/// A PUT's answer that names an operation says that it is not ended yet (arc-reference.md 1.9): who takes the state in it for
+/// the last word would not look whether the operation failed.
+fn under_way(answer: &mut Value, was_there: bool) {
+    if let Some(properties) = answer.get_mut("properties").and_then(Value::as_object_mut) {
+        let state = if was_there { "Updating" } else { "Provisioning" };
+        properties.insert("provisioningState".to_owned(), state.into());
+    }
 }
 
 type Put = (Stored, Option<Operation>);
@@ -189,6 +203,8 @@ fn protect(
         },
         None => Map::new(),
     };
+    let before = old.and_then(|old| old.body.as_object());
+    let kept = before.map_or_else(Map::new, |body| schema::with_places_of_today(kind.schema(), body, kept));
     let secrets = schema::split_protected(kind.schema(), body).with_kept(kept);
     (!secrets.is_empty()).then(|| call.control.seal(id.key(), &Value::Object(secrets))).transpose()
 }
@@ -198,7 +214,7 @@ fn preconditions(call: &Call<'_>, old: Option<&Stored>) -> Result<(), ApiError> 
     if let Some(tags) = call.headers.get(header::IF_MATCH)
         && !old.is_some_and(|old| read::names(tags, old))
     {
-        let now = old.map_or("it does not exist".to_owned(), |old| format!("its version is \"{}\"", old.revision));
+        let now = old.map_or("it does not exist", |_| "that tag is of another version");
         return Err(ApiError::precondition(format!("The resource is not as If-Match says: {now}. Read it again.")));
     }
     if let Some(tags) = call.headers.get(header::IF_NONE_MATCH)
@@ -280,11 +296,13 @@ async fn no_parent(call: &Call<'_>, id: &ResourceId) -> Result<ApiError, ApiErro
     Ok(missing.map_or_else(ApiError::raced, |missing| ApiError::resource_not_found(&missing)))
 }
 
-/// DELETE of a resource, and of all that it holds.
+/// DELETE of a resource, and of all that it holds; with `?onlyIfEmpty=true` only if that is nothing, and at once: nobody else
+/// can put something into it in between (feature I3).
 pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, ApiError> {
     let (kind, version) = writable(call, id)?;
     call.authorize(&format!("{}/delete", read::operations_of(kind)), id)?;
     read::in_subscription(call, id)?;
+    let only_empty = only_if_empty(call)?;
     for _ in 0..TRIES {
         let Some(old) = call.control.get(id).await? else {
             preconditions(call, None)?;
@@ -292,16 +310,35 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
         };
         preconditions(call, Some(&old))?;
         kind.may_delete(&old, &call.control.directory())?;
-        let (batch, operation) = if kind.deletes_slowly() { marked(call, id, &old) } else { (removed(&old), None) };
+        let slowly = kind.deletes_slowly() && !only_empty;
+        let (mut batch, operation) = if slowly { marked(call, id, &old) } else { (removed(&old), None) };
+        batch.empty.extend(only_empty.then(|| old.key.clone()));
         match call.control.write(&batch).await? {
             Ok(_) if operation.is_some() => {
                 return Ok(operations::announce(call, empty(StatusCode::ACCEPTED), operation.as_ref()));
             }
             Ok(_) => return Ok(json(StatusCode::OK, &read::show(call, kind, version, &old).await?)),
+            Err(Refused::NotEmpty { .. }) => {
+                let message = format!("'{}' holds something, which onlyIfEmpty=true keeps.", id.name());
+                return Err(ApiError::of(StatusCode::CONFLICT, "ResourceNotEmpty", message));
+            }
             Err(Refused::Changed { .. } | Refused::NoParent { .. }) => {}
         }
     }
     Err(ApiError::raced())
+}
+
+fn only_if_empty(call: &Call<'_>) -> Result<bool, ApiError> {
+    const NAME: &str = "onlyIfEmpty";
+    match call.parameter(NAME)? {
+        None => Ok(false),
+        Some(word) if word.eq_ignore_ascii_case("false") => Ok(false),
+        Some(word) if word.eq_ignore_ascii_case("true") => Ok(true),
+        Some(_) => {
+            let message = format!("The query parameter '{NAME}' must be true or false.");
+            Err(ApiError::bad_request("InvalidQueryParameterValue", message).at(NAME))
+        }
+    }
 }
 
 fn removed(old: &Stored) -> Batch {
@@ -331,8 +368,10 @@ where
 {
     let kind = read::kind_of(id)?;
     let known = kind.actions().iter().find(|known| known.eq_ignore_ascii_case(action)).copied();
-    let action =
-        known.filter(|_| call.method == http::Method::POST).ok_or_else(|| ApiError::not_found_at(call.path))?;
+    let action = known.ok_or_else(|| ApiError::not_found_at(call.path))?;
+    if call.method != http::Method::POST {
+        return Err(ApiError::method_not_allowed("an action has POST").with(header::ALLOW, "POST"));
+    }
     let version = call.version(kind)?;
     let usual = format!("{}/{action}/action", read::operations_of(kind));
     call.authorize(kind.permission(action).unwrap_or(&usual), id)?;

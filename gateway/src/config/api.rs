@@ -34,6 +34,8 @@ pub struct Api {
     pub owners: Vec<String>,
     /// The CA that clients check the gateway's certificate against, PEM; it goes into kubeconfigs.
     pub ca: Option<String>,
+    /// The file that it is of.
+    pub ca_file: Option<PathBuf>,
     /// Who is told what happens to clusters (features row C8).
     pub webhooks: Vec<Webhook>,
     /// How often one principal may read in one subscription: so many in a minute, and as many at once (feature N5).
@@ -110,7 +112,7 @@ impl Api {
         );
         let owners = section.texts("owners", faults).unwrap_or_default();
         let ca_file = section.path("ca_file", faults);
-        let ca = ca_file.and_then(|file| match std::fs::read_to_string(&file) {
+        let ca = ca_file.as_ref().and_then(|file| match std::fs::read_to_string(file) {
             Ok(pem) => Some(pem),
             Err(error) => {
                 faults.push(section.key("ca_file"), format_args!("{} cannot be read: {error}", file.display()));
@@ -141,6 +143,7 @@ impl Api {
             subscriptions,
             owners,
             ca,
+            ca_file,
             webhooks,
             reads_per_minute: reads_per_minute.unwrap_or(READS_PER_MINUTE),
             writes_per_minute: writes_per_minute.unwrap_or(WRITES_PER_MINUTE),
@@ -148,12 +151,14 @@ impl Api {
     }
 
     /// A kubeconfig for a cluster, which signs its user in by `towline`.
-    pub fn kubeconfig(&self, id: &ClusterId) -> Value {
+    ///
+    /// `ca`: what the gateway's certificate is checked against, PEM; empty: public authorities.
+    pub fn kubeconfig(&self, id: &ClusterId, ca: &str) -> Value {
         use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
         let key = id.key().hex();
         let name = crate::resources::last_name(id.as_str());
         let mut cluster = json!({"server": format!("{}/{key}", self.url)});
-        if let Some(ca) = &self.ca {
+        if !ca.is_empty() {
             cluster["certificate-authority-data"] = BASE64.encode(ca).into();
         }
         json!({

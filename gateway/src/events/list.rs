@@ -6,14 +6,20 @@
 //! `$top` bounds a page; `nextLink` leads to the next one while there are more.
 
 use http::{Response, StatusCode, header};
-use proto::{api::ResourceId, rbac::Scope};
+use proto::{
+    api::{
+        ResourceId,
+        id::{RESOURCE_GROUPS, SUBSCRIPTIONS},
+    },
+    rbac::Scope,
+};
 use serde_json::json;
 
 use super::{cloud_event, stream};
 use crate::{
     api::{Call, error::ApiError, json, read},
     request::respond::Body,
-    store::events::Event,
+    store::events::{Event, Of},
 };
 
 /// The collection's full type.
@@ -58,8 +64,15 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
     if value.len() == rows {
         return Ok(page(call, value, Some(after)));
     }
+    let of = if scope.is(RESOURCE_GROUPS) {
+        Of::Group(scope.key())
+    } else if scope.is(SUBSCRIPTIONS) {
+        Of::All
+    } else {
+        Of::Cluster(scope.key())
+    };
     for _ in 0..LOOKS {
-        let events = call.control.store.events(after, AT_ONCE).await?;
+        let events = call.control.store.events(of, after, AT_ONCE).await?;
         let all = events.len() < AT_ONCE as usize;
         for event in events {
             after = event.number;

@@ -28,7 +28,7 @@ use crate::{
     control::Control,
     issuer::Issuer,
     request::{Connection, respond::Body},
-    store::events::Event,
+    store::events::{Event, Of},
 };
 
 /// What a client accepts to be told as it happens.
@@ -149,7 +149,7 @@ impl Listener {
                 return Some(line);
             }
             self.newest.mark_unchanged();
-            match self.control.store.events(self.after, list::AT_ONCE).await {
+            match self.control.store.events(Of::All, self.after, list::AT_ONCE).await {
                 Ok(events) if !events.is_empty() => {
                     self.take(&events);
                     continue;

@@ -29,7 +29,7 @@ use super::cloud_event;
 use crate::{
     control::Control,
     request::authenticate::unix_seconds,
-    store::events::{Event, Kind},
+    store::events::{Event, Kind, Of},
 };
 
 /// How long one delivery may take, from the connection to the end of the answer.
@@ -161,7 +161,7 @@ async fn some(control: &Control, webhook: &Webhook, name: &str, known: &mut Opti
         Some(after) => after,
         None => *known.insert(control.store.webhook(name).await.map_err(failed)?),
     };
-    let events = control.store.events(after, AT_ONCE).await.map_err(failed)?;
+    let events = control.store.events(Of::All, after, AT_ONCE).await.map_err(failed)?;
     for event in &events {
         if webhook.kinds.contains(&event.kind) {
             let sent = deliver(control, webhook, event).await;

@@ -26,6 +26,7 @@ use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::{limits, process::chain};
+use rustls::pki_types::CertificateDer;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
@@ -40,7 +41,7 @@ use self::{
 };
 use super::{
     Connection,
-    authenticate::{Access, Holder},
+    authenticate::{Access, Holder, Proof},
     respond::Body,
 };
 use crate::core::Core;
@@ -143,12 +144,34 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
     }
 }
 
+/// Completes when a connection is to take no more requests.
+async fn ending(core: &Core, certificates: &[CertificateDer<'static>]) {
+    tokio::select! {
+        () = core.shutdown.draining() => {}
+        () = untrusted(core, certificates) => {}
+    }
+}
+
+/// Completes when the authority of what a connection showed is trusted no more: a handshake would be refused now.
+async fn untrusted(core: &Core, certificates: &[CertificateDer<'static>]) {
+    let mut authorities = core.trust.authorities();
+    // What has changed since the handshake is looked at too.
+    authorities.mark_changed();
+    while !certificates.is_empty() && authorities.changed().await.is_ok() {
+        if !certs::is_still_of(certificates, &core.roots(), SystemTime::now()) {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
 /// The access certificate of the connection, if it showed one. An agent's certificate is nothing here.
-fn access(core: &Core, certificates: &[rustls::pki_types::CertificateDer<'static>]) -> Option<Arc<Access>> {
+fn access(core: &Core, certificates: &[CertificateDer<'static>]) -> Option<Arc<Access>> {
     if certificates.is_empty() {
         return None;
     }
-    match Peer::verify(certificates, &core.roots(), SystemTime::now()) {
+    let judged_by = core.roots();
+    match Peer::verify(certificates, &judged_by, SystemTime::now()) {
         Ok(Peer { identity: PeerIdentity::Access { id, name }, not_after, holder, .. }) => {
             let cluster = id.parse().ok()?;
             // What cannot be read must not pass for a certificate without one.
@@ -156,7 +179,8 @@ fn access(core: &Core, certificates: &[rustls::pki_types::CertificateDer<'static
                 Some(text) => Some(Holder::of(&text)?),
                 None => None,
             };
-            Some(Arc::new(Access { cluster, name, holder, expires: not_after }))
+            let proof = Some(Proof { chain: certificates.to_vec(), judged_by });
+            Some(Arc::new(Access { cluster, name, holder, expires: not_after, proof }))
         }
         Ok(_) => None,
         Err(error) => {
@@ -171,6 +195,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let limits = core.limits();
     let timeouts = Timeouts { head: limits.header_timeout, answer: limits.answer_timeout };
     let io = TokioIo::new(Framing::new(linger::Linger::new(stream), notes.clone(), timeouts));
+    let shown = connection.certificates.clone();
     let service = {
         let core = Arc::clone(&core);
         service_fn(move |request: Request<Incoming>| {
@@ -197,7 +222,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         tokio::select! {
             biased;
             result = serving.as_mut() => result,
-            () = core.shutdown.draining() => {
+            () = ending(&core, &shown) => {
                 serving.as_mut().graceful_shutdown();
                 serving.await
             }
@@ -238,7 +263,7 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let result = tokio::select! {
         biased;
         result = serving.as_mut() => result,
-        () = core.shutdown.draining() => {
+        () = ending(&core, &connection.certificates) => {
             serving.as_mut().graceful_shutdown();
             serving.await
         }

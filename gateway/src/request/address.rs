@@ -94,6 +94,9 @@ pub enum AddressError {
     /// `%` without two hex digits, or an overlong encoding of a character.
     #[error("the path has a broken percent-encoding")]
     Encoding,
+    /// A slash inside a segment of a resource's id, which would be read as one between two.
+    #[error("the path has a percent-encoded slash; names in ids of resources have none")]
+    Slash,
     /// The first segment is a cluster's key in another spelling.
     #[error("the cluster's key in the path must be 64 lower-case hex digits, not encoded, behind one slash")]
     KeySpelling,
@@ -154,6 +157,13 @@ pub fn parse(
     } else if Issuer::serves(path) {
         Address::Issuer
     } else if API.contains(&normal.as_str()) {
+        // An id with what is no text in it would be one with many others.
+        if decoded.contains(char::REPLACEMENT_CHARACTER) {
+            return Err(AddressError::Encoding);
+        }
+        if path.to_ascii_lowercase().contains("%2f") {
+            return Err(AddressError::Slash);
+        }
         Address::Api(decoded)
     } else {
         Address::Nowhere

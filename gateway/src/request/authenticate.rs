@@ -12,12 +12,14 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
+use certs::{Roots, is_still_of};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use proto::{
     ids::{ClusterId, ClusterKey},
     rbac::principal::{group_key, user_key},
     token::{Identity, TokenError, Verifier},
 };
+use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::{ClusterRef, Snapshot};
@@ -71,7 +73,7 @@ impl Holder {
 }
 
 /// A verified access certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Access {
     /// The cluster that it opens.
     pub cluster: ClusterId,
@@ -81,6 +83,25 @@ pub struct Access {
     pub holder: Option<Holder>,
     /// When it ends.
     pub expires: SystemTime,
+    /// What was shown; nothing where somebody's right alone is asked for.
+    pub proof: Option<Proof>,
+}
+
+/// The certificates that an access rests on, and the authorities that vouched for them.
+#[derive(Debug, Clone)]
+pub struct Proof {
+    /// As shown, the access certificate first.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Whom they were judged by.
+    pub judged_by: Roots,
+}
+
+impl Access {
+    /// Whether the authorities that are trusted now still vouch for it. Its end is asked elsewhere: a session may outlive it.
+    pub fn is_of(&self, roots: &Roots) -> bool {
+        let Some(Proof { chain, judged_by }) = &self.proof else { return true };
+        judged_by.is(roots) || is_still_of(chain, roots, SystemTime::now())
+    }
 }
 
 impl Principal {
@@ -292,7 +313,7 @@ pub async fn authenticate(
         Err(error) if credential.scheme == Scheme::Bearer && error.is_foreign() => {
             // By the key, for a cluster that is not there must look like one that the certificate is not for.
             let access = access.filter(|access| access.cluster.key() == *key);
-            let access = access.ok_or(AuthenticateError::NoAccess)?;
+            let access = access.filter(|access| snapshot.vouches_for(access)).ok_or(AuthenticateError::NoAccess)?;
             if access.expires <= now {
                 return Err(AuthenticateError::AccessExpired);
             }

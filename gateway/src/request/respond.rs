@@ -226,6 +226,9 @@ impl Refusal {
     }
 }
 
+/// What goes anywhere, by RFC 9110 section 15.5.6 said wherever a method does not; each address has its own among them.
+const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
+
 /// In whose words a refusal is put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Words {
@@ -271,6 +274,9 @@ pub fn refuse(
     {
         response.headers_mut().insert("x-ms-request-id", id);
     }
+    if matches!(refusal.kind, Kind::Method) {
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(METHODS));
+    }
     if http1 && refusal.closes() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -284,7 +290,12 @@ pub fn json(value: &serde_json::Value) -> Response<Body> {
 
 /// The same, its body known to be whole.
 pub fn document(value: &serde_json::Value) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(value.to_string())));
+    written(value.to_string())
+}
+
+/// The same of one that is written already.
+pub fn written(document: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(document.into()));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response

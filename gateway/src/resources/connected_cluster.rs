@@ -108,7 +108,7 @@ const IDENTITY: &[Property] = &[
     Property::read_only("tenantId", Type::Text),
 ];
 const SCHEMA: &[Property] = &[
-    Property::new("location", Type::Text).required(),
+    Property::new("location", LOCATION).required(),
     Property::new("tags", Type::Tags),
     Property::new("kind", Type::Words(&["ProvisionedCluster"])),
     Property::new("identity", Type::Object(IDENTITY)).required(),
@@ -202,6 +202,11 @@ impl Kind for ConnectedClusters {
                     properties_mut(body).insert(name.to_owned(), value.clone());
                 }
             }
+            if let Some(old) = old.and_then(properties)
+                && let Some(agent) = writing.control.store.agent(writing.id.key()).await?
+            {
+                facts::unwrite(properties_mut(body), old, &agent.facts);
+            }
             properties_mut(body).insert("provisioningState".to_owned(), json!("Succeeded"));
             identity(body, old, &writing.control.settings.tenant);
             Ok(())
@@ -212,9 +217,12 @@ impl Kind for ConnectedClusters {
         true
     }
 
-    fn show(&self, shown: &mut Map<String, Value>, stored: &Stored, showing: &Showing<'_>) {
+    fn show(&self, shown: &mut Map<String, Value>, id: &str, showing: &Showing<'_>) {
         let Some(agent) = showing.agent else { return };
-        let live = stored.id.parse::<ClusterId>().is_ok_and(|id| showing.control.is_live(&id.key()));
+        // Of one that was seen lately a tunnel says nothing more, and of most clusters of a page neither is asked.
+        let live = !Status::is_lately(agent, showing.now_ms)
+            && showing.control.has_tunnels()
+            && id.parse::<ClusterId>().is_ok_and(|id| showing.control.is_live(&id.key()));
         let status = Status::of(agent, live, showing.now_ms);
         let seen = agent.last_seen_ms.or_else(|| live.then_some(showing.now_ms));
         let ends = agent.certificate.as_ref().map(|certificate| certificate.ends_ms);
@@ -276,6 +284,22 @@ pub fn cluster_id(id: &ResourceId) -> Result<ClusterId, ApiError> {
         let message = format!("The id '{id}' cannot be a cluster's: {error}.");
         ApiError::bad_request("InvalidResourceName", message).at("name")
     })
+}
+
+/// Where a resource is, as its maker names it, such as `eastus` or `West Europe`; this gateway is everywhere.
+pub const LOCATION: Type = Type::Shaped(location, "^[A-Za-z0-9][A-Za-z0-9 ._-]{0,89}$");
+
+fn location(text: &str) -> Result<(), String> {
+    const LONGEST: usize = 90;
+    let part = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b' ' | b'-' | b'_' | b'.');
+    let begins = text.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
+    if begins && text.len() <= LONGEST && text.bytes().all(part) {
+        Ok(())
+    } else {
+        Err(format!(
+            "a location such as eastus: 1 to {LONGEST} letters, digits, spaces and - _ ., the first a letter or digit"
+        ))
+    }
 }
 
 /// A resource does not move (features row R12).

@@ -19,7 +19,7 @@ pub struct ResourceGroups;
 
 const PROPERTIES: &[Property] = &[Property::read_only("provisioningState", Type::Text)];
 const SCHEMA: &[Property] = &[
-    Property::new("location", Type::Text).required(),
+    Property::new("location", super::connected_cluster::LOCATION).required(),
     Property::new("tags", Type::Tags),
     Property::new("managedBy", Type::Text),
     Property::new("properties", Type::Object(PROPERTIES)),

@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use http::StatusCode;
 use proto::{
     api::{ErrorDetail, ResourceId},
+    ids::ClusterId,
     rbac::{
         Scope, Window,
         principal::{group_key, user_key},
@@ -47,7 +48,7 @@ const TYPES: &[&str] = &["User", "Group", "ServicePrincipal", "ForeignGroup", "D
 const PROPERTIES: &[Property] = &[
     Property::new("roleDefinitionId", Type::Checked(definition)).required(),
     Property::new("principalId", Type::Checked(principal)).required(),
-    // Where nobody says and the issuer does not know, it is whoever has that id: a user or a group.
+    // Where nobody says and the issuer does not know, it is whoever has that GUID: a user or a group.
     Property::new("principalType", Type::Words(TYPES)),
     Property::new("description", Type::Text),
     Property::new("startDateTime", Type::Checked(instant)),
@@ -92,6 +93,7 @@ impl Kind for RoleAssignments {
     ) -> BoxFuture<'a, Result<(), ApiError>> {
         Box::pin(async move {
             let scope = scope_of(writing.id)?;
+            possible(&scope)?;
             let text =
                 |name: &str| properties(body).and_then(|p| p.get(name)).and_then(Value::as_str).unwrap_or_default();
             let (role, principal) = (text("roleDefinitionId").to_owned(), text("principalId").to_owned());
@@ -120,6 +122,9 @@ impl Kind for RoleAssignments {
             let kind = old.and_then(|old| old.get("principalType")?.as_str().map(str::to_owned));
             let kind = kind.or_else(|| writing.kind_of(&principal).map(str::to_owned));
             let properties = properties_mut(body);
+            if old.is_none() && kind.is_none() && !properties.contains_key("principalType") && !is_guid(&principal) {
+                return Err(nobody(&principal));
+            }
             if let Some(kind) = kind {
                 properties.entry("principalType").or_insert_with(|| kind.into());
             }
@@ -145,6 +150,16 @@ impl Kind for RoleAssignments {
             _ => None,
         })
     }
+}
+
+/// A GUID is one principal's, whoever knows it. A name may be a user's at one issuer and a group's at another.
+fn nobody(principal: &str) -> ApiError {
+    let shown: String = principal.chars().take(90).collect();
+    let message = format!(
+        "Principal '{shown}' is not known here, and no GUID: it may be a user's name or a group's. Check the id, or say which it is with principalType ({}).",
+        TYPES.join(", ")
+    );
+    ApiError::bad_request("PrincipalNotFound", message).at("properties.principalType")
 }
 
 fn assignable(directory: &Directory, guid: &str, role: &str, scope: &Scope) -> Result<(), ApiError> {
@@ -242,7 +257,37 @@ pub fn scope_of(id: &ResourceId) -> Result<Scope, ApiError> {
     scope_text(id).parse().map_err(|error| ApiError::bad_request("InvalidScope", format!("{error}.")))
 }
 
+/// Nobody is ever asked about a namespace that cannot be: a role there would be for nothing, and look as if it were not.
+fn possible(scope: &Scope) -> Result<(), ApiError> {
+    let Some((cluster, namespace)) = scope.as_str().rsplit_once("/namespaces/") else { return Ok(()) };
+    if cluster.parse::<ClusterId>().is_ok_and(|cluster| Scope::namespace(&cluster, namespace) != *scope) {
+        let message = format!("'{namespace}' can be no namespace: 1 to 63 letters, digits and '-'.");
+        return Err(ApiError::bad_request("InvalidScope", message));
+    }
+    Ok(())
+}
+
 /// The GUID of the definition in an assignment's properties.
 pub fn definition_of(properties: &Map<String, Value>) -> Option<String> {
     role_definition::guid_of(properties.get("roleDefinitionId")?.as_str()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_an_instant_or_none(text in "\\PC{0,40}|[0-9+-]{0,12}T[0-9:.]{0,16}(Z|[+-][0-9:]{0,6})") {
+            prop_assert_eq!(instant(&text).is_ok(), parse(&text).is_some());
+        }
+
+        #[test]
+        fn what_is_written_as_an_instant_is_read_as_that(seconds in -62_135_596_800_i64..253_402_300_799) {
+            let text = crate::api::instant(seconds * 1000);
+            prop_assert_eq!(parse(&text), Some(seconds), "{}", text);
+        }
+    }
 }

@@ -38,7 +38,7 @@ const PERMISSION: &[Property] = &[
     Property::new("notDataActions", Type::List(&Type::Text)),
 ];
 const PROPERTIES: &[Property] = &[
-    Property::new("roleName", Type::Text).required(),
+    Property::new("roleName", Type::Checked(name_of_role)).required(),
     Property::new("description", Type::Text),
     // Clients send back what they read; the kind of a role is not theirs to choose.
     Property { shown_empty: false, ..Property::read_only("type", Type::Text) },
@@ -152,6 +152,15 @@ fn own_everywhere(body: &Map<String, Value>, writing: &Writing<'_>, guid: &str) 
         let message = "A role definition needs at least one assignable scope.";
         return Err(ApiError::bad_request("InvalidAssignableScopes", message).at("properties.assignableScopes"));
     }
+    let foreign = |scope: &&Scope| {
+        let within =
+            scope.as_str().strip_prefix("/subscriptions/").map(|rest| rest.split('/').next().unwrap_or_default());
+        within.is_some_and(|subscription| !writing.control.has_subscription(subscription))
+    };
+    if let Some(scope) = new.iter().find(foreign) {
+        let message = format!("The assignable scope '{scope}' is in no subscription of this gateway.");
+        return Err(ApiError::bad_request("InvalidAssignableScopes", message).at("properties.assignableScopes"));
+    }
     let old = assignable_scopes(writing.old.and_then(|old| old.body.as_object()));
     let (principals, write) = (writing.caller.principals(), Action::new(WRITE));
     let now = writing.now_ms / 1000;
@@ -185,6 +194,12 @@ pub fn assignable_scopes(body: Option<&Map<String, Value>>) -> Vec<Scope> {
     list.into_iter().flatten().filter_map(|scope| scope.as_str()?.parse().ok()).collect()
 }
 
+fn name_of_role(text: &str) -> Result<(), String> {
+    const LONGEST: usize = 512;
+    let fine = !text.trim().is_empty() && text.chars().count() <= LONGEST && !text.chars().any(char::is_control);
+    if fine { Ok(()) } else { Err(format!("a name of 1 to {LONGEST} characters, none of them a control character")) }
+}
+
 fn assignable(text: &str) -> Result<(), String> {
     text.parse::<Scope>().map(drop).map_err(|error| error.to_string())
 }
@@ -201,10 +216,18 @@ fn bounded(permissions: Vec<RawPermission>) -> Result<Vec<RawPermission>, String
         one.actions.len() + one.not_actions.len() + one.data_actions.len() + one.not_data_actions.len()
     };
     let count: usize = permissions.iter().map(patterns).sum();
-    if count <= PATTERNS {
-        return Ok(permissions);
+    if count > PATTERNS {
+        return Err(format!("A role has at most {PATTERNS} actions in all its permissions; these are {count}."));
     }
-    Err(format!("A role has at most {PATTERNS} actions in all its permissions; these are {count}."))
+    // No operation has an empty part: of a misspelt exception nobody would notice that it excepts nothing.
+    let gap = |one: &RawPermission| {
+        let lists = [&one.actions, &one.not_actions, &one.data_actions, &one.not_data_actions];
+        lists.into_iter().flatten().find(|pattern| pattern.split('/').any(str::is_empty)).cloned()
+    };
+    match permissions.iter().find_map(gap) {
+        Some(pattern) => Err(format!("'{pattern}' is no operation: a part of it between / and / is empty.")),
+        None => Ok(permissions),
+    }
 }
 
 /// The role of a kept custom definition.

@@ -41,6 +41,8 @@ pub enum Type {
     Object(&'static [Property]),
     /// A text that a function checks; it tells what is wrong.
     Checked(fn(&str) -> Result<(), String>),
+    /// The same, with the pattern that says it to clients (ECMA 262).
+    Shaped(fn(&str) -> Result<(), String>, &'static str),
 }
 
 /// Who writes a property.
@@ -208,7 +210,7 @@ fn check_value(kind: &Type, value: &Value, at: &str, faults: &mut Vec<ErrorDetai
     };
     match (kind, value) {
         (Type::Text, Value::String(text)) if text.len() <= TEXT => Some(value.clone()),
-        (Type::Checked(check), Value::String(text)) => match check(text) {
+        (Type::Checked(check) | Type::Shaped(check, _), Value::String(text)) => match check(text) {
             Ok(()) => Some(value.clone()),
             Err(wanted) => refuse(wanted),
         },
@@ -244,19 +246,22 @@ fn is_tags(map: &Map<String, Value>) -> bool {
         let text = value.as_str().is_some_and(|text| text.chars().count() <= TAG_VALUE);
         text && (1..=TAG_NAME).contains(&key.chars().count())
     };
-    map.len() <= TAGS && map.iter().all(|(key, value)| fits(key, value))
+    // Case tells no names of tags apart.
+    let names: std::collections::HashSet<String> = map.keys().map(|name| name.to_lowercase()).collect();
+    map.len() <= TAGS && names.len() == map.len() && map.iter().all(|(key, value)| fits(key, value))
 }
 
 fn wanted(kind: &Type) -> String {
     match kind {
-        Type::Text | Type::Checked(_) => format!("a text of at most {TEXT} characters"),
+        Type::Text | Type::Checked(_) | Type::Shaped(..) => format!("a text of at most {TEXT} characters"),
         Type::Words(words) => format!("one of {}", words.join(", ")),
         Type::Bool => "true or false".to_owned(),
         Type::Count => "a whole number from 0 to 2147483647".to_owned(),
         Type::Instant => "an instant such as 2030-01-31T12:00:00Z".to_owned(),
         Type::Texts => format!("an object of at most {ENTRIES} names and texts"),
         Type::Tags => format!(
-            "an object of at most {TAGS} tags: names of 1 to {TAG_NAME} characters and texts of at most {TAG_VALUE}"
+            "an object of at most {TAGS} tags: names of 1 to {TAG_NAME} characters that differ in more than case, and texts \
+             of at most {TAG_VALUE}"
         ),
         Type::List(_) => format!("a list of at most {ENTRIES} entries"),
         Type::Object(_) => "an object".to_owned(),
@@ -264,22 +269,26 @@ fn wanted(kind: &Type) -> String {
 }
 
 /// What of a kept object is shown to an api-version: read-only properties also while they have no value, protected ones
-/// never.
-pub fn show(object: &'static [Property], kept: &Map<String, Value>, version: &str) -> Map<String, Value> {
-    let mut shown = Map::new();
+/// never. It is taken apart for that and not copied: a page has a thousand of them (C9).
+pub fn show(object: &'static [Property], mut kept: Map<String, Value>, version: &str) -> Map<String, Value> {
+    show_in(object, &mut kept, version);
+    kept
+}
+
+fn show_in(object: &'static [Property], kept: &mut Map<String, Value>, version: &str) {
     let visible = |property: &&Property| property.access != Access::WriteOnly && property.is_known_to(version);
-    for property in object.iter().filter(visible) {
-        match kept.get(property.name) {
-            Some(value) => {
-                shown.insert(property.name.to_owned(), show_value(&property.kind, value, version));
-            }
-            None if property.shown_empty => {
-                shown.insert(property.name.to_owned(), Value::Null);
-            }
-            None => {}
+    kept.retain(|name, value| match object.iter().find(|property| property.name == name).filter(visible) {
+        Some(property) => {
+            show_value(&property.kind, value, version);
+            true
+        }
+        None => false,
+    });
+    for property in object.iter().filter(visible).filter(|property| property.shown_empty) {
+        if !kept.contains_key(property.name) {
+            kept.insert(property.name.to_owned(), Value::Null);
         }
     }
-    shown
 }
 
 /// Puts into `new`, a checked replacement by a client of `version`, what of `old` that version does not show: who cannot see a
@@ -300,11 +309,11 @@ pub fn keep_unseen(object: &'static [Property], old: &Map<String, Value>, new: &
     }
 }
 
-fn show_value(kind: &Type, value: &Value, version: &str) -> Value {
+fn show_value(kind: &Type, value: &mut Value, version: &str) {
     match (kind, value) {
-        (Type::Object(object), Value::Object(kept)) => Value::Object(show(object, kept, version)),
-        (Type::List(kind), Value::Array(list)) => list.iter().map(|value| show_value(kind, value, version)).collect(),
-        _ => value.clone(),
+        (Type::Object(object), Value::Object(kept)) => show_in(object, kept, version),
+        (Type::List(kind), Value::Array(list)) => list.iter_mut().for_each(|value| show_value(kind, value, version)),
+        _ => {}
     }
 }
 
@@ -365,6 +374,47 @@ fn split(object: &'static [Property], kept: &mut Map<String, Value>, at: &str, p
     }
 }
 
+/// Gives what was kept of a resource by places of an older form, which named the objects of a list by their position, the
+/// places of today. `body`: the resource as it was kept with it.
+#[must_use]
+pub fn with_places_of_today(
+    object: &'static [Property],
+    body: &Map<String, Value>,
+    mut kept: Map<String, Value>,
+) -> Map<String, Value> {
+    let mut moved = Vec::new();
+    places(object, body, ("", ""), &mut moved);
+    for (old, new) in moved.into_iter().filter(|(old, new)| old != new) {
+        if let Some(value) = kept.remove(&old) {
+            kept.entry(new).or_insert(value);
+        }
+    }
+    kept
+}
+
+/// Where there is, or could be, something write-only: in the older form, and in that of today.
+fn places(
+    object: &'static [Property],
+    body: &Map<String, Value>,
+    (old, new): (&str, &str),
+    found: &mut Vec<(String, String)>,
+) {
+    for property in object {
+        let (old, new) = (join(old, property.name), join(new, property.name));
+        match (&property.kind, body.get(property.name)) {
+            _ if property.access == Access::WriteOnly => found.push((old, new)),
+            (Type::Object(object), Some(Value::Object(inner))) => places(object, inner, (&old, &new), found),
+            (Type::List(Type::Object(object)), Some(Value::Array(list))) => {
+                for (place, (value, name)) in list.iter().zip(names_of(object, list)).enumerate() {
+                    let Value::Object(inner) = value else { continue };
+                    places(object, inner, (&format!("{old}[{place}]"), &format!("{new}[{name}]")), found);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 /// What the objects of a list are called: by their identity, and which one of that it is; or by their place.
 fn names_of(object: &'static [Property], list: &[Value]) -> Vec<String> {
     let identity = object.iter().find(|property| property.identity).map(|property| property.name);
@@ -414,6 +464,7 @@ fn open_api_type(kind: &Type) -> Value {
     match kind {
         Type::Text => json!({"type": "string", "maxLength": TEXT}),
         Type::Checked(_) => json!({"type": "string"}),
+        Type::Shaped(_, pattern) => json!({"type": "string", "pattern": pattern}),
         // Without `enum`: any case is taken.
         Type::Words(words) => json!({"type": "string", "x-ms-enum": {"values": words}}),
         Type::Bool => json!({"type": "boolean"}),
@@ -486,7 +537,7 @@ mod tests {
     fn protected_values_are_taken_out_and_never_shown() {
         let raw = map(json!({"list": [{"enabled": true, "secret": {"password": "p"}}]}));
         let mut kept = check(OBJECT, &raw).unwrap();
-        assert!(!Value::Object(show(OBJECT, &kept, "2026-01-01")).to_string().contains("password"));
+        assert!(!Value::Object(show(OBJECT, kept.clone(), "2026-01-01")).to_string().contains("password"));
         let protected = split_protected(OBJECT, &mut kept);
         assert_eq!(Value::Object(protected.sent), json!({"list[0].secret": {"password": "p"}}));
         assert!(!Value::Object(kept).to_string().contains("password"));
@@ -495,7 +546,7 @@ mod tests {
     #[test]
     fn an_older_api_version_does_not_see_what_came_later() {
         let kept = map(json!({"inner": {"enabled": true}, "mode": "On"}));
-        let shown = |version| Value::Object(show(OBJECT, &kept, version));
+        let shown = |version| Value::Object(show(OBJECT, kept.clone(), version));
         assert_eq!(shown("2024-01-01"), json!({"mode": "On", "seen": null}));
         assert_eq!(shown("2025-01-01"), json!({"mode": "On", "seen": null, "inner": {"enabled": true, "state": null}}));
     }

@@ -30,6 +30,8 @@ pub struct Agent {
     pub kube_system_uid: Option<String>,
     /// What the agent told last; null before that.
     pub facts: Value,
+    /// Which authority the certificate is of that its agents showed last; nothing before the first heartbeat.
+    pub authority: Option<String>,
 }
 
 /// A certificate that was issued for a cluster's identity.
@@ -60,7 +62,8 @@ pub enum Kept {
 }
 
 const AGENT_COLUMNS: &str = "a.agentless, a.first_seen_ms, a.last_seen_ms, a.certificate_begins_ms, \
-                             a.certificate_ends_ms, a.certificate_serial, a.certificate_key, a.kube_system_uid, a.facts";
+                             a.certificate_ends_ms, a.certificate_serial, a.certificate_key, a.kube_system_uid, a.facts, \
+                             a.certificate_authority";
 pub(super) const ONE: &str = "FROM agents a WHERE a.resource_key = $1";
 pub(super) const JOINED: &str = "LEFT JOIN agents a ON a.resource_key = r.resource_key";
 pub(super) const JOINED_ONE: &str = "WHERE r.resource_key = $1";
@@ -167,6 +170,37 @@ impl Store {
         self.claim(key, uid, update).await
     }
 
+    /// Keeps which authority the certificate is of that a cluster's agents show.
+    pub async fn put_authority(
+        &self,
+        (key, principal): (&str, Option<&str>),
+        authority: Option<&str>,
+    ) -> Result<(), StoreError> {
+        check([key].into_iter().chain(authority).chain(principal))?;
+        let sql = "UPDATE agents SET certificate_authority = $1 \
+                   WHERE resource_key = $2 AND COALESCE($3, principal, '') = COALESCE(principal, '')";
+        sqlx::query(sql).bind(authority).bind(key).bind(principal).execute(&self.writers).await?;
+        Ok(())
+    }
+
+    /// Clusters whose certificate has not ended and is of another authority than this, or nobody knows of which: how many, and
+    /// the ids of the first ones.
+    pub async fn on_other_authorities(
+        &self,
+        authority: &str,
+        now_ms: i64,
+        most: u32,
+    ) -> Result<(u64, Vec<String>), StoreError> {
+        let others = "FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
+                      WHERE a.certificate_ends_ms > $1 AND COALESCE(a.certificate_authority, '') <> $2";
+        let count = sqlx::AssertSqlSafe(format!("SELECT COUNT(*) {others}"));
+        let count: i64 = sqlx::query(count).bind(now_ms).bind(authority).fetch_one(&self.readers).await?.try_get(0)?;
+        let sql = sqlx::AssertSqlSafe(format!("SELECT r.id {others} ORDER BY r.resource_key LIMIT $3"));
+        let rows = sqlx::query(sql).bind(now_ms).bind(authority).bind(i64::from(most)).fetch_all(&self.readers).await?;
+        let ids = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        Ok((count.unsigned_abs(), ids))
+    }
+
     /// An update of a row that may claim a UID.
     async fn claim<'q>(
         &self,
@@ -184,6 +218,7 @@ impl Store {
                     return Ok(Kept::Other { id });
                 }
             }
+            name(together.connection(), key, None).await?;
             match update().execute(together.connection()).await {
                 Ok(done) => {
                     together.commit().await?;
@@ -283,9 +318,28 @@ fn principal_of(body: &Value) -> Option<&str> {
     body.get("identity")?.get("principalId")?.as_str()
 }
 
+/// Writes into rows of a key, and of those between two others, whose they are: one that a replica of before identities were
+/// kept has made says nothing of that.
+async fn name(connection: &mut AnyConnection, key: &str, between: Option<(&str, &str)>) -> Result<(), StoreError> {
+    let (from, to) = between.unwrap_or((key, key));
+    let sql = "SELECT a.resource_key, r.body FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
+               WHERE a.principal IS NULL \
+               AND (a.resource_key = $1 OR (a.resource_key > $2 AND a.resource_key < $3))";
+    let rows = sqlx::query(sql).bind(key).bind(from).bind(to).fetch_all(&mut *connection).await?;
+    for row in &rows {
+        let (key, body): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+        let body: Value = serde_json::from_str(&body).unwrap_or_default();
+        let Some(principal) = principal_of(&body) else { continue };
+        let sql = "UPDATE agents SET principal = $1 WHERE resource_key = $2 AND principal IS NULL";
+        sqlx::query(sql).bind(principal).bind(key).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
 /// Deletes the rows of a key and of all below it, and remembers whose they were.
 pub(super) async fn forget(connection: &mut AnyConnection, key: &str) -> Result<(), StoreError> {
     let (from, to) = below(key);
+    name(connection, key, Some((&from, &to))).await?;
     let sql = "INSERT INTO deleted_identities (principal, resource_key) SELECT principal, resource_key FROM agents \
                WHERE principal IS NOT NULL AND (resource_key = $1 OR (resource_key > $2 AND resource_key < $3)) \
                ON CONFLICT (principal) DO NOTHING";
@@ -331,6 +385,7 @@ fn agent(row: &AnyRow) -> Result<Option<Agent>, StoreError> {
         last_seen_ms: row.try_get("last_seen_ms")?,
         certificate,
         kube_system_uid: row.try_get("kube_system_uid")?,
+        authority: row.try_get("certificate_authority")?,
         facts: facts.map_err(|error| StoreError::Row { table: "agents", reason: format!("the facts: {error}") })?,
     }))
 }

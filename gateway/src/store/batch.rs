@@ -1,16 +1,19 @@
 //! The one way in which resources and operations change: a batch, all of it under one revision or nothing.
 
 use serde_json::Value;
-use sqlx::AnyConnection;
+use sqlx::{AnyConnection, Row};
 
 use super::{
     Store, StoreError, Write, agents, events, is_text,
     operations::{Operation, Status},
-    resources::{Stored, below, revision_of},
+    resources::{Stored, below, is_deleting, revision_of},
 };
 
 /// Entries of a batch at most, all four kinds together.
 pub const BATCH_ENTRIES: usize = 10_000;
+
+/// Of how many that hold it, one in the other, it is asked whether they are being deleted: more than any id has.
+const ANCESTORS: usize = 32;
 
 /// Types that exist inside a cluster and not here. What lies at one of them (a role assignment at
 /// `<cluster>/namespaces/<name>`, feature Z6) is held by what holds that.
@@ -24,6 +27,8 @@ pub struct Batch {
     pub puts: Vec<(Stored, Expect)>,
     /// Keys to delete, each with everything below it.
     pub deletes: Vec<(String, Expect)>,
+    /// Keys below which there must be nothing.
+    pub empty: Vec<String>,
     /// New operations.
     pub begins: Vec<Operation>,
     /// Operations that end.
@@ -74,6 +79,12 @@ pub enum Refused {
         key: String,
         /// The version there is now.
         found: Option<i64>,
+    },
+    /// It holds something.
+    #[error("{key} holds something")]
+    NotEmpty {
+        /// Which.
+        key: String,
     },
     /// What would hold it does not exist (any more).
     #[error("what would hold {key} does not exist")]
@@ -135,6 +146,11 @@ impl Batch {
     async fn steps(&self, write: &mut Write) -> Step<Applied> {
         let mut applied = Applied { revision: write.revision, deleted: 0 };
         let connection = write.together.connection();
+        for key in &self.empty {
+            if holds(connection, key).await? {
+                return Ok(Err(Refused::NotEmpty { key: key.clone() }));
+            }
+        }
         for (key, expect) in &self.deletes {
             match delete(connection, applied.revision, key, *expect).await? {
                 Ok(deleted) => applied.deleted += deleted,
@@ -171,6 +187,13 @@ async fn put(connection: &mut AnyConnection, revision: i64, resource: &Stored, e
     if !holder.is_empty() && revision_of(connection, holder).await?.is_none() {
         return Ok(Err(Refused::NoParent { key: resource.key.clone() }));
     }
+    // What is being deleted takes what is below it along: nothing may be acknowledged there and then be lost. Itself, or to be
+    // deleted too, it may be written.
+    if !resource.is_deleting()
+        && let Some((key, found)) = going(connection, &resource.parent).await?
+    {
+        return Ok(Err(Refused::Changed { key, found: Some(found) }));
+    }
     let sql = "INSERT INTO resources (resource_key, kind, parent_key, id, revision, body, protected) \
                VALUES ($1, $2, $3, $4, $5, $6, $7) \
                ON CONFLICT (resource_key) DO UPDATE \
@@ -189,6 +212,27 @@ async fn put(connection: &mut AnyConnection, revision: i64, resource: &Stored, e
     Ok(Ok(()))
 }
 
+/// The first of those that hold something, the key of whose parent is given, which is being deleted.
+async fn going(connection: &mut AnyConnection, parent: &str) -> Result<Option<(String, i64)>, StoreError> {
+    let above = parent.match_indices('/').skip(1).map(|(at, _)| &parent[..at]).chain([parent]);
+    let keys: Vec<&str> = above.filter(|key| !key.is_empty()).take(ANCESTORS).collect();
+    if keys.is_empty() {
+        return Ok(None);
+    }
+    let places = (1..=keys.len()).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
+    let sql = format!(
+        "SELECT resource_key, revision, body FROM resources WHERE resource_key IN ({places}) ORDER BY resource_key"
+    );
+    let query = keys.iter().fold(sqlx::query(sqlx::AssertSqlSafe(sql)), |query, key| query.bind(*key));
+    for row in query.fetch_all(&mut *connection).await? {
+        let body: String = row.try_get(2)?;
+        if is_deleting(&serde_json::from_str(&body).unwrap_or_default()) {
+            return Ok(Some((row.try_get(0)?, row.try_get(1)?)));
+        }
+    }
+    Ok(None)
+}
+
 async fn delete(connection: &mut AnyConnection, revision: i64, key: &str, expect: Expect) -> Step<u64> {
     if let Err(refused) = expected(connection, key, expect).await? {
         return Ok(Err(refused));
@@ -201,6 +245,12 @@ async fn delete(connection: &mut AnyConnection, revision: i64, key: &str, expect
     agents::forget(connection, key).await?;
     let sql = "DELETE FROM resources WHERE resource_key = $1 OR (resource_key > $2 AND resource_key < $3)";
     Ok(Ok(sqlx::query(sql).bind(key).bind(&from).bind(&to).execute(connection).await?.rows_affected()))
+}
+
+async fn holds(connection: &mut AnyConnection, key: &str) -> Result<bool, StoreError> {
+    let (from, to) = below(key);
+    let sql = "SELECT revision FROM resources WHERE resource_key > $1 AND resource_key < $2 LIMIT 1";
+    Ok(sqlx::query(sql).bind(from).bind(to).fetch_optional(connection).await?.is_some())
 }
 
 async fn begin(connection: &mut AnyConnection, operation: &Operation) -> Result<(), StoreError> {
@@ -278,7 +328,8 @@ fn check(batch: &Batch) -> Result<(), StoreError> {
         }
     }
     let operations = batch.begins.iter().flat_map(|operation| [&operation.id, &operation.resource]);
-    let others = batch.deletes.iter().map(|(key, _)| key).chain(batch.ends.iter().map(|ended| &ended.id));
+    let others =
+        batch.deletes.iter().map(|(key, _)| key).chain(&batch.empty).chain(batch.ends.iter().map(|ended| &ended.id));
     match operations.chain(others).find(|text| !is_text(text)) {
         Some(text) => fault(text, "it has a NUL character"),
         None => Ok(()),

@@ -61,6 +61,10 @@ pub(super) const ONE: &str = "SELECT operation_id, resource_key, status, begun_m
 pub(super) const UNDER_WAY: &str = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error \
                                     FROM operations WHERE status = 'InProgress' \
                                     ORDER BY begun_ms, operation_id LIMIT $1";
+pub(super) const BEHIND: &str = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error \
+                                 FROM operations WHERE status = 'InProgress' \
+                                 AND (begun_ms > $2 OR (begun_ms = $2 AND operation_id > $3)) \
+                                 ORDER BY begun_ms, operation_id LIMIT $1";
 pub(super) const FORGET: &str = "DELETE FROM operations WHERE ended_ms < $1";
 
 impl Store {
@@ -77,6 +81,16 @@ impl Store {
     pub async fn operations_under_way(&self, rows: u32) -> Result<Vec<Operation>, StoreError> {
         let rows = sqlx::query(UNDER_WAY).bind(i64::from(rows.min(PAGE_ROWS))).fetch_all(&self.readers).await?;
         rows.iter().map(operation).collect()
+    }
+
+    /// The same behind one of them.
+    pub async fn operations_behind(
+        &self,
+        (begun_ms, id): (i64, &str),
+        rows: u32,
+    ) -> Result<Vec<Operation>, StoreError> {
+        let query = sqlx::query(BEHIND).bind(i64::from(rows.min(PAGE_ROWS))).bind(begun_ms).bind(id);
+        query.fetch_all(&self.readers).await?.iter().map(operation).collect()
     }
 
     /// Forgets operations that ended before an instant. How many.

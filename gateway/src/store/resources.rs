@@ -28,6 +28,19 @@ pub struct Stored {
     pub protected: Option<Vec<u8>>,
 }
 
+impl Stored {
+    /// Whether it is being deleted.
+    pub fn is_deleting(&self) -> bool {
+        is_deleting(&self.body)
+    }
+}
+
+/// Whether what has this body is being deleted.
+pub(super) fn is_deleting(body: &Value) -> bool {
+    let state = body.get("properties").and_then(|properties| properties.get("provisioningState"));
+    state.is_some_and(|state| state == "Deleting")
+}
+
 pub(super) const COLUMNS: &str = "resource_key, kind, parent_key, id, revision, body, protected";
 pub(super) const ONE: &str = "WHERE resource_key = $1";
 pub(super) const PAGE: &str =

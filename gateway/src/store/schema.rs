@@ -10,21 +10,29 @@ use sqlx::{
 
 use super::{Backend, Store, StoreError};
 
-/// In order; the number of a migration is its place, from 1. `{text}` and `{bytes}` are the types of the database.
+/// In order; the number of a migration is its place, from 1. `{text}` and `{bytes}` are the types of the database, and
+/// `{group_of_resource_key}` is its way to say which resource group's key a key begins with.
 const MIGRATIONS: &[(&str, &str)] = &[
     ("resources and operations", include_str!("schema/1_resources.sql")),
     ("agents of clusters", include_str!("schema/2_agents.sql")),
     ("events", include_str!("schema/3_events.sql")),
     ("identities", include_str!("schema/4_identities.sql")),
+    ("indexes", include_str!("schema/5_indexes.sql")),
+    ("authorities", include_str!("schema/6_authorities.sql")),
 ];
 
 pub(super) async fn migrate(store: &Store) -> Result<(), StoreError> {
-    let (text, bytes) = match store.backend {
-        Backend::Sqlite => ("TEXT", "BLOB"),
-        Backend::Postgres => ("TEXT COLLATE \"C\"", "BYTEA"),
+    let (text, bytes, group) = match store.backend {
+        Backend::Sqlite => {
+            ("TEXT", "BLOB", "substr(resource_key, 1, instr(resource_key || '/providers/', '/providers/') - 1)")
+        }
+        Backend::Postgres => ("TEXT COLLATE \"C\"", "BYTEA", "split_part(resource_key, '/providers/', 1)"),
     };
     let migrations = MIGRATIONS.iter().zip(1..).map(|((description, sql), version)| {
-        let sql = AssertSqlSafe(sql.replace("{text}", text).replace("{bytes}", bytes)).into_sql_str();
+        let sql = AssertSqlSafe(
+            sql.replace("{text}", text).replace("{bytes}", bytes).replace("{group_of_resource_key}", group),
+        )
+        .into_sql_str();
         Migration::new(version, Cow::Borrowed(*description), MigrationType::Simple, sql, false)
     });
     let migrator = Migrator::with_migrations(migrations.collect());
@@ -61,6 +69,8 @@ mod tests {
         "5fd304fcb0d3b4a74489265d4c766ef17387c96753798dedb2de4419a213633e",
         "878aa8df51433f0d4ebe6ea3fbde3921c8e6a112f4b25b73f11f071b9f3b8f07",
         "fdaac8ad1268a5f1302193a40cd04cf783800abc36e2dba75f96a698918fb591",
+        "9daa74defefae3d52cff371c492909d586c8f4794516d07537b0446e25060492",
+        "9892416df84eb911e8bd5ff85ac85c1cfdb1c0531eaff8b8355472729db2439d",
     ];
 
     #[test]

@@ -24,6 +24,8 @@ pub struct LiveTunnel {
     pub cluster: ClusterRef,
     /// What its agent's certificate names beside the cluster.
     pub names: Named,
+    /// Which authority its agent's certificate is of.
+    pub authority: Option<String>,
     /// Since when.
     pub since: SystemTime,
     number: u64,
@@ -72,12 +74,17 @@ pub struct Registered {
 
 impl Registry {
     /// Adds a tunnel until the guard drops.
-    pub fn add(self: &Arc<Self>, handle: TunnelHandle, cluster: ClusterRef, names: Named) -> Registered {
+    pub fn add(
+        self: &Arc<Self>,
+        handle: TunnelHandle,
+        cluster: ClusterRef,
+        (names, authority): (Named, Option<String>),
+    ) -> Registered {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let key = cluster.key;
         let since = SystemTime::now();
         let draining = AtomicBool::new(false);
-        let tunnel = Arc::new(LiveTunnel { handle, cluster, names, since, number, draining });
+        let tunnel = Arc::new(LiveTunnel { handle, cluster, names, authority, since, number, draining });
         self.by_cluster.entry(key).or_default().push(Arc::clone(&tunnel));
         self.touch(&tunnel.cluster);
         Registered { registry: Arc::clone(self), tunnel }
@@ -107,6 +114,11 @@ impl Registry {
     /// How many tunnels a cluster has.
     pub fn count_of(&self, key: &ClusterKey) -> usize {
         self.by_cluster.get(key).map_or(0, |tunnels| tunnels.len())
+    }
+
+    /// Whether there is no tunnel at all.
+    pub fn is_empty(&self) -> bool {
+        self.by_cluster.is_empty()
     }
 
     /// Says that a cluster's agent was here just now, which is kept at once.

@@ -44,7 +44,8 @@ pub async fn check(welcomed: Welcomed) {
 pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
     let Welcomed { handle, cluster, names, chain, certificate_ends } = welcomed;
     let _open = core.metrics.tunnels(handle.info().carrier).enter();
-    let registered = core.tunnels.add(Arc::clone(&handle), cluster, names);
+    let authority = core.roots().signer_of(&chain, SystemTime::now());
+    let registered = core.tunnels.add(Arc::clone(&handle), cluster, (names, authority));
     let tunnel = &registered.tunnel;
     if core.tunnels.count_of(&tunnel.cluster.key) > TUNNELS_PER_CLUSTER {
         // Hellos that were judged at the same time all saw the last place free.

@@ -23,7 +23,7 @@ use gateway::{
 };
 use http::{HeaderMap, Method};
 use proto::{
-    agent_api::{ROLE, codes, encode, enrolment_message, paths},
+    agent_api::{ROLE, codes, encode, enrolled_message, enrolment_message, paths},
     ids::{ClusterId, RequestId},
     transport::{TunnelHandle, session::HelloError},
     wire::{
@@ -36,6 +36,7 @@ use serde_json::{Value, json};
 
 use crate::world::{self, Agent, Answer, Arrived, LONG, World};
 
+mod authorities;
 mod connectivity;
 
 const URL: &str = "https://gateway.test";
@@ -521,12 +522,15 @@ async fn r7_another_onboarding_key_ends_what_certificates_of_the_old_one_were_go
     let old = site.enrol("edge", &key).await;
     for public in ["", &new.public] {
         rekeyed_elsewhere(&site, "edge", &key.public).await;
-        let tunnel = loop {
-            // Decisions follow another replica's write within half a second.
-            if let Ok(tunnel) = site.world.dial(&old.own).await {
-                break tunnel;
+        // Decisions follow another replica's write within half a second.
+        let dialled = async {
+            loop {
+                if let Ok(tunnel) = site.world.dial(&old.own).await {
+                    break tunnel;
+                }
             }
         };
+        let tunnel = tokio::time::timeout(LONG, dialled).await.expect("the key that was put back holds");
         rekeyed_elsewhere(&site, "edge", public).await;
         assert_eq!(closed(&tunnel).await, CloseCode::Unauthorised);
         let refused = site.world.dial(&old.own).await.err().unwrap();
@@ -570,58 +574,6 @@ async fn r7_a_certificate_of_another_identity_opens_no_tunnel() {
     assert_eq!(status, 403, "over a tunnel there is nothing but its own identity");
 }
 
-/// Attack 4.6: while one authority follows the other, certificates of both are good, and the next one issues.
-#[tokio::test]
-async fn r8_authorities_roll_over_without_an_agent_being_left_out() {
-    let site = Site::new().await;
-    let key = Onboarding::new();
-    site.cluster("edge", &key).await;
-    let old = site.enrol("edge", &key).await;
-    let tunnel = site.tunnel(&old).await;
-    let next = Authority::create("next", Validity::days(10)).unwrap();
-    next.save(&site.world.dir.path().join("next")).unwrap();
-    let both = format!("{}{}", site.world.authority.certificate_pem(), next.certificate_pem());
-    std::fs::write(site.world.dir.path().join("both.crt"), both).unwrap();
-    let text = world::config_with("authority_dir = \"next\"", &section(""))
-        .replace("ca_file = \"ca.crt\"\n        authority", "ca_file = \"both.crt\"\n        authority");
-    assert!(text.contains("both.crt"));
-    site.world.reconfigure(&text).await.unwrap();
-    let (own, csr) = request(|_| {});
-    let (status, body) = ask(&tunnel, Method::POST, paths::RENEW, &json!({"csr": csr})).await;
-    assert_eq!(status, 200, "{body}");
-    let new = given(&own, body);
-    assert_eq!(new.peer(&next.roots().unwrap()).identity.agent().unwrap(), id("edge").as_str());
-    for given in [&old, &new] {
-        site.tunnel(given).await;
-    }
-    // An authority that nobody would trust is not taken.
-    let wrong = world::config_with("authority_dir = \"next\"", &section(""));
-    let error = site.world.reconfigure(&wrong).await.unwrap_err();
-    assert!(error.contains("authority_dir"), "{error}");
-}
-
-/// Whoever took its key may have certificates of any cluster: they are nothing from the moment on in which it is not trusted.
-#[tokio::test]
-async fn r8_tunnels_of_an_authority_that_is_trusted_no_more_end() {
-    let site = Site::new().await;
-    let key = Onboarding::new();
-    site.cluster("edge", &key).await;
-    let old = site.enrol("edge", &key).await;
-    let tunnel = site.tunnel(&old).await;
-    let next = Authority::create("next", Validity::days(10)).unwrap();
-    next.save(&site.world.dir.path().join("next")).unwrap();
-    let text = world::config_with("authority_dir = \"next\"", &section(""))
-        .replace("ca_file = \"ca.crt\"\n        authority", "ca_file = \"next/ca.crt\"\n        authority");
-    assert!(text.contains("next/ca.crt"));
-    site.world.reconfigure(&text).await.unwrap();
-    assert_eq!(closed(&tunnel).await, CloseCode::Unauthorised);
-    // TLS may refuse it before anything is said.
-    let config = tls::client_tunnel(&site.world.authority.roots().unwrap(), &old.own, &[tls::ALPN_TUNNEL]);
-    assert!(config.is_ok());
-    let new = site.enrol("edge", &key).await;
-    site.tunnel(&new).await;
-}
-
 /// What a gateway does not find it cannot call deleted: its database may be empty, or restored from before the cluster.
 #[tokio::test]
 async fn r8_a_cluster_that_is_not_known_is_not_said_to_be_deleted() {
@@ -641,6 +593,47 @@ async fn r8_a_cluster_that_is_not_known_is_not_said_to_be_deleted() {
     let body = Site::enrolment("never", &Onboarding::new(), &challenge, &csr, "uid");
     let answer = site.http("POST", "/.towline/agent/certificate", None, Some(body), Some(&own)).await;
     assert_eq!(answer.status, 401, "{}", answer.text());
+}
+
+/// Behind one address of a company there may be a fleet, and somebody who is out for its harm.
+#[tokio::test]
+async fn r6_a_flood_from_an_address_shuts_no_cluster_behind_it_out() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let names: Vec<String> = (0..100).map(|n| format!("edge-{n}")).collect();
+    for name in &names {
+        site.cluster(name, &key).await;
+    }
+    // What proves nothing, until that is refused for its number.
+    let mut flood = site.world.user().await;
+    let bad = Site::enrolment("nobody", &key, "none", "none", "uid").to_string();
+    let bad = format!(
+        "POST /.towline/agent/certificate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{bad}",
+        bad.len()
+    );
+    let mut refused = 0;
+    for _ in 0..4000 {
+        flood.send(&bad).await;
+        let answer = flood.answer().await;
+        assert!(matches!(answer.status, 401 | 429), "{}", answer.text());
+        refused += u32::from(answer.status == 429);
+        if refused == 20 {
+            break;
+        }
+    }
+    assert_eq!(refused, 20, "the flood is bounded");
+    let all = names.iter().map(|name| site.enrol(name, &key));
+    assert_eq!(futures_util::future::join_all(all).await.len(), 100);
+    // One cluster that proves what it is all the time is bounded, by itself.
+    let mut answers = Vec::new();
+    for _ in 0..40 {
+        match site.try_enrol("edge-0", &key, "uid-of-edge-0").await {
+            Ok(_) => {}
+            Err(answer) => answers.push(answer.status),
+        }
+    }
+    assert!(answers.len() >= 5 && answers.iter().all(|status| *status == 429), "{answers:?}");
+    site.enrol("edge-1", &key).await;
 }
 
 /// One cluster's agents, which may be anybody's by now, do not keep the gateway from the others.
@@ -828,6 +821,46 @@ async fn r14_a_one_time_token_creates_one_cluster_in_place_of_a_role() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap_or_default();
         assert!(!bytes.windows(secret.len()).any(|window| window == secret.as_bytes()));
     }
+}
+
+/// The answer to whoever used a token may be lost, or what came behind it: the key tells that the cluster is theirs.
+#[tokio::test]
+async fn r14_who_has_a_clusters_key_is_told_that_it_is_enrolled_and_nobody_else() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let asked = async |name: &str, key: &Onboarding, challenge: &str| {
+        let signature = key.sign(&enrolled_message(&id(name), challenge));
+        let question = json!({"clusterId": id(name).as_str(), "challenge": challenge, "signature": signature});
+        site.agents("enrolled", question).await
+    };
+    let refused = asked("edge", &key, &site.challenge("edge").await).await;
+    assert_eq!((refused.status, code(&refused).as_str()), (401, codes::INVALID_PROOF), "it is not there yet");
+    let joined = site.join(&site.token(json!({})).await, "edge", &key).await;
+    let challenge = site.challenge("edge").await;
+    assert_eq!(asked("edge", &key, &challenge).await.json(), joined.json());
+    assert_eq!(asked("edge", &key, &challenge).await.status, 401, "a challenge is good once");
+    assert_eq!(asked("edge", &Onboarding::new(), &site.challenge("edge").await).await.status, 401);
+    // What is signed for a certificate says nothing here.
+    let challenge = site.challenge("edge").await;
+    let signature = key.sign(&enrolment_message(&id("edge"), &challenge, "", ""));
+    let question = json!({"clusterId": id("edge").as_str(), "challenge": challenge, "signature": signature});
+    assert_eq!(site.agents("enrolled", question).await.status, 401);
+    site.delete("edge").await;
+    assert_eq!(asked("edge", &key, &site.challenge("edge").await).await.status, 401, "it was deleted");
+}
+
+/// As a PUT is refused; the token is still good.
+#[tokio::test]
+async fn r11_a_token_creates_nothing_where_the_provider_is_not_registered() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let token = site.token(json!({})).await;
+    let provider = format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Kubernetes");
+    assert_eq!(site.api("POST", &format!("{provider}/unregister"), None).await.status, 200);
+    let refused = site.join(&token, "edge", &key).await;
+    assert_eq!((refused.status, code(&refused).as_str()), (409, "MissingSubscriptionRegistration"));
+    assert_eq!(site.api("POST", &format!("{provider}/register"), None).await.status, 200);
+    assert_eq!(site.join(&token, "edge", &key).await.status, 200);
 }
 
 #[tokio::test]
@@ -1091,6 +1124,34 @@ async fn a6_an_access_certificate_by_a_group_s_role_ends_with_that() {
     let open = reached.watch().await;
     reached.site.unassign().await;
     reached.is_refused(open).await;
+}
+
+/// A token of somebody in a thousand groups is as large as a head may be; a certificate names those that give the right.
+#[tokio::test]
+async fn a6_somebody_in_very_many_groups_gets_a_certificate_or_is_told_why_not() {
+    let reached = Reached::new(&["ops"], "dev:ops", "Group").await;
+    let site = &reached.site;
+    let mut groups: Vec<String> = (0..700).map(|n| format!("group-{n:04}")).collect();
+    groups.push("ops".to_owned());
+    let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
+    let holder = |own: &Credentials| {
+        let peer = Peer::verify(own.chain(), &site.world.authority.roots().unwrap(), SystemTime::now()).unwrap();
+        gateway::request::authenticate::Holder::of(&peer.holder.unwrap()).unwrap()
+    };
+    assert_eq!(holder(&site.access("ann", &groups).await).groups, ["dev:ops"], "the last of all, and no other");
+    // With a right of their own, a group that gives nothing takes no place.
+    assert_eq!(holder(&site.access("owner", &groups).await).groups, ["dev:ops"]);
+    // What no certificate holds is said to be that.
+    let long = "x".repeat(9000);
+    site.unassign().await;
+    let name = format!("dev:{}", &long[..500]);
+    site.assign(&name, "Group").await;
+    assert_eq!(holder(&site.access("ann", &[&long[..500]]).await).groups, [name]);
+    let token = site.world.issuer.token(&long, &[&long[..500]], URL, SystemTime::now());
+    let target = format!("{}/listClusterUserCredential?api-version=2024-01-01", id("edge"));
+    let body = json!({"authenticationMethod": "Token", "clientProxy": false});
+    let refused = site.http("POST", &target, Some(&token), Some(body), None).await;
+    assert!((400..500).contains(&refused.status), "{}", refused.text());
 }
 
 /// The same name, another cluster: who could reach the one was never let into the other.

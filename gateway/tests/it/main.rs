@@ -3,6 +3,7 @@
 //! agent's end of the tunnel.
 
 mod admin;
+mod bad_input;
 mod carriers;
 mod enrolment;
 mod hostile;

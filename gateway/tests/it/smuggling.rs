@@ -85,6 +85,20 @@ async fn strange_request_lines_and_hosts_are_refused() {
     agent.nothing().await;
 }
 
+/// RFC 9110 section 15.5.6, which checkers of APIs look for.
+#[tokio::test]
+async fn a_method_that_goes_nowhere_is_refused_with_those_that_go() {
+    let world = World::new().await;
+    for target in [at("a", "/x"), "/subscriptions".to_owned()] {
+        let mut user = world.user().await;
+        user.send(format!("TRACE {target} HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
+        let answer = user.answer().await;
+        assert_eq!(answer.status, 405, "{target}");
+        let allow = answer.header("allow").unwrap_or_default();
+        assert!(allow.contains("GET") && !allow.contains("TRACE"), "{target}: {allow}");
+    }
+}
+
 /// The server library answered garbage itself: no body, no record.
 #[tokio::test]
 async fn garbage_is_answered_with_a_status_and_recorded() {

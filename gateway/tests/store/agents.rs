@@ -23,6 +23,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         r10_everything_goes_with_the_cluster_or_its_group,
         r8_what_was_deleted_is_remembered_by_its_identity,
         r8_nothing_is_kept_of_the_identity_of_before,
+        r8_rows_that_an_older_replica_made_learn_whose_they_are,
+        r8_who_lives_on_another_authority_is_counted,
         m1_facts_are_what_was_told_last,
     ]
 }
@@ -218,6 +220,42 @@ async fn r8_nothing_is_kept_of_the_identity_of_before(place: Place) {
         assert_eq!(told, kept, "{principal:?}");
         assert_eq!(store.put_certificate((&key, principal), &certified("1", 9), Some("u")).await.unwrap(), kept);
     }
+}
+
+/// Beside this program one of before identities were kept writes: its rows name none.
+async fn r8_rows_that_an_older_replica_made_learn_whose_they_are(place: Place) {
+    let store = place.with_group().await;
+    for (name, principal) in [("a", "1"), ("b", "2"), ("c", "3")] {
+        store.put(&of(name, principal), Expect::Absent).await.unwrap().unwrap();
+    }
+    place.sql("UPDATE agents SET principal = NULL").await;
+    for (principal, kept) in [("0", Kept::Gone), ("1", Kept::Done)] {
+        let told = store.put_facts((&key("a"), Some(principal)), &json!({"n": 1}), None, 5).await.unwrap();
+        assert_eq!(told, kept, "{principal}");
+    }
+    let kept = store.put_certificate((&key("b"), Some("2")), &certified("1", 9), Some("u")).await.unwrap();
+    assert_eq!(kept, Kept::Done);
+    // What is deleted is remembered by its identity all the same.
+    store.delete(&key("c"), Expect::Any).await.unwrap().unwrap();
+    assert_eq!(store.deleted_identities(9).await.unwrap(), ["3"]);
+}
+
+async fn r8_who_lives_on_another_authority_is_counted(place: Place) {
+    let store = place.with_group().await;
+    for name in ["a", "b", "c", "d"] {
+        store.put(&of(name, name), Expect::Absent).await.unwrap().unwrap();
+    }
+    for (name, ends) in [("a", 100), ("b", 100), ("c", 50)] {
+        store.put_certificate((&key(name), None), &certified("1", ends), None).await.unwrap();
+    }
+    let count = async |authority: &str, now| store.on_other_authorities(authority, now, 1).await.unwrap();
+    assert_eq!(count("new", 1).await, (3, vec![cluster("a").id]), "nobody knows of which");
+    assert_eq!(count("new", 60).await.0, 2, "without those whose certificate has ended");
+    store.put_authority((&key("a"), Some("a")), Some("new")).await.unwrap();
+    store.put_authority((&key("b"), Some("other")), Some("new")).await.unwrap();
+    assert_eq!(count("new", 60).await, (1, vec![cluster("b").id]), "and what another identity tells is nothing");
+    assert_eq!(count("old", 60).await.0, 2);
+    assert_eq!(agent(&store, "a").await.authority.as_deref(), Some("new"));
 }
 
 async fn m1_facts_are_what_was_told_last(place: Place) {

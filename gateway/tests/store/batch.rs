@@ -18,6 +18,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         an_empty_batch_is_nothing,
         what_changes_no_resource_takes_no_revision,
         what_an_operation_does_is_done_once,
+        what_is_being_deleted_takes_nothing_new,
         who_watches_hears_of_each_commit,
     ]
 }
@@ -147,6 +148,35 @@ async fn what_an_operation_does_is_done_once(place: Place) {
     let refused = Refused::Changed { key: "delete".to_owned(), found: None };
     assert_eq!(store.apply(&batch).await.unwrap(), Err(refused));
     assert!(store.get(&cluster("a").key).await.unwrap().is_some());
+}
+
+/// Who looked before its parent was marked writes after: it would be acknowledged, and deleted with the parent.
+async fn what_is_being_deleted_takes_nothing_new(place: Place) {
+    let store = place.with_group().await;
+    store.put(&cluster("a"), Expect::Absent).await.unwrap().unwrap();
+    let mut going = group("g");
+    going.body["properties"] = json!({"provisioningState": "Deleting"});
+    let marked = store.put(&going, Expect::Any).await.unwrap().unwrap();
+    let refused = Err(Refused::Changed { key: GROUP.to_owned(), found: Some(marked) });
+    assert_eq!(store.put(&cluster("b"), Expect::Absent).await.unwrap(), refused, "a child");
+    assert_eq!(store.put(&cluster("a"), Expect::Any).await.unwrap(), refused, "a change");
+    let mut below = cluster("a");
+    below.parent = cluster("a").key;
+    below.key = format!("{}/providers/x/y/z", below.parent);
+    below.kind = "x/y".to_owned();
+    assert_eq!(store.put(&below, Expect::Absent).await.unwrap(), refused, "a child of a child");
+    // To be deleted too, it may be marked; and what is elsewhere is as before.
+    let mut too = cluster("a");
+    too.body = json!({"properties": {"provisioningState": "Deleting"}});
+    store.put(&too, Expect::Any).await.unwrap().unwrap();
+    store.put(&group("h"), Expect::Absent).await.unwrap().unwrap();
+    store.delete(GROUP, Expect::Any).await.unwrap().unwrap();
+    assert_eq!(
+        store.put(&cluster("b"), Expect::Absent).await.unwrap(),
+        Err(Refused::NoParent { key: cluster("b").key })
+    );
+    store.put(&group("g"), Expect::Absent).await.unwrap().unwrap();
+    store.put(&cluster("b"), Expect::Absent).await.unwrap().unwrap();
 }
 
 async fn an_empty_batch_is_nothing(place: Place) {

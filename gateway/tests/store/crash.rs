@@ -79,6 +79,7 @@ async fn write_one(store: Store, writer: usize) {
             deletes: vec![(cluster(&format!("{writer}-scratch-{}", n - 1)).key, Expect::Any)],
             begins: vec![Operation { begun_ms: 1, ..operation(&format!("{writer}-{n}")) }],
             ends: if n == 1 { Vec::new() } else { vec![ended] },
+            ..Batch::default()
         };
         batch.puts.push((cluster(&format!("{writer}-scratch-{n}")), Expect::Absent));
         let applied = store.apply(&batch).await.unwrap().unwrap();

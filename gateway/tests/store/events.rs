@@ -8,7 +8,7 @@ use gateway::{
         Store,
         agents::Certified,
         batch::{Batch, Expect},
-        events::{Event, Kind},
+        events::{Event, Kind, Of},
         resources::Stored,
     },
 };
@@ -20,6 +20,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
     crate::tests![
         c8_each_change_is_told_once_and_survives_a_restart,
         c8_what_the_store_tells_is_what_is_shown,
+        c8_a_change_from_every_state_to_every_other_is_found,
+        c8_events_of_a_cluster_and_of_a_group_are_found_by_their_keys,
         c8_two_replicas_tell_each_change_once,
         c8_a_webhook_goes_on_where_it_was,
     ]
@@ -37,7 +39,7 @@ fn key(name: &str) -> String {
 
 /// Kind, status before and status of events behind a number, of one cluster.
 async fn told(store: &Store, after: i64, name: &str) -> Vec<(Kind, Option<String>, Option<String>)> {
-    let events = store.events(after, 1000).await.unwrap();
+    let events = store.events(Of::All, after, 1000).await.unwrap();
     events.into_iter().filter(|e| e.key == key(name)).map(|e| (e.kind, e.before, e.status)).collect()
 }
 
@@ -65,10 +67,10 @@ async fn c8_each_change_is_told_once_and_survives_a_restart(place: Place) {
     ];
     assert_eq!(told(&store, 0, "A").await, expected);
     assert_eq!(told(&store, 2, "A").await, expected[2..]);
-    let events = store.events(0, 1000).await.unwrap();
+    let events = store.events(Of::All, 0, 1000).await.unwrap();
     assert_eq!(events.iter().map(|event| event.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
     assert_eq!((events[2].id.as_str(), events[2].at_ms), (cluster("A").id.as_str(), DAY + OFFLINE_AFTER_MS));
-    assert_eq!((store.newest_event().await.unwrap(), store.events(0, 2).await.unwrap().len()), (4, 2));
+    assert_eq!((store.newest_event().await.unwrap(), store.events(Of::All, 0, 2).await.unwrap().len()), (4, 2));
     // Created again before anybody was told of the deletion.
     store.put(&crate::place::group("g"), Expect::Absent).await.unwrap().unwrap();
     store.put(&keyed("A", "MII="), Expect::Absent).await.unwrap().unwrap();
@@ -116,6 +118,83 @@ async fn c8_what_the_store_tells_is_what_is_shown(place: Place) {
     }
 }
 
+/// Parts of a statement with an index each must together find what looking at everybody finds.
+async fn c8_a_change_from_every_state_to_every_other_is_found(place: Place) {
+    let store = place.with_group().await;
+    let mut states = Vec::new();
+    for agentless in [0, 1] {
+        for seen in ["NULL".to_owned(), "0".to_owned(), (DAY - OFFLINE_AFTER_MS).to_string(), DAY.to_string()] {
+            for ends in ["NULL".to_owned(), (DAY - 1).to_string(), (DAY + 1).to_string()] {
+                states.push(format!(
+                        "agentless = {agentless}, last_seen_ms = {seen}, certificate_begins_ms = 0, certificate_ends_ms = {ends}"
+                    ));
+            }
+        }
+    }
+    let names: Vec<(usize, usize, String)> = (0..states.len())
+        .flat_map(|from| (0..states.len()).map(move |to| (from, to, format!("c{from}-{to}"))))
+        .collect();
+    let puts = names.iter().map(|(.., name)| (keyed(name, "MII="), Expect::Absent)).collect();
+    store.apply(&Batch { puts, ..Batch::default() }).await.unwrap().unwrap();
+    let set = async |which: fn(&(usize, usize, String)) -> usize| {
+        let update = |one: &(usize, usize, String)| {
+            let (.., name) = one;
+            format!("UPDATE agents SET {} WHERE resource_key = '{}'", states[which(one)], key(name))
+        };
+        let all: Vec<String> = names.iter().map(update).collect();
+        place.sql(&all.join("; ")).await;
+    };
+    let mut before = 0;
+    for which in [|one: &(usize, usize, String)| one.0, |one: &(usize, usize, String)| one.1] {
+        set(which).await;
+        let shown =
+            async |name: &str| Status::of(&store.agent(&key(name)).await.unwrap().unwrap(), false, DAY).as_str();
+        store.tell(DAY).await.unwrap();
+        assert_eq!(store.tell(DAY).await.unwrap(), 0, "each once");
+        let told = place.texts("SELECT resource_key || ' ' || told_status FROM agents ORDER BY resource_key").await;
+        assert_eq!(told.len(), names.len());
+        for (.., name) in &names {
+            let expected = format!("{} {}", key(name), shown(name).await);
+            assert!(told.contains(&expected), "{expected}");
+        }
+        assert!(store.newest_event().await.unwrap() > before);
+        before = store.newest_event().await.unwrap();
+    }
+}
+
+async fn c8_events_of_a_cluster_and_of_a_group_are_found_by_their_keys(place: Place) {
+    let store = place.with_group().await;
+    store.put(&crate::place::group("g2"), Expect::Absent).await.unwrap().unwrap();
+    let in_other = |name: &str| {
+        let elsewhere = |text: String| text.replace("/g/", "/g2/");
+        let made = keyed(name, "MII=");
+        Stored { key: elsewhere(made.key), id: elsewhere(made.id), parent: format!("{}2", made.parent), ..made }
+    };
+    for made in [keyed("a", "MII="), keyed("aa", "MII="), in_other("a")] {
+        store.put(&made, Expect::Absent).await.unwrap().unwrap();
+    }
+    store.tell(DAY).await.unwrap();
+    store.seen(&[key("a")], DAY).await.unwrap();
+    store.tell(DAY).await.unwrap();
+    let keys = async |of: Of<'_>, after: i64| -> Vec<String> {
+        store.events(of, after, 10).await.unwrap().into_iter().map(|event| event.key).collect()
+    };
+    assert_eq!(keys(Of::Cluster(&key("a")), 0).await, [key("a"), key("a")]);
+    assert_eq!(keys(Of::Cluster(&key("a")), 3).await, [key("a")], "behind a number");
+    assert_eq!(keys(Of::Group(GROUP), 0).await, [key("a"), key("aa"), key("a")]);
+    assert_eq!(keys(Of::Group(&format!("{GROUP}2")), 0).await, [in_other("a").key]);
+    assert_eq!(keys(Of::Group("/none\0"), 0).await, Vec::<String>::new());
+    assert_eq!(keys(Of::All, 0).await.len(), 4);
+    // What was told before there was such a column is found, too.
+    store.close().await;
+    let undo = "DROP INDEX events_by_cluster; DROP INDEX events_by_group; DROP INDEX agents_by_end; \
+                DROP INDEX agents_by_key; DROP INDEX deleted_identities_by_time; \
+                ALTER TABLE events DROP COLUMN group_key; DELETE FROM _sqlx_migrations WHERE version = 5;";
+    place.sql(undo).await;
+    let store = place.open().await;
+    assert_eq!(store.events(Of::Group(GROUP), 0, 10).await.unwrap().len(), 3);
+}
+
 async fn c8_two_replicas_tell_each_change_once(place: Place) {
     let store = place.with_group().await;
     let puts = (0..600).map(|n| (keyed(&format!("c{n}"), "MII="), Expect::Absent)).collect();
@@ -126,7 +205,7 @@ async fn c8_two_replicas_tell_each_change_once(place: Place) {
         tasks.spawn(async move { other.tell(DAY).await.unwrap() });
     }
     assert_eq!(tasks.join_all().await.iter().sum::<usize>(), 600);
-    let events: Vec<Event> = store.events(0, 1000).await.unwrap();
+    let events: Vec<Event> = store.events(Of::All, 0, 1000).await.unwrap();
     assert_eq!(events.iter().map(|event| event.number).collect::<Vec<_>>(), (1..=600).collect::<Vec<_>>());
     let keys: std::collections::BTreeSet<_> = events.iter().map(|event| &event.key).collect();
     assert_eq!(keys.len(), 600);

@@ -41,5 +41,8 @@ async fn operations_are_gone_on_with_in_their_order(place: Place) {
     let ids = |found: Vec<Operation>| found.into_iter().map(|operation| operation.id).collect::<Vec<_>>();
     assert_eq!(ids(store.operations_under_way(10).await.unwrap()), ["c", "a", "b"]);
     assert_eq!(ids(store.operations_under_way(2).await.unwrap()), ["c", "a"]);
+    assert_eq!(ids(store.operations_behind((1, "c"), 1).await.unwrap()), ["a"]);
+    assert_eq!(ids(store.operations_behind((2, "a"), 9).await.unwrap()), ["b"]);
+    assert_eq!(store.operations_behind((2, "b"), 9).await.unwrap(), []);
     assert_eq!(store.forget_operations(i64::MAX).await.unwrap(), 0, "what is under way is not forgotten");
 }

@@ -43,6 +43,7 @@ pub struct Issuer {
     pub(super) name: String,
     pub(super) url: String,
     pub(super) audiences: Vec<String>,
+    pub(super) api_audiences: Vec<String>,
     pub(super) authorized_parties: Vec<String>,
     pub(super) algorithms: Vec<Algorithm>,
     pub(super) roots: Option<Roots>,
@@ -282,6 +283,7 @@ impl TryFrom<RawIssuer> for Issuer {
             name: raw.name,
             url: raw.url,
             audiences: raw.audiences,
+            api_audiences: raw.api_audiences,
             authorized_parties: raw.authorized_parties,
             roots,
             keys,
@@ -299,8 +301,10 @@ fn identity_of(raw: &RawIssuer, kind: IssuerKind, check: &mut Check) {
         check.fault("name", "expected 1 to 64 of the characters a-z A-Z 0-9 - _ .");
     }
     let url = check.address("url", &raw.url, raw.allow_http_loopback);
-    if raw.audiences.iter().any(String::is_empty) {
-        check.fault("audiences", "has an empty entry");
+    for (key, audiences) in [("audiences", &raw.audiences), ("api_audiences", &raw.api_audiences)] {
+        if audiences.iter().any(String::is_empty) {
+            check.fault(key, "has an empty entry");
+        }
     }
     if raw.allow_reserved.iter().any(|name| !names::is_reserved(name)) {
         check.fault("allow_reserved", "every entry must begin with system:");

@@ -318,6 +318,28 @@ async fn a_token_for_one_cluster_is_nothing_at_another_even_after_it_was_kept() 
     assert_eq!(other.unwrap_err(), TokenError::Audience);
 }
 
+/// What the API takes beside its URL is nothing at clusters, and what clusters share is nothing at the API.
+#[tokio::test]
+async fn a1_audiences_of_the_api_and_of_clusters_are_apart() {
+    let site = with(|raw| {
+        raw.audiences = vec!["clusters".into()];
+        raw.api_audiences = vec!["api".into()];
+    });
+    for (aud, at, ok) in [
+        ("clusters", AUD, true),
+        ("api", AUD, false),
+        ("api", "https://gateway.test", true),
+        ("clusters", "https://gateway.test", false),
+        ("https://gateway.test", "https://gateway.test", true),
+        ("https://gateway.test", AUD, false),
+    ] {
+        let mut claims = site.claims();
+        claims["aud"] = json!(aud);
+        let result = site.verifier.verify(&site.issuer.mint(&claims), at, site.now).await;
+        assert_eq!(result.is_ok(), ok, "{aud} at {at}");
+    }
+}
+
 #[tokio::test]
 async fn with_other_audiences_beside_ours_the_party_decides() {
     let site = with(|raw| raw.audiences = vec!["client".into()]);

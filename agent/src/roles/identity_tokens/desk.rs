@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -14,11 +15,15 @@ use hyper::body::Incoming;
 use proto::agent_api::{Token, TokenRequest, paths};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::time::{Instant, timeout};
 
-use super::ask::{AUDIENCE, Caller, GROUP, RESOURCE, Reviews, VERB};
+use super::{
+    ask::{AUDIENCE, Caller, GROUP, RESOURCE, Reviews, VERB},
+    refusals::{Known, REMEMBERED, Refusals},
+};
 use crate::{
     identity::Identities,
+    peers::{Peers, Places},
     roles::{clusteridentityoperator, health::Health},
     tunnel::{
         api::{AgentApi, ApiError, Refused},
@@ -32,10 +37,15 @@ pub const PATH: &str = "/v1/token";
 const BODY_BYTES: usize = 8 * 1024;
 const AUDIENCE_BYTES: usize = 1024;
 const TOKEN_BYTES: usize = 16 * 1024;
-/// Requests that are judged at once: the apiserver is asked twice for each.
+/// Requests that are judged at once: the apiserver is asked twice for each. Of them so many of one address, which is one pod
+/// before it is known who asks, and so many of one service account.
 const AT_ONCE: usize = 16;
+const OF_ONE_PEER: usize = 4;
+const OF_ONE_ACCOUNT: usize = 8;
+/// How long a body may take to arrive: until it is there nobody is asked, and no place taken.
+const BODY: Duration = Duration::from_secs(5);
 /// How long one request may take.
-const DEADLINE: Duration = Duration::from_secs(25);
+const DEADLINE: Duration = Duration::from_secs(20);
 /// Audiences whose token is remembered.
 const REMEMBERED_MAX: usize = 64;
 /// When to ask again what is not ready, in seconds (row R9), and what is only busy.
@@ -55,7 +65,10 @@ pub struct Desk {
     /// Why there is no identity.
     pub health: Health,
     given: Mutex<HashMap<String, Given>>,
-    places: Semaphore,
+    peers: Peers,
+    accounts: Places<String>,
+    /// What was refused.
+    pub refusals: Refusals,
 }
 
 /// A token that was given not long ago.
@@ -88,7 +101,9 @@ impl Refusal {
     }
 
     fn busy() -> Self {
-        let message = format!("More than {AT_ONCE} requests for tokens are judged at once. Ask again.");
+        let message = format!(
+            "So many requests for tokens are judged at once: {AT_ONCE}, {OF_ONE_PEER} of one pod, {OF_ONE_ACCOUNT} of one service account. Ask again."
+        );
         Self { retry_after: Some(BUSY), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message) }
     }
 }
@@ -102,18 +117,23 @@ impl Desk {
         status: Arc<StatusBoard>,
         health: Health,
     ) -> Self {
-        Self { reviews, api, identities, status, health, given: Mutex::default(), places: Semaphore::new(AT_ONCE) }
+        Self {
+            reviews,
+            api,
+            identities,
+            status,
+            health,
+            given: Mutex::default(),
+            peers: Peers::new(AT_ONCE, OF_ONE_PEER),
+            accounts: Places::new(AT_ONCE, OF_ONE_ACCOUNT),
+            refusals: Refusals::default(),
+        }
     }
 
-    /// Answers one request.
-    pub async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        let judged = match self.places.try_acquire() {
-            Ok(_place) => tokio::time::timeout(DEADLINE, self.judge(request))
-                .await
-                .unwrap_or_else(|_| Err(Refusal::not_ready("the apiserver or the gateway took too long"))),
-            Err(_) => Err(Refusal::busy()),
-        };
-        match judged {
+    /// Answers one request of an address.
+    pub async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
+        let judged = timeout(DEADLINE, self.judge(request, peer)).await;
+        match judged.unwrap_or_else(|_| Err(Refusal::not_ready("the apiserver or the gateway took too long"))) {
             Ok(body) => respond(StatusCode::OK, &body, None),
             Err(Refusal { status, code, message, retry_after }) => {
                 tracing::debug!(status = status.as_u16(), code, message, "no token is given");
@@ -122,7 +142,7 @@ impl Desk {
         }
     }
 
-    async fn judge(&self, request: Request<Incoming>) -> Result<Value, Refusal> {
+    async fn judge(&self, request: Request<Incoming>, peer: IpAddr) -> Result<Value, Refusal> {
         let (head, body) = request.into_parts();
         if head.uri.path() != PATH {
             let message = format!("There is nothing at {}; tokens are at POST {PATH}.", head.uri.path());
@@ -132,16 +152,11 @@ impl Desk {
             let message = format!("{PATH} is asked by POST with {{\"audience\": \"...\"}}.");
             return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message));
         }
-        let caller = self.caller(head.headers.get(header::AUTHORIZATION)).await?;
-        let bad = |why: String| Refusal::new(StatusCode::BAD_REQUEST, "InvalidRequest", why);
-        let body = Limited::new(body, BODY_BYTES).collect().await;
-        let body = body.map_err(|err| bad(format!("The body cannot be read: {err}.")))?.to_bytes();
-        let TokenRequest { audience } = serde_json::from_slice(&body)
-            .map_err(|err| bad(format!("The body is not {{\"audience\": \"...\"}}: {err}.")))?;
-        if audience.is_empty() || audience.len() > AUDIENCE_BYTES || audience.chars().any(char::is_control) {
-            let why = format!("The audience is empty, longer than {AUDIENCE_BYTES} bytes, or no text.");
-            return Err(Refusal::new(StatusCode::BAD_REQUEST, "InvalidAudience", why));
-        }
+        let token = shown(head.headers.get(header::AUTHORIZATION)).ok_or_else(unknown)?;
+        let audience = audience(body).await?;
+        let _place = self.peers.take(peer).ok_or_else(Refusal::busy)?;
+        let caller = self.caller(token, peer).await?;
+        let _own = self.accounts.take(caller.user.clone()).ok_or_else(Refusal::busy)?;
         if !self.reviews.may(&caller, &audience).await.map_err(|why| Refusal::not_ready(&why))? {
             let message = format!(
                 "{} may not have tokens of the cluster's identity for {audience}: allow it to {VERB} {RESOURCE}.{GROUP} of that name in the agents' namespace.",
@@ -158,17 +173,22 @@ impl Desk {
         }))
     }
 
-    async fn caller(&self, shown: Option<&HeaderValue>) -> Result<Caller, Refusal> {
-        let unknown = || {
-            let message = format!("Show a service-account token of audience {AUDIENCE}: Authorization: Bearer ...");
-            Refusal::new(StatusCode::UNAUTHORIZED, "Unauthenticated", message)
-        };
-        let text = shown.and_then(|value| value.to_str().ok()).ok_or_else(unknown)?;
-        let (scheme, token) = text.split_once(' ').ok_or_else(unknown)?;
-        if !scheme.eq_ignore_ascii_case("bearer") || token.is_empty() || token.len() > TOKEN_BYTES {
-            return Err(unknown());
+    async fn caller(&self, token: &str, peer: IpAddr) -> Result<Caller, Refusal> {
+        match self.refusals.known(token, peer) {
+            Some(Known::Refused) => return Err(unknown()),
+            Some(Known::TooMany) => {
+                let message = "Too many tokens of this pod were refused a moment ago. Ask again with one that is good.";
+                let refusal = Refusal::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message);
+                return Err(Refusal { retry_after: Some(REMEMBERED.as_secs()), ..refusal });
+            }
+            None => {}
         }
-        self.reviews.who(token.trim()).await.map_err(|why| Refusal::not_ready(&why))?.ok_or_else(unknown)
+        let caller = self.reviews.who(token).await.map_err(|why| Refusal::not_ready(&why))?;
+        match &caller {
+            Some(_) => self.refusals.accepted(token),
+            None => self.refusals.note(token, peer),
+        }
+        caller.ok_or_else(unknown)
     }
 
     fn given(&self) -> MutexGuard<'_, HashMap<String, Given>> {
@@ -213,6 +233,36 @@ impl Desk {
         };
         Err(Refusal::not_ready(&reason))
     }
+}
+
+/// What may be a token.
+fn shown(header: Option<&HeaderValue>) -> Option<&str> {
+    let (scheme, token) = header?.to_str().ok()?.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= TOKEN_BYTES).then_some(token)
+}
+
+fn unknown() -> Refusal {
+    let message = format!("Show a service-account token of audience {AUDIENCE}: Authorization: Bearer ...");
+    Refusal::new(StatusCode::UNAUTHORIZED, "Unauthenticated", message)
+}
+
+/// What is asked for.
+async fn audience(body: Incoming) -> Result<String, Refusal> {
+    let bad = |why: String| Refusal::new(StatusCode::BAD_REQUEST, "InvalidRequest", why);
+    let late = |_| {
+        let message = format!("The body was not there within {} s.", BODY.as_secs());
+        Refusal::new(StatusCode::REQUEST_TIMEOUT, "RequestTimeout", message)
+    };
+    let body = timeout(BODY, Limited::new(body, BODY_BYTES).collect()).await.map_err(late)?;
+    let body = body.map_err(|err| bad(format!("The body cannot be read: {err}.")))?.to_bytes();
+    let TokenRequest { audience } = serde_json::from_slice(&body)
+        .map_err(|err| bad(format!("The body is not {{\"audience\": \"...\"}}: {err}.")))?;
+    if audience.is_empty() || audience.len() > AUDIENCE_BYTES || audience.chars().any(char::is_control) {
+        let why = format!("The audience is empty, longer than {AUDIENCE_BYTES} bytes, or no text.");
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, "InvalidAudience", why));
+    }
+    Ok(audience)
 }
 
 /// What the gateway refused is passed on as it was said; what it cannot do now is asked again.

@@ -53,13 +53,22 @@ fn open() -> Items {
     let enrol = json!({"parameters": [], "post": {
         "operationId": "enrol-by-token", "security": [],
         "description": "Creates a connected cluster by a one-time enrolment token.",
-        "requestBody": content(&key), "responses": responses(&[("200", made)], true),
+        "requestBody": content(&key), "responses": responses(&[("200", made.clone())], true),
+    }});
+    let question = json!({"type": "object", "required": ["clusterId", "challenge", "signature"], "properties": {
+        "clusterId": text(), "challenge": text(), "signature": text(),
+    }});
+    let enrolled = json!({"parameters": [], "post": {
+        "operationId": "ask-whether-enrolled", "security": [],
+        "description": "Tells who signs a fresh challenge with a cluster's onboarding key that the cluster is there.",
+        "requestBody": content(&question), "responses": responses(&[("200", made)], true),
     }});
     vec![
         ("/metadata/endpoints".to_owned(), free("get-metadata", metadata)),
         ("/openapi.json".to_owned(), free("get-openapi", json!({"type": "object", "required": ["openapi", "paths"]}))),
         ("/.towline/agent/settings".to_owned(), free("get-install-settings", settings)),
         ("/.towline/agent/enrol".to_owned(), enrol),
+        ("/.towline/agent/enrolled".to_owned(), enrolled),
     ]
 }
 
@@ -230,7 +239,10 @@ fn graph() -> Items {
     let by_ids = json!({"parameters": [], "post": {
         "operationId": "graph-by-ids", "requestBody": content(&ids), "responses": responses(&[("200", found.clone())], true),
     }});
+    let caller = json!({"type": "object", "required": ["id", "displayName", "userPrincipalName"]});
+    let me = json!({"parameters": [], "get": {"operationId": "graph-me", "responses": responses(&[("200", caller)], false)}});
     vec![
+        ("/v1.0/me".to_owned(), me),
         unversioned("/v1.0/users", "graph-users"),
         unversioned("/v1.0/servicePrincipals", "graph-servicePrincipals"),
         ("/v1.0/directoryObjects/getByIds".to_owned(), by_ids),

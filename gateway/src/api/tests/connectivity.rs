@@ -187,6 +187,34 @@ async fn c6_signs_of_life_of_a_clock_that_was_wrong_are_taken_back() {
 }
 
 #[tokio::test]
+async fn m3_who_sends_back_what_an_agent_found_has_not_written_it() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let mut body = new_cluster();
+    body["properties"].as_object_mut().unwrap().remove("distribution");
+    assert_eq!(site.call("owner", "PUT", &cluster("g", "a"), Some(body)).await.status, 201);
+    let mut facts = json!({"distribution": "k3s", "distributionVersion": "1.36", "infrastructure": "aws"});
+    site.control.store.put_facts((&key_of("a"), None), &facts, None, site.now()).await.unwrap();
+    let names = ["distribution", "distributionVersion", "infrastructure"];
+    let shown = async || {
+        let properties = site.call("owner", "GET", &cluster("g", "a"), None).await.body["properties"].clone();
+        names.map(|name| properties[name].clone())
+    };
+    assert_eq!(shown().await, ["k3s", "1.36", "aws"]);
+    let mut read = site.call("owner", "GET", &cluster("g", "a"), None).await.body;
+    assert_eq!(site.call("owner", "PUT", &cluster("g", "a"), Some(read.clone())).await.status, 200);
+    facts["distribution"] = "rancher_rke".into();
+    facts["distributionVersion"] = "1.37".into();
+    site.control.store.put_facts((&key_of("a"), None), &facts, None, site.now()).await.unwrap();
+    assert_eq!(shown().await, ["rancher_rke", "1.37", "aws"], "what is found later is shown");
+    // What somebody does write stays.
+    read["properties"]["infrastructure"] = "azure".into();
+    read["properties"]["distribution"] = "generic".into();
+    assert_eq!(site.call("owner", "PUT", &cluster("g", "a"), Some(read)).await.status, 200);
+    assert_eq!(shown().await[2], "azure");
+}
+
+#[tokio::test]
 async fn m1_m5_facts_are_shown_and_what_is_not_known_is_null() {
     let site = Bench::new().await;
     site.group("g").await;

@@ -115,6 +115,23 @@ async fn c8_what_happens_is_listed_to_those_who_may_read_it() {
     }
 }
 
+/// It was told of as deleted alone.
+#[tokio::test]
+async fn c8_a_cluster_that_comes_and_goes_between_two_looks_is_told_of_as_both() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    for again in 1..=2 {
+        site.with_agents("a").await;
+        let deleted = site.call("owner", "DELETE", &cluster("g", "a"), None).await;
+        site.ended("owner", deleted.header("azure-asyncoperation")).await;
+        events::look_once(&site.control).await;
+        let all = site.call("owner", "GET", &events_at(&subscription(), ""), None).await;
+        let told = in_short(&all);
+        assert_eq!(told.len(), 2 * again);
+        assert_eq!(told[2 * again - 2..], [short("a created", "-"), short("a deleted", "-")]);
+    }
+}
+
 #[tokio::test]
 async fn c8_a_stream_tells_what_happens_and_goes_on_where_it_was() {
     let site = Bench::new().await;
@@ -248,7 +265,7 @@ async fn c8_a_webhook_is_told_in_order_again_after_a_failure_and_goes_on_after_a
     let running = tokio::spawn(webhooks::run(Arc::clone(&site.control), webhook, site.shutdown.clone()));
     let (head, _) = webhooks::tests::receive(&listener, "200 OK").await;
     assert_eq!(headers(&head)["webhook-id"], "3");
-    assert_eq!(site.control.store.events(0, 10).await.unwrap()[2].key, key_of("a"));
+    assert_eq!(site.control.store.events(crate::store::events::Of::All, 0, 10).await.unwrap()[2].key, key_of("a"));
     site.shutdown.drain();
     running.await.unwrap();
 }

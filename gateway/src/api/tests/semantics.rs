@@ -1,5 +1,7 @@
 //! What a request of ARM's clients means beyond its shape: older api-versions, tags of what is shown, lists that lose nothing.
 
+use futures_util::StreamExt;
+
 use super::*;
 
 const NEWEST: &str = "api-version=2026-05-01";
@@ -30,6 +32,101 @@ impl Bench {
         let name = |shown: Value| shown["name"].as_str().unwrap().to_owned();
         self.all("owner", path).await.into_iter().map(name).collect()
     }
+}
+
+/// A connection whose request was not read to its end is closed, and the client's next request met that: one in a hundred
+/// refused writes broke the request behind it.
+#[tokio::test]
+async fn a_refused_write_is_taken_in_to_its_end() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let token = |user: &str| format!("Bearer {}", site.issuer.token(user, &[], URL, SystemTime::now()));
+    for (who, method, path, status) in [
+        (None, "PUT", newest("c"), 401),
+        (Some("stranger"), "PUT", newest("c"), 403),
+        (Some("owner"), "PUT", newest("-c"), 400),
+        (Some("owner"), "PUT", cluster_id("g", "c"), 400),
+        (Some("owner"), "PUT", newest("c").replace("connectedClusters", "nothings"), 404),
+        (Some("owner"), "POST", newest("c/nothing"), 404),
+        (Some("owner"), "OPTIONS", newest("c"), 405),
+        (Some("owner"), "PUT", newest("c"), 415),
+    ] {
+        let left = std::sync::atomic::AtomicUsize::new(3);
+        let frames = futures_util::stream::iter(0..3).map(|_| {
+            left.fetch_sub(1, Ordering::Relaxed);
+            Ok::<_, std::convert::Infallible>(http_body::Frame::data(Bytes::from_static(b" ")))
+        });
+        let mut request = Request::builder().method(method).uri(&path);
+        if let Some(user) = who {
+            request = request.header("authorization", token(user));
+        }
+        let request = request.body(http_body_util::StreamBody::new(frames)).unwrap();
+        assert_eq!(site.respond(request).await.status(), status, "{method} {path}");
+        assert_eq!(left.into_inner(), 0, "{method} {path}");
+    }
+}
+
+/// Any text was a location, an empty one and two thousand characters too.
+#[tokio::test]
+async fn r12_a_location_is_one_that_somebody_could_mean() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let long = "x".repeat(91);
+    for bad in ["", "  ", "'; drop table resources; --", "eu/west", "s\u{fc}d", &long] {
+        let mut body = new_cluster();
+        body["location"] = json!(bad);
+        for (path, body) in [(newest("c"), body), (group("h"), json!({"location": bad}))] {
+            let refused = site.call("owner", "PUT", &path, Some(body)).await;
+            let target = refused.body["error"]["target"].as_str();
+            assert_eq!((refused.status, target), (400, Some("location")), "{bad}: {}", refused.body);
+        }
+    }
+    let made = site.call("owner", "PUT", &group("h"), Some(json!({"location": "West Europe"}))).await;
+    assert_eq!((made.status, &made.body["location"]), (201, &json!("West Europe")));
+}
+
+/// Roles without a name, and for the subscriptions of others, were kept.
+#[tokio::test]
+async fn z4_a_role_has_a_name_and_is_for_subscriptions_of_this_gateway() {
+    let site = Bench::new().await;
+    let (own, other) = (subscription(), "/subscriptions/99999999-9999-4999-8999-999999999999".to_owned());
+    let below = format!("{other}/resourceGroups/g");
+    let nameless = "properties.roleName";
+    let foreign = "properties.assignableScopes";
+    let long = "n".repeat(513);
+    for (name, scopes, target) in [
+        ("", vec![&own], nameless),
+        ("  ", vec![&own], nameless),
+        (&long, vec![&own], nameless),
+        ("r", vec![&own, &other], foreign),
+        ("r", vec![&below], foreign),
+    ] {
+        let body = json!({"properties": {
+            "roleName": name, "assignableScopes": scopes, "permissions": [{"actions": ["*/read"]}],
+        }});
+        let guid = crate::resources::new_guid();
+        let path = format!("{own}/providers/Microsoft.Authorization/roleDefinitions/{guid}?{AUTHORIZATION}");
+        let refused = site.call("owner", "PUT", &path, Some(body)).await;
+        assert_eq!((refused.status, refused.body["error"]["target"].as_str()), (400, Some(target)), "{}", refused.body);
+    }
+}
+
+/// A role in what can be no namespace is for nothing, and looked as if it were not.
+#[tokio::test]
+async fn z6_a_role_is_in_a_namespace_that_can_be() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "c").await;
+    let long = "n".repeat(64);
+    for bad in ["Bad_NS", "a.b", &long] {
+        let scope = format!("{}/namespaces/{bad}", cluster_id("g", "c"));
+        let refused = site.assign("u", CLUSTER_USER, &scope, json!({})).await;
+        assert_eq!((refused.status, refused.code()), (400, "InvalidScope"), "{bad}: {}", refused.body);
+    }
+    assert_eq!(
+        site.assign("u", CLUSTER_USER, &format!("{}/namespaces/Dev", cluster_id("g", "c")), json!({})).await.status,
+        201
+    );
 }
 
 #[tokio::test]
@@ -110,7 +207,7 @@ async fn c2_a_tag_names_what_was_shown_and_a_write_compares_what_was_written() {
 }
 
 #[tokio::test]
-async fn z2_an_assignment_that_names_no_type_holds_for_whoever_has_that_id() {
+async fn z2_an_assignment_names_a_type_or_a_guid() {
     let site = Bench::new().await;
     site.group("g").await;
     let assign = async |principal: &str, scope: &str, kind: Value| {
@@ -127,7 +224,20 @@ async fn z2_an_assignment_that_names_no_type_holds_for_whoever_has_that_id() {
     };
     let held = format!("{}/resourceGroups/g", subscription());
     let team = site.identity("bob", URL).await.groups[0].clone();
-    let made = assign(&team, &held, Value::Null).await;
+    // A name may be a user's or a group's; a GUID is one principal's, whoever knows it.
+    let refused = assign(&team, &held, Value::Null).await;
+    assert_eq!((refused.status, refused.code()), (400, "PrincipalNotFound"), "{}", refused.body);
+    assert_eq!(refused.body["error"]["target"], "properties.principalType");
+    let stranger = assign(&crate::resources::new_guid(), &held, Value::Null).await;
+    assert_eq!(
+        (stranger.status, &stranger.body["properties"]["principalType"]),
+        (201, &Value::Null),
+        "{}",
+        stranger.body
+    );
+    let both = crate::resources::role_assignment::principal_keys(stranger.body["properties"].as_object().unwrap());
+    assert_eq!(both.len(), 2, "a user's and a group's");
+    let made = assign(&team, &held, json!("Group")).await;
     assert_eq!(made.status, 201, "{}", made.body);
     assert_eq!(site.call("bob", "GET", &group("g"), None).await.status, 200, "a group's id");
     let twice = assign(&team, &held, json!("Group")).await;
@@ -139,10 +249,8 @@ async fn z2_an_assignment_that_names_no_type_holds_for_whoever_has_that_id() {
     let at = format!("{}?{AUTHORIZATION}", made.body["id"].as_str().unwrap());
     assert_eq!(site.call("owner", "DELETE", &at, None).await.status, 200);
     assert_eq!(site.call("bob", "GET", &group("g"), None).await.status, 403);
-    let made = assign(&site.object_id("ann").await, &held, Value::Null).await;
-    assert_eq!(made.status, 201, "{}", made.body);
     site.cluster("g", "other").await;
-    assert_eq!(assign(&site.object_id("eve").await, &cluster_id("g", "other"), Value::Null).await.status, 201);
+    assert_eq!(assign(&site.object_id("eve").await, &cluster_id("g", "other"), json!("User")).await.status, 201);
     assert_eq!(site.call("eve", "GET", &cluster("g", "other"), None).await.status, 200, "a user's id");
 }
 
@@ -315,6 +423,32 @@ async fn protected_settings_stay_with_their_feature() {
     assert_eq!(put(json!([entry("c")])).await, [false, false, true]);
     assert_eq!(put(json!([])).await, [false, false, false]);
     assert_eq!(put(json!([entry("c")])).await, [false, false, false]);
+}
+
+/// Of a gateway of before 2026-11-22: places in lists were positions.
+#[tokio::test]
+async fn protected_settings_that_were_sealed_in_the_old_form_are_kept() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let entry = |feature: &str| json!({"feature": feature, "settings": {}});
+    let put = async |configurations: Value| {
+        let mut body = new_cluster();
+        body["properties"]["arcAgentryConfigurations"] = configurations;
+        let answer = site.call("owner", "PUT", &newest("c"), Some(body)).await;
+        assert!(matches!(answer.status, 200 | 201), "{}", answer.body);
+    };
+    put(json!([entry("a"), entry("b")])).await;
+    let key = ResourceId::parse(&cluster_id("g", "c")).unwrap().key().to_owned();
+    let mut stored = site.control.store.get(&key).await.unwrap().unwrap();
+    let at = |place: &str| format!("properties.arcAgentryConfigurations[{place}].protectedSettings");
+    let old = json!({at("0"): {"key": "one"}, at("1"): {"key": "two"}});
+    stored.protected = Some(site.control.seal(&key, &old).unwrap());
+    let revision = stored.revision;
+    site.control.store.put(&stored, crate::store::batch::Expect::Revision(revision)).await.unwrap().unwrap();
+    put(json!([entry("B"), entry("a")])).await;
+    let sealed = site.control.store.get(&key).await.unwrap().unwrap().protected.unwrap();
+    let kept = site.control.unseal(&key, &sealed).unwrap();
+    assert_eq!(kept, json!({at("\"a\"#0"): {"key": "one"}, at("\"b\"#0"): {"key": "two"}}));
 }
 
 #[tokio::test]

@@ -6,6 +6,8 @@ use base64::engine::general_purpose::STANDARD;
 use proto::token::{Fetch, Issuer as Trusted, RawIssuer, Verifier, testing::MemoryFetch};
 use secrecy::ExposeSecret;
 
+use futures_util::StreamExt;
+
 use super::*;
 
 const API: &str = "https://gw.example";
@@ -72,6 +74,41 @@ async fn a_service_principal_gets_a_token_of_the_shape_that_msal_reads() {
     let cluster = format!("towline:cluster:{CLUSTER}");
     let (_, answer) = send(&f.issuer, Method::POST, &place(), &form(&ci, &ci.secret, &cluster)).await;
     assert_eq!(claims(&answer)["aud"], CLUSTER.parse::<ClusterId>().unwrap().audience());
+}
+
+/// `az logout` asks for a tenant that has no name yet, and failed.
+#[tokio::test]
+async fn who_knows_no_tenant_yet_finds_this_one() {
+    let f = fixture();
+    let place = |tenant: &str| format!("/{tenant}/v2.0/.well-known/openid-configuration");
+    let named = send(&f.issuer, Method::GET, &place(TENANT), "").await;
+    assert_eq!(named.0, 200);
+    for unnamed in ["organizations", "common"] {
+        assert!(Issuer::serves(&place(unnamed)));
+        assert_eq!(send(&f.issuer, Method::GET, &place(unnamed), "").await, named, "{unnamed}");
+    }
+    assert!(!Issuer::serves(&place("organization")) && !Issuer::serves("/commons"));
+}
+
+/// A connection whose request was not read to its end is closed, and the client's next request met that.
+#[tokio::test]
+async fn a_refused_form_is_taken_in_to_its_end() {
+    let f = fixture();
+    for (path, status) in [
+        ("/00000000-0000-4000-8000-000000000000/oauth2/v2.0/token", 400),
+        ("/.towline/issuer/nothing", 404),
+        ("/.towline/issuer/keys", 405),
+        ("/.towline/issuer/token", 400),
+    ] {
+        let left = std::sync::atomic::AtomicUsize::new(3);
+        let frames = futures_util::stream::iter(0..3).map(|_| {
+            left.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+            Ok::<_, std::convert::Infallible>(http_body::Frame::data(Bytes::from_static(b"a=b&")))
+        });
+        let request = Request::post(path).body(http_body_util::StreamBody::new(frames)).unwrap();
+        assert_eq!(f.issuer.handle(HERE, request).await.status(), status, "{path}");
+        assert_eq!(left.into_inner(), 0, "{path}");
+    }
 }
 
 #[tokio::test]

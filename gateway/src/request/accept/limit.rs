@@ -24,9 +24,9 @@ const SIGN_INS: u32 = 4096;
 pub const SIGN_INS_PER_ADDRESS: u32 = 128;
 
 /// Requests of agents at once that have no certificate yet.
-const ENROLMENTS: u32 = 1024;
+const ENROLMENTS: u32 = 4096;
 /// The same from one address: many clusters may be behind one.
-pub const ENROLMENTS_PER_ADDRESS: u32 = 64;
+pub const ENROLMENTS_PER_ADDRESS: u32 = 256;
 
 /// No address may have more than one part in so many of the places that are still free, so that some are left whoever comes:
 /// two addresses at once get a tenth each, ten get 6 % each and leave 44 %, a hundred leave 7 %.

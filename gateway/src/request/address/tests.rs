@@ -65,6 +65,19 @@ fn targets_that_readers_route_differently_are_refused() {
     }
 }
 
+/// Every such byte became the same character: ids that differ named one resource.
+#[test]
+fn an_id_of_the_resource_api_is_text() {
+    for bad in ["%ff", "%fe", "a%c3", "%ed%a0%80"] {
+        assert_eq!(at("gw", &format!("/subscriptions/s/resourceGroups/{bad}")), Err(AddressError::Encoding), "{bad}");
+    }
+    // Decoded, it is the id of another resource than the one that was authorised by somebody in front of us.
+    let slash = at("gw", "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters%2Fc1");
+    assert_eq!(slash, Err(AddressError::Slash));
+    let good = at("gw", "/subscriptions/s/resourceGroups/%C3%A4");
+    assert_eq!(good, Ok(Address::Api("/subscriptions/s/resourceGroups/\u{e4}".to_owned())));
+}
+
 #[test]
 fn hosts_are_checked() {
     let key = key();

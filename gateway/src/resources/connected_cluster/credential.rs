@@ -57,7 +57,7 @@ pub fn described() -> (Value, Value) {
 pub fn credential(acting: &Acting<'_>) -> Result<Value, ApiError> {
     let body = check(REQUEST, acting.body)?;
     let id: ClusterId = acting.resource.id.parse().map_err(|_| ApiError::internal("a kept id cannot be read"))?;
-    let mut kubeconfig = acting.control.settings.kubeconfig(&id);
+    let mut kubeconfig = acting.control.settings.kubeconfig(&id, &acting.control.gateway_ca());
     kubeconfig["users"][0]["user"] = if body.get("authenticationMethod").is_some_and(|method| method == "Token") {
         let issued = acting.control.access(&id, acting.caller)?;
         json!({

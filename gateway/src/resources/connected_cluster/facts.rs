@@ -42,6 +42,19 @@ pub fn show(properties: &mut Map<String, Value>, facts: &Value, version: &str) {
     }
 }
 
+/// A client that sends back what it read has not written what an agent found: that stays unknown, and what is found later is
+/// shown. `old` are the properties as they were kept.
+pub fn unwrite(properties: &mut Map<String, Value>, old: &Map<String, Value>, facts: &Value) {
+    for name in ["distribution", "distributionVersion", "infrastructure"] {
+        let found = facts.get(name).filter(|found| !found.is_null());
+        let repeats = found.is_some() && properties.get(name) == found;
+        let kept = old.get(name);
+        if repeats && kept.is_none_or(|kept| kept.is_null() || *kept == UNKNOWN) {
+            properties.insert(name.to_owned(), kept.cloned().unwrap_or_default());
+        }
+    }
+}
+
 /// The worst of all roles' states, `None` before any is known.
 fn state(facts: &Map<String, Value>) -> Option<&'static str> {
     let roles = facts.get("roles")?.as_object()?;

@@ -17,6 +17,11 @@ pub const ISSUER_KEYS: &[Key] = &[
         "Accepted `aud` values, beside the cluster's own audience. One that several clusters share lets a token shown at one of them be used at the others. List of texts.",
     ),
     Key::default(
+        "api_audiences",
+        "[]",
+        "Accepted `aud` values at the gateway's resource API, beside its URL; agents have no use for it. One that is in `audiences` too lets whoever runs a cluster use at the API what is shown to the cluster. List of texts.",
+    ),
+    Key::default(
         "authorized_parties",
         "[]",
         "Accepted `azp`; where there are some, `azp` must be there. List of texts.",

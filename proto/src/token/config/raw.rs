@@ -23,6 +23,10 @@ pub struct RawIssuer {
     /// one of them be used at the others.
     #[serde(default)]
     pub audiences: Vec<String>,
+    /// Accepted `aud` values at the gateway's resource API, beside its URL; nothing at clusters. One that is in `audiences`
+    /// too lets whoever runs a cluster use at the API what is shown to the cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub api_audiences: Vec<String>,
     /// Accepted `azp`. Where this is set, `azp` must be there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorized_parties: Vec<String>,

@@ -83,7 +83,7 @@ fn connect_and_trace_are_refused() {
 }
 
 #[test]
-fn i2_hop_by_hop_headers_go_first() {
+fn attack_i2_hop_by_hop_headers_go_first() {
     let admitted = get(&[
         ("connection", "close, Impersonate-User"),
         ("connection", "X-Thing,Authorization"),
@@ -101,7 +101,7 @@ fn i2_hop_by_hop_headers_go_first() {
 }
 
 #[test]
-fn i3_unknown_impersonation_headers_are_refused() {
+fn attack_i3_unknown_impersonation_headers_are_refused() {
     for name in ["impersonate-scope", "impersonate-extra-", "impersonate-users", "impersonate", "impersonateuser"] {
         assert_eq!(code(get(&[(name, "x"), ("impersonate-user", "u")])), 400, "{name}");
     }
@@ -116,7 +116,7 @@ fn i3_unknown_impersonation_headers_are_refused() {
 }
 
 #[test]
-fn i4_odd_header_names_are_refused() {
+fn attack_i4_odd_header_names_are_refused() {
     for name in
         ["impersonate_user", "x_remote_user", "x-forwarded_for", "impersonate~user", "imp!ersonate-user", "a%2db"]
     {
@@ -125,7 +125,7 @@ fn i4_odd_header_names_are_refused() {
 }
 
 #[test]
-fn i5_there_is_one_credential_or_none() {
+fn attack_i5_there_is_one_credential_or_none() {
     assert_eq!(code(get(&[("authorization", "Bearer a"), ("authorization", "Bearer b")])), 401);
     for bad in ["Bearer a, Bearer b", "Bearer a b", "Bearer", "Bearer ", "Basic YTpi", "Bearer =", "a", "Bearer a,b"] {
         assert_eq!(code(get(&[("authorization", bad)])), 401, "{bad}");
@@ -143,7 +143,7 @@ fn i5_there_is_one_credential_or_none() {
 }
 
 #[test]
-fn i6_identity_headers_of_other_proxies_and_cookies_are_removed() {
+fn attack_i6_identity_headers_of_other_proxies_and_cookies_are_removed() {
     let admitted = get(&[
         ("x-remote-user", "admin"),
         ("x-remote-extra-a", "b"),

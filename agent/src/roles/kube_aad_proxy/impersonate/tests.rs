@@ -40,7 +40,7 @@ fn admitted(headers: &[(&'static str, &'static str)]) -> Admitted {
 }
 
 #[test]
-fn i8_reserved_and_malformed_names_are_refused() {
+fn attack_i8_reserved_and_malformed_names_are_refused() {
     let long = "x".repeat(64 * 1024);
     for bad in [
         "system:admin",
@@ -61,7 +61,7 @@ fn i8_reserved_and_malformed_names_are_refused() {
 }
 
 #[test]
-fn i9_all_groups_go() {
+fn attack_i9_all_groups_go() {
     let groups: Vec<String> = (0..300).map(|n| format!("{n:0>100}")).collect();
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
     let jane = subject("jane", &groups).unwrap();
