@@ -355,11 +355,14 @@ pub struct TokenArgs {
     #[command(flatten)]
     pub at: AccessArgs,
     /// Print a JSON object with the token and when it expires
-    #[arg(long, conflicts_with = "exec_credential")]
+    #[arg(long, conflicts_with_all = ["exec_credential", "output", "query"])]
     pub json: bool,
     /// Print an ExecCredential for kubectl. With --state a token is kept and shown again while it is good for long enough
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["output", "query"])]
     pub exec_credential: bool,
+    /// How token and end are printed; as a table it is the token alone.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// `towline whoami`.
@@ -375,8 +378,11 @@ pub struct WhoamiArgs {
     #[command(flatten)]
     pub certificate: CertificateArgs,
     /// Print the answer as it came
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["output", "query"])]
     pub json: bool,
+    /// How the answer is printed.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Which file a kubeconfig goes to.

@@ -156,7 +156,7 @@ impl Client {
             Ok(Err(error)) => {
                 Err(anyhow::Error::new(error).context(format!("TLS with {} failed", self.address.authority())))
             }
-            Err(_) => Err(anyhow!("TLS with {} did not end within {TLS_TIMEOUT:?}", self.address.authority())),
+            Err(_) => Err(late(format!("TLS with {} did not end within {TLS_TIMEOUT:?}", self.address.authority()))),
         }
     }
 
@@ -165,7 +165,7 @@ impl Client {
         let what = format!("{} {}{}", request.method(), self.address.authority(), request.uri().path());
         match timeout(REQUEST_TIMEOUT, self.exchange(request)).await {
             Ok(result) => result.with_context(|| format!("{what} failed")),
-            Err(_) => Err(anyhow!("{what} got no whole answer within {REQUEST_TIMEOUT:?}")),
+            Err(_) => Err(late(format!("{what} got no whole answer within {REQUEST_TIMEOUT:?}"))),
         }
     }
 
@@ -205,6 +205,11 @@ impl Client {
         let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(|error| anyhow!(error))?;
         Ok(Response::from_parts(head, body.to_bytes()))
     }
+}
+
+/// That something took too long, which callers tell by its kind.
+fn late(text: String) -> anyhow::Error {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, text).into()
 }
 
 /// An answer that is still coming.

@@ -6,6 +6,7 @@ mod completion;
 mod connect;
 mod delete;
 mod dev;
+mod diagnoser;
 mod enrolment_token;
 mod events;
 mod features;
@@ -27,6 +28,7 @@ mod whoami;
 use std::{io::Write, process::ExitCode};
 
 use proto::process::telemetry::LogLevel;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     args::Command,
@@ -40,7 +42,7 @@ pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
         Command::Proxy(args) => proxy::run(args).await,
         Command::Connect(args) => connect::run(args).await,
         Command::Delete(args) => interruptible(delete::run(args)).await,
-        Command::Troubleshoot(args) => interruptible(troubleshoot::run(args)).await,
+        Command::Troubleshoot(args) => troubleshoot::run(args).await,
         Command::Login(args) => interruptible(login::run(args)).await,
         Command::Logout(args) => interruptible(account::logout(args)).await,
         Command::Account(args) => interruptible(account::run(args)).await,
@@ -63,20 +65,23 @@ pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
     }
 }
 
-/// Ctrl+C ends a command that has nothing to finish.
+/// Ctrl+C ends a command that has nothing to finish. It is listened for before the command begins: a question may be
+/// answered with it at once.
 async fn interruptible(command: impl Future<Output = Outcome>) -> Outcome {
+    let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         biased;
         outcome = command => outcome,
-        Ok(()) = tokio::signal::ctrl_c() => Ok(ExitCode::from(INTERRUPTED)),
+        Some(()) = interrupt.recv() => Ok(ExitCode::from(INTERRUPTED)),
     }
 }
 
-/// Asks for a yes on the terminal; without a terminal the answer must have been given as `--yes`.
+/// Asks for a yes on the terminal; without a terminal the answer must have been given as `--yes`. Ctrl+C is heard while it
+/// waits: the thread that reads ends with the program.
 ///
 /// # Errors
 /// When the answer is no, or nobody can be asked.
-fn confirm(question: &str, yes: bool) -> Outcome<()> {
+async fn confirm(question: &str, yes: bool) -> Outcome<()> {
     use std::io::{BufRead, IsTerminal};
     if yes {
         return Ok(());
@@ -85,8 +90,11 @@ fn confirm(question: &str, yes: bool) -> Outcome<()> {
         return Err(Failure::usage(anyhow::anyhow!("{question} Nobody can be asked here")).hint("--yes"));
     }
     write!(std::io::stderr().lock(), "{question} [y/N] ")?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
+    let read = || {
+        let mut answer = String::new();
+        std::io::stdin().lock().read_line(&mut answer).map(|_| answer)
+    };
+    let answer = tokio::task::spawn_blocking(read).await??;
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
         _ => Err(anyhow::anyhow!("nothing was changed").into()),

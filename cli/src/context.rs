@@ -195,7 +195,7 @@ impl Context {
 
     /// Forgets what is kept for an audience: it was refused.
     pub async fn forget_token(&self, audience: &str) {
-        self.held.lock().await.tokens.remove(audience);
+        self.held.lock().await.tokens.remove(tokens::place(&self.account, audience));
     }
 
     /// A token for an audience: kept, or a new one, which is kept.
@@ -208,7 +208,8 @@ impl Context {
         if let Some(token) = tokens::kept(&held, audience) {
             return Ok(token);
         }
-        let refused = !held.tokens.contains_key(audience) && self.account.tokens.contains_key(audience);
+        let place = tokens::place(&self.account, audience);
+        let refused = !held.tokens.contains_key(place) && self.account.tokens.contains_key(place);
         let Some(folder) = &self.folder else {
             return tokens::obtain(&mut held, audience, &self.outbound).await.map_err(|error| self.again(error));
         };
@@ -216,7 +217,7 @@ impl Context {
         // Somebody else may have been faster.
         *held = folder.account(Some(&held.name)).map_err(Failure::into_error)?;
         if refused {
-            held.tokens.remove(audience);
+            held.tokens.remove(place);
         }
         if let Some(token) = tokens::kept(&held, audience) {
             return Ok(token);

@@ -45,6 +45,11 @@ impl Failure {
         self.error.downcast_ref()
     }
 
+    /// The error and what is behind it.
+    pub fn causes(&self) -> anyhow::Chain<'_> {
+        self.error.chain()
+    }
+
     /// The error alone, with the hint in it.
     pub fn into_error(self) -> anyhow::Error {
         match self.hint {

@@ -20,6 +20,7 @@ pub mod rights;
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context, anyhow};
+use http::Uri;
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Config,
@@ -29,6 +30,7 @@ use kube::{
 use serde_json::{Value, json};
 
 pub use self::place::Place;
+use crate::failure::Advised;
 
 /// How long the apiserver may take to be reached, and for one answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -68,12 +70,13 @@ impl Kubernetes {
             .map(str::to_owned)
             .or_else(|| kubeconfig.current_context.clone().filter(|name| !name.is_empty()))
             .ok_or_else(|| anyhow!("the kubeconfig has no current context: --kube-context NAME"))?;
+        let proxy = proxy_of(&kubeconfig, &context)?;
         let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
             .await
             .with_context(|| format!("context {context} of the kubeconfig"))?;
-        // HTTPS_PROXY is for what is far away, and NO_PROXY is not known here: the apiserver is reached directly.
-        config.proxy_url = None;
+        // HTTPS_PROXY is for what is far away, and NO_PROXY is not known here: what is said of this cluster counts.
+        config.proxy_url = proxy;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(ANSWER_TIMEOUT);
         let server = config.cluster_url.to_string();
@@ -137,6 +140,34 @@ impl Kubernetes {
     }
 }
 
+/// The `proxy-url` of the context's cluster, if it has one. Errors do not quote it: it may hold a password.
+fn proxy_of(kubeconfig: &Kubeconfig, context: &str) -> anyhow::Result<Option<Uri>> {
+    let cluster =
+        kubeconfig.contexts.iter().find(|named| named.name == context).and_then(|named| named.context.as_ref());
+    let Some(cluster) = cluster.map(|context| context.cluster.as_str()) else { return Ok(None) };
+    let found = kubeconfig.clusters.iter().find(|named| named.name == cluster).and_then(|named| named.cluster.as_ref());
+    let url = found.and_then(|cluster| cluster.proxy_url.as_deref()).filter(|url| !url.is_empty());
+    let Some(url) = url else { return Ok(None) };
+    let uri = url.parse::<Uri>().ok().filter(|uri| uri.host().is_some());
+    match uri.as_ref().and_then(Uri::scheme_str) {
+        Some("http" | "socks5") => Ok(uri),
+        scheme => Err(Advised::new(
+            format!(
+                "cluster {cluster} of the kubeconfig: its proxy-url {}",
+                match scheme {
+                    Some(scheme) =>
+                        format!("begins with {scheme}://; a cluster is reached through http:// and socks5:// proxies"),
+                    None => "is no URL such as http://proxy.example.org:3128".to_owned(),
+                }
+            ),
+            format!(
+                "kubectl config set clusters.{cluster}.proxy-url http://HOST:PORT; or --kube-config FILE without it"
+            ),
+        )
+        .into()),
+    }
+}
+
 /// The object, with the type that lists leave out.
 fn plain(object: DynamicObject) -> Value {
     serde_json::to_value(object).unwrap_or_else(|_| json!({}))
@@ -150,4 +181,29 @@ fn is_missing(error: &kube::Error) -> bool {
 /// Whether the user may not.
 pub fn is_forbidden(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 403)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n3_a_kubeconfigs_proxy_is_that_of_its_cluster_and_others_are_named() {
+        let proxy = |url: &str| {
+            let text = format!(
+                "{{clusters: [{{name: a, cluster: {{server: 'https://a', proxy-url: '{url}'}}}}, {{name: b, cluster: {{server: 'https://b'}}}}], contexts: [{{name: a, context: {{cluster: a}}}}, {{name: b, context: {{cluster: b}}}}]}}"
+            );
+            Kubeconfig::from_yaml(&text).unwrap()
+        };
+        let of = |url: &str, context: &str| proxy_of(&proxy(url), context);
+        assert_eq!(of("http://p:3128", "a").unwrap().unwrap().authority().unwrap().as_str(), "p:3128");
+        assert!(of("socks5://p:1080", "a").unwrap().is_some());
+        assert!(of("", "a").unwrap().is_none() && of("http://p:3128", "b").unwrap().is_none());
+        for (wrong, says) in
+            [("https://u:geheim@p", "begins with https://"), ("socks4://p", "socks4://"), ("p:x:y", "no URL")]
+        {
+            let error = format!("{:#}", of(wrong, "a").unwrap_err());
+            assert!(error.contains(says) && !error.contains("geheim"), "{error}");
+        }
+    }
 }

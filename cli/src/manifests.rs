@@ -14,7 +14,7 @@ mod rights;
 mod values;
 
 pub use self::{
-    objects::{namespace, objects},
+    objects::{namespace, objects, relabel},
     values::{HostAlias, Image, Proxy, Values},
 };
 
@@ -22,6 +22,8 @@ pub use self::{
 pub const RELEASE: &str = "towline";
 /// Where it goes unless something else is typed.
 pub const NAMESPACE: &str = "towline";
+/// Says which version installed an object.
+pub const VERSION_LABEL: &str = "app.kubernetes.io/version";
 /// Who made the objects, as their label `app.kubernetes.io/managed-by` says.
 pub const MANAGED_BY: &str = "towline";
 /// The Deployment that holds users' tunnel, and what belongs to it.
@@ -40,6 +42,10 @@ pub const SERVING_SECRET: &str = "towline-serving-certificate";
 pub const SERVING_CA: &str = "towline-serving-ca";
 /// The Secret of the proxy's user name and password.
 pub const PROXY_SECRET: &str = "clusterconnect-agent-proxy";
+/// The job that checks the network, and the ConfigMap of its settings.
+pub const DIAGNOSER: &str = "towline-diagnoser";
+/// The Secret of its proxy's user name and password.
+pub const DIAGNOSER_PROXY_SECRET: &str = "towline-diagnoser-proxy";
 /// The file with the configuration in either ConfigMap.
 pub const CONFIG_FILE: &str = "agent.toml";
 

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
-use http::{Request, StatusCode, header};
+use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::Full;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
@@ -25,9 +25,9 @@ use crate::{
 };
 
 /// How often a sign-in is tried that the issuer has no time for.
-const TRIES: u32 = 4;
+pub const TRIES: u32 = 4;
 /// The longest that an issuer is waited for at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An OAuth 2 error.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,11 @@ pub struct Refused {
 impl Refused {
     /// Whether what was shown is no good, now and later.
     pub fn is_over(&self) -> bool {
-        matches!(self.error.as_str(), "invalid_grant" | "invalid_client" | "unauthorized_client")
+        matches!(
+            self.error.as_str(),
+            // The last two as OpenID Connect Core 3.1.2.6 has them: some issuers give them for a session that has ended.
+            "invalid_grant" | "invalid_client" | "unauthorized_client" | "interaction_required" | "login_required"
+        )
     }
 }
 
@@ -90,8 +94,10 @@ pub enum Grant<'a> {
 
 /// What a sign-in yields.
 pub struct Answer {
-    /// For the audience.
+    /// For the audience; of an external issuer for the gateway's API.
     pub token: Token,
+    /// An external issuer's, for clusters.
+    pub of_clusters: Option<Token>,
     /// For the next one.
     pub refresh_token: Option<SecretString>,
 }
@@ -176,23 +182,32 @@ impl TokenEndpoint {
 
     fn read(&self, fields: &Value, obtained: SystemTime) -> anyhow::Result<Answer> {
         let text = |name: &str| fields[name].as_str().filter(|text| !text.is_empty());
-        let access = text("access_token");
-        // An issuer that does not know the gateway gives access tokens for itself; the ID token is then what says who it is.
-        let fits = |token: &str| {
-            claims(token).is_some_and(|claims| match &claims["aud"] {
-                Value::Array(list) => list.iter().any(|aud| aud.as_str() == Some(self.audience.as_str())),
-                aud => aud.as_str() == Some(self.audience.as_str()),
-            })
-        };
-        let token = match text("id_token") {
-            Some(id) if self.external && !access.is_some_and(fits) => Some(id),
-            _ => access,
-        };
-        let token = token.with_context(|| format!("{} answered without a token", self.client.address().authority()))?;
+        let token = |text: &str| Token::new(text.to_owned().into(), obtained);
+        let (access, id) = (text("access_token"), text("id_token").filter(|_| self.external));
+        let (api, clusters) = chosen(access, id, &self.audience)
+            .with_context(|| format!("{} answered without a token", self.client.address().authority()))?;
         Ok(Answer {
-            token: Token::new(token.to_owned().into(), obtained),
+            token: token(api),
+            of_clusters: self.external.then(|| token(clusters)),
             refresh_token: text("refresh_token").map(|token| token.to_owned().into()),
         })
+    }
+}
+
+/// Which token is for the gateway's API, and which for clusters. An issuer that does not know the gateway gives access tokens
+/// for itself; the ID token is then what says who it is. What is for the API is never shown to a cluster where there is
+/// something else to show: who runs a cluster could use it.
+fn chosen<'a>(access: Option<&'a str>, id: Option<&'a str>, audience: &str) -> Option<(&'a str, &'a str)> {
+    let fits = |token: &str| {
+        claims(token).is_some_and(|claims| match &claims["aud"] {
+            Value::Array(list) => list.iter().any(|aud| aud.as_str() == Some(audience)),
+            aud => aud.as_str() == Some(audience),
+        })
+    };
+    match (access, id) {
+        (Some(access), Some(id)) if fits(access) => Some((access, id)),
+        (_, Some(id)) => Some((id, id)),
+        (access, None) => access.map(|access| (access, access)),
     }
 }
 
@@ -218,10 +233,15 @@ async fn post(client: &Client, form: &str) -> anyhow::Result<Result<Value, (Refu
     }
     let error = text("error", "");
     let description = text("error_description", "no reason given");
-    let after = head.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    let busy = matches!(head.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-    let refused = Refused { issuer, status: head.status, error, description };
-    Ok(Err((refused, after.map(Duration::from_secs).filter(|_| busy))))
+    let after = busy_for(head.status, &head.headers);
+    Ok(Err((Refused { issuer, status: head.status, error, description }, after)))
+}
+
+/// How long an issuer asks to wait because it has no time; nothing where it said anything else.
+pub fn busy_for(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
+    let busy = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    let seconds = headers.get(header::RETRY_AFTER).filter(|_| busy)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds))
 }
 
 /// What a token says of its holder: name, and object id. Not verified: for people alone.
@@ -237,4 +257,44 @@ pub fn read_ca(option: &str, file: &Path) -> anyhow::Result<String> {
     let pem = std::fs::read_to_string(file).with_context(|| format!("{option}: cannot read {}", file.display()))?;
     certs::Roots::from_pem(pem.as_bytes()).with_context(|| format!("{option} {}", file.display()))?;
     Ok(pem)
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn n5_an_issuer_is_waited_for_as_long_as_it_says_where_it_has_no_time() {
+        let after = |status: StatusCode, text: &'static str| {
+            let headers = HeaderMap::from_iter([(header::RETRY_AFTER, http::HeaderValue::from_static(text))]);
+            busy_for(status, &headers)
+        };
+        for busy in [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE] {
+            assert_eq!(after(busy, "3"), Some(Duration::from_secs(3)));
+            assert_eq!(busy_for(busy, &HeaderMap::new()), None);
+        }
+        assert_eq!(after(StatusCode::UNAUTHORIZED, "3"), None);
+        assert_eq!(after(StatusCode::TOO_MANY_REQUESTS, "tomorrow"), None);
+    }
+
+    #[test]
+    fn a1_a_token_for_the_api_is_not_shown_to_clusters() {
+        const GATEWAY: &str = "https://gateway.test";
+        let jwt = |aud: Value| format!("e30.{}.c2ln", BASE64.encode(json!({"aud": aud}).to_string()));
+        let (api, both, own, id) =
+            (jwt(json!(GATEWAY)), jwt(json!(["x", GATEWAY])), jwt(json!("https://issuer.test")), jwt(json!("towline")));
+        let chosen = |access: Option<&str>, id: Option<&str>| {
+            chosen(access, id, GATEWAY).map(|(api, clusters)| (api.to_owned(), clusters.to_owned()))
+        };
+        assert_eq!(chosen(Some(&api), Some(&id)), Some((api.clone(), id.clone())));
+        assert_eq!(chosen(Some(&both), Some(&id)), Some((both.clone(), id.clone())));
+        // An access token of the issuer for itself, or one that is not to be read.
+        assert_eq!(chosen(Some(&own), Some(&id)), Some((id.clone(), id.clone())));
+        assert_eq!(chosen(Some("opaque"), Some(&id)), Some((id.clone(), id)));
+        assert_eq!(chosen(Some(&api), None), Some((api.clone(), api)));
+        assert_eq!(chosen(None, None), None);
+    }
 }

@@ -52,6 +52,17 @@ pub fn print(value: &Value, args: &OutputArgs, columns: &[Column]) -> Outcome<()
     }
 }
 
+/// Prints a list. That there is nothing in it is said to people, `nothing` being how; scripts read nothing.
+///
+/// # Errors
+/// As [`print`].
+pub fn print_list(rows: Vec<Value>, args: &OutputArgs, columns: &[Column], nothing: &str) -> Outcome<()> {
+    if rows.is_empty() && args.query.is_none() && args.output == Format::Table {
+        say(nothing);
+    }
+    print(&rows.into(), args, columns)
+}
+
 /// What is going on, on standard error: one line that changes on a terminal, a line for each change elsewhere.
 pub struct Progress {
     what: String,

@@ -250,6 +250,9 @@ async fn tokens_come_from_the_issuer_and_refusals_are_told() {
         assert_eq!(token.trim().split('.').count(), 3);
         let json: serde_json::Value = serde_json::from_str(&ok(&[args.as_slice(), &["--json"]].concat())).unwrap();
         assert!(json["expires"].as_str().unwrap().ends_with('Z'));
+        assert!(ok(&[args.as_slice(), &["--query", "expires", "-o", "tsv"]].concat()).trim().ends_with('Z'));
+        let both = fails(2, &[args.as_slice(), &["--exec-credential", "-o", "json"]].concat());
+        assert!(both.contains("--exec-credential"), "{both}");
         let exec = ok(&[args.as_slice(), &["--exec-credential"]].concat());
         assert!(exec.contains("client.authentication.k8s.io/v1beta1"), "{exec}");
         let by_issuer = ["token", "--issuer", &issuer, "--ca", &ca, "--user", "ann", "--password-file", &password];

@@ -61,6 +61,28 @@ fn i1_clusters_are_listed_shown_and_changed_by_name() {
 }
 
 #[test]
+fn i2_an_empty_list_says_so_to_people_and_nothing_to_scripts() {
+    let site = Site::signed_in(&[]);
+    let said = |args: &[&str]| {
+        let output = site.command(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap().trim().to_owned())
+    };
+    for (list, says) in [
+        (&["list"][..], "no connected clusters; towline connect makes one"),
+        (&["group", "list"], "no resource groups; towline group create makes one"),
+        (&["sessions", "list"], "no sessions are open"),
+        (&["role", "assignment", "list"], "no role assignments"),
+    ] {
+        assert_eq!(said(list), ["", says], "{list:?}");
+        assert_eq!(said(&[list, &["-o", "json"]].concat()), ["[]", ""], "{list:?}");
+        assert_eq!(said(&[list, &["-o", "tsv"]].concat()), ["", ""], "{list:?}");
+    }
+    let ended = site.fails(1, &["sessions", "end", "nope"]);
+    assert!(ended.contains("hint: see which are open: towline sessions list"), "{ended}");
+}
+
+#[test]
 fn k9_features_are_switched_by_name() {
     let site = site();
     let asks = site.fails(2, &["disable-features", "-n", "one", "-g", "web", "--features", "cluster-connect"]);
@@ -151,6 +173,45 @@ fn k2_a_kubeconfig_by_name_gets_its_tokens_from_the_account() {
     assert!(site.fails(2, &["kubeconfig", "-n", "one", "-f", &file]).contains("--resource-group"));
     assert!(site.fails(2, &["kubeconfig", "-f", &file]).contains("hint: -n NAME -g GROUP"));
     assert!(site.ok(&["whoami", "--json"]).contains("\"account\""));
+    let user = site.ok(&["whoami", "--query", "user", "-o", "tsv"]);
+    assert_eq!(user, site.text("clientId"));
+    assert!(site.fails(2, &["whoami", "--json", "-o", "yaml"]).contains("--json"));
+}
+
+/// A terminal of its own: Ctrl+C goes to whoever is in the foreground of it.
+const CTRL_C: &str = r#"
+import os, pty, signal, sys
+signal.alarm(120)
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+seen = b''
+while b'[y/N] ' not in seen:
+    seen += os.read(terminal, 1024)
+os.write(terminal, b'\x03')
+try:
+    while os.read(terminal, 1024):
+        pass
+except OSError:
+    pass
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"#;
+
+#[test]
+fn i6_an_interrupt_at_a_question_ends_the_command_and_changes_nothing() {
+    let site = site();
+    let program = env!("CARGO_BIN_EXE_towline");
+    for question in [
+        &["delete", "-n", "one", "-g", "web", "--force", "--kube-config", "/none"][..],
+        &["group", "delete", "-g", "web"],
+    ] {
+        let own = site.command(&[]);
+        let own = own.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        let mut python = std::process::Command::new("python3");
+        let output = python.envs(own).args(["-c", CTRL_C, program]).args(question).output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{question:?}: {output:?}");
+    }
+    assert_eq!(site.ok(&["list", "-g", "web", "--query", "[].name", "-o", "tsv"]), "one");
 }
 
 #[test]

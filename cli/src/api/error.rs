@@ -138,6 +138,8 @@ impl ApiError {
                 "see which there are: towline account list --all; choose one: towline account set --subscription ID"
                     .to_owned()
             }
+            ("SessionNotFound", _) => "see which are open: towline sessions list".to_owned(),
+            ("ServicePrincipalNotFound", _) => "see which there are: towline sp list".to_owned(),
             ("PreconditionFailed" | "Conflict", _) => {
                 "somebody else changed it at the same time: run the command again".to_owned()
             }

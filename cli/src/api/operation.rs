@@ -1,15 +1,20 @@
 //! Long-running operations: followed until they end, with what is going on, for so long at most.
 
-use std::time::{Duration, Instant};
+use std::{
+    io::ErrorKind,
+    time::{Duration, Instant},
+};
 
 use anyhow::anyhow;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, StatusCode};
+use proto::transport::dial::DialError;
 use serde_json::Value;
 use tokio::time::timeout;
 
 use super::{Answer, Api, ApiError, Call, retry_after};
 use crate::{
     failure::{Failure, Outcome},
+    oauth,
     output::Progress,
 };
 
@@ -17,6 +22,10 @@ use crate::{
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause that is believed.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// How often in a row nothing is learnt of an operation, because a connection is lost or the gateway has no time, before that
+/// is a failure. With pauses that double up to [`PAUSE_MAX`] this is some four minutes.
+const LOST_MAX: u32 = 12;
 
 /// How to wait.
 #[derive(Debug, Clone, Copy)]
@@ -46,29 +55,11 @@ impl Api {
         }
         let progress = Progress::new(what);
         let begun = Instant::now();
-        match timeout(wait.limit, self.until_ended(&link, &answer.headers, what, &progress)).await {
+        let look = async || self.send(&Call::new(Method::GET, &link)).await;
+        match timeout(wait.limit, until_ended(look, &answer.headers, what, &progress)).await {
             Ok(result) => result,
             Err(_) => Err(Failure::from(anyhow!("{what} has not ended after {:?}", begun.elapsed()))
                 .hint("it goes on by itself; wait for longer with --timeout, or look with towline show")),
-        }
-    }
-
-    async fn until_ended(&self, link: &str, headers: &HeaderMap, what: &str, progress: &Progress) -> Outcome<()> {
-        let mut pause = retry_after(headers);
-        loop {
-            let answer = self.send(&Call::new(Method::GET, link)).await?;
-            match answer.body["status"].as_str() {
-                Some("Succeeded") => return Ok(()),
-                Some("Failed" | "Canceled") => {
-                    return Err(ApiError::of_operation(what, &answer.body["error"]).into());
-                }
-                // A result's address has no status: 202 until it has ended.
-                None if answer.status != http::StatusCode::ACCEPTED => return Ok(()),
-                _ => {}
-            }
-            progress.note(answer.body["status"].as_str().unwrap_or("InProgress"));
-            pause = retry_after(&answer.headers).or(pause);
-            tokio::time::sleep(pause.unwrap_or(PAUSE).min(PAUSE_MAX)).await;
         }
     }
 
@@ -77,5 +68,106 @@ impl Api {
         self.follow(&answer, what, wait).await?;
         let done = answer.body["properties"]["provisioningState"].as_str().is_none_or(|state| state == "Succeeded");
         if done || wait.none { Ok(answer.body) } else { self.get(target).await }
+    }
+}
+
+/// Looks until it has ended. What goes on at the gateway goes on whether a look gets through or not.
+async fn until_ended(
+    look: impl AsyncFn() -> Outcome<Answer>,
+    headers: &HeaderMap,
+    what: &str,
+    progress: &Progress,
+) -> Outcome<()> {
+    let (mut pause, mut lost) = (retry_after(headers), 0);
+    loop {
+        let answer = match look().await {
+            Ok(answer) => answer,
+            Err(failure) if says_nothing(&failure) && lost < LOST_MAX => {
+                lost += 1;
+                progress.note("not known, the gateway does not answer; asking again");
+                tokio::time::sleep(PAUSE.saturating_mul(1 << lost.min(6)).min(PAUSE_MAX)).await;
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        lost = 0;
+        match answer.body["status"].as_str() {
+            Some("Succeeded") => return Ok(()),
+            Some("Failed" | "Canceled") => {
+                return Err(ApiError::of_operation(what, &answer.body["error"]).into());
+            }
+            // A result's address has no status: 202 until it has ended.
+            None if answer.status != StatusCode::ACCEPTED => return Ok(()),
+            _ => {}
+        }
+        progress.note(answer.body["status"].as_str().unwrap_or("InProgress"));
+        pause = retry_after(&answer.headers).or(pause);
+        tokio::time::sleep(pause.unwrap_or(PAUSE).min(PAUSE_MAX)).await;
+    }
+}
+
+/// Whether a look learnt nothing: there was no answer, or one that tells only that there is no time for one.
+fn says_nothing(failure: &Failure) -> bool {
+    let is_busy = |status: StatusCode| status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+    match failure.api() {
+        Some(error) => is_busy(error.status),
+        None => failure.causes().any(|cause| {
+            cause.downcast_ref::<oauth::Refused>().is_some_and(|refused| is_busy(refused.status)) || is_lost(cause)
+        }),
+    }
+}
+
+/// Whether there was no connection, or it broke off, or took too long; not that its other end is not trusted.
+fn is_lost(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let dial = cause.downcast_ref::<DialError>();
+    let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    cause.is::<hyper::Error>()
+        || matches!(dial, Some(DialError::Resolve { .. } | DialError::Connect { .. } | DialError::ProxyBroken { .. }))
+        || io.is_some_and(|kind| {
+            !matches!(kind, ErrorKind::InvalidData | ErrorKind::NotFound | ErrorKind::PermissionDenied)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn answer(status: &str) -> Answer {
+        Answer { status: StatusCode::OK, headers: HeaderMap::new(), body: json!({"status": status}) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn c1_a_lost_connection_is_no_end_of_what_is_followed() {
+        let (headers, progress) = (HeaderMap::new(), Progress::new("a test"));
+        let looks = Cell::new(0);
+        let look = async || {
+            looks.set(looks.get() + 1);
+            match looks.get() {
+                1 | 4 => Ok(answer("InProgress")),
+                2 | 3 | 5 => Err(std::io::Error::from(ErrorKind::ConnectionReset).into()),
+                _ => Ok(answer("Succeeded")),
+            }
+        };
+        until_ended(look, &headers, "a test", &progress).await.unwrap();
+        assert_eq!(looks.get(), 6);
+        let looks = Cell::new(0);
+        let never = async || {
+            looks.set(looks.get() + 1);
+            Err(std::io::Error::from(ErrorKind::ConnectionRefused).into())
+        };
+        let failure = until_ended(never, &headers, "a test", &progress).await.unwrap_err();
+        assert!(failure.into_error().to_string().contains("connection refused"));
+        assert_eq!(looks.get(), LOST_MAX + 1);
+        let looks = Cell::new(0);
+        let wrong = async || {
+            looks.set(looks.get() + 1);
+            Err(anyhow!("it is no JSON").into())
+        };
+        until_ended(wrong, &headers, "a test", &progress).await.unwrap_err();
+        assert_eq!(looks.get(), 1, "what asking again does not mend is told at once");
     }
 }

@@ -131,6 +131,9 @@ pub struct LoginArgs {
     /// What is asked of that issuer
     #[arg(long, value_name = "SCOPES", requires = "issuer", default_value = "openid profile email offline_access")]
     pub scope: String,
+    /// What its page is to ask once more, such as consent: some issuers let nobody stay signed in without it
+    #[arg(long, value_name = "WORD", requires_all = ["issuer", "browser"])]
+    pub prompt: Option<String>,
     /// PEM file of the authority of that issuer's certificate; the gateway's without this
     #[arg(long, value_name = "FILE", requires = "issuer")]
     pub issuer_ca: Option<PathBuf>,

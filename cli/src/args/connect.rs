@@ -170,10 +170,14 @@ pub struct ConnectArgs {
     /// PEM file (PKCS#8) of the private key whose public half the resource has, instead of a new key
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// Replace agents that belong to another gateway; their resource there is left without agents
+    /// Replace agents that belong to another gateway, or with --token to a cluster that may still be there; their resource is
+    /// left without agents
     #[arg(long)]
     pub force: bool,
-    /// How long the agents may take to connect
+    /// Do not try first, by a job in the cluster, whether pods reach the gateway
+    #[arg(long)]
+    pub skip_network_check: bool,
+    /// How long the agents may take to connect, and the check of the network until it runs
     #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "20m")]
     pub onboarding_timeout: Duration,
     /// Do not wait until they have

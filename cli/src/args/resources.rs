@@ -154,7 +154,10 @@ pub struct UpdateArgs {
     /// How its agents get to the gateway.
     #[command(flatten)]
     pub proxy: AgentProxyArgs,
-    /// Where the agents are, for changes of their proxy.
+    /// Give its agents this program's version
+    #[arg(long)]
+    pub upgrade: bool,
+    /// Where the agents are, for changes of their proxy and version.
     #[command(flatten)]
     pub kube: KubeArgs,
     /// How long to wait for agents that change.

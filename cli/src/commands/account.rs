@@ -48,14 +48,14 @@ pub async fn run(args: AccountArgs) -> Outcome {
         AccountAction::List { all: true } => {
             let api = Context::open(context).await?.api()?;
             let rows = api.list(&at("/subscriptions", versions::SUBSCRIPTIONS)).await?;
-            output::print(&rows.into(), output, SUBSCRIPTION_COLUMNS)?;
+            output::print_list(rows, output, SUBSCRIPTION_COLUMNS, "no subscriptions that you may see")?;
         }
         AccountAction::List { all: false } => {
             let folder = Folder::open()?;
             let current = folder.current()?;
             let rows = folder.accounts()?;
             let rows: Vec<_> = rows.iter().map(|one| shown(one, Some(&one.name) == current.as_ref())).collect();
-            output::print(&rows.into(), output, COLUMNS)?;
+            output::print_list(rows, output, COLUMNS, "no accounts; towline login GATEWAY makes one")?;
         }
         AccountAction::Show => {
             let context = Context::open(context).await?;

@@ -71,7 +71,7 @@ pub async fn list(args: ListArgs) -> Outcome {
     };
     let target = at(format!("{scope}/providers/{}/{}", CLUSTERS.0, CLUSTERS.1), versions::CLUSTERS);
     let rows: Vec<Value> = context.api()?.list(&target).await?.into_iter().map(with_group).collect();
-    output::print(&rows.into(), &args.common.output, COLUMNS)?;
+    output::print_list(rows, &args.common.output, COLUMNS, "no connected clusters; towline connect makes one")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -117,7 +117,7 @@ pub async fn update(args: UpdateArgs) -> Outcome {
             body["properties"][name] = value.as_str().into();
         }
     }
-    let agents = connect::Update::read(&args.proxy, &args.kube, args.wait.wait())?;
+    let agents = connect::Update::read(&args)?;
     if body == json!({}) && args.auto_upgrade.is_none() && agents.is_none() {
         return Err(Failure::usage(anyhow!("nothing to change was given"))
             .hint("such as --tags team=web; towline update --help"));

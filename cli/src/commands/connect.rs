@@ -7,12 +7,14 @@
 //! | [`resource`] | the resource with the cluster's public key |
 //! | [`token`] | the same by a one-time token in place of a sign-in |
 //! | [`values`] | the manifests' values, of what was typed and what the gateway says |
+//! | [`network`] | whether pods in the cluster reach the gateway, before anything is made there |
 //! | [`install`] | applies, and takes back what a failed run made |
 //! | [`wait`] | until the new pods are connected |
 //! | [`update`] | other settings for agents that are there, which `towline update` is about |
 
 mod install;
 mod key;
+mod network;
 mod precheck;
 mod proxy;
 mod resource;

@@ -28,6 +28,8 @@ struct Found {
     resource: Option<Value>,
     /// The cluster with its agents; none where they are not removed.
     cluster: Option<(Kubernetes, Installed)>,
+    /// Whether there may be agents that are not removed.
+    leaves_agents: bool,
 }
 
 /// `towline delete`.
@@ -43,9 +45,15 @@ pub async fn run(args: DeleteArgs) -> Outcome {
         || "; agents are not removed".to_owned(),
         |(cluster, there)| format!(" and remove its agents from {} (namespace {})", cluster.context, there.namespace),
     );
-    confirm(&format!("Delete the connected cluster {}{agents}?", args.cluster.name), args.yes)?;
+    confirm(&format!("Delete the connected cluster {}{agents}?", args.cluster.name), args.yes).await?;
     if found.resource.is_some() {
         delete(&found, args.no_wait).await?;
+    }
+    if found.leaves_agents {
+        say(&format!(
+            "agents that run are left in their cluster, and are let in no more; remove them from there: towline delete --force -n {} -g {} --kube-config FILE",
+            args.cluster.name, args.cluster.resource_group
+        ));
     }
     if let Some((cluster, there)) = &found.cluster {
         let removal = async { Outcome::Ok(cluster.uninstall(&there.namespace, !args.no_wait, args.force).await?) };
@@ -75,10 +83,12 @@ async fn look(args: &DeleteArgs, context: &Context, steps: &mut Steps) -> Outcom
         let error = anyhow!("{} is a provisioned cluster: it is deleted by what provisioned it", id.name());
         return Err(error.into());
     }
+    let mut leaves_agents = false;
     let cluster = match steps.run("Looking for its agents", agents(args, context, &id)).await {
         Ok(cluster) => cluster,
         Err(failure) if args.force => {
             say(&format!("warning: agents are not removed: {:#}", failure.into_error()));
+            leaves_agents = true;
             None
         }
         Err(failure) => return Err(failure),
@@ -93,7 +103,7 @@ async fn look(args: &DeleteArgs, context: &Context, steps: &mut Steps) -> Outcom
             "choose its kubeconfig: --kube-config FILE, --kube-context NAME; --force deletes the resource alone",
         ));
     }
-    Ok(Found { api, id, resource, cluster })
+    Ok(Found { leaves_agents: leaves_agents || cluster.is_none() && connected, api, id, resource, cluster })
 }
 
 async fn find(api: &Api, id: &ResourceId) -> Outcome<Option<Value>> {

@@ -57,7 +57,8 @@ pub async fn run(args: EnrolmentTokenArgs) -> Outcome {
             let group = context.group(&resource_group)?;
             let listed = at(format!("{group}/listEnrolmentTokens"), versions::RESOURCES);
             let mut listed = api.post(&listed, &json!({})).await?.body;
-            output::print(&listed["value"].take(), output, COLUMNS)?;
+            let rows = listed["value"].as_array_mut().map(std::mem::take).unwrap_or_default();
+            output::print_list(rows, output, COLUMNS, "no enrolment tokens that are good")?;
         }
         EnrolmentTokenAction::Withdraw { resource_group, ids } => {
             let target = at(format!("{}/withdrawEnrolmentToken", context.group(&resource_group)?), versions::RESOURCES);

@@ -38,7 +38,7 @@ pub async fn run(args: EventsArgs) -> Outcome {
     let after = args.after.map(|id| format!("&after={id}")).unwrap_or_default();
     if !args.follow {
         let rows = api.list(&format!("{target}{after}")).await?;
-        output::print(&rows.into(), &args.common.output, COLUMNS)?;
+        output::print_list(rows, &args.common.output, COLUMNS, "no events")?;
         return Ok(ExitCode::SUCCESS);
     }
     follow(&api, &target, args).await

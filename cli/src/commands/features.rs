@@ -18,7 +18,7 @@ use crate::{
 /// Turns them on or off.
 pub async fn run(args: FeaturesArgs, on: bool) -> Outcome {
     if !on && args.features.contains(&Feature::ClusterConnect) {
-        confirm(&format!("Let nobody reach {} through the gateway any more?", args.cluster.name), args.yes)?;
+        confirm(&format!("Let nobody reach {} through the gateway any more?", args.cluster.name), args.yes).await?;
     }
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;

@@ -32,14 +32,19 @@ pub async fn run(args: GroupArgs) -> Outcome {
         }
         GroupAction::List => {
             let groups = format!("{}/resourceGroups", context.subscription()?);
-            output::print(&api.list(&at(groups, versions::RESOURCES)).await?.into(), output, COLUMNS)?;
+            output::print_list(
+                api.list(&at(groups, versions::RESOURCES)).await?,
+                output,
+                COLUMNS,
+                "no resource groups; towline group create makes one",
+            )?;
         }
         GroupAction::Show { group } => {
             output::print(&api.get(&target(&group.name)?).await?, output, COLUMNS)?;
         }
         GroupAction::Delete { group, yes, wait } => {
             let what = format!("deleting resource group {}", group.name);
-            confirm(&format!("Delete resource group {} and all that is in it?", group.name), *yes)?;
+            confirm(&format!("Delete resource group {} and all that is in it?", group.name), *yes).await?;
             let answer = api.delete(&target(&group.name)?).await?;
             if answer.status == http::StatusCode::NO_CONTENT {
                 output::say(&format!("there was no resource group {}", group.name));

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, anyhow};
 use clap::Parser;
 use gateway::issuer::clients::COMMAND_CLIENT;
+use http::StatusCode;
 use secrecy::SecretString;
 use serde_json::Value;
 
@@ -23,6 +24,11 @@ use crate::{
 
 /// Signs in, asks which subscriptions there are, and keeps the account as the current one.
 pub async fn run(args: LoginArgs) -> Outcome {
+    sign_in(args, None).await
+}
+
+/// With the authority of an external issuer that is known already.
+async fn sign_in(args: LoginArgs, issuer_ca: Option<String>) -> Outcome {
     let folder = Folder::open()?;
     let mut account = begin(&args, &folder)?;
     oauth::discover_gateway(&mut account, args.tenant.as_deref()).await?;
@@ -30,7 +36,7 @@ pub async fn run(args: LoginArgs) -> Outcome {
     let audience = account.audience.clone();
     let answer = match (args.service_principal, &args.issuer) {
         (true, _) => service_principal(&args, &mut account, &outbound).await?,
-        (false, Some(issuer)) => external(&args, issuer, &mut account, &outbound).await?,
+        (false, Some(issuer)) => external(&args, (issuer, issuer_ca), &mut account, &outbound).await?,
         (false, None) => user(&args, &mut account, &outbound).await?,
     };
     let token = tokens::keep(&mut account, &audience, answer);
@@ -45,6 +51,11 @@ pub async fn run(args: LoginArgs) -> Outcome {
         None => account.default_name()?,
     };
     let context = Context::with(account.clone(), None, None, gateway::issuer::guid::random()?)?;
+    if args.issuer.is_some() {
+        // With the prefix that this gateway gives that issuer's people: so role assignments name them.
+        let me = context.api()?.get("/v1.0/me").await.map_err(not_taken)?;
+        account.object_id = me["id"].as_str().unwrap_or(&account.object_id).to_owned();
+    }
     choose_subscription(&context, &mut account, args.subscription.as_deref()).await?;
     // Only now, and at once: what was interrupted before has left nothing.
     let lock = folder.lock(&account.name).await?;
@@ -60,9 +71,11 @@ pub async fn run(args: LoginArgs) -> Outcome {
 /// When it is no person's, or they do not sign in.
 pub async fn again(context: &Context) -> Outcome<()> {
     let account = context.account();
+    let mut issuer_ca = None;
     let mut words = vec!["towline", "login", account.gateway.as_str(), "--name", account.name.as_str(), "-o", "none"];
     match &account.signs_in {
-        SignsIn::User { client_id, external: Some(issuer), .. } if issuer.ca.is_none() => {
+        SignsIn::User { client_id, external: Some(issuer), .. } => {
+            issuer_ca.clone_from(&issuer.ca);
             words.extend([
                 "--issuer",
                 issuer.url.as_str(),
@@ -85,7 +98,7 @@ pub async fn again(context: &Context) -> Outcome<()> {
     let (folder, user) = (Folder::open()?, account.user.clone());
     let current = folder.current()?;
     output::say(&format!("The sign-in of {user} at {} has ended.", account.gateway));
-    run(args).await?;
+    sign_in(args, issuer_ca).await?;
     folder.set_current(current.as_deref())
 }
 
@@ -165,13 +178,13 @@ async fn user(args: &LoginArgs, account: &mut Account, outbound: &Outbound) -> O
 
 async fn external(
     args: &LoginArgs,
-    issuer: &str,
+    (issuer, known_ca): (&str, Option<String>),
     account: &mut Account,
     outbound: &Outbound,
 ) -> Outcome<oauth::Answer> {
     let client_id = args.client_id.clone().context("--client-id").map_err(Failure::usage)?;
     let ca = args.issuer_ca.as_deref().map(|file| oauth::read_ca("--issuer-ca", file)).transpose();
-    let ca = ca.map_err(Failure::usage)?;
+    let ca = ca.map_err(Failure::usage)?.or(known_ca);
     let roots = match &ca {
         Some(pem) => certs::Roots::from_pem(pem.as_bytes())?,
         // It may be beside the gateway, or a public one.
@@ -187,7 +200,27 @@ async fn external(
     };
     account.signs_in = SignsIn::User { client_id: client_id.clone(), refresh_token: None, external: Some(issuer) };
     let tokens = TokenEndpoint::of(account, outbound)?;
-    page(args, &client, &endpoints, &tokens, (&client_id, &args.scope, &account.audience)).await
+    let answer = page(args, &client, &endpoints, &tokens, (&client_id, &args.scope, &account.audience)).await?;
+    if answer.refresh_token.is_none() {
+        // OpenID Connect Core section 11: it may be given only to who has consented in that very sign-in.
+        let hint = if args.browser { "--prompt consent may help" } else { "its settings for this client decide" };
+        tracing::warn!(
+            "{} gave no refresh token: this sign-in is good until its token ends, not longer; {hint}",
+            endpoints.issuer
+        );
+    }
+    Ok(answer)
+}
+
+/// A token that the issuer gave and the gateway does not take.
+fn not_taken(failure: Failure) -> Failure {
+    if failure.api().is_some_and(|error| error.status != StatusCode::UNAUTHORIZED) {
+        return failure;
+    }
+    failure.hint(
+        "the gateway must know this issuer and take its tokens at the API: [[issuers]], api_audiences = [\"CLIENT ID\"] in \
+         its settings, or an access token for the gateway's URL (--scope)",
+    )
 }
 
 async fn page(
@@ -202,7 +235,7 @@ async fn page(
         (None, false) if args.device_code => {
             Err(Failure::from(anyhow!("{} knows no device codes", endpoints.issuer)).hint("--browser"))
         }
-        _ => oauth::browser::sign_in(endpoints, tokens, asked).await,
+        _ => oauth::browser::sign_in(endpoints, tokens, asked, args.prompt.as_deref()).await,
     }
 }
 
@@ -226,10 +259,16 @@ async fn choose_subscription(context: &Context, account: &mut Account, asked: Op
     }
     if found.is_none() {
         tracing::warn!(
-            "signed in; {} (object id {}) has no right at any subscription yet: an owner gives one with towline role assignment create --assignee {}",
+            "signed in; {} (object id {}) has no right at any subscription yet: an owner gives one with towline role assignment create --assignee {}{}",
             account.user,
             account.object_id,
-            account.object_id
+            account.object_id,
+            // The gateway cannot tell what another issuer's ids are of.
+            if matches!(account.signs_in, SignsIn::User { external: Some(_), .. }) {
+                " --assignee-type User"
+            } else {
+                ""
+            }
         );
     }
     account.subscription = found.and_then(id);

@@ -12,7 +12,7 @@ use crate::{
     api::{Api, at, encoded, versions},
     args::{AssignmentAction, DefinitionAction, OutputArgs, RoleArgs, RoleNoun, ScopeArgs},
     context::Context,
-    failure::{Failure, Outcome},
+    failure::{Failure, Hint, Outcome},
     output::{self, Column},
 };
 
@@ -60,7 +60,11 @@ pub async fn assign(context: &Context, object_id: &str, role: &str, scope: &Scop
 fn scope_of(context: &Context, args: &ScopeArgs) -> Outcome<String> {
     if let Some(scope) = &args.scope {
         // A namespace of a cluster is a scope, too.
-        return Ok(ResourceId::parse(scope).context("--scope").map_err(Failure::usage)?.as_str().to_owned());
+        let id = ResourceId::parse(scope).context("--scope").map_err(Failure::usage);
+        let id = id.hint(|| {
+            "towline show prints a cluster's Id; or -g GROUP, with --cluster NAME for one of its clusters".to_owned()
+        })?;
+        return Ok(id.as_str().to_owned());
     }
     let Some(group) = &args.resource_group else { return Ok(context.subscription()?.as_str().to_owned()) };
     let scope = match &args.cluster {
@@ -93,7 +97,24 @@ impl Roles {
             AssignmentAction::Create { assignee, assignee_type, role, scope, start, end, description } => {
                 let scope = scope_of(&self.context, &scope)?;
                 let role = self.role(&scope, &role).await?;
-                let assignee = self.assignee(&assignee).await?;
+                let assignee = match assignee_type.as_deref() {
+                    // Of groups the gateway knows the name alone, which is what tokens have.
+                    Some("Group") => Assignee { id: assignee, kind: None },
+                    Some(_) => {
+                        let found = self.assignee(&assignee, true).await?;
+                        // Nobody here is called so: a slip of the pen gives the role to nobody.
+                        if found.kind.is_none()
+                            && !guid::is_guid(&assignee)
+                            && found.id != self.context.account().object_id
+                        {
+                            output::say(&format!(
+                                "note: the gateway's issuer knows nobody called {assignee:?}; it is taken as another issuer's id"
+                            ));
+                        }
+                        found
+                    }
+                    None => self.assignee(&assignee, false).await?,
+                };
                 let mut properties = json!({"roleDefinitionId": role["id"], "principalId": assignee.id});
                 let kind = assignee_type.as_deref().or(assignee.kind);
                 let more = [
@@ -115,7 +136,7 @@ impl Roles {
             AssignmentAction::List { assignee, role, scope } => {
                 let scope = scope_of(&self.context, &scope)?;
                 let rows = self.assignments(&scope, assignee.as_deref(), role.as_deref()).await?;
-                output::print(&self.named(rows).await?.into(), &self.output, ASSIGNMENT_COLUMNS)
+                output::print_list(self.named(rows).await?, &self.output, ASSIGNMENT_COLUMNS, "no role assignments")
             }
             AssignmentAction::Delete { ids, assignee, role, scope } => {
                 let mut doomed = Vec::new();
@@ -147,7 +168,7 @@ impl Roles {
     async fn assignments(&self, scope: &str, assignee: Option<&str>, role: Option<&str>) -> Outcome<Vec<Value>> {
         let mut target = at(format!("{scope}/providers/{ASSIGNMENTS}"), versions::AUTHORIZATION);
         if let Some(assignee) = assignee {
-            let id = self.assignee(assignee).await?.id;
+            let id = self.assignee(assignee, true).await?.id;
             target = format!("{target}&$filter={}", encoded(&format!("principalId eq '{}'", id.replace('\'', "''"))));
         }
         let mut rows = self.api.list(&target).await?;
@@ -189,8 +210,8 @@ impl Roles {
         Ok(rows)
     }
 
-    /// Who is meant: a GUID is an object id already.
-    async fn assignee(&self, text: &str) -> Outcome<Assignee> {
+    /// Who is meant: a GUID is an object id already, and so is whatever nobody here is called by, if it `may_be_foreign`.
+    async fn assignee(&self, text: &str, may_be_foreign: bool) -> Outcome<Assignee> {
         let ask = async |list: &str, field: &str| {
             let filter = encoded(&format!("{field} eq '{}'", text.replace('\'', "''")));
             let rows = self.api.list(&format!("/v1.0/{list}?$filter={filter}")).await?;
@@ -204,11 +225,11 @@ impl Roles {
                 return Ok(Assignee { id, kind: Some(kind) });
             }
         }
-        if guid::is_guid(text) || text == self.context.account().object_id {
+        if may_be_foreign || guid::is_guid(text) || text == self.context.account().object_id {
             return Ok(Assignee { id: text.to_owned(), kind: None });
         }
         Err(Failure::from(anyhow!("the gateway's issuer knows nobody called {text:?}"))
-            .hint("name a group, or somebody of another issuer, by object id: --assignee ID --assignee-type TYPE"))
+            .hint("a group, or somebody of another issuer: say which, --assignee ID --assignee-type Group|User"))
     }
 
     async fn definitions(&self, scope: &str) -> Outcome<Vec<Value>> {
@@ -234,7 +255,7 @@ impl Roles {
             DefinitionAction::List { custom_role_only } => {
                 let mut rows = self.definitions(&scope).await?;
                 rows.retain(|row| !custom_role_only || row["properties"]["type"] == "CustomRole");
-                output::print(&rows.into(), &self.output, DEFINITION_COLUMNS)
+                output::print_list(rows, &self.output, DEFINITION_COLUMNS, "no such role definitions")
             }
             DefinitionAction::Show { name } => {
                 let columns = &[

@@ -37,7 +37,7 @@ pub async fn run(args: SessionsArgs) -> Outcome {
                 let name = row["cluster"].as_str().and_then(|id| id.rsplit('/').next()).map(str::to_owned);
                 row["name"] = name.map_or(Value::Null, Value::from);
             }
-            output::print(&rows.into(), &args.common.output, COLUMNS)?;
+            output::print_list(rows, &args.common.output, COLUMNS, "no sessions are open")?;
         }
         SessionsAction::End { ids } => {
             for id in ids {

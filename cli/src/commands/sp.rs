@@ -10,7 +10,7 @@ use crate::{
     api::{Api, at, encoded, versions},
     args::{SpAction, SpArgs},
     context::Context,
-    failure::{Failure, Outcome},
+    failure::{Failure, Hint, Outcome},
     output::{self, Column},
 };
 
@@ -54,7 +54,12 @@ pub async fn run(args: SpArgs) -> Outcome {
             output::print(&with_place(made, &context), output, MADE)?;
         }
         SpAction::List => {
-            output::print(&api.list(&at(PRINCIPALS, versions::AUTHORIZATION)).await?.into(), output, COLUMNS)?;
+            output::print_list(
+                api.list(&at(PRINCIPALS, versions::AUTHORIZATION)).await?,
+                output,
+                COLUMNS,
+                "no service principals; towline sp create makes one",
+            )?;
         }
         SpAction::Show { name } => {
             output::print(&api.get(&at(of(&name), versions::AUTHORIZATION)).await?, output, COLUMNS)?;
@@ -96,7 +101,8 @@ fn wish(name: Option<&str>, ttl: Option<Duration>) -> Value {
 /// The file is made before the secret is: one that has nowhere to go would be lost.
 pub(super) fn reserve(path: &Path) -> Outcome<std::fs::File> {
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    file.with_context(|| format!("--secret-file {}", path.display())).map_err(Failure::usage)
+    let file = file.with_context(|| format!("--secret-file {}", path.display())).map_err(Failure::usage);
+    file.hint(|| "no file is written over: name one that is not there, in a folder that is".to_owned())
 }
 
 /// After a failure there is no empty file.

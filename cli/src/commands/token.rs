@@ -16,12 +16,13 @@ use super::{
     target::{Target, sign_in},
 };
 use crate::{
-    args::TokenArgs,
+    args::{Format, TokenArgs},
     client::{self, Outbound},
     credential::{ExecVersion, Source, Token, claims, exec_credential, read_secret, timestamp},
     environment,
     failure::{Failure, Outcome},
     oauth::Refused,
+    output,
 };
 
 /// A kept token is shown again while so much of its life is left, but never less than a quarter of it.
@@ -47,6 +48,13 @@ pub async fn run(args: TokenArgs) -> Outcome {
             token
         }
     };
+    let as_it_is = args.output.query.is_none() && args.output.output == Format::Table;
+    if !as_it_is {
+        let value =
+            json!({"token": token.secret.expose_secret(), "expires": token.expires.map(timestamp).transpose()?});
+        output::print(&value, &args.output, &[("Token", "/token"), ("Expires", "/expires")])?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let text = if args.exec_credential {
         let version = ExecVersion::asked(environment::exec_info().as_deref());
         let version = version.map_err(|asked| {

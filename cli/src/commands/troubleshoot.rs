@@ -4,17 +4,17 @@
 //! | part | what it holds |
 //! |---|---|
 //! | [`checks`] | one check after the other |
-//! | [`diagnoser`] | the network as the agents see it, by a job in the cluster |
 //! | [`known`] | faults that are known by their words, with cause and remedy |
 //! | [`bundle`] | the archive |
+//! | [`redact`] | what is not in it |
 
 mod bundle;
 mod checks;
-mod diagnoser;
 mod known;
+mod redact;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -22,10 +22,11 @@ use std::{
 use serde_json::{Value, json};
 
 use self::bundle::Bundle;
+use super::{diagnoser::Diagnoser, interrupt::Interrupt};
 use crate::{
     args::TroubleshootArgs,
     context::Context,
-    failure::{FAILED, Outcome},
+    failure::{FAILED, Failure, Hint, INTERRUPTED, Outcome},
     kubernetes::Kubernetes,
     output::{self, say},
 };
@@ -65,24 +66,45 @@ impl Finding {
     }
 }
 
-/// `towline troubleshoot`.
+/// `towline troubleshoot`. Interrupted, it takes away the job that it may have made.
 pub async fn run(args: TroubleshootArgs) -> Outcome {
+    let (mut interrupt, mut job) = (Interrupt::listen()?, None);
+    let outcome = tokio::select! {
+        biased;
+        () = interrupt.heard() => None,
+        outcome = look(args, &mut job) => Some(outcome),
+    };
+    if let Some(outcome) = outcome {
+        return outcome;
+    }
+    if let Some(diagnoser) = &job {
+        say("Taking the job in the cluster away; Ctrl+C again leaves it.");
+        let removed = tokio::select! {
+            biased;
+            () = interrupt.insisted() => Ok(()),
+            removed = Diagnoser::remove(diagnoser) => removed,
+        };
+        if let Err(error) = removed {
+            say(&format!("warning: it is still there: {error:#}"));
+        }
+    }
+    Ok(ExitCode::from(INTERRUPTED))
+}
+
+async fn look(args: TroubleshootArgs, job: &mut Option<Diagnoser>) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
     let api = context.api()?;
-    let cluster = Kubernetes::open(args.kube.kube_config.as_deref(), args.kube.kube_context.as_deref()).await?;
+    let cluster = Kubernetes::open(args.kube.kube_config.as_deref(), args.kube.kube_context.as_deref()).await;
+    let cluster = cluster
+        .map_err(Failure::usage)
+        .hint(|| "--kube-config FILE and --kube-context NAME choose the cluster".to_owned())?;
     let mut bundle = Bundle::default();
-    let mut findings = checks::run(&api, &id, &cluster, &mut bundle).await;
+    let mut findings = checks::run(&api, &id, &cluster, &mut bundle, job).await;
     let file = args.file.clone().unwrap_or_else(|| default_file(&args.cluster.name));
     let results: Vec<Value> = findings.iter().map(Finding::json).collect();
     bundle.put("checks.json", &format!("{:#}", json!(results)));
-    const STORING: &str = "storing_diagnoser_results_logs";
-    findings.push(match bundle.write(&file) {
-        Ok(()) => Finding::new(STORING, State::Passed, file.display().to_string()),
-        // What was found is printed all the same.
-        Err(error) => Finding::new(STORING, State::Failed, format!("{}: {error}", file.display()))
-            .remedy("make room there, or name another file: --file FILE"),
-    });
+    findings.push(store(&bundle, &file));
     let shown: Vec<Value> = findings.iter().map(Finding::json).collect();
     output::print(&shown.into(), &args.common.output, COLUMNS)?;
     for finding in findings.iter().filter(|finding| finding.state != State::Passed) {
@@ -92,7 +114,38 @@ pub async fn run(args: TroubleshootArgs) -> Outcome {
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
+/// Writes the archive. Where that fails what was found is printed all the same, with this beside it.
+fn store(bundle: &Bundle, file: &Path) -> Finding {
+    const STORING: &str = "storing_diagnoser_results_logs";
+    match bundle.write(file) {
+        Ok(()) => Finding::new(STORING, State::Passed, file.display().to_string()),
+        Err(error) => Finding::new(STORING, State::Failed, format!("{}: {error}", file.display()))
+            .remedy("make room there, or name another file: --file FILE"),
+    }
+}
+
 fn default_file(name: &str) -> PathBuf {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     format!("towline-{name}-{seconds}.zip").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b1_an_archive_without_a_place_is_a_finding_with_a_remedy_and_no_end_of_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut bundle = Bundle::default();
+        bundle.put("a.txt", "text");
+        let stored = store(&bundle, &dir.path().join("bundle.zip"));
+        assert_eq!(stored.state, State::Passed);
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        for place in ["none/bundle.zip", "file/bundle.zip", ""] {
+            let failed = store(&bundle, &dir.path().join(place));
+            assert_eq!(failed.state, State::Failed, "{place}: {}", failed.detail);
+            assert!(failed.remedies[0].contains("--file"), "{place}");
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "no half of an archive is left");
+    }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{print, target::Target};
 use crate::{
     args::{Format, OutputArgs, WhoamiArgs},
-    context::Context,
+    context::{Context, SignsIn},
     credential::{claims, timestamp},
     failure::{FAILED, Outcome},
     output,
@@ -19,6 +19,14 @@ use crate::{
 
 /// Life of the access certificate that is made for one question about a service-account token.
 const ACCESS_TTL: Duration = Duration::from_secs(300);
+
+/// What is shown of both sides apart from text.
+const SIDES: &[output::Column] = &[
+    ("Gateway", "/gateway/accepted"),
+    ("Allowed", "/gateway/allowed"),
+    ("Agent", "/agent/accepted"),
+    ("User", "/gateway/user"),
+];
 
 /// Asks below the cluster's address. The exit code is 0 if both take the token.
 pub async fn run(args: WhoamiArgs) -> Outcome {
@@ -43,7 +51,10 @@ pub async fn run(args: WhoamiArgs) -> Outcome {
     let answer = read(head.status, &body)?;
     let accepted = ["gateway", "agent"].iter().all(|side| answer[side]["accepted"] == true)
         && answer["gateway"]["allowed"] != false;
-    print(&if args.json { answer.to_string() } else { text(&answer) })?;
+    match args.output.query.is_none() && args.output.output == Format::Table {
+        true => print(&if args.json { answer.to_string() } else { text(&answer) })?,
+        false => output::print(&answer, &args.output, SIDES)?,
+    }
     Ok(ExitCode::from(if accepted { 0 } else { FAILED }))
 }
 
@@ -56,7 +67,11 @@ async fn account(args: &WhoamiArgs) -> Outcome {
     let value = json!({
         "account": account.name,
         "user": account.user,
-        "objectId": said["oid"].as_str().or(said["sub"].as_str()),
+        "objectId": match &account.signs_in {
+            // As role assignments name them, which the gateway said.
+            SignsIn::User { external: Some(_), .. } => Some(account.object_id.as_str()),
+            _ => said["oid"].as_str().or(said["sub"].as_str()),
+        },
         "groups": said["groups"],
         "gateway": account.gateway,
         "tenantId": account.tenant,
@@ -73,8 +88,8 @@ async fn account(args: &WhoamiArgs) -> Outcome {
         ("Subscription", "/subscriptionId"),
         ("TokenExpires", "/tokenExpires"),
     ];
-    let form = if args.json { Format::Json } else { Format::Table };
-    output::print(&value, &OutputArgs { output: form, query: None }, columns)?;
+    let json = OutputArgs { output: Format::Json, query: None };
+    output::print(&value, if args.json { &json } else { &args.output }, columns)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -16,12 +16,13 @@ const BEFORE_END: Duration = Duration::from_secs(300);
 /// Tokens that an account keeps at most: one for each cluster that was lately used.
 const KEPT: usize = 256;
 
-/// The audience under which the one token of an external issuer is kept.
-const ANY: &str = "*";
+/// The audience under which the token of an external issuer is kept that is for all clusters.
+const CLUSTERS: &str = "*";
 
-fn place<'a>(account: &Account, audience: &'a str) -> &'a str {
+/// The audience under which a token is kept: an external issuer has one for the API, and one for all clusters.
+pub fn place<'a>(account: &Account, audience: &'a str) -> &'a str {
     match account.signs_in {
-        SignsIn::User { external: Some(_), .. } => ANY,
+        SignsIn::User { external: Some(_), .. } if audience != account.audience => CLUSTERS,
         _ => audience,
     }
 }
@@ -68,8 +69,15 @@ pub fn keep(account: &mut Account, audience: &str, answer: oauth::Answer) -> Tok
     {
         account.tokens.remove(&oldest);
     }
-    let token = Hidden(answer.token.secret.expose_secret().to_owned());
-    let kept = Kept { token, obtained: seconds(answer.token.obtained) };
-    account.tokens.insert(place(account, audience).to_owned(), kept);
-    answer.token
+    let kept = |token: &Token| Kept {
+        token: Hidden(token.secret.expose_secret().to_owned()),
+        obtained: seconds(token.obtained),
+    };
+    let Some(of_clusters) = answer.of_clusters else {
+        account.tokens.insert(audience.to_owned(), kept(&answer.token));
+        return answer.token;
+    };
+    account.tokens.insert(account.audience.clone(), kept(&answer.token));
+    account.tokens.insert(CLUSTERS.to_owned(), kept(&of_clusters));
+    if audience == account.audience { answer.token } else { of_clusters }
 }

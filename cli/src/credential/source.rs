@@ -7,13 +7,13 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use http::{Method, Request, header};
+use http::{Method, Request, Response, header};
 use http_body_util::Full;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
 use super::{Token, read_secret};
-use crate::{client::Client, context::Context};
+use crate::{client::Client, context::Context, oauth};
 
 /// A sign-in at an issuer: RFC 6749 section 4.3.
 pub struct SignIn {
@@ -76,15 +76,17 @@ impl Source {
 impl SignIn {
     async fn obtain(&self) -> anyhow::Result<Token> {
         let issuer = self.client.address().url();
-        let obtained = SystemTime::now();
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(format!("{}/token", self.client.address().path))
-            .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
-            .header(header::ACCEPT, "application/json")
-            .body(Full::new(Bytes::from(self.form())))?;
-        let reached = self.client.request(request).await;
-        let answer = reached.with_context(|| format!("the issuer at {issuer} was not reached: is it running?"))?;
+        let (mut tries, mut obtained) = (0, SystemTime::now());
+        let answer = loop {
+            tries += 1;
+            let reached = self.ask().await;
+            let answer = reached.with_context(|| format!("the issuer at {issuer} was not reached: is it running?"))?;
+            match oauth::busy_for(answer.status(), answer.headers()) {
+                Some(after) if tries < oauth::TRIES && after <= oauth::PATIENCE => tokio::time::sleep(after).await,
+                _ => break answer,
+            }
+            obtained = SystemTime::now();
+        };
         let (status, body) = (answer.status(), answer.into_body());
         let fields: Value = serde_json::from_slice(&body).unwrap_or_default();
         if !status.is_success() {
@@ -94,6 +96,16 @@ impl SignIn {
         }
         let token = fields["access_token"].as_str().with_context(|| format!("{issuer} answered without a token"))?;
         Ok(Token::new(token.to_owned().into(), obtained))
+    }
+
+    async fn ask(&self) -> anyhow::Result<Response<Bytes>> {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("{}/token", self.client.address().path))
+            .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .header(header::ACCEPT, "application/json")
+            .body(Full::new(Bytes::from(self.form())))?;
+        self.client.request(request).await
     }
 
     fn form(&self) -> String {

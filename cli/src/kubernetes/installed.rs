@@ -13,7 +13,8 @@ use super::{
 };
 use crate::failure::Failure;
 use crate::manifests::{
-    self, AGENT, CONFIG_FILE, IDENTITY_SECRET, MANAGED_BY, MANAGER, ONBOARDING_SECRET, PROXY_SECRET,
+    self, AGENT, CONFIG_FILE, DIAGNOSER, DIAGNOSER_PROXY_SECRET, IDENTITY_SECRET, MANAGED_BY, MANAGER,
+    ONBOARDING_SECRET, PROXY_SECRET,
 };
 
 const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
@@ -162,6 +163,9 @@ fn everything(namespace: &str) -> Vec<Place> {
     let objects = manifests::objects(&values, namespace);
     let mut all: Vec<Place> = objects.iter().filter_map(Place::of_manifest).rev().collect();
     all.extend([ONBOARDING_SECRET, IDENTITY_SECRET, PROXY_SECRET].map(|name| Place::within(SECRET, namespace, name)));
+    // A connect that was killed leaves them; the job itself ends, and goes a while after.
+    all.push(Place::within(SECRET, namespace, DIAGNOSER_PROXY_SECRET));
+    all.push(Place::within(CONFIG_MAP, namespace, DIAGNOSER));
     all
 }
 

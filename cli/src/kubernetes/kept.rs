@@ -9,7 +9,7 @@ use super::{
     Kubernetes, Place,
     place::{CONFIG_MAP, DEPLOYMENT, SECRET},
 };
-use crate::manifests::{AGENT, CONFIG_FILE, HostAlias, MANAGER, PROXY_SECRET, Proxy, Values};
+use crate::manifests::{AGENT, CONFIG_FILE, HostAlias, MANAGER, PROXY_SECRET, Proxy, VERSION_LABEL, Values};
 
 /// Read of their own configuration. Does not print.
 pub struct Kept {
@@ -25,6 +25,8 @@ pub struct Kept {
     pub azure_rbac: bool,
     /// The image; one of this program's own version has no tag.
     pub image: Option<String>,
+    /// Which version installed them: the tag of an image without one.
+    pub version: Option<String>,
     /// How many pods hold a tunnel.
     pub replicas: Option<u32>,
     /// What was said of the cluster.
@@ -81,16 +83,21 @@ impl Told {
             host_aliases: serde_json::from_value(pod["hostAliases"].clone()).unwrap_or_default(),
             azure_rbac: agent.contains_key("azure_rbac"),
             image: self.image(),
+            version: self.version().map(str::to_owned),
             replicas: self.deployment["spec"]["replicas"].as_u64().and_then(|count| u32::try_from(count).ok()),
             distribution: word(metadata, "distribution"),
             infrastructure: word(metadata, "infrastructure"),
         })
     }
 
+    fn version(&self) -> Option<&str> {
+        self.deployment["metadata"]["labels"][VERSION_LABEL].as_str()
+    }
+
     /// A tag that is the version of before is not one that was typed.
     fn image(&self) -> Option<String> {
         let image = self.deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str()?;
-        let version = self.deployment["metadata"]["labels"]["app.kubernetes.io/version"].as_str()?;
+        let version = self.version()?;
         Some(image.strip_suffix(&format!(":{version}")).unwrap_or(image).to_owned())
     }
 }
@@ -135,6 +142,27 @@ mod tests {
         }
     }
 
+    /// A new password of a proxy is no upgrade: the pods keep the program that they run.
+    #[test]
+    fn t13_an_update_keeps_the_version_that_installed_the_agents() {
+        let mut values = Values::default();
+        values.image.repository = "mirror.example.org:5000/agent".to_owned();
+        values.image.tag = "0.0.9".to_owned();
+        let mut there = told(&values);
+        there.deployment["metadata"]["labels"][VERSION_LABEL] = "0.0.9".into();
+        let kept = there.kept().unwrap();
+        assert_eq!(
+            (kept.image.as_deref(), kept.version.as_deref()),
+            (Some("mirror.example.org:5000/agent"), Some("0.0.9"))
+        );
+        let (mut objects, other) = (manifests::objects(&values, "towline"), "0.0.9");
+        manifests::relabel(&mut objects, other);
+        let labelled = objects.iter().filter(|object| object["metadata"]["labels"][VERSION_LABEL] == other).count();
+        assert!(
+            labelled > 5 && !objects.iter().any(|o| o["metadata"]["labels"][VERSION_LABEL] == manifests::version())
+        );
+    }
+
     #[test]
     fn t13_what_agents_were_told_is_read_back_from_their_objects() {
         let mut values = Values::default();
@@ -158,6 +186,7 @@ mod tests {
         assert_eq!((kept.proxy.ca.as_str(), kept.extra_ca.as_str(), kept.carrier.as_str()), ("PEM1", "PEM2", "h2"));
         assert_eq!((kept.host_aliases[0].ip.as_str(), kept.azure_rbac, kept.replicas), ("192.0.2.7", true, Some(4)));
         assert_eq!(kept.image.as_deref(), Some("mirror.example.org:5000/agent"), "the version's tag was not typed");
+        assert_eq!(kept.version.as_deref(), Some(manifests::version()));
         assert_eq!((kept.distribution.as_str(), kept.infrastructure.as_str()), ("k3s", ""));
         values.image.tag = "canary".to_owned();
         let kept = told(&values).kept().unwrap();

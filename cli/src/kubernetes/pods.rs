@@ -25,7 +25,8 @@ pub struct PodState {
 }
 
 impl PodState {
-    fn of(pod: &Value) -> Self {
+    /// Of a pod as the apiserver has it.
+    pub fn of(pod: &Value) -> Self {
         let status = &pod["status"];
         let conditions = status["conditions"].as_array().into_iter().flatten();
         let ready = conditions.clone().any(|one| one["type"] == "Ready" && one["status"] == "True");

@@ -12,12 +12,17 @@ pub struct Right {
     verb: &'static str,
     group: &'static str,
     resource: &'static str,
+    /// Empty for none.
+    subresource: &'static str,
     namespace: Option<String>,
 }
 
 impl std::fmt::Display for Right {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.verb, self.resource)?;
+        if !self.subresource.is_empty() {
+            write!(f, "/{}", self.subresource)?;
+        }
         if !self.group.is_empty() {
             write!(f, ".{}", self.group)?;
         }
@@ -34,7 +39,7 @@ pub fn to_install(namespace: &str, makes_namespace: bool) -> Vec<Right> {
     let mut needed = Vec::new();
     let mut put = |verb, kind: &place::Kind| {
         let namespace = kind.namespaced.then(|| namespace.to_owned());
-        needed.push(Right { verb, group: kind.group, resource: kind.plural, namespace });
+        needed.push(Right { verb, group: kind.group, resource: kind.plural, subresource: "", namespace });
     };
     for kind in installed::kinds() {
         ["get", "create", "patch", "delete"].into_iter().for_each(|verb| put(verb, kind));
@@ -44,13 +49,29 @@ pub fn to_install(namespace: &str, makes_namespace: bool) -> Vec<Right> {
     }
     put("list", &place::POD);
     for resource in ["users", "groups", "serviceaccounts"] {
-        needed.push(Right { verb: "impersonate", group: "", resource, namespace: None });
+        needed.push(Right { verb: "impersonate", group: "", resource, subresource: "", namespace: None });
     }
     for (group, resource) in
         [("authentication.k8s.io", "tokenreviews"), ("authorization.k8s.io", "subjectaccessreviews")]
     {
-        needed.push(Right { verb: "create", group, resource, namespace: None });
+        needed.push(Right { verb: "create", group, resource, subresource: "", namespace: None });
     }
+    needed
+}
+
+/// What the check of the network takes.
+pub fn to_run_a_job(namespace: &str) -> Vec<Right> {
+    let right = |verb, kind: &place::Kind, subresource| Right {
+        verb,
+        group: kind.group,
+        resource: kind.plural,
+        subresource,
+        namespace: Some(namespace.to_owned()),
+    };
+    let mut needed: Vec<Right> =
+        ["get", "create", "patch", "delete"].into_iter().map(|verb| right(verb, &place::JOB, "")).collect();
+    // What it says is read there.
+    needed.push(right("get", &place::POD, "log"));
     needed
 }
 
@@ -64,6 +85,7 @@ impl Kubernetes {
                 verb: Some(right.verb.to_owned()),
                 group: Some(right.group.to_owned()),
                 resource: Some(right.resource.to_owned()),
+                subresource: Some(right.subresource.to_owned()).filter(|name| !name.is_empty()),
                 namespace: right.namespace.clone(),
                 ..ResourceAttributes::default()
             };

@@ -6,7 +6,8 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 
 use super::{
-    AGENT, CONFIG_FILE, MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, Values,
+    AGENT, CONFIG_FILE, MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, VERSION_LABEL,
+    Values,
     config::{self, Files},
     rights::{self, account_name},
 };
@@ -46,8 +47,17 @@ impl Part {
         let mut labels = self.selector();
         labels["app.kubernetes.io/component"] = self.name().into();
         labels["app.kubernetes.io/managed-by"] = MANAGED_BY.into();
-        labels["app.kubernetes.io/version"] = super::version().into();
+        labels[VERSION_LABEL] = super::version().into();
         labels
+    }
+}
+
+/// Says of objects that they are another version's than this program's, whose image they have.
+pub fn relabel(objects: &mut [Value], version: &str) {
+    for object in objects {
+        if let Some(label) = object["metadata"]["labels"].get_mut(VERSION_LABEL) {
+            *label = version.into();
+        }
     }
 }
 

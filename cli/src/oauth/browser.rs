@@ -29,12 +29,15 @@ const HEAD_BYTES: usize = 16 * 1024;
 
 /// Signs in.
 ///
+/// `prompt` is what the page is to ask once more (OpenID Connect Core section 3.1.2.1).
+///
 /// # Errors
 /// When the person refuses, or takes too long.
 pub async fn sign_in(
     endpoints: &Endpoints,
     tokens: &TokenEndpoint,
     (client_id, scope, audience): (&str, &str, &str),
+    prompt: Option<&str>,
 ) -> Outcome<Answer> {
     let authorize = endpoints.authorize.as_deref().context("the issuer has no page to sign in at")?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("a port for the browser's answer")?;
@@ -50,6 +53,9 @@ pub async fn sign_in(
         .append_pair("state", &state)
         .append_pair("code_challenge", &challenge)
         .append_pair("code_challenge_method", "S256");
+    if let Some(prompt) = prompt {
+        page.query_pairs_mut().append_pair("prompt", prompt);
+    }
     say(&format!("Sign in with the browser. If none opens, go to\n{page}"));
     show(page.as_str());
     let back = timeout(PATIENCE, wait(&listener, &state, &endpoints.issuer)).await;

@@ -7,6 +7,11 @@ use crate::failure::{Failure, Outcome};
 
 /// Characters of a query at most.
 const QUERY_BYTES: usize = 4096;
+/// Brackets of a query in each other at most.
+const NESTED: usize = 64;
+/// Bytes of the stack that a query is read and answered on: the library goes as deep as a query is long, and where the stack
+/// ends the command would end without a word.
+const STACK_BYTES: usize = 64 * 1024 * 1024;
 
 /// What the query makes of a document.
 ///
@@ -16,6 +21,17 @@ pub fn apply(query: &str, value: &Value) -> Outcome<Value> {
     if query.len() > QUERY_BYTES {
         return Err(Failure::usage(anyhow!("--query has {QUERY_BYTES} characters at most")));
     }
+    if nested(query) > NESTED {
+        return Err(Failure::usage(anyhow!("--query has {NESTED} brackets in each other at most")));
+    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, || answer(query, value));
+        let answered = thread.context("--query: there is no thread for it")?.join();
+        answered.unwrap_or_else(|_| Err(Failure::usage(anyhow!("--query {query:?} cannot be answered"))))
+    })
+}
+
+fn answer(query: &str, value: &Value) -> Outcome<Value> {
     let wrong = |error: jmespath::JmespathError| {
         let why = error.to_string();
         let why = why.lines().next().unwrap_or_default().to_owned();
@@ -25,4 +41,64 @@ pub fn apply(query: &str, value: &Value) -> Outcome<Value> {
     let expression = jmespath::compile(query).map_err(wrong)?;
     let found = expression.search(value).map_err(wrong)?;
     Ok(serde_json::to_value(&*found).context("--query")?)
+}
+
+/// How many brackets are open at once; those in texts count too, of which nobody needs as many.
+fn nested(query: &str) -> usize {
+    let (mut open, mut most) = (0_usize, 0);
+    for sign in query.bytes() {
+        match sign {
+            b'(' | b'[' | b'{' => open += 1,
+            b')' | b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Whatever is typed gets an answer or a sentence, also where it is as deep as it is long.
+    #[test]
+    fn i2_any_query_is_answered_or_refused_as_usage() {
+        let value = json!([{"name": "a", "tags": {"team": "x"}}]);
+        assert_eq!(apply("[].name", &value).unwrap(), json!(["a"]));
+        assert_eq!(apply("[?tags.team=='x'].name | [0]", &value).unwrap(), json!("a"));
+        let parts = [
+            "(",
+            "[",
+            "{a:",
+            "!",
+            "a.",
+            "&",
+            "*[",
+            "[?",
+            "not_null(",
+            "a|",
+            "`",
+            "'",
+            "\"",
+            "[*].",
+            "a||",
+            "@.",
+            "[0:",
+            "é",
+        ];
+        for part in parts {
+            for times in [1, 2, 3, 100, QUERY_BYTES / part.len(), QUERY_BYTES] {
+                let query = part.repeat(times);
+                let _ = apply(&query, &value);
+                let _ = apply(&format!("{query}a"), &value);
+            }
+        }
+        for bad in ["", "[", "name ==", "nothing(@)", "length(`7`)", "[].{", "sort(@)", &"x".repeat(QUERY_BYTES + 1)] {
+            let error = apply(bad, &value).unwrap_err();
+            assert!(format!("{error:?}").starts_with("Failure { code: 2,"), "{bad:.40}: {error:?}");
+        }
+    }
 }

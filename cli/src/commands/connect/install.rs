@@ -5,25 +5,26 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use proto::api::ResourceId;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
     key::OnboardingKey,
+    network,
     precheck::Prepared,
     resource::{self, group_of},
+    token::{self, OneTime, is_doubtful},
     wait,
 };
 use crate::{
-    api::{Wait, at, versions},
     args::ConnectArgs,
-    commands::{interrupt::Interrupt, steps::Steps},
+    commands::{diagnoser::Diagnoser, interrupt::Interrupt, steps::Steps},
     failure::{Failure, Outcome},
     kubernetes::{
         Place,
         installed::is_definition,
         place::{DEPLOYMENT, NAMESPACE, SECRET},
     },
-    manifests::{self, IDENTITY_SECRET},
+    manifests::{self, IDENTITY_SECRET, ONBOARDING_SECRET},
     output::say,
 };
 
@@ -47,20 +48,33 @@ impl<E: Into<Failure>> From<E> for Stopped {
 /// What this run made, to be taken back if it fails.
 #[derive(Default)]
 pub struct Made {
+    /// The resource group, where the gateway said that it is new: one that others made in between is theirs.
     group: Option<ResourceId>,
     /// The resource's public key.
     resource: Option<String>,
-    /// By a one-time token, which is used up: who holds it deletes nothing, and goes on from what is there.
-    is_enrolled: bool,
+    /// By a one-time token: who holds it deletes nothing, and goes on from the key that is there.
+    enrolled: Enrolled,
     namespace: bool,
     objects: Vec<Place>,
+}
+
+/// What became of a one-time token.
+#[derive(Default, PartialEq, Eq, Clone, Copy)]
+enum Enrolled {
+    /// It was not used, or there is none.
+    #[default]
+    Not,
+    /// It was sent, and what was made of it is not known.
+    Perhaps,
+    /// It is used up.
+    Done,
 }
 
 impl Made {
     fn is_nothing(&self) -> bool {
         self.group.is_none()
             && self.resource.is_none()
-            && !self.is_enrolled
+            && self.enrolled == Enrolled::Not
             && !self.namespace
             && self.objects.is_empty()
     }
@@ -74,6 +88,9 @@ pub async fn run(
     steps: &mut Steps,
     interrupt: &mut Interrupt,
 ) -> Result<Value, Stopped> {
+    if !args.skip_network_check {
+        network(args, prepared, made, steps, interrupt).await?;
+    }
     let key = tokio::select! {
         biased;
         () = interrupt.heard() => return Err(Stopped::Interrupted),
@@ -81,16 +98,21 @@ pub async fn run(
     };
     if prepared.makes_group {
         let group = group_of(&prepared.id)?;
-        steps.begin("Making the resource group");
-        made.group = Some(group.clone());
-        prepared.api.put(&at(&group, versions::RESOURCES), &json!({"location": prepared.location})).await?;
-        steps.end("done");
+        let making = resource::put_group(&prepared.api, &group, &prepared.location);
+        if steps.run("Making the resource group", making).await? {
+            made.group = Some(group);
+        }
     }
     go_on(interrupt)?;
+    prepared.values.identity.onboarding_key = key.private.clone();
+    if prepared.token.is_some() && prepared.key.is_none() && prepared.replaced.is_some() {
+        // The new key goes where theirs is, before the token is used.
+        steps.run("Removing the agents that are there", remove_replaced(prepared)).await?;
+        go_on(interrupt)?;
+    }
     let made_resource = resource(args, prepared, made, &key, steps).await?;
     go_on(interrupt)?;
     steps.begin("Installing the agents");
-    prepared.values.identity.onboarding_key = key.private;
     apply(prepared, made, interrupt).await?;
     steps.end("done");
     if args.no_wait {
@@ -106,6 +128,35 @@ pub async fn run(
     Ok(resource)
 }
 
+/// Before anything is made at the gateway: whether pods reach it. The namespace stays for what follows.
+async fn network(
+    args: &ConnectArgs,
+    prepared: &Prepared,
+    made: &mut Made,
+    steps: &mut Steps,
+    interrupt: &mut Interrupt,
+) -> Result<(), Stopped> {
+    let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
+    if prepared.makes_namespace {
+        made.namespace = true;
+        cluster.apply(&manifests::namespace(namespace)).await?;
+    }
+    let diagnoser = Diagnoser::of_values(cluster, &prepared.values, namespace);
+    // What is taken back goes in the other order.
+    made.objects = diagnoser.places().into_iter().rev().collect();
+    let checking =
+        steps.run("Checking the network from inside the cluster", network::check(&diagnoser, args.onboarding_timeout));
+    let told = tokio::select! {
+        biased;
+        () = interrupt.heard() => return Err(Stopped::Interrupted),
+        told = checking => told?,
+    };
+    told.iter().for_each(|line| steps.note(line));
+    diagnoser.remove().await?;
+    made.objects.clear();
+    go_on(interrupt)
+}
+
 /// Makes or updates the resource, as somebody or by a one-time token; returns it.
 async fn resource(
     args: &ConnectArgs,
@@ -115,24 +166,84 @@ async fn resource(
     steps: &mut Steps,
 ) -> Outcome<Value> {
     match &prepared.token {
-        // An earlier run used the token up and did not come to its end: its key is in the cluster.
-        Some(_) if prepared.key.is_some() && prepared.installed.is_some() => {
-            steps.note("the cluster is enrolled already; the token is not needed");
-            Ok(json!({"id": prepared.id.as_str(), "name": prepared.id.name(), "properties": {}}))
-        }
-        Some(token) => {
-            let resource = steps.run("Enrolling by the token", token.enrol(prepared, args, &key.public)).await?;
-            made.is_enrolled = true;
-            Ok(resource)
-        }
+        Some(token) => match &prepared.enrolled {
+            Some(enrolled) => {
+                steps.note("the cluster is enrolled already; the token is not needed");
+                made.enrolled = Enrolled::Done;
+                Ok(enrolled.clone())
+            }
+            None => enrol(token, args, prepared, made, key, steps).await,
+        },
         None => {
             if prepared.before.resource.is_none() {
                 made.resource = Some(key.public.clone());
             }
             let put = resource::put(prepared, args, &key.public);
-            Ok(steps.run("Making the resource", put).await?.body)
+            steps.run("Making the resource", put).await
         }
     }
+}
+
+/// The token is good once: the key is in the cluster before it is used, so that a run that breaks off behind that is gone on
+/// with.
+async fn enrol(
+    token: &OneTime,
+    args: &ConnectArgs,
+    prepared: &Prepared,
+    made: &mut Made,
+    key: &OnboardingKey,
+    steps: &mut Steps,
+) -> Outcome<Value> {
+    // One that was typed is in its file.
+    if prepared.key.is_none() {
+        keep_key(prepared, made).await?;
+    }
+    let mut result = steps.run("Enrolling by the token", token.enrol(prepared, args, &key.public)).await;
+    made.enrolled = match &result {
+        Ok(_) => Enrolled::Done,
+        Err(failure) if is_doubtful(failure) => Enrolled::Perhaps,
+        Err(_) => Enrolled::Not,
+    };
+    if made.enrolled == Enrolled::Perhaps {
+        let asking = token::enrolled(&prepared.api, &prepared.id, key);
+        // Only a yes tells anything: what was sent may be done later.
+        if let Ok(Some(resource)) = steps.run("Asking whether the cluster is enrolled", asking).await {
+            (made.enrolled, result) = (Enrolled::Done, Ok(resource));
+        }
+    }
+    result
+}
+
+/// Removes agents that are replaced, their key first: a run that breaks off here leaves none that another takes for its own.
+async fn remove_replaced(prepared: &mut Prepared) -> Outcome<()> {
+    let Some(there) = prepared.replaced.take() else { return Ok(()) };
+    prepared.cluster.delete(&Place::within(SECRET, &there.namespace, ONBOARDING_SECRET)).await?;
+    prepared.cluster.uninstall(&there.namespace, true, false).await?;
+    Ok(())
+}
+
+/// Makes the namespace where there is none; removing agents may have removed theirs.
+async fn make_namespace(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
+    let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
+    if prepared.makes_namespace || cluster.get(&Place::of(NAMESPACE, namespace)).await?.is_none() {
+        made.namespace = true;
+        cluster.apply(&manifests::namespace(namespace)).await?;
+    }
+    Ok(())
+}
+
+async fn keep_key(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
+    let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
+    make_namespace(prepared, made).await?;
+    let place = Place::within(SECRET, namespace, prepared.values.onboarding_secret());
+    let manifests = manifests::objects(&prepared.values, namespace);
+    let manifest = manifests.iter().find(|manifest| Place::of_manifest(manifest).as_ref() == Some(&place));
+    let manifest = manifest.ok_or_else(|| anyhow!("the manifests have no {place}"))?;
+    if cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("read {place}")))?.is_none() {
+        made.objects.push(place);
+    }
+    cluster.apply(manifest).await?;
+    Ok(())
 }
 
 fn go_on(interrupt: &Interrupt) -> Result<(), Stopped> {
@@ -151,11 +262,7 @@ async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> R
     if let Some(there) = &prepared.replaced {
         cluster.uninstall(&there.namespace, true, false).await?;
     }
-    // Removing agents may have removed their namespace.
-    if prepared.makes_namespace || cluster.get(&Place::of(NAMESPACE, namespace)).await?.is_none() {
-        made.namespace = true;
-        cluster.apply(&manifests::namespace(namespace)).await?;
-    }
+    make_namespace(prepared, made).await?;
     if !prepared.is_key_of_cluster {
         // A certificate of an earlier key is another cluster's by now.
         cluster.delete(&Place::within(SECRET, namespace, IDENTITY_SECRET)).await?;
@@ -189,7 +296,13 @@ pub async fn take_back(prepared: &Prepared, made: Made, interrupt: &mut Interrup
         return None;
     }
     let (group, name) = (prepared.id.resource_group().unwrap_or_default(), prepared.id.name());
-    if made.is_enrolled {
+    if made.enrolled == Enrolled::Perhaps {
+        return Some(format!(
+            "warning: whether the token was used is not known; the key of {name} stays in namespace {}\nhint: the same command again goes on from here, whether it was used or not",
+            prepared.namespace
+        ));
+    }
+    if made.enrolled == Enrolled::Done {
         return Some(format!(
             "warning: the token is used up, {name} is made, and what was installed stays\nhint: the same command again goes on from here; who may delete it takes it back: towline delete --force -n {name} -g {group}"
         ));
@@ -230,12 +343,8 @@ async fn undo(prepared: &Prepared, made: &Made) -> Outcome<()> {
     let cluster: Outcome<()> = cluster.await;
     resource?;
     cluster?;
-    if let Some(group) = &made.group {
-        let resources = prepared.api.list(&at(format!("{group}/resources"), versions::RESOURCES)).await?;
-        if resources.is_empty() {
-            let answer = prepared.api.delete(&at(group, versions::RESOURCES)).await?;
-            prepared.api.follow(&answer, "deleting the resource group", Wait::default()).await?;
-        }
+    match &made.group {
+        Some(group) => resource::take_back_group(&prepared.api, group).await,
+        None => Ok(()),
     }
-    Ok(())
 }

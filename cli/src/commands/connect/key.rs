@@ -3,8 +3,9 @@
 use anyhow::{Context, anyhow};
 use aws_lc_rs::{
     encoding::{AsDer, Pkcs8V1Der},
+    rand::SystemRandom,
     rsa::{KeyPair, KeySize},
-    signature::KeyPair as _,
+    signature::{KeyPair as _, RSA_PKCS1_SHA256},
 };
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use rustls::pki_types::{PrivatePkcs8KeyDer, pem::PemObject};
@@ -43,6 +44,21 @@ impl OnboardingKey {
             .map_err(|_| anyhow!("it is no RSA private key of 2048 to 8192 bits"))
             .context("the onboarding key")?;
         Ok(Self { public: BASE64.encode(pair.public_key().as_ref()), private })
+    }
+
+    /// An RSA signature (PKCS#1 v1.5, SHA-256) in base64.
+    ///
+    /// # Errors
+    /// When the key does not sign.
+    pub fn sign(&self, message: &[u8]) -> anyhow::Result<String> {
+        let der = PrivatePkcs8KeyDer::from_pem_slice(self.private.expose_secret().as_bytes())
+            .map_err(|_| anyhow!("the onboarding key is no PEM"))?;
+        let pair =
+            KeyPair::from_pkcs8(der.secret_pkcs8_der()).map_err(|_| anyhow!("the onboarding key is no RSA key"))?;
+        let mut signature = vec![0; pair.public_modulus_len()];
+        pair.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature)
+            .map_err(|_| anyhow!("the onboarding key does not sign"))?;
+        Ok(BASE64.encode(signature))
     }
 
     /// Whether a resource's `agentPublicKeyCertificate` is the public half, alone or within a certificate.

@@ -10,7 +10,7 @@ use super::{
     key::OnboardingKey,
     proxy::Typed,
     resource::{self, Before},
-    token::OneTime,
+    token::{self, OneTime},
     values,
 };
 use crate::{
@@ -50,7 +50,7 @@ pub struct Prepared {
     pub makes_group: bool,
     /// Agents of this gateway that are there.
     pub installed: Option<Installed>,
-    /// Agents of another one, which these replace.
+    /// Agents of another one, or of a cluster that a token does not let see, which these replace.
     pub replaced: Option<Installed>,
     /// Where the agents go.
     pub namespace: String,
@@ -58,6 +58,9 @@ pub struct Prepared {
     pub makes_namespace: bool,
     /// The key that is there already, or was typed.
     pub key: Option<OnboardingKey>,
+    /// With a one-time token: what the gateway knows of the cluster by the key that is there, where an earlier run used the token
+    /// up and did not come to its end.
+    pub enrolled: Option<Value>,
     /// Whether it is the one that agents there have, whose certificate goes on.
     pub is_key_of_cluster: bool,
     /// The manifests' values; without the private key where one is made.
@@ -93,7 +96,8 @@ pub async fn run(
     let namespace = installed.as_ref().map_or_else(|| args.agent.namespace.clone(), |there| there.namespace.clone());
     let place = Place::of(NAMESPACE, &namespace);
     let makes_namespace = cluster.get(&place).await.with_context(|| format!("read {place}"))?.is_none();
-    steps.run("Checking rights in the cluster", may_install(&cluster, &namespace, makes_namespace)).await?;
+    let rights = may_install(&cluster, &namespace, makes_namespace, !args.skip_network_check);
+    steps.run("Checking rights in the cluster", rights).await?;
     let before = match &token {
         Some(_) => Before { resource: None },
         None => steps.run("Looking for the resource", resource::find(&api, &id)).await?,
@@ -101,7 +105,8 @@ pub async fn run(
     typed_key.as_ref().map_or(Ok(()), |key| is_of(key, &before, args))?;
     let found = Found { cluster: &cluster, before: &before, urls: &settings.urls };
     let (installed, replaced) = found.belongs(installed, args.force).await?;
-    fits(token.is_none().then_some(&api), &id, args, &before, installed.as_ref()).await?;
+    let is_forced = fits((&api, token.is_some()), &id, args, &found, installed.as_ref()).await?;
+    let (installed, replaced) = if is_forced { (None, installed) } else { (installed, replaced) };
     let mut kept = match &installed {
         Some(there) => Some(cluster.kept(&there.namespace).await?),
         None => None,
@@ -110,7 +115,7 @@ pub async fn run(
     if let Some(kept) = kept.as_mut().filter(|_| args.dry_run) {
         kept.proxy.password = SecretString::default();
     }
-    let mut values = values::values(id.as_str(), &args.agent, kept, proxy, &settings)?;
+    let values = values::values(id.as_str(), &args.agent, kept, proxy, &settings)?;
     let mut prepared = Prepared {
         api,
         token,
@@ -124,19 +129,33 @@ pub async fn run(
         namespace,
         makes_namespace,
         key: None,
+        enrolled: None,
         is_key_of_cluster: false,
         values,
     };
-    // And no key but one that was typed.
-    prepared.is_key_of_cluster = typed_key.is_none();
-    prepared.key = if args.dry_run { typed_key } else { key_at_hand(&prepared, typed_key).await? };
-    prepared.is_key_of_cluster &= prepared.key.is_some();
-    if let Some(key) = &prepared.key {
-        values = prepared.values;
-        values.identity.onboarding_key = key.private.clone();
-        prepared.values = values;
-    }
+    prepared.find_key(typed_key, args.dry_run, steps).await?;
     Ok(prepared)
+}
+
+impl Prepared {
+    /// The key that was typed or is there; with a one-time token, whether the gateway has the cluster by it already.
+    async fn find_key(&mut self, typed: Option<OnboardingKey>, is_dry: bool, steps: &mut Steps) -> Outcome<()> {
+        let is_typed = typed.is_some();
+        // What is only shown holds no key but one that was typed.
+        self.key = if is_dry { typed } else { key_at_hand(self, typed).await? };
+        self.is_key_of_cluster = self.key.is_some() && !is_typed;
+        let Some(key) = &self.key else { return Ok(()) };
+        self.values.identity.onboarding_key = key.private.clone();
+        if self.token.is_some() && !is_dry {
+            let asking = token::enrolled(&self.api, &self.id, key);
+            self.enrolled = steps.run("Asking whether the cluster is enrolled already", asking).await?;
+            if self.enrolled.is_none() && !is_typed {
+                steps.note("a key of before is there, which the gateway has no cluster for: it is enrolled anew");
+            }
+            self.is_key_of_cluster &= self.enrolled.is_some();
+        }
+        Ok(())
+    }
 }
 
 fn typed_key(args: &ConnectArgs) -> Outcome<Option<OnboardingKey>> {
@@ -270,9 +289,13 @@ pub async fn installed(cluster: &Kubernetes) -> Outcome<Option<Installed>> {
     }
 }
 
-/// Whether the user may do all that takes.
-pub async fn may_install(cluster: &Kubernetes, namespace: &str, makes_namespace: bool) -> Outcome<()> {
-    let missing = cluster.missing_rights(rights::to_install(namespace, makes_namespace)).await?;
+/// Whether the user may do all that takes, and run a job to check the network where that is asked for.
+pub async fn may_install(cluster: &Kubernetes, namespace: &str, makes_namespace: bool, runs_job: bool) -> Outcome<()> {
+    let mut needed = rights::to_install(namespace, makes_namespace);
+    if runs_job {
+        needed.extend(rights::to_run_a_job(namespace));
+    }
+    let missing = cluster.missing_rights(needed).await?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -319,33 +342,48 @@ impl Found<'_> {
         if known.is_empty() {
             return Ok(false);
         }
-        let key = self.cluster.onboarding_key(namespace).await?;
-        Ok(key.and_then(|key| OnboardingKey::parse(key).ok()).is_some_and(|key| key.is_half_of(known)))
+        Ok(key_there(self.cluster, namespace).await?.is_some_and(|key| key.is_half_of(known)))
     }
 }
 
-/// Step 11 of arc-reference.md 3.2: whose agents these are, and whose resource that is.
+/// Step 11 of arc-reference.md 3.2: whose agents these are, and whose resource that is. Tells whether they are replaced by
+/// `--force`, of a cluster of which a token does not tell whether it is there.
 async fn fits(
-    api: Option<&Api>,
+    (api, by_token): (&Api, bool),
     id: &ResourceId,
     args: &ConnectArgs,
-    before: &Before,
+    Found { cluster, before, .. }: &Found<'_>,
     installed: Option<&Installed>,
-) -> Outcome<()> {
+) -> Outcome<bool> {
     let other = installed.filter(|there| !there.cluster_id.eq_ignore_ascii_case(id.as_str()));
     if let Some(there) = other {
         let known: Option<ResourceId> = ResourceId::parse(&there.cluster_id).ok();
-        let exists = match (&known, api) {
-            // A resource that may not be read is somebody's all the same.
-            (Some(known), Some(api)) => resource::find(api, known).await.map_or(true, |found| found.resource.is_some()),
-            _ => true,
+        // A resource that may not be read is somebody's all the same, and so is one that the gateway does not say to be deleted.
+        let exists = match &known {
+            Some(known) if by_token => match key_there(cluster, &there.namespace).await? {
+                Some(key) => !token::is_deleted(api, known, &key).await,
+                None => true,
+            },
+            Some(known) => resource::find(api, known).await.map_or(true, |found| found.resource.is_some()),
+            None => true,
         };
         let (group, name) = group_and_name(&there.cluster_id);
+        if exists && by_token && args.force {
+            tracing::warn!(
+                "agents of {name}, of which it is not known whether it is deleted, are there: they are replaced"
+            );
+            return Ok(true);
+        }
         if exists {
             let error = anyhow!(
                 "The kubernetes cluster you are trying to onboard is already onboarded to the resource group '{group}' with resource name '{name}'"
             );
-            return Err(Failure::from(error).hint(format!("towline delete -n {name} -g {group}")));
+            let hint = format!("towline delete -n {name} -g {group}");
+            return Err(Failure::from(error).hint(if by_token {
+                format!("{hint}; or, if that resource is nobody's any more, --force replaces its agents")
+            } else {
+                hint
+            }));
         }
         tracing::warn!("agents of {name}, which is deleted, are there: they are replaced");
     }
@@ -364,18 +402,24 @@ async fn fits(
         let error = anyhow!("there is no connected cluster {}", id.name());
         return Err(Failure::from(error).hint("leave out --existing to make it; or see which there are: towline list"));
     }
-    Ok(())
+    Ok(false)
 }
 
 /// The key of agents that are there and go on, or the one that was typed; none where a new one is made.
 async fn key_at_hand(prepared: &Prepared, typed: Option<OnboardingKey>) -> Outcome<Option<OnboardingKey>> {
-    let is_known = prepared.before.resource.is_some() || prepared.token.is_some();
-    if typed.is_some() || !is_known || prepared.installed.is_none() {
+    // The key of agents that are replaced is another cluster's.
+    if typed.is_some() || prepared.replaced.is_some() {
         return Ok(typed);
     }
-    if prepared.before.is_expired() {
+    // With a token the key is there before the cluster is, and all else comes after.
+    let is_known = prepared.token.is_some() || prepared.before.resource.is_some() && prepared.installed.is_some();
+    if !is_known || prepared.before.is_expired() {
         return Ok(None);
     }
-    let there = prepared.cluster.onboarding_key(&prepared.namespace).await?;
-    Ok(there.and_then(|key| OnboardingKey::parse(key).ok()))
+    Ok(key_there(&prepared.cluster, &prepared.namespace).await?)
+}
+
+/// The onboarding key in a namespace, if it is one.
+async fn key_there(cluster: &Kubernetes, namespace: &str) -> anyhow::Result<Option<OnboardingKey>> {
+    Ok(cluster.onboarding_key(namespace).await?.and_then(|key| OnboardingKey::parse(key).ok()))
 }

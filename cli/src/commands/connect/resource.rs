@@ -44,8 +44,39 @@ pub fn group_of(id: &ResourceId) -> Outcome<ResourceId> {
     Ok(ResourceId::top(id.subscription())?.group(id.resource_group().unwrap_or_default())?)
 }
 
+/// Makes the resource group; false if somebody else has made it in between, whose tags and all it keeps.
+pub async fn put_group(api: &Api, group: &ResourceId, location: &str) -> Outcome<bool> {
+    let (target, body) = (at(group, versions::RESOURCES), json!({"location": location}));
+    let mut call = Call::new(Method::PUT, &target).json(&body);
+    call.headers.push((header::IF_NONE_MATCH, HeaderValue::from_static("*")));
+    match api.send(&call).await {
+        Ok(answer) => Ok(answer.status == StatusCode::CREATED),
+        Err(failure) if is(&failure, StatusCode::PRECONDITION_FAILED) => Ok(false),
+        Err(failure) if failure.api().is_none() => {
+            let name = group.name();
+            Err(failure
+                .hint(format!("whether resource group {name} was made is not known: towline group show -g {name}")))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Deletes a resource group that this run made, unless somebody has put something into it since.
+pub async fn take_back_group(api: &Api, group: &ResourceId) -> Outcome<()> {
+    let target = format!("{}&onlyIfEmpty=true", at(group, versions::RESOURCES));
+    match api.delete(&target).await {
+        Ok(answer) => api.follow(&answer, "deleting the resource group", Wait::default()).await,
+        Err(failure) if is(&failure, StatusCode::CONFLICT) => Ok(()),
+        Err(failure) => Err(failure),
+    }
+}
+
+fn is(failure: &Failure, status: StatusCode) -> bool {
+    failure.api().is_some_and(|error| error.status == status)
+}
+
 /// Makes the resource, or gives the one that is there what was typed. It names the public key.
-pub async fn put(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Outcome<Answer> {
+pub async fn put(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Outcome<Value> {
     let body = body(prepared, args, public_key);
     let target = at(&prepared.id, versions::CLUSTERS);
     let mut call = Call::new(Method::PUT, &target).json(&body);
@@ -54,10 +85,7 @@ pub async fn put(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> O
         call.headers.push((header::IF_NONE_MATCH, HeaderValue::from_static("*")));
     }
     let answer = prepared.api.send(&call).await.map_err(|failure| explain(failure, prepared))?;
-    if answer.body["properties"]["provisioningState"] != "Succeeded" {
-        prepared.api.follow(&answer, "making the resource", Wait::default()).await?;
-    }
-    Ok(answer)
+    prepared.api.followed(answer, &target, "making the resource", Wait::default()).await
 }
 
 /// Properties that a user sets by other ways than by connecting.

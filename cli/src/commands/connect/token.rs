@@ -4,15 +4,20 @@ use anyhow::{Context as _, anyhow};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{Method, StatusCode};
 use proto::{
-    agent_api::{ENROLMENT_PREFIX, TokenEnrolled, TokenEnrolment, enrolment_paths},
+    agent_api::{
+        Challenge, ChallengeRequest, ENROLMENT_PREFIX, EnrolledQuestion, TokenEnrolled, TokenEnrolment,
+        enrolled_message, enrolment_paths,
+    },
     api::{ResourceId, id::RESOURCE_GROUPS},
+    ids::ClusterId,
 };
 use secrecy::{ExposeSecret, SecretString};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::precheck::Prepared;
+use super::{key::OnboardingKey, precheck::Prepared};
 use crate::{
-    api::Call,
+    api::{Answer, Api, Call},
     args::{ConnectArgs, ContextArgs, EnrolmentArgs},
     context::{Account, Context, Folder},
     credential::read_secret,
@@ -78,22 +83,69 @@ impl OneTime {
             location: prepared.location.clone(),
             tags: args.tags.json().and_then(|tags| tags.as_object().cloned()).unwrap_or_default(),
         };
-        let asked = serde_json::to_value(asked)?;
-        let target = format!("{ENROLMENT_PREFIX}{}", enrolment_paths::ENROL);
-        let call = Call::new(Method::POST, &target).json(&asked).without_token();
-        let answer = prepared.api.send(&call).await.map_err(|failure| explain(failure, &self.group))?;
-        let made: TokenEnrolled =
-            serde_json::from_value(answer.body).context("what the gateway says of the cluster")?;
-        if !made.cluster_id.eq_ignore_ascii_case(prepared.id.as_str()) {
-            return Err(anyhow!("the gateway made {} instead of {}", made.cluster_id, prepared.id).into());
-        }
-        Ok(json!({
-            "id": made.cluster_id,
-            "name": prepared.id.name(),
-            "identity": {"type": "SystemAssigned", "principalId": made.principal_id, "tenantId": made.tenant_id},
-            "properties": {},
-        }))
+        let answer = ask(&prepared.api, enrolment_paths::ENROL, &asked).await;
+        known_as(answer.map_err(|failure| explain(failure, &self.group))?, &prepared.id)
     }
+}
+
+/// Whether the gateway has this cluster with this key, which an earlier run left in Kubernetes: what is known of it, as
+/// [`OneTime::enrol`] returns it. None where the cluster is not there, or has another key.
+///
+/// # Errors
+/// When the gateway does not say.
+pub async fn enrolled(api: &Api, id: &ResourceId, key: &OnboardingKey) -> Outcome<Option<Value>> {
+    match question(api, id, key).await {
+        Ok(answer) => known_as(answer, id).map(Some),
+        // A gateway of before does not know the question.
+        Err(failure) if is_no(&failure) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Whether the gateway says that this cluster, of this key, is deleted. That it knows no such cluster with this key says less:
+/// the cluster may have another key.
+pub async fn is_deleted(api: &Api, id: &ResourceId, key: &OnboardingKey) -> bool {
+    let gone = |failure: Failure| failure.api().is_some_and(|error| error.status == StatusCode::GONE);
+    question(api, id, key).await.is_err_and(gone)
+}
+
+async fn question(api: &Api, id: &ResourceId, key: &OnboardingKey) -> Outcome<Answer> {
+    let cluster: ClusterId = id.as_str().parse().with_context(|| format!("{id} is no cluster"))?;
+    let named = ChallengeRequest { cluster_id: id.as_str().to_owned() };
+    let fresh = ask(api, enrolment_paths::CHALLENGE, &named).await?;
+    let fresh: Challenge = serde_json::from_value(fresh.body).context("the gateway's challenge")?;
+    let signature = key.sign(&enrolled_message(&cluster, &fresh.challenge))?;
+    let question = EnrolledQuestion { cluster_id: named.cluster_id, challenge: fresh.challenge, signature };
+    ask(api, enrolment_paths::ENROLLED, &question).await
+}
+
+fn is_no(failure: &Failure) -> bool {
+    let refusals = [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND, StatusCode::GONE];
+    failure.api().is_some_and(|error| refusals.contains(&error.status))
+}
+
+/// Whether a request may have been done all the same: nothing was answered, or not by who decides.
+pub fn is_doubtful(failure: &Failure) -> bool {
+    failure.api().is_none_or(|error| error.status.is_server_error())
+}
+
+async fn ask(api: &Api, path: &str, message: &impl Serialize) -> Outcome<Answer> {
+    let (target, message) = (format!("{ENROLMENT_PREFIX}{path}"), serde_json::to_value(message)?);
+    api.send(&Call::new(Method::POST, &target).json(&message).without_token()).await
+}
+
+/// As the resource API shows a cluster, of what who reads nothing is told.
+fn known_as(answer: Answer, id: &ResourceId) -> Outcome<Value> {
+    let made: TokenEnrolled = serde_json::from_value(answer.body).context("what the gateway says of the cluster")?;
+    if !made.cluster_id.eq_ignore_ascii_case(id.as_str()) {
+        return Err(anyhow!("the gateway made {} instead of {id}", made.cluster_id).into());
+    }
+    Ok(json!({
+        "id": made.cluster_id,
+        "name": id.name(),
+        "identity": {"type": "SystemAssigned", "principalId": made.principal_id, "tenantId": made.tenant_id},
+        "properties": {},
+    }))
 }
 
 /// The group that is named in a token; none if it is none.

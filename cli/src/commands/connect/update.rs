@@ -1,5 +1,6 @@
-//! Another proxy for agents that are there (features row T13). All else that they were told stays; the new pods hold their
-//! tunnels through the new proxy before those of before go.
+//! Another proxy for agents that are there (features row T13), and this program's version where that is asked for. All else
+//! that they were told stays, their version too; the new pods hold their tunnels through the new proxy before those of before
+//! go.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{
     api::Wait,
-    args::{AgentProxyArgs, KubeArgs},
+    args::{KubeArgs, UpdateArgs},
     commands::steps::Steps,
     context::Context,
     failure::{Failure, Outcome},
@@ -27,6 +28,8 @@ use crate::{
 pub struct Update<'a> {
     kube: &'a KubeArgs,
     typed: Typed,
+    /// Whether they become this program's version too.
+    upgrades: bool,
     wait: Wait,
 }
 
@@ -35,9 +38,10 @@ impl<'a> Update<'a> {
     ///
     /// # Errors
     /// When it cannot be meant.
-    pub fn read(proxy: &AgentProxyArgs, kube: &'a KubeArgs, wait: Wait) -> Outcome<Option<Self>> {
-        let typed = Typed::read(proxy)?;
-        Ok((!typed.is_nothing()).then_some(Self { kube, typed, wait }))
+    pub fn read(args: &'a UpdateArgs) -> Outcome<Option<Self>> {
+        let (typed, upgrades) = (Typed::read(&args.proxy)?, args.upgrade);
+        let is_asked = upgrades || !typed.is_nothing();
+        Ok(is_asked.then(|| Self { kube: &args.kube, typed, upgrades, wait: args.wait.wait() }))
     }
 }
 
@@ -56,13 +60,18 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
         return Err(is_elsewhere(&group_and_name(&there.cluster_id), choose));
     }
     let namespace = there.namespace.as_str();
-    steps.run("Checking rights in the cluster", precheck::may_install(&cluster, namespace, false)).await?;
-    let mut values = values::again(id.as_str(), cluster.kept(namespace).await?, update.typed, &settings)?;
+    steps.run("Checking rights in the cluster", precheck::may_install(&cluster, namespace, false, false)).await?;
+    let kept = cluster.kept(namespace).await?;
+    let version = kept.version.clone().filter(|_| !update.upgrades);
+    let mut values = values::again(id.as_str(), kept, version.as_deref(), update.typed, &settings)?;
     if let Some(key) = cluster.onboarding_key(namespace).await? {
         values.identity.onboarding_key = key.expose_secret().into();
     }
     steps.begin("Changing the agents");
-    let manifests = manifests::objects(&values, namespace);
+    let mut manifests = manifests::objects(&values, namespace);
+    if let Some(version) = &version {
+        manifests::relabel(&mut manifests, version);
+    }
     for manifest in &manifests {
         cluster.apply(manifest).await?;
     }

@@ -71,9 +71,20 @@ pub fn values(
     Ok(values)
 }
 
-/// Those of agents that are there, with nothing but their proxy changed.
-pub fn again(cluster_id: &str, kept: Kept, proxy: Typed, settings: &InstallSettings) -> Outcome<Values> {
-    values(cluster_id, &AgentArgs::default(), Some(kept), proxy, settings)
+/// Those of agents that are there, with nothing but their proxy changed: the image too stays what it is, where `version` is the
+/// one that installed them.
+pub fn again(
+    cluster_id: &str,
+    kept: Kept,
+    version: Option<&str>,
+    proxy: Typed,
+    settings: &InstallSettings,
+) -> Outcome<Values> {
+    let mut values = values(cluster_id, &AgentArgs::default(), Some(kept), proxy, settings)?;
+    if let (Some(version), "", "") = (version, values.image.tag.as_str(), values.image.digest.as_str()) {
+        version.clone_into(&mut values.image.tag);
+    }
+    Ok(values)
 }
 
 fn keep(values: &mut Values, kept: Kept) {
@@ -133,6 +144,36 @@ fn set_image(image: &mut Image, name: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn t13_an_update_keeps_the_image_and_an_upgrade_gives_this_programs() {
+        let settings = InstallSettings {
+            urls: vec!["https://gw".to_owned()],
+            roots: String::new(),
+            issuers: Vec::new(),
+            version: String::new(),
+            tenant_id: String::new(),
+        };
+        let image = |image: &str, version: Option<&str>| {
+            let kept = Kept {
+                proxy: Values::default().proxy,
+                extra_ca: String::new(),
+                carrier: String::new(),
+                host_aliases: Vec::new(),
+                azure_rbac: false,
+                image: Some(image.to_owned()),
+                version: None,
+                replicas: None,
+                distribution: String::new(),
+                infrastructure: String::new(),
+            };
+            again("/c", kept, version, Typed::default(), &settings).unwrap().image_name()
+        };
+        assert_eq!(image("r:5000/agent", Some("0.0.9")), "r:5000/agent:0.0.9");
+        assert_eq!(image("r:5000/agent", None), format!("r:5000/agent:{}", crate::manifests::version()));
+        assert_eq!(image("r:5000/agent:mine", Some("0.0.9")), "r:5000/agent:mine");
+        assert_eq!(image("r:5000/agent@sha256:a", Some("0.0.9")), "r:5000/agent@sha256:a");
+    }
 
     #[test]
     fn i3_an_image_has_a_repository_and_a_tag_or_a_digest() {

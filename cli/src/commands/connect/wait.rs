@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
+use http::StatusCode;
 use proto::api::ResourceId;
 use serde_json::Value;
 
@@ -48,11 +49,17 @@ pub async fn status(api: &Api, id: &ResourceId) -> Outcome<(Value, String)> {
             Ok((resource, status))
         }
         // A gateway or a network that is away for a moment takes nothing back that was made.
-        Err(failure) if !failure.api().is_some_and(|error| error.status.is_client_error()) => {
+        Err(failure) if passes(failure.api().map(|error| error.status)) => {
             Ok((Value::Null, "not known, the gateway does not answer".to_owned()))
         }
         Err(failure) => Err(failure),
     }
+}
+
+/// Whether a failure to ask says nothing of what was asked for: no answer at all, no time for it, too many questions.
+fn passes(status: Option<StatusCode>) -> bool {
+    let Some(status) = status else { return true };
+    !status.is_client_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
 }
 
 /// A wait for agents.
@@ -101,5 +108,21 @@ impl Waiting<'_> {
             rollout.state
         );
         Failure::from(error).hint(self.hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i4_a_gateway_that_has_no_time_is_no_reason_to_take_all_back() {
+        for passing in [408, 429, 500, 502, 503, 504] {
+            assert!(passes(StatusCode::from_u16(passing).ok()), "{passing}");
+        }
+        assert!(passes(None), "nobody answered");
+        for last in [400, 401, 403, 404, 409, 410] {
+            assert!(!passes(StatusCode::from_u16(last).ok()), "{last}");
+        }
     }
 }

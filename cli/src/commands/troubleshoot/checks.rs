@@ -4,9 +4,10 @@ use proto::api::ResourceId;
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::{Bundle, Finding, State, diagnoser, known};
+use super::{Bundle, Diagnoser, Finding, State, known};
 use crate::{
     api::{Api, at, versions},
+    commands::diagnoser::WITHIN,
     kubernetes::{
         Kubernetes, Place,
         installed::group_and_name,
@@ -24,7 +25,13 @@ const DAYS_LEFT: i64 = 7;
 const MINORS_BEHIND: u64 = 2;
 
 /// All of them. None ends the others.
-pub async fn run(api: &Api, id: &ResourceId, cluster: &Kubernetes, bundle: &mut Bundle) -> Vec<Finding> {
+pub async fn run(
+    api: &Api,
+    id: &ResourceId,
+    cluster: &Kubernetes,
+    bundle: &mut Bundle,
+    job: &mut Option<Diagnoser>,
+) -> Vec<Finding> {
     let mut all = Vec::new();
     let reached = info(cluster, bundle).await;
     let is_reached = reached.state == State::Passed;
@@ -45,7 +52,7 @@ pub async fn run(api: &Api, id: &ResourceId, cluster: &Kubernetes, bundle: &mut 
         all.push(version(resource));
     }
     if let Some(namespace) = &namespace {
-        all.push(network(cluster, namespace, bundle).await);
+        all.push(network(cluster, namespace, bundle, job).await);
     }
     all
 }
@@ -246,9 +253,18 @@ fn version(resource: &Value) -> Finding {
     Finding::new(NAME, State::Passed, said)
 }
 
-async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
+/// The job is kept in `job` while it may be there.
+async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle, job: &mut Option<Diagnoser>) -> Finding {
     const NAME: &str = "diagnoser_check";
-    let said = match diagnoser::run(cluster, namespace).await {
+    let asked = async {
+        let diagnoser = job.insert(Diagnoser::of_agents(cluster, namespace).await?);
+        let said = diagnoser.ask(WITHIN).await;
+        diagnoser.remove().await?;
+        *job = None;
+        said
+    };
+    let asked: anyhow::Result<Value> = asked.await;
+    let said = match asked {
         Ok(said) => said,
         Err(error) => return Finding::new(NAME, State::Incomplete, format!("{error:#}")),
     };
