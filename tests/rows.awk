@@ -1,22 +1,28 @@
 # Reads logs of test runs and prints a table: for each row of the feature list that a test is named after (r4_..., z9_...), how
-# many of its tests passed, failed and were skipped. Rows that -v wanted="R1 R2 ..." names and no test is named after are listed.
-function row(name,    parts, count, last) {
+# many of its tests passed, failed and were skipped. Tests of attacks begin with attack_: their ids (I4, D2) are
+# others'. Rows that -v wanted="R1 R2 ..." names and no test is named after are listed.
+# The rows that a name begins with: one, or several (c1_c2_..., r6_and_r7_...).
+function rows(name, found,    parts, count, last, many) {
     count = split(name, parts, "::")
     last = parts[count]
     # A matrix adds what it varies behind the name.
     while (count > 1 && last !~ /^[a-z][0-9]+_/) last = parts[--count]
-    if (last !~ /^[a-z][0-9]+_/) return ""
-    sub(/_.*/, "", last)
-    return toupper(last)
+    many = 0
+    while (match(last, /^(and_)?[a-z][0-9]+_/)) {
+        found[++many] = toupper(substr(last, 1, RLENGTH - 1))
+        sub(/^AND_/, "", found[many])
+        last = substr(last, RLENGTH + 1)
+    }
+    return many
 }
 function rank(id) { return sprintf("%s%04d", substr(id, 1, 1), substr(id, 2)) }
 /^test .* \.\.\. (ok|FAILED|ignored)/ {
-    id = row($2)
-    if (id == "") next
     outcome = $4
     sub(/,$/, "", outcome)
-    seen[id] = 1
-    tally[id, outcome]++
+    for (at = rows($2, of); at > 0; at--) {
+        seen[of[at]] = 1
+        tally[of[at], outcome]++
+    }
 }
 END {
     count = split(wanted, list, " ")

@@ -18,7 +18,7 @@ use tests::{
     case::{Needs, case, full},
     cluster::cluster,
     programs::{eventually, root, run_with_input, scratch},
-    raw::Answer,
+    raw::{Answer, Raw},
     stack::{Plan, Stack},
 };
 
@@ -94,7 +94,7 @@ fn az() -> anyhow::Result<()> {
     let cluster = format!("/subscriptions/{}/resourceGroups/Edge/providers/{CLUSTERS}/c1", stack.text("subscription"));
     let at = format!("{cluster}?api-version=2024-01-01");
     let made = az.json(&["rest", "--method", "put", "--url", &at, "--body", &new_cluster().to_string()])?;
-    ensure!(made["properties"]["provisioningState"] == "Succeeded", "{made}");
+    ensure!(made["properties"]["provisioningState"] == "Provisioning", "{made}");
     let shown = az.json(&["resource", "show", "--ids", &cluster])?;
     ensure!(shown["id"] == cluster && shown["properties"]["distribution"] == "k3s", "{shown}");
     let listed = az.json(&["resource", "list", "-g", "Edge"])?;
@@ -227,6 +227,16 @@ fn principal_token(stack: &Stack, (id, secret): (&str, &str), audience: &str) ->
     Ok(token)
 }
 
+/// A watch at a path of the cluster that has begun.
+fn watched_at(stack: &Stack, token: &str, path: &str) -> anyhow::Result<Raw> {
+    let mut watch = stack.raw()?;
+    let (key, host) = (stack.key(), stack.authority());
+    let head = format!("GET /{key}{path}?watch=1 HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n");
+    watch.send(head.as_bytes())?;
+    ensure!(watch.head()?.starts_with("HTTP/1.1 200"));
+    Ok(watch)
+}
+
 /// Whether a body broke off: nothing that came for so long that the reader gave up is none.
 fn is_cut(chunk: anyhow::Result<Option<Vec<u8>>>) -> bool {
     use std::io::{Error, ErrorKind};
@@ -291,12 +301,7 @@ fn deleted_principal() -> anyhow::Result<()> {
     ensure!(api(&stack, &owner, "PUT", &assignment, &given)?.status == 201);
     let token = principal_token(&stack, (&client, &secret), &format!("towline:cluster:{id}"))?;
     ensure!(stack.get_with(&token, "/version")?.status == 200, "with a role, a moment after it was made");
-    let mut watch = stack.raw()?;
-    let (key, host) = (stack.key(), stack.authority());
-    let head =
-        format!("GET /{key}/api/v1/pods?watch=1 HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n");
-    watch.send(head.as_bytes())?;
-    ensure!(watch.head()?.starts_with("HTTP/1.1 200"));
+    let mut watch = watched_at(&stack, &token, "/api/v1/pods")?;
     let gone = api(&stack, &owner, "DELETE", &format!("{principals}/{client}?api-version=2022-04-01"), &Value::Null)?;
     ensure!(gone.status == 200, "{}", gone.head);
     ensure!(is_cut(watch.chunk()), "the watch of a deleted principal goes on");
@@ -329,15 +334,7 @@ fn role() -> anyhow::Result<()> {
     ensure!(made.status == 201, "{}", String::from_utf8_lossy(&made.body));
     ensure!(stack.get("stranger", "/version")?.status == 200, "a right that was acknowledged holds");
 
-    let mut watch = stack.raw()?;
-    let head = format!(
-        "GET /{}/api/v1/pods?watch=1 HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n",
-        stack.key(),
-        stack.authority(),
-        stack.token("stranger")?
-    );
-    watch.send(head.as_bytes())?;
-    ensure!(watch.head()?.starts_with("HTTP/1.1 200"));
+    let mut watch = watched_at(&stack, &stack.token("stranger")?, "/api/v1/pods")?;
     ensure!(api(&stack, &token, "DELETE", &assignment, &Value::Null)?.status == 200);
     // The session ends, which a reader of chunks sees as a fault and never as the end of the list.
     ensure!(is_cut(watch.chunk()), "the watch goes on, or ended as if nothing had happened");
@@ -419,17 +416,7 @@ fn kubernetes_roles() -> anyhow::Result<()> {
         ensure!(told.to_lowercase().contains("forbidden"), "{forbidden:?}: {told}");
     }
     // Taken back: an open watch ends, as a fault and not as the end of the list.
-    let mut watch = stack.raw()?;
-    watch.send(
-        format!(
-            "GET /{}/api/v1/namespaces/z9-dev/configmaps?watch=1 HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n",
-            stack.key(),
-            stack.authority(),
-            stack.token("stranger")?
-        )
-        .as_bytes(),
-    )?;
-    ensure!(watch.head()?.starts_with("HTTP/1.1 200"));
+    let mut watch = watched_at(&stack, &stack.token("stranger")?, "/api/v1/namespaces/z9-dev/configmaps")?;
     ensure!(api(&stack, &token, "DELETE", &viewer, &Value::Null)?.status == 200);
     let end = loop {
         match watch.chunk() {

@@ -4,8 +4,9 @@ use std::{path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
+use serde_json::Value;
 use tests::{
-    case::{Needs, alone},
+    case::{Needs, alone, case},
     cluster::cluster,
     programs::{eventually, root, run},
     stack::{Plan, Stack, grant_in_cluster},
@@ -15,7 +16,57 @@ const NAMESPACE: &str = "towline-chart";
 const ACCOUNT: &str = "system:serviceaccount:towline-chart:towline-agent";
 
 pub fn tests() -> Vec<Trial> {
-    vec![alone("chart::agents_run_as_pods", Needs::Pods, agents_run_as_pods)]
+    vec![
+        case("chart::every_setting_of_the_agent_can_be_given", Needs::Nothing, settings),
+        alone("chart::agents_run_as_pods", Needs::Pods, agents_run_as_pods),
+    ]
+}
+
+/// Settings that are not for pods, and why.
+const NOT_FOR_PODS: &[(&str, &str)] = &[
+    ("identity.directory", "a Secret keeps it"),
+    ("identity_tokens.directory", "a Secret keeps it"),
+    ("cluster.kubeconfig", "pods have a service account"),
+    ("cluster.context", "pods have a service account"),
+    ("cluster.service_account_dir", "pods have it where it always is"),
+    ("issuers.api_audiences", "agents serve no resource API"),
+    ("issuers.allow_http_loopback", "nobody else is at a pod's loopback address"),
+];
+
+/// What the agent reads is written by the chart, or there is a reason; and what helm takes of an issuer is what the agent reads.
+fn settings() -> anyhow::Result<()> {
+    let read = |file: &str| std::fs::read_to_string(root().join(file)).with_context(|| file.to_owned());
+    let template = read("docker/chart/towline-agent/templates/_config.tpl")?;
+    let schema: Value = serde_json::from_str(&read("docker/chart/towline-agent/values.schema.json")?)?;
+    let of_issuers = &schema["properties"]["issuers"]["items"]["properties"];
+    let (mut section, mut keys) = (String::new(), 0);
+    for line in read("agent/reference.toml")?.lines() {
+        let line = line.trim_start_matches('#');
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_matches(['[', ']']).to_owned();
+        }
+        let Some((key, _)) = line.split_once(" = ") else { continue };
+        if section.is_empty() || !key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
+            continue;
+        }
+        keys += 1;
+        let whole = format!("{section}.{key}");
+        let given = match (section.as_str(), key) {
+            // Files are given by their content.
+            ("issuers", key) => of_issuers.get(camel(key.trim_end_matches("_file"))).is_some(),
+            (section, key) => template.contains(&format!("[{section}]")) && template.contains(&format!("\n{key} = ")),
+        };
+        let excused = NOT_FOR_PODS.iter().any(|(name, _)| *name == whole);
+        ensure!(given != excused, "{whole}: given by the chart {given}, excused {excused}");
+    }
+    ensure!(keys > 50, "{keys} settings in the reference");
+    Ok(())
+}
+
+fn camel(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |text, word| text + &word[..1].to_uppercase() + &word[1..])
 }
 
 /// The agent's image as a docker archive: `TOWLINE_AGENT_IMAGE_FILE`, else built now.

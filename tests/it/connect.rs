@@ -4,7 +4,7 @@
 use std::{
     path::PathBuf,
     process::{Command, Stdio},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -36,6 +36,8 @@ pub fn tests() -> Vec<Trial> {
     vec![
         alone("connect::i3_from_nothing_to_kubectl_and_back", Needs::Pods, there_and_back),
         alone("connect::i4_a_failed_or_interrupted_connect_leaves_nothing", Needs::Pods, leaves_nothing),
+        case("connect::i3_what_others_made_meanwhile_is_not_taken_back", Needs::Nothing, takes_back_its_own),
+        case("connect::i5_nothing_is_downloaded_and_no_other_program_needed", Needs::Nothing, downloads_nothing),
         case("connect::s3_a_hundred_connects_at_once_by_an_onboarding_principal", Needs::Nothing, a_hundred),
     ]
 }
@@ -47,7 +49,7 @@ pub struct Site {
 }
 
 impl Site {
-    fn start(name: &str, listen: &str, kubeconfig: PathBuf) -> anyhow::Result<Self> {
+    pub fn start(name: &str, listen: &str, kubeconfig: PathBuf) -> anyhow::Result<Self> {
         let stack = Stack::start_without_waiting(&Plan { listen, apiserver: kubeconfig, ..Plan::real_at(name) })?;
         // The clusters of this test are connected by command.
         stack.agent.lock().unwrap().kill();
@@ -251,7 +253,9 @@ fn refusals(site: &Site) -> anyhow::Result<()> {
 fn leaves_nothing() -> anyhow::Result<()> {
     let site = with_pods("connect-failed")?;
     let before = settled()?;
-    let connect = ["connect", "-n", "c1", "-g", GROUP, "--image", "towline.test/none:1", "--replicas", "1"];
+    unreached(&site, &before)?;
+    let none = ["connect", "-n", "c1", "-g", GROUP, "--image", "towline.test/none:1", "--replicas", "1"];
+    let connect = [&none[..], &["--skip-network-check"]].concat();
 
     let late = site.run(&[&connect[..], &["--onboarding-timeout", "8s"]].concat())?;
     ensure!(late.code == Some(1), "{late:?}");
@@ -278,6 +282,119 @@ fn leaves_nothing() -> anyhow::Result<()> {
     site.refused(&["connect", "-n", "c1", "-g", GROUP, "--kube-context", "none"], "context none")
 }
 
+/// Who connects made the group only if the gateway says so, and deletes it only while it is empty.
+fn takes_back_its_own() -> anyhow::Result<()> {
+    type Hook = Box<dyn Fn() -> anyhow::Result<()> + Send>;
+    // What others do before anything is made, and before the first object is refused.
+    let hooks: Arc<[Mutex<Option<Hook>>; 2]> = Arc::default();
+    let between = Arc::clone(&hooks);
+    let script = move |request: &Received, io: &mut tests::apiserver::Connection| {
+        let refuses = request.text().starts_with("PATCH");
+        let at = if refuses { 1 } else { usize::from(!request.target().ends_with(b"/version")) * 2 };
+        let hook = between.get(at).and_then(|hook| hook.lock().unwrap().take());
+        hook.map_or(Ok(()), |hook| hook())?;
+        if !refuses {
+            return willing(request, io);
+        }
+        let said = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "no room", "code": 507});
+        answer(io, "507 Insufficient Storage", said.to_string().as_bytes())
+    };
+    let apiserver = Apiserver::start(&scratch("connect-back"), true, Arc::new(script))?;
+    let site = Arc::new(Site::start("connect-back", "127.0.0.1:0", apiserver.kubeconfig.clone())?);
+    let kubeconfig = apiserver.kubeconfig.display().to_string();
+    let apart = ["--kube-config", &kubeconfig, "--skip-network-check"];
+    let connect = [&["connect", "-n", "c1", "-g", GROUP, "-l", "eastus"][..], &apart].concat();
+    let owner = token(&site.stack, &site.stack.text("clientId"), &site.stack.text("clientSecret"))?;
+    let group_at = format!("{}?api-version=2024-03-01", group(&site.stack));
+    let fails = || {
+        let output = site.run(&connect)?;
+        ensure!(output.code == Some(1) && output.err.contains("no room"), "{output:?}");
+        Ok(())
+    };
+    let there = |path: &str| call(&site.stack, &owner, "GET", path, &Value::Null);
+
+    fails()?;
+    ensure!(there(&group_at)?.status == 404, "a group of its own goes");
+
+    let other = format!("{}/{CLUSTERS}/other?{VERSION}", group(&site.stack));
+    let puts = |path: &str, body: Value, wanted: u16| -> Hook {
+        let (site, owner, path) = (Arc::clone(&site), owner.clone(), path.to_owned());
+        Box::new(move || {
+            let made = call(&site.stack, &owner, "PUT", &path, &body)?;
+            ensure!(made.status == wanted, "{}", String::from_utf8_lossy(&made.body));
+            Ok(())
+        })
+    };
+    let body = json!({"location": "eastus", "identity": {"type": "SystemAssigned"}, "properties": {"agentPublicKeyCertificate": ""}});
+    *hooks[1].lock().unwrap() = Some(puts(&other, body, 201));
+    fails()?;
+    let left = site.clusters()?;
+    ensure!(left.len() == 1 && left[0]["name"] == "other", "what somebody put into it stays: {left:?}");
+    site.ok(&["group", "delete", "-g", GROUP, "-y"])?;
+
+    *hooks[0].lock().unwrap() = Some(puts(&group_at, json!({"location": "westus", "tags": {"a": "b"}}), 201));
+    fails()?;
+    let left = there(&group_at)?;
+    ensure!(left.status == 200 && left.json()?["tags"]["a"] == "b", "somebody else's group stays as it is");
+    ensure!(site.clusters()?.is_empty());
+    Ok(())
+}
+
+/// Without any other program to be found, and with a home that nothing is written to.
+fn downloads_nothing() -> anyhow::Result<()> {
+    let apiserver = Apiserver::start(&scratch("connect-alone"), true, Arc::new(willing))?;
+    let site = Site::start("connect-alone", "127.0.0.1:0", apiserver.kubeconfig.clone())?;
+    let home = scratch("connect-alone-empty");
+    std::fs::create_dir_all(&home)?;
+    let alone = |args: &[&str]| -> anyhow::Result<()> {
+        let mut command = Command::new(binary("towline"));
+        command.args(args).env_clear().env("PATH", "").env("HOME", &home).stdin(Stdio::null()).current_dir(&home);
+        command.env("KUBECONFIG", &apiserver.kubeconfig);
+        command.env("TOWLINE_GATEWAY", site.stack.text("url")).env("TOWLINE_CA_FILE", site.stack.text("ca"));
+        command.env("TOWLINE_CLIENT_ID", site.stack.text("clientId"));
+        command.env("TOWLINE_CLIENT_SECRET", site.stack.text("clientSecret"));
+        command.env("TOWLINE_SUBSCRIPTION", site.stack.text("subscription"));
+        run(&mut command, Duration::from_secs(120))?.ok().map(drop)
+    };
+    alone(&["connect", "-n", "c1", "-g", GROUP, "-l", "eastus", "--no-wait", "--skip-network-check", "-o", "none"])?;
+    alone(&["list", "-g", GROUP])?;
+    alone(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
+    let written: Vec<_> = std::fs::read_dir(&home)?.collect();
+    ensure!(written.is_empty(), "{written:?}");
+    Ok(())
+}
+
+/// I3: before anything is made at the gateway, a job tells whether pods reach it.
+fn unreached(site: &Site, before: &[String]) -> anyhow::Result<()> {
+    let connect = ["connect", "-n", "c1", "-g", GROUP, "--replicas", "1"];
+    let closed = format!("http://{}:1", cluster().get("CLUSTER_HOST_IP"));
+    let cut = site.run(&[&connect[..], &["--proxy-https", &closed]].concat())?;
+    ensure!(cut.code == Some(1) && !cut.err.contains("Making the resource"), "{cut:?}");
+    for text in ["do not reach the gateway", " TCP through proxy ", "hint: ", "--skip-network-check"] {
+        ensure!(cut.err.contains(text), "{text}: {}", cut.err);
+    }
+    same(before).context("after a check that failed")?;
+
+    let none = [&connect[..], &["--image", "towline.test/none:1"]].concat();
+    let late = site.run(&[&none[..], &["--onboarding-timeout", "8s"]].concat())?;
+    ensure!(late.code == Some(1), "{late:?}");
+    for text in ["the network cannot be checked", "not ended within 8 s: pod towline-diagnoser-", "last event: "] {
+        ensure!(late.err.contains(text), "{text}: {}", late.err);
+    }
+    same(before).context("after a check that did not end")?;
+
+    let log = site.stack.dir.join("checking.stderr");
+    let mut begun = Program::start("towline connect", site.command(&none), &log)?;
+    eventually("the job is there", Duration::from_secs(60), || {
+        let job = cluster().admin().run(&["-n", "towline", "get", "job", "towline-diagnoser"])?;
+        Ok(job.code == Some(0))
+    })?;
+    begun.signal("INT")?;
+    let code = begun.wait(Duration::from_secs(200))?;
+    ensure!(code == Some(130), "{code:?}: {}", begun.tail());
+    same(before).context("after an interrupt of the check")
+}
+
 pub fn pods() -> String {
     let admin = cluster().admin().namespace("towline");
     let said = |args: &[&str]| admin.run(args).map(|out| out.text() + &out.err).unwrap_or_default();
@@ -301,7 +418,19 @@ fn a_hundred() -> anyhow::Result<()> {
     .ok()?;
     let connect = |name: &str| -> anyhow::Result<Output> {
         let mut command = Command::new(binary("towline"));
-        command.args(["connect", "-n", name, "-g", GROUP, "--no-wait", "-o", "none", "--key-file", &shown]);
+        command.args([
+            "connect",
+            "-n",
+            name,
+            "-g",
+            GROUP,
+            "--no-wait",
+            "-o",
+            "none",
+            "--key-file",
+            &shown,
+            "--skip-network-check",
+        ]);
         command.env("KUBECONFIG", &apiserver.kubeconfig).env("HOME", &site.home).stdin(Stdio::null());
         command.env("TOWLINE_GATEWAY", site.stack.text("url")).env("TOWLINE_CA_FILE", site.stack.text("ca"));
         command.env("TOWLINE_CLIENT_ID", &id).env("TOWLINE_CLIENT_SECRET", &secret);
@@ -421,7 +550,7 @@ fn exchange(stack: &Stack, method: &str, path: &str, headers: &str, body: &str) 
 }
 
 /// An apiserver that allows everything, has nothing and takes everything.
-fn willing(request: &Received, io: &mut tests::apiserver::Connection) -> anyhow::Result<bool> {
+pub fn willing(request: &Received, io: &mut tests::apiserver::Connection) -> anyhow::Result<bool> {
     scripted(request, io, true)
 }
 

@@ -21,6 +21,7 @@ mod onboarding;
 mod operating;
 mod pop;
 mod proxies;
+mod recovery;
 mod restarts;
 mod secrets;
 mod sessions;
@@ -54,6 +55,7 @@ fn main() {
         load::tests,
         networks::tests,
         proxies::tests,
+        recovery::tests,
         restarts::tests,
     ] {
         trials.extend(tests());

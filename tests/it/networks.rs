@@ -18,6 +18,7 @@ use crate::restarts::{requests_lost_with_their_tunnel, silent_apiserver};
 pub fn tests() -> Vec<Trial> {
     vec![
         alone("networks::inbound_all_dropped", Needs::Namespaces, inbound_dropped),
+        alone("networks::n1_an_agent_needs_one_host_and_one_port", Needs::Namespaces, one_host_and_port),
         alone("networks::udp_dropped_from_the_start", Needs::Namespaces, udp_dropped_from_start),
         alone("networks::udp_dropped_under_open_requests", Needs::Namespaces, udp_dropped_under_requests),
         alone("networks::lossy_quic_is_left_for_tcp", Needs::Namespaces, lossy_quic_is_left),
@@ -233,6 +234,27 @@ fn inbound_dropped() -> anyhow::Result<()> {
         })
         .collect();
     ensure!(open.is_empty(), "{open:?}");
+    Ok(())
+}
+
+/// Nothing may begin a connection but to the gateway's one address and port; also no DNS.
+fn one_host_and_port() -> anyhow::Result<()> {
+    let namespace = Namespace::new()?;
+    let (stack, _forward) = stack("one-port", &namespace, None)?;
+    stack.agent.lock().unwrap().kill();
+    let authority = stack.authority();
+    let (host, port) = authority.rsplit_once(':').context("no port")?;
+    let gateway = format!("output ip daddr {host} meta l4proto {{ tcp, udp }} th dport {port} accept");
+    namespace.firewall(&[
+        "output oif lo accept",
+        "output ct state established,related accept",
+        &gateway,
+        "output drop",
+    ])?;
+    let _agent = stack.another_agent()?;
+    stack.await_connected(Duration::from_secs(30))?;
+    let got = stack.get("admin", "/version")?;
+    ensure!(got.status == 200, "{}", got.head);
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 use std::{
     path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
     time::Duration,
 };
 
@@ -13,14 +14,18 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
-    case::{Needs, alone},
+    apiserver::Apiserver,
+    case::{Needs, alone, case},
     cluster::cluster,
-    programs::{Output, run},
+    objects::Objects,
+    programs::{Output, eventually, run, scratch},
     proxy::{CREDENTIALS, Manner, Proxy},
     stack::note_secret,
 };
 
-use crate::connect::{CLUSTERS, GROUP, Site, VERSION, call, group, objects, pods, same, settled, token, with_pods};
+use crate::connect::{
+    CLUSTERS, GROUP, Site, VERSION, call, group, objects, pods, same, settled, token, willing, with_pods,
+};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -28,6 +33,11 @@ pub fn tests() -> Vec<Trial> {
         alone("onboarding::r4_agents_of_another_gateway_are_not_replaced_unasked", Needs::Pods, elsewhere),
         alone("onboarding::t13_agents_keep_their_proxy_until_another_is_typed", Needs::Pods, proxies),
         alone("onboarding::r14_a_one_time_token_stands_in_for_an_account", Needs::Pods, by_token),
+        case(
+            "onboarding::r14_a_run_that_broke_off_is_gone_on_with_and_the_gateway_is_asked",
+            Needs::Nothing,
+            by_token_again,
+        ),
     ]
 }
 
@@ -72,11 +82,113 @@ fn attached() -> anyhow::Result<()> {
 
 /// As somebody who has never signed in.
 fn stranger(site: &Site, file: &Path, name: &str) -> anyhow::Result<Output> {
+    stranger_with(site, file, name, &[])
+}
+
+fn stranger_with(site: &Site, file: &Path, name: &str, more: &[&str]) -> anyhow::Result<Output> {
     let (url, ca) = (site.stack.text("url"), site.stack.text("ca"));
     let token = file.display().to_string();
     let mut command = site.command(&["connect", "-n", name, "--token-file", &token, "--server", &url, "--ca", &ca]);
-    command.args(["--replicas", "1", "-o", "json"]).env("TOWLINE_CONFIG_DIR", site.home.join("nobody"));
+    command.args(more).args(["--replicas", "1", "-o", "json"]).env("TOWLINE_CONFIG_DIR", site.home.join("nobody"));
     run(&mut command, Duration::from_secs(300))
+}
+
+/// The Secret of the onboarding key.
+const KEY: &str = "/api/v1/namespaces/towline/secrets/towline-onboarding";
+
+/// R14: the token is good once, so what is needed to go on is in the cluster before it is used; and whether it was used the
+/// gateway says.
+fn by_token_again() -> anyhow::Result<()> {
+    let objects = Objects::new();
+    let apiserver = Apiserver::start(&scratch("broken-off"), true, objects.script(Arc::new(willing)))?;
+    let site = Arc::new(Site::start("broken-off", "127.0.0.1:0", apiserver.kubeconfig.clone())?);
+    site.ok(&["group", "create", "-g", GROUP, "-l", "eastus"])?;
+    let file = site.home.join("token");
+    let new_token = || {
+        let shown = file.display().to_string();
+        // No secret is written over.
+        let _ = std::fs::remove_file(&file);
+        site.ok(&["enrolment-token", "create", "-g", GROUP, "-n", "c1", "--secret-file", &shown])?;
+        note_secret(std::fs::read_to_string(&file)?.trim().rsplit('.').next().unwrap_or_default())
+    };
+    let connect = |name: &str| {
+        let kubeconfig = apiserver.kubeconfig.display().to_string();
+        stranger_with(&site, &file, name, &["--kube-config", &kubeconfig, "--skip-network-check", "--no-wait"])
+    };
+    let failed = |output: &Output, texts: &[&str]| {
+        ensure!(output.code == Some(1), "{output:?}");
+        for text in texts {
+            ensure!(output.err.contains(text), "{text}: {output:?}");
+        }
+        Ok(())
+    };
+
+    new_token()?;
+    failed(&connect("c2")?, &["it is still good", "hint: "])?;
+    ensure!(objects.paths().is_empty(), "a refused token leaves nothing: {:?}", objects.paths());
+
+    // It breaks off behind the token's use.
+    objects.at_each(|path| path.contains("customresourcedefinitions").then(|| "no room".to_owned()));
+    failed(&connect("c1")?, &["no room", "the token is used up", "the same command again"])?;
+    let key = objects.get(KEY).context("the key is not there")?["data"].clone();
+    let there = site.clusters()?;
+    ensure!(there.len() == 1 && there[0]["name"] == "c1", "{there:?}");
+    objects.willing();
+    let again = connect("c1")?;
+    ensure!(again.code == Some(0) && again.err.contains("the cluster is enrolled already"), "{again:?}");
+    let made: Value = serde_json::from_str(&again.text())?;
+    ensure!(made["identity"]["principalId"] == there[0]["identity"]["principalId"], "{made} {there:?}");
+    ensure!(objects.get(KEY).is_some_and(|secret| secret["data"] == key) && site.clusters()?.len() == 1);
+
+    // What is here says nothing of what is there: the resource was deleted at the gateway.
+    let owner = token(&site.stack, &site.stack.text("clientId"), &site.stack.text("clientSecret"))?;
+    let target = format!("{}/{CLUSTERS}/c1?{VERSION}", group(&site.stack));
+    ensure!(call(&site.stack, &owner, "DELETE", &target, &Value::Null)?.status == 202);
+    eventually("the resource is gone", Duration::from_secs(60), || Ok(site.clusters()?.is_empty()))?;
+    let gone = connect("c1")?;
+    ensure!(!gone.err.contains("enrolled already;"), "{gone:?}");
+    failed(&gone, &["The enrolment token does not hold", "towline enrolment-token create -g edge"])?;
+    new_token()?;
+    let identity = KEY.replace("towline-onboarding", "towline-identity-certificate");
+    objects.put(
+        &identity,
+        json!({"kind": "Secret", "metadata": {"name": "towline-identity-certificate", "namespace": "towline"}}),
+    );
+    let anew = connect("c1")?;
+    ensure!(anew.code == Some(0) && anew.err.contains("it is enrolled anew"), "{anew:?}");
+    ensure!(site.clusters()?.len() == 1 && objects.get(&identity).is_none(), "the old certificate is another's");
+    without_an_answer(&site, &objects, &connect, &new_token)
+}
+
+/// The gateway goes away while the token is on its way.
+fn without_an_answer(
+    site: &Arc<Site>,
+    objects: &Objects,
+    connect: &dyn Fn(&str) -> anyhow::Result<Output>,
+    new_token: &dyn Fn() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    site.ok(&["group", "delete", "-g", GROUP, "-y"])?;
+    site.ok(&["group", "create", "-g", GROUP, "-l", "eastus"])?;
+    objects.clear();
+    new_token()?;
+    let killing = Arc::clone(site);
+    objects.at_each(move |path| {
+        if path == KEY {
+            killing.stack.kill_gateway();
+        }
+        None
+    });
+    let lost = connect("c1")?;
+    let says = lost.err.contains("whether the token was used is not known") && lost.err.contains("hint: ");
+    ensure!(lost.code == Some(1) && says, "{lost:?}");
+    let key = objects.get(KEY).context("the key is not there")?["data"].clone();
+    objects.willing();
+    site.stack.restart_gateway()?;
+    let again = connect("c1")?;
+    ensure!(again.code == Some(0), "{again:?}");
+    let listed = site.clusters()?;
+    ensure!(listed.len() == 1 && objects.get(KEY).is_some_and(|secret| secret["data"] == key), "{listed:?}");
+    Ok(())
 }
 
 fn by_token() -> anyhow::Result<()> {

@@ -1,56 +1,390 @@
-//! The operators' guide: its commands are run as they are written.
+//! The operators' guide: its commands are run as they are written, and its configuration is used as it stands.
 
-use std::{process::Command, time::Duration};
+use std::{
+    collections::HashMap,
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
+use serde_json::Value;
 use tests::{
+    apiserver::Apiserver,
     case::{Needs, case},
-    programs::{binary, keep, root, run, scratch},
-    stack::note_secret,
+    postgres::Postgres,
+    programs::{Output, Program, binary, eventually, keep, root, run, scratch},
+    raw::Raw,
+    stack::{Plan, Stack, note_secret},
 };
 
+use crate::oidc::Provider;
+
 pub fn tests() -> Vec<Trial> {
-    vec![case("operating::the_guide_works_as_it_is_written", Needs::Nothing, guide)]
+    vec![
+        case("operating::the_guide_works_as_it_is_written", Needs::Nothing, guide),
+        case("operating::the_unit_runs_a_gateway_and_an_upgrade", Needs::Namespaces, unit),
+        case("operating::the_compose_file_runs_a_gateway", Needs::Namespaces, compose),
+        case("operating::a_broken_unit_or_compose_file_is_found", Needs::Namespaces, broken),
+        case("operating::postgresql_keeps_what_was_made", Needs::Nothing, postgresql),
+        case("operating::a1_an_issuer_of_the_operators_own", Needs::Nothing, issuer),
+        case("operating::the_balancer_passes_users_and_every_carrier", Needs::Nothing, balancer),
+    ]
+}
+
+/// How long a walk may take.
+const WALK: Duration = Duration::from_secs(240);
+
+/// The guide.
+struct Guide(String);
+
+impl Guide {
+    fn read() -> anyhow::Result<Self> {
+        Ok(Self(fs::read_to_string(root().join("OPERATING.md"))?))
+    }
+
+    /// What stands below a heading, to the next one.
+    fn section(&self, heading: &str) -> anyhow::Result<Self> {
+        let start = format!("\n## {heading}\n");
+        let (_, text) = self.0.split_once(&start).with_context(|| format!("the guide has no section {heading:?}"))?;
+        Ok(Self(text.split("\n## ").next().unwrap_or_default().to_owned()))
+    }
+
+    /// Its blocks of a kind, such as `sh` or `sh postgres`, in order.
+    fn blocks(&self, kind: &str) -> anyhow::Result<Vec<String>> {
+        let fence = format!("\n```{kind}\n");
+        let blocks = self.0.split(&fence).skip(1);
+        let blocks: Option<Vec<_>> = blocks.map(|block| Some(block.split_once("\n```")?.0.to_owned())).collect();
+        let blocks = blocks.context("a block of the guide has no end")?;
+        ensure!(!blocks.is_empty(), "the guide has no blocks of {kind}");
+        Ok(blocks)
+    }
+
+    /// The commands of its blocks for a console, without the prompts.
+    fn commands(&self) -> anyhow::Result<Vec<Vec<String>>> {
+        let command = |line: &str| line.strip_prefix("# ").or(line.strip_prefix("$ ")).map(str::to_owned);
+        let blocks = self.blocks("console")?;
+        let blocks: Option<Vec<_>> = blocks.iter().map(|block| block.lines().map(command).collect()).collect();
+        blocks.context("a line for a console without a prompt")
+    }
+
+    /// How every walk begins: a new gateway with its owner signed in.
+    fn beginning(&self) -> anyhow::Result<String> {
+        Ok(self.section("A new gateway")?.blocks("sh")?.join("\n"))
+    }
+}
+
+/// A walk through the guide in a scratch folder.
+struct Walk {
+    // Away from what is swept for secrets: accounts and keys are in it. What the gateway logs is kept for that.
+    folder: tempfile::TempDir,
+    listen: String,
+    url: String,
+    more: HashMap<&'static str, String>,
+}
+
+impl Walk {
+    fn new() -> anyhow::Result<Self> {
+        // Free a moment ago; nobody else is told of it.
+        let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let url = format!("https://{listen}");
+        Ok(Self { folder: tempfile::tempdir()?, listen, url, more: HashMap::new() })
+    }
+
+    fn dir(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Runs the blocks as one script; what it printed.
+    fn run(&self, name: &str, script: &str) -> anyhow::Result<String> {
+        let begin = "set -euo pipefail\nset -m\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n";
+        let dir = self.dir();
+        let mut command = Command::new("bash");
+        command.args(["-c", &format!("{begin}{script}")]).env("PATH", path()?).env("dir", dir);
+        command.env("listen", &self.listen).env("url", &self.url).env("TOWLINE_CONFIG_DIR", dir.join("config"));
+        command.envs(&self.more);
+        let output = run(&mut command, WALK)?;
+        note_secrets(dir)?;
+        let log = fs::read_to_string(dir.join("gateway.log")).unwrap_or_default();
+        keep(&scratch(name).join("gateway.log"), &log);
+        output.ok().with_context(|| format!("the gateway's log:\n{log}"))
+    }
+}
+
+/// Our programs before all others.
+fn path() -> anyhow::Result<String> {
+    let programs = binary("towline-gateway");
+    let folder = programs.parent().context("no folder of programs")?;
+    Ok(format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default()))
+}
+
+/// What a walk left that nobody may log.
+fn note_secrets(dir: &Path) -> anyhow::Result<()> {
+    for (file, name) in [("owner.json", "clientSecret"), ("owner-2.json", "clientSecret"), ("ann.json", "password")] {
+        let Ok(text) = fs::read_to_string(dir.join(file)) else { continue };
+        let Ok(told) = serde_json::from_str::<Value>(&text) else { continue };
+        note_secret(told[name].as_str().with_context(|| format!("no {name} in {file}"))?)?;
+    }
+    Ok(())
 }
 
 fn guide() -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(root().join("OPERATING.md"))?;
-    let mut script = "set -euo pipefail\nset -m\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n".to_owned();
-    let mut blocks = 0;
-    for block in text.split("\n```sh\n").skip(1) {
-        script += block.split_once("\n```").context("a block of the guide has no end")?.0;
-        script += "\n";
-        blocks += 1;
-    }
-    ensure!(blocks >= 5, "{blocks} blocks of commands");
-    // Away from what is swept for secrets: accounts and keys are in it. What the gateway logs is kept for that.
-    let folder = tempfile::tempdir()?;
-    let dir = folder.path();
-    // Free a moment ago; nobody else is told of it.
-    let listen = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let programs = binary("towline-gateway");
-    let path = format!(
-        "{}:{}",
-        programs.parent().context("no folder of programs")?.display(),
-        std::env::var("PATH").unwrap_or_default()
-    );
-    let mut command = Command::new("bash");
-    command.args(["-c", &script]).env("PATH", path).env("dir", dir).env("listen", listen.to_string());
-    command.env("url", format!("https://{listen}")).env("TOWLINE_CONFIG_DIR", dir.join("config"));
-    let output = run(&mut command, Duration::from_secs(120))?;
-    for file in ["owner.json", "owner-2.json"] {
-        let Ok(owner) = std::fs::read_to_string(dir.join(file)) else { continue };
-        let Ok(owner) = serde_json::from_str::<serde_json::Value>(&owner) else { continue };
-        note_secret(owner["clientSecret"].as_str().context("no secret")?)?;
-    }
-    if let Ok(user) = std::fs::read_to_string(dir.join("ann.json")) {
-        let user: serde_json::Value = serde_json::from_str(&user)?;
-        note_secret(user["password"].as_str().context("no password")?)?;
-    }
-    let log = std::fs::read_to_string(dir.join("gateway.log")).unwrap_or_default();
-    keep(&scratch("operating").join("gateway.log"), &log);
-    let told = output.ok().with_context(|| format!("the gateway's log:\n{log}"))?;
+    let blocks = Guide::read()?.blocks("sh")?;
+    ensure!(blocks.len() >= 5, "{} blocks of commands", blocks.len());
+    let told = Walk::new()?.run("operating", &blocks.join("\n"))?;
     ensure!(told.contains("edge"), "{told}");
+    Ok(())
+}
+
+fn postgresql() -> anyhow::Result<()> {
+    const PASSWORD: &str = "a-pass-word-of-postgres";
+    let guide = Guide::read()?;
+    let section = guide.section("PostgreSQL")?;
+    let server = Postgres::start(&scratch("operating-postgres").join("server.log"))?;
+    // It asks for the password; the test has nobody to type it.
+    for line in section.commands()?.concat() {
+        let line = line.replace("runuser -u postgres -- ", "");
+        server.administer(&line.replace(" --pwprompt", ""))?;
+    }
+    server.administer(&format!("psql -qc \"ALTER ROLE towline PASSWORD '{PASSWORD}'\" postgres"))?;
+    note_secret(PASSWORD)?;
+    let mut walk = Walk::new()?;
+    walk.more.insert("postgres", server.url("towline", PASSWORD, "towline"));
+    let mut blocks = section.blocks("sh postgres")?;
+    ensure!(blocks.len() == 2, "{} blocks for PostgreSQL", blocks.len());
+    // Between the copy and its return: what came later is gone then.
+    let (copy, back) = blocks[1].split_once('\n').context("no copy")?;
+    blocks[1] =
+        format!("{copy}\ntowline group create -n later -l here\n{back}\ntowline group list -o tsv >\"$dir/groups\"");
+    blocks.push("kill %1 && wait %1".to_owned());
+    walk.run("operating-postgres", &format!("{}\n{}", guide.beginning()?, blocks.join("\n")))?;
+    let groups = fs::read_to_string(walk.dir().join("groups"))?;
+    ensure!(groups.contains("edge") && !groups.contains("later"), "{groups}");
+    let kept = server.administer("psql -Atc 'SELECT count(*) FROM resources' towline")?;
+    ensure!(kept.trim().parse::<u32>()? > 0, "{kept}");
+    Ok(())
+}
+
+fn issuer() -> anyhow::Result<()> {
+    let guide = Guide::read()?;
+    let section = guide.section("An issuer of your own")?;
+    let mut walk = Walk::new()?;
+    let provider = Provider::start(&[], 3600, &walk.url)?;
+    fs::copy(&provider.ca, walk.dir().join("issuer-ca.crt"))?;
+    walk.more.insert("issuer", provider.issuer.clone());
+    walk.more.insert("BROWSER", provider.browser("ann")?.display().to_string());
+    let table = section.blocks("toml")?.concat();
+    let example = "https://login.example.org/realms/staff";
+    ensure!(table.contains(example), "{table}");
+    let table = table.replace(example, &provider.issuer) + "\nca_file = \"../issuer-ca.crt\"\n";
+    fs::write(walk.dir().join("issuer.toml"), table)?;
+    let script = [
+        guide.beginning()?,
+        "cat \"$dir/issuer.toml\" >>\"$dir/gateway/gateway.toml\"".to_owned(),
+        section.blocks("sh issuer")?.join("\n"),
+        "kill %1 && wait %1".to_owned(),
+    ];
+    let told = walk.run("operating-issuer", &script.join("\n"))?;
+    ensure!(told.contains("staff:ann") && told.contains("devs") && told.contains("edge"), "{told}");
+    Ok(())
+}
+
+/// nginx with the guide's `stream` in front of a gateway: users over TLS, agents over each carrier.
+fn balancer() -> anyhow::Result<()> {
+    let dir = scratch("operating-balancer");
+    let apiserver = Apiserver::plain(&dir)?;
+    // The gateway says this address in its certificate; nginx listens at another port of it.
+    let stack = Stack::start(&Plan::scripted("operating-balancer", &apiserver))?;
+    let front = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let text = Guide::read()?.section("Proxies and balancers")?.blocks("nginx")?.concat();
+    ensure!(text.contains("192.0.2.7:8443") && text.matches("listen 443").count() == 2, "{text}");
+    let text = text.replace("192.0.2.7:8443", &stack.authority()).replace("listen 443", &format!("listen {front}"));
+    let file = dir.join("nginx.conf");
+    let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
+    let begin = format!("load_module {module};\ndaemon off;\npid nginx.pid;\nerror_log stderr;\nevents {{}}\n");
+    fs::write(&file, begin + &text + "\n")?;
+    let mut command = Command::new("nginx");
+    command.arg("-p").arg(&dir).arg("-c").arg(&file).args(["-e", "stderr"]).stdout(Stdio::null());
+    let nginx = Program::start("nginx", command, &dir.join("nginx.log"))?;
+    let through = || {
+        let mut raw = Raw::connect(&front.to_string(), &stack.ca(), &[b"http/1.1"])?;
+        let token = stack.token("admin")?;
+        let head =
+            format!("GET /{}/version HTTP/1.1\r\nHost: {front}\r\nAuthorization: Bearer {token}\r\n\r\n", stack.key());
+        raw.send(head.as_bytes())?;
+        raw.answer()
+    };
+    eventually("users get through nginx", Duration::from_secs(30), || {
+        Ok(through().is_ok_and(|answer| answer.status == 200))
+    })
+    .with_context(|| nginx.tail())?;
+    let config = PathBuf::from(stack.info["clusters"][0]["agent_config"].as_str().context("no agent_config")?);
+    let text = fs::read_to_string(&config)?;
+    ensure!(text.contains(&stack.authority()), "{text}");
+    fs::write(&config, text.replace(&stack.authority(), &front.to_string()))?;
+    for carrier in tests::stack::CARRIERS {
+        {
+            let mut agent = stack.agent.lock().unwrap();
+            agent.signal("TERM")?;
+            agent.wait(Duration::from_secs(60))?;
+        }
+        eventually("the tunnel of before is gone", Duration::from_secs(60), || Ok(stack.tunnels()?.is_empty()))?;
+        let mut command = Command::new(binary("towline-agent"));
+        command.args(["run", "--carrier", carrier, "--config"]).arg(&config).arg("--kubeconfig");
+        command.arg(&apiserver.kubeconfig).stdout(Stdio::null());
+        *stack.agent.lock().unwrap() = Program::start("towline-agent", command, &stack.dir.join("agent.log"))?;
+        eventually(&format!("{carrier} through nginx"), Duration::from_secs(60), || {
+            let up = stack.tunnels()?.iter().any(|tunnel| tunnel["carrier"] == carrier);
+            Ok(up && through().is_ok_and(|answer| answer.status == 200))
+        })
+        .with_context(|| stack.agent.lock().unwrap().tail())?;
+    }
+    Ok(())
+}
+
+/// A machine of its own, where our programs and the folder `docker` are at hand as in a checkout.
+struct Machine {
+    folder: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let place = folder.path().join("here");
+        fs::create_dir(&place)?;
+        for program in ["towline", "towline-gateway"] {
+            std::os::unix::fs::symlink(binary(program), place.join(program))?;
+        }
+        run(Command::new("cp").arg("-r").arg(root().join("docker")).arg(&place), Duration::from_secs(60))?.ok()?;
+        Ok(Self { folder })
+    }
+
+    fn here(&self) -> PathBuf {
+        self.folder.path().join("here")
+    }
+
+    fn run(&self, script: &str) -> anyhow::Result<Output> {
+        let mut command = Command::new(root().join("tests/it/machine/machine"));
+        command.arg(self.folder.path().join("machine")).args(["bash", "-euo", "pipefail", "-c", script]);
+        command.current_dir(self.here()).env("PATH", path()?).env("HOME", self.here());
+        let output = run(command.env_remove("TOWLINE_GATEWAY"), WALK)?;
+        note_secrets(&self.here())?;
+        Ok(output)
+    }
+
+    /// What the service or the container wrote.
+    fn log(&self) -> String {
+        let machine = self.folder.path().join("machine");
+        let read = |name: &str| fs::read_to_string(machine.join(name)).unwrap_or_default();
+        read("towline-gateway.log") + &read("gateway.log")
+    }
+
+    fn ok(&self, name: &str, script: &str) -> anyhow::Result<String> {
+        let output = self.run(script)?;
+        keep(&scratch(name).join("gateway.log"), &self.log());
+        output.ok().with_context(|| format!("the gateway's log:\n{}", self.log()))
+    }
+}
+
+/// The owner signs in with what `init` printed, and makes a group.
+fn owner(ca: &str) -> String {
+    format!(
+        "export TOWLINE_CLIENT_SECRET=$(jq -r .clientSecret owner.json)\n\
+         tries=0\n\
+         until towline login https://gateway.example.org --ca {ca} --service-principal -u \"$(jq -r .clientId owner.json)\"; do\n\
+         [ $((tries += 1)) -lt 300 ]; sleep 0.1; done\n\
+         towline group create -n edge -l here\n"
+    )
+}
+
+/// After another start the group is still there.
+const STILL_THERE: &str =
+    "tries=0\nuntil towline group show -n edge -o tsv; do [ $((tries += 1)) -lt 300 ]; sleep 0.1; done\n";
+
+fn unit() -> anyhow::Result<()> {
+    let guide = Guide::read()?;
+    let install = guide.section("A new gateway")?.commands()?;
+    let install = install.first().context("no commands for systemd")?.join("\n");
+    let upgrade = guide.section("Upgrades")?.commands()?.concat().join("\n");
+    ensure!(
+        install.contains("systemctl enable --now") && upgrade.contains("systemctl restart"),
+        "{install}\n{upgrade}"
+    );
+    // The store as version 2 of its schema left it: without what the migrations since then make.
+    let older = "import sqlite3\n\
+         store = sqlite3.connect('/var/lib/towline/towline.db')\n\
+         for table in ('events', 'event_numbers', 'departed', 'webhooks', 'deleted_identities'):\n    \
+             store.execute(f'DROP TABLE {table}')\n\
+         for index in ('agents_by_end', 'agents_by_key'):\n    \
+             store.execute(f'DROP INDEX {index}')\n\
+         for column in ('principal', 'certificate_authority'):\n    \
+             store.execute(f'ALTER TABLE agents DROP COLUMN {column}')\n\
+         store.execute('DELETE FROM _sqlx_migrations WHERE version > 2')\n\
+         store.commit()\n";
+    let script = [
+        install,
+        owner("/var/lib/towline/ca/ca.crt"),
+        // As nobody special: the user of the unit, and the one capability.
+        "pid=$(cat \"$MACHINE/towline-gateway.pid\")\n\
+         [ \"$(stat -c %U /proc/$pid)\" = towline ]\n\
+         [ \"$(awk '/^CapEff/ { print $2 }' /proc/$pid/status)\" = 0000000000000400 ]\n\
+         [ \"$(awk '/^NoNewPrivs/ { print $2 }' /proc/$pid/status)\" = 1 ]\n\
+         systemctl reload towline-gateway\n\
+         systemctl stop towline-gateway"
+            .to_owned(),
+        format!("runuser -u towline -- python3 -c \"{older}\"\nsystemctl start towline-gateway"),
+        STILL_THERE.to_owned(),
+        upgrade,
+        STILL_THERE.to_owned(),
+        "[ -s /var/lib/towline/before.db ]\nsystemctl stop towline-gateway".to_owned(),
+    ];
+    let machine = Machine::new()?;
+    machine.ok("operating-unit", &script.join("\n"))?;
+    ensure!(machine.log().contains("configuration reloaded"), "{}", machine.log());
+    Ok(())
+}
+
+fn compose() -> anyhow::Result<()> {
+    let commands = Guide::read()?.section("A new gateway")?.commands()?;
+    let commands = commands.get(1).context("no commands for the compose file")?.join("\n");
+    ensure!(commands.contains("up -d") && commands.contains(" cp gateway:"), "{commands}");
+    // The certificate is there before the container is up.
+    let script = [
+        commands,
+        owner("ca.crt"),
+        "pid=$(cat \"$MACHINE/gateway.pid\")\n\
+         [ \"$(awk '/^CapEff/ { print $2 }' /proc/$pid/status)\" = 0000000000000000 ]\n\
+         docker compose -f docker/compose.yaml restart"
+            .to_owned(),
+        STILL_THERE.to_owned(),
+        "docker compose -f docker/compose.yaml stop".to_owned(),
+    ];
+    Machine::new()?.ok("operating-compose", &script.join("\n"))?;
+    Ok(())
+}
+
+/// What stands in for systemd and docker takes nothing that these would not take.
+fn broken() -> anyhow::Result<()> {
+    let commands = Guide::read()?.section("A new gateway")?.commands()?;
+    for (commands, file, from, to, says) in [
+        (&commands[0], "docker/towline-gateway.service", "NoNewPrivileges=", "NoNewPrivilege=", "NoNewPrivilege"),
+        (&commands[0], "docker/towline-gateway.service", "/var/lib/towline/gateway.toml", "/etc/none.toml", ""),
+        (&commands[1], "docker/compose.yaml", "read_only:", "readonly:", "readonly"),
+        (&commands[1], "docker/compose.yaml", "8443/tcp", "8444/tcp", ""),
+    ] {
+        let machine = Machine::new()?;
+        let file = machine.here().join(file);
+        let text = fs::read_to_string(&file)?;
+        ensure!(text.contains(from), "{from} is not in {}", file.display());
+        fs::write(&file, text.replace(from, to))?;
+        // It is refused, or nobody is there to be asked.
+        let ask = "for _ in $(seq 30); do curl -sk https://gateway.example.org/ && exit 0; sleep 0.1; done; exit 1";
+        let output = machine.run(&format!("{}\n{ask}", commands.join("\n")))?;
+        let error = output.refused().with_context(|| format!("{from} became {to}"))?;
+        ensure!(error.contains(says), "{from} became {to}: {error}");
+    }
     Ok(())
 }

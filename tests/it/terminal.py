@@ -1,6 +1,6 @@
 """Runs a command on a terminal, asks the shell there for the terminal's size, changes it, asks again."""
 
-import fcntl, os, pty, signal, struct, sys, termios, time
+import fcntl, os, pty, select, signal, struct, sys, termios, time
 
 
 def resize(fd, rows, columns):
@@ -10,6 +10,9 @@ def resize(fd, rows, columns):
 def read_until(fd, text, seconds):
     seen, end = b"", time.monotonic() + seconds
     while text not in seen and time.monotonic() < end:
+        # What is typed while kubectl takes over the terminal is thrown away: without an answer it is typed again.
+        if not select.select([fd], [], [], max(0, end - time.monotonic()))[0]:
+            break
         try:
             seen += os.read(fd, 4096)
         except OSError:

@@ -13,6 +13,7 @@
 //! | [`raw`] | raw HTTP/1.1 over TLS, for what client libraries would tidy up |
 //! | [`screen`] | a program on a terminal, its keys and its screen |
 //! | [`network`] | network namespaces: firewalls, NAT, black holes |
+//! | [`postgres`] | a PostgreSQL server with TLS and passwords |
 //! | [`case`] | one test: name, what it needs, how it runs beside others |
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
@@ -23,6 +24,8 @@ pub mod cluster;
 pub mod curl;
 pub mod kubectl;
 pub mod network;
+pub mod objects;
+pub mod postgres;
 pub mod programs;
 pub mod proxy;
 pub mod raw;

@@ -1,0 +1,103 @@
+//! A PostgreSQL server as an operator has it: over TCP, with TLS of an authority of its own, and a password. It ends when dropped.
+
+use std::{
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::Context;
+use certs::{Authority, Validity};
+
+use crate::programs::{Program, eventually, run};
+
+/// Where Debian has it, one folder a version.
+const INSTALLED: &str = "/usr/lib/postgresql";
+
+/// A running server.
+pub struct Postgres {
+    folder: tempfile::TempDir,
+    server: Program,
+    port: u16,
+}
+
+impl Postgres {
+    /// Starts one. Its first user is `postgres`, whom it trusts at its socket.
+    pub fn start(log: &Path) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let (data, ca) = (folder.path().join("data"), folder.path().join("ca.crt"));
+        let (certificate, key) = (folder.path().join("tls.crt"), folder.path().join("tls.key"));
+        let authority = Authority::create("PostgreSQL", Validity::days(1))?;
+        authority.issue_server(&["localhost"], Validity::days(1))?.save(&certificate, &key)?;
+        std::fs::write(&ca, authority.certificate_pem())?;
+        if is_root() {
+            // The server refuses to run as root.
+            run(Command::new("chown").args(["-R", "postgres"]).arg(folder.path()), Duration::from_secs(10))?.ok()?;
+        }
+        let mut initdb = program("initdb")?;
+        initdb.args(["--auth-local=trust", "--auth-host=scram-sha-256", "--username=postgres", "--no-sync"]);
+        run(initdb.args(["--encoding=UTF8", "--locale=C.UTF-8", "-D"]).arg(&data), Duration::from_secs(120))?.ok()?;
+        // Free a moment ago; nobody else is told of it.
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let mut command = program("postgres")?;
+        command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-k"]);
+        command.arg(folder.path()).args(["-c", "fsync=off", "-c", "ssl=on", "-c"]);
+        command.arg(format!("ssl_cert_file={}", certificate.display())).arg("-c");
+        command.arg(format!("ssl_key_file={}", key.display())).stdout(Stdio::null());
+        let server = Program::start("postgres", command, log)?;
+        let this = Self { folder, server, port };
+        eventually("PostgreSQL is ready", Duration::from_secs(60), || {
+            let mut ready = program("pg_isready")?;
+            ready.args(["-q", "-p", &port.to_string(), "-h"]).arg(this.folder.path());
+            Ok(run(&mut ready, Duration::from_secs(10))?.code == Some(0))
+        })
+        .with_context(|| this.server.tail())?;
+        Ok(this)
+    }
+
+    /// Runs a command as whoever keeps the server, who needs no password.
+    pub fn administer(&self, shell: &str) -> anyhow::Result<String> {
+        let mut command = Command::new("bash");
+        command.args(["-euc", shell]).env("PGHOST", self.folder.path()).env("PGPORT", self.port.to_string());
+        run(command.env("PGUSER", "postgres"), Duration::from_secs(60))?.ok()
+    }
+
+    /// Address of a database, with a password and whom to trust.
+    pub fn url(&self, user: &str, password: &str, database: &str) -> String {
+        let ca = self.folder.path().join("ca.crt").display().to_string().replace('/', "%2F");
+        format!("postgres://{user}:{password}@localhost:{}/{database}?sslmode=verify-full&sslrootcert={ca}", self.port)
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        // So that it takes its processes and its shared memory with it.
+        if self.server.signal("QUIT").is_ok() {
+            let _ = self.server.wait(Duration::from_secs(10));
+        }
+    }
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)
+}
+
+/// A program of the newest version, as the user who may run it.
+fn program(name: &str) -> anyhow::Result<Command> {
+    let mut versions: Vec<PathBuf> = std::fs::read_dir(INSTALLED)
+        .context("PostgreSQL is not installed: apt-get install postgresql, which tests/run does")?
+        .flatten()
+        .map(|entry| entry.path().join("bin"))
+        .filter(|bin| bin.join("initdb").exists())
+        .collect();
+    versions.sort();
+    let path = versions.pop().context("PostgreSQL has no programs")?.join(name);
+    let mut command = Command::new("setpriv");
+    command.arg("--pdeathsig=KILL").current_dir("/");
+    if is_root() {
+        command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]);
+    }
+    command.arg(path);
+    Ok(command)
+}
