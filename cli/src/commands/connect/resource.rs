@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::precheck::Prepared;
 use crate::{
-    api::{Answer, Api, Call, Wait, at, versions},
+    api::{Api, Call, Wait, at, versions},
     args::ConnectArgs,
     failure::{Failure, Outcome},
 };
