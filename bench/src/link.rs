@@ -1,9 +1,14 @@
 //! The network that all paths cross: users, gateway and site each in a namespace of its own, joined by a router over veth
 //! pairs with an MTU of 1500, so that no path has the 64 KiB packets of loopback.
 
+mod shape;
+mod way;
+
 use std::{path::Path, process::Command};
 
 use anyhow::{Context, ensure};
+pub use shape::Shape;
+pub use way::Way;
 
 /// Who a process is, which decides the network that it is in and the processor that it is pinned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +25,10 @@ pub enum Seat {
 
 /// Namespaces: users, gateway, site.
 const PLACES: [char; 3] = ['u', 'g', 's'];
+/// Every end has the congestion control that kernels come with, whatever this machine's is, and none remembers what an
+/// earlier connection went through.
+const TCP: &str =
+    "echo cubic >/proc/sys/net/ipv4/tcp_congestion_control; echo 1 >/proc/sys/net/ipv4/tcp_no_metrics_save";
 /// Before the process id in names of namespaces.
 const PREFIX: &str = "tlbench";
 
@@ -83,10 +92,20 @@ impl Link {
 
     /// A command at a seat, pinned, which ends when this process does. Its process id is the program's own.
     pub fn command(&self, seat: Seat, program: &Path) -> Command {
+        self.command_in(None, seat, program)
+    }
+
+    /// A command where packets between all of them cross, as far from the hops as what measures them.
+    fn router_command(&self, program: &Path) -> Command {
+        self.command_in(Some('r'), Seat::Upstream, program)
+    }
+
+    fn command_in(&self, place: Option<char>, seat: Seat, program: &Path) -> Command {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let mut words = Vec::new();
         if let Self::Veth(prefix) = self {
-            words.extend(["ip".to_owned(), "netns".to_owned(), "exec".to_owned(), namespace(prefix, seat.place())]);
+            let letter = place.unwrap_or(PLACES[seat.place()]);
+            words.extend(["ip".to_owned(), "netns".to_owned(), "exec".to_owned(), format!("{prefix}{letter}")]);
         }
         words
             .extend(["setpriv", "--pdeathsig", "KILL", "taskset", "-c", seat.processor(processors)].map(str::to_owned));
@@ -107,7 +126,7 @@ impl Link {
                 "ip netns add {ns}; ip link add r{letter} netns {router} mtu 1500 type veth peer name e{letter} netns {ns} mtu 1500; \
                  ip -n {router} addr add 10.77.{n}.1/24 dev r{letter}; ip -n {router} link set r{letter} up; \
                  ip -n {ns} addr add 10.77.{n}.2/24 dev e{letter}; ip -n {ns} link set e{letter} up; ip -n {ns} link set lo up; \
-                 ip -n {ns} route add default via 10.77.{n}.1"
+                 ip -n {ns} route add default via 10.77.{n}.1; ip netns exec {ns} sh -c '{TCP}'"
             ))?;
         }
         Ok(())

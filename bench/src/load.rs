@@ -25,10 +25,10 @@ pub struct Plan {
     pub ca: PathBuf,
     /// Bearer token.
     pub token: Option<String>,
-    /// What is measured.
+    /// What is sent.
     pub load: Load,
-    /// What goes on beside it, and is under way before anything is measured.
-    pub beside: Option<Load>,
+    /// Whether this goes on beside what is measured: it says `begun` when it is under way, and ends with standard input.
+    pub beside: bool,
 }
 
 /// One kind of requests.
@@ -90,6 +90,11 @@ pub enum Pace {
         /// In all.
         requests: u64,
     },
+    /// One, which is cut after so many seconds and has done well if anything came.
+    Within {
+        /// Seconds.
+        seconds: f64,
+    },
 }
 
 /// What was seen.
@@ -109,6 +114,9 @@ pub struct Outcome {
     pub seconds: f64,
     /// Of those that ended well.
     pub latency: Latency,
+    /// Figures that only some scenarios have, by their names in `record::FIGURES`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub extra: BTreeMap<String, f64>,
 }
 
 /// What went on beside a load.
@@ -116,11 +124,21 @@ pub struct Outcome {
 pub struct Beside {
     /// Requests that failed, and those that did not even begin.
     pub failed: u64,
-    /// Bytes of bodies that were read in the same time.
+    /// Bytes of bodies that were read from when it was under way.
     pub bytes: u64,
+    /// The time that that took; of older runs zero: about the time of the load.
+    #[serde(default)]
+    pub seconds: f64,
 }
 
 impl Outcome {
+    /// With what went on beside it.
+    pub fn beside(mut self, beside: Self) -> Self {
+        self.beside = Some(Beside { failed: beside.failed, bytes: beside.bytes, seconds: beside.seconds });
+        self.errors.extend(beside.errors.into_iter().map(|(text, count)| (format!("beside: {text}"), count)));
+        self
+    }
+
     /// All that failed, what went on beside included.
     pub fn all_failed(&self) -> u64 {
         self.failed + self.beside.map_or(0, |beside| beside.failed)
@@ -130,7 +148,7 @@ impl Outcome {
 /// What goes on beside must have begun within this.
 const BEGIN: Duration = Duration::from_secs(30);
 
-/// Reads a [`Plan`] from standard input and writes an [`Outcome`] to standard output.
+/// Reads a [`Plan`] from standard input, a line, and writes an [`Outcome`] to standard output.
 ///
 /// # Errors
 /// A plan that cannot be read, a fault of this program.
@@ -138,38 +156,48 @@ const BEGIN: Duration = Duration::from_secs(30);
 pub async fn main() -> anyhow::Result<()> {
     // Without a change of the limit there is what was there.
     let _ = proto::process::raise_open_files();
-    let plan: Plan = serde_json::from_reader(std::io::stdin()).context("the plan")?;
-    crate::say(&serde_json::to_string(&execute(&plan).await?)?);
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    let plan: Plan = serde_json::from_str(&line).context("the plan")?;
+    let outcome = if plan.beside {
+        let told = async {
+            // Whatever comes there or not, it is over.
+            let _ = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await;
+        };
+        aside(&plan, || crate::say("begun"), told).await?
+    } else {
+        execute(&plan).await?
+    };
+    crate::say(&serde_json::to_string(&outcome)?);
     Ok(())
 }
 
 async fn execute(plan: &Plan) -> anyhow::Result<Outcome> {
     let target = Arc::new(Target::new(&plan.url, &plan.ca, plan.token.as_deref())?);
-    let around = TaskGroup::new("beside");
-    let beside = plan.beside.map(|load| {
-        let meter = Arc::new(Meter::default());
-        let (kept, target) = (Arc::clone(&meter), Arc::clone(&target));
-        around.spawn("load", async move {
-            // What went wrong is in the meter.
-            let _ = run(&load, &target, &kept).await;
-        });
-        (load.pace.concurrent(), meter)
-    });
-    if let Some((concurrent, meter)) = &beside {
-        // Those that do not begin are counted below.
-        let _ = tokio::time::timeout(BEGIN, meter.begun(*concurrent)).await;
-    }
-    let read_before = beside.as_ref().map_or(0, |(_, meter)| meter.read());
     let meter = Arc::new(Meter::default());
     let seconds = run(&plan.load, &target, &meter).await?;
-    let mut outcome = meter.outcome(seconds);
-    if let Some((concurrent, meter)) = &beside {
-        let seen = meter.outcome(seconds);
-        let silent = (*concurrent as u64).saturating_sub(meter.begins() + seen.failed);
-        outcome.beside = Some(Beside { failed: seen.failed + silent, bytes: meter.read() - read_before });
-        outcome.errors.extend(seen.errors.into_iter().map(|(text, count)| (format!("beside: {text}"), count)));
-    }
-    around.abort();
+    Ok(meter.outcome(seconds))
+}
+
+/// Goes on until it is told to end, and says when it is under way. What did not even begin has failed.
+async fn aside(plan: &Plan, begun: impl FnOnce(), told: impl Future<Output = ()>) -> anyhow::Result<Outcome> {
+    let target = Arc::new(Target::new(&plan.url, &plan.ca, plan.token.as_deref())?);
+    let (tasks, meter, load) = (TaskGroup::new("beside"), Arc::new(Meter::default()), plan.load);
+    let kept = Arc::clone(&meter);
+    tasks.spawn("load", async move {
+        // What went wrong is in the meter.
+        let _ = run(&load, &target, &kept).await;
+    });
+    let concurrent = load.pace.concurrent();
+    // Those that do not begin are counted below.
+    let _ = tokio::time::timeout(BEGIN, meter.begun(concurrent)).await;
+    let (start, before) = (tokio::time::Instant::now(), meter.read());
+    begun();
+    told.await;
+    let mut outcome = meter.outcome(start.elapsed().as_secs_f64());
+    outcome.failed += (concurrent as u64).saturating_sub(meter.begins() + outcome.failed);
+    outcome.bytes = meter.read() - before;
+    tasks.abort();
     Ok(outcome)
 }
 
@@ -187,6 +215,8 @@ async fn run(load: &Load, target: &Arc<Target>, meter: &Arc<Meter>) -> anyhow::R
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot;
+
     use super::*;
     use crate::upstream;
 
@@ -195,8 +225,30 @@ mod tests {
         let (dir, tasks) = (tempfile::tempdir().unwrap(), TaskGroup::new("test"));
         let address = upstream::tests::start(dir.path(), &tasks).await;
         let url = format!("https://{address}{prefix}");
-        let plan = Plan { url, ca: dir.path().join("ca.crt"), token: Some("token".to_owned()), load, beside };
-        let outcome = execute(&plan).await.unwrap();
+        let plan = |load, beside| Plan {
+            url: url.clone(),
+            ca: dir.path().join("ca.crt"),
+            token: Some("token".to_owned()),
+            load,
+            beside,
+        };
+        let outcome = match beside {
+            None => execute(&plan(load, false)).await.unwrap(),
+            Some(beside) => {
+                let ((begin, begun), (tell, told)) = (oneshot::channel(), oneshot::channel::<()>());
+                let beside = plan(beside, true);
+                let told = async { told.await.unwrap() };
+                let beside = aside(&beside, || begin.send(()).unwrap(), told);
+                let measured = async {
+                    begun.await.unwrap();
+                    let outcome = execute(&plan(load, false)).await.unwrap();
+                    tell.send(()).unwrap();
+                    outcome
+                };
+                let (beside, measured) = tokio::join!(beside, measured);
+                measured.beside(beside.unwrap())
+            }
+        };
         tasks.abort();
         outcome
     }
@@ -242,7 +294,7 @@ mod tests {
             ca: dir.path().join("ca.crt"),
             token: None,
             load: load(Connections::Http1(2), Request::Small),
-            beside: None,
+            beside: false,
         };
         let seen = execute(&plan).await.unwrap();
         assert_eq!((seen.requests, seen.failed), (0, 6), "{:?}", seen.errors);

@@ -13,9 +13,11 @@ mod machine;
 mod path;
 mod program;
 mod record;
+mod relay;
 mod report;
 mod run;
 mod scenario;
+mod scene;
 mod statistics;
 mod targets;
 mod upstream;
@@ -67,6 +69,9 @@ enum Command {
     /// The upstream that is fast enough not to be what is measured. Started by `run`.
     #[command(hide = true)]
     Upstream(upstream::Args),
+    /// A long or bad way between two TUN devices. Started by `run`.
+    #[command(hide = true)]
+    Relay(relay::Args),
     /// The load of one scenario. Started by `run`; reads its plan from standard input.
     #[command(hide = true)]
     Load,
@@ -97,6 +102,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             return Ok(if verdict.holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Upstream(args) => upstream::run(&args)?,
+        Command::Relay(args) => return relay::run(&args),
         Command::Load => load::main()?,
     }
     Ok(ExitCode::SUCCESS)

@@ -12,6 +12,8 @@ use crate::{
     certificates,
     link::{Link, Seat},
     program::Program,
+    scenario::Scenario,
+    scene::{Scene, Server},
 };
 
 /// A way from the user to the upstream.
@@ -75,9 +77,21 @@ pub struct Running {
     pub token: Option<String>,
     /// The hops, whose processor time and memory count.
     pub hops: Vec<Program>,
+    /// Why it cannot do a scenario, where it cannot.
+    pub cannot: fn(&Scenario) -> Option<&'static str>,
+}
+
+/// Of a path that can do every scenario.
+pub fn can_all(_: &Scenario) -> Option<&'static str> {
+    None
 }
 
 impl Running {
+    /// Why it cannot do this, if so: what a report says in place of figures.
+    pub fn cannot(&self, scenario: &Scenario) -> Option<&'static str> {
+        (self.cannot)(scenario)
+    }
+
     /// How its hops fare, for an error.
     pub fn state(&mut self) -> String {
         self.hops.iter_mut().map(Program::state).collect::<Vec<_>>().join("\n")
@@ -108,17 +122,21 @@ impl Bench {
         Ok(Self { link, programs, upstream, dir, _upstream: program })
     }
 
-    /// Starts a path; it may take a while until a request gets through.
+    /// Starts a path in a scene; it may take a while until a request gets through.
     ///
     /// # Errors
     /// A program that is missing or does not start, with the end of its log.
-    pub async fn path(&self, kind: Kind) -> anyhow::Result<Running> {
+    pub async fn path(&self, kind: Kind, scene: Scene) -> anyhow::Result<Running> {
+        match scene.server {
+            Server::Synthetic => {}
+        }
         match kind {
             Kind::Direct => Ok(Running {
                 url: format!("https://{}", self.upstream),
                 ca: self.file("ca.crt"),
                 token: None,
                 hops: Vec::new(),
+                cannot: can_all,
             }),
             Kind::NginxChain => nginx::start(self),
             Kind::TowlineH2 => towline::start(self, "h2").await,

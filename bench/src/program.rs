@@ -9,14 +9,19 @@ use std::{
 
 use anyhow::{Context, bail};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    process::{Child, Command},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
 };
 
 /// Lines of a log that an error shows.
 const SHOWN: usize = 5;
 /// A program must be ready within this.
 const READY: Duration = Duration::from_secs(30);
+
+/// A tool must answer within this.
+const ANSWER: Duration = Duration::from_secs(60);
+/// A program that has ended says so within this.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A running program; killed when dropped.
 pub struct Program {
@@ -78,6 +83,78 @@ impl Program {
     pub async fn stop(mut self) {
         // An error means that it has ended already.
         let _ = self.child.kill().await;
+    }
+}
+
+/// A tool of ours that answers on standard output what it is told on standard input, a line each; killed when dropped.
+pub struct Dialogue {
+    name: String,
+    child: Child,
+    told: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Dialogue {
+    /// Starts it; what goes wrong is in the first line that it does not say.
+    ///
+    /// # Errors
+    /// A program that cannot be started.
+    pub fn start(name: &str, command: std::process::Command) -> anyhow::Result<Self> {
+        let mut command = Command::from(command);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().with_context(|| format!("start {name}: {command:?}"))?;
+        let told = Some(child.stdin.take().context("standard input is piped")?);
+        let lines = BufReader::new(child.stdout.take().context("standard output is piped")?).lines();
+        Ok(Self { name: name.to_owned(), child, told, lines })
+    }
+
+    /// Tells it a line, end included.
+    ///
+    /// # Errors
+    /// A program that has ended, with what it said.
+    pub async fn tell(&mut self, line: &str) -> anyhow::Result<()> {
+        let told = self.told.as_mut().context("standard input is open until the last line")?;
+        if told.write_all(line.as_bytes()).await.is_err() {
+            bail!("{}", self.complaint().await);
+        }
+        Ok(())
+    }
+
+    /// The next line that it says.
+    ///
+    /// # Errors
+    /// None in time, a program that has ended, with what it said.
+    pub async fn line(&mut self) -> anyhow::Result<String> {
+        match tokio::time::timeout(ANSWER, self.lines.next_line()).await {
+            Ok(Ok(Some(line))) => Ok(line),
+            Ok(_) => bail!("{}", self.complaint().await),
+            Err(_) => bail!("{} has said nothing for {ANSWER:?}", self.name),
+        }
+    }
+
+    /// Lets go of its standard input, which lets it end, and takes the next line that it says.
+    ///
+    /// # Errors
+    /// As [`Self::line`].
+    pub async fn last_line(mut self) -> anyhow::Result<String> {
+        self.told = None;
+        self.line().await
+    }
+
+    /// Ends it and waits for its end.
+    pub async fn stop(mut self) {
+        // An error means that it has ended already.
+        let _ = self.child.kill().await;
+    }
+
+    /// What a program says that has ended.
+    async fn complaint(&mut self) -> String {
+        let mut said = String::new();
+        if let Some(mut out) = self.child.stderr.take() {
+            // Of a program that closed its standard output and lives on, nothing is known.
+            let _ = tokio::time::timeout(LAST_WORDS, out.read_to_string(&mut said)).await;
+        }
+        format!("{} has ended: {}", self.name, said.trim())
     }
 }
 

@@ -20,6 +20,9 @@ pub struct Record {
     pub path: String,
     /// Which repeat, from 0.
     pub repeat: u32,
+    /// Why there are no figures, where the path cannot do this or the machine cannot measure it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no: Option<String>,
     /// What the load saw.
     pub outcome: Outcome,
     /// What each hop used for it.
@@ -45,20 +48,24 @@ pub struct Figure {
     pub of: fn(&Record) -> Option<f64>,
 }
 
-/// All of them.
+/// All of them; a scenario's own (`Outcome::extra`) are `|r| extra(r, "name")`.
 pub const FIGURES: &[Figure] = &[
     Figure { name: "requests_per_s", less: false, of: |r| per(count(r.outcome.requests), r.outcome.seconds) },
     Figure { name: "mb_per_s", less: false, of: |r| per(moved_mb(r)?, r.outcome.seconds) },
     Figure {
         name: "beside_mb_per_s",
         less: false,
-        of: |r| per(count(r.outcome.beside?.bytes) / 1e6, r.outcome.seconds).filter(|rate| *rate > 0.0),
+        of: |r| {
+            let beside = r.outcome.beside?;
+            let seconds = if beside.seconds > 0.0 { beside.seconds } else { r.outcome.seconds };
+            per(count(beside.bytes) / 1e6, seconds).filter(|rate| *rate > 0.0)
+        },
     },
     Figure { name: "p50_us", less: true, of: |r| quantile(r, 0.5) },
     Figure { name: "p90_us", less: true, of: |r| quantile(r, 0.9) },
     Figure { name: "p99_us", less: true, of: |r| quantile(r, 0.99) },
     Figure { name: "worst_us", less: true, of: |r| quantile(r, 1.0) },
-    Figure { name: "failed", less: true, of: |r| Some(count(r.outcome.all_failed())) },
+    Figure { name: "failed", less: true, of: |r| r.no.is_none().then(|| count(r.outcome.all_failed())) },
     Figure { name: "cpu_s_per_gb", less: true, of: |r| per(hops(r, |used| used.cpu_s)?, moved_mb(r)? / 1000.0) },
     Figure {
         name: "cpu_s_per_1000_requests",
@@ -73,7 +80,15 @@ pub const FIGURES: &[Figure] = &[
     Figure { name: "steady_kib", less: true, of: |r| hops(r, |used| count(used.memory_kib)) },
     Figure { name: "peak_kib", less: true, of: |r| hops(r, |used| count(used.peak_kib)) },
     Figure { name: "context_switches", less: true, of: |r| hops(r, |used| count(used.switches)) },
+    Figure { name: "link_lost_percent", less: true, of: |r| extra(r, "link_lost_percent") },
+    Figure { name: "link_dropped_percent", less: true, of: |r| extra(r, "link_dropped_percent") },
+    Figure { name: "link_late_us", less: true, of: |r| extra(r, "link_late_us") },
 ];
+
+/// A figure that only some scenarios have.
+fn extra(record: &Record, name: &str) -> Option<f64> {
+    record.outcome.extra.get(name).copied()
+}
 
 /// The figure of a name.
 pub fn figure(name: &str) -> Option<&'static Figure> {
@@ -105,8 +120,23 @@ fn moved_mb(record: &Record) -> Option<f64> {
 }
 
 impl Record {
+    /// Of what there are no figures of, and why.
+    pub fn without(scenario: &str, path: &str, repeat: u32, why: &str) -> Self {
+        Self {
+            scenario: scenario.to_owned(),
+            path: path.to_owned(),
+            repeat,
+            no: Some(why.to_owned()),
+            outcome: Outcome::default(),
+            hops: Vec::new(),
+        }
+    }
+
     /// One line for whoever waits.
     pub fn line(&self) -> String {
+        if let Some(why) = &self.no {
+            return format!("{:<15} {:<18} #{}  no ({why})", self.scenario, self.path, self.repeat);
+        }
         let shown = |name: &str| Some(format!("  {name} {:.4}", (figure(name)?.of)(self)?));
         let names = [
             "requests_per_s",
@@ -117,7 +147,8 @@ impl Record {
             "cpu_s_per_gb",
             "cpu_s_per_1000_requests",
         ];
-        let figures: String = names.into_iter().filter_map(shown).collect();
+        let own: String = self.outcome.extra.iter().map(|(name, value)| format!("  {name} {value:.4}")).collect();
+        let figures: String = names.into_iter().filter_map(shown).chain([own]).collect();
         let failed = match self.outcome.all_failed() {
             0 => String::new(),
             failed => format!("  FAILED {failed}: {:?}", self.outcome.errors),
@@ -199,6 +230,7 @@ pub mod tests {
             scenario: "get-64".to_owned(),
             path: path.to_owned(),
             repeat: u32::try_from(repeat).unwrap(),
+            no: None,
             outcome: Outcome { requests: 1, seconds: 2.0, latency: vec![(us, 1)].into(), ..Outcome::default() },
             hops: Vec::new(),
         };
@@ -230,10 +262,27 @@ pub mod tests {
     fn failures_are_those_beside_too() {
         let mut record = run_of(&[("x", &[10])]).records.remove(0);
         record.outcome.failed = 2;
-        record.outcome.beside = Some(Beside { failed: 3, bytes: 8_000_000 });
+        record.outcome.beside = Some(Beside { failed: 3, bytes: 8_000_000, seconds: 0.0 });
         assert_eq!(value(&record, "failed"), Some(5.0));
         assert_eq!(value(&record, "beside_mb_per_s"), Some(4.0));
+        record.outcome.beside = Some(Beside { failed: 3, bytes: 8_000_000, seconds: 4.0 });
+        assert_eq!(value(&record, "beside_mb_per_s"), Some(2.0));
         assert!(record.line().contains("FAILED 5"), "{}", record.line());
+    }
+
+    #[test]
+    fn what_cannot_be_measured_has_no_figures_and_says_why() {
+        let record = Record::without("exec", "x", 1, "no upgrades");
+        assert!(FIGURES.iter().all(|figure| (figure.of)(&record).is_none()));
+        assert!(record.line().ends_with("#1  no (no upgrades)"), "{}", record.line());
+    }
+
+    #[test]
+    fn a_line_of_an_older_run_reads_back() {
+        let old = r#"{"scenario":"s","path":"p","repeat":0,"hops":[],"outcome":{"requests":1,"failed":0,"beside":null,"errors":{},"bytes":0,"seconds":1.0,"latency":[[5,1]]}}"#;
+        let record: Record = serde_json::from_str(old).unwrap();
+        assert_eq!((record.no.as_ref(), record.outcome.extra.len(), value(&record, "p50_us")), (None, 0, Some(5.0)));
+        assert!(!serde_json::to_string(&record).unwrap().contains("extra"));
     }
 
     #[test]

@@ -22,6 +22,12 @@ fn of<'a>(run: &'a Run, scenario: &'a str, path: &'a str) -> impl Iterator<Item 
     run.records.iter().filter(move |record| record.scenario == scenario && record.path == path)
 }
 
+/// Why there are no figures of one scenario and path, where something was said.
+pub fn why_not<'a>(run: &'a Run, scenario: &str, path: &str) -> Option<&'a str> {
+    let mut these = run.records.iter().filter(|record| record.scenario == scenario && record.path == path);
+    these.find_map(|record| record.no.as_deref())
+}
+
 /// Names in the order in which they were measured.
 pub fn names(run: &Run, name: fn(&Record) -> &str) -> Vec<&str> {
     let mut seen = Vec::new();
@@ -53,7 +59,10 @@ pub fn table(run: &Run) -> String {
             let cells = shown.iter().map(|figure| {
                 middle(run, scenario, path, figure).map_or_else(|| "no".to_owned(), |this| cell(&this, floor(figure)))
             });
-            let cells: Vec<_> = cells.chain([rare(run, scenario, path)]).collect();
+            let mut cells: Vec<_> = cells.chain([rare(run, scenario, path)]).collect();
+            if let Some((why, first)) = why_not(run, scenario, path).zip(cells.first_mut()) {
+                *first = format!("no ({why})");
+            }
             let _ = writeln!(text, "| {path} | {} |", cells.join(" | "));
         }
     }
@@ -123,6 +132,15 @@ mod tests {
         assert!(text.contains("220 [200 .. 240] 2.00x"), "{text}");
         assert!(text.contains("115 [90.000 .. 130] ="), "{text}");
         assert!(text.contains("too few") && !text.contains("decide nothing"), "{text}");
+    }
+
+    #[test]
+    fn what_a_path_cannot_do_is_shown_with_the_reason() {
+        let mut run = run_of(&[(FLOOR, &[100])]);
+        run.records.push(Record::without("get-64", "ssh", 0, "too old"));
+        run.records.push(Record::without("exec", "ssh", 0, "no pods"));
+        let text = table(&run);
+        assert!(text.contains("| ssh | no (too old) | no |") && text.contains("| ssh | no (no pods) |"), "{text}");
     }
 
     #[test]

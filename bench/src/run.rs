@@ -6,20 +6,22 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use proto::process::{Shutdown, TaskGroup};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
     accounting,
-    link::{Link, Seat},
+    link::{Link, Seat, Way},
     load::{Load, Outcome, Plan},
     machine,
     path::{ANSWERS, Bench, Kind, Running},
-    program::{Program, output},
-    record::{Hop, Record, Writer},
-    scenario::{self, Scenario, Size},
+    program::{Dialogue, Program, output},
+    record::{self, Hop, Record, Writer},
+    relay,
+    scenario::{self, Scenario, Size, Work},
+    scene::Scene,
     statistics::Middle,
 };
 
@@ -84,17 +86,19 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut writer = Writer::create(&out, &facts)?;
     let mut failed = 0;
     for repeat in 0..args.repeat {
-        for kind in paths {
-            // Fresh processes for each round: what one leaves behind is not carried through the whole run.
-            let mut path = bench.path(*kind).await?;
-            answers(&bench, &mut path).await.with_context(|| format!("{} does not answer", kind.name()))?;
-            for scenario in &scenarios {
-                let record = measure(&bench, &path, (*kind, repeat), scenario, Size::new(args.quick)).await?;
-                failed += record.outcome.all_failed();
-                crate::progress(&record.line());
-                writer.write(&record)?;
+        // Those that were named are repeated as often as was said.
+        let due = scenarios.iter().copied().filter(|one| repeat == 0 || !one.once || !args.scenario.is_empty());
+        for (scene, scenarios) in by_scene(due) {
+            for kind in paths {
+                let round = Round { bench: &bench, kind: *kind, repeat, size: Size::new(args.quick) };
+                round
+                    .run(scene, &scenarios, |record| {
+                        failed += record.outcome.all_failed();
+                        crate::progress(&record.line());
+                        writer.write(&record)
+                    })
+                    .await?;
             }
-            path.stop().await;
         }
     }
     crate::progress(&format!("figures are in {}; `bench report {0}` makes a table of them", out.display()));
@@ -102,6 +106,85 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         crate::progress(&format!("{failed} requests failed"));
     }
     Ok(if args.strict && failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Scenarios that share a scene, in the order in which they were named.
+fn by_scene<'a>(scenarios: impl Iterator<Item = &'a Scenario>) -> Vec<(Scene, Vec<&'a Scenario>)> {
+    let mut groups: Vec<(Scene, Vec<&Scenario>)> = Vec::new();
+    for scenario in scenarios {
+        match groups.iter_mut().find(|(scene, _)| *scene == scenario.scene) {
+            Some((_, group)) => group.push(scenario),
+            None => groups.push((scenario.scene, vec![scenario])),
+        }
+    }
+    groups
+}
+
+/// A path in one repeat.
+struct Round<'a> {
+    bench: &'a Bench,
+    kind: Kind,
+    repeat: u32,
+    size: Size,
+}
+
+impl Round<'_> {
+    /// Scenarios of a scene, over a path that is started for them: what one round leaves behind is not carried through the
+    /// whole run.
+    async fn run(
+        &self,
+        scene: Scene,
+        scenarios: &[&Scenario],
+        mut keep: impl FnMut(Record) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        if let Some(why) = self.bench.link.cannot(scene.shape) {
+            return scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, why)));
+        }
+        let mut way = Way::start(&self.bench.link, scene.shape).await?;
+        let mut path = self.bench.path(self.kind, scene).await?;
+        answers(self.bench, &mut path).await.with_context(|| format!("{} does not answer", self.kind.name()))?;
+        for scenario in scenarios {
+            let done = match path.cannot(scenario) {
+                Some(why) => Ok(self.without(scenario, why)),
+                None => self.measure(&mut way, &mut path, scenario).await,
+            };
+            keep(done.with_context(|| format!("{} over {}", scenario.name, self.kind.name()))?)?;
+        }
+        path.stop().await;
+        way.stop().await;
+        Ok(())
+    }
+
+    fn without(&self, scenario: &Scenario, why: &str) -> Record {
+        Record::without(scenario.name, self.kind.name(), self.repeat, why)
+    }
+
+    /// One scenario, once.
+    async fn measure(&self, way: &mut Way, path: &mut Running, scenario: &Scenario) -> anyhow::Result<Record> {
+        load(self.bench, path, (scenario::warm(scenario.scene), None)).await?;
+        // What was before counts for nothing.
+        way.told().await?;
+        let before = path.hops.iter().map(Looked::new).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut memory = vec![Vec::new(); before.len()];
+        let worked = work(self.bench, path, scenario.work, self.size);
+        tokio::pin!(worked);
+        let mut ticks = interval(LOOK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut outcome = loop {
+            tokio::select! {
+                outcome = &mut worked => break outcome?,
+                _ = ticks.tick() => before.iter().zip(&mut memory).for_each(|(hop, seen)| seen.extend(hop.memory_kib())),
+            }
+        };
+        outcome.extra.extend(way.told().await?.iter().flat_map(relay::figures));
+        if let Some(name) = outcome.extra.keys().find(|name| record::figure(name).is_none()) {
+            bail!("there is a figure {name:?} that record::FIGURES does not name");
+        }
+        let hops =
+            before.into_iter().zip(memory).map(|(hop, memory)| hop.used(memory)).collect::<anyhow::Result<_>>()?;
+        let (scenario, path) = (scenario.name.to_owned(), self.kind.name().to_owned());
+        Ok(Record { scenario, path, repeat: self.repeat, no: None, outcome, hops })
+    }
 }
 
 /// Waits until a request gets through.
@@ -117,51 +200,37 @@ async fn answers(bench: &Bench, path: &mut Running) -> anyhow::Result<()> {
     }
 }
 
-async fn measure(
-    bench: &Bench,
-    path: &Running,
-    (kind, repeat): (Kind, u32),
-    scenario: &Scenario,
-    size: Size,
-) -> anyhow::Result<Record> {
-    load(bench, path, (scenario::warm(), None)).await?;
-    let before: Vec<_> = path.hops.iter().map(Looked::new).collect();
-    let mut memory = vec![Vec::new(); before.len()];
-    let loaded = load(bench, path, scenario.load(size));
-    tokio::pin!(loaded);
-    let mut ticks = interval(LOOK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let outcome = loop {
-        tokio::select! {
-            outcome = &mut loaded => break outcome.with_context(|| format!("{} over {}", scenario.name, kind.name()))?,
-            _ = ticks.tick() => before.iter().zip(&mut memory).for_each(|(hop, seen)| seen.extend(hop.memory_kib())),
-        }
-    };
-    let hops = before.into_iter().zip(memory).map(|(hop, memory)| hop.used(memory)).collect::<anyhow::Result<_>>()?;
-    Ok(Record { scenario: scenario.name.to_owned(), path: kind.name().to_owned(), repeat, outcome, hops })
+/// Does it, each kind by what knows how.
+async fn work(bench: &Bench, path: &mut Running, work: Work, size: Size) -> anyhow::Result<Outcome> {
+    match work {
+        Work::Load(of) => load(bench, path, of(size)).await,
+    }
 }
 
 /// A hop before a load.
-struct Looked<'a> {
-    hop: &'a Program,
+struct Looked {
+    name: String,
+    pid: u32,
     before: accounting::Usage,
 }
 
-impl<'a> Looked<'a> {
-    fn new(hop: &'a Program) -> Self {
-        hop.pid().into_iter().for_each(accounting::reset_peak);
-        Self { hop, before: hop.pid().and_then(accounting::usage).unwrap_or_default() }
+impl Looked {
+    fn new(hop: &Program) -> anyhow::Result<Self> {
+        let ended = || format!("{} has ended already", hop.name);
+        let pid = hop.pid().with_context(ended)?;
+        accounting::reset_peak(pid);
+        Ok(Self { name: hop.name.clone(), pid, before: accounting::usage(pid).with_context(ended)? })
     }
 
     #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 KiB")]
     fn memory_kib(&self) -> Option<f64> {
-        Some(accounting::memory_kib(self.hop.pid()?)? as f64)
+        Some(accounting::memory_kib(self.pid)? as f64)
     }
 
     /// What it used since.
     fn used(self, memory_kib: Vec<f64>) -> anyhow::Result<Hop> {
-        let now = self.hop.pid().and_then(accounting::usage);
-        let mut used = now.with_context(|| format!("{} has ended meanwhile", self.hop.name))? - self.before;
+        let now = accounting::usage(self.pid);
+        let mut used = now.with_context(|| format!("{} has ended meanwhile", self.name))? - self.before;
         if let Some(steady) = Middle::of(memory_kib) {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -171,13 +240,45 @@ impl<'a> Looked<'a> {
             let kib = steady.median as u64;
             used.memory_kib = kib;
         }
-        Ok(Hop { name: self.hop.name.clone(), used })
+        Ok(Hop { name: self.name, used })
     }
 }
 
+/// A load in a process of its own; what goes on beside it in another, which is under way before.
 async fn load(bench: &Bench, path: &Running, (load, beside): (Load, Option<Load>)) -> anyhow::Result<Outcome> {
-    let plan = Plan { url: path.url.clone(), ca: path.ca.clone(), token: path.token.clone(), load, beside };
-    let mut command = bench.link.command(Seat::Load, &std::env::current_exe()?);
-    command.arg("load");
-    Ok(serde_json::from_str(&output(command, &serde_json::to_vec(&plan)?).await?)?)
+    let start = |load, beside| -> anyhow::Result<_> {
+        let plan = Plan { url: path.url.clone(), ca: path.ca.clone(), token: path.token.clone(), load, beside };
+        let mut command = bench.link.command(Seat::Load, &std::env::current_exe()?);
+        command.arg("load");
+        Ok((command, serde_json::to_string(&plan)? + "\n"))
+    };
+    let mut around = None;
+    if let Some(beside) = beside {
+        let (command, plan) = start(beside, true)?;
+        let mut process = Dialogue::start("the load beside", command)?;
+        process.tell(&plan).await?;
+        process.line().await?;
+        around = Some(process);
+    }
+    let (command, plan) = start(load, false)?;
+    let outcome: Outcome = serde_json::from_str(&output(command, plan.as_bytes()).await?)?;
+    match around {
+        Some(process) => Ok(outcome.beside(serde_json::from_str(&process.last_line().await?)?)),
+        None => Ok(outcome),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scenarios_of_one_scene_run_over_one_start_of_a_path() {
+        let groups = by_scene(scenario::all());
+        assert_eq!(groups.iter().map(|(_, group)| group.len()).sum::<usize>(), scenario::all().count());
+        for (index, (scene, group)) in groups.iter().enumerate() {
+            assert!(group.iter().all(|scenario| scenario.scene == *scene));
+            assert!(groups[index + 1..].iter().all(|(other, _)| other != scene), "{scene:?}");
+        }
+    }
 }

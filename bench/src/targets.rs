@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{
     record::{self, Figure, Run},
-    report::{FLOOR, middle, short},
+    report::{FLOOR, middle, short, why_not},
     statistics::Middle,
 };
 
@@ -131,7 +131,10 @@ impl Target {
     /// The figure, less that of the path that it is over.
     fn added(&self, run: &Run, figure: &Figure, (scenario, path): (&str, &str)) -> Result<f64, String> {
         let enough = |path: &str| match middle(run, scenario, path, figure) {
-            None => Err(format!("no {scenario} {path} in this run")),
+            None => Err(why_not(run, scenario, path).map_or_else(
+                || format!("no {scenario} {path} in this run"),
+                |why| format!("{scenario} {path}: no ({why})"),
+            )),
             Some(Middle { count, .. }) if count < REPEATS => {
                 Err(format!("{count} of {REPEATS} repeats of {scenario} {path}"))
             }
@@ -190,6 +193,10 @@ mod tests {
             let seen = verdict(&five(), &[target]).unwrap();
             assert!(!seen.holds && seen.text.contains("NOT MEASURED") && seen.text.contains(why), "{}", seen.text);
         }
+        let mut told = five();
+        told.records.push(record::Record::without("get-64", "rathole", 0, "not installed"));
+        let seen = verdict(&told, &["path = \"rathole\"\nat_least = 0"]).unwrap();
+        assert!(!seen.holds && seen.text.contains("get-64 rathole: no (not installed)"), "{}", seen.text);
         let mut quick = five();
         quick.facts.quick = true;
         let seen = verdict(&quick, &["path = \"h2\"\nat_most = 9"]).unwrap();

@@ -96,6 +96,7 @@ impl Meter {
             bytes: seen.bytes,
             seconds,
             latency: seen.latency.clone(),
+            extra: BTreeMap::new(),
         }
     }
 

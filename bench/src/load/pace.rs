@@ -24,6 +24,7 @@ impl Pace {
     pub fn concurrent(self) -> usize {
         match self {
             Self::Open { .. } => 0,
+            Self::Within { .. } => 1,
             Self::Closed { concurrent, .. } | Self::Count { concurrent, .. } => concurrent,
         }
     }
@@ -54,8 +55,22 @@ where
                 move || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
             closed(&tasks, concurrent, meter, &send, take);
         }
+        Pace::Within { seconds } => {
+            let (meter, request) = (Arc::clone(meter), send(Arc::clone(meter)));
+            tasks.spawn("request", async move { within(Duration::from_secs_f64(seconds), request, &meter).await });
+        }
     }
     Ok(tasks.join().await?)
+}
+
+/// A request that is cut when the time is over has done well if anything came.
+async fn within(time: Duration, request: impl Future<Output = anyhow::Result<u64>>, meter: &Meter) {
+    let due = Instant::now();
+    let outcome = timeout(time, request).await.unwrap_or_else(|_| match meter.read() {
+        0 => Err(anyhow::anyhow!("nothing came within {time:?}")),
+        read => Ok(read),
+    });
+    meter.record(due, outcome);
 }
 
 /// When requests are due, from the start: evenly, so many in a second.
@@ -143,6 +158,22 @@ mod tests {
         run(Pace::Count { concurrent: 2, requests: 3 }, &meter, |_| std::future::pending()).await.unwrap();
         let seen = meter.outcome(1.0);
         assert_eq!((seen.requests, seen.failed, seen.errors.len()), (0, 3, 1), "{:?}", seen.errors);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_cut_in_time_counts_what_came_and_nothing_is_a_failure() {
+        for (bytes, failed) in [(5, 0), (0, 1)] {
+            let meter = Arc::new(Meter::default());
+            let start = Instant::now();
+            let send = move |meter: Arc<Meter>| async move {
+                meter.reads(bytes);
+                std::future::pending().await
+            };
+            run(Pace::Within { seconds: 3.0 }, &meter, send).await.unwrap();
+            let seen = meter.outcome(3.0);
+            assert_eq!((seen.requests, seen.failed, seen.bytes), (1 - failed, failed, bytes), "{:?}", seen.errors);
+            assert_eq!(start.elapsed(), Duration::from_secs(3));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use super::{Bench, Running};
+use super::{Bench, Running, can_all};
 use crate::{link::Seat, program::Program};
 
 const PORT: u16 = 8443;
@@ -14,7 +14,7 @@ pub fn start(bench: &Bench) -> anyhow::Result<Running> {
     let inner = format!("{}:{PORT}", bench.link.address(Seat::Inner));
     let hops = vec![hop(bench, Seat::Outer, "outer", &inner)?, hop(bench, Seat::Inner, "inner", &bench.upstream)?];
     let url = format!("https://{}:{PORT}", bench.link.address(Seat::Outer));
-    Ok(Running { url, ca: bench.file("ca.crt"), token: None, hops })
+    Ok(Running { url, ca: bench.file("ca.crt"), token: None, hops, cannot: can_all })
 }
 
 fn hop(bench: &Bench, seat: Seat, name: &str, to: &str) -> anyhow::Result<Program> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use super::{Bench, Running};
+use super::{Bench, Running, can_all};
 use crate::{
     link::Seat,
     program::{Program, output},
@@ -39,6 +39,7 @@ pub async fn start(bench: &Bench, carrier: &str) -> anyhow::Result<Running> {
         ca: text(&ready, "ca")?.into(),
         token: Some(token),
         hops: vec![gateway, agent],
+        cannot: can_all,
     })
 }
 
