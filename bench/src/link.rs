@@ -92,23 +92,22 @@ impl Link {
 
     /// A command at a seat, pinned, which ends when this process does. Its process id is the program's own.
     pub fn command(&self, seat: Seat, program: &Path) -> Command {
-        self.command_in(None, seat, program)
+        self.command_in(PLACES[seat.place()], &[], seat, program)
     }
 
-    /// A command where packets between all of them cross, as far from the hops as what measures them.
+    /// A command where all packets cross, apart from the hops. What is to keep times goes first.
     fn router_command(&self, program: &Path) -> Command {
-        self.command_in(Some('r'), Seat::Upstream, program)
+        self.command_in('r', &["nice", "-n", "-10"], Seat::Upstream, program)
     }
 
-    fn command_in(&self, place: Option<char>, seat: Seat, program: &Path) -> Command {
+    fn command_in(&self, letter: char, before: &[&str], seat: Seat, program: &Path) -> Command {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let mut words = Vec::new();
         if let Self::Veth(prefix) = self {
-            let letter = place.unwrap_or(PLACES[seat.place()]);
             words.extend(["ip".to_owned(), "netns".to_owned(), "exec".to_owned(), format!("{prefix}{letter}")]);
         }
-        words
-            .extend(["setpriv", "--pdeathsig", "KILL", "taskset", "-c", seat.processor(processors)].map(str::to_owned));
+        let pinned = ["setpriv", "--pdeathsig", "KILL", "taskset", "-c", seat.processor(processors)];
+        words.extend(before.iter().chain(&pinned).map(|word| (*word).to_owned()));
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).arg(program);
         command

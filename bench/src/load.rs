@@ -204,6 +204,7 @@ async fn aside(plan: &Plan, begun: impl FnOnce(), told: impl Future<Output = ()>
 /// One load to its end; the seconds that it took.
 async fn run(load: &Load, target: &Arc<Target>, meter: &Arc<Meter>) -> anyhow::Result<f64> {
     let client = Arc::new(Client::new(Arc::clone(target), load.connections));
+    client.connect().await;
     let (start, request) = (tokio::time::Instant::now(), load.request);
     pace::run(load.pace, meter, move |meter| {
         let client = Arc::clone(&client);

@@ -38,8 +38,8 @@ pub struct Args {
     #[arg(long, value_parser = |text: &str| serde_json::from_str::<Shape>(text))]
     shape: Shape,
     /// The same throws of the dice for the same seed.
-    #[arg(long, default_value_t = 7)]
-    seed: u64,
+    #[arg(long)]
+    seed: u32,
 }
 
 /// Both directions at a moment, as the relay tells them.
@@ -109,7 +109,7 @@ impl Way {
         number: u64,
         ended: &SyncSender<anyhow::Result<()>>,
     ) -> anyhow::Result<Self> {
-        let line = Line::new(args.shape, args.seed.wrapping_mul(2).wrapping_add(number));
+        let line = Line::new(args.shape, u64::from(args.seed) * 2 + number);
         let this = Self { shared: Arc::new((Mutex::new(line), Condvar::new())) };
         let (way, from, to) = (this.clone(), Arc::clone(from), Arc::clone(to));
         let outward = this.clone();

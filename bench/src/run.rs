@@ -140,7 +140,8 @@ impl Round<'_> {
         if let Some(why) = self.bench.link.cannot(scene.shape) {
             return scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, why)));
         }
-        let mut way = Way::start(&self.bench.link, scene.shape).await?;
+        // Repeats differ in what is lost, paths of one repeat as little as can be.
+        let mut way = Way::start(&self.bench.link, scene.shape, self.repeat).await?;
         let mut path = self.bench.path(self.kind, scene).await?;
         answers(self.bench, &mut path).await.with_context(|| format!("{} does not answer", self.kind.name()))?;
         for scenario in scenarios {

@@ -26,18 +26,19 @@ impl Link {
 }
 
 impl Way {
-    /// Lays it: all that crosses between the site and the rest goes through it, as long as it is there.
+    /// Lays it: all that crosses between the site and the rest goes through it, as long as it is there. The same seed throws
+    /// the same dice.
     ///
     /// # Errors
     /// A relay that does not start, routes that cannot be set.
-    pub async fn start(link: &Link, shape: Shape) -> anyhow::Result<Self> {
+    pub async fn start(link: &Link, shape: Shape, seed: u32) -> anyhow::Result<Self> {
         let Link::Veth(prefix) = link else { return Ok(Self(None)) };
         if shape == Shape::PLAIN {
             return Ok(Self(None));
         }
         let (router, site) = (format!("{prefix}r"), format!("{prefix}s"));
         let mut command = link.router_command(&std::env::current_exe()?);
-        command.args(["relay", "--shape", &serde_json::to_string(&shape)?]);
+        command.args(["relay", "--shape", &serde_json::to_string(&shape)?, "--seed", &seed.to_string()]);
         let mut relay = Dialogue::start("relay", command)?;
         relay.line().await?;
         // Both devices are of the relay's namespace until one is moved. Their routes are longer than those over veth, and go

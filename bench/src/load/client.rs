@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::{HeaderValue, Method, header};
 use http_body_util::{BodyExt, Either, Empty};
 use hyper::{
@@ -131,6 +132,21 @@ impl Client {
             Connections::Fresh => Pool::Fresh,
         };
         Self { target, tasks: TaskGroup::new("connections"), pool }
+    }
+
+    /// Opens the connections that are kept, so that no request waits for one. Those that fail are tried again by requests.
+    pub async fn connect(&self) {
+        match &self.pool {
+            Pool::Http2 { slots, .. } => {
+                let open = slots.iter().map(async |slot| *slot.lock().await = self.open_http2().await.ok());
+                join_all(open).await;
+            }
+            Pool::Http1 { permits, idle } => {
+                let opened = join_all((0..permits.available_permits()).map(|_| self.open_http1())).await;
+                idle.lock().unwrap_or_else(PoisonError::into_inner).extend(opened.into_iter().flatten());
+            }
+            Pool::Fresh => {}
+        }
     }
 
     /// One request to the end of its answer; the bytes of the larger body.
