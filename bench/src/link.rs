@@ -25,10 +25,11 @@ pub enum Seat {
 
 /// Namespaces: users, gateway, site.
 const PLACES: [char; 3] = ['u', 'g', 's'];
-/// Every end has the congestion control that kernels come with, whatever this machine's is, and none remembers what an
-/// earlier connection went through.
-const TCP: &str =
-    "echo cubic >/proc/sys/net/ipv4/tcp_congestion_control; echo 1 >/proc/sys/net/ipv4/tcp_no_metrics_save";
+/// What every route says: the congestion control that kernels come with, whatever this machine's default is. (A namespace's
+/// default can only be one that the whole machine allows to everybody; a route's can be any.)
+const CUBIC: &str = "congctl cubic";
+/// No connection remembers what an earlier one went through.
+const FORGET: &str = "echo 1 >/proc/sys/net/ipv4/tcp_no_metrics_save";
 /// Before the process id in names of namespaces.
 const PREFIX: &str = "tlbench";
 
@@ -95,9 +96,12 @@ impl Link {
         self.command_in(PLACES[seat.place()], &[], seat, program)
     }
 
-    /// A command where all packets cross, apart from the hops. What is to keep times goes first.
+    /// A command where all packets cross, apart from the hops. What is to keep times goes before all else, if it may.
     fn router_command(&self, program: &Path) -> Command {
-        self.command_in('r', &["nice", "-n", "-10"], Seat::Upstream, program)
+        let first = ["chrt", "--fifo", "1"];
+        let may =
+            Command::new(first[0]).args(&first[1..]).arg("true").output().is_ok_and(|tried| tried.status.success());
+        self.command_in('r', if may { &first } else { &[] }, Seat::Upstream, program)
     }
 
     fn command_in(&self, letter: char, before: &[&str], seat: Seat, program: &Path) -> Command {
@@ -125,7 +129,8 @@ impl Link {
                 "ip netns add {ns}; ip link add r{letter} netns {router} mtu 1500 type veth peer name e{letter} netns {ns} mtu 1500; \
                  ip -n {router} addr add 10.77.{n}.1/24 dev r{letter}; ip -n {router} link set r{letter} up; \
                  ip -n {ns} addr add 10.77.{n}.2/24 dev e{letter}; ip -n {ns} link set e{letter} up; ip -n {ns} link set lo up; \
-                 ip -n {ns} route add default via 10.77.{n}.1; ip netns exec {ns} sh -c '{TCP}'"
+                 ip -n {ns} route add default via 10.77.{n}.1 {CUBIC}; ip netns exec {ns} sh -c '{FORGET}'; \
+                 ip -n {ns} route change local 10.77.{n}.2 dev e{letter} table local proto kernel scope host src 10.77.{n}.2 {CUBIC}"
             ))?;
         }
         Ok(())

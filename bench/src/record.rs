@@ -135,7 +135,7 @@ impl Record {
     /// One line for whoever waits.
     pub fn line(&self) -> String {
         if let Some(why) = &self.no {
-            return format!("{:<15} {:<18} #{}  no ({why})", self.scenario, self.path, self.repeat);
+            return format!("{:<18} {:<18} #{}  no ({why})", self.scenario, self.path, self.repeat);
         }
         let shown = |name: &str| Some(format!("  {name} {:.4}", (figure(name)?.of)(self)?));
         let names = [
@@ -153,7 +153,7 @@ impl Record {
             0 => String::new(),
             failed => format!("  FAILED {failed}: {:?}", self.outcome.errors),
         };
-        format!("{:<15} {:<18} #{}{figures}{failed}", self.scenario, self.path, self.repeat)
+        format!("{:<18} {:<18} #{}{figures}{failed}", self.scenario, self.path, self.repeat)
     }
 }
 

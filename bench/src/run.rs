@@ -87,7 +87,8 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut failed = 0;
     for repeat in 0..args.repeat {
         // Those that were named are repeated as often as was said.
-        let due = scenarios.iter().copied().filter(|one| repeat == 0 || !one.once || !args.scenario.is_empty());
+        let also = !args.scenario.is_empty() || (repeat == 0 && !args.quick);
+        let due = scenarios.iter().copied().filter(|one| also || !one.once);
         for (scene, scenarios) in by_scene(due) {
             for kind in paths {
                 let round = Round { bench: &bench, kind: *kind, repeat, size: Size::new(args.quick) };

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 
-use super::{Link, Shape, sh};
+use super::{CUBIC, Link, Shape, sh};
 use crate::{
     program::Dialogue,
     relay::{FAR, NEAR, Told},
@@ -47,7 +47,7 @@ impl Way {
             "ip -n {router} link set {FAR} netns {site}; \
              ip -n {router} link set {NEAR} mtu {mtu} up; ip -n {site} link set {FAR} mtu {mtu} up; \
              ip -n {router} route add {address}/32 dev {NEAR}; \
-             ip -n {site} route add 10.77.0.0/16 dev {FAR} src {address}",
+             ip -n {site} route add 10.77.0.0/16 dev {FAR} src {address} {CUBIC}",
             mtu = shape.mtu,
             address = link.address(super::Seat::Inner),
         ))
