@@ -3,31 +3,33 @@
 use std::fmt::Write;
 
 use crate::{
-    record::{FIGURES, Run},
+    record::{FIGURES, Figure, Run},
     report::{middle, names, short},
+    statistics::Middle,
 };
 
-/// A line for each scenario and path that changed.
+/// What is not the same about the two runs, then a line for each scenario, path and figure that changed.
 pub fn compare(old: &Run, new: &Run) -> String {
     let mut text = String::new();
     for (what, before, now) in differing_facts(old, new) {
         let _ = writeln!(text, "not the same {what}: {before} and {now}; what differs may come from that");
     }
+    for (run, other, word) in [(old, new, "old"), (new, old, "new")] {
+        let alone = measured(run).into_iter().filter(|pair| !measured(other).contains(pair));
+        let alone: Vec<_> = alone.map(|(scenario, path)| format!("{scenario} {path}")).collect();
+        if !alone.is_empty() {
+            let _ = writeln!(text, "only in the {word} run: {}", alone.join(", "));
+        }
+    }
     let (mut changes, mut compared) = (0, 0);
-    for scenario in names(new, |record| &record.scenario) {
-        for path in names(new, |record| &record.path) {
-            for figure in FIGURES {
-                let both = middle(new, scenario, path, figure).zip(middle(old, scenario, path, figure));
-                let Some((this, before)) = both else { continue };
-                compared += 1;
-                if this.meets(&before) {
-                    continue;
-                }
+    for (scenario, path) in measured(new) {
+        for figure in FIGURES {
+            let both = middle(new, scenario, path, figure).zip(middle(old, scenario, path, figure));
+            let Some((this, before)) = both else { continue };
+            compared += 1;
+            if !this.meets(&before) {
                 changes += 1;
-                let word = if (this.median < before.median) == figure.less { "better" } else { "WORSE" };
-                let ratio = this.ratio(&before).map(|ratio| format!("{ratio:.2}x, ")).unwrap_or_default();
-                let (name, before, now) = (figure.name, short(before.median), short(this.median));
-                let _ = writeln!(text, "{scenario} {path} {name}: {before} -> {now} ({ratio}{word})");
+                let _ = writeln!(text, "{scenario} {path} {}", change(figure, &before, &this));
             }
         }
     }
@@ -39,14 +41,32 @@ pub fn compare(old: &Run, new: &Run) -> String {
     text
 }
 
+fn change(figure: &Figure, before: &Middle, now: &Middle) -> String {
+    let word = if (now.median < before.median) == figure.less { "better" } else { "WORSE" };
+    let ratio = now.ratio(before).map(|ratio| format!("{ratio:.2}x, ")).unwrap_or_default();
+    format!("{}: {} -> {} ({ratio}{word})", figure.name, short(before.median), short(now.median))
+}
+
+/// Scenarios and paths that have figures.
+fn measured(run: &Run) -> Vec<(&str, &str)> {
+    let paths = names(run, |record| &record.path);
+    let has = |scenario: &str, path: &str| FIGURES.iter().any(|figure| middle(run, scenario, path, figure).is_some());
+    let pairs = names(run, |record| &record.scenario)
+        .into_iter()
+        .flat_map(|scenario| paths.iter().map(move |path| (scenario, *path)));
+    pairs.filter(|(scenario, path)| has(scenario, path)).collect()
+}
+
 fn differing_facts<'a>(old: &'a Run, new: &'a Run) -> Vec<(&'static str, String, String)> {
     let facts = |run: &'a Run| {
         let facts = &run.facts;
         [
             ("processor", format!("{} x {}", facts.processors, facts.processor)),
+            ("memory", format!("{} MiB", facts.memory_mib)),
             ("kernel", facts.kernel.clone()),
             ("link", facts.link.clone()),
             ("kind of run", format!("{:?}", facts.reservations())),
+            ("commit", facts.commit.clone().unwrap_or_else(|| "unknown".to_owned())),
         ]
     };
     let pairs = facts(old).into_iter().zip(facts(new));
@@ -66,9 +86,11 @@ mod tests {
         assert!(compare(&old, &old).starts_with("no difference beyond the spread"), "{}", compare(&old, &old));
         new.facts.link = "LOOPBACK".to_owned();
         assert!(compare(&old, &new).starts_with("not the same link"), "{}", compare(&old, &new));
-        assert!(
-            compare(&old, &run_of(&[("quic", &[1])])).contains("nothing in common")
-                || compare(&old, &run_of(&[("quic", &[1])])).contains("in common")
-        );
+        let other = compare(&old, &run_of(&[("quic", &[1])]));
+        for part in
+            ["only in the old run: get-64 h2\n", "only in the new run: get-64 quic\n", "no scenario and path in common"]
+        {
+            assert!(other.contains(part), "{other}");
+        }
     }
 }

@@ -20,6 +20,9 @@ impl Default for Latency {
 }
 
 impl Latency {
+    /// Fewer say nothing of one in a thousand.
+    pub const RARE: u64 = 1000;
+
     /// Counts one; what is longer than the longest counts as that.
     pub fn record(&mut self, microseconds: u64) {
         self.0.saturating_record(microseconds);

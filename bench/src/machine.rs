@@ -25,6 +25,9 @@ pub struct Facts {
     pub link: String,
     /// What the run was started with.
     pub command: String,
+    /// The commit of the folder that it was started in, where it is one; `+` behind it where files were changed since.
+    #[serde(default)]
+    pub commit: Option<String>,
 }
 
 impl Facts {
@@ -66,7 +69,16 @@ pub fn facts(quick: bool, link: &str) -> Facts {
         quick,
         link: link.to_owned(),
         command: std::env::args().skip(1).collect::<Vec<_>>().join(" "),
+        commit: commit(),
     }
+}
+
+/// What was measured, as far as git knows.
+fn commit() -> Option<String> {
+    let mut git = std::process::Command::new("git");
+    let output = git.args(["describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
 }
 
 #[cfg(test)]

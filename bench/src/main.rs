@@ -6,11 +6,14 @@
 mod accounting;
 mod certificates;
 mod compare;
+mod h2load;
+mod html;
 mod latency;
 mod link;
 mod load;
 mod machine;
 mod path;
+mod plot;
 mod program;
 mod record;
 mod relay;
@@ -20,6 +23,7 @@ mod scenario;
 mod scene;
 mod statistics;
 mod targets;
+mod tokens;
 mod upstream;
 
 use std::{
@@ -27,10 +31,13 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 /// Where runs are kept.
 const KEPT: &str = "target/bench";
+/// What must hold.
+const TARGETS: &str = "bench/targets.toml";
 
 /// Measures Towline beside its peers.
 #[derive(Parser)]
@@ -46,10 +53,16 @@ enum Command {
     List,
     /// Run scenarios over paths and keep every figure as a line of JSON (needs root, for network namespaces).
     Run(run::Args),
-    /// A Markdown table of a run, with ratios to nginx-chain.
+    /// Markdown tables of a run, with ratios to nginx-chain and to the best peer.
     Report {
         /// The file that `run` wrote; the newest in target/bench without this.
         file: Option<PathBuf>,
+        /// One page with plots in place of the tables: this file, which needs no network.
+        #[arg(long)]
+        html: Option<PathBuf>,
+        /// The targets, for the page.
+        #[arg(long, default_value = TARGETS)]
+        targets: PathBuf,
     },
     /// Two runs of one machine beside each other: what differs by more than the spread.
     Compare {
@@ -63,7 +76,7 @@ enum Command {
         /// The file that `run` wrote; the newest in target/bench without this.
         file: Option<PathBuf>,
         /// The targets.
-        #[arg(long, default_value = "bench/targets.toml")]
+        #[arg(long, default_value = TARGETS)]
         targets: PathBuf,
     },
     /// The upstream that is fast enough not to be what is measured. Started by `run`.
@@ -75,6 +88,9 @@ enum Command {
     /// The load of one scenario. Started by `run`; reads its plan from standard input.
     #[command(hide = true)]
     Load,
+    /// What a token check costs by itself. Started by `run`.
+    #[command(hide = true)]
+    Tokens(tokens::Args),
 }
 
 fn main() -> ExitCode {
@@ -94,16 +110,23 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List => scenario::list(),
         Command::Run(args) => return run::start(&args),
-        Command::Report { file } => say(&report::table(&record::read(&kept(file)?)?)),
+        Command::Report { file, html: None, .. } => say(&report::markdown(&record::read(&kept(file)?)?)),
+        Command::Report { file, html: Some(page), targets } => {
+            let run = record::read(&kept(file)?)?;
+            let text = html::page(&run, Some(&targets::check(&targets, &run)?))?;
+            std::fs::write(&page, text).with_context(|| page.display().to_string())?;
+            say(&page.display().to_string());
+        }
         Command::Compare { old, new } => say(&compare::compare(&record::read(&old)?, &record::read(&new)?)),
         Command::Check { file, targets } => {
             let verdict = targets::check(&targets, &record::read(&kept(file)?)?)?;
-            say(&verdict.text);
-            return Ok(if verdict.holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            say(&verdict.text());
+            return Ok(if verdict.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Upstream(args) => upstream::run(&args)?,
         Command::Relay(args) => return relay::run(&args),
         Command::Load => load::main()?,
+        Command::Tokens(args) => tokens::main(args)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use crate::{accounting::Usage, load::Outcome, machine::Facts};
+use crate::{accounting::Usage, latency::Latency, load::Outcome, machine::Facts};
 
 /// One load over one path, once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -48,6 +48,9 @@ pub struct Figure {
     pub of: fn(&Record) -> Option<f64>,
 }
 
+/// The rarest latencies: a repeat of few requests alone says nothing of them.
+pub const RARE: &str = "p99.9_us";
+
 /// All of them; a scenario's own (`Outcome::extra`) are `|r| extra(r, "name")`.
 pub const FIGURES: &[Figure] = &[
     Figure { name: "requests_per_s", less: false, of: |r| per(count(r.outcome.requests), r.outcome.seconds) },
@@ -64,6 +67,7 @@ pub const FIGURES: &[Figure] = &[
     Figure { name: "p50_us", less: true, of: |r| quantile(r, 0.5) },
     Figure { name: "p90_us", less: true, of: |r| quantile(r, 0.9) },
     Figure { name: "p99_us", less: true, of: |r| quantile(r, 0.99) },
+    Figure { name: RARE, less: true, of: |r| quantile(r, 0.999).filter(|_| r.outcome.latency.len() >= Latency::RARE) },
     Figure { name: "worst_us", less: true, of: |r| quantile(r, 1.0) },
     Figure { name: "failed", less: true, of: |r| r.no.is_none().then(|| count(r.outcome.all_failed())) },
     Figure { name: "cpu_s_per_gb", less: true, of: |r| per(hops(r, |used| used.cpu_s)?, moved_mb(r)? / 1000.0) },
@@ -80,6 +84,10 @@ pub const FIGURES: &[Figure] = &[
     Figure { name: "steady_kib", less: true, of: |r| hops(r, |used| count(used.memory_kib)) },
     Figure { name: "peak_kib", less: true, of: |r| hops(r, |used| count(used.peak_kib)) },
     Figure { name: "context_switches", less: true, of: |r| hops(r, |used| count(used.switches)) },
+    Figure { name: "cached_1kb_us", less: true, of: |r| extra(r, "cached_1kb_us") },
+    Figure { name: "cold_rs256_us", less: true, of: |r| extra(r, "cold_rs256_us") },
+    Figure { name: "cached_300_groups_us", less: true, of: |r| extra(r, "cached_300_groups_us") },
+    Figure { name: "cold_300_groups_us", less: true, of: |r| extra(r, "cold_300_groups_us") },
     Figure { name: "link_lost_percent", less: true, of: |r| extra(r, "link_lost_percent") },
     Figure { name: "link_dropped_percent", less: true, of: |r| extra(r, "link_dropped_percent") },
     Figure { name: "link_late_us", less: true, of: |r| extra(r, "link_late_us") },

@@ -1,17 +1,20 @@
-//! A run as a Markdown table: the median of the repeats, its spread, and its ratio to `nginx-chain`.
+//! A run as tables, one for each scenario: the median of the repeats, its spread, its ratio to `nginx-chain` and, for our own
+//! paths, to the best peer.
 
 use std::fmt::Write;
 
 use crate::{
     latency::Latency,
-    record::{FIGURES, Figure, Record, Run},
+    record::{FIGURES, Figure, RARE, Record, Run, figure},
     statistics::Middle,
 };
 
 /// What all ratios are to.
 pub const FLOOR: &str = "nginx-chain";
-/// Fewer requests say nothing of one in a thousand.
-const RARE: u64 = 1000;
+/// What our own paths begin with.
+const OURS: &str = "towline";
+/// What has nothing between user and upstream, and is nobody's peer.
+const DIRECT: &str = "direct";
 
 /// Of one scenario and path.
 pub fn middle(run: &Run, scenario: &str, path: &str, figure: &Figure) -> Option<Middle> {
@@ -39,40 +42,152 @@ pub fn names(run: &Run, name: fn(&Record) -> &str) -> Vec<&str> {
     seen
 }
 
-/// The whole table.
-pub fn table(run: &Run) -> String {
-    let mut text = heading(run);
-    for scenario in names(run, |record| &record.scenario) {
-        let shown: Vec<_> = FIGURES
+/// One scenario.
+pub struct Table<'a> {
+    /// Its name.
+    pub scenario: &'a str,
+    /// Those of which any path has one.
+    pub figures: Vec<&'static Figure>,
+    /// In the order of the run.
+    pub rows: Vec<Row<'a>>,
+}
+
+/// One path in a scenario.
+pub struct Row<'a> {
+    /// Its name.
+    pub path: &'a str,
+    /// Its place among the paths of the whole run.
+    pub place: usize,
+    /// One for each figure; otherwise why there are none.
+    pub cells: Result<Vec<Cell<'a>>, &'a str>,
+    /// Latencies of all repeats.
+    pub latency: Latency,
+}
+
+/// One figure of one path.
+pub enum Cell<'a> {
+    /// The path has none of it.
+    None,
+    /// The rarest latencies, read from all repeats together where each alone has too few requests.
+    OfAll(u64),
+    /// As measured.
+    Of(Compared<'a>),
+}
+
+/// A figure beside those of other paths.
+pub struct Compared<'a> {
+    /// The median of the repeats with its spread.
+    pub this: Middle,
+    /// To the floor.
+    pub floor: Option<Ratio>,
+    /// To the best peer, with its name.
+    pub peer: Option<(&'a str, Ratio)>,
+}
+
+/// How two medians compare.
+pub enum Ratio {
+    /// One over the other.
+    Times(f64),
+    /// The spreads meet: no difference that this run can show.
+    Same,
+}
+
+/// All scenarios of a run.
+pub fn tables(run: &Run) -> Vec<Table<'_>> {
+    let paths = names(run, |record| &record.path);
+    let table = |scenario| {
+        let figures: Vec<_> = FIGURES
             .iter()
             .filter(|figure| run.records.iter().any(|r| r.scenario == scenario && (figure.of)(r).is_some()))
             .collect();
-        let columns: Vec<_> = shown.iter().map(|figure| figure.name).chain(["p99.9_us of all"]).collect();
-        let _ = write!(
-            text,
-            "\n### {scenario}\n\n| path | {} |\n|---|{}\n",
-            columns.join(" | "),
-            "---|".repeat(columns.len())
-        );
-        for path in names(run, |record| &record.path) {
-            let floor = |figure| middle(run, scenario, FLOOR, figure).filter(|_| path != FLOOR);
-            let cells = shown.iter().map(|figure| {
-                middle(run, scenario, path, figure).map_or_else(|| "no".to_owned(), |this| cell(&this, floor(figure)))
-            });
-            let mut cells: Vec<_> = cells.chain([rare(run, scenario, path)]).collect();
-            if let Some((why, first)) = why_not(run, scenario, path).zip(cells.first_mut()) {
-                *first = format!("no ({why})");
-            }
-            let _ = writeln!(text, "| {path} | {} |", cells.join(" | "));
+        let measured = paths.iter().enumerate().filter(|(_, path)| of(run, scenario, path).next().is_some());
+        let rows = measured.map(|(place, path)| row(run, scenario, (place, path), (&figures, &paths))).collect();
+        Table { scenario, figures, rows }
+    };
+    names(run, |record| &record.scenario).into_iter().map(table).collect()
+}
+
+fn row<'a>(
+    run: &'a Run,
+    scenario: &'a str,
+    (place, path): (usize, &'a str),
+    (figures, paths): (&[&'static Figure], &[&'a str]),
+) -> Row<'a> {
+    let mut latency = Latency::default();
+    of(run, scenario, path).for_each(|record| latency.merge(&record.outcome.latency));
+    let cell = |figure: &&'static Figure| match middle(run, scenario, path, figure) {
+        None if figure.name == RARE && latency.len() >= Latency::RARE => {
+            latency.at(0.999).map_or(Cell::None, Cell::OfAll)
+        }
+        None => Cell::None,
+        Some(this) => Cell::Of(compared(run, scenario, path, (this, figure, paths))),
+    };
+    let cells = why_not(run, scenario, path).map_or_else(|| Ok(figures.iter().map(cell).collect()), Err);
+    Row { path, place, cells, latency }
+}
+
+fn compared<'a>(
+    run: &Run,
+    scenario: &str,
+    path: &str,
+    (this, figure, paths): (Middle, &Figure, &[&'a str]),
+) -> Compared<'a> {
+    let floor = middle(run, scenario, FLOOR, figure).filter(|_| path != FLOOR).and_then(|floor| ratio(&this, &floor));
+    let peer = best_peer(run, scenario, figure, paths).filter(|_| path.starts_with(OURS));
+    Compared { this, floor, peer: peer.and_then(|(name, best)| Some((name, ratio(&this, &best)?))) }
+}
+
+/// The best of those that a user would pick instead, the floor aside. One that lost requests is no measure.
+fn best_peer<'a>(run: &Run, scenario: &str, of: &Figure, paths: &[&'a str]) -> Option<(&'a str, Middle)> {
+    let failed = figure("failed")?;
+    let peer = |path: &&str| !path.starts_with(OURS) && ![DIRECT, FLOOR].contains(path);
+    let sound = |path: &&str| middle(run, scenario, path, failed).is_some_and(|failed| failed.most == 0.0);
+    let peers = paths.iter().copied().filter(|path| peer(path) && sound(path));
+    let better = |(_, one): &(&str, Middle), (_, other): &(&str, Middle)| {
+        let order = one.median.total_cmp(&other.median);
+        if of.less { order } else { order.reverse() }
+    };
+    peers.filter_map(|path| Some((path, middle(run, scenario, path, of)?))).min_by(better)
+}
+
+fn ratio(this: &Middle, other: &Middle) -> Option<Ratio> {
+    let times = this.ratio(other)?;
+    Some(if this.meets(other) { Ratio::Same } else { Ratio::Times(times) })
+}
+
+impl Ratio {
+    /// As in tables.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Times(times) => format!("{times:.2}x"),
+            Self::Same => "=".to_owned(),
+        }
+    }
+}
+
+/// All tables as Markdown.
+pub fn markdown(run: &Run) -> String {
+    let mut text = heading(run).join("\n") + "\n";
+    for table in tables(run) {
+        let columns: Vec<_> = table.figures.iter().map(|figure| figure.name).collect();
+        let lines = "---|".repeat(columns.len().max(1));
+        let _ = write!(text, "\n### {}\n\n| path | {} |\n|---|{lines}\n", table.scenario, columns.join(" | "));
+        for Row { path, cells, .. } in &table.rows {
+            let cells = match cells {
+                Ok(cells) => cells.iter().map(cell).collect::<Vec<_>>().join(" | "),
+                Err(why) => format!("no ({why}){}", " | ".repeat(columns.len().saturating_sub(1))),
+            };
+            let _ = writeln!(text, "| {path} | {cells} |");
         }
     }
     text
 }
 
-fn heading(run: &Run) -> String {
+/// The machine and how to read the tables, in lines.
+pub fn heading(run: &Run) -> Vec<String> {
     let facts = &run.facts;
-    let mut text = format!(
-        "Measured {} by `bench {}` on {} x {}, {} MiB, Linux {}, link {}, load {} at the start.\n",
+    let mut lines = vec![format!(
+        "Measured {} by `bench {}` on {} x {}, {} MiB, Linux {}, link {}, load {} at the start{}.",
         facts.date,
         facts.command,
         facts.processors,
@@ -81,38 +196,37 @@ fn heading(run: &Run) -> String {
         facts.kernel,
         facts.link,
         facts.load,
-    );
+        facts.commit.as_ref().map(|commit| format!(", commit {commit}")).unwrap_or_default(),
+    )];
     let reservations = facts.reservations();
     if !reservations.is_empty() {
-        let _ = writeln!(text, "**These figures decide nothing: {}.**", reservations.join(", "));
+        lines.push(format!("**These figures decide nothing: {}.**", reservations.join(", ")));
     }
-    let _ = writeln!(
-        text,
-        "Medians of the repeats [least .. most]; the ratio is to {FLOOR}; `=` in its place where the spreads meet, so that there \
-         is no difference beyond the spread. Processor time, memory and context switches are those of the hops together."
-    );
-    text
+    lines.push(format!(
+        "Medians of the repeats [least .. most]; the ratio is to {FLOOR}, and behind it, with its name, to the best of the other \
+         peers; `=` in place of a ratio where the spreads meet, so that there is no difference beyond the spread. Processor \
+         time, memory and context switches are those of the hops together."
+    ));
+    lines
 }
 
-fn cell(this: &Middle, floor: Option<Middle>) -> String {
+fn cell(cell: &Cell) -> String {
+    let Compared { this, floor, peer } = match cell {
+        Cell::None => return "–".to_owned(),
+        Cell::OfAll(us) => return format!("{us} (of all)"),
+        Cell::Of(compared) => compared,
+    };
     let mut text = short(this.median);
     if this.count > 1 {
         let _ = write!(text, " [{} .. {}]", short(this.least), short(this.most));
     }
-    if let Some((floor, ratio)) = floor.and_then(|floor| Some((floor, this.ratio(&floor)?))) {
-        let _ = if this.meets(&floor) { write!(text, " =") } else { write!(text, " {ratio:.2}x") };
+    if let Some(floor) = floor {
+        let _ = write!(text, " {}", floor.text());
+    }
+    if let Some((name, peer)) = peer {
+        let _ = write!(text, " ({} {name})", peer.text());
     }
     text
-}
-
-/// One in a thousand is read from all repeats together.
-fn rare(run: &Run, scenario: &str, path: &str) -> String {
-    let mut all = Latency::default();
-    of(run, scenario, path).for_each(|record| all.merge(&record.outcome.latency));
-    if all.len() < RARE {
-        return "too few".to_owned();
-    }
-    all.at(0.999).map_or_else(String::new, |us| us.to_string())
 }
 
 /// A number of about four digits.
@@ -128,34 +242,71 @@ mod tests {
     #[test]
     fn the_median_is_shown_with_its_ratio_and_no_ratio_within_the_spread() {
         let run = run_of(&[(FLOOR, &[100, 120, 110]), ("h2", &[220, 200, 240]), ("quic", &[115, 130, 90])]);
-        let text = table(&run);
+        let text = markdown(&run);
         assert!(text.contains("220 [200 .. 240] 2.00x"), "{text}");
         assert!(text.contains("115 [90.000 .. 130] ="), "{text}");
-        assert!(text.contains("too few") && !text.contains("decide nothing"), "{text}");
+        assert!(!text.contains("decide nothing"), "{text}");
     }
 
     #[test]
-    fn what_a_path_cannot_do_is_shown_with_the_reason() {
+    fn our_paths_are_compared_with_the_best_peer_by_its_name() {
+        let mut run = run_of(&[
+            (DIRECT, &[1]),
+            (FLOOR, &[100]),
+            ("ssh", &[300]),
+            ("haproxy-chain", &[50]),
+            ("rathole", &[200]),
+            ("towline-h2", &[400]),
+        ]);
+        let text = markdown(&run);
+        assert!(text.contains("| 400 4.00x (8.00x haproxy-chain) |"), "{text}");
+        assert!(text.contains("| 50.000 0.50x |") && text.contains("| 1.000 0.01x |"), "{text}");
+        // More is better of requests per second, and what failed is no measure.
+        run.records[3].outcome.failed = 1;
+        run.records[2].outcome.requests = 40;
+        run.records[5].outcome.requests = 20;
+        let text = markdown(&run);
+        assert!(text.contains("| 400 4.00x (2.00x rathole) |") && text.contains("20.00x (0.50x ssh) |"), "{text}");
+    }
+
+    #[test]
+    fn what_a_path_cannot_do_is_shown_with_the_reason_and_what_was_not_run_is_not() {
         let mut run = run_of(&[(FLOOR, &[100])]);
         run.records.push(Record::without("get-64", "ssh", 0, "too old"));
         run.records.push(Record::without("exec", "ssh", 0, "no pods"));
-        let text = table(&run);
-        assert!(text.contains("| ssh | no (too old) | no |") && text.contains("| ssh | no (no pods) |"), "{text}");
+        let text = markdown(&run);
+        assert!(text.contains("| ssh | no (too old) | ") && text.contains("| ssh | no (no pods) |"), "{text}");
+        let exec = text.split("### exec").nth(1).unwrap();
+        assert!(!exec.contains(FLOOR), "{text}");
+        // Every row has as many cells as there are columns.
+        for lines in text.split("### ").skip(1) {
+            let bars: Vec<_> = lines.lines().filter(|l| l.starts_with('|')).map(|l| l.matches('|').count()).collect();
+            assert!(bars.windows(2).all(|pair| pair[0] == pair[1]), "{lines}");
+        }
     }
 
     #[test]
-    fn one_in_a_thousand_is_read_from_all_repeats() {
-        let mut run = run_of(&[(FLOOR, &[1, 1])]);
+    fn one_in_a_thousand_is_read_from_all_repeats_where_each_has_too_few() {
+        let mut run = run_of(&[(FLOOR, &[1, 1]), ("h2", &[1, 1]), ("quic", &[1, 1])]);
         for record in &mut run.records {
-            record.outcome.latency = vec![(10, 999), (5000, 2)].into();
+            record.outcome.latency = match record.path.as_str() {
+                FLOOR => vec![(10, 499), (5000, 2)],
+                "h2" => vec![(10, 2000), (7000, 4)],
+                _ => vec![(10, 50)],
+            }
+            .into();
         }
-        assert!(table(&run).contains("| 5003 |"), "{}", table(&run));
+        let text = markdown(&run);
+        assert!(text.contains("| 5003 (of all) |"), "{text}");
+        assert!(text.contains("| 7003 [7003 .. 7003] |"), "{text}");
+        let quic = text.lines().find(|line| line.starts_with("| quic")).unwrap();
+        assert!(quic.contains('–') && !quic.contains("of all"), "{text}");
     }
 
     #[test]
     fn what_speaks_against_figures_stands_above_them() {
         let mut run = run_of(&[(FLOOR, &[100])]);
         run.facts.quick = true;
-        assert!(table(&run).contains("**These figures decide nothing: quick.**"));
+        assert!(markdown(&run).contains("**These figures decide nothing: quick.**"));
     }
 }

@@ -12,7 +12,7 @@ use proto::process::{Shutdown, TaskGroup};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
-    accounting,
+    accounting, h2load,
     link::{Link, Seat, Way},
     load::{Load, Outcome, Plan},
     machine,
@@ -23,6 +23,7 @@ use crate::{
     scenario::{self, Scenario, Size, Work},
     scene::Scene,
     statistics::Middle,
+    tokens,
 };
 
 /// What to run.
@@ -84,21 +85,23 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let bench = Bench::start(link, args.programs.clone().unwrap_or(own)).await?;
     let out = args.out.clone().unwrap_or_else(|| Path::new(crate::KEPT).join(facts.file_name()));
     let mut writer = Writer::create(&out, &facts)?;
-    let mut failed = 0;
+    let (mut failed, size) = (0, Size::new(args.quick));
+    let mut keep = |record: Record| {
+        failed += record.outcome.all_failed();
+        crate::progress(&record.line());
+        writer.write(&record)
+    };
     for repeat in 0..args.repeat {
         // Those that were named are repeated as often as was said.
         let also = !args.scenario.is_empty() || (repeat == 0 && !args.quick);
         let due = scenarios.iter().copied().filter(|one| also || !one.once);
-        for (scene, scenarios) in by_scene(due) {
+        let (alone, due): (Vec<_>, Vec<_>) = due.partition(|one| one.work.is_alone());
+        for scenario in alone {
+            keep(without_path(&bench, scenario, repeat, size).await.with_context(|| scenario.name.to_owned())?)?;
+        }
+        for (scene, scenarios) in by_scene(due.into_iter()) {
             for kind in paths {
-                let round = Round { bench: &bench, kind: *kind, repeat, size: Size::new(args.quick) };
-                round
-                    .run(scene, &scenarios, |record| {
-                        failed += record.outcome.all_failed();
-                        crate::progress(&record.line());
-                        writer.write(&record)
-                    })
-                    .await?;
+                Round { bench: &bench, kind: *kind, repeat, size }.run(scene, &scenarios, &mut keep).await?;
             }
         }
     }
@@ -146,7 +149,7 @@ impl Round<'_> {
         let mut path = self.bench.path(self.kind, scene).await?;
         answers(self.bench, &mut path).await.with_context(|| format!("{} does not answer", self.kind.name()))?;
         for scenario in scenarios {
-            let done = match path.cannot(scenario) {
+            let done = match path.cannot(scenario).or_else(|| scenario.work.missing()) {
                 Some(why) => Ok(self.without(scenario, why)),
                 None => self.measure(&mut way, &mut path, scenario).await,
             };
@@ -206,7 +209,17 @@ async fn answers(bench: &Bench, path: &mut Running) -> anyhow::Result<()> {
 async fn work(bench: &Bench, path: &mut Running, work: Work, size: Size) -> anyhow::Result<Outcome> {
     match work {
         Work::Load(of) => load(bench, path, of(size)).await,
+        Work::H2load(seconds) => h2load::run(bench, path, seconds(size)).await,
+        Work::Tokens(_) => bail!("it goes over no path"),
     }
+}
+
+/// What goes over no path, in place of whose name stands what was measured.
+async fn without_path(bench: &Bench, scenario: &Scenario, repeat: u32, size: Size) -> anyhow::Result<Record> {
+    let Work::Tokens(count) = scenario.work else { bail!("it goes over a path") };
+    let outcome = tokens::run(bench, count(size)).await?;
+    let (scenario, path) = (scenario.name.to_owned(), "verifier".to_owned());
+    Ok(Record { scenario, path, repeat, no: None, outcome, hops: Vec::new() })
 }
 
 /// A hop before a load.

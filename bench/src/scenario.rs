@@ -1,11 +1,13 @@
 //! The loads that are measured. `bench/README.md` says what each means.
 
 mod links;
+mod others;
 
 use anyhow::Context;
 use clap::ValueEnum;
 
 use crate::{
+    h2load,
     link::Shape,
     load::{Connections, Load, Pace, Request},
     path::Kind,
@@ -31,6 +33,25 @@ pub struct Scenario {
 pub enum Work {
     /// Requests, and what goes on beside them.
     Load(fn(Size) -> (Load, Option<Load>)),
+    /// Requests of a load generator that is not ours, for so many seconds.
+    H2load(fn(Size) -> f64),
+    /// So many token checks, over no path at all.
+    Tokens(fn(Size) -> u32),
+}
+
+impl Work {
+    /// Why it cannot be done on this machine, if so.
+    pub fn missing(self) -> Option<&'static str> {
+        match self {
+            Self::H2load(_) => h2load::missing(),
+            _ => None,
+        }
+    }
+
+    /// Whether it goes over no path, and is measured once in each repeat.
+    pub fn is_alone(self) -> bool {
+        matches!(self, Self::Tokens(_))
+    }
 }
 
 /// How long scenarios last.
@@ -42,15 +63,17 @@ pub struct Size {
     bytes: u64,
     /// Seconds of a stream over a link that has a pace of its own.
     stream_s: f64,
+    /// Tokens of each kind.
+    tokens: u32,
 }
 
 impl Size {
     /// Short ones show that all of it works; their figures decide nothing.
     pub fn new(quick: bool) -> Self {
         if quick {
-            Self { seconds: 1.0, bytes: 32 * MIB, stream_s: 2.0 }
+            Self { seconds: 1.0, bytes: 32 * MIB, stream_s: 2.0, tokens: 20 }
         } else {
-            Self { seconds: 6.0, bytes: 768 * MIB, stream_s: 6.0 }
+            Self { seconds: 6.0, bytes: 768 * MIB, stream_s: 6.0, tokens: 400 }
         }
     }
 }
@@ -60,7 +83,7 @@ const MIB: u64 = 1 << 20;
 const ENDLESS_S: f64 = 3600.0;
 
 /// All of them, a list for each kind.
-const LISTS: &[&[Scenario]] = &[PLAIN, links::ALL];
+const LISTS: &[&[Scenario]] = &[PLAIN, others::ALL, links::ALL];
 
 /// All of them.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
@@ -205,6 +228,11 @@ pub fn list() {
     for kind in Kind::value_variants() {
         crate::say(&format!("path      {:<18} {}", kind.name(), kind.what()));
     }
+}
+
+/// What a scenario is, if there is one of this name.
+pub fn what(name: &str) -> Option<&'static str> {
+    all().find(|scenario| scenario.name == name).map(|scenario| scenario.what)
 }
 
 /// Those of these names; all without names.

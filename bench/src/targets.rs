@@ -44,17 +44,60 @@ struct Targets {
 
 /// What came out.
 pub struct Verdict {
-    /// Whether every target was measured and holds.
-    pub holds: bool,
-    /// A line for each.
+    /// One for each target.
+    pub lines: Vec<Line>,
+}
+
+/// What came out of one target.
+pub struct Line {
+    /// Whether it holds.
+    pub judgement: Judgement,
+    /// The target, in words.
+    pub name: String,
+    /// The figure, or why there is none.
     pub text: String,
 }
 
-/// One target's.
-enum Outcome {
-    Holds(String),
-    Missed(String),
-    NotMeasured(String),
+/// Whether a target holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judgement {
+    /// It does.
+    Holds,
+    /// It does not.
+    Missed,
+    /// Nobody knows.
+    NotMeasured,
+}
+
+impl Judgement {
+    /// As it is shown.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Holds => "holds",
+            Self::Missed => "MISSED",
+            Self::NotMeasured => "NOT MEASURED",
+        }
+    }
+}
+
+impl Verdict {
+    /// Whether every target was measured and holds.
+    pub fn holds(&self) -> bool {
+        self.lines.iter().all(|line| line.judgement == Judgement::Holds)
+    }
+
+    /// How many.
+    pub fn summary(&self) -> String {
+        let count = |judgement| self.lines.iter().filter(|line| line.judgement == judgement).count();
+        let [held, missed, unknown] = [Judgement::Holds, Judgement::Missed, Judgement::NotMeasured].map(count);
+        format!("{held} hold, {missed} missed, {unknown} not measured")
+    }
+
+    /// A line for each, then how many.
+    pub fn text(&self) -> String {
+        let line = |Line { judgement, name, text }: &Line| format!("{:<12}  {name}: {text}", judgement.word());
+        self.lines.iter().map(line).chain([self.summary()]).collect::<Vec<_>>().join("\n")
+    }
 }
 
 /// Compares a run with the targets of a file.
@@ -64,26 +107,12 @@ enum Outcome {
 pub fn check(file: &Path, run: &Run) -> anyhow::Result<Verdict> {
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
     let targets: Targets = toml::from_str(&text).with_context(|| file.display().to_string())?;
-    let (mut held, mut missed, mut unknown, mut lines) = (0, 0, 0, Vec::new());
-    for target in &targets.target {
+    let line = |target: &Target| {
         let name = target.name()?;
-        lines.push(match target.judge(run)? {
-            Outcome::Holds(text) => {
-                held += 1;
-                format!("holds         {name}: {text}")
-            }
-            Outcome::Missed(text) => {
-                missed += 1;
-                format!("MISSED        {name}: {text}")
-            }
-            Outcome::NotMeasured(text) => {
-                unknown += 1;
-                format!("NOT MEASURED  {name}: {text}")
-            }
-        });
-    }
-    lines.push(format!("{held} hold, {missed} missed, {unknown} not measured"));
-    Ok(Verdict { holds: missed + unknown == 0, text: lines.join("\n") })
+        let (judgement, text) = target.judge(run)?;
+        Ok(Line { judgement, name, text })
+    };
+    Ok(Verdict { lines: targets.target.iter().map(line).collect::<anyhow::Result<_>>()? })
 }
 
 impl Target {
@@ -100,20 +129,21 @@ impl Target {
         Ok(format!("{scenario} {path} {figure}{over} {limit}{to}"))
     }
 
-    fn judge(&self, run: &Run) -> anyhow::Result<Outcome> {
+    fn judge(&self, run: &Run) -> anyhow::Result<(Judgement, String)> {
         let Some(figure) = record::figure(&self.figure) else {
             bail!("{} {}: there is no figure {:?}", self.scenario, self.path, self.figure)
         };
         let reservations = run.facts.reservations();
         if !reservations.is_empty() {
-            return Ok(Outcome::NotMeasured(format!("these figures decide nothing ({})", reservations.join(", "))));
+            let why = format!("these figures decide nothing ({})", reservations.join(", "));
+            return Ok((Judgement::NotMeasured, why));
         }
         let value = match self.value(run, figure) {
             Ok(value) => value,
-            Err(why) => return Ok(Outcome::NotMeasured(why)),
+            Err(why) => return Ok((Judgement::NotMeasured, why)),
         };
         let met = self.at_most.is_none_or(|most| value <= most) && self.at_least.is_none_or(|least| value >= least);
-        Ok(if met { Outcome::Holds(short(value)) } else { Outcome::Missed(short(value)) })
+        Ok((if met { Judgement::Holds } else { Judgement::Missed }, short(value)))
     }
 
     /// What is compared with the limit; otherwise why there is none.
@@ -172,13 +202,13 @@ mod tests {
     fn a_miss_is_named_and_what_holds_too() {
         let seen = verdict(&five(), &["path = \"h2\"\nat_most = 1.3"]).unwrap();
         assert!(
-            seen.holds && seen.text.contains("holds         get-64 h2 p99_us at most 1.3 x nginx-chain: 1.300"),
+            seen.holds() && seen.text().contains("holds         get-64 h2 p99_us at most 1.3 x nginx-chain: 1.300"),
             "{}",
-            seen.text
+            seen.text()
         );
         let seen = verdict(&five(), &["path = \"h2\"\nat_most = 1.3", "path = \"quic\"\nat_most = 1.3"]).unwrap();
-        assert!(!seen.holds && seen.text.contains("MISSED        get-64 quic p99_us"), "{}", seen.text);
-        assert!(seen.text.ends_with("1 hold, 1 missed, 0 not measured"), "{}", seen.text);
+        assert!(!seen.holds() && seen.text().contains("MISSED        get-64 quic p99_us"), "{}", seen.text());
+        assert!(seen.text().ends_with("1 hold, 1 missed, 0 not measured"), "{}", seen.text());
     }
 
     #[test]
@@ -191,27 +221,35 @@ mod tests {
             ("path = \"h2\"\nover = \"nginx-chain\"\nat_most = 9", "nginx-chain has 0 to compare with"),
         ] {
             let seen = verdict(&five(), &[target]).unwrap();
-            assert!(!seen.holds && seen.text.contains("NOT MEASURED") && seen.text.contains(why), "{}", seen.text);
+            assert!(
+                !seen.holds() && seen.text().contains("NOT MEASURED") && seen.text().contains(why),
+                "{}",
+                seen.text()
+            );
         }
         let mut told = five();
         told.records.push(record::Record::without("get-64", "rathole", 0, "not installed"));
         let seen = verdict(&told, &["path = \"rathole\"\nat_least = 0"]).unwrap();
-        assert!(!seen.holds && seen.text.contains("get-64 rathole: no (not installed)"), "{}", seen.text);
+        assert!(!seen.holds() && seen.text().contains("get-64 rathole: no (not installed)"), "{}", seen.text());
         let mut quick = five();
         quick.facts.quick = true;
         let seen = verdict(&quick, &["path = \"h2\"\nat_most = 9"]).unwrap();
-        assert!(!seen.holds && seen.text.contains("decide nothing (quick)"), "{}", seen.text);
+        assert!(!seen.holds() && seen.text().contains("decide nothing (quick)"), "{}", seen.text());
     }
 
     #[test]
     fn what_is_added_over_a_path_is_compared_and_a_figure_can_stand_alone() {
         let seen = verdict(&five(), &["path = \"h2\"\nover = \"direct\"\nat_most = 1.75"]).unwrap();
-        assert!(seen.holds && seen.text.contains("over direct at most 1.75 x nginx-chain: 1.750"), "{}", seen.text);
+        assert!(
+            seen.holds() && seen.text().contains("over direct at most 1.75 x nginx-chain: 1.750"),
+            "{}",
+            seen.text()
+        );
         let seen = verdict(
             &five(),
             &["path = \"h2\"\nto = \"nothing\"\nat_most = 130", "path = \"h2\"\nto = \"nothing\"\nat_most = 129"],
         );
-        assert!(seen.unwrap().text.ends_with("1 hold, 1 missed, 0 not measured"));
+        assert!(seen.unwrap().text().ends_with("1 hold, 1 missed, 0 not measured"));
     }
 
     #[test]
@@ -226,6 +264,6 @@ mod tests {
     fn the_kept_targets_can_be_read() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets.toml");
         let seen = check(&file, &run_of(&[])).unwrap();
-        assert!(!seen.holds && seen.text.lines().count() > 20, "{}", seen.text);
+        assert!(!seen.holds() && seen.text().lines().count() > 20, "{}", seen.text());
     }
 }
