@@ -64,6 +64,26 @@ async fn keys_are_read_once_for_many() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_token_that_many_show_before_it_is_verified_is_verified_once() {
+    let site = fetched(|_| {});
+    let (hold, now) = (site.fetch.hold(), SystemTime::now());
+    let token = site.issuer.token("ann", &[], AUD, now);
+    let all = futures_util::future::join_all((0..100).map(|_| site.verifier.verify(&token, AUD, now)));
+    let release = async {
+        for _ in 0..2 {
+            tokio::task::yield_now().await;
+            assert_eq!(site.verifier.decisions.waiting(), 1, "all wait for one");
+            hold.notify_one();
+        }
+    };
+    let (all, ()) = tokio::join!(all, release);
+    // Each verification makes an identity of its own.
+    let first = all[0].clone().unwrap();
+    assert!(all.iter().all(|identity| Arc::ptr_eq(identity.as_ref().unwrap(), &first)));
+    assert_eq!(site.verifier.decisions.waiting(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_rotated_key_is_found_in_the_middle_of_the_run() {
     let site = fetched(|_| {});
     site.verify("ann").await.unwrap();
