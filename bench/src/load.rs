@@ -145,6 +145,8 @@ impl Outcome {
     }
 }
 
+/// How long what goes on beside has for windows and buffers to fill before anything is measured.
+const SETTLE: Duration = Duration::from_secs(1);
 /// What goes on beside must have begun within this.
 const BEGIN: Duration = Duration::from_secs(30);
 
@@ -164,7 +166,7 @@ pub async fn main() -> anyhow::Result<()> {
             // Whatever comes there or not, it is over.
             let _ = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await;
         };
-        aside(&plan, || crate::say("begun"), told).await?
+        aside(&plan, SETTLE, || crate::say("begun"), told).await?
     } else {
         execute(&plan).await?
     };
@@ -180,7 +182,12 @@ async fn execute(plan: &Plan) -> anyhow::Result<Outcome> {
 }
 
 /// Goes on until it is told to end, and says when it is under way. What did not even begin has failed.
-async fn aside(plan: &Plan, begun: impl FnOnce(), told: impl Future<Output = ()>) -> anyhow::Result<Outcome> {
+async fn aside(
+    plan: &Plan,
+    settle: Duration,
+    begun: impl FnOnce(),
+    told: impl Future<Output = ()>,
+) -> anyhow::Result<Outcome> {
     let target = Arc::new(Target::new(&plan.url, &plan.ca, plan.token.as_deref())?);
     let (tasks, meter, load) = (TaskGroup::new("beside"), Arc::new(Meter::default()), plan.load);
     let kept = Arc::clone(&meter);
@@ -191,6 +198,7 @@ async fn aside(plan: &Plan, begun: impl FnOnce(), told: impl Future<Output = ()>
     let concurrent = load.pace.concurrent();
     // Those that do not begin are counted below.
     let _ = tokio::time::timeout(BEGIN, meter.begun(concurrent)).await;
+    tokio::time::sleep(settle).await;
     let (start, before) = (tokio::time::Instant::now(), meter.read());
     begun();
     told.await;
@@ -239,7 +247,7 @@ mod tests {
                 let ((begin, begun), (tell, told)) = (oneshot::channel(), oneshot::channel::<()>());
                 let beside = plan(beside, true);
                 let told = async { told.await.unwrap() };
-                let beside = aside(&beside, || begin.send(()).unwrap(), told);
+                let beside = aside(&beside, Duration::ZERO, || begin.send(()).unwrap(), told);
                 let measured = async {
                     begun.await.unwrap();
                     let outcome = execute(&plan(load, false)).await.unwrap();
