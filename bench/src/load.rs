@@ -3,8 +3,9 @@
 //! what gets through.
 
 mod client;
-mod meter;
-mod pace;
+pub mod meter;
+pub mod pace;
+pub mod watch;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 

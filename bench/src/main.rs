@@ -4,8 +4,10 @@
 //! read it: `bench/README.md`.
 
 mod accounting;
+mod agents;
 mod certificates;
 mod compare;
+mod fleet;
 mod h2load;
 mod html;
 mod latency;
@@ -24,6 +26,7 @@ mod scene;
 mod statistics;
 mod targets;
 mod tokens;
+mod told;
 mod upstream;
 
 use std::{
@@ -91,6 +94,15 @@ enum Command {
     /// What a token check costs by itself. Started by `run`.
     #[command(hide = true)]
     Tokens(tokens::Args),
+    /// Many watches. Started by `run`, which says on standard input what to do.
+    #[command(hide = true)]
+    Watches,
+    /// Agents of many clusters. Started by `run`, which says on standard input what to do.
+    #[command(hide = true)]
+    Agents,
+    /// One agent whose control exchanges are measured. Started by `run`, which says on standard input what to do.
+    #[command(hide = true)]
+    Agent,
 }
 
 fn main() -> ExitCode {
@@ -127,6 +139,9 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Relay(args) => return relay::run(&args),
         Command::Load => load::main()?,
         Command::Tokens(args) => tokens::main(args)?,
+        Command::Watches => load::watch::main()?,
+        Command::Agents => agents::main()?,
+        Command::Agent => agents::control::main()?,
     }
     Ok(ExitCode::SUCCESS)
 }

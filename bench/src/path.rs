@@ -2,7 +2,7 @@
 //! of its own and pinned the same way.
 
 mod nginx;
-mod towline;
+pub mod towline;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,9 +11,10 @@ use anyhow::Context;
 use crate::{
     certificates,
     link::{Link, Seat},
+    program::Dialogue,
     program::Program,
     scenario::Scenario,
-    scene::{Scene, Server},
+    scene::{Crowd, Scene, Server},
 };
 
 /// A way from the user to the upstream.
@@ -77,8 +78,21 @@ pub struct Running {
     pub token: Option<String>,
     /// The hops, whose processor time and memory count.
     pub hops: Vec<Program>,
+    /// What a crowd brings along.
+    pub also: Also,
     /// Why it cannot do a scenario, where it cannot.
     pub cannot: fn(&Scenario) -> Option<&'static str>,
+}
+
+/// What a path has beside its hops where its scene wants that.
+#[derive(Default)]
+pub struct Also {
+    /// Agents and their gateway, whom scenarios start and kill themselves.
+    pub fleet: Option<towline::fleet::Fleet>,
+    /// The agent whose control exchanges can be measured.
+    pub control: Option<Dialogue>,
+    /// URL and token of the second cluster.
+    pub beside: Option<(String, Option<String>)>,
 }
 
 /// Of a path that can do every scenario.
@@ -94,13 +108,17 @@ impl Running {
 
     /// How its hops fare, for an error.
     pub fn state(&mut self) -> String {
-        self.hops.iter_mut().map(Program::state).collect::<Vec<_>>().join("\n")
+        let fleet = self.also.fleet.iter_mut().map(|fleet| &mut fleet.gateway);
+        self.hops.iter_mut().chain(fleet).map(Program::state).collect::<Vec<_>>().join("\n")
     }
 
     /// Ends its hops.
     pub async fn stop(self) {
-        for hop in self.hops {
+        for hop in self.hops.into_iter().chain(self.also.fleet.map(|fleet| fleet.gateway)) {
             hop.stop().await;
+        }
+        if let Some(agent) = self.also.control {
+            agent.stop().await;
         }
     }
 }
@@ -122,6 +140,15 @@ impl Bench {
         Ok(Self { link, programs, upstream, dir, _upstream: program })
     }
 
+    /// Why a path cannot be started for a crowd, if so.
+    pub fn cannot(&self, kind: Kind, crowd: Crowd) -> Option<String> {
+        match (kind, crowd) {
+            (Kind::Direct | Kind::NginxChain, Crowd::Agents(_) | Crowd::Control) => Some("it has no agents".to_owned()),
+            (Kind::NginxChain, Crowd::Watches(watches)) => nginx::cannot(watches),
+            _ => None,
+        }
+    }
+
     /// Starts a path in a scene; it may take a while until a request gets through.
     ///
     /// # Errors
@@ -136,12 +163,13 @@ impl Bench {
                 ca: self.file("ca.crt"),
                 token: None,
                 hops: Vec::new(),
+                also: Also { beside: Some((format!("https://{}", self.upstream), None)), ..Also::default() },
                 cannot: can_all,
             }),
-            Kind::NginxChain => nginx::start(self),
-            Kind::TowlineH2 => towline::start(self, "h2").await,
-            Kind::TowlineWebsocket => towline::start(self, "websocket").await,
-            Kind::TowlineQuic => towline::start(self, "quic").await,
+            Kind::NginxChain => nginx::start(self, scene.crowd),
+            Kind::TowlineH2 => towline::start(self, "h2", scene.crowd).await,
+            Kind::TowlineWebsocket => towline::start(self, "websocket", scene.crowd).await,
+            Kind::TowlineQuic => towline::start(self, "quic", scene.crowd).await,
         }
         .with_context(|| format!("start {}", kind.name()))
     }

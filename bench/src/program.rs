@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -16,8 +17,10 @@ use tokio::{
 /// Lines of a log that an error shows.
 const SHOWN: usize = 5;
 /// A program must be ready within this.
-const READY: Duration = Duration::from_secs(30);
+pub const READY: Duration = Duration::from_secs(30);
 
+/// How often a log is looked at.
+const LOOK: Duration = Duration::from_millis(20);
 /// A tool must answer within this.
 const ANSWER: Duration = Duration::from_secs(60);
 /// A program that has ended says so within this.
@@ -74,6 +77,21 @@ impl Program {
         format!("{} {state}; its log ends with:\n{}", self.name, tail(&self.log))
     }
 
+    /// Waits until its log has this.
+    ///
+    /// # Errors
+    /// A program that does not say it in time, with the end of the log.
+    pub async fn says(&mut self, text: &str) -> anyhow::Result<()> {
+        let until = tokio::time::Instant::now() + READY;
+        while !std::fs::read_to_string(&self.log)?.contains(text) {
+            if tokio::time::Instant::now() > until || self.child.try_wait()?.is_some() {
+                bail!("not said: {text:?}; {}", self.state());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
     /// Its process id, while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.id()
@@ -81,6 +99,11 @@ impl Program {
 
     /// Ends it and waits for its end, so that its addresses are free.
     pub async fn stop(mut self) {
+        self.kill().await;
+    }
+
+    /// The same of one that something else takes the place of.
+    pub async fn kill(&mut self) {
         // An error means that it has ended already.
         let _ = self.child.kill().await;
     }
@@ -125,11 +148,25 @@ impl Dialogue {
     /// # Errors
     /// None in time, a program that has ended, with what it said.
     pub async fn line(&mut self) -> anyhow::Result<String> {
-        match tokio::time::timeout(ANSWER, self.lines.next_line()).await {
+        self.line_within(ANSWER).await
+    }
+
+    async fn line_within(&mut self, within: Duration) -> anyhow::Result<String> {
+        match tokio::time::timeout(within, self.lines.next_line()).await {
             Ok(Ok(Some(line))) => Ok(line),
             Ok(_) => bail!("{}", self.complaint().await),
-            Err(_) => bail!("{} has said nothing for {ANSWER:?}", self.name),
+            Err(_) => bail!("{} has said nothing for {within:?}", self.name),
         }
+    }
+
+    /// Tells it something and waits so long for what it answers.
+    ///
+    /// # Errors
+    /// As [`Self::line`]; an answer that cannot be read.
+    pub async fn ask<T: DeserializeOwned>(&mut self, what: &impl Serialize, within: Duration) -> anyhow::Result<T> {
+        self.tell(&(serde_json::to_string(what)? + "\n")).await?;
+        let answer = self.line_within(within).await?;
+        serde_json::from_str(&answer).with_context(|| format!("{} answers {answer}", self.name))
     }
 
     /// Lets go of its standard input, which lets it end, and takes the next line that it says.

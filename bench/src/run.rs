@@ -12,7 +12,7 @@ use proto::process::{Shutdown, TaskGroup};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
-    accounting, h2load,
+    accounting, fleet, h2load,
     link::{Link, Seat, Way},
     load::{Load, Outcome, Plan},
     machine,
@@ -20,8 +20,11 @@ use crate::{
     program::{Dialogue, Program, output},
     record::{self, Hop, Record, Writer},
     relay,
-    scenario::{self, Scenario, Size, Work},
-    scene::Scene,
+    scenario::{
+        self, Scenario, Size, Work,
+        fleets::{self, Many},
+    },
+    scene::{Crowd, Scene},
     statistics::Middle,
     tokens,
 };
@@ -100,7 +103,8 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
             keep(without_path(&bench, scenario, repeat, size).await.with_context(|| scenario.name.to_owned())?)?;
         }
         for (scene, scenarios) in by_scene(due.into_iter()) {
-            for kind in paths {
+            let due = paths.iter().filter(|kind| also || fleets::is_repeated(scene.crowd, **kind));
+            for kind in due {
                 Round { bench: &bench, kind: *kind, repeat, size }.run(scene, &scenarios, &mut keep).await?;
             }
         }
@@ -144,6 +148,10 @@ impl Round<'_> {
         if let Some(why) = self.bench.link.cannot(scene.shape) {
             return scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, why)));
         }
+        let scene = Scene { crowd: fleets::fewer(scene.crowd, self.size), ..scene };
+        if let Some(why) = self.bench.cannot(self.kind, scene.crowd) {
+            return scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, &why)));
+        }
         // Repeats differ in what is lost, paths of one repeat as little as can be.
         let mut way = Way::start(&self.bench.link, scene.shape, self.repeat).await?;
         let mut path = self.bench.path(self.kind, scene).await?;
@@ -151,7 +159,7 @@ impl Round<'_> {
         for scenario in scenarios {
             let done = match path.cannot(scenario).or_else(|| scenario.work.missing()) {
                 Some(why) => Ok(self.without(scenario, why)),
-                None => self.measure(&mut way, &mut path, scenario).await,
+                None => self.measure(&mut way, &mut path, (scenario, scene)).await,
             };
             keep(done.with_context(|| format!("{} over {}", scenario.name, self.kind.name()))?)?;
         }
@@ -165,13 +173,18 @@ impl Round<'_> {
     }
 
     /// One scenario, once.
-    async fn measure(&self, way: &mut Way, path: &mut Running, scenario: &Scenario) -> anyhow::Result<Record> {
+    async fn measure(
+        &self,
+        way: &mut Way,
+        path: &mut Running,
+        (scenario, scene): (&Scenario, Scene),
+    ) -> anyhow::Result<Record> {
         load(self.bench, path, (scenario::warm(scenario.scene), None)).await?;
         // What was before counts for nothing.
         way.told().await?;
         let before = path.hops.iter().map(Looked::new).collect::<anyhow::Result<Vec<_>>>()?;
         let mut memory = vec![Vec::new(); before.len()];
-        let worked = work(self.bench, path, scenario.work, self.size);
+        let worked = work(self.bench, path, (scenario.work, scene.crowd), self.size);
         tokio::pin!(worked);
         let mut ticks = interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -206,11 +219,19 @@ async fn answers(bench: &Bench, path: &mut Running) -> anyhow::Result<()> {
 }
 
 /// Does it, each kind by what knows how.
-async fn work(bench: &Bench, path: &mut Running, work: Work, size: Size) -> anyhow::Result<Outcome> {
-    match work {
-        Work::Load(of) => load(bench, path, of(size)).await,
-        Work::H2load(seconds) => h2load::run(bench, path, seconds(size)).await,
-        Work::Tokens(_) => bail!("it goes over no path"),
+async fn work(bench: &Bench, path: &mut Running, (work, crowd): (Work, Crowd), size: Size) -> anyhow::Result<Outcome> {
+    match (work, crowd) {
+        (Work::Load(of), _) => load(bench, path, of(size)).await,
+        (Work::H2load(seconds), _) => h2load::run(bench, path, seconds(size)).await,
+        (Work::Tokens(_), _) => bail!("it goes over no path"),
+        (Work::Many(Many::Idle), _) => fleet::idle(bench, path, size.crowd_s).await,
+        (Work::Many(Many::Storm), _) => fleet::storm(bench, path, fleets::quiet(size)).await,
+        (Work::Many(Many::Noisy), _) => fleet::noisy(bench, path, fleets::quiet(size), fleets::noise()).await,
+        (Work::Many(Many::Control), _) => fleet::control(bench, path, fleets::bulk(), fleets::exchanges(size)).await,
+        (Work::Many(Many::Watches), Crowd::Watches(watches)) => {
+            fleet::watches(bench, path, watches, size.crowd_s).await
+        }
+        (Work::Many(Many::Watches), _) => bail!("a path that has no room for watches"),
     }
 }
 
@@ -259,28 +280,63 @@ impl Looked {
     }
 }
 
-/// A load in a process of its own; what goes on beside it in another, which is under way before.
-async fn load(bench: &Bench, path: &Running, (load, beside): (Load, Option<Load>)) -> anyhow::Result<Outcome> {
-    let start = |load, beside| -> anyhow::Result<_> {
-        let plan = Plan { url: path.url.clone(), ca: path.ca.clone(), token: path.token.clone(), load, beside };
+/// Who sends a load, and where.
+pub struct User {
+    /// `https://host:port/prefix`.
+    pub url: String,
+    /// The authority to trust.
+    pub ca: PathBuf,
+    /// Bearer token.
+    pub token: Option<String>,
+}
+
+impl User {
+    /// Those of a path.
+    pub fn of(path: &Running) -> Self {
+        Self { url: path.url.clone(), ca: path.ca.clone(), token: path.token.clone() }
+    }
+
+    /// The process that sends it, and the line that it is told.
+    fn start(&self, bench: &Bench, load: Load, beside: bool) -> anyhow::Result<(std::process::Command, String)> {
+        let plan = Plan { url: self.url.clone(), ca: self.ca.clone(), token: self.token.clone(), load, beside };
         let mut command = bench.link.command(Seat::Load, &std::env::current_exe()?);
         command.arg("load");
         Ok((command, serde_json::to_string(&plan)? + "\n"))
-    };
-    let mut around = None;
-    if let Some(beside) = beside {
-        let (command, plan) = start(beside, true)?;
-        let mut process = Dialogue::start("the load beside", command)?;
-        process.tell(&plan).await?;
-        process.line().await?;
-        around = Some(process);
     }
-    let (command, plan) = start(load, false)?;
-    let outcome: Outcome = serde_json::from_str(&output(command, plan.as_bytes()).await?)?;
+}
+
+/// A path's load.
+async fn load(bench: &Bench, path: &Running, (load, around): (Load, Option<Load>)) -> anyhow::Result<Outcome> {
+    load_of(bench, &User::of(path), (load, around.map(|load| (User::of(path), load)))).await
+}
+
+/// A load in a process of its own; what goes on beside it in another, which is under way before.
+pub async fn load_of(
+    bench: &Bench,
+    user: &User,
+    (load, around): (Load, Option<(User, Load)>),
+) -> anyhow::Result<Outcome> {
+    let (command, plan) = user.start(bench, load, false)?;
+    let measured = async { Ok(serde_json::from_str(&output(command, plan.as_bytes()).await?)?) };
     match around {
-        Some(process) => Ok(outcome.beside(serde_json::from_str(&process.last_line().await?)?)),
-        None => Ok(outcome),
+        Some((user, load)) => beside(bench, &user, load, measured).await,
+        None => measured.await,
     }
+}
+
+/// What is measured while a load is under way, and what became of that.
+pub async fn beside(
+    bench: &Bench,
+    user: &User,
+    load: Load,
+    measured: impl Future<Output = anyhow::Result<Outcome>>,
+) -> anyhow::Result<Outcome> {
+    let (command, plan) = user.start(bench, load, true)?;
+    let mut process = Dialogue::start("the load beside", command)?;
+    process.tell(&plan).await?;
+    process.line().await?;
+    let outcome = measured.await?;
+    Ok(outcome.beside(serde_json::from_str(&process.last_line().await?)?))
 }
 
 #[cfg(test)]

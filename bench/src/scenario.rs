@@ -1,5 +1,6 @@
 //! The loads that are measured. `bench/README.md` says what each means.
 
+pub mod fleets;
 mod links;
 mod others;
 
@@ -33,6 +34,8 @@ pub struct Scenario {
 pub enum Work {
     /// Requests, and what goes on beside them.
     Load(fn(Size) -> (Load, Option<Load>)),
+    /// With many agents, watches or clusters.
+    Many(fleets::Many),
     /// Requests of a load generator that is not ours, for so many seconds.
     H2load(fn(Size) -> f64),
     /// So many token checks, over no path at all.
@@ -65,15 +68,19 @@ pub struct Size {
     stream_s: f64,
     /// Tokens of each kind.
     tokens: u32,
+    /// Seconds that a crowd is looked at; a few periods of agents' probes.
+    pub crowd_s: f64,
+    /// One in so many of a crowd comes.
+    crowd_part: u32,
 }
 
 impl Size {
     /// Short ones show that all of it works; their figures decide nothing.
     pub fn new(quick: bool) -> Self {
         if quick {
-            Self { seconds: 1.0, bytes: 32 * MIB, stream_s: 2.0, tokens: 20 }
+            Self { seconds: 1.0, bytes: 32 * MIB, stream_s: 2.0, tokens: 20, crowd_s: 3.0, crowd_part: 20 }
         } else {
-            Self { seconds: 6.0, bytes: 768 * MIB, stream_s: 6.0, tokens: 400 }
+            Self { seconds: 6.0, bytes: 768 * MIB, stream_s: 6.0, tokens: 400, crowd_s: 16.0, crowd_part: 1 }
         }
     }
 }
@@ -83,7 +90,7 @@ const MIB: u64 = 1 << 20;
 const ENDLESS_S: f64 = 3600.0;
 
 /// All of them, a list for each kind.
-const LISTS: &[&[Scenario]] = &[PLAIN, others::ALL, links::ALL];
+const LISTS: &[&[Scenario]] = &[PLAIN, others::ALL, links::ALL, fleets::ALL];
 
 /// All of them.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {

@@ -9,6 +9,24 @@ pub struct Scene {
     pub shape: Shape,
     /// The upstream.
     pub server: Server,
+    /// Whom there must be room for.
+    pub crowd: Crowd,
+}
+
+/// Whom a path has room for; all of that is settings that anybody may make, and no check is off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Crowd {
+    /// As it comes.
+    #[default]
+    Few,
+    /// One user with so many watches at once.
+    Watches(u32),
+    /// So many clusters, each with a tunnel, beside the one that users reach.
+    Agents(u32),
+    /// A second cluster, of the same gateway.
+    Two,
+    /// The agent is one of ours whose control exchanges can be measured.
+    Control,
 }
 
 /// What is behind a path.
@@ -21,5 +39,5 @@ pub enum Server {
 
 impl Scene {
     /// A short way, and an upstream that is not what is measured.
-    pub const PLAIN: Self = Self { shape: Shape::PLAIN, server: Server::Synthetic };
+    pub const PLAIN: Self = Self { shape: Shape::PLAIN, server: Server::Synthetic, crowd: Crowd::Few };
 }

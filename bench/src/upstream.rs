@@ -1,5 +1,7 @@
 //! An upstream that answers at line rate, so that the upstream is not what is measured: small answers, bodies of any length,
-//! a sink for uploads. HTTP/1.1 and HTTP/2 over TLS.
+//! a sink for uploads, watches. HTTP/1.1 and HTTP/2 over TLS.
+
+pub mod events;
 
 use std::{
     convert::Infallible,
@@ -12,9 +14,10 @@ use std::{
 
 use anyhow::Context;
 use bytes::Bytes;
+use events::Events;
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Either};
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
@@ -100,7 +103,8 @@ async fn connection(tcp: TcpStream, acceptor: &TlsAcceptor, streams: TaskGroup) 
     Ok(())
 }
 
-async fn answer(request: Request<Incoming>) -> Result<Response<Repeated>, Infallible> {
+async fn answer(request: Request<Incoming>) -> Result<Response<Either<Repeated, Events>>, Infallible> {
+    let watch = Events::asked(request.uri().query());
     let length = request.uri().path().strip_prefix(BYTES).map(str::parse::<u64>);
     let reads = request.method() == Method::GET;
     let mut body = request.into_body();
@@ -114,7 +118,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Repeated>, Infall
         Some(Err(_)) => (StatusCode::BAD_REQUEST, "application/json", Repeated::once(Bytes::from_static(b"{}"))),
         _ => (StatusCode::OK, "application/json", Repeated::once(Bytes::from_static(SMALL))),
     };
-    let mut response = Response::new(body);
+    let mut response = Response::new(watch.map_or(Either::Left(body), Either::Right));
     *response.status_mut() = status;
     response.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(kind));
     Ok(response)

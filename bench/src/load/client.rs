@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderValue, Method, header};
@@ -84,6 +84,16 @@ impl Target {
         Ok(TokioIo::new(connector.connect(self.name.clone(), tcp).await.context("TLS")?))
     }
 
+    /// A GET over HTTP/2.
+    fn get(&self, path: &str) -> anyhow::Result<http::Request<Outgoing>> {
+        let Self { prefix, authority, bearer, .. } = self;
+        let mut message = http::Request::builder().uri(format!("https://{authority}{prefix}{path}"));
+        if let Some(bearer) = bearer {
+            message = message.header(header::AUTHORIZATION, bearer);
+        }
+        Ok(message.body(Either::Left(Empty::new()))?)
+    }
+
     fn message(&self, request: Request, h2: bool) -> anyhow::Result<http::Request<Outgoing>> {
         let Self { prefix, authority, bearer, .. } = self;
         let (method, path, body) = match request {
@@ -113,8 +123,11 @@ pub struct Client {
     pool: Pool,
 }
 
+/// A connection, once it was needed.
+type Slot = Mutex<Option<http2::SendRequest<Outgoing>>>;
+
 enum Pool {
-    Http2 { slots: Vec<Mutex<Option<http2::SendRequest<Outgoing>>>>, next: AtomicUsize },
+    Http2 { slots: Vec<Slot>, next: AtomicUsize },
     Http1 { permits: Semaphore, idle: std::sync::Mutex<Vec<http1::SendRequest<Outgoing>>> },
     Fresh,
 }
@@ -156,14 +169,7 @@ impl Client {
     pub async fn send(&self, request: Request, meter: &Meter) -> anyhow::Result<u64> {
         match &self.pool {
             Pool::Http2 { slots, next } => {
-                let mut slot = slots[next.fetch_add(1, Ordering::Relaxed) % slots.len()].lock().await;
-                let mut sender = match slot.take().filter(|sender| !sender.is_closed()) {
-                    Some(sender) => sender,
-                    None => self.open_http2().await?,
-                };
-                *slot = Some(sender.clone());
-                drop(slot);
-                sender.ready().await.context("ready")?;
+                let mut sender = self.kept_http2(slots, next).await?;
                 exchange(sender.send_request(self.target.message(request, true)?), request, meter).await
             }
             Pool::Http1 { permits, idle } => {
@@ -185,6 +191,29 @@ impl Client {
                 exchange(sender.send_request(self.target.message(request, true)?), request, meter).await
             }
         }
+    }
+
+    /// The head of an answer to a GET over the next HTTP/2 connection, whose body is the caller's to read.
+    ///
+    /// # Errors
+    /// Whatever keeps it from coming; connections of another kind.
+    pub async fn get(&self, path: &str) -> anyhow::Result<http::Response<Incoming>> {
+        let Pool::Http2 { slots, next } = &self.pool else { bail!("only over kept connections of HTTP/2") };
+        let mut sender = self.kept_http2(slots, next).await?;
+        sender.send_request(self.target.get(path)?).await.context("answer")
+    }
+
+    /// The next connection, ready for a request.
+    async fn kept_http2(&self, slots: &[Slot], next: &AtomicUsize) -> anyhow::Result<http2::SendRequest<Outgoing>> {
+        let mut slot = slots[next.fetch_add(1, Ordering::Relaxed) % slots.len()].lock().await;
+        let mut sender = match slot.take().filter(|sender| !sender.is_closed()) {
+            Some(sender) => sender,
+            None => self.open_http2().await?,
+        };
+        *slot = Some(sender.clone());
+        drop(slot);
+        sender.ready().await.context("ready")?;
+        Ok(sender)
     }
 
     async fn open_http2(&self) -> anyhow::Result<http2::SendRequest<Outgoing>> {

@@ -6,6 +6,7 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::{sync::watch, time::Instant};
@@ -85,6 +86,11 @@ impl Meter {
         self.begins.send_modify(|_| ());
     }
 
+    /// Something came that was measured elsewhere.
+    pub fn took(&self, time: Duration) {
+        self.seen().latency.record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+    }
+
     /// All of it, of a load that took so long.
     pub fn outcome(&self, seconds: f64) -> Outcome {
         let seen = self.seen();
@@ -100,7 +106,8 @@ impl Meter {
         }
     }
 
-    fn over(&self) -> u64 {
+    /// How many are over, whatever became of them.
+    pub fn over(&self) -> u64 {
         let seen = self.seen();
         seen.failed + seen.latency.len()
     }

@@ -4,25 +4,57 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use super::{Bench, Running, can_all};
-use crate::{link::Seat, program::Program};
+use super::{Also, Bench, Running, can_all};
+use crate::{link::Seat, program::Program, scene::Crowd};
 
 const PORT: u16 = 8443;
+/// Of the site beside, where two share the outer hop.
+const PORT_BESIDE: u16 = 8444;
+/// Connections of a process, unless a crowd needs more.
+const CONNECTIONS: u32 = 9000;
+/// Connections beside those of a crowd.
+const SPARE: u32 = 1000;
 
 /// Starts both.
-pub fn start(bench: &Bench) -> anyhow::Result<Running> {
-    let inner = format!("{}:{PORT}", bench.link.address(Seat::Inner));
-    let hops = vec![hop(bench, Seat::Outer, "outer", &inner)?, hop(bench, Seat::Inner, "inner", &bench.upstream)?];
-    let url = format!("https://{}:{PORT}", bench.link.address(Seat::Outer));
-    Ok(Running { url, ca: bench.file("ca.crt"), token: None, hops, cannot: can_all })
+pub fn start(bench: &Bench, crowd: Crowd) -> anyhow::Result<Running> {
+    let connections = if let Crowd::Watches(watches) = crowd { needed(watches).max(CONNECTIONS) } else { CONNECTIONS };
+    let address = |seat, port| format!("{}:{port}", bench.link.address(seat));
+    let url = |port| format!("https://{}", address(Seat::Outer, port));
+    let ports = if crowd == Crowd::Two { vec![PORT, PORT_BESIDE] } else { vec![PORT] };
+    let (mut servers, mut hops, mut also) = (Vec::new(), Vec::new(), Also::default());
+    for port in ports {
+        let (inner, name) = (address(Seat::Inner, port), if port == PORT { "inner" } else { "inner-beside" });
+        hops.push(hop(bench, Seat::Inner, name, (&[(inner.clone(), bench.upstream.clone())], connections))?);
+        servers.push((address(Seat::Outer, port), inner));
+    }
+    if crowd == Crowd::Two {
+        also.beside = Some((url(PORT_BESIDE), None));
+    }
+    hops.insert(0, hop(bench, Seat::Outer, "outer", (&servers, connections))?);
+    Ok(Running { url: url(PORT), ca: bench.file("ca.crt"), token: None, hops, also, cannot: can_all })
 }
 
-fn hop(bench: &Bench, seat: Seat, name: &str, to: &str) -> anyhow::Result<Program> {
+/// Connections, and so open files, of the inner hop: one of HTTP/1.1 on each side for each watch.
+fn needed(watches: u32) -> u32 {
+    2 * watches + SPARE
+}
+
+/// Why so many watches are too many, if so.
+pub fn cannot(watches: u32) -> Option<String> {
+    let (needed, allowed) = (needed(watches), proto::process::raise_open_files()?);
+    let refused = format!("a hop of it needs {needed} open files, and the system allows {allowed}");
+    (u64::from(needed) > allowed).then_some(refused)
+}
+
+/// What is listened on, and where that leads, each.
+type Servers<'a> = &'a [(String, String)];
+
+fn hop(bench: &Bench, seat: Seat, name: &str, plan: (Servers<'_>, u32)) -> anyhow::Result<Program> {
     let (dir, certificates) = (bench.file(&format!("nginx-{name}")), bench.file(""));
     std::fs::create_dir_all(&dir)?;
     let file = dir.join("nginx.conf");
-    let listen = format!("{}:{PORT}", bench.link.address(seat));
-    std::fs::write(&file, configuration(&certificates, &dir, name, (&listen, to)))?;
+    let certificate = if seat == Seat::Outer { "outer" } else { "inner" };
+    std::fs::write(&file, configuration(&certificates, &dir, certificate, plan))?;
     let mut command = bench.link.command(seat, &program()?);
     command.arg("-c").arg(&file).arg("-p").arg(&dir);
     Program::start(&format!("nginx {name}"), command, &dir.join("log"))
@@ -34,26 +66,32 @@ fn program() -> anyhow::Result<PathBuf> {
 }
 
 /// Both hops go to a server at the site, whose certificate names it `inner`; nginx compares with names, never with addresses.
-fn configuration(certificates: &Path, dir: &Path, name: &str, (listen, to): (&str, &str)) -> String {
+fn configuration(certificates: &Path, dir: &Path, name: &str, (servers, connections): (Servers<'_>, u32)) -> String {
     let (certificates, dir) = (certificates.display(), dir.display());
-    format!(
-        "daemon off; master_process off; pid {dir}/pid; error_log stderr warn; worker_rlimit_nofile 20000;
-events {{ worker_connections 9000; }}
-http {{
-  access_log {dir}/access.log;
-  client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
-  upstream next {{ server {to}; keepalive 512; keepalive_requests 1000000; }}
+    let server = |(number, (listen, to)): (usize, &(String, String))| {
+        format!(
+            "  upstream next{number} {{ server {to}; keepalive 512; keepalive_requests 1000000; }}
   server {{
     listen {listen} ssl http2; keepalive_requests 1000000; http2_max_concurrent_streams 20000;
     ssl_certificate {certificates}/{name}.crt; ssl_certificate_key {certificates}/{name}.key; ssl_protocols TLSv1.3;
     client_max_body_size 0; tcp_nodelay on;
     location / {{
-      proxy_pass https://next; proxy_http_version 1.1; proxy_set_header Connection \"\";
+      proxy_pass https://next{number}; proxy_http_version 1.1; proxy_set_header Connection \"\";
       proxy_buffering off; proxy_request_buffering off; proxy_read_timeout 600s; proxy_send_timeout 600s;
       proxy_ssl_trusted_certificate {certificates}/ca.crt; proxy_ssl_verify on; proxy_ssl_name inner; proxy_ssl_protocols TLSv1.3;
     }}
   }}
-}}
+"
+        )
+    };
+    let servers: String = servers.iter().enumerate().map(server).collect();
+    format!(
+        "daemon off; master_process off; pid {dir}/pid; error_log stderr warn; worker_rlimit_nofile 20000;
+events {{ worker_connections {connections}; }}
+http {{
+  access_log {dir}/access.log;
+  client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
+{servers}}}
 "
     )
 }

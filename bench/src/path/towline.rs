@@ -1,60 +1,157 @@
 //! Gateway and agent as a user runs them: token check at both, impersonation and audit included.
 
+pub mod fleet;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use super::{Bench, Running, can_all};
+use super::{Also, Bench, Running, can_all};
 use crate::{
+    agents::control,
     link::Seat,
-    program::{Program, output},
+    load::Outcome,
+    program::{Dialogue, Program, READY, output},
+    scene::Crowd,
 };
 
+/// The cluster that every gateway has, and the one beside it where two share it.
+const CLUSTER: &str = "dev";
+const BESIDE: &str = "beside";
+/// Streams that one tunnel has room for, with some to spare: more users need another agent.
+const STREAMS_OF_AGENT: u32 = 8000;
+/// Streams that users may have beside those that a crowd is made of.
+const SPARE: u32 = 1000;
+
 /// Starts both, with one carrier.
-pub async fn start(bench: &Bench, carrier: &str) -> anyhow::Result<Running> {
-    // Of the last repeat: databases and logs begin anew.
-    let state = bench.file(&format!("towline-{carrier}"));
-    let _ = std::fs::remove_dir_all(&state);
-    let log = |name: &str| bench.file(&format!("{name}-{carrier}.log"));
-    let mut command = bench.link.command(Seat::Outer, &program(bench, "towline")?);
-    command.args(["dev", "--json", "--token-ttl", "24h", "--state"]).arg(&state);
-    command.args(["--listen", &format!("{}:8443", bench.link.address(Seat::Outer))]);
-    let (gateway, line) = Program::start_with_line("gateway", command, &log("gateway")).await?;
-    let ready: Value = serde_json::from_str(&line).context("the line that `towline dev` prints")?;
-    let cluster = &ready["clusters"][0];
+pub async fn start(bench: &Bench, carrier: &str, crowd: Crowd) -> anyhow::Result<Running> {
+    if let Crowd::Agents(agents) = crowd {
+        return fleet::start(bench, carrier, agents).await;
+    }
+    let begun = Begun::new(bench, carrier, crowd).await?;
+    let (mut hops, mut also) = (Vec::new(), Also::default());
+    match crowd {
+        Crowd::Few | Crowd::Agents(_) => hops.push(begun.agent(CLUSTER, "agent")?),
+        Crowd::Watches(watches) => {
+            for number in 0..watches.div_ceil(STREAMS_OF_AGENT) {
+                hops.push(begun.agent(CLUSTER, &format!("agent-{number}"))?);
+            }
+        }
+        Crowd::Control => also.control = Some(begun.control().await?),
+        Crowd::Two => {
+            hops.extend([begun.agent(CLUSTER, "agent")?, begun.agent(BESIDE, "agent-beside")?]);
+            also.beside = Some((begun.url(BESIDE)?, Some(begun.token(BESIDE).await?)));
+        }
+    }
+    let (url, token) = (begun.url(CLUSTER)?, begun.token(CLUSTER).await?);
+    hops.insert(0, begun.gateway);
+    let ca = text(&begun.ready, "ca")?.into();
+    Ok(Running { url, ca, token: Some(token), hops, also, cannot: can_all })
+}
 
-    let kubeconfig = bench.file("upstream.kubeconfig");
-    std::fs::write(&kubeconfig, kubeconfig_of(bench).to_string())?;
+/// A gateway that serves.
+struct Begun<'a> {
+    bench: &'a Bench,
+    carrier: &'a str,
+    state: PathBuf,
+    gateway: Program,
+    /// The line that it printed.
+    ready: Value,
+}
+
+impl<'a> Begun<'a> {
+    /// `towline dev` with room for a crowd.
+    async fn new(bench: &'a Bench, carrier: &'a str, crowd: Crowd) -> anyhow::Result<Self> {
+        // Of the last repeat: databases and logs begin anew.
+        let state = bench.file(&format!("towline-{carrier}"));
+        let _ = std::fs::remove_dir_all(&state);
+        let mut command = bench.link.command(Seat::Outer, &program(bench, "towline")?);
+        command.args(["dev", "--json", "--token-ttl", "24h", "--state"]).arg(&state);
+        command.args(["--listen", &format!("{}:8443", bench.link.address(Seat::Outer))]);
+        command.args(["--cluster", CLUSTER]);
+        match crowd {
+            Crowd::Few | Crowd::Control | Crowd::Agents(_) => {}
+            Crowd::Two => {
+                command.args(["--cluster", BESIDE]);
+            }
+            // One user holds them all.
+            Crowd::Watches(watches) => {
+                command.args(["--set", &format!("limits.streams_per_user={}", watches + SPARE)]);
+                command.args(["--set", &format!("limits.streams_per_cluster={}", watches + SPARE)]);
+            }
+        }
+        let (gateway, line) =
+            Program::start_with_line("gateway", command, &bench.file(&format!("gateway-{carrier}.log"))).await?;
+        let ready = serde_json::from_str(&line).context("the line that `towline dev` prints")?;
+        Ok(Self { bench, carrier, state, gateway, ready })
+    }
+
+    fn cluster(&self, name: &str) -> anyhow::Result<&Value> {
+        let clusters = self.ready["clusters"].as_array().into_iter().flatten();
+        let found = clusters.into_iter().find(|cluster| cluster["name"] == name);
+        found.with_context(|| format!("`towline dev` has no cluster {name}"))
+    }
+
+    fn url(&self, name: &str) -> anyhow::Result<String> {
+        Ok(text(self.cluster(name)?, "url")?.to_owned())
+    }
+
+    async fn token(&self, name: &str) -> anyhow::Result<String> {
+        token(self.bench, &self.state, name).await
+    }
+
+    /// The agent of a cluster.
+    fn agent(&self, name: &str, called: &str) -> anyhow::Result<Program> {
+        agent(self.bench, self.carrier, Path::new(text(self.cluster(name)?, "agent_config")?), called)
+    }
+
+    /// An agent of ours in the place of the program, whose control exchanges can be measured.
+    async fn control(&self) -> anyhow::Result<Dialogue> {
+        let plan = control::Plan {
+            config: text(self.cluster(CLUSTER)?, "agent_config")?.into(),
+            kubeconfig: kubeconfig(self.bench)?,
+            carrier: self.carrier.to_owned(),
+        };
+        let mut command = self.bench.link.command(Seat::Inner, &std::env::current_exe()?);
+        command.arg("agent");
+        let mut agent = Dialogue::start("agent", command)?;
+        agent.ask::<Outcome>(&plan, READY).await?;
+        Ok(agent)
+    }
+}
+
+/// The agent's program with these settings.
+fn agent(bench: &Bench, carrier: &str, config: &Path, called: &str) -> anyhow::Result<Program> {
     let mut command = bench.link.command(Seat::Inner, &program(bench, "towline-agent")?);
-    command.args(["run", "--carrier", carrier, "--config", text(cluster, "agent_config")?]);
-    command.arg("--kubeconfig").arg(&kubeconfig);
-    let agent = Program::start("agent", command, &log("agent"))?;
+    command.args(["run", "--carrier", carrier, "--config"]).arg(config);
+    command.arg("--kubeconfig").arg(kubeconfig(bench)?);
+    Program::start(called, command, &bench.file(&format!("{called}-{carrier}.log")))
+}
 
+/// A token of a user who may reach the cluster, of a gateway that serves.
+async fn token(bench: &Bench, state: &Path, cluster: &str) -> anyhow::Result<String> {
     let mut command = bench.link.command(Seat::Outer, &program(bench, "towline")?);
-    command.args(["token", "--user", "admin", "--cluster", "dev", "--state"]).arg(&state);
-    let token = output(command, b"").await?.trim().to_owned();
-    Ok(Running {
-        url: text(cluster, "url")?.to_owned(),
-        ca: text(&ready, "ca")?.into(),
-        token: Some(token),
-        hops: vec![gateway, agent],
-        cannot: can_all,
-    })
+    command.args(["token", "--user", "admin", "--cluster", cluster, "--state"]).arg(state);
+    Ok(output(command, b"").await?.trim().to_owned())
 }
 
 fn text<'a>(value: &'a Value, name: &str) -> anyhow::Result<&'a str> {
     value[name].as_str().with_context(|| format!("{name} is missing in the line that `towline dev` prints"))
 }
 
-fn kubeconfig_of(bench: &Bench) -> Value {
-    json!({
+/// How agents reach the upstream.
+fn kubeconfig(bench: &Bench) -> anyhow::Result<PathBuf> {
+    let value = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "bench",
         "clusters": [{"name": "bench", "cluster":
             {"server": format!("https://{}", bench.upstream), "certificate-authority": bench.file("ca.crt")}}],
         "users": [{"name": "bench", "user": {"token": "of-nobody"}}],
         "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
-    })
+    });
+    let file = bench.file("upstream.kubeconfig");
+    std::fs::write(&file, value.to_string())?;
+    Ok(file)
 }
 
 fn program(bench: &Bench, name: &str) -> anyhow::Result<PathBuf> {

@@ -1,0 +1,146 @@
+//! Agents of many clusters in one process. Each has a cluster, a certificate and a tunnel of its own, and dials, proves itself,
+//! probes, backs off and comes back by the agent's own code; only what is behind them, an apiserver, is not there. Started
+//! by `run`, which tells it what to do, a line of JSON each, and gets a line for each.
+
+mod board;
+pub mod control;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use agent::{
+    config::Config,
+    identity::Identities,
+    roles::{Role, Roles, echo::Echo},
+    tunnel::{Tunnels, connect::Connector, serve::Server, status::StatusBoard},
+};
+use anyhow::Context;
+use board::{Board, Member};
+use certs::{Authority, Validity};
+use proto::process::{Shutdown, TaskGroup};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep_until};
+
+use crate::{
+    load::Outcome,
+    told::{self, Told},
+};
+
+/// Life of a certificate in days: longer than any run.
+const CERTIFICATE_DAYS: u32 = 2;
+/// Where clusters of a fleet are.
+const SCOPE: &str = "/subscriptions/00000000-0000-0000-0000-00000000be2c/resourceGroups/fleet/providers/Microsoft.Kubernetes/connectedClusters";
+
+/// The first line: who they are and where they dial.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// `https://host:port` of the gateway.
+    pub gateway: String,
+    /// The authority of its certificate.
+    pub ca: PathBuf,
+    /// Folder of the authority that agents' certificates come from.
+    pub authority: PathBuf,
+    /// A folder for these certificates.
+    pub dir: PathBuf,
+    /// `h2`, `websocket` or `quic`.
+    pub carrier: String,
+    /// How many; that many clusters.
+    pub agents: u32,
+    /// How many begin to dial in a second.
+    pub rate: f64,
+}
+
+/// Every further line.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Ask {
+    /// Tell once all have a tunnel that was made since they were started or lost; at the latest after so many seconds.
+    Up {
+        /// Seconds.
+        within: f64,
+    },
+    /// The gateway was killed: all have lost their tunnel now, whatever they know of it.
+    Lost,
+    /// Tell who has a tunnel now.
+    Now,
+}
+
+/// The id of a cluster of a fleet.
+pub fn cluster(number: u32) -> String {
+    format!("{SCOPE}/fleet-{number}")
+}
+
+/// Does what standard input says, until that ends.
+///
+/// # Errors
+/// A plan that cannot be read or carried out.
+#[tokio::main(flavor = "current_thread")]
+pub async fn main() -> anyhow::Result<()> {
+    // Without a change of the limit there is what was there.
+    let _ = proto::process::raise_open_files();
+    let mut asks = Told::listen();
+    let plan: Plan = asks.next().await?.context("standard input has no plan")?;
+    let tasks = TaskGroup::new("agents");
+    let members = make(&plan)?;
+    told::tell(&Outcome::default())?;
+    let board = Board::start(members, plan.rate, &tasks);
+    while let Some(ask) = asks.next().await? {
+        match ask {
+            Ask::Up { within } => told::tell(&board.up(Duration::from_secs_f64(within)).await)?,
+            Ask::Lost => {
+                board.lost();
+                told::tell(&Outcome::default())?;
+            }
+            Ask::Now => told::tell(&board.now())?,
+        }
+    }
+    tasks.abort();
+    Ok(())
+}
+
+/// All of them, with their certificates; none dials yet.
+fn make(plan: &Plan) -> anyhow::Result<Vec<Member>> {
+    let authority = Authority::load(&plan.authority).with_context(|| plan.authority.display().to_string())?;
+    std::fs::create_dir_all(&plan.dir)?;
+    (0..plan.agents).map(|number| member(plan, &authority, number)).collect()
+}
+
+fn member(plan: &Plan, authority: &Authority, number: u32) -> anyhow::Result<Member> {
+    let (certificate, key) = (plan.dir.join(format!("{number}.crt")), plan.dir.join(format!("{number}.key")));
+    authority.issue_agent(&cluster(number), Validity::days(CERTIFICATE_DAYS))?.save(&certificate, &key)?;
+    let config = config(plan, &certificate, &key)?;
+    let connector = Connector::new(&config, &Identities::default())?;
+    let server = Server::new(Roles::new(vec![Arc::new(Echo) as Arc<dyn Role>]), config.streams_max);
+    let status = Arc::new(StatusBoard::default());
+    let carrier = config.gateway.carrier;
+    let tunnels = Tunnels::new(Arc::new(connector), carrier, server, Arc::clone(&status), config.drain_grace);
+    Ok(Member::new(tunnels, status))
+}
+
+/// An agent's settings, as its own file would say them.
+fn config(plan: &Plan, certificate: &Path, key: &Path) -> anyhow::Result<Config> {
+    let gateway = toml::Table::from_iter([
+        ("url".to_owned(), plan.gateway.clone().into()),
+        ("ca_file".to_owned(), plan.ca.display().to_string().into()),
+        ("certificate_file".to_owned(), certificate.display().to_string().into()),
+        ("key_file".to_owned(), key.display().to_string().into()),
+        ("carrier".to_owned(), plan.carrier.clone().into()),
+    ]);
+    let text = toml::Table::from_iter([("gateway".to_owned(), toml::Value::Table(gateway))]).to_string();
+    Config::parse(&text, &plan.dir).map_err(|faults| anyhow::anyhow!("{}", faults.of(Path::new("an agent's settings"))))
+}
+
+/// When the one of this number is due.
+fn due(start: Instant, number: usize, rate: f64) -> Instant {
+    #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 agents")]
+    let after = number as f64 / rate;
+    start + Duration::from_secs_f64(after)
+}
+
+/// Keeps the tunnel of one up from when it is due.
+async fn run(tunnels: Arc<Tunnels>, due: Instant) {
+    sleep_until(due).await;
+    tunnels.run(Shutdown::new()).await;
+}

@@ -1,0 +1,234 @@
+//! What is done with many: agents that idle, agents that come back all at once, watches, a cluster beside a noisy one, and
+//! what an agent and its gateway say to each other beside bulk.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    accounting,
+    agents::{Ask, control},
+    latency::Latency,
+    link::Seat,
+    load::{Load, Outcome, watch},
+    path::{Bench, Running, towline::fleet::Fleet},
+    program::{Dialogue, Program},
+    run::{self, User, load_of},
+    statistics::Middle,
+};
+
+/// The agents' certificates are made within this.
+const MADE: Duration = Duration::from_secs(120);
+/// All must have a tunnel within this, from when the last began to dial.
+const UP_S: f64 = 60.0;
+/// Who is not back within this counts as away for so long.
+const BACK_S: f64 = 120.0;
+/// More than what is asked for takes, for the answer itself.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How often memory is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// After a crowd has come, so long passes until it counts as steady.
+const SETTLE: Duration = Duration::from_secs(2);
+/// Connections of the user with many watches.
+const CONNECTIONS: usize = 100;
+/// Between two events of a watch.
+const INTERVAL_MS: u64 = 1000;
+
+/// Agents with nothing to do but to probe: what their gateway holds for each, and its processor time.
+pub async fn idle(bench: &Bench, path: &mut Running, seconds: f64) -> anyhow::Result<Outcome> {
+    let fleet = path.also.fleet.as_mut().context("a gateway with a fleet")?;
+    let before = resident(&[pid(&fleet.gateway)?])?;
+    let (mut agents, mut outcome) = up(bench, fleet).await?;
+    sleep(SETTLE).await;
+    let gateway = pid(&fleet.gateway)?;
+    let used = accounting::usage(gateway).context("the gateway has ended")?;
+    let (begin, memory) = (Instant::now(), steady(&[gateway], seconds).await?);
+    let used = accounting::usage(gateway).context("the gateway has ended")? - used;
+    outcome.extra.insert("cpu_percent".to_owned(), 100.0 * used.cpu_s / begin.elapsed().as_secs_f64());
+    if outcome.requests > 0 {
+        outcome.extra.insert("kib_per_tunnel".to_owned(), each(memory - before, outcome.requests));
+    }
+    outcome.extra.insert("gateway_kib".to_owned(), memory);
+    // Who lost it meanwhile has failed too.
+    let now: Outcome = agents.ask(&Ask::Now, ANSWER).await?;
+    let lost = now.failed.saturating_sub(outcome.failed);
+    if lost > 0 {
+        outcome.failed += lost;
+        outcome.errors.insert("lost the tunnel while idle".to_owned(), lost);
+    }
+    agents.stop().await;
+    Ok(outcome)
+}
+
+/// The agents, all of them up or failed.
+async fn up(bench: &Bench, fleet: &Fleet) -> anyhow::Result<(Dialogue, Outcome)> {
+    let (mut agents, plan) = fleet.dialogue(bench)?;
+    agents.ask::<Outcome>(&plan, MADE).await?;
+    let within = f64::from(plan.agents) / plan.rate + UP_S;
+    let outcome = agents.ask(&Ask::Up { within }, Duration::from_secs_f64(within) + ANSWER).await?;
+    Ok((agents, outcome))
+}
+
+/// The gateway is killed and started again: how long each agent is away, and what users of a cluster see from when its own
+/// agent is back until all are. `users` is one load of theirs, which is repeated.
+pub async fn storm(bench: &Bench, path: &mut Running, users: Load) -> anyhow::Result<Outcome> {
+    let (user, mut fleet) = (User::of(path), path.also.fleet.take().context("a gateway with a fleet")?);
+    let stormed = storm_of(bench, &user, &mut fleet, users).await;
+    path.also.fleet = Some(fleet);
+    stormed
+}
+
+async fn storm_of(bench: &Bench, user: &User, fleet: &mut Fleet, users: Load) -> anyhow::Result<Outcome> {
+    let (mut agents, first) = up(bench, fleet).await?;
+    ensure!(first.failed == 0, "{} of {} agents have no tunnel: {:?}", first.failed, fleet.agents(), first.errors);
+    let before = load_of(bench, user, (users, None)).await?;
+    ensure!(before.failed == 0, "{} requests failed before: {:?}", before.failed, before.errors);
+    fleet.gateway.kill().await;
+    agents.ask::<Outcome>(&Ask::Lost, ANSWER).await?;
+    let killed = Instant::now();
+    fleet.again(bench).await?;
+    let (mut seen, within) = (Users::default(), Duration::from_secs_f64(BACK_S) + ANSWER);
+    let mut outcome = {
+        let mut back = std::pin::pin!(agents.ask::<Outcome>(&Ask::Up { within: BACK_S }, within));
+        loop {
+            tokio::select! {
+                back = &mut back => break back?,
+                seen = seen.look(bench, user, users, killed) => seen?,
+            }
+        }
+    };
+    // Whoever is not back is away at least for so long.
+    (0..outcome.failed).for_each(|_| outcome.latency.record(micros(BACK_S)));
+    while seen.latency.len() == 0 && killed.elapsed().as_secs_f64() < 2.0 * BACK_S {
+        seen.look(bench, user, users, killed).await?;
+    }
+    agents.stop().await;
+    seen.tell(&before.latency, &mut outcome);
+    Ok(outcome)
+}
+
+/// What users of a cluster see while others come back.
+#[derive(Default)]
+struct Users {
+    away_s: Option<f64>,
+    latency: Latency,
+    failed: u64,
+}
+
+impl Users {
+    /// Looks whether a request gets through, and once one has, measures.
+    async fn look(&mut self, bench: &Bench, user: &User, users: Load, killed: Instant) -> anyhow::Result<()> {
+        if self.away_s.is_none() {
+            if load_of(bench, user, (crate::scenario::probe(), None)).await?.requests > 0 {
+                self.away_s = Some(killed.elapsed().as_secs_f64());
+            } else {
+                sleep(LOOK).await;
+            }
+            return Ok(());
+        }
+        let seen = load_of(bench, user, (users, None)).await?;
+        self.latency.merge(&seen.latency);
+        self.failed += seen.failed;
+        Ok(())
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
+    fn tell(self, before: &Latency, outcome: &mut Outcome) {
+        let mut tell =
+            |name: &str, value: Option<f64>| outcome.extra.extend(value.map(|value| (name.to_owned(), value)));
+        let p99 = |latency: &Latency| latency.at(0.99).map(|us| us as f64);
+        let (before, now) = (p99(before), p99(&self.latency));
+        tell("users_away_s", self.away_s);
+        tell("users_p99_us_before", before);
+        tell("users_p99_us", now);
+        tell("users_p99_ratio", now.zip(before).filter(|(_, before)| *before > 0.0).map(|(now, before)| now / before));
+        outcome.failed += self.failed;
+        if self.failed > 0 {
+            outcome.errors.insert("users' requests while agents came back".to_owned(), self.failed);
+        }
+    }
+}
+
+/// Many watches of one user: how long events take, and what the hops hold for each.
+pub async fn watches(bench: &Bench, path: &mut Running, watches: u32, seconds: f64) -> anyhow::Result<Outcome> {
+    let hops = path.hops.iter().map(pid).collect::<anyhow::Result<Vec<_>>>()?;
+    let before = resident(&hops)?;
+    let (url, ca, token) = (path.url.clone(), path.ca.clone(), path.token.clone());
+    let plan = watch::Plan { url, ca, token, connections: CONNECTIONS, watches, interval_ms: INTERVAL_MS };
+    let mut command = bench.link.command(Seat::Load, &std::env::current_exe()?);
+    command.arg("watches");
+    let mut reader = Dialogue::start("watches", command)?;
+    let opened: Outcome = reader.ask(&plan, MADE).await?;
+    ensure!(opened.requests > 0, "not one watch began: {:?}", opened.errors);
+    sleep(SETTLE).await;
+    let ask = watch::Ask { seconds };
+    let (outcome, memory) =
+        tokio::join!(reader.ask::<Outcome>(&ask, Duration::from_secs_f64(seconds) + ANSWER), steady(&hops, seconds));
+    let mut outcome = outcome?;
+    if !hops.is_empty() {
+        outcome.extra.insert("kib_per_watch".to_owned(), each(memory? - before, opened.requests));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
+    outcome.extra.extend(opened.latency.at(0.99).map(|us| ("open_p99_us".to_owned(), us as f64)));
+    reader.stop().await;
+    Ok(outcome)
+}
+
+/// Users of a quiet cluster, alone, and then beside those of another one of the same gateway.
+pub async fn noisy(bench: &Bench, path: &mut Running, quiet: Load, noise: Load) -> anyhow::Result<Outcome> {
+    let (url, token) = path.also.beside.clone().context("a second cluster")?;
+    let user = User { url, token, ..User::of(path) };
+    let alone = load_of(bench, &user, (quiet, None)).await?;
+    let mut outcome = load_of(bench, &user, (quiet, Some((User::of(path), noise)))).await?;
+    #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
+    let p99 = |latency: &Latency| latency.at(0.99).map(|us| us as f64);
+    let (alone, beside) = (p99(&alone.latency), p99(&outcome.latency));
+    outcome.extra.extend(alone.map(|us| ("alone_p99_us".to_owned(), us)));
+    let ratio = beside.zip(alone).filter(|(_, alone)| *alone > 0.0).map(|(beside, alone)| beside / alone);
+    outcome.extra.extend(ratio.map(|ratio| ("beside_p99_ratio".to_owned(), ratio)));
+    Ok(outcome)
+}
+
+/// What the agent says to its gateway, beside bulk on the same tunnel.
+pub async fn control(bench: &Bench, path: &mut Running, bulk: Load, ask: control::Ask) -> anyhow::Result<Outcome> {
+    let mut agent = path.also.control.take().context("an agent that can be asked")?;
+    let user = User::of(path);
+    let asked = run::beside(bench, &user, bulk, async {
+        agent.ask::<Outcome>(&ask, Duration::from_secs_f64(ask.seconds) + MADE).await
+    });
+    let asked = asked.await;
+    path.also.control = Some(agent);
+    asked
+}
+
+fn pid(program: &Program) -> anyhow::Result<u32> {
+    program.pid().with_context(|| format!("{} has ended", program.name))
+}
+
+/// Resident memory of these together now, in KiB.
+fn resident(pids: &[u32]) -> anyhow::Result<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 KiB")]
+    let of = |pid: &u32| accounting::memory_kib(*pid).map(|kib| kib as f64).context("a hop has ended");
+    pids.iter().map(of).sum()
+}
+
+/// The median of it over a time.
+async fn steady(pids: &[u32], seconds: f64) -> anyhow::Result<f64> {
+    let (until, mut seen) = (Instant::now() + Duration::from_secs_f64(seconds), vec![resident(pids)?]);
+    while Instant::now() < until {
+        sleep(LOOK).await;
+        seen.push(resident(pids)?);
+    }
+    Ok(Middle::of(seen).map_or(0.0, |middle| middle.median))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far less than 2^52 of anything")]
+fn each(kib: f64, count: u64) -> f64 {
+    kib.max(0.0) / count as f64
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few minutes")]
+fn micros(seconds: f64) -> u64 {
+    (seconds * 1e6) as u64
+}

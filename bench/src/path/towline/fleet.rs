@@ -1,0 +1,132 @@
+//! A gateway of many clusters. Its configuration is the one that `towline dev` makes, with the clusters of a fleet in it,
+//! and settings for agents that are all behind one address: how many handshakes one address may have under way.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use toml::Table;
+
+use super::{Also, Begun, Bench, CLUSTER, Running, agent, can_all, program, text, token};
+use crate::{
+    agents::{self, Plan, cluster},
+    link::Seat,
+    program::{Dialogue, Program},
+    scene::Crowd,
+};
+
+/// What it logs when it listens.
+const SERVES: &str = "gateway serves";
+/// How many agents begin in a second; one that loses its tunnel comes back by its own rules.
+const RATE: f64 = 400.0;
+
+/// A gateway and the agents of its clusters.
+pub struct Fleet {
+    /// The gateway; what kills it starts it again.
+    pub gateway: Program,
+    state: PathBuf,
+    carrier: String,
+    url: String,
+    agents: u32,
+    starts: u32,
+}
+
+/// Starts the gateway, and the agent of the cluster that users reach; those of the fleet are the scenario's to start.
+pub async fn start(bench: &Bench, carrier: &str, agents: u32) -> anyhow::Result<Running> {
+    // It makes certificates, users and the configuration, and serves one cluster for a moment.
+    let made = Begun::new(bench, carrier, Crowd::Few).await?;
+    made.gateway.stop().await;
+    let (state, ready) = (made.state, made.ready);
+    write_config(&state, agents)?;
+    let first = &ready["clusters"][0];
+    let gateway = run(bench, &state, carrier, 0).await?;
+    let (url, ca) = (text(&ready, "url")?.to_owned(), text(&ready, "ca")?.into());
+    let fleet = Fleet { gateway, carrier: carrier.to_owned(), url, agents, starts: 0, state };
+    let hops = vec![agent(bench, carrier, Path::new(text(first, "agent_config")?), "agent")?];
+    let token = Some(token(bench, &fleet.state, CLUSTER).await?);
+    let also = Also { fleet: Some(fleet), ..Also::default() };
+    Ok(Running { url: text(first, "url")?.to_owned(), ca, token, hops, also, cannot: can_all })
+}
+
+/// The gateway's program with the fleet's configuration, once it listens.
+async fn run(bench: &Bench, state: &Path, carrier: &str, starts: u32) -> anyhow::Result<Program> {
+    let mut command = bench.link.command(Seat::Outer, &program(bench, "towline-gateway")?);
+    command.arg("--config").arg(config_file(state));
+    // A log of its own, where what it says first is not what one before it said.
+    let log = state.join(format!("fleet-{carrier}-{starts}.log"));
+    let mut gateway = Program::start("gateway", command, &log)?;
+    gateway.says(SERVES).await?;
+    Ok(gateway)
+}
+
+fn config_file(state: &Path) -> PathBuf {
+    state.join("fleet.toml")
+}
+
+fn write_config(state: &Path, agents: u32) -> anyhow::Result<()> {
+    let made = state.join("gateway.toml");
+    let text = std::fs::read_to_string(&made).with_context(|| made.display().to_string())?;
+    let config = config(text.parse().with_context(|| made.display().to_string())?, agents)?;
+    Ok(std::fs::write(config_file(state), config.to_string())?)
+}
+
+/// What `towline dev` runs in its own process is the gateway's here.
+fn config(mut config: Table, agents: u32) -> anyhow::Result<Table> {
+    let clusters = config.get_mut("clusters").and_then(toml::Value::as_array_mut).context("no clusters")?;
+    clusters.extend((0..agents).map(|number| Table::from_iter([("id".to_owned(), cluster(number).into())]).into()));
+    let issuer = [("state_dir", "issuer".into()), ("token_lifetime", "24h".into())];
+    // All of the fleet are behind one address, which is taken for one of many: an address gets an eighth of what is free.
+    let limits = [("handshakes_per_address", i64::from(agents.max(256)).into()), ("handshakes", 100_000.into())];
+    config.insert("issuer".to_owned(), table(issuer));
+    config.insert("limits".to_owned(), table(limits));
+    Ok(config)
+}
+
+fn table<const N: usize>(entries: [(&str, toml::Value); N]) -> toml::Value {
+    Table::from_iter(entries.map(|(key, value)| (key.to_owned(), value))).into()
+}
+
+impl Fleet {
+    /// How many agents it is of.
+    pub fn agents(&self) -> u32 {
+        self.agents
+    }
+
+    /// The agents' process, and the plan by which they begin to dial once it is told to them.
+    pub fn dialogue(&self, bench: &Bench) -> anyhow::Result<(Dialogue, Plan)> {
+        let plan = agents::Plan {
+            gateway: self.url.clone(),
+            ca: self.state.join("ca/ca.crt"),
+            authority: self.state.join("ca"),
+            dir: self.state.join("fleet"),
+            carrier: self.carrier.clone(),
+            agents: self.agents,
+            rate: RATE,
+        };
+        // Apart from the gateway's processor.
+        let mut command = bench.link.command(Seat::Upstream, &std::env::current_exe()?);
+        command.arg("agents");
+        Ok((Dialogue::start("agents", command)?, plan))
+    }
+
+    /// Starts the gateway again.
+    pub async fn again(&mut self, bench: &Bench) -> anyhow::Result<()> {
+        self.starts += 1;
+        self.gateway = run(bench, &self.state, &self.carrier, self.starts).await?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_of_a_fleet_come_to_those_that_there_are() {
+        let before: Table = "[listen]\npublic = \"x\"\n[[clusters]]\nid = \"/dev\"\n".parse().unwrap();
+        let after = config(before.clone(), 3).unwrap();
+        let ids: Vec<_> = after["clusters"].as_array().unwrap().iter().map(|entry| entry["id"].as_str()).collect();
+        assert_eq!(ids, [Some("/dev"), Some(&cluster(0)), Some(&cluster(1)), Some(&cluster(2))]);
+        assert_eq!((&after["listen"], after["issuer"]["state_dir"].as_str()), (&before["listen"], Some("issuer")));
+        assert!(config(Table::new(), 3).is_err());
+    }
+}

@@ -1,0 +1,43 @@
+//! The other end of a dialogue: what this program is told on standard input while it runs, and what it answers.
+
+use std::io::Write;
+
+use anyhow::Context;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::sync::mpsc;
+
+/// What this program is told, a line of JSON each.
+pub struct Told(mpsc::Receiver<String>);
+
+impl Told {
+    /// From standard input.
+    pub fn listen() -> Self {
+        let (sender, receiver) = mpsc::channel(1);
+        std::thread::spawn(move || {
+            for line in std::io::stdin().lines().map_while(Result::ok) {
+                if sender.blocking_send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Self(receiver)
+    }
+
+    /// The next; `None` once the other end lets go.
+    ///
+    /// # Errors
+    /// A line that is none of these.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> anyhow::Result<Option<T>> {
+        let line = self.0.recv().await;
+        line.map(|line| serde_json::from_str(&line).with_context(|| format!("what to do: {line}"))).transpose()
+    }
+}
+
+/// Answers with a line, at once.
+///
+/// # Errors
+/// Standard output that cannot be written.
+pub fn tell(answer: &impl Serialize) -> anyhow::Result<()> {
+    crate::say(&serde_json::to_string(answer)?);
+    Ok(std::io::stdout().flush()?)
+}
