@@ -133,10 +133,10 @@ fn hops(record: &Record, of: fn(&Usage) -> f64) -> Option<f64> {
     (!record.hops.is_empty()).then(|| record.hops.iter().map(|hop| of(&hop.used)).sum())
 }
 
-/// Megabytes, where bodies are what it is about: more than 100 KB in each.
+/// Megabytes, where bodies are what it is about: more than 20 KB in each (a stream over a bad way may get no further).
 fn moved_mb(record: &Record) -> Option<f64> {
     let (bytes, requests) = (record.outcome.bytes, record.outcome.requests);
-    (requests > 0 && bytes / requests > 100_000).then(|| count(bytes) / 1e6)
+    (requests > 0 && bytes / requests > 20_000).then(|| count(bytes) / 1e6)
 }
 
 impl Record {
