@@ -12,7 +12,18 @@ use crate::{
 };
 
 /// Figures that are in the table alone: the curves show them, or they say little.
-const UNPLOTTED: &[&str] = &["p50_us", "p90_us", RARE, "worst_us", "failed", "peak_kib", "context_switches"];
+const UNPLOTTED: &[&str] = &[
+    "p50_us",
+    "p90_us",
+    RARE,
+    "worst_us",
+    "failed",
+    "peak_kib",
+    "context_switches",
+    "link_lost_percent",
+    "link_dropped_percent",
+    "link_late_us",
+];
 /// Medians closer than this are not worth bars (the rate of an open loop, which the schedule says).
 const APART: f64 = 1.02;
 
@@ -104,7 +115,7 @@ fn section(scenario: &Table) -> anyhow::Result<String> {
 fn plots<'a>(scenario: &'a Table) -> anyhow::Result<Vec<(&'a str, String)>> {
     let mut plots = Vec::new();
     let curves: Vec<_> = scenario.rows.iter().map(|row| of(row, row.latency.clone())).collect();
-    if let Some(svg) = plot::latencies("latency of all but", &curves)? {
+    if let Some(svg) = plot::latencies("latency that this share stays within", &curves)? {
         plots.push(("latency", svg));
     }
     for (column, figure) in scenario.figures.iter().enumerate() {

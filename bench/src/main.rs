@@ -125,7 +125,10 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Report { file, html: None, .. } => say(&report::markdown(&record::read(&kept(file)?)?)),
         Command::Report { file, html: Some(page), targets } => {
             let run = record::read(&kept(file)?)?;
-            let text = html::page(&run, Some(&targets::check(&targets, &run)?))?;
+            // Figures that decide nothing need no list of targets that were not measured.
+            let decides = run.facts.reservations().is_empty();
+            let verdict = decides.then(|| targets::check(&targets, &run)).transpose()?;
+            let text = html::page(&run, verdict.as_ref())?;
             std::fs::write(&page, text).with_context(|| page.display().to_string())?;
             say(&page.display().to_string());
         }

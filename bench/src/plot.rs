@@ -66,7 +66,8 @@ pub fn bars(title: &str, rows: &[Row<Middle>]) -> anyhow::Result<String> {
             .margin(6)
             .x_label_area_size(24)
             .y_label_area_size(130)
-            .build_cartesian_2d(0.0..right, (0..rows.len()).into_segmented())?;
+            // Segments are counted with the end.
+            .build_cartesian_2d(0.0..right, (0..rows.len().saturating_sub(1)).into_segmented())?;
         // The first path is at the top.
         let row = |from_below: usize| &rows[rows.len() - 1 - from_below];
         let name = |at: &SegmentValue<usize>| match at {

@@ -99,14 +99,14 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let also = !args.scenario.is_empty() || (repeat == 0 && !args.quick);
         let due = scenarios.iter().copied().filter(|one| also || !one.once);
         let (alone, due): (Vec<_>, Vec<_>) = due.partition(|one| one.work.is_alone());
-        for scenario in alone {
-            keep(without_path(&bench, scenario, repeat, size).await.with_context(|| scenario.name.to_owned())?)?;
-        }
         for (scene, scenarios) in by_scene(due.into_iter()) {
             let due = paths.iter().filter(|kind| also || fleets::is_repeated(scene.crowd, **kind));
             for kind in due {
                 Round { bench: &bench, kind: *kind, repeat, size }.run(scene, &scenarios, &mut keep).await?;
             }
+        }
+        for scenario in alone {
+            keep(without_path(&bench, scenario, repeat, size).await.with_context(|| scenario.name.to_owned())?)?;
         }
     }
     crate::progress(&format!("figures are in {}; `bench report {0}` makes a table of them", out.display()));
