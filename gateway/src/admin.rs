@@ -161,7 +161,7 @@ async fn tunnels(State(admin): Shared) -> Json<Value> {
                 "carrier": info.carrier.as_str(),
                 "peer": info.peer.map(|peer| peer.to_string()),
                 "agent_version": info.agent_version,
-                "instance": info.instance.iter().map(|b| format!("{b:02x}")).collect::<String>(),
+                "instance": proto::ids::hex(&info.instance),
                 "since": rfc3339(tunnel.since),
                 "draining": tunnel.is_draining(),
                 "streams": tunnel.handle.open_streams(),

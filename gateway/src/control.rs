@@ -348,7 +348,8 @@ impl Control {
     }
 }
 
-fn milliseconds(at: SystemTime) -> i64 {
+/// Milliseconds since 1970, as the store has instants.
+pub fn milliseconds(at: SystemTime) -> i64 {
     let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

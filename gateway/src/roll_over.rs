@@ -19,6 +19,7 @@ use time::OffsetDateTime;
 
 use crate::{
     config::{Config, agents::AuthorityFiles},
+    control::milliseconds,
     init::AUTHORITY_DAYS,
     renew::{self, RenewError},
     store::{Store, StoreError},
@@ -210,8 +211,7 @@ async fn living(
     now: SystemTime,
 ) -> Result<(u64, Vec<String>), RollOverError> {
     let Some(store) = store else { return Ok((0, Vec::new())) };
-    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let now_ms = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
+    let now_ms = milliseconds(now);
     Ok(store.on_other_authorities(&state.id()?, now_ms, NAMED).await?)
 }
 

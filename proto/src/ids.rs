@@ -108,6 +108,13 @@ impl fmt::Debug for ClusterId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClusterKey([u8; 32]);
 
+/// Lower-case hex, two digits a byte. Each request has half a dozen of these, so no formatter is asked.
+pub fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digit = |value: u8| char::from(DIGITS[usize::from(value & 15)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
+}
+
 /// Reads `2 * N` hex digits in lower case and nothing else.
 pub fn lower_hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |b: u8| match b {
@@ -130,7 +137,7 @@ const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 impl ClusterKey {
     /// 64 lower-case hex digits: the first path segment of `https://<gateway>/<key>`.
     pub fn hex(&self) -> String {
-        self.0.iter().map(|b| format!("{b:02x}")).collect()
+        hex(&self.0)
     }
 
     /// 52 lower-case base32 characters (RFC 4648, no padding): the first label of `https://<key>.<domain>`.
@@ -224,7 +231,7 @@ impl RequestId {
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+        f.write_str(&hex(&self.0))
     }
 }
 

@@ -394,5 +394,5 @@ fn digest_of(files: &Files) -> String {
 }
 
 fn sha256(text: &str) -> String {
-    digest::digest(&digest::SHA256, text.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    proto::ids::hex(digest::digest(&digest::SHA256, text.as_bytes()).as_ref())
 }

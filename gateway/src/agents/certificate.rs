@@ -18,7 +18,7 @@ use super::{Agent, Call, DEAR, OF_ADDRESS, Reply, Visitor, challenge::cluster_id
 use crate::{
     api::{error::ApiError, instant},
     config::agents::LONGEST_CERTIFICATE,
-    control::Control,
+    control::{Control, milliseconds},
     metrics::Enrolled,
     resources::{
         connected_cluster::{self as cluster, fingerprint, key_name},
@@ -210,11 +210,6 @@ fn request(der: &[u8], id: &ClusterId, principal: &str) -> Result<AgentRequest, 
         let message = format!("No certificate is issued for this: {error}.");
         ApiError::of(StatusCode::FORBIDDEN, codes::FOREIGN_REQUEST, message).at("csr")
     })
-}
-
-fn milliseconds(at: SystemTime) -> i64 {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// 401, the same for every reason.

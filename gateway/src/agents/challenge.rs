@@ -9,7 +9,7 @@ use std::{
 use http::{StatusCode, header};
 use proto::{
     agent_api::{Challenge, ChallengeRequest, decode, encode},
-    ids::{ClusterId, ClusterKey},
+    ids::{ClusterId, ClusterKey, hex},
 };
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ impl Challenges {
 
     /// A challenge for a cluster.
     fn make(&self, control: &Control, cluster: &ClusterId) -> Result<String, ApiError> {
-        let nonce: String = random_16().iter().map(|byte| format!("{byte:02x}")).collect();
+        let nonce = hex(&random_16());
         let begun = control.now_ms();
         Ok(encode(&control.seal(&label(cluster), &json!({"nonce": nonce, "begun": begun}))?))
     }

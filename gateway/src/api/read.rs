@@ -62,7 +62,7 @@ fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, id: &str, body: Va
 pub fn tag(stored: &Stored, shown: &Value) -> String {
     const BYTES: usize = 8;
     let digest = digest::digest(&digest::SHA256, shown.to_string().as_bytes());
-    let hex: String = digest.as_ref().iter().take(BYTES).map(|byte| format!("{byte:02x}")).collect();
+    let hex = proto::ids::hex(&digest.as_ref()[..BYTES]);
     format!("\"{}.{hex}\"", stored.revision)
 }
 

@@ -93,7 +93,7 @@ impl Webhook {
     /// Its name in the store.
     pub fn name(&self) -> String {
         let digest = digest::digest(&digest::SHA256, self.url.as_str().as_bytes());
-        digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+        proto::ids::hex(digest.as_ref())
     }
 }
 

@@ -17,7 +17,7 @@ pub fn random() -> Result<String, NoRandom> {
     SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandom)?;
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    Ok(hyphenated(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()))
+    Ok(hyphenated(&proto::ids::hex(&bytes)))
 }
 
 /// 32 hex digits as a GUID; anything else stays as it is.

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
 
-use proto::ids::ClusterId;
+use proto::ids::{ClusterId, hex};
 
 use super::{Issuer, TTL_DEFAULT, principals::Principal, principals::seconds, respond::Refusal, users::User};
 
@@ -134,7 +134,7 @@ impl Issuer {
             ("iat", json!(now)),
             ("nbf", json!(now.saturating_sub(NOT_BEFORE_SLACK_SECONDS))),
             ("exp", json!(now + life.as_secs())),
-            ("jti", json!(jti.iter().map(|byte| format!("{byte:02x}")).collect::<String>())),
+            ("jti", json!(hex(&jti))),
         ] {
             claims[claim] = value;
         }

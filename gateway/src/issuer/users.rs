@@ -127,7 +127,7 @@ impl Users {
             }
             None if self.users.len() >= USERS_MAX => return Err(UsersError::TooMany),
             None => {
-                let id = random::<16>()?.iter().map(|byte| format!("{byte:02x}")).collect();
+                let id = proto::ids::hex(&random::<16>()?);
                 let (name, groups) = (name.to_owned(), groups.to_vec());
                 self.users.push(User { name, id, groups, disabled: false, generation: 0, password });
                 self.users.len() - 1

@@ -5,7 +5,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use proto::ids::lower_hex;
+use proto::ids::{hex, lower_hex};
 
 /// Length of version 00, in bytes: `00-<32 hex>-<16 hex>-<2 hex>`.
 const BYTES: usize = 55;
@@ -41,7 +41,7 @@ impl Trace {
 
     /// The trace's id in hex.
     pub fn id(&self) -> String {
-        self.id.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&self.id)
     }
 
     /// The value of `traceparent` for the next hop.

@@ -270,7 +270,7 @@ pub fn key_name(key: &[u8]) -> String {
 
 /// SHA-256 of a key's DER in hex.
 pub fn fingerprint(key: &[u8]) -> String {
-    digest::digest(&digest::SHA256, key).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    proto::ids::hex(digest::digest(&digest::SHA256, key).as_ref())
 }
 
 /// The object id of a kept cluster's identity.

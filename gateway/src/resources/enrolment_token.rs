@@ -168,7 +168,8 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
         return Err(ApiError::bad_request("InvalidRequestContent", message).at("expiresInSeconds"));
     }
     let ends_ms = acting.now_ms + life * 1000;
-    let (id, secret) = (hex(&random_16()), [hex(&random_16()), hex(&random_16())].concat());
+    let (id, secret) =
+        (proto::ids::hex(&random_16()), [proto::ids::hex(&random_16()), proto::ids::hex(&random_16())].concat());
     let kept = Stored {
         key: key(&group, &id),
         kind: KIND.to_owned(),
@@ -284,11 +285,7 @@ fn has_ended(kept: &Stored, now_ms: i64) -> bool {
 }
 
 fn hashed(secret: &str) -> String {
-    hex(digest::digest(&digest::SHA256, secret.as_bytes()).as_ref())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    proto::ids::hex(digest::digest(&digest::SHA256, secret.as_bytes()).as_ref())
 }
 
 #[cfg(test)]

@@ -58,9 +58,6 @@ pub struct Operation {
 
 pub(super) const ONE: &str = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error \
                               FROM operations WHERE operation_id = $1";
-pub(super) const UNDER_WAY: &str = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error \
-                                    FROM operations WHERE status = 'InProgress' \
-                                    ORDER BY begun_ms, operation_id LIMIT $1";
 pub(super) const BEHIND: &str = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error \
                                  FROM operations WHERE status = 'InProgress' \
                                  AND (begun_ms > $2 OR (begun_ms = $2 AND operation_id > $3)) \
@@ -79,8 +76,7 @@ impl Store {
 
     /// Up to `rows` operations ([`super::resources::PAGE_ROWS`] at most) under way, oldest first: what a start goes on with.
     pub async fn operations_under_way(&self, rows: u32) -> Result<Vec<Operation>, StoreError> {
-        let rows = sqlx::query(UNDER_WAY).bind(i64::from(rows.min(PAGE_ROWS))).fetch_all(&self.readers).await?;
-        rows.iter().map(operation).collect()
+        self.operations_behind((i64::MIN, ""), rows).await
     }
 
     /// The same behind one of them.

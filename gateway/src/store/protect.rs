@@ -157,7 +157,7 @@ impl Protector {
             return Err(ProtectError::Damaged);
         }
         let with = self.keys.iter().find(|key| key.id == head[1..]);
-        let with = with.ok_or_else(|| ProtectError::UnknownKey(hex(&head[1..])))?;
+        let with = with.ok_or_else(|| ProtectError::UnknownKey(proto::ids::hex(&head[1..])))?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| ProtectError::Damaged)?;
         let mut text = text.to_vec();
         let opened = with
@@ -177,7 +177,7 @@ impl Protector {
 
 impl fmt::Debug for Protector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.keys.iter().map(|key| hex(&key.id))).finish()
+        f.debug_list().entries(self.keys.iter().map(|key| proto::ids::hex(&key.id))).finish()
     }
 }
 
@@ -192,10 +192,6 @@ impl Key {
 
 fn associated(head: &[u8], key: &str) -> Vec<u8> {
     [head, key.as_bytes()].concat()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn new_line() -> Result<String, ProtectError> {
@@ -257,7 +253,7 @@ fn beside(path: &Path) -> Result<PathBuf, ProtectError> {
     let mut random = [0; 8];
     rand::fill(&mut random).map_err(|_| ProtectError::Library)?;
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.new", hex(&random)));
+    name.push(format!(".{}.new", proto::ids::hex(&random)));
     Ok(name.into())
 }
 

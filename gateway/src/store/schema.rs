@@ -78,7 +78,7 @@ mod tests {
         let sums: Vec<String> = MIGRATIONS
             .iter()
             .map(|(_, sql)| digest::digest(&digest::SHA256, sql.as_bytes()))
-            .map(|sum| sum.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+            .map(|sum| proto::ids::hex(sum.as_ref()))
             .collect();
         assert_eq!(sums, RELEASED, "write another migration instead");
     }

@@ -11,7 +11,11 @@ use std::{
 };
 
 use dashmap::DashMap;
-use proto::{ids::ClusterKey, transport::TunnelHandle, version::Features};
+use proto::{
+    ids::{ClusterKey, hex},
+    transport::TunnelHandle,
+    version::Features,
+};
 use tokio::sync::Notify;
 
 use crate::snapshot::{ClusterRef, Named};
@@ -45,7 +49,7 @@ impl LiveTunnel {
 
     /// The name of the tunnel in logs and lists: 32 hex digits.
     pub fn id(&self) -> String {
-        self.handle.info().session.iter().map(|b| format!("{b:02x}")).collect()
+        hex(&self.handle.info().session)
     }
 }
 

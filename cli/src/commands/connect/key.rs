@@ -38,11 +38,7 @@ impl OnboardingKey {
     /// # Errors
     /// When it is no RSA key of 2048 bits or more in PKCS#8. Says nothing of its content.
     pub fn parse(private: SecretString) -> anyhow::Result<Self> {
-        let der = PrivatePkcs8KeyDer::from_pem_slice(private.expose_secret().as_bytes())
-            .map_err(|_| anyhow!("it is no PEM of a PKCS#8 private key"))?;
-        let pair = KeyPair::from_pkcs8(der.secret_pkcs8_der())
-            .map_err(|_| anyhow!("it is no RSA private key of 2048 to 8192 bits"))
-            .context("the onboarding key")?;
+        let pair = pair(&private)?;
         Ok(Self { public: BASE64.encode(pair.public_key().as_ref()), private })
     }
 
@@ -51,10 +47,7 @@ impl OnboardingKey {
     /// # Errors
     /// When the key does not sign.
     pub fn sign(&self, message: &[u8]) -> anyhow::Result<String> {
-        let der = PrivatePkcs8KeyDer::from_pem_slice(self.private.expose_secret().as_bytes())
-            .map_err(|_| anyhow!("the onboarding key is no PEM"))?;
-        let pair =
-            KeyPair::from_pkcs8(der.secret_pkcs8_der()).map_err(|_| anyhow!("the onboarding key is no RSA key"))?;
+        let pair = pair(&self.private)?;
         let mut signature = vec![0; pair.public_modulus_len()];
         pair.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature)
             .map_err(|_| anyhow!("the onboarding key does not sign"))?;
@@ -67,6 +60,15 @@ impl OnboardingKey {
         let (own, known) = (bytes(&self.public), bytes(known));
         !own.is_empty() && known.windows(own.len()).any(|part| part == own)
     }
+}
+
+fn pair(private: &SecretString) -> anyhow::Result<KeyPair> {
+    let der = PrivatePkcs8KeyDer::from_pem_slice(private.expose_secret().as_bytes())
+        .map_err(|_| anyhow!("it is no PEM of a PKCS#8 private key"))
+        .context("the onboarding key")?;
+    KeyPair::from_pkcs8(der.secret_pkcs8_der())
+        .map_err(|_| anyhow!("it is no RSA private key of 2048 to 8192 bits"))
+        .context("the onboarding key")
 }
 
 fn pem(der: &[u8]) -> SecretString {
