@@ -12,8 +12,8 @@ use std::{
 
 use aws_lc_rs::hmac;
 use quinn::{
-    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TokioRuntime,
-    TransportConfig, VarInt,
+    AckFrequencyConfig, ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, ServerConfig,
+    TokioRuntime, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use quinn_proto::HashedConnectionIdGenerator;
@@ -43,6 +43,12 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const STREAM_WINDOW_BYTES: u64 = limits::WINDOW_MAX + 2 * limits::HEAD_BYTES as u64;
 /// Unacknowledged bytes of one connection: several times the product of 1 Gbit/s and 100 ms.
 const SEND_WINDOW_BYTES: u64 = limits::WINDOW_GROWTH_PER_TUNNEL;
+
+/// The peer acknowledges after more packets than these, or after that time (draft-ietf-quic-ack-frequency): each
+/// acknowledgement costs both ends about what a packet does. The time is short, so that a window which is smaller than that
+/// many packets still opens.
+const PACKETS_PER_ACK: u32 = 10;
+const ACK_DELAY: Duration = Duration::from_millis(5);
 
 /// Streams beside those that the session counts: the control stream, and those that have ended at one end only.
 const STREAMS_SLACK: u32 = 256;
@@ -260,6 +266,8 @@ fn enlarge_buffers(socket: &UdpSocket) {
 }
 
 fn transport(options: &QuicOptions, keep_alive: Option<Duration>) -> Arc<TransportConfig> {
+    let mut acks = AckFrequencyConfig::default();
+    acks.ack_eliciting_threshold(VarInt::from_u32(PACKETS_PER_ACK)).max_ack_delay(Some(ACK_DELAY));
     let mut config = TransportConfig::default();
     let streams = VarInt::from_u32(limits::STREAMS_PER_TUNNEL + STREAMS_SLACK);
     config
@@ -271,6 +279,7 @@ fn transport(options: &QuicOptions, keep_alive: Option<Duration>) -> Arc<Transpo
         .send_window(SEND_WINDOW_BYTES)
         .max_idle_timeout(IdleTimeout::try_from(IDLE_TIMEOUT).ok())
         .keep_alive_interval(keep_alive)
+        .ack_frequency_config(Some(acks))
         .enable_segmentation_offload(options.gso);
     Arc::new(config)
 }
