@@ -176,13 +176,14 @@ async fn stages(
     if let Some(faulty) = faulty {
         return Err(Refusal::new(Stage::Accept, faulty.fault.kind()));
     }
+    // What is no request to a cluster is in boxes of its own, so that those which are do not carry the room for it.
     let mut request = match address(core, connection, id, http)? {
         Routed::Cluster(request) => *request,
         Routed::Tunnel(http, connection) => return crate::tunnels::websocket::upgrade(core, &connection, http),
-        Routed::Issuer(http, connection) => return issuer(core, &connection, http).await,
-        Routed::Agents(http, connection) => return agents(core, &connection, http, record).await,
+        Routed::Issuer(http, connection) => return Box::pin(issuer(core, &connection, http)).await,
+        Routed::Agents(http, connection) => return Box::pin(agents(core, &connection, http, record)).await,
         Routed::Api(path, http, connection) => {
-            let mut response = api(core, id, &path, http, record).await?;
+            let mut response = Box::pin(api(core, id, &path, http, record)).await?;
             if let Body::Live(live) = response.body_mut() {
                 live.hold(connection);
                 turn.into_iter().for_each(Turn::long_running);
@@ -198,7 +199,7 @@ async fn stages(
 
     record.stage(Stage::Authenticate);
     if request.address.endpoint == Endpoint::WhoAmI {
-        return whoami::serve(core, &snapshot, request, record).await;
+        return Box::pin(whoami::serve(core, &snapshot, request, record)).await;
     }
     let (permit, session) = admit(core, &snapshot, &mut request, record).await?;
 

@@ -176,7 +176,8 @@ impl Verifier {
         if let Some(decision) = self.decisions.kept(&digest, now).filter(|d| self.is_current(d)) {
             return Ok(decision.identity.clone());
         }
-        let decision = self.decisions.decide(digest, self.decide(token, audience, now)).await?;
+        // In a box of its own: it may have to read keys over HTTPS, and every request would carry the room for that.
+        let decision = self.decisions.decide(digest, Box::pin(self.decide(token, audience, now))).await?;
         Ok(decision.identity.clone())
     }
 

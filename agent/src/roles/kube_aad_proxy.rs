@@ -154,7 +154,8 @@ impl KubeAadProxy {
                             (Subject::nested(asked, &real), Some(right))
                         }
                         None => {
-                            (self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline).await?, None)
+                            let nested = self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline);
+                            (Box::pin(nested).await?, None)
                         }
                     },
                 };

@@ -116,7 +116,7 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
             return Ok(());
         };
         let _open = core.metrics.handshakes.enter();
-        let handshake = core.tls_acceptor().accept(socket);
+        let handshake = Box::pin(core.tls_acceptor().accept(socket));
         tokio::time::timeout(limits::HELLO_DEADLINE, handshake)
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "TLS handshake took too long"))??
@@ -127,7 +127,8 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
     match session.alpn_protocol() {
         Some(tls::ALPN_TUNNEL) => {
             drop(admission);
-            crate::tunnels::accept::http2(Arc::clone(core), stream, peer, certificates).await;
+            // In a box of its own, so that users' connections do not carry the room for it.
+            Box::pin(crate::tunnels::accept::http2(Arc::clone(core), stream, peer, certificates)).await;
             Ok(())
         }
         alpn => {

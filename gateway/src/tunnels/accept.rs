@@ -86,7 +86,8 @@ pub async fn carry(
             handshake::hello(&core, carrier).await.map_err(|error| error.to_string())
         };
         // Carrier and hello each have this deadline of their own; both together have twice that.
-        let welcomed = tokio::time::timeout(limits::HELLO_DEADLINE * 2, hello)
+        // In a box, so that an idle tunnel does not hold the room of its handshakes.
+        let welcomed = tokio::time::timeout(limits::HELLO_DEADLINE * 2, Box::pin(hello))
             .await
             .unwrap_or_else(|_| Err("took too long".to_owned()));
         match welcomed {

@@ -346,10 +346,15 @@ impl Apiserver {
     /// A connection with room; dials one at a time, so that a burst shares what it opens. `own` is whether it may show the
     /// agent's certificate.
     async fn acquire(&self, own: bool) -> Result<Sender, DialError> {
-        let pool = self.pool(own);
-        if let Some(sender) = pool.take() {
-            return Ok(sender);
+        match self.pool(own).take() {
+            Some(sender) => Ok(sender),
+            // In a box of its own: few requests dial, and every one would carry the room for TLS and HTTP/2 handshakes.
+            None => Box::pin(self.dial(own)).await,
         }
+    }
+
+    async fn dial(&self, own: bool) -> Result<Sender, DialError> {
+        let pool = self.pool(own);
         let dialling = self.dialling.lock().await;
         if let Some(sender) = pool.take() {
             return Ok(sender);

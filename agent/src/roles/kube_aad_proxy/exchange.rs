@@ -94,7 +94,8 @@ pub type Refused = (SendStream, Refusal);
 impl Exchange<'_> {
     /// Runs the exchange. `Err` while nothing was answered yet.
     pub async fn run(self, send: SendStream, recv: RecvStream) -> Result<Outcome, Refused> {
-        if self.head.is_upgrade() { self.upgrade(send, recv).await } else { self.plain(send, recv).await }
+        // In a box of its own, so that other requests do not carry the room for it.
+        if self.head.is_upgrade() { Box::pin(self.upgrade(send, recv)).await } else { self.plain(send, recv).await }
     }
 
     async fn plain(self, mut send: SendStream, recv: RecvStream) -> Result<Outcome, Refused> {
