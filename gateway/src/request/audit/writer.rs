@@ -15,6 +15,11 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Bytes written at once, about.
 const BATCH_BYTES: usize = 256 * 1024;
+/// How long records are gathered before they are written together: a write is a turn of another thread, which for each
+/// record by itself costs as much as the request does.
+const GATHER: Duration = Duration::from_millis(10);
+/// With so many waiting there is no need to.
+const ENOUGH: usize = 256;
 /// How often writing is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -68,6 +73,10 @@ pub(super) async fn run(
                 let _ = done.send(());
             }
             let Some(Some(first)) = shutdown.until_closed(entries.recv()).await else { return };
+            if entries.len() < ENOUGH {
+                // Once closed, what is there is written all the same.
+                let _ = shutdown.until_closed(tokio::time::sleep(GATHER)).await;
+            }
             let mut next = Some(first);
             while let Some(entry) = next {
                 match entry {
