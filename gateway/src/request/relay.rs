@@ -23,7 +23,7 @@ use hyper_util::rt::TokioIo;
 use proto::{
     exchange::{self, StreamBody},
     limits,
-    process::Task,
+    process::{Task, TaskGroup},
     transport::{MessageError, RecvStream, SendStream, Stream, StreamError},
     wire::{close::StreamCode, head::ResponseHead},
 };
@@ -134,6 +134,7 @@ pub async fn relay(
         bytes: counted,
         upload,
         cut: None,
+        tasks: core.tasks.clone(),
         leaving: if watch { Leaving::of(core, tunnel, &head.headers) } else { None },
         session,
         _place: place,
@@ -141,8 +142,6 @@ pub async fn relay(
     };
     if bodiless || relayed.body.is_end_stream() {
         relayed.whole();
-    } else {
-        relayed.cut = cut::once_ended(&core.tasks, &relayed.session);
     }
     Ok(answer(head, relayed))
 }
@@ -338,8 +337,10 @@ pub struct Relayed {
     record: Option<Record>,
     bytes: Arc<audit::Bytes>,
     upload: Option<UploadGuard>,
-    /// Ends a reader that has stopped reading when the session is over.
+    /// Ends a reader that has stopped reading when the session is over: from the first bytes on that are not the last, so
+    /// that a small answer costs no task.
     cut: Option<Task<()>>,
+    tasks: TaskGroup,
     /// Ends a watch early where something drains.
     leaving: Option<Leaving>,
     session: SessionHandle,
@@ -420,6 +421,8 @@ impl http_body::Body for Relayed {
                 // hyper does not ask again after the last announced byte, so the record ends here.
                 if this.left == Some(0) || this.body.is_end_stream() {
                     this.whole();
+                } else if this.cut.is_none() {
+                    this.cut = cut::once_ended(&this.tasks, &this.session);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
