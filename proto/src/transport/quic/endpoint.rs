@@ -50,8 +50,12 @@ const SEND_WINDOW_BYTES: u64 = limits::WINDOW_GROWTH_PER_TUNNEL;
 const PACKETS_PER_ACK: u32 = 10;
 const ACK_DELAY: Duration = Duration::from_millis(5);
 
-/// Streams beside those that the session counts: the control stream, and those that have ended at one end only.
-const STREAMS_SLACK: u32 = 256;
+/// Streams that a gateway may have open: those that the session counts, the control stream, and those that have ended at one
+/// end only.
+const STREAMS_OF_GATEWAY: u32 = limits::STREAMS_PER_TUNNEL + 256;
+/// Streams that an agent may have open: its own exchanges, of which a gateway takes a few dozen at once. quinn keeps places for
+/// as many in two tables from the beginning, 65 bytes each: for thousands that would be half a MiB for every idle tunnel.
+const STREAMS_OF_AGENT: u32 = 256;
 
 /// First packets that wait to be looked at, before anything is known of their senders; and what each of these may have
 /// sent after it, in bytes: the rest of a client's first flight.
@@ -265,13 +269,12 @@ fn enlarge_buffers(socket: &UdpSocket) {
     }
 }
 
-fn transport(options: &QuicOptions, keep_alive: Option<Duration>) -> Arc<TransportConfig> {
+fn transport(options: &QuicOptions, peers_streams: u32, keep_alive: Option<Duration>) -> Arc<TransportConfig> {
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(VarInt::from_u32(PACKETS_PER_ACK)).max_ack_delay(Some(ACK_DELAY));
     let mut config = TransportConfig::default();
-    let streams = VarInt::from_u32(limits::STREAMS_PER_TUNNEL + STREAMS_SLACK);
     config
-        .max_concurrent_bidi_streams(streams)
+        .max_concurrent_bidi_streams(VarInt::from_u32(peers_streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)
         .stream_receive_window(window(STREAM_WINDOW_BYTES))
@@ -295,7 +298,7 @@ fn server_config(tls: &rustls::ServerConfig, options: &QuicOptions) -> io::Resul
     let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     config
-        .transport_config(transport(options, None))
+        .transport_config(transport(options, STREAMS_OF_AGENT, None))
         .migration(true)
         .max_incoming(INCOMING)
         .incoming_buffer_size(INCOMING_BYTES)
@@ -309,7 +312,7 @@ fn client_config(tls: &rustls::ClientConfig, options: &QuicOptions) -> io::Resul
     tls.enable_early_data = false;
     let crypto = QuicClientConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(transport(options, Some(KEEP_ALIVE)));
+    config.transport_config(transport(options, STREAMS_OF_GATEWAY, Some(KEEP_ALIVE)));
     Ok(config)
 }
 
