@@ -73,6 +73,8 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
     let mut loss = Loss::new(Instant::now());
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Other carriers than QUIC count no packets.
+    let counts = handle.packets().is_some();
     let mut lossy = false;
     loop {
         let left = certificate_ends.duration_since(SystemTime::now()).unwrap_or_default();
@@ -95,7 +97,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
                 tracing::info!(cluster.id = %tunnel.cluster.id, tunnel = tunnel.id(), code = %drain.code, "agent drains its tunnel");
                 tunnel.set_draining();
             }
-            _ = look.tick(), if !(lossy || drained) => {
+            _ = look.tick(), if counts && !(lossy || drained) => {
                 lossy = handle.packets().is_some_and(|packets| loss.look(packets, Instant::now()));
                 if lossy {
                     tracing::warn!(cluster.id = %tunnel.cluster.id, tunnel = tunnel.id(), "a great part of the packets to the agent is lost: it is asked to leave this carrier");

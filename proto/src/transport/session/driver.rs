@@ -300,8 +300,10 @@ async fn probe(shared: &Shared, link: &Link, pending: &Pending, options: &Sessio
             }
         }
         shared.suspect.store(liveness.suspect(), Ordering::Relaxed);
+        shared.resting.store(liveness.resting(), Ordering::Release);
         tokio::select! {
             () = sleep(liveness.next()) => {}
+            () = shared.stirred.notified() => {}
             () = shared.doubted.notified() => liveness.doubt(),
         }
     }
