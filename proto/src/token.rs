@@ -173,11 +173,19 @@ impl Verifier {
             return jws::parse(token).and(Err(TokenError::Opaque));
         }
         let digest = jws::sha256(&[&audience.len().to_be_bytes(), audience.as_bytes(), token.as_bytes()]);
-        if let Some(decision) = self.decisions.kept(&digest, now).filter(|d| self.is_current(d)) {
+        let kept = || self.decisions.kept(&digest, now).filter(|decision| self.is_current(decision));
+        if let Some(decision) = kept() {
             return Ok(decision.identity.clone());
         }
         // In a box of its own: it may have to read keys over HTTPS, and every request would carry the room for that.
-        let decision = self.decisions.decide(digest, Box::pin(self.decide(token, audience, now))).await?;
+        let make = Box::pin(async {
+            // Somebody may have decided it between the look above and the claim to do so here.
+            match kept() {
+                Some(decision) => Ok(decision),
+                None => self.decide(token, audience, now).await,
+            }
+        });
+        let decision = self.decisions.decide(digest, make).await?;
         Ok(decision.identity.clone())
     }
 
