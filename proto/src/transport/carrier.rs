@@ -123,6 +123,13 @@ impl Link {
         }
     }
 
+    /// Makes room for more streams of the peer, where the carrier's own bound began lower than the session's.
+    pub(crate) fn allow_streams(&self, open: usize) {
+        if let Self::Quic(link) = self {
+            link.allow_streams(open);
+        }
+    }
+
     /// Packets so far, where the carrier counts them.
     pub(crate) fn packets(&self) -> Option<Packets> {
         match self {

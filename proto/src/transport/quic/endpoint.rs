@@ -45,16 +45,17 @@ const STREAM_WINDOW_BYTES: u64 = limits::WINDOW_MAX + 2 * limits::HEAD_BYTES as 
 const SEND_WINDOW_BYTES: u64 = limits::WINDOW_GROWTH_PER_TUNNEL;
 
 /// The peer acknowledges after more packets than these, or after that time (draft-ietf-quic-ack-frequency): each
-/// acknowledgement costs both ends about what a packet does. The time is short, so that a window which is smaller than that
-/// many packets still opens.
-const PACKETS_PER_ACK: u32 = 10;
+/// acknowledgement costs both ends about what a packet does. So few, and so short a time, that a window which loss has made
+/// small opens as before.
+const PACKETS_PER_ACK: u32 = 4;
 const ACK_DELAY: Duration = Duration::from_millis(5);
 
 /// Streams that a gateway may have open: those that the session counts, the control stream, and those that have ended at one
 /// end only.
-const STREAMS_OF_GATEWAY: u32 = limits::STREAMS_PER_TUNNEL + 256;
-/// Streams that an agent may have open: its own exchanges, of which a gateway takes a few dozen at once. quinn keeps places for
-/// as many in two tables from the beginning, 65 bytes each: for thousands that would be half a MiB for every idle tunnel.
+pub(super) const STREAMS_OF_GATEWAY: u32 = limits::STREAMS_PER_TUNNEL + 256;
+/// Streams that an agent may have open at first: its own exchanges are a few dozen at once. quinn keeps places for as many in
+/// two tables from the beginning, 65 bytes each: for thousands that would be half a MiB for every idle tunnel. Where more are
+/// open the number grows with them ([`Link::allow_streams`]).
 const STREAMS_OF_AGENT: u32 = 256;
 
 /// First packets that wait to be looked at, before anything is known of their senders; and what each of these may have
@@ -202,7 +203,7 @@ impl Connecting {
         match tokio::time::timeout(limits::HELLO_DEADLINE, connecting).await {
             Err(_) => Err(CarrierError::Timeout),
             Ok(Err(error)) => Err(failed(&error)),
-            Ok(Ok(connection)) => Ok(established(connection, self.endpoint)),
+            Ok(Ok(connection)) => Ok(established(connection, self.endpoint, STREAMS_OF_AGENT)),
         }
     }
 }
@@ -222,17 +223,17 @@ pub(crate) async fn connect(
         .connect_with(config, address, server_name)
         .map_err(|error| CarrierError::Protocol(error.to_string()))?;
     let connection = connecting.await.map_err(|error| failed(&error))?;
-    Ok(established(connection, endpoint))
+    Ok(established(connection, endpoint, STREAMS_OF_GATEWAY))
 }
 
-fn established(connection: Connection, endpoint: Endpoint) -> Carrier {
+fn established(connection: Connection, endpoint: Endpoint, streams: u32) -> Carrier {
     let certificates = connection
         .peer_identity()
         .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok())
         .map(|chain| *chain)
         .unwrap_or_default();
     let facts = Facts { kind: CarrierKind::Quic, peer: Some(connection.remote_address()), certificates };
-    Carrier { facts, link: carrier::Link::Quic(Link { connection, _endpoint: endpoint }) }
+    Carrier { facts, link: carrier::Link::Quic(Link::new(connection, endpoint, streams)) }
 }
 
 fn failed(error: &ConnectionError) -> CarrierError {
@@ -333,5 +334,5 @@ pub(crate) async fn carriers_over(
     let dialled = far.connect_with(client_config(client, &options).unwrap(), address, "gateway.test").unwrap();
     let accepted = async { near.accept().await.unwrap().accept().unwrap().await.unwrap() };
     let (accepted, dialled) = tokio::join!(accepted, dialled);
-    (established(accepted, near.clone()), established(dialled.unwrap(), far))
+    (established(accepted, near.clone(), STREAMS_OF_AGENT), established(dialled.unwrap(), far, STREAMS_OF_GATEWAY))
 }

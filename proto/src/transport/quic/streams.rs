@@ -2,12 +2,14 @@
 
 use std::{
     pin::{Pin, pin},
+    sync::atomic::{AtomicU32, Ordering},
     task::{Context, Poll},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
 use quinn::{Connection, ConnectionError, ReadError, StoppedError, VarInt, WriteError};
 
+use super::endpoint::STREAMS_OF_GATEWAY;
 use crate::{
     transport::{
         Closed, Packets,
@@ -28,12 +30,27 @@ const GATHERED: usize = 64;
 const CONTROL_PRIORITY: i32 = 1;
 
 pub(crate) struct Link {
-    pub(super) connection: Connection,
+    /// How many streams the peer may have open.
+    streams: AtomicU32,
+    connection: Connection,
     /// A dialled connection owns its endpoint.
-    pub(super) _endpoint: quinn::Endpoint,
+    _endpoint: quinn::Endpoint,
 }
 
 impl Link {
+    /// `streams` is how many the peer may have open at first.
+    pub(super) fn new(connection: Connection, endpoint: quinn::Endpoint, streams: u32) -> Self {
+        Self { connection, _endpoint: endpoint, streams: AtomicU32::new(streams) }
+    }
+
+    /// Lets the peer have twice as many streams open as there are now; never fewer than before.
+    pub(crate) fn allow_streams(&self, open: usize) {
+        let wanted = u32::try_from(2 * open).unwrap_or(u32::MAX).min(STREAMS_OF_GATEWAY);
+        if self.streams.fetch_max(wanted, Ordering::Relaxed) < wanted {
+            self.connection.set_max_concurrent_bi_streams(VarInt::from_u32(wanted));
+        }
+    }
+
     pub(crate) async fn open(&self) -> Result<(RawSend, RawRecv), RawError> {
         self.connection.open_bi().await.map(raw).map_err(|_| RawError::Lost)
     }

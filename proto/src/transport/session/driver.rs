@@ -175,11 +175,13 @@ async fn write_control(shared: &Shared, send: &mut RawSend) {
     }
 }
 
-/// Keeps the carrier's window as large as the windows of all streams together. Never ends.
+/// Keeps the carrier's window as large as the windows of all streams together, and its room for streams ahead of those that
+/// are open. Never ends.
 async fn keep_room(shared: &Shared, link: &Link) {
     loop {
         if let Some(bytes) = shared.take_room() {
             link.allow(bytes);
+            link.allow_streams(shared.open_streams());
         }
         shared.room_wanted.notified().await;
     }
@@ -300,10 +302,8 @@ async fn probe(shared: &Shared, link: &Link, pending: &Pending, options: &Sessio
             }
         }
         shared.suspect.store(liveness.suspect(), Ordering::Relaxed);
-        shared.resting.store(liveness.resting(), Ordering::Release);
         tokio::select! {
             () = sleep(liveness.next()) => {}
-            () = shared.stirred.notified() => {}
             () = shared.doubted.notified() => liveness.doubt(),
         }
     }

@@ -73,8 +73,6 @@ pub(super) struct Liveness {
     doubted: bool,
     /// Look again after.
     next: Duration,
-    /// That is when the next question is due: nobody waits, and the last one was answered.
-    resting: bool,
 }
 
 impl Liveness {
@@ -89,19 +87,12 @@ impl Liveness {
             overdue: false,
             doubted: false,
             next: Duration::ZERO,
-            resting: false,
         }
     }
 
     /// How long to wait until the next look.
     pub(super) fn next(&self) -> Duration {
         self.next
-    }
-
-    /// Whether it is looked at only when the next question is due, until a stream opens: ten thousand idle tunnels that are
-    /// looked at every second would keep a processor busy with that.
-    pub(super) fn resting(&self) -> bool {
-        self.resting
     }
 
     /// Whether the peer owes an answer for so long that a new request had better go elsewhere.
@@ -139,20 +130,15 @@ impl Liveness {
         let doubtful = silent >= self.options.suspect_after && (prompt || seen.waiting || self.doubted);
         let urgent =
             seen.rtt.unwrap_or_default().clamp(self.options.urgent_period, URGENT_MAX.max(self.options.urgent_period));
-        let pause = if doubtful { urgent } else { self.options.probe_period };
         self.next = if doubtful { urgent } else { LOOK.min(self.options.probe_period / 4) };
+        let pause = if doubtful { urgent } else { self.options.probe_period };
         if self.session.lasted >= self.options.probe_deadline {
             return Step::Dead;
         }
         // A look may come a little early.
-        if let Some(since) = self.since_asked.filter(|since| *since + self.next / 8 < pause) {
-            self.resting = !(prompt || seen.waiting || self.doubted || self.unanswered > 0);
-            if self.resting {
-                self.next = pause - since;
-            }
+        if self.since_asked.is_some_and(|since| since + self.next / 8 < pause) {
             return Step::Wait;
         }
-        self.resting = false;
         if prompt && doubtful && self.unanswered >= self.options.urgent_probes {
             return Step::Dead;
         }
@@ -197,28 +183,6 @@ mod tests {
             at += liveness.next() + late(at);
         }
         (None, asked)
-    }
-
-    /// Ten thousand idle tunnels were looked at ten thousand times a second.
-    #[test]
-    fn an_idle_tcp_peer_that_answers_is_looked_at_when_a_question_is_due_until_a_stream_opens() {
-        let start = Instant::now();
-        let mut liveness = Liveness::new(&SessionOptions::default(), start);
-        let (mut at, mut looks, mut asked) = (Duration::ZERO, 0, 0);
-        let mut look = |at, waiting, heard| {
-            let seen = Seen { session: heard, carrier: None, rtt: Some(Duration::from_millis(20)), waiting };
-            let step = liveness.look(seen, start + at);
-            (step, liveness.next(), liveness.resting())
-        };
-        while at < 10 * limits::PROBE_PERIOD {
-            let (step, next, _) = look(at, false, asked);
-            looks += 1;
-            asked += u64::from(step == Step::Ask);
-            at += next;
-        }
-        assert!((10..=11).contains(&asked) && looks <= 22, "{asked} {looks}");
-        let (_, next, resting) = look(at, true, asked);
-        assert!(!resting && next <= LOOK, "{next:?}");
     }
 
     fn until(at: Duration, end: u64) -> u64 {

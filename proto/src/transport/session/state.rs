@@ -162,10 +162,6 @@ pub(crate) struct Shared {
     pub(crate) suspect: AtomicBool,
     /// Told to ask the peer at once.
     pub(crate) doubted: Notify,
-    /// The peer is looked at seldom, until a stream opens;
-    pub(crate) resting: AtomicBool,
-    /// which is told here.
-    pub(crate) stirred: Notify,
     pub(crate) closed: watch::Sender<Option<Closed>>,
     pub(crate) drain: watch::Sender<Option<Drain>>,
     /// Told when the last stream ended.
@@ -222,8 +218,6 @@ impl Shared {
             rtt_us: AtomicU64::new(micros(rtt)),
             suspect: AtomicBool::new(false),
             doubted: Notify::new(),
-            resting: AtomicBool::new(false),
-            stirred: Notify::new(),
             closed: watch::Sender::new(None),
             drain: watch::Sender::new(None),
             idle: Notify::new(),
@@ -278,10 +272,6 @@ impl Shared {
         let one_more = |open| (open < limit).then_some(open + 1);
         let counted = self.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok();
         self.look_at_room();
-        // Looked at first: a store for each stream would be for nothing.
-        if self.resting.load(Ordering::Acquire) && self.resting.swap(false, Ordering::AcqRel) {
-            self.stirred.notify_one();
-        }
         counted
     }
 
