@@ -97,6 +97,8 @@ pub struct Request {
     pub id: RequestId,
     /// Its method.
     pub method: Method,
+    /// Whether the answers of its connection come one after the other, so that one waits for another's reader.
+    pub http1: bool,
     /// Its headers; the stages take out what must not go on.
     pub headers: HeaderMap,
     /// The protocol that it wants to change to.
@@ -298,6 +300,7 @@ fn address(
             if named.and_then(|(name, domain)| address::host_key(name, domain)).is_some_and(|key| key != address.key) {
                 return Err(refuse(Kind::Misdirected));
             }
+            let http1 = http.version() <= Version::HTTP_11;
             let upgrade = headers::upgrade(&http)?;
             let on_upgrade = upgrade.is_some().then(|| hyper::upgrade::on(&mut http));
             let (parts, body) = http.into_parts();
@@ -309,6 +312,7 @@ fn address(
             Ok(Routed::Cluster(Box::new(Request {
                 id,
                 method: parts.method,
+                http1,
                 headers,
                 upgrade,
                 address,

@@ -142,6 +142,9 @@ pub async fn relay(
     };
     if bodiless || relayed.body.is_end_stream() {
         relayed.whole();
+    } else if request.http1 {
+        // Not even asked for its first bytes while nobody reads the answers before it.
+        relayed.watch_over();
     }
     Ok(answer(head, relayed))
 }
@@ -366,6 +369,11 @@ impl Relayed {
 }
 
 impl Relayed {
+    /// Ends its reader if that does not read once the session is over.
+    fn watch_over(&mut self) {
+        self.cut = cut::once_ended(&self.tasks, &self.session);
+    }
+
     /// The last announced byte is there; nobody will ask for the end.
     fn whole(&mut self) {
         self.whole = true;
@@ -422,7 +430,7 @@ impl http_body::Body for Relayed {
                 if this.left == Some(0) || this.body.is_end_stream() {
                     this.whole();
                 } else if this.cut.is_none() {
-                    this.cut = cut::once_ended(&this.tasks, &this.session);
+                    this.watch_over();
                 }
                 Poll::Ready(Some(Ok(frame)))
             }

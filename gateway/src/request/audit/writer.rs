@@ -73,8 +73,8 @@ pub(super) async fn run(
                 let _ = done.send(());
             }
             let Some(Some(first)) = shutdown.until_closed(entries.recv()).await else { return };
-            if entries.len() < ENOUGH {
-                // Once closed, what is there is written all the same.
+            if entries.len() < ENOUGH && matches!(first, Entry::Line(_)) {
+                // Who closes has waited for a flush, or has given up waiting.
                 let _ = shutdown.until_closed(tokio::time::sleep(GATHER)).await;
             }
             let mut next = Some(first);
