@@ -31,8 +31,18 @@ impl Sub for Usage {
     }
 }
 
-/// Of all threads of a process; `None` where there is no such process.
+/// Of all threads of a process and of those that it started and that run; `None` where there is no such process.
 pub fn usage(pid: u32) -> Option<Usage> {
+    let own = one(pid)?;
+    Some(descendants(pid).into_iter().filter_map(one).fold(own, |sum, child| Usage {
+        cpu_s: sum.cpu_s + child.cpu_s,
+        memory_kib: sum.memory_kib + child.memory_kib,
+        peak_kib: sum.peak_kib + child.peak_kib,
+        switches: sum.switches + child.switches,
+    }))
+}
+
+fn one(pid: u32) -> Option<Usage> {
     let file = |name: &str| std::fs::read_to_string(of(pid, name)).ok();
     let (cpu_s, status) = (processor_seconds(&file("stat")?)?, file("status")?);
     let tasks = std::fs::read_dir(of(pid, "task")).ok()?.flatten();
@@ -45,15 +55,28 @@ pub fn usage(pid: u32) -> Option<Usage> {
     })
 }
 
-/// Resident memory now, in KiB.
+/// Resident memory now, in KiB, as [`usage`] counts it.
 pub fn memory_kib(pid: u32) -> Option<u64> {
-    field(&std::fs::read_to_string(of(pid, "status")).ok()?, "VmRSS")
+    let one = |pid| field(&std::fs::read_to_string(of(pid, "status")).ok()?, "VmRSS");
+    Some(one(pid)? + descendants(pid).into_iter().filter_map(one).sum::<u64>())
 }
 
 /// Lets the peak of resident memory begin again from what is resident now. Without the right to, the peak is that of the
 /// process's whole life.
 pub fn reset_peak(pid: u32) {
-    let _ = std::fs::write(of(pid, "clear_refs"), "5");
+    for pid in descendants(pid).into_iter().chain([pid]) {
+        let _ = std::fs::write(of(pid, "clear_refs"), "5");
+    }
+}
+
+/// The processes that a process started, and those that they did: sshd has one for each connection.
+fn descendants(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(of(pid, "task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<u32> =
+        lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
+    let below: Vec<u32> = children.iter().flat_map(|pid| descendants(*pid)).collect();
+    children.into_iter().chain(below).collect()
 }
 
 fn of(pid: u32, name: &str) -> PathBuf {
@@ -97,6 +120,24 @@ mod tests {
         let status = "Name:\tx\nVmHWM:\t    900 kB\nVmRSS:\t  800 kB\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t7\n";
         assert_eq!((field(status, "VmRSS"), field(status, "Vm"), field(status, "VmSwap")), (Some(800), None, None));
         assert_eq!(context_switches(status), 12);
+    }
+
+    #[test]
+    fn what_a_process_started_counts_as_its_own() {
+        use std::io::Read;
+        let work = "n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done; echo done; exec sleep 600";
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &format!("sh -c '{work}' & exec sleep 600")]).stdout(std::process::Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        // From here on, the one that was started has worked, and the other has not.
+        child.stdout.take().unwrap().read_exact(&mut [0; 4]).unwrap();
+        let (all, own) = (usage(child.id()).unwrap(), one(child.id()).unwrap());
+        for pid in descendants(child.id()) {
+            std::process::Command::new("kill").arg(pid.to_string()).status().unwrap();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(all.cpu_s > own.cpu_s && all.memory_kib > own.memory_kib, "{all:?} {own:?}");
     }
 
     #[test]

@@ -1,24 +1,27 @@
-//! Throw-away certificates of a run: one authority, and a certificate for each address that is served.
+//! Throw-away certificates of a run: one authority, and a certificate for each server, with all addresses that it is reached by.
 
 use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType};
 
-/// Writes `ca.crt`, and `<name>.crt` and `<name>.key` for each name and address.
+/// Writes `ca.crt`, and `<name>.crt` and `<name>.key` for each name and its addresses.
 ///
 /// # Errors
 /// An address that is none, a folder that cannot be written.
-pub fn write(dir: &Path, servers: &[(&str, String)]) -> anyhow::Result<()> {
+pub fn write(dir: &Path, servers: &[(&str, Vec<String>)]) -> anyhow::Result<()> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "bench");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
     std::fs::write(dir.join("ca.crt"), authority.pem())?;
-    for (name, address) in servers {
+    for (name, addresses) in servers {
         let (key, mut params) = (KeyPair::generate()?, CertificateParams::default());
         params.distinguished_name.push(DnType::CommonName, *name);
-        params.subject_alt_names = vec![SanType::IpAddress(address.parse()?), SanType::DnsName((*name).try_into()?)];
+        params.subject_alt_names = vec![SanType::DnsName((*name).try_into()?)];
+        for address in addresses {
+            params.subject_alt_names.push(SanType::IpAddress(address.parse()?));
+        }
         let certificate = params.signed_by(&key, &authority)?;
         std::fs::write(dir.join(format!("{name}.crt")), certificate.pem())?;
         std::fs::write(dir.join(format!("{name}.key")), key.serialize_pem())?;

@@ -30,6 +30,8 @@ const PLACES: [char; 3] = ['u', 'g', 's'];
 const CUBIC: &str = "congctl cubic";
 /// No connection remembers what an earlier one went through.
 const FORGET: &str = "echo 1 >/proc/sys/net/ipv4/tcp_no_metrics_save";
+/// The way to this machine's own network.
+const HOST: &str = "10.77.9";
 /// Before the process id in names of namespaces.
 const PREFIX: &str = "tlbench";
 
@@ -94,6 +96,30 @@ impl Link {
     /// A command at a seat, pinned, which ends when this process does. Its process id is the program's own.
     pub fn command(&self, seat: Seat, program: &Path) -> Command {
         self.command_in(PLACES[seat.place()], &[], seat, program)
+    }
+
+    /// A command beside the network, at the processor of a seat, which may outlive this process.
+    pub fn command_of_host(&self, seat: Seat, program: &Path) -> Command {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut command = Command::new("taskset");
+        command.args(["-c", seat.processor(processors)]).arg(program);
+        command
+    }
+
+    /// Lets all of the network reach what listens at an address of this machine. It goes with the network.
+    ///
+    /// # Errors
+    /// A route of another run that has done so, or whatever keeps it from being made.
+    pub fn join_host(&self) -> anyhow::Result<()> {
+        let Self::Veth(prefix) = self else { return Ok(()) };
+        let (router, here) = (format!("{prefix}r"), format!("tlb{}", std::process::id()));
+        sh(&format!(
+            "ip link add {here} type veth peer name host netns {router}; \
+             ip addr add {HOST}.2/30 dev {here}; ip link set {here} up; \
+             ip -n {router} addr add {HOST}.1/30 dev host; ip -n {router} link set host up; \
+             ip -n {router} route add default via {HOST}.2; ip route add 10.77.0.0/21 via {HOST}.1 dev {here} {CUBIC}"
+        ))
+        .context("join this machine's network with that of the run (another run may have it)")
     }
 
     /// A command where all packets cross, apart from the hops. What is to keep times goes before all else, if it may.

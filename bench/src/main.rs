@@ -5,7 +5,10 @@
 
 mod accounting;
 mod agents;
+mod apiserver;
 mod certificates;
+mod cipher;
+mod commands;
 mod compare;
 mod fleet;
 mod h2load;
@@ -85,6 +88,9 @@ enum Command {
     /// The upstream that is fast enough not to be what is measured. Started by `run`.
     #[command(hide = true)]
     Upstream(upstream::Args),
+    /// What kubectl does, as users would. Started by `run`; reads its plan from standard input.
+    #[command(hide = true)]
+    Commands,
     /// A long or bad way between two TUN devices. Started by `run`.
     #[command(hide = true)]
     Relay(relay::Args),
@@ -107,7 +113,7 @@ enum Command {
 
 fn main() -> ExitCode {
     // An error means that there is one already, which is as good.
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let _ = cipher::provider().install_default();
     match execute(Args::parse().command) {
         Ok(code) => code,
         Err(error) => {
@@ -145,6 +151,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Watches => load::watch::main()?,
         Command::Agents => agents::main()?,
         Command::Agent => agents::control::main()?,
+        Command::Commands => commands::main()?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,14 +1,24 @@
 //! The paths that are measured: each started and stopped here, with TLS to the user and to the upstream, each hop a process
 //! of its own and pinned the same way.
 
+mod haproxy;
 mod nginx;
+mod rathole;
+mod remotedialer;
+mod ssh;
 pub mod towline;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context;
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
 use crate::{
+    apiserver::Apiserver,
     certificates,
     link::{Link, Seat},
     program::Dialogue,
@@ -24,6 +34,14 @@ pub enum Kind {
     Direct,
     /// Two nginx in a row: what two hops cost when no firewall is in the way.
     NginxChain,
+    /// Two haproxy in a row.
+    HaproxyChain,
+    /// A port forwarded by rathole.
+    Rathole,
+    /// A port forwarded by OpenSSH.
+    Ssh,
+    /// Rancher's remotedialer.
+    Remotedialer,
     /// Towline over HTTP/2.
     TowlineH2,
     /// Towline over WebSocket.
@@ -38,10 +56,19 @@ impl Kind {
         match self {
             Self::Direct => "direct",
             Self::NginxChain => "nginx-chain",
+            Self::HaproxyChain => "haproxy-chain",
+            Self::Rathole => "rathole",
+            Self::Ssh => "ssh",
+            Self::Remotedialer => "remotedialer",
             Self::TowlineH2 => "towline-h2",
             Self::TowlineWebsocket => "towline-websocket",
             Self::TowlineQuic => "towline-quic",
         }
+    }
+
+    /// Whether Towline is measured beside it in what targets name, and not in everything: it would take hours.
+    pub fn is_peer(self) -> bool {
+        matches!(self, Self::HaproxyChain | Self::Rathole | Self::Ssh | Self::Remotedialer)
     }
 
     /// What it is.
@@ -49,6 +76,10 @@ impl Kind {
         match self {
             Self::Direct => "the upstream without anything between",
             Self::NginxChain => "two nginx TLS reverse proxies in a row: the floor of two hops",
+            Self::HaproxyChain => "two haproxy TLS reverse proxies in a row",
+            Self::Rathole => "a port forwarded by rathole over TLS, the user's TLS inside",
+            Self::Ssh => "a port forwarded by OpenSSH from the site, the user's TLS inside",
+            Self::Remotedialer => "Rancher's remotedialer: a reverse proxy that dials through the site's WebSocket",
             Self::TowlineH2 => "gateway and agent, tunnel over HTTP/2",
             Self::TowlineWebsocket => "gateway and agent, tunnel over WebSocket",
             Self::TowlineQuic => "gateway and agent, tunnel over QUIC",
@@ -62,11 +93,31 @@ pub struct Bench {
     pub link: Link,
     /// Where Towline's programs are.
     pub programs: PathBuf,
-    /// `host:port` of the upstream.
-    pub upstream: String,
+    synthetic: Upstream,
+    apiserver: OnceCell<Result<Apiserver, Missing>>,
     dir: tempfile::TempDir,
     _upstream: Program,
 }
+
+/// What is behind a path.
+#[derive(Clone)]
+pub struct Upstream {
+    /// `host:port`, as the site reaches it.
+    pub address: String,
+    /// The name in its certificate.
+    pub name: &'static str,
+    /// The authority of its certificate.
+    pub ca: PathBuf,
+    /// What it knows users by, where it wants to.
+    pub token: Option<String>,
+    /// The kubeconfig that an agent is given.
+    pub admin: PathBuf,
+}
+
+/// Something that is not on this machine: figures of it are missing then, all else is measured.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Missing(pub String);
 
 /// A path that can be asked.
 pub struct Running {
@@ -74,6 +125,8 @@ pub struct Running {
     pub url: String,
     /// The authority of what users see.
     pub ca: PathBuf,
+    /// The name in the certificate that users see, where that is not the host of the URL.
+    pub name: Option<&'static str>,
     /// Bearer token.
     pub token: Option<String>,
     /// The hops, whose processor time and memory count.
@@ -130,14 +183,19 @@ impl Bench {
     /// Whatever is missing on this machine.
     pub async fn start(link: Link, programs: PathBuf) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
-        let servers = [("outer", link.address(Seat::Outer)), ("inner", link.address(Seat::Inner))];
+        let (outer, inner) = (link.address(Seat::Outer), link.address(Seat::Inner));
+        // Where a port is forwarded, users reach what is at the site by the address of the gateway.
+        let servers = [("outer", vec![outer.clone()]), ("inner", vec![inner, outer])];
         certificates::write(dir.path(), &servers)?;
         let mut command = link.command(Seat::Upstream, &std::env::current_exe()?);
         command.args(["upstream", "--listen", &format!("{}:0", link.address(Seat::Upstream))]);
         command.arg("--certificate").arg(dir.path().join("inner.crt")).arg("--key").arg(dir.path().join("inner.key"));
         let log = dir.path().join("upstream.log");
-        let (program, upstream) = Program::start_with_line("upstream", command, &log).await?;
-        Ok(Self { link, programs, upstream, dir, _upstream: program })
+        let (program, address) = Program::start_with_line("upstream", command, &log).await?;
+        let (ca, admin) = (dir.path().join("ca.crt"), dir.path().join("upstream.kubeconfig"));
+        let synthetic = Upstream { address, name: "inner", ca, token: None, admin };
+        std::fs::write(&synthetic.admin, kubeconfig(&synthetic).to_string())?;
+        Ok(Self { link, programs, synthetic, apiserver: OnceCell::new(), dir, _upstream: program })
     }
 
     /// Why a path cannot be started for a crowd, if so.
@@ -145,6 +203,9 @@ impl Bench {
         match (kind, crowd) {
             (Kind::Direct | Kind::NginxChain, Crowd::Agents(_) | Crowd::Control) => Some("it has no agents".to_owned()),
             (Kind::NginxChain, Crowd::Watches(watches)) => nginx::cannot(watches),
+            (kind, crowd) if kind.is_peer() && crowd != Crowd::Few => {
+                Some("only a few users are set up for it".to_owned())
+            }
             _ => None,
         }
     }
@@ -154,24 +215,66 @@ impl Bench {
     /// # Errors
     /// A program that is missing or does not start, with the end of its log.
     pub async fn path(&self, kind: Kind, scene: Scene) -> anyhow::Result<Running> {
-        match scene.server {
-            Server::Synthetic => {}
-        }
+        let upstream = match scene.server {
+            Server::Synthetic => &self.synthetic,
+            Server::Apiserver => &self.apiserver().await?.upstream,
+        };
         match kind {
             Kind::Direct => Ok(Running {
-                url: format!("https://{}", self.upstream),
-                ca: self.file("ca.crt"),
-                token: None,
+                url: format!("https://{}", upstream.address),
+                ca: upstream.ca.clone(),
+                name: None,
+                token: upstream.token.clone(),
                 hops: Vec::new(),
-                also: Also { beside: Some((format!("https://{}", self.upstream), None)), ..Also::default() },
+                also: Also { beside: Some((format!("https://{}", upstream.address), None)), ..Also::default() },
                 cannot: can_all,
             }),
-            Kind::NginxChain => nginx::start(self, scene.crowd),
-            Kind::TowlineH2 => towline::start(self, "h2", scene.crowd).await,
-            Kind::TowlineWebsocket => towline::start(self, "websocket", scene.crowd).await,
-            Kind::TowlineQuic => towline::start(self, "quic", scene.crowd).await,
+            Kind::NginxChain => nginx::start(self, upstream, scene.crowd),
+            Kind::HaproxyChain => haproxy::start(self, upstream),
+            Kind::Rathole => rathole::start(self, upstream).await,
+            Kind::Ssh => ssh::start(self, upstream).await,
+            Kind::Remotedialer => remotedialer::start(self, upstream),
+            Kind::TowlineH2 => towline::start(self, upstream, "h2", scene.crowd).await,
+            Kind::TowlineWebsocket => towline::start(self, upstream, "websocket", scene.crowd).await,
+            Kind::TowlineQuic => towline::start(self, upstream, "quic", scene.crowd).await,
         }
         .with_context(|| format!("start {}", kind.name()))
+    }
+
+    /// The real apiserver, brought up when it is first asked for.
+    ///
+    /// # Errors
+    /// There can be none here: [`Missing`].
+    pub async fn apiserver(&self) -> anyhow::Result<&Apiserver> {
+        let start = || async { Apiserver::start(&self.link).await.map_err(|error| Missing(format!("{error:#}"))) };
+        Ok(self.apiserver.get_or_init(start).await.as_ref().map_err(Clone::clone)?)
+    }
+
+    /// The second hop of a chain of proxies, as the first one sees it at a port.
+    fn inner(&self, port: u16) -> Upstream {
+        Upstream {
+            address: format!("{}:{port}", self.link.address(Seat::Inner)),
+            name: "inner",
+            ca: self.file("ca.crt"),
+            token: None,
+            admin: PathBuf::new(),
+        }
+    }
+
+    /// Where users reach a path.
+    fn door(&self) -> String {
+        format!("{}:{PORT}", self.link.address(Seat::Outer))
+    }
+
+    /// Of a path that ends the TLS of its users itself.
+    fn proxied(&self, upstream: &Upstream, hops: Vec<Program>) -> Running {
+        let (url, ca, token) = (format!("https://{}", self.door()), self.file("ca.crt"), upstream.token.clone());
+        Running { url, ca, name: None, token, hops, also: Also::default(), cannot: can_all }
+    }
+
+    /// Of a path that lets the TLS of its users through to the upstream.
+    fn forwarded(&self, upstream: &Upstream, hops: Vec<Program>) -> Running {
+        Running { ca: upstream.ca.clone(), name: Some(upstream.name), ..self.proxied(upstream, hops) }
     }
 
     /// A file of this run, removed with it.
@@ -182,3 +285,28 @@ impl Bench {
 
 /// A path that does not answer within this is broken.
 pub const ANSWERS: Duration = Duration::from_secs(30);
+
+/// Where every path is reached, at its outer hop.
+const PORT: u16 = 8443;
+/// Where `bench/peers/install` puts what is built for this only.
+const PEERS: &str = "target/bench/peers";
+
+/// Where a program of others is, which may be missing on this machine.
+///
+/// # Errors
+/// It is in none of these places; with what installs it.
+fn installed(name: &str, places: &[impl AsRef<Path>]) -> anyhow::Result<PathBuf> {
+    let found = places.iter().map(AsRef::as_ref).find(|path| path.exists());
+    Ok(found.map(Path::to_owned).ok_or_else(|| Missing(format!("{name} is not installed: bench/peers/install")))?)
+}
+
+/// With which an agent reaches an upstream that knows nobody.
+fn kubeconfig(upstream: &Upstream) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "bench",
+        "clusters": [{"name": "bench", "cluster":
+            {"server": format!("https://{}", upstream.address), "certificate-authority": upstream.ca}}],
+        "users": [{"name": "bench", "user": {"token": "of-nobody"}}],
+        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
+    })
+}

@@ -12,11 +12,13 @@ use proto::process::{Shutdown, TaskGroup};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
-    accounting, fleet, h2load,
+    accounting,
+    commands::{self, Task},
+    fleet, h2load,
     link::{Link, Seat, Way},
     load::{Load, Outcome, Plan},
     machine,
-    path::{ANSWERS, Bench, Kind, Running},
+    path::{ANSWERS, Bench, Kind, Missing, Running},
     program::{Dialogue, Program, output},
     record::{self, Hop, Record, Writer},
     relay,
@@ -24,7 +26,7 @@ use crate::{
         self, Scenario, Size, Work,
         fleets::{self, Many},
     },
-    scene::{Crowd, Scene},
+    scene::{Crowd, Scene, Server},
     statistics::Middle,
     tokens,
 };
@@ -102,7 +104,11 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for (scene, scenarios) in by_scene(due.into_iter()) {
             let due = paths.iter().filter(|kind| also || fleets::is_repeated(scene.crowd, **kind));
             for kind in due {
-                Round { bench: &bench, kind: *kind, repeat, size }.run(scene, &scenarios, &mut keep).await?;
+                let wanted = |one: &&Scenario| !args.path.is_empty() || !kind.is_peer() || one.wants_peers(repeat);
+                let scenarios: Vec<_> = scenarios.iter().copied().filter(wanted).collect();
+                if !scenarios.is_empty() {
+                    Round { bench: &bench, kind: *kind, repeat, size }.run(scene, &scenarios, &mut keep).await?;
+                }
             }
         }
         for scenario in alone {
@@ -154,8 +160,18 @@ impl Round<'_> {
         }
         // Repeats differ in what is lost, paths of one repeat as little as can be.
         let mut way = Way::start(&self.bench.link, scene.shape, self.repeat).await?;
-        let mut path = self.bench.path(self.kind, scene).await?;
-        answers(self.bench, &mut path).await.with_context(|| format!("{} does not answer", self.kind.name()))?;
+        let mut path = match self.bench.path(self.kind, scene).await {
+            Ok(path) => path,
+            Err(error) => match error.downcast_ref::<Missing>() {
+                Some(missing) => {
+                    let why = missing.to_string();
+                    way.stop().await;
+                    return scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, &why)));
+                }
+                None => return Err(error),
+            },
+        };
+        answers(self.bench, &mut path, scene).await.with_context(|| format!("{} does not answer", self.kind.name()))?;
         for scenario in scenarios {
             let done = match path.cannot(scenario).or_else(|| scenario.work.missing()) {
                 Some(why) => Ok(self.without(scenario, why)),
@@ -179,7 +195,7 @@ impl Round<'_> {
         path: &mut Running,
         (scenario, scene): (&Scenario, Scene),
     ) -> anyhow::Result<Record> {
-        load(self.bench, path, (scenario::warm(scenario.scene), None)).await?;
+        warm(self.bench, path, scenario.scene).await?;
         // What was before counts for nothing.
         way.told().await?;
         let before = path.hops.iter().map(Looked::new).collect::<anyhow::Result<Vec<_>>>()?;
@@ -206,10 +222,10 @@ impl Round<'_> {
 }
 
 /// Waits until a request gets through.
-async fn answers(bench: &Bench, path: &mut Running) -> anyhow::Result<()> {
+async fn answers(bench: &Bench, path: &mut Running, scene: Scene) -> anyhow::Result<()> {
     let until = Instant::now() + ANSWERS;
     loop {
-        let outcome = load(bench, path, (scenario::probe(), None)).await?;
+        let outcome = probe(bench, path, scene).await?;
         if outcome.requests == 1 {
             return Ok(());
         }
@@ -218,10 +234,32 @@ async fn answers(bench: &Bench, path: &mut Running) -> anyhow::Result<()> {
     }
 }
 
+/// One request.
+async fn probe(bench: &Bench, path: &Running, scene: Scene) -> anyhow::Result<Outcome> {
+    match scene.server {
+        Server::Synthetic => load(bench, path, (scenario::probe(), None)).await,
+        Server::Apiserver => command(bench, path, Task::Get { count: 1 }).await,
+    }
+}
+
+/// What comes before anything is measured.
+async fn warm(bench: &Bench, path: &Running, scene: Scene) -> anyhow::Result<Outcome> {
+    match scene.server {
+        Server::Synthetic => load(bench, path, (scenario::warm(scene), None)).await,
+        // With the first one kubectl learns what the server knows, and keeps it.
+        Server::Apiserver => command(bench, path, Task::Get { count: 2 }).await,
+    }
+}
+
+async fn command(bench: &Bench, path: &Running, task: Task) -> anyhow::Result<Outcome> {
+    commands::run(&bench.link, bench.apiserver().await?, path, &bench.file(""), task).await
+}
+
 /// Does it, each kind by what knows how.
 async fn work(bench: &Bench, path: &mut Running, (work, crowd): (Work, Crowd), size: Size) -> anyhow::Result<Outcome> {
     match (work, crowd) {
         (Work::Load(of), _) => load(bench, path, of(size)).await,
+        (Work::Command(of), _) => command(bench, path, of(size)).await,
         (Work::H2load(seconds), _) => h2load::run(bench, path, seconds(size)).await,
         (Work::Tokens(_), _) => bail!("it goes over no path"),
         (Work::Many(Many::Idle), _) => fleet::idle(bench, path, size.crowd_s).await,

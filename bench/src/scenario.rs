@@ -1,5 +1,6 @@
 //! The loads that are measured. `bench/README.md` says what each means.
 
+mod commands;
 pub mod fleets;
 mod links;
 mod others;
@@ -8,6 +9,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 
 use crate::{
+    commands::Task,
     h2load,
     link::Shape,
     load::{Connections, Load, Pace, Request},
@@ -29,6 +31,16 @@ pub struct Scenario {
     pub once: bool,
 }
 
+/// Scenarios in which targets compare with peers.
+const RANKED: [&str; 2] = ["download", "get-64"];
+
+impl Scenario {
+    /// Whether peers that nobody named are measured too, in this repeat.
+    pub fn wants_peers(&self, repeat: u32) -> bool {
+        self.scene.shape == Shape::PLAIN && (repeat == 0 || RANKED.contains(&self.name))
+    }
+}
+
 /// What is done over a path that was started, by what knows how.
 #[derive(Clone, Copy)]
 pub enum Work {
@@ -36,6 +48,8 @@ pub enum Work {
     Load(fn(Size) -> (Load, Option<Load>)),
     /// With many agents, watches or clusters.
     Many(fleets::Many),
+    /// What kubectl does, before a real apiserver.
+    Command(fn(Size) -> Task),
     /// Requests of a load generator that is not ours, for so many seconds.
     H2load(fn(Size) -> f64),
     /// So many token checks, over no path at all.
@@ -72,15 +86,37 @@ pub struct Size {
     pub crowd_s: f64,
     /// One in so many of a crowd comes.
     crowd_part: u32,
+    /// How often a command is run.
+    commands: u32,
+    /// Lines of a session.
+    lines: u32,
 }
 
 impl Size {
     /// Short ones show that all of it works; their figures decide nothing.
     pub fn new(quick: bool) -> Self {
         if quick {
-            Self { seconds: 1.0, bytes: 32 * MIB, stream_s: 2.0, tokens: 20, crowd_s: 3.0, crowd_part: 20 }
+            Self {
+                seconds: 1.0,
+                bytes: 32 * MIB,
+                stream_s: 2.0,
+                tokens: 20,
+                crowd_s: 3.0,
+                crowd_part: 20,
+                commands: 3,
+                lines: 20,
+            }
         } else {
-            Self { seconds: 6.0, bytes: 768 * MIB, stream_s: 6.0, tokens: 400, crowd_s: 16.0, crowd_part: 1 }
+            Self {
+                seconds: 6.0,
+                bytes: 768 * MIB,
+                stream_s: 6.0,
+                tokens: 400,
+                crowd_s: 16.0,
+                crowd_part: 1,
+                commands: 20,
+                lines: 500,
+            }
         }
     }
 }
@@ -90,7 +126,7 @@ const MIB: u64 = 1 << 20;
 const ENDLESS_S: f64 = 3600.0;
 
 /// All of them, a list for each kind.
-const LISTS: &[&[Scenario]] = &[PLAIN, others::ALL, links::ALL, fleets::ALL];
+const LISTS: &[&[Scenario]] = &[PLAIN, others::ALL, links::ALL, fleets::ALL, commands::ALL];
 
 /// All of them.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {

@@ -35,9 +35,13 @@ pub enum Server {
     /// Ours, which answers at line rate.
     #[default]
     Synthetic,
+    /// A real kube-apiserver, with a node and a pod.
+    Apiserver,
 }
 
 impl Scene {
     /// A short way, and an upstream that is not what is measured.
     pub const PLAIN: Self = Self { shape: Shape::PLAIN, server: Server::Synthetic, crowd: Crowd::Few };
+    /// A short way, and a real apiserver.
+    pub const APISERVER: Self = Self { server: Server::Apiserver, ..Self::PLAIN };
 }

@@ -176,8 +176,10 @@ impl Target {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     use super::*;
-    use crate::record::tests::run_of;
+    use crate::{path::Kind, record::tests::run_of, scenario::chosen};
 
     fn verdict(run: &Run, targets: &[&str]) -> anyhow::Result<Verdict> {
         let dir = tempfile::tempdir().unwrap();
@@ -257,6 +259,19 @@ mod tests {
         for target in ["path = \"h2\"", "path = \"h2\"\nat_most = 1\nat_least = 1", "path = \"h2\"\nat_most = 1\nx = 1"]
         {
             assert!(verdict(&five(), &[target]).is_err(), "{target}");
+        }
+    }
+
+    #[test]
+    fn peers_are_repeated_wherever_a_target_compares_with_them() {
+        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("targets.toml")).unwrap();
+        let targets: Targets = toml::from_str(&text).unwrap();
+        for target in targets.target {
+            let peer = Kind::value_variants().iter().find(|kind| kind.name() == target.to);
+            if peer.is_some_and(|kind| kind.is_peer()) {
+                let scenario = chosen(&[target.scenario]).unwrap()[0];
+                assert!(scenario.wants_peers(1), "{}", scenario.name);
+            }
         }
     }
 

@@ -174,7 +174,7 @@ pub mod tests {
     /// An upstream of a test at a port of its own, with its certificate in `dir`.
     pub async fn start(dir: &Path, tasks: &TaskGroup) -> SocketAddr {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        crate::certificates::write(dir, &[("upstream", "127.0.0.1".to_owned())]).unwrap();
+        crate::certificates::write(dir, &[("upstream", vec!["127.0.0.1".to_owned()])]).unwrap();
         let acceptor = acceptor(&dir.join("upstream.crt"), &dir.join("upstream.key")).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

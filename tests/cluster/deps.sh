@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages the cluster needs, only those missing, and unpacks
 # an old kubectl beside the system. `deps.sh node`: only what a node needs;
-# `deps.sh all PACKAGE...`: those packages too.
+# `deps.sh all PACKAGE...`: those packages too; `deps.sh only PACKAGE...`: nothing else.
 set -euo pipefail
 
 cache=${TOWLINE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/towline}/cluster
@@ -16,6 +16,8 @@ main() {
     local wanted=("${node[@]}") missing=() name
     if [[ ${1:-all} == all ]]; then
         wanted+=("${more[@]}" "${@:2}")
+    elif [[ $1 == only ]]; then
+        wanted=("${@:2}")
     fi
     if ! command -v dpkg-query >/dev/null; then
         say "not a Debian system: install by hand what provides ${wanted[*]}"

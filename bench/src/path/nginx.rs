@@ -2,12 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use super::{Also, Bench, PORT, Running, Upstream, installed};
+use crate::{cipher, link::Seat, program::Program, scene::Crowd};
 
-use super::{Also, Bench, Running, can_all};
-use crate::{link::Seat, program::Program, scene::Crowd};
-
-const PORT: u16 = 8443;
 /// Of the site beside, where two share the outer hop.
 const PORT_BESIDE: u16 = 8444;
 /// Connections of a process, unless a crowd needs more.
@@ -16,22 +13,22 @@ const CONNECTIONS: u32 = 9000;
 const SPARE: u32 = 1000;
 
 /// Starts both.
-pub fn start(bench: &Bench, crowd: Crowd) -> anyhow::Result<Running> {
+pub fn start(bench: &Bench, upstream: &Upstream, crowd: Crowd) -> anyhow::Result<Running> {
     let connections = if let Crowd::Watches(watches) = crowd { needed(watches).max(CONNECTIONS) } else { CONNECTIONS };
     let address = |seat, port| format!("{}:{port}", bench.link.address(seat));
     let url = |port| format!("https://{}", address(Seat::Outer, port));
     let ports = if crowd == Crowd::Two { vec![PORT, PORT_BESIDE] } else { vec![PORT] };
     let (mut servers, mut hops, mut also) = (Vec::new(), Vec::new(), Also::default());
     for port in ports {
-        let (inner, name) = (address(Seat::Inner, port), if port == PORT { "inner" } else { "inner-beside" });
-        hops.push(hop(bench, Seat::Inner, name, (&[(inner.clone(), bench.upstream.clone())], connections))?);
+        let (inner, name) = (bench.inner(port), if port == PORT { "inner" } else { "inner-beside" });
+        hops.push(hop(bench, Seat::Inner, name, (&[(inner.address.clone(), upstream.clone())], connections))?);
         servers.push((address(Seat::Outer, port), inner));
     }
     if crowd == Crowd::Two {
         also.beside = Some((url(PORT_BESIDE), None));
     }
     hops.insert(0, hop(bench, Seat::Outer, "outer", (&servers, connections))?);
-    Ok(Running { url: url(PORT), ca: bench.file("ca.crt"), token: None, hops, also, cannot: can_all })
+    Ok(Running { also, ..bench.proxied(upstream, hops) })
 }
 
 /// Connections, and so open files, of the inner hop: one of HTTP/1.1 on each side for each watch.
@@ -47,7 +44,7 @@ pub fn cannot(watches: u32) -> Option<String> {
 }
 
 /// What is listened on, and where that leads, each.
-type Servers<'a> = &'a [(String, String)];
+type Servers<'a> = &'a [(String, Upstream)];
 
 fn hop(bench: &Bench, seat: Seat, name: &str, plan: (Servers<'_>, u32)) -> anyhow::Result<Program> {
     let (dir, certificates) = (bench.file(&format!("nginx-{name}")), bench.file(""));
@@ -61,24 +58,26 @@ fn hop(bench: &Bench, seat: Seat, name: &str, plan: (Servers<'_>, u32)) -> anyho
 }
 
 fn program() -> anyhow::Result<PathBuf> {
-    let places = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"];
-    places.iter().map(PathBuf::from).find(|path| path.exists()).context("nginx is not installed (apt install nginx)")
+    installed("nginx", &["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"])
 }
 
-/// Both hops go to a server at the site, whose certificate names it `inner`; nginx compares with names, never with addresses.
+/// nginx compares certificates with names, never with addresses.
 fn configuration(certificates: &Path, dir: &Path, name: &str, (servers, connections): (Servers<'_>, u32)) -> String {
-    let (certificates, dir) = (certificates.display(), dir.display());
-    let server = |(number, (listen, to)): (usize, &(String, String))| {
+    let (certificates, dir, cipher) = (certificates.display(), dir.display(), cipher::OPENSSL);
+    let server = |(number, (listen, to)): (usize, &(String, Upstream))| {
+        let Upstream { address, name: to, ca, .. } = to;
+        let ca = ca.display();
         format!(
-            "  upstream next{number} {{ server {to}; keepalive 512; keepalive_requests 1000000; }}
+            "  upstream next{number} {{ server {address}; keepalive 512; keepalive_requests 1000000; }}
   server {{
     listen {listen} ssl http2; keepalive_requests 1000000; http2_max_concurrent_streams 20000;
-    ssl_certificate {certificates}/{name}.crt; ssl_certificate_key {certificates}/{name}.key; ssl_protocols TLSv1.3;
+    ssl_certificate {certificates}/{name}.crt; ssl_certificate_key {certificates}/{name}.key; ssl_protocols TLSv1.3; ssl_conf_command Ciphersuites {cipher};
     client_max_body_size 0; tcp_nodelay on;
     location / {{
-      proxy_pass https://next{number}; proxy_http_version 1.1; proxy_set_header Connection \"\";
+      proxy_pass https://next{number}; proxy_http_version 1.1; proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $next_connection;
       proxy_buffering off; proxy_request_buffering off; proxy_read_timeout 600s; proxy_send_timeout 600s;
-      proxy_ssl_trusted_certificate {certificates}/ca.crt; proxy_ssl_verify on; proxy_ssl_name inner; proxy_ssl_protocols TLSv1.3;
+      proxy_ssl_trusted_certificate {ca}; proxy_ssl_verify on; proxy_ssl_name {to}; proxy_ssl_protocols TLSv1.3;
+      proxy_ssl_conf_command Ciphersuites {cipher};
     }}
   }}
 "
@@ -91,6 +90,7 @@ events {{ worker_connections {connections}; }}
 http {{
   access_log {dir}/access.log;
   client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
+  map $http_upgrade $next_connection {{ default upgrade; '' ''; }}
 {servers}}}
 "
     )

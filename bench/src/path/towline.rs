@@ -5,9 +5,9 @@ pub mod fleet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{Also, Bench, Running, can_all};
+use super::{Also, Bench, Running, Upstream, can_all};
 use crate::{
     agents::control,
     link::Seat,
@@ -25,29 +25,29 @@ const STREAMS_OF_AGENT: u32 = 8000;
 const SPARE: u32 = 1000;
 
 /// Starts both, with one carrier.
-pub async fn start(bench: &Bench, carrier: &str, crowd: Crowd) -> anyhow::Result<Running> {
+pub async fn start(bench: &Bench, upstream: &Upstream, carrier: &str, crowd: Crowd) -> anyhow::Result<Running> {
     if let Crowd::Agents(agents) = crowd {
         return fleet::start(bench, carrier, agents).await;
     }
     let begun = Begun::new(bench, carrier, crowd).await?;
     let (mut hops, mut also) = (Vec::new(), Also::default());
     match crowd {
-        Crowd::Few | Crowd::Agents(_) => hops.push(begun.agent(CLUSTER, "agent")?),
+        Crowd::Few | Crowd::Agents(_) => hops.push(begun.agent(CLUSTER, "agent", upstream)?),
         Crowd::Watches(watches) => {
             for number in 0..watches.div_ceil(STREAMS_OF_AGENT) {
-                hops.push(begun.agent(CLUSTER, &format!("agent-{number}"))?);
+                hops.push(begun.agent(CLUSTER, &format!("agent-{number}"), upstream)?);
             }
         }
-        Crowd::Control => also.control = Some(begun.control().await?),
+        Crowd::Control => also.control = Some(begun.control(upstream).await?),
         Crowd::Two => {
-            hops.extend([begun.agent(CLUSTER, "agent")?, begun.agent(BESIDE, "agent-beside")?]);
+            hops.extend([begun.agent(CLUSTER, "agent", upstream)?, begun.agent(BESIDE, "agent-beside", upstream)?]);
             also.beside = Some((begun.url(BESIDE)?, Some(begun.token(BESIDE).await?)));
         }
     }
     let (url, token) = (begun.url(CLUSTER)?, begun.token(CLUSTER).await?);
     hops.insert(0, begun.gateway);
     let ca = text(&begun.ready, "ca")?.into();
-    Ok(Running { url, ca, token: Some(token), hops, also, cannot: can_all })
+    Ok(Running { url, ca, name: None, token: Some(token), hops, also, cannot: can_all })
 }
 
 /// A gateway that serves.
@@ -102,15 +102,16 @@ impl<'a> Begun<'a> {
     }
 
     /// The agent of a cluster.
-    fn agent(&self, name: &str, called: &str) -> anyhow::Result<Program> {
-        agent(self.bench, self.carrier, Path::new(text(self.cluster(name)?, "agent_config")?), called)
+    fn agent(&self, name: &str, called: &str, upstream: &Upstream) -> anyhow::Result<Program> {
+        let config = Path::new(text(self.cluster(name)?, "agent_config")?);
+        agent(self.bench, self.carrier, (config, upstream), called)
     }
 
     /// An agent of ours in the place of the program, whose control exchanges can be measured.
-    async fn control(&self) -> anyhow::Result<Dialogue> {
+    async fn control(&self, upstream: &Upstream) -> anyhow::Result<Dialogue> {
         let plan = control::Plan {
             config: text(self.cluster(CLUSTER)?, "agent_config")?.into(),
-            kubeconfig: kubeconfig(self.bench)?,
+            kubeconfig: upstream.admin.clone(),
             carrier: self.carrier.to_owned(),
         };
         let mut command = self.bench.link.command(Seat::Inner, &std::env::current_exe()?);
@@ -122,10 +123,15 @@ impl<'a> Begun<'a> {
 }
 
 /// The agent's program with these settings.
-fn agent(bench: &Bench, carrier: &str, config: &Path, called: &str) -> anyhow::Result<Program> {
+fn agent(
+    bench: &Bench,
+    carrier: &str,
+    (config, upstream): (&Path, &Upstream),
+    called: &str,
+) -> anyhow::Result<Program> {
     let mut command = bench.link.command(Seat::Inner, &program(bench, "towline-agent")?);
     command.args(["run", "--carrier", carrier, "--config"]).arg(config);
-    command.arg("--kubeconfig").arg(kubeconfig(bench)?);
+    command.arg("--kubeconfig").arg(&upstream.admin);
     Program::start(called, command, &bench.file(&format!("{called}-{carrier}.log")))
 }
 
@@ -138,20 +144,6 @@ async fn token(bench: &Bench, state: &Path, cluster: &str) -> anyhow::Result<Str
 
 fn text<'a>(value: &'a Value, name: &str) -> anyhow::Result<&'a str> {
     value[name].as_str().with_context(|| format!("{name} is missing in the line that `towline dev` prints"))
-}
-
-/// How agents reach the upstream.
-fn kubeconfig(bench: &Bench) -> anyhow::Result<PathBuf> {
-    let value = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "bench",
-        "clusters": [{"name": "bench", "cluster":
-            {"server": format!("https://{}", bench.upstream), "certificate-authority": bench.file("ca.crt")}}],
-        "users": [{"name": "bench", "user": {"token": "of-nobody"}}],
-        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
-    });
-    let file = bench.file("upstream.kubeconfig");
-    std::fs::write(&file, value.to_string())?;
-    Ok(file)
 }
 
 fn program(bench: &Bench, name: &str) -> anyhow::Result<PathBuf> {

@@ -41,10 +41,10 @@ pub async fn start(bench: &Bench, carrier: &str, agents: u32) -> anyhow::Result<
     let gateway = run(bench, &state, carrier, 0).await?;
     let (url, ca) = (text(&ready, "url")?.to_owned(), text(&ready, "ca")?.into());
     let fleet = Fleet { gateway, carrier: carrier.to_owned(), url, agents, starts: 0, state };
-    let hops = vec![agent(bench, carrier, Path::new(text(first, "agent_config")?), "agent")?];
+    let hops = vec![agent(bench, carrier, (Path::new(text(first, "agent_config")?), &bench.synthetic), "agent")?];
     let token = Some(token(bench, &fleet.state, CLUSTER).await?);
     let also = Also { fleet: Some(fleet), ..Also::default() };
-    Ok(Running { url: text(first, "url")?.to_owned(), ca, token, hops, also, cannot: can_all })
+    Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, cannot: can_all })
 }
 
 /// The gateway's program with the fleet's configuration, once it listens.
