@@ -112,9 +112,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    let command = Args::parse().command;
+    let provider = match command {
+        Command::Load | Command::Watches | Command::Upstream(_) => cipher::provider(),
+        // Those that speak for Towline have its ciphers: QUIC begins with another one.
+        _ => rustls::crypto::aws_lc_rs::default_provider(),
+    };
     // An error means that there is one already, which is as good.
-    let _ = cipher::provider().install_default();
-    match execute(Args::parse().command) {
+    let _ = provider.install_default();
+    match execute(command) {
         Ok(code) => code,
         Err(error) => {
             progress(&format!("bench: {error:#}"));
