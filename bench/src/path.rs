@@ -210,6 +210,15 @@ impl Bench {
         }
     }
 
+    /// That there is what nobody would measure without.
+    ///
+    /// # Errors
+    /// Programs of Towline that are missing, where a path needs them.
+    pub fn has_programs(&self, paths: &[Kind]) -> anyhow::Result<()> {
+        let ours = [Kind::TowlineH2, Kind::TowlineWebsocket, Kind::TowlineQuic];
+        if paths.iter().any(|kind| ours.contains(kind)) { towline::has_programs(self) } else { Ok(()) }
+    }
+
     /// Starts a path in a scene; it may take a while until a request gets through.
     ///
     /// # Errors

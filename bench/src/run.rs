@@ -55,20 +55,22 @@ pub struct Args {
     /// Folder of towline and towline-agent; that of this program without it.
     #[arg(long)]
     programs: Option<PathBuf>,
-    /// Exit code 1 if any request failed.
+    /// Exit code 1 if any request failed, or a path did not start.
     #[arg(long)]
     strict: bool,
 }
 
 /// How often memory is looked at while a load runs.
 const LOOK: Duration = Duration::from_millis(100);
+/// A program that was killed has let go of its ports within this.
+const DYING: Duration = Duration::from_secs(1);
 /// What a shell says of a program that was interrupted.
 const INTERRUPTED: u8 = 130;
 
 /// Runs.
 ///
 /// # Errors
-/// An unknown name, a path that does not start, a load that could not be run.
+/// An unknown name, programs of Towline that are missing, a load that could not be run.
 #[tokio::main(flavor = "current_thread")]
 pub async fn start(args: &Args) -> anyhow::Result<ExitCode> {
     let (tasks, shutdown) = (TaskGroup::new("bench"), Shutdown::new());
@@ -88,9 +90,10 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let facts = machine::facts(args.quick, link.name());
     let own = std::env::current_exe()?.parent().map(Path::to_owned).context("the folder of this program")?;
     let bench = Bench::start(link, args.programs.clone().unwrap_or(own)).await?;
+    bench.has_programs(paths)?;
     let out = args.out.clone().unwrap_or_else(|| Path::new(crate::KEPT).join(facts.file_name()));
     let mut writer = Writer::create(&out, &facts)?;
-    let (mut failed, size) = (0, Size::new(args.quick));
+    let (mut failed, mut broken, size) = (0, 0, Size::new(args.quick));
     let mut keep = |record: Record| {
         failed += record.outcome.all_failed();
         crate::progress(&record.line());
@@ -107,7 +110,8 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 let wanted = |one: &&Scenario| !args.path.is_empty() || !kind.is_peer() || one.wants_peers(repeat);
                 let scenarios: Vec<_> = scenarios.iter().copied().filter(wanted).collect();
                 if !scenarios.is_empty() {
-                    Round { bench: &bench, kind: *kind, repeat, size }.run(scene, &scenarios, &mut keep).await?;
+                    let round = Round { bench: &bench, kind: *kind, repeat, size };
+                    broken += u32::from(!round.run(scene, &scenarios, &mut keep).await?);
                 }
             }
         }
@@ -119,7 +123,10 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if failed > 0 {
         crate::progress(&format!("{failed} requests failed"));
     }
-    Ok(if args.strict && failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    if broken > 0 {
+        crate::progress(&format!("{broken} times a path did not start"));
+    }
+    Ok(if args.strict && (failed > 0 || broken > 0) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Scenarios that share a scene, in the order in which they were named.
@@ -144,34 +151,31 @@ struct Round<'a> {
 
 impl Round<'_> {
     /// Scenarios of a scene, over a path that is started for them: what one round leaves behind is not carried through the
-    /// whole run.
+    /// whole run. One that does not start has no figures of them; `false`, unless it is missing on this machine.
     async fn run(
         &self,
         scene: Scene,
         scenarios: &[&Scenario],
         mut keep: impl FnMut(Record) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
-        if let Some(why) = self.bench.link.cannot(scene.shape) {
-            return scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, why)));
+    ) -> anyhow::Result<bool> {
+        let crowd = fleets::fewer(scene.crowd, self.size);
+        let cannot = self.bench.link.cannot(scene.shape).map(str::to_owned);
+        if let Some(why) = cannot.or_else(|| self.bench.cannot(self.kind, crowd)) {
+            scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, &why)))?;
+            return Ok(true);
         }
-        let scene = Scene { crowd: fleets::fewer(scene.crowd, self.size), ..scene };
-        if let Some(why) = self.bench.cannot(self.kind, scene.crowd) {
-            return scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, &why)));
-        }
+        let scene = Scene { crowd, ..scene };
         // Repeats differ in what is lost, paths of one repeat as little as can be.
         let mut way = Way::start(&self.bench.link, scene.shape, self.repeat).await?;
-        let mut path = match self.bench.path(self.kind, scene).await {
+        let mut path = match self.start(scene).await {
             Ok(path) => path,
-            Err(error) => match error.downcast_ref::<Missing>() {
-                Some(missing) => {
-                    let why = missing.to_string();
-                    way.stop().await;
-                    return scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, &why)));
-                }
-                None => return Err(error),
-            },
+            Err(error) => {
+                way.stop().await;
+                let why = why(&error);
+                scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, &why)))?;
+                return Ok(error.downcast_ref::<Missing>().is_some());
+            }
         };
-        answers(self.bench, &mut path, scene).await.with_context(|| format!("{} does not answer", self.kind.name()))?;
         for scenario in scenarios {
             let done = match path.cannot(scenario).or_else(|| scenario.work.missing()) {
                 Some(why) => Ok(self.without(scenario, why)),
@@ -181,7 +185,26 @@ impl Round<'_> {
         }
         path.stop().await;
         way.stop().await;
-        Ok(())
+        Ok(true)
+    }
+
+    /// The path, once a request gets through.
+    async fn start(&self, scene: Scene) -> anyhow::Result<Running> {
+        let mut path = match self.bench.path(self.kind, scene).await {
+            Ok(path) => path,
+            Err(error) => {
+                // What of it was started is killed, but nobody waited for its end; the next path has the same ports.
+                tokio::time::sleep(DYING).await;
+                return Err(error);
+            }
+        };
+        match answers(self.bench, &mut path, scene).await {
+            Ok(()) => Ok(path),
+            Err(error) => {
+                path.stop().await;
+                Err(error.context(format!("{} does not answer", self.kind.name())))
+            }
+        }
     }
 
     fn without(&self, scenario: &Scenario, why: &str) -> Record {
@@ -219,6 +242,16 @@ impl Round<'_> {
         let (scenario, path) = (scenario.name.to_owned(), self.kind.name().to_owned());
         Ok(Record { scenario, path, repeat: self.repeat, no: None, outcome, hops })
     }
+}
+
+/// In a line, why a path has no figures. Of one that is broken all is shown now: logs end with the run.
+fn why(error: &anyhow::Error) -> String {
+    if let Some(missing) = error.downcast_ref::<Missing>() {
+        return missing.to_string();
+    }
+    let text = format!("{error:#}");
+    crate::progress(&format!("warning: {text}"));
+    text.lines().next().unwrap_or_default().to_owned()
 }
 
 /// Waits until a request gets through.
@@ -380,6 +413,15 @@ pub async fn beside(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_without_figures_says_why_in_a_line() {
+        let missing = anyhow::Error::from(Missing("rathole is not installed".to_owned())).context("start rathole");
+        assert_eq!(why(&missing), "rathole is not installed");
+        let broken =
+            anyhow::anyhow!("within 30s: {{}}\ngateway runs; its log ends with:\nx").context("h2 does not answer");
+        assert_eq!(why(&broken), "h2 does not answer: within 30s: {}");
+    }
 
     #[test]
     fn scenarios_of_one_scene_run_over_one_start_of_a_path() {

@@ -24,6 +24,11 @@ const STREAMS_OF_AGENT: u32 = 8000;
 /// Streams that users may have beside those that a crowd is made of.
 const SPARE: u32 = 1000;
 
+/// The programs of both ends, which are built before anything is measured.
+pub fn has_programs(bench: &Bench) -> anyhow::Result<()> {
+    ["towline", "towline-agent"].iter().try_for_each(|name| program(bench, name).map(drop))
+}
+
 /// Starts both, with one carrier.
 pub async fn start(bench: &Bench, upstream: &Upstream, carrier: &str, crowd: Crowd) -> anyhow::Result<Running> {
     if let Crowd::Agents(agents) = crowd {
