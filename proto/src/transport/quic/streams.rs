@@ -43,9 +43,9 @@ impl Link {
         Self { connection, _endpoint: endpoint, streams: AtomicU32::new(streams) }
     }
 
-    /// Lets the peer have twice as many streams open as there are now; never fewer than before.
+    /// Lets the peer have at least twice as many streams open as there are now; never fewer than before.
     pub(crate) fn allow_streams(&self, open: usize) {
-        let wanted = u32::try_from(2 * open).unwrap_or(u32::MAX).min(STREAMS_OF_GATEWAY);
+        let wanted = streams_for(open);
         if self.streams.fetch_max(wanted, Ordering::Relaxed) < wanted {
             self.connection.set_max_concurrent_bi_streams(VarInt::from_u32(wanted));
         }
@@ -81,6 +81,14 @@ impl Link {
     pub(crate) fn close(&self, code: CloseCode, message: &str) {
         self.connection.close(VarInt::from_u32(code.number()), message.as_bytes());
     }
+}
+
+/// How many streams a peer may have open that has `open`. In doubling steps: quinn keeps a raise to itself that is not more
+/// than an eighth of the new number, and a peer that waits for it would wait for ever.
+fn streams_for(open: usize) -> u32 {
+    let doubled = u32::try_from(2 * open).ok().and_then(u32::checked_next_power_of_two);
+    // The last step goes to the end: from the power of two below, that would be too small a one.
+    doubled.filter(|&doubled| doubled < STREAMS_OF_GATEWAY / 2).unwrap_or(STREAMS_OF_GATEWAY)
 }
 
 impl Drop for Link {
@@ -242,6 +250,22 @@ impl QuicRecv {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits;
+
+    /// A peer that opens all it may has to be told of more, up to the last stream: 7410 of 8192 open and the raise to the
+    /// rest kept by quinn was a tunnel that waited for ever.
+    #[test]
+    fn each_step_of_a_peers_streams_is_one_that_quinn_tells() {
+        let mut allowed = 0;
+        for open in 0..=limits::STREAMS_PER_TUNNEL {
+            let wanted = streams_for(open as usize);
+            assert!(wanted >= (2 * open).min(STREAMS_OF_GATEWAY), "{wanted} for {open}");
+            assert!(wanted == allowed || wanted - allowed > wanted / 8, "from {allowed} to {wanted}");
+            allowed = wanted;
+        }
+        assert_eq!(allowed, STREAMS_OF_GATEWAY);
+        assert_eq!(streams_for(usize::MAX / 2), STREAMS_OF_GATEWAY);
+    }
 
     /// The reason of a close is the peer's, and is written to logs as it is.
     #[test]
