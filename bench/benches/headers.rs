@@ -12,46 +12,15 @@ use agent::{
         impersonate::{Names, Principal, Subject, UpstreamHead},
     },
 };
-use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use gateway::request::headers;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
-use proto::{
-    ids::RequestId,
-    token::{Identity, testing::TestIssuer},
-    wire::head::RequestHead,
-};
+use http::Version;
+use proto::token::{Identity, testing::TestIssuer};
 use tokio::runtime::Builder;
 
-/// What kubectl sends, with a token of so many bytes.
-fn sent(token: usize) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    for (name, text) in [
-        ("accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"),
-        ("accept-encoding", "gzip"),
-        ("user-agent", "kubectl/v1.34.0 (linux/amd64) kubernetes/0000000"),
-        ("kubectl-command", "kubectl get"),
-        ("kubectl-session", "7e4c1b9c-0000-4000-8000-000000000000"),
-    ] {
-        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(text));
-    }
-    let token = format!("Bearer {}", "t".repeat(token));
-    headers.insert(http::header::AUTHORIZATION, HeaderValue::try_from(token).expect("visible ASCII"));
-    headers
-}
+mod kubectl;
 
-fn head(headers: HeaderMap) -> RequestHead {
-    RequestHead {
-        role: "kube-aad-proxy".to_owned(),
-        request_id: RequestId([7; 16]),
-        method: Method::GET,
-        target: Bytes::from_static(b"/api/v1/namespaces/default/pods?limit=500"),
-        headers,
-        deadline_ms: Some(60_000),
-        traceparent: None,
-        user_address: Some(Bytes::from_static(b"192.0.2.1:40000")),
-    }
-}
+use kubectl::{head, sent};
 
 /// Of a verified token with so many groups.
 fn identity(groups: usize) -> Arc<Identity> {

@@ -78,10 +78,7 @@ pub fn cluster(number: u32) -> String {
 /// A plan that cannot be read or carried out.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> anyhow::Result<()> {
-    // Without a change of the limit there is what was there.
-    let _ = proto::process::raise_open_files();
-    let mut asks = Told::listen();
-    let plan: Plan = asks.next().await?.context("standard input has no plan")?;
+    let (mut asks, plan): (_, Plan) = Told::begin().await?;
     let tasks = TaskGroup::new("agents");
     let members = make(&plan)?;
     told::tell(&Outcome::default())?;

@@ -10,8 +10,19 @@ use tokio::sync::mpsc;
 pub struct Told(mpsc::Receiver<String>);
 
 impl Told {
-    /// From standard input.
-    pub fn listen() -> Self {
+    /// From standard input, whose first line is the plan.
+    ///
+    /// # Errors
+    /// No plan, or one that cannot be read.
+    pub async fn begin<T: DeserializeOwned>() -> anyhow::Result<(Self, T)> {
+        // Without a change of the limit there is what was there.
+        let _ = proto::process::raise_open_files();
+        let mut this = Self::listen();
+        let plan = this.next().await?.context("standard input has no plan")?;
+        Ok((this, plan))
+    }
+
+    fn listen() -> Self {
         let (sender, receiver) = mpsc::channel(1);
         std::thread::spawn(move || {
             for line in std::io::stdin().lines().map_while(Result::ok) {

@@ -197,11 +197,14 @@ impl Peer {
 /// Whether authorities vouch for a client's chain, though it may have ended meanwhile: what rests on it is then asked for its
 /// end by itself.
 pub fn is_still_of(chain: &[CertificateDer<'_>], roots: &Roots, now: SystemTime) -> bool {
-    /// A certificate holds up to its last second.
-    const LAST: Duration = Duration::from_secs(1);
     let Some((own, intermediates)) = chain.split_first() else { return false };
-    let end = not_after(chain);
-    verify_chain(own, intermediates, roots, now.min(end.checked_sub(LAST).unwrap_or(end))).is_ok()
+    verify_chain(own, intermediates, roots, now.min(last_second(not_after(chain)))).is_ok()
+}
+
+/// The last second in which a certificate holds that ends then.
+pub(crate) fn last_second(end: SystemTime) -> SystemTime {
+    const LAST: Duration = Duration::from_secs(1);
+    end.checked_sub(LAST).unwrap_or(end)
 }
 
 fn not_an_authority(parsed: &X509Certificate<'_>) -> Result<(), PeerError> {
@@ -310,7 +313,13 @@ fn the_one<'a>(mut names: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>, l
 }
 
 fn serial(parsed: &X509Certificate<'_>) -> String {
-    parsed.raw_serial().iter().take(32).map(|b| format!("{b:02x}")).collect()
+    let bytes = parsed.raw_serial();
+    hex(&bytes[..bytes.len().min(32)])
+}
+
+/// Lower-case hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn end_of(parsed: &X509Certificate<'_>) -> SystemTime {

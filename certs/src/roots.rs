@@ -1,11 +1,6 @@
 //! The authorities that somebody trusts: several at once, so that one can be rolled over to the next.
 
-use std::{
-    fmt,
-    path::Path,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, path::Path, sync::Arc, time::SystemTime};
 
 use aws_lc_rs::digest;
 use rustls::{RootCertStore, client::verify_server_cert_signed_by_trust_anchor, server::ParsedCertificate};
@@ -15,7 +10,7 @@ use crate::{
     authority::Authority,
     credentials::Credentials,
     file::{self, LoadError, Problem},
-    peer::is_still_of,
+    peer::{hex, is_still_of, last_second},
     tls,
 };
 
@@ -98,11 +93,8 @@ impl Roots {
 
     /// Whether one of these signed a server's certificate, which may have ended.
     pub fn vouch_for_server(&self, credentials: &Credentials) -> bool {
-        /// A certificate holds up to its last second.
-        const LAST: Duration = Duration::from_secs(1);
-        let (chain, end) = (credentials.chain(), credentials.not_after());
-        let since = end.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let at = UnixTime::since_unix_epoch(since.saturating_sub(LAST));
+        let (chain, last) = (credentials.chain(), last_second(credentials.not_after()));
+        let at = UnixTime::since_unix_epoch(last.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
         let algorithms = tls::provider().signature_verification_algorithms.all;
         ParsedCertificate::try_from(&chain[0]).is_ok_and(|own| {
             verify_server_cert_signed_by_trust_anchor(&own, &self.store, &chain[1..], at, algorithms).is_ok()
@@ -141,8 +133,7 @@ impl Roots {
 }
 
 fn id(root: &TrustAnchor<'_>) -> String {
-    let sum = digest::digest(&digest::SHA256, &root.subject_public_key_info);
-    sum.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(digest::digest(&digest::SHA256, &root.subject_public_key_info).as_ref())
 }
 
 impl fmt::Debug for Roots {

@@ -78,10 +78,7 @@ pub struct Ask {
 /// A plan that cannot be read or carried out; no tunnel.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> anyhow::Result<()> {
-    // Without a change of the limit there is what was there.
-    let _ = proto::process::raise_open_files();
-    let mut asks = Told::listen();
-    let plan: Plan = asks.next().await?.context("standard input has no plan")?;
+    let (mut asks, plan): (_, Plan) = Told::begin().await?;
     let tasks = TaskGroup::new("agent");
     let status = Arc::new(StatusBoard::default());
     let tunnels = Arc::new(build(&plan, &tasks, &status).await?);

@@ -63,10 +63,7 @@ pub struct Ask {
 /// A plan that cannot be read, a fault of this program.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> anyhow::Result<()> {
-    // Without a change of the limit there is what was there.
-    let _ = proto::process::raise_open_files();
-    let mut asks = Told::listen();
-    let plan: Plan = asks.next().await?.context("standard input has no plan")?;
+    let (mut asks, plan): (_, Plan) = Told::begin().await?;
     let watches = Watches::open(&plan).await?;
     told::tell(&watches.opened())?;
     while let Some(ask) = asks.next::<Ask>().await? {

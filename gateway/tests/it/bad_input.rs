@@ -14,12 +14,12 @@ use gateway::{
 };
 use serde_json::{Value, json};
 
-use crate::world::{Answer, User, World, config};
+use crate::{
+    enrolment::{SUBSCRIPTION, TENANT, URL, section},
+    world::{Answer, User, World, config},
+};
 
-const URL: &str = "https://gateway.test";
-const SUBSCRIPTION: &str = "11111111-1111-4111-8111-111111111111";
 const OTHER: &str = "99999999-9999-4999-8999-999999999999";
-const TENANT: &str = "22222222-2222-4222-8222-222222222222";
 const READER: &str = "acdd72a7-3385-48ef-bd42-f606fba81ae7";
 const GUID: &str = "7c1f0d0e-3a7e-4b1c-9a53-0d1f2a3b4c5d";
 const ANOTHER_GUID: &str = "5b2d8f61-94c7-4e0a-8a4d-6c7e8f901234";
@@ -162,20 +162,7 @@ fn targets() -> Vec<Target> {
 
 impl Site {
     async fn new() -> Self {
-        let api = format!(
-            r#"
-            [api]
-            url = "{URL}"
-            tenant = "{TENANT}"
-            store_file = "towline.db"
-            store_key_file = "store.key"
-            ca_file = "ca.crt"
-            owners = ["dev:owner"]
-            [[api.subscriptions]]
-            id = "{SUBSCRIPTION}"
-            "#
-        );
-        let world = World::build(&config(&api), Extras::default()).await;
+        let world = World::build(&config(&section("")), Extras::default()).await;
         let issuer = Issuer::open(IssuerSettings {
             url: format!("{URL}/.towline/issuer"),
             state: world.dir.path().join("issuer"),

@@ -39,9 +39,9 @@ use crate::world::{self, Agent, Answer, Arrived, LONG, World};
 mod authorities;
 mod connectivity;
 
-const URL: &str = "https://gateway.test";
-const SUBSCRIPTION: &str = "11111111-1111-4111-8111-111111111111";
-const TENANT: &str = "22222222-2222-4222-8222-222222222222";
+pub const URL: &str = "https://gateway.test";
+pub const SUBSCRIPTION: &str = "11111111-1111-4111-8111-111111111111";
+pub const TENANT: &str = "22222222-2222-4222-8222-222222222222";
 const DAY: u64 = 86_400;
 
 fn id(name: &str) -> ClusterId {
@@ -103,7 +103,8 @@ fn given(key: &KeyPair, body: Value) -> Given {
     Given { own: Credentials::from_pem(pem.as_bytes(), key.serialize_pem().as_bytes()).unwrap(), body }
 }
 
-fn section(more: &str) -> String {
+/// `[api]` of a gateway whose owner is `dev:owner`, and `more` of the settings.
+pub fn section(more: &str) -> String {
     format!(
         r#"
         [api]
