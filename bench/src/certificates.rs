@@ -2,7 +2,12 @@
 
 use std::path::Path;
 
+use anyhow::Context;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType};
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject},
+};
 
 /// Writes `ca.crt`, and `<name>.crt` and `<name>.key` for each name and its addresses.
 ///
@@ -27,4 +32,16 @@ pub fn write(dir: &Path, servers: &[(&str, Vec<String>)]) -> anyhow::Result<()> 
         std::fs::write(dir.join(format!("{name}.key")), key.serialize_pem())?;
     }
     Ok(())
+}
+
+/// Those that a file of authorities makes trusted.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn roots(ca: &Path) -> anyhow::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(ca).with_context(|| ca.display().to_string())? {
+        roots.add(certificate?)?;
+    }
+    Ok(roots)
 }

@@ -17,6 +17,7 @@ mod latency;
 mod link;
 mod load;
 mod machine;
+mod minimal;
 mod path;
 mod plot;
 mod program;
@@ -88,6 +89,9 @@ enum Command {
     /// The upstream that is fast enough not to be what is measured. Started by `run`.
     #[command(hide = true)]
     Upstream(upstream::Args),
+    /// A hop that does nothing but what any must. Started by `run`.
+    #[command(hide = true, subcommand)]
+    Minimal(minimal::Hop),
     /// What kubectl does, as users would. Started by `run`; reads its plan from standard input.
     #[command(hide = true)]
     Commands,
@@ -114,7 +118,7 @@ enum Command {
 fn main() -> ExitCode {
     let command = Args::parse().command;
     let provider = match command {
-        Command::Load | Command::Watches | Command::Upstream(_) => cipher::provider(),
+        Command::Load | Command::Watches | Command::Upstream(_) | Command::Minimal(_) => cipher::provider(),
         // Those that speak for Towline have its ciphers: QUIC begins with another one.
         _ => rustls::crypto::aws_lc_rs::default_provider(),
     };
@@ -151,6 +155,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             return Ok(if verdict.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Upstream(args) => upstream::run(&args)?,
+        Command::Minimal(hop) => minimal::run(hop)?,
         Command::Relay(args) => return relay::run(&args),
         Command::Load => load::main()?,
         Command::Tokens(args) => tokens::main(args)?,

@@ -2,6 +2,7 @@
 //! of its own and pinned the same way.
 
 mod haproxy;
+mod minimal;
 mod nginx;
 mod rathole;
 mod remotedialer;
@@ -34,6 +35,10 @@ pub enum Kind {
     Direct,
     /// Two nginx in a row: what two hops cost when no firewall is in the way.
     NginxChain,
+    /// Two reverse proxies of Towline's libraries alone, HTTP/1.1 to the upstream.
+    MinimalH2,
+    /// The same, HTTP/2 to the upstream.
+    MinimalH2All,
     /// Two haproxy in a row.
     HaproxyChain,
     /// A port forwarded by rathole.
@@ -56,6 +61,8 @@ impl Kind {
         match self {
             Self::Direct => "direct",
             Self::NginxChain => "nginx-chain",
+            Self::MinimalH2 => "minimal-h2",
+            Self::MinimalH2All => "minimal-h2-all",
             Self::HaproxyChain => "haproxy-chain",
             Self::Rathole => "rathole",
             Self::Ssh => "ssh",
@@ -68,7 +75,8 @@ impl Kind {
 
     /// Whether Towline is measured beside it in what targets name, and not in everything: it would take hours.
     pub fn is_peer(self) -> bool {
-        matches!(self, Self::HaproxyChain | Self::Rathole | Self::Ssh | Self::Remotedialer)
+        use Kind::{HaproxyChain, MinimalH2, MinimalH2All, Rathole, Remotedialer, Ssh};
+        matches!(self, MinimalH2 | MinimalH2All | HaproxyChain | Rathole | Ssh | Remotedialer)
     }
 
     /// What it is.
@@ -76,6 +84,10 @@ impl Kind {
         match self {
             Self::Direct => "the upstream without anything between",
             Self::NginxChain => "two nginx TLS reverse proxies in a row: the floor of two hops",
+            Self::MinimalH2 => {
+                "hyper and rustls alone, one HTTP/2 connection between two hops, HTTP/1.1 to the upstream"
+            }
+            Self::MinimalH2All => "the same, HTTP/2 to the upstream",
             Self::HaproxyChain => "two haproxy TLS reverse proxies in a row",
             Self::Rathole => "a port forwarded by rathole over TLS, the user's TLS inside",
             Self::Ssh => "a port forwarded by OpenSSH from the site, the user's TLS inside",
@@ -239,6 +251,8 @@ impl Bench {
                 cannot: can_all,
             }),
             Kind::NginxChain => nginx::start(self, upstream, scene.crowd),
+            Kind::MinimalH2 => minimal::start(self, upstream, false),
+            Kind::MinimalH2All => minimal::start(self, upstream, true),
             Kind::HaproxyChain => haproxy::start(self, upstream),
             Kind::Rathole => rathole::start(self, upstream).await,
             Kind::Ssh => ssh::start(self, upstream).await,

@@ -13,6 +13,8 @@ use crate::{
 pub const FLOOR: &str = "nginx-chain";
 /// What our own paths begin with.
 const OURS: &str = "towline";
+/// What the paths begin with that show what the libraries cost: nobody would run them.
+const MINIMAL: &str = "minimal";
 /// What has nothing between user and upstream, and is nobody's peer.
 const DIRECT: &str = "direct";
 
@@ -140,7 +142,8 @@ fn compared<'a>(
 /// The best of those that a user would pick instead, the floor aside. One that lost requests is no measure.
 fn best_peer<'a>(run: &Run, scenario: &str, of: &Figure, paths: &[&'a str]) -> Option<(&'a str, Middle)> {
     let failed = figure("failed")?;
-    let peer = |path: &&str| !path.starts_with(OURS) && ![DIRECT, FLOOR].contains(path);
+    let peer =
+        |path: &&str| ![OURS, MINIMAL].iter().any(|one| path.starts_with(one)) && ![DIRECT, FLOOR].contains(path);
     let sound = |path: &&str| middle(run, scenario, path, failed).is_some_and(|failed| failed.most == 0.0);
     let peers = paths.iter().copied().filter(|path| peer(path) && sound(path));
     let better = |(_, one): &(&str, Middle), (_, other): &(&str, Middle)| {

@@ -65,6 +65,11 @@ impl Work {
         }
     }
 
+    /// Whether it makes another protocol of a request's connection.
+    pub fn upgrades(self) -> bool {
+        matches!(self, Self::Command(task) if matches!(task(Size::new(true)), Task::Echo { .. }))
+    }
+
     /// Whether it goes over no path, and is measured once in each repeat.
     pub fn is_alone(self) -> bool {
         matches!(self, Self::Tokens(_))

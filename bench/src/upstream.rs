@@ -66,7 +66,11 @@ pub async fn run(args: &Args) -> anyhow::Result<()> {
     serve(&listener, &acceptor).await
 }
 
-fn acceptor(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
+/// TLS of a server, for HTTP/1.1 and HTTP/2.
+///
+/// # Errors
+/// Files that cannot be read.
+pub fn acceptor(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
     let chain = CertificateDer::pem_file_iter(certificate)?.collect::<Result<Vec<_>, _>>()?;
     let mut tls = rustls::ServerConfig::builder()
         .with_no_client_auth()

@@ -19,10 +19,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use proto::process::TaskGroup;
-use rustls::{
-    client::Resumption,
-    pki_types::{CertificateDer, ServerName, pem::PemObject},
-};
+use rustls::{client::Resumption, pki_types::ServerName};
 use tokio::{
     net::TcpStream,
     sync::{Mutex, Semaphore},
@@ -30,7 +27,7 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{Connections, Request, meter::Meter};
-use crate::upstream::Repeated;
+use crate::{certificates, upstream::Repeated};
 
 /// Bytes that a stream, and a connection, may send before they are read: what Go's client, and so kubectl, allows.
 const STREAM_WINDOW: u32 = 4 << 20;
@@ -56,10 +53,7 @@ impl Target {
     pub fn new(url: &str, ca: &Path, token: Option<&str>) -> anyhow::Result<Self> {
         let uri: http::Uri = url.parse().with_context(|| url.to_owned())?;
         let authority = uri.authority().context("an URL without a host")?.to_string();
-        let mut roots = rustls::RootCertStore::empty();
-        for certificate in CertificateDer::pem_file_iter(ca).with_context(|| ca.display().to_string())? {
-            roots.add(certificate?)?;
-        }
+        let roots = certificates::roots(ca)?;
         let connector = |alpn: &[u8]| {
             let mut tls = rustls::ClientConfig::builder().with_root_certificates(roots.clone()).with_no_client_auth();
             tls.alpn_protocols = vec![alpn.to_vec()];
