@@ -1,6 +1,7 @@
 //! Carrier 1: QUIC on UDP, ALPN `towline/1`, native streams. Flow control of QUIC itself is set so wide that the
 //! session's credit always decides first; stop with a code is QUIC's own.
 
+mod congestion;
 mod endpoint;
 mod streams;
 
