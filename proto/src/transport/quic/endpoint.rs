@@ -69,6 +69,10 @@ const STREAMS_OF_AGENT: u32 = 256;
 /// of them. A reset is shorter than what it answers, so that nobody can make much of little with it or keep two ends at it.
 const RESET_INTERVAL: Duration = Duration::ZERO;
 
+/// Streams that a gateway may have open at first; the number grows as that of an agent does. Tables for all 8,448 of them were
+/// a third of what an agent's part of a handshake took.
+const STREAMS_OF_GATEWAY_AT_FIRST: u32 = 1024;
+
 /// First packets that wait to be looked at, before anything is known of their senders; and what each of these may have
 /// sent after it, in bytes: the rest of a client's first flight.
 const INCOMING: usize = 1024;
@@ -242,7 +246,7 @@ pub(crate) async fn connect(
         .connect_with(config, address, server_name)
         .map_err(|error| CarrierError::Protocol(error.to_string()))?;
     let connection = connecting.await.map_err(|error| failed(&error))?;
-    Ok(established(connection, endpoint, STREAMS_OF_GATEWAY))
+    Ok(established(connection, endpoint, STREAMS_OF_GATEWAY_AT_FIRST))
 }
 
 fn established(connection: Connection, endpoint: Endpoint, streams: u32) -> Carrier {
@@ -335,7 +339,7 @@ fn client_config(tls: &rustls::ClientConfig, options: &QuicOptions) -> io::Resul
     tls.enable_early_data = false;
     let crypto = QuicClientConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(transport(options, STREAMS_OF_GATEWAY, Some(KEEP_ALIVE)));
+    config.transport_config(transport(options, STREAMS_OF_GATEWAY_AT_FIRST, Some(KEEP_ALIVE)));
     Ok(config)
 }
 
@@ -356,7 +360,10 @@ pub(crate) async fn carriers_over(
     let dialled = far.connect_with(client_config(client, &options).unwrap(), address, "gateway.test").unwrap();
     let accepted = async { near.accept().await.unwrap().accept().unwrap().await.unwrap() };
     let (accepted, dialled) = tokio::join!(accepted, dialled);
-    (established(accepted, near.clone(), STREAMS_OF_AGENT), established(dialled.unwrap(), far, STREAMS_OF_GATEWAY))
+    (
+        established(accepted, near.clone(), STREAMS_OF_AGENT),
+        established(dialled.unwrap(), far, STREAMS_OF_GATEWAY_AT_FIRST),
+    )
 }
 
 #[cfg(test)]
