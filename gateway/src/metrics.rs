@@ -1,7 +1,10 @@
 //! Every metric of the gateway, named and described once. Labels are enums of ours, never a caller's text, so that
 //! nobody can make their number grow (attack D11). Each gateway has a registry of its own: a process may hold several.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicI64, Ordering},
+};
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
@@ -74,7 +77,12 @@ pub struct Metrics {
     pub audit_dropped: Counter,
     /// Reloads that failed.
     pub reloads_failed: Counter,
+    /// Requests that ended, by stage and [`CLASSES`].
+    requests_ended: [[OnceLock<Counter>; CLASSES.len()]; Stage::Relay as usize + 1],
 }
+
+/// Kinds of status by which requests are counted.
+const CLASSES: [&str; 11] = ["1xx", "2xx", "3xx", "401", "403", "429", "4xx", "502", "503", "5xx", "none"];
 
 const CARRIERS: [CarrierKind; 4] = [CarrierKind::Quic, CarrierKind::Http2, CarrierKind::WebSocket, CarrierKind::Memory];
 
@@ -141,6 +149,7 @@ impl Metrics {
             bytes_down: count("gateway_bytes_down_total", "Body and upgraded bytes from clusters to users"),
             audit_dropped: count("gateway_audit_dropped_total", "Audit records that could not be written"),
             reloads_failed: count("gateway_reloads_failed_total", "Reloads that kept the old configuration"),
+            requests_ended: Default::default(),
             handle: recorder.handle(),
             recorder,
         }
@@ -149,20 +158,27 @@ impl Metrics {
     /// Counts a request that has ended.
     pub fn request_ended(&self, stage: Stage, status: u16) {
         let class = match status {
-            100..=199 => "1xx",
-            200..=299 => "2xx",
-            300..=399 => "3xx",
-            401 => "401",
-            403 => "403",
-            429 => "429",
-            400..=499 => "4xx",
-            502 => "502",
-            503 => "503",
-            500..=599 => "5xx",
-            _ => "none",
+            100..=199 => 0,
+            200..=299 => 1,
+            300..=399 => 2,
+            401 => 3,
+            403 => 4,
+            429 => 5,
+            400..=499 => 6,
+            502 => 7,
+            503 => 8,
+            500..=599 => 9,
+            _ => 10,
         };
-        let labels = vec![Label::from_static_parts("stage", stage.as_str()), Label::from_static_parts("status", class)];
-        self.recorder.register_counter(&Key::from_parts(REQUESTS, labels), &METADATA).increment(1);
+        // Known once it has counted: finding it by its labels would cost each request what it need not.
+        let counter = self.requests_ended[stage as usize][class].get_or_init(|| {
+            let labels = vec![
+                Label::from_static_parts("stage", stage.as_str()),
+                Label::from_static_parts("status", CLASSES[class]),
+            ];
+            self.recorder.register_counter(&Key::from_parts(REQUESTS, labels), &METADATA)
+        });
+        counter.increment(1);
     }
 
     /// Counts a connection that was refused.

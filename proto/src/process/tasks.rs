@@ -8,13 +8,16 @@ use std::{
     future::Future,
     panic::AssertUnwindSafe,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
 };
 
 use futures_util::FutureExt;
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     task::{AbortHandle, JoinHandle},
 };
 use tracing::Instrument;
@@ -32,9 +35,15 @@ struct Inner {
     tasks: Arc<Tasks>,
 }
 
+/// Futures of more bytes are moved into a box at once: a task's future is moved several times until it runs, and once more
+/// when it has ended.
+const BOXED_BYTES: usize = 512;
+
 struct Tasks {
     state: Mutex<State>,
-    running: watch::Sender<usize>,
+    running: AtomicUsize,
+    /// Told when none runs any more.
+    none: Notify,
     panicked: watch::Sender<Option<Panicked>>,
 }
 
@@ -77,8 +86,12 @@ pub enum TaskEnded {
 impl TaskGroup {
     /// An empty group. The name is a log field.
     pub fn new(name: &'static str) -> Self {
-        let tasks =
-            Tasks { state: Mutex::default(), running: watch::Sender::new(0), panicked: watch::Sender::new(None) };
+        let tasks = Tasks {
+            state: Mutex::default(),
+            running: AtomicUsize::new(0),
+            none: Notify::new(),
+            panicked: watch::Sender::new(None),
+        };
         Self { inner: Arc::new(Inner { name, tasks: Arc::new(tasks) }) }
     }
 
@@ -104,13 +117,21 @@ impl TaskGroup {
         F: Future + Send + 'static,
         F::Output: Send,
     {
+        if size_of::<F>() > BOXED_BYTES { self.launch(task, Box::pin(future)) } else { self.launch(task, future) }
+    }
+
+    fn launch<F>(&self, task: &'static str, future: F) -> JoinHandle<Result<F::Output, Panicked>>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send,
+    {
         let tasks = self.inner.tasks.clone();
         let id = {
             let mut state = tasks.state();
             state.next += 1;
             state.next
         };
-        tasks.running.send_modify(|running| *running += 1);
+        tasks.running.fetch_add(1, Ordering::AcqRel);
         // Made here and moved in, so that it runs also when the task is dropped before its first poll.
         let ended = Ended { tasks: tasks.clone(), id };
         let group = self.inner.name;
@@ -145,14 +166,19 @@ impl TaskGroup {
 
     /// How many tasks run.
     pub fn running(&self) -> usize {
-        *self.inner.tasks.running.borrow()
+        self.inner.tasks.running.load(Ordering::Acquire)
     }
 
     /// Waits until no task runs. Starts nothing and aborts nothing; the error is the first panic.
     pub async fn join(&self) -> Result<(), Panicked> {
-        let mut running = self.inner.tasks.running.subscribe();
-        // The sender lives in `self`, so waiting cannot fail.
-        let _ = running.wait_for(|running| *running == 0).await;
+        loop {
+            // Before the look: what is told from here on is not missed.
+            let none = self.inner.tasks.none.notified();
+            if self.running() == 0 {
+                break;
+            }
+            none.await;
+        }
         match &*self.inner.tasks.panicked.borrow() {
             Some(panicked) => Err(panicked.clone()),
             None => Ok(()),
@@ -233,7 +259,9 @@ impl Drop for Ended {
             state.entries.insert(self.id, Entry::EndedEarly);
         }
         drop(state);
-        self.tasks.running.send_modify(|running| *running -= 1);
+        if self.tasks.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.tasks.none.notify_waiters();
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 const BATCH_BYTES: usize = 256 * 1024;
 /// How long records are gathered before they are written together: a write is a turn of another thread, which for each
 /// record by itself costs as much as the request does.
-const GATHER: Duration = Duration::from_millis(10);
+const GATHER: Duration = Duration::from_millis(25);
 /// With so many waiting there is no need to.
 const ENOUGH: usize = 256;
 /// How often writing is tried again.
