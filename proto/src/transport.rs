@@ -9,6 +9,7 @@
 //! half resets; dropping an unfinished receive half stops.
 
 pub mod carrier;
+pub mod cork;
 pub mod dial;
 pub mod http2;
 #[cfg(test)]

@@ -25,7 +25,7 @@ use certs::{Peer, PeerIdentity, tls};
 use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::{limits, process::chain};
+use proto::{limits, process::chain, transport::cork::cork};
 use rustls::pki_types::CertificateDer;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
@@ -259,25 +259,28 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         .max_local_error_reset_streams(H2_LOCAL_RESETS)
         .keep_alive_interval(H2_PING)
         .keep_alive_timeout(H2_PING);
-    let serving = builder.serve_connection(TokioIo::new(Frames::new(stream)), service);
-    let mut serving = std::pin::pin!(serving);
-    let result = tokio::select! {
-        biased;
-        result = serving.as_mut() => result,
-        () = ending(&core, &connection.certificates) => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
-        () = idle(&connection, core.limits().idle_timeout) => {
-            serving.as_mut().graceful_shutdown();
-            // A request that crosses the goodbye is still answered; who does not answer it is gone.
-            tokio::select! {
-                result = serving.as_mut() => result,
-                () = idle(&connection, GOODBYE) => return Ok(()),
+    let (io, cork) = cork(Frames::new(stream));
+    let serving = builder.serve_connection(TokioIo::new(io), service);
+    let serving = async {
+        let mut serving = std::pin::pin!(serving);
+        tokio::select! {
+            biased;
+            result = serving.as_mut() => result,
+            () = ending(&core, &connection.certificates) => {
+                serving.as_mut().graceful_shutdown();
+                serving.await
+            }
+            () = idle(&connection, core.limits().idle_timeout) => {
+                serving.as_mut().graceful_shutdown();
+                // A request that crosses the goodbye is still answered; who does not answer it is gone.
+                tokio::select! {
+                    result = serving.as_mut() => result,
+                    () = idle(&connection, GOODBYE) => Ok(()),
+                }
             }
         }
     };
-    result.map_err(io::Error::other)
+    cork.drive(serving).await.map_err(io::Error::other)
 }
 
 /// Completes when the connection made no request for `timeout` and no answer is under way.

@@ -8,6 +8,7 @@
 
 pub mod access;
 pub mod body;
+mod tasks;
 
 use std::{
     future::Future as _,
@@ -25,13 +26,14 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::{limits, process::TaskGroup};
+use proto::{limits, process::TaskGroup, transport::cork::cork};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use self::{
     access::{Access, AccessError},
     body::{AnswerBody, RequestBody},
+    tasks::ConnectionTasks,
 };
 use super::impersonate::UpstreamHead;
 
@@ -395,7 +397,8 @@ impl Apiserver {
         tls: TlsStream<TcpStream>,
     ) -> Result<(http2::SendRequest<RequestBody>, Arc<AtomicUsize>), DialError> {
         let header_bytes = u32::try_from(limits::HEADER_LIST_BYTES).unwrap_or(u32::MAX);
-        let (send, connection) = http2::Builder::new(self.tasks.clone())
+        let (io, cork) = cork(tls);
+        let (send, connection) = http2::Builder::new(ConnectionTasks::new(self.tasks.clone(), cork))
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -405,7 +408,7 @@ impl Apiserver {
             .keep_alive_interval(PING_PERIOD)
             .keep_alive_timeout(PING_DEADLINE)
             .keep_alive_while_idle(true)
-            .handshake(TokioIo::new(tls))
+            .handshake(TokioIo::new(io))
             .await
             .map_err(DialError::Broken)?;
         let allowed = Arc::new(AtomicUsize::new(STREAMS_PER_CONNECTION));

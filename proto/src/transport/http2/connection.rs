@@ -18,6 +18,7 @@ use crate::{
     transport::{
         Closed,
         carrier::{self, Carrier, CarrierError, Facts, RawError},
+        cork::cork,
     },
     wire::close::CloseCode,
 };
@@ -63,6 +64,7 @@ pub async fn client_side<T>(io: T, facts: Facts) -> Result<Carrier, CarrierError
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    let (io, cork) = cork(io);
     let (requests, connection) = deadline(client_builder().handshake(io)).await?;
     let (park, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let (end, closed) = watch::channel(None);
@@ -70,7 +72,7 @@ where
     let mut known = wanted.clone();
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
-        let error = drive(connection, wanted).await;
+        let error = cork.drive(drive(connection, wanted)).await;
         end.send_replace(Some(lost(error)));
     });
     let (bury, buried) = mpsc::channel(STREAMS as usize);
@@ -91,6 +93,7 @@ pub async fn server_side<T>(io: T, facts: Facts) -> Result<Carrier, CarrierError
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    let (io, cork) = cork(io);
     let connection = deadline(server_builder().handshake(io)).await?;
     let (accept, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let (park, parked) = mpsc::channel(STREAMS as usize);
@@ -98,7 +101,7 @@ where
     let (window, wanted) = watch::channel(0);
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
-        let error = serve(connection, wanted, accept, park).await;
+        let error = cork.drive(serve(connection, wanted, accept, park)).await;
         end.send_replace(Some(lost(error)));
     });
     let link =

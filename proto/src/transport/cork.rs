@@ -1,0 +1,433 @@
+//! Writes of one turn of a connection's task, sent together.
+//!
+//! h2 gives each DATA frame of some size to its socket on its own, and flushes behind it; below it each of these becomes a
+//! TLS record and a system call, which cost more than all else that is done for a small request. A [`Corked`] socket keeps
+//! small writes until its connection has had its turn. And that turn comes when other tasks that could run have run: all
+//! that they have for the connection, and all that has arrived, is then one turn's work.
+//!
+//! Nothing waits for more to come: where nothing else can run, the turn is at once. And where nothing more came of it, turns
+//! are not put off again for a while: on a connection with little to do that would only be a detour.
+
+use std::{
+    io::{self, IoSlice},
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker, ready},
+};
+
+use futures_util::task::AtomicWaker;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// What is kept at most, in bytes: as much as fits into one TLS record (RFC 8446 section 5.1).
+const ROOM: usize = 16 * 1024;
+/// Writes of so many bytes go through at once: copying them would cost more than it saves.
+const DIRECT: usize = 4 * 1024;
+/// So often in a row is a turn put off for nothing...
+const USELESS: u32 = 8;
+/// ...until so many come at once.
+const PROMPT_TURNS: u32 = 64;
+
+/// Puts a cork on a socket. It holds nothing back before [`Cork::drive`].
+pub fn cork<T>(io: T) -> (Corked<T>, Cork<T>) {
+    let held = Held { io, bytes: Vec::new(), sent: 0, holds: false, touched: false, failed: None };
+    let held = Arc::new(Mutex::new(held));
+    (Corked(Arc::clone(&held)), Cork(held))
+}
+
+/// A socket whose small writes are kept until its connection has had its turn.
+pub struct Corked<T>(Arc<Mutex<Held<T>>>);
+
+/// What sends the writes that a [`Corked`] socket kept.
+pub struct Cork<T>(Arc<Mutex<Held<T>>>);
+
+struct Held<T> {
+    io: T,
+    /// Written and not taken by `io`, from `sent` on.
+    bytes: Vec<u8>,
+    sent: usize,
+    holds: bool,
+    /// Written to since all was sent.
+    touched: bool,
+    /// Why sending failed, for whoever writes or reads next.
+    failed: Option<io::Error>,
+}
+
+/// Both handles are in one task: never contended, and a panic leaves nothing half done that matters.
+fn lock<T>(held: &Mutex<Held<T>>) -> MutexGuard<'_, Held<T>> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: AsyncWrite + Unpin> Held<T> {
+    /// Gives all that was kept to `io`.
+    fn poll_give(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.sent < self.bytes.len() {
+            let written = ready!(Pin::new(&mut self.io).poll_write(cx, &self.bytes[self.sent..]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.sent += written;
+        }
+        // An idle connection keeps no room.
+        (self.bytes, self.sent) = (Vec::new(), 0);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_give(cx))?;
+        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+        self.touched = false;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write_all_or_keep(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if let Some(error) = self.failed.take() {
+            return Poll::Ready(Err(error));
+        }
+        self.touched = true;
+        let total: usize = slices.iter().map(|slice| slice.len()).sum();
+        let direct = !self.holds || total >= DIRECT;
+        if direct || self.bytes.len() + total > ROOM {
+            // In the order of writing.
+            ready!(self.poll_give(cx))?;
+        }
+        if direct {
+            return Pin::new(&mut self.io).poll_write_vectored(cx, slices);
+        }
+        if self.bytes.capacity() == 0 {
+            self.bytes.reserve_exact(ROOM);
+        }
+        slices.iter().for_each(|slice| self.bytes.extend_from_slice(slice));
+        Poll::Ready(Ok(total))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Corked<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut held = lock(&self.0);
+        match held.failed.take() {
+            Some(error) => Poll::Ready(Err(error)),
+            None => Pin::new(&mut held.io).poll_read(cx, buf),
+        }
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Corked<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        lock(&self.0).poll_write_all_or_keep(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        lock(&self.0).poll_write_all_or_keep(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        lock(&self.0).io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut held = lock(&self.0);
+        if let Some(error) = held.failed.take() {
+            return Poll::Ready(Err(error));
+        }
+        held.touched = true;
+        if held.holds { Poll::Ready(Ok(())) } else { held.poll_send(cx) }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut held = lock(&self.0);
+        ready!(held.poll_give(cx))?;
+        Pin::new(&mut held.io).poll_shutdown(cx)
+    }
+}
+
+impl<T> Cork<T> {
+    /// Runs what reads and writes the [`Corked`] socket, as the whole of a task or the only thing that it waits for: a turn
+    /// once all that is ready to run has run, and then what it wrote leaves.
+    pub fn drive<F: Future>(self, connection: F) -> Driven<F, T> {
+        lock(&self.0).holds = true;
+        let bell = Arc::new(Bell { rings: AtomicU32::new(1), task: AtomicWaker::new() });
+        let waker = Waker::from(Arc::clone(&bell));
+        Driven { connection: Box::pin(connection), held: self.0, bell, waker, due: true, prompt: 0, useless: 0 }
+    }
+}
+
+/// See [`Cork::drive`].
+pub struct Driven<F, T> {
+    connection: Pin<Box<F>>,
+    held: Arc<Mutex<Held<T>>>,
+    bell: Arc<Bell>,
+    /// Rings the bell.
+    waker: Waker,
+    /// The next poll is the turn, which was put off.
+    due: bool,
+    /// So many turns come at once.
+    prompt: u32,
+    /// How many in a row were put off for nothing.
+    useless: u32,
+}
+
+/// What the connection's wakers ring. Only the first ring since its last turn wakes the task: that then lets others go
+/// first, and is not to be called back by each of them.
+struct Bell {
+    /// Since the last turn began.
+    rings: AtomicU32,
+    task: AtomicWaker,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.rings.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.task.wake();
+        }
+    }
+}
+
+impl<F: Future, T: AsyncWrite + Unpin> Future for Driven<F, T> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = &mut *self;
+        this.bell.task.register(cx.waker());
+        if this.prompt > 0 {
+            this.prompt -= 1;
+        } else if !std::mem::replace(&mut this.due, true) {
+            // Woken again when the others have run.
+            if pin!(tokio::task::yield_now()).poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+        // Before the connection looks at anything: what rings from here on is another turn. Whatever rang before it did so
+        // after its cause, which is seen now.
+        let rings = this.bell.rings.swap(0, Ordering::AcqRel);
+        if std::mem::take(&mut this.due) {
+            this.useless = if rings > 1 { 0 } else { this.useless + 1 };
+            if this.useless == USELESS {
+                (this.useless, this.prompt) = (0, PROMPT_TURNS);
+            }
+        }
+        let mut cx = Context::from_waker(&this.waker);
+        let done = this.connection.as_mut().poll(&mut cx);
+        let mut held = lock(&this.held);
+        if held.touched
+            && let Poll::Ready(Err(error)) = held.poll_send(&mut cx)
+        {
+            // The connection learns of it by its next read.
+            (held.bytes, held.sent, held.touched) = (Vec::new(), 0, false);
+            held.failed = Some(error);
+            this.waker.wake_by_ref();
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, future::poll_fn};
+
+    use futures_util::FutureExt;
+    use proptest::prelude::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// A socket that takes what its script says of each write.
+    #[derive(Default)]
+    struct Scripted {
+        writes: Vec<Vec<u8>>,
+        flushes: usize,
+        /// Bytes that the next writes take at most, and whether one waits before; no limit behind them.
+        takes: VecDeque<(bool, usize)>,
+        broken: bool,
+    }
+
+    impl AsyncRead for Scripted {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Scripted {
+        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            if self.broken {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            let taken = match self.takes.front_mut() {
+                Some((waits @ true, _)) => {
+                    *waits = false;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Some((false, most)) => bytes.len().min(*most),
+                None => bytes.len(),
+            };
+            self.takes.pop_front();
+            self.writes.push(bytes[..taken].to_vec());
+            Poll::Ready(Ok(taken))
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.flushes += 1;
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// Writes and flushes each piece, as h2 does.
+    async fn write_each(io: &mut Corked<Scripted>, pieces: &[&[u8]]) -> io::Result<()> {
+        for piece in pieces {
+            io.write_all(piece).await?;
+            io.flush().await?;
+        }
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn small_writes_of_one_turn_leave_together() {
+        let (mut io, cork) = cork(Scripted::default());
+        let held = Arc::clone(&io.0);
+        let connection = async {
+            write_each(&mut io, &[b"one ", b"two ", b"three"]).await.unwrap();
+            assert!(lock(&held).io.writes.is_empty());
+            tokio::task::yield_now().await;
+            assert_eq!(lock(&held).io.writes, [b"one two three"]);
+            write_each(&mut io, &[b"four"]).await.unwrap();
+        };
+        cork.drive(connection).await;
+        // What was written in the last turn is not lost.
+        let held = lock(&held);
+        assert_eq!(held.io.writes, [b"one two three".as_slice(), b"four"]);
+        assert_eq!((held.bytes.capacity(), held.io.flushes), (0, 2));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_before_the_connection_is_driven() {
+        let (mut io, _cork) = cork(Scripted::default());
+        write_each(&mut io, &[b"hello"]).await.unwrap();
+        assert_eq!(lock(&io.0).io.writes, [b"hello"]);
+    }
+
+    #[tokio::test]
+    async fn large_writes_go_through_at_once_behind_what_was_kept() {
+        let (mut io, cork) = cork(Scripted::default());
+        let held = Arc::clone(&io.0);
+        let large = vec![7; DIRECT];
+        cork.drive(async {
+            write_each(&mut io, &[b"small", &large]).await.unwrap();
+            assert_eq!(lock(&held).io.writes, [b"small".to_vec(), large.clone()]);
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn no_more_than_one_record_is_kept() {
+        let (mut io, cork) = cork(Scripted::default());
+        let held = Arc::clone(&io.0);
+        cork.drive(async {
+            for _ in 0..100 {
+                io.write_all(&[1; 1000]).await.unwrap();
+                assert!(lock(&held).bytes.len() <= ROOM);
+            }
+        })
+        .await;
+        assert!(lock(&held).io.writes.iter().all(|write| write.len() <= ROOM));
+        assert_eq!(lock(&held).io.writes.concat().len(), 100_000);
+    }
+
+    /// Without it a connection that only writes would wait for ever on a socket that is gone.
+    #[tokio::test]
+    async fn a_connection_learns_that_its_writes_were_not_sent() {
+        let (mut io, cork) = cork(Scripted { broken: true, ..Scripted::default() });
+        let connection = async {
+            write_each(&mut io, &[b"lost"]).await.unwrap();
+            io.read(&mut [0; 1]).await.unwrap_err().kind()
+        };
+        assert_eq!(cork.drive(connection).await, io::ErrorKind::BrokenPipe);
+    }
+
+    #[tokio::test]
+    async fn a_shutdown_sends_what_was_kept() {
+        let (mut io, cork) = cork(Scripted { takes: VecDeque::from([(true, 2), (true, 2)]), ..Scripted::default() });
+        let held = Arc::clone(&io.0);
+        cork.drive(async {
+            io.write_all(b"goodbye").await.unwrap();
+            io.shutdown().await.unwrap();
+            assert_eq!(lock(&held).io.writes.concat(), b"goodbye");
+        })
+        .await;
+    }
+
+    /// All that other tasks have for a connection is one turn's work, however often they wake it.
+    #[tokio::test]
+    async fn a_turn_comes_once_the_others_have_run() {
+        let (io, cork) = cork(Scripted::default());
+        let (send, mut receive) = tokio::sync::mpsc::unbounded_channel();
+        let turns = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&turns);
+        let mut connection = tokio::spawn(cork.drive(async move {
+            let _io = io;
+            let (mut batch, mut open) = (0, true);
+            while open {
+                batch += 1;
+                open = receive.recv().await.is_some();
+                if open && receive.is_empty() {
+                    seen.lock().unwrap().push(std::mem::take(&mut batch));
+                }
+            }
+        }));
+        assert!(poll_fn(|cx| Poll::Ready(connection.poll_unpin(cx))).await.is_pending());
+        tokio::task::yield_now().await;
+        drop(chain(send, 10));
+        connection.await.unwrap();
+        assert_eq!(*turns.lock().unwrap(), [10]);
+    }
+
+    /// Tasks that each send one and then start the next: they are behind whatever the sending wakes.
+    fn chain(send: tokio::sync::mpsc::UnboundedSender<u32>, left: u32) -> tokio::task::JoinHandle<()> {
+        tokio::spawn(async move {
+            send.send(left).unwrap();
+            if left > 1 {
+                drop(chain(send, left - 1));
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_arrive_whole_and_in_order(
+            pieces in proptest::collection::vec(0_usize..9000, 1..40),
+            takes in proptest::collection::vec((any::<bool>(), 1_usize..5000), 0..200),
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let (mut io, cork) = cork(Scripted { takes: takes.into(), ..Scripted::default() });
+            let held = Arc::clone(&io.0);
+            let mut all = Vec::new();
+            let pieces: Vec<Vec<u8>> = pieces.iter().enumerate().map(|(at, len)| vec![at as u8; *len]).collect();
+            pieces.iter().for_each(|piece| all.extend_from_slice(piece));
+            runtime.block_on(cork.drive(async {
+                for (at, piece) in pieces.iter().enumerate() {
+                    io.write_all(piece).await.unwrap();
+                    if at % 3 == 0 {
+                        io.flush().await.unwrap();
+                        tokio::task::yield_now().await;
+                    }
+                }
+                io.shutdown().await.unwrap();
+            }));
+            prop_assert_eq!(lock(&held).io.writes.concat(), all);
+        }
+    }
+}
