@@ -210,7 +210,8 @@ async fn stages(
     let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
 
     record.stage(Stage::Open);
-    let opened = open::open(core, tunnels, head(&request, role(&request)), slot_of_streams).await?;
+    let bodiless = request.upgrade.is_none() && http_body::Body::is_end_stream(&request.body);
+    let opened = open::open(core, tunnels, (head(&request, role(&request)), bodiless), slot_of_streams).await?;
     record.carrier(opened.tunnel.handle.info().carrier);
 
     record.stage(Stage::Relay);
@@ -306,7 +307,7 @@ fn address(
             let (parts, body) = http.into_parts();
             let mut headers = parts.headers;
             headers::strip_request(&mut headers, upgrade.is_some());
-            let trace = Trace::take(&mut headers, id.0, span_id());
+            let trace = Trace::take(&mut headers, id.0, span_id(id));
             let long_running = upgrade.is_some() || is_long_running(&address.endpoint);
             let deadline = Instant::now() + answer_time(&address.endpoint, long_running, &core.limits());
             Ok(Routed::Cluster(Box::new(Request {
@@ -432,9 +433,8 @@ fn new_request_id() -> RequestId {
     RequestId(random_16())
 }
 
-/// 8 random bytes, not all 0.
-fn span_id() -> [u8; 8] {
-    let [mut span @ .., _, _, _, _, _, _, _, _] = random_16();
+/// Half of the request's random bytes, not all 0: one step of the gateway's for each request.
+fn span_id(RequestId([mut span @ .., _, _, _, _, _, _, _, _]): RequestId) -> [u8; 8] {
     span[7] |= u8::from(span == [0; 8]);
     span
 }

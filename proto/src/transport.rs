@@ -43,6 +43,16 @@ pub trait Tunnel: Send + Sync + 'static {
     /// caller's deadline.
     fn open(&self, head: Bytes) -> BoxFuture<'_, Result<Stream, OpenError>>;
 
+    /// As [`Self::open`] where `head` is all that the opener has to say: the stream's send half is finished.
+    fn ask(&self, head: Bytes) -> BoxFuture<'_, Result<Stream, OpenError>> {
+        Box::pin(async {
+            let mut stream = self.open(head).await?;
+            // A stream that is already over says so where the answer is read.
+            let _ = stream.send.finish();
+            Ok(stream)
+        })
+    }
+
     /// The next stream that the peer opened, its head read whole. `Err` when the tunnel is closed.
     fn accept(&self) -> BoxFuture<'_, Result<Incoming, Closed>>;
 

@@ -31,12 +31,12 @@ pub struct Place {
     _open: OpenGuard,
 }
 
-/// Opens a stream for `head`, on the first tunnel that takes it.
+/// Opens a stream for `head`, on the first tunnel that takes it; its send half is finished if nothing follows the head.
 #[tracing::instrument(name = "open", level = "debug", skip_all)]
 pub async fn open(
     core: &Core,
     tunnels: Vec<Arc<LiveTunnel>>,
-    head: RequestHead,
+    (head, bodiless): (RequestHead, bool),
     slot: Slot,
 ) -> Result<Opened, Refusal> {
     let limit = core.limits().streams_per_tunnel;
@@ -52,7 +52,9 @@ pub async fn open(
             last = Some(OpenError::TooManyStreams(limit));
             continue;
         }
-        match tokio::time::timeout_at(deadline.into(), tunnel.handle.open(head.clone())).await {
+        let head = head.clone();
+        let opening = if bodiless { tunnel.handle.ask(head) } else { tunnel.handle.open(head) };
+        match tokio::time::timeout_at(deadline.into(), opening).await {
             Ok(Ok(stream)) => {
                 let place = Place { _slot: slot, _open: core.metrics.streams.enter() };
                 return Ok(Opened { stream, tunnel, place });

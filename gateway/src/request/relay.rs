@@ -69,7 +69,7 @@ pub async fn relay(
         // No body and no finish yet: after a 101 this half carries the upgraded bytes.
         sender = Some(send);
     } else if request.body.is_end_stream() {
-        // A stream that is already over says so where the answer is read.
+        // Finished already, unless the end came since; a stream that is over says so where the answer is read.
         let _ = send.finish();
     } else {
         let (report, reported) = oneshot::channel();

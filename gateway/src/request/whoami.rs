@@ -97,9 +97,7 @@ async fn agent(core: &Core, request: &Request, permit: &Permit) -> Result<Value,
     let slot = core.slots.acquire(permit, &core.limits())?;
     let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
     let head = RequestHead { method: http::Method::GET, ..head(request, "whoami") };
-    let mut opened = open::open(core, tunnels, head, slot).await?;
-    // A stream that is already over says so where the answer is read.
-    let _ = opened.stream.send.finish();
+    let mut opened = open::open(core, tunnels, (head, true), slot).await?;
     let _head = relay::read_head(&mut opened.stream.recv, false).await?;
     let body = respond::read_small(StreamBody::new(opened.stream.recv), ANSWER_BYTES).await;
     let parsed = body.and_then(|body| serde_json::from_slice(&body).ok());

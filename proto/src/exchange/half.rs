@@ -15,6 +15,7 @@ use crate::{
 /// See [`SendStream`].
 pub(super) trait Sender: Send {
     fn send(&mut self, chunk: Bytes) -> impl Future<Output = Result<(), StreamError>> + Send;
+    fn send_last(&mut self, chunk: Bytes) -> impl Future<Output = Result<(), StreamError>> + Send;
     fn finish(&mut self) -> Result<(), StreamError>;
     fn reset(&mut self, code: StreamCode);
     fn stopped(&mut self) -> impl Future<Output = StreamError> + Send;
@@ -29,6 +30,10 @@ pub(super) trait Receiver: Send {
 impl Sender for SendStream {
     fn send(&mut self, chunk: Bytes) -> impl Future<Output = Result<(), StreamError>> + Send {
         SendStream::send(self, chunk)
+    }
+
+    fn send_last(&mut self, chunk: Bytes) -> impl Future<Output = Result<(), StreamError>> + Send {
+        SendStream::send_last(self, chunk)
     }
 
     fn finish(&mut self) -> Result<(), StreamError> {

@@ -1,8 +1,8 @@
 //! An HTTP body onto a stream, and the acceptor's answer.
 
-use std::pin::pin;
+use std::{future::poll_fn, pin::pin, task::Poll};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::Body;
 
 use super::{Counters, half::Sender};
@@ -10,6 +10,10 @@ use crate::{
     transport::{SendStream, StreamError},
     wire::{close::StreamCode, error::WireError, head::ResponseHead},
 };
+
+/// What is there of a body with the head leaves with it if it is no longer than this, in bytes: copying it costs less than a
+/// frame of its own at both ends.
+const WITH_HEAD_BYTES: usize = 4 * 1024;
 
 /// How a body transfer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +45,7 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     let counters = Counters::default();
-    let result = pump(send, body, &counters).await;
+    let result = pump(send, None, body, &counters).await;
     (counters.sent(), result)
 }
 
@@ -54,12 +58,13 @@ pub async fn send_body_counted<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    pump(send, body, counters).await
+    pump(send, None, body, counters).await
 }
 
 /// Sends the head of an answer. Of a 101 it is all; [`super::splice`] goes on.
 pub async fn respond_head(send: &mut SendStream, head: &ResponseHead) -> Result<(), SendBodyError<StreamError>> {
-    head_of(send, head).await
+    let head = encode(send, head)?;
+    send.send(head.freeze()).await.map_err(SendBodyError::Stream)
 }
 
 /// Sends an answer: the head, then `body` as [`send_body_counted`] does. A stop that comes in time for the head counts as
@@ -73,23 +78,37 @@ pub async fn respond<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    match head_of(send, head).await {
-        Ok(()) => pump(send, body, counters).await,
-        Err(SendBodyError::Stream(StreamError::Stopped(_))) => Ok(quiet_end(send)),
-        Err(error) => Err(error),
-    }
+    let head = encode(send, head)?;
+    respond_encoded(send, head, body, counters).await
 }
 
-async fn head_of<S: Sender, E>(send: &mut S, head: &ResponseHead) -> Result<(), SendBodyError<E>> {
-    let bytes = head.encode().map_err(|error| {
+/// As [`respond`], with a head that is encoded already.
+pub async fn respond_encoded<B>(
+    send: &mut SendStream,
+    head: BytesMut,
+    body: B,
+    counters: &Counters,
+) -> Result<Sent, SendBodyError<B::Error>>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    pump(send, Some(head), body, counters).await
+}
+
+fn encode<S: Sender, E>(send: &mut S, head: &ResponseHead) -> Result<BytesMut, SendBodyError<E>> {
+    head.encode().map_err(|error| {
         send.reset(StreamCode::Internal);
         SendBodyError::Head(error)
-    })?;
-    send.send(bytes.freeze()).await.map_err(SendBodyError::Stream)
+    })
 }
 
-/// The work of [`send_body`] over any sender.
-pub(super) async fn pump<S, B>(send: &mut S, body: B, counters: &Counters) -> Result<Sent, SendBodyError<B::Error>>
+/// The work of [`send_body`] over any sender, behind a head that is not sent yet.
+pub(super) async fn pump<S, B>(
+    send: &mut S,
+    mut head: Option<BytesMut>,
+    body: B,
+    counters: &Counters,
+) -> Result<Sent, SendBodyError<B::Error>>
 where
     S: Sender,
     B: Body<Data = Bytes> + Unpin,
@@ -97,37 +116,67 @@ where
     let mut body = pin!(body);
     loop {
         if body.is_end_stream() {
-            return finish(send);
+            return end(send, head).await;
         }
-        let frame = tokio::select! {
+        let next = poll_fn(|cx| match body.as_mut().poll_frame(cx) {
+            Poll::Ready(frame) => Poll::Ready(Some(frame)),
+            // The head does not wait for a body.
+            Poll::Pending if head.is_some() => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        });
+        let next = tokio::select! {
             biased;
-            frame = std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)) => frame,
+            next = next => next,
             why = send.stopped() => return ended(send, why),
         };
-        match frame {
-            None => return finish(send),
-            Some(Err(error)) => {
+        let chunk = match next {
+            None => Bytes::new(),
+            Some(None) => return end(send, head).await,
+            Some(Some(Err(error))) => {
+                if let Some(head) = head {
+                    // It was an answer until here.
+                    let _ = send.send(head.freeze()).await;
+                }
                 send.reset(StreamCode::Upstream);
                 return Err(SendBodyError::Source(error));
             }
-            Some(Ok(frame)) => {
-                // Trailers: no Kubernetes API uses them (DESIGN.md section 3).
-                let Ok(chunk) = frame.into_data() else { continue };
-                let length = chunk.len();
-                if length == 0 {
-                    continue;
-                }
-                match send.send(chunk).await {
-                    Ok(()) => counters.add_sent(length),
-                    Err(why) => return ended(send, why),
-                }
+            // Trailers: no Kubernetes API uses them (DESIGN.md section 3).
+            Some(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+        };
+        let length = chunk.len();
+        let chunk = match head.take() {
+            None if length == 0 => continue,
+            None => chunk,
+            Some(mut head) if length <= WITH_HEAD_BYTES => {
+                head.extend_from_slice(&chunk);
+                head.freeze()
             }
+            Some(head) => {
+                if let Err(why) = send.send(head.freeze()).await {
+                    return ended(send, why);
+                }
+                chunk
+            }
+        };
+        let last = body.is_end_stream();
+        let sent = if last { send.send_last(chunk).await } else { send.send(chunk).await };
+        match sent {
+            Ok(()) => counters.add_sent(length),
+            Err(why) => return ended(send, why),
+        }
+        if last {
+            return Ok(Sent::Whole);
         }
     }
 }
 
-fn finish<S: Sender, E>(send: &mut S) -> Result<Sent, SendBodyError<E>> {
-    match send.finish() {
+/// Ends the direction, behind a head if that is not sent yet.
+async fn end<S: Sender, E>(send: &mut S, head: Option<BytesMut>) -> Result<Sent, SendBodyError<E>> {
+    let result = match head {
+        Some(head) => send.send_last(head.freeze()).await,
+        None => send.finish(),
+    };
+    match result {
         Ok(()) => Ok(Sent::Whole),
         Err(why) => ended(send, why),
     }

@@ -79,6 +79,11 @@ impl Sender for Out {
         Ok(())
     }
 
+    async fn send_last(&mut self, chunk: Bytes) -> Result<(), StreamError> {
+        self.send(chunk).await?;
+        self.finish()
+    }
+
     fn finish(&mut self) -> Result<(), StreamError> {
         let _ = self.did.send(Did::Finish);
         Ok(())
@@ -146,7 +151,7 @@ async fn each_frame_is_sent_before_the_next_exists_and_trailers_are_dropped() {
     let (mut send, mut peer) = out(100);
     let (feed, body) = mpsc::unbounded_channel::<Result<_, Infallible>>();
     let counters = Counters::default();
-    let (result, ()) = tokio::join!(pump(&mut send, Fed(body), &counters), async {
+    let (result, ()) = tokio::join!(pump(&mut send, None, Fed(body), &counters), async {
         for event in ["one", "two"] {
             feed.send(Ok(Frame::data(text(event)))).unwrap();
             assert_eq!(peer.next().await, Did::Chunk(text(event)));
@@ -166,7 +171,7 @@ async fn a_stop_ends_a_silent_body_quietly_and_a_reset_ends_it_as_an_error() {
         let (mut send, mut peer) = out(100);
         let (_feed, body) = mpsc::unbounded_channel::<Result<_, Infallible>>();
         let counters = Counters::default();
-        let (result, ()) = tokio::join!(pump(&mut send, Fed(body), &counters), async {
+        let (result, ()) = tokio::join!(pump(&mut send, None, Fed(body), &counters), async {
             peer.end.send(end).unwrap();
         });
         if quiet {
@@ -186,7 +191,7 @@ async fn a_stop_ends_a_body_that_waits_for_credit() {
         feed.send(Ok(Frame::data(text("x")))).unwrap();
     }
     let counters = Counters::default();
-    let (result, ()) = tokio::join!(pump(&mut send, Fed(body), &counters), async {
+    let (result, ()) = tokio::join!(pump(&mut send, None, Fed(body), &counters), async {
         assert_eq!(peer.next().await, Did::Chunk(text("x")));
         peer.end.send(stop()).unwrap();
     });
@@ -200,7 +205,7 @@ async fn a_source_that_breaks_off_resets_and_never_finishes() {
     let (feed, body) = mpsc::unbounded_channel();
     feed.send(Ok(Frame::data(text("half")))).unwrap();
     feed.send(Err(io::Error::other("gone"))).unwrap();
-    let result = pump(&mut send, Fed(body), &Counters::default()).await;
+    let result = pump(&mut send, None, Fed(body), &Counters::default()).await;
     assert!(matches!(result, Err(SendBodyError::Source(_))));
     assert_eq!(peer.try_next(), Some(Did::Chunk(text("half"))));
     assert_eq!(peer.try_next(), Some(Did::Reset(StreamCode::Upstream)));

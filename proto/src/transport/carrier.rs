@@ -160,20 +160,43 @@ pub(crate) enum RawSend {
 }
 
 impl RawSend {
-    /// Takes at most `max` bytes from the front of `chunk`, without a copy: how many.
+    /// Takes at most `max` bytes from the front of a `chunk` that is not empty, without a copy: how many. Where it takes all
+    /// and the chunk is the `last`, it ends the direction, as [`Self::finish`] does, with no frame of its own for that.
     pub(crate) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
         chunk: &mut Bytes,
         max: usize,
+        last: bool,
     ) -> Poll<Result<usize, RawError>> {
-        each!(self, half => half.poll_send(cx, chunk, max))
+        let taken = match self {
+            Self::Memory(half) => half.poll_send(cx, chunk, max),
+            Self::Quic(half) => half.poll_send(cx, chunk, max),
+            Self::Http2(half) => return half.poll_send(cx, chunk, max, last),
+        };
+        if last && chunk.is_empty() && matches!(taken, Poll::Ready(Ok(_))) {
+            self.finish();
+        }
+        taken
     }
 
     /// Sends all of `chunk`, outside of any credit.
     pub(crate) async fn send_all(&mut self, mut chunk: Bytes) -> Result<(), RawError> {
         while !chunk.is_empty() {
-            std::future::poll_fn(|cx| self.poll_send(cx, &mut chunk, usize::MAX)).await?;
+            std::future::poll_fn(|cx| self.poll_send(cx, &mut chunk, usize::MAX, false)).await?;
+        }
+        Ok(())
+    }
+
+    /// As [`Self::send_all`] for what a stream begins with, and ends the direction if that is also the `last`. It leaves with
+    /// the stream's opening: HTTP/2 gives a stream no room before it is open, so that waiting for room would be a turn of the
+    /// connection and a packet more for each request. What is queued is one head for each stream.
+    pub(crate) async fn send_first(&mut self, mut chunk: Bytes, last: bool) -> Result<(), RawError> {
+        if let Self::Http2(half) = self {
+            return half.send_first(chunk, last);
+        }
+        while !chunk.is_empty() {
+            std::future::poll_fn(|cx| self.poll_send(cx, &mut chunk, usize::MAX, last)).await?;
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ pub(crate) fn stream(lease: Arc<Lease>, (send, recv): (RawSend, RawRecv)) -> Str
 
 /// The sending half. Dropping it unfinished resets the stream.
 pub struct SendStream {
-    pub(crate) raw: RawSend,
+    raw: RawSend,
     lease: Arc<Lease>,
     /// Bytes sent that count.
     position: u64,
@@ -64,9 +64,21 @@ impl SendStream {
         poll_fn(|cx| self.poll_send(cx, &mut chunk)).await
     }
 
+    /// As [`Self::send`] and then [`Self::finish`], in one frame where the carrier has frames.
+    pub async fn send_last(&mut self, mut chunk: Bytes) -> Result<(), StreamError> {
+        if chunk.is_empty() {
+            return self.finish();
+        }
+        poll_fn(|cx| self.poll_send_part(cx, &mut chunk, true)).await
+    }
+
     /// As [`Self::send`], for `poll` code: ready when all of `chunk` was taken from it. Cancel-safe: what is left in
     /// `chunk` was not sent.
     pub fn poll_send(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<Result<(), StreamError>> {
+        self.poll_send_part(cx, chunk, false)
+    }
+
+    fn poll_send_part(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes, last: bool) -> Poll<Result<(), StreamError>> {
         loop {
             if self.over {
                 return Poll::Ready(Err(self.lease.state.send_end().unwrap_or(StreamError::Over)));
@@ -83,11 +95,17 @@ impl SendStream {
                 // Without credit there is nothing to send, but the peer may end the stream.
                 self.raw.poll_stopped(cx).map(Err)
             } else {
-                self.raw.poll_send(cx, chunk, max)
+                self.raw.poll_send(cx, chunk, max, last)
             };
             self.set_blocked(max > 0 && polled.is_pending());
             match polled {
-                Poll::Ready(Ok(taken)) => self.position += taken as u64,
+                Poll::Ready(Ok(taken)) => {
+                    self.position += taken as u64;
+                    if last && chunk.is_empty() {
+                        self.over = true;
+                        return Poll::Ready(Ok(()));
+                    }
+                }
                 Poll::Ready(Err(error)) => {
                     let end = self.raw_end(error);
                     return Poll::Ready(Err(self.end(end)));
@@ -102,6 +120,19 @@ impl SendStream {
                     }
                 }
             }
+        }
+    }
+
+    /// Sends the opener's first bytes, which are outside of any credit; they are all if `last`. What ends the stream meanwhile
+    /// is told to its reader. `Err`: the carrier is gone.
+    pub(crate) async fn begin(&mut self, first: Bytes, last: bool) -> Result<(), RawError> {
+        match self.raw.send_first(first, last).await {
+            Ok(()) => {
+                self.over = last;
+                Ok(())
+            }
+            Err(RawError::Reset(_) | RawError::Stopped(_)) => Ok(()),
+            Err(RawError::Lost) => Err(RawError::Lost),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::BytesMut;
 use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::Body as _;
 use hyper::body::Incoming;
@@ -186,13 +186,10 @@ impl Exchange<'_> {
             Err(refusal) => return Err((send, refusal)),
         };
         let status = Some(parts.status);
-        if let Err(end) = send.send(head).await {
-            return Ok(gone(&end, None, 0));
-        }
         let counters = Counters::default();
         let sent = tokio::select! {
             biased;
-            sent = exchange::send_body_counted(&mut send, body, &counters) => Some(sent),
+            sent = exchange::respond_encoded(&mut send, head, body, &counters) => Some(sent),
             () = self.ended() => None,
         };
         let sent_bytes = counters.sent();
@@ -231,7 +228,7 @@ impl Exchange<'_> {
             Ok(Err(_)) | Err(_) => return Err((send, bad_answer("the apiserver broke off after its protocol switch"))),
         };
         let status = Some(StatusCode::SWITCHING_PROTOCOLS);
-        if let Err(end) = send.send(head).await {
+        if let Err(end) = send.send(head.freeze()).await {
             return Ok(gone(&end, None, 0));
         }
         let counters = Counters::default();
@@ -304,12 +301,12 @@ fn switches_as_asked(asked: &HeaderMap, answer: &HeaderMap) -> bool {
     }
 }
 
-fn encode(status: StatusCode, headers: HeaderMap) -> Result<Bytes, Refusal> {
+fn encode(status: StatusCode, headers: HeaderMap) -> Result<BytesMut, Refusal> {
     if headers.len() > limits::HEADER_COUNT {
         return Err(bad_answer("the apiserver's answer has too many headers"));
     }
     let head = ResponseHead { status, headers, refused_by: None };
-    head.encode().map(Into::into).map_err(|_| bad_answer("the apiserver's answer has headers that are too long"))
+    head.encode().map_err(|_| bad_answer("the apiserver's answer has headers that are too long"))
 }
 
 fn bad_answer(message: &str) -> Refusal {

@@ -2,7 +2,7 @@
 
 use std::{
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::Bytes;
@@ -59,6 +59,7 @@ impl H2Send {
         cx: &mut Context<'_>,
         chunk: &mut Bytes,
         max: usize,
+        last: bool,
     ) -> Poll<Result<usize, RawError>> {
         let body = match self.begin() {
             Ok(body) => body,
@@ -75,10 +76,23 @@ impl H2Send {
             }
         }
         let taken = wanted.min(room);
-        match body.send_data(chunk.split_to(taken), false) {
+        match body.send_data(chunk.split_to(taken), last && chunk.is_empty()) {
             Ok(()) => Poll::Ready(Ok(taken)),
             // The stream is over; the reset tells why.
             Err(_) => self.poll_stopped(cx).map(Err),
+        }
+    }
+
+    /// Queues the first bytes of a stream, whatever room there is.
+    pub(crate) fn send_first(&mut self, chunk: Bytes, last: bool) -> Result<(), RawError> {
+        let body = self.begin().map_err(|error| writer_error(&error))?;
+        match body.send_data(chunk, last) {
+            Ok(()) => Ok(()),
+            // The stream is over; the reset tells why.
+            Err(_) => match self.poll_stopped(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(error) => Err(error),
+                Poll::Pending => Err(RawError::Lost),
+            },
         }
     }
 

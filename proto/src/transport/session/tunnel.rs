@@ -8,11 +8,7 @@ use tokio::sync::{Mutex, mpsc};
 
 use super::state::Shared;
 use crate::{
-    transport::{
-        Closed, Drain, Incoming, OpenError, Packets, Stream, Tunnel, TunnelInfo,
-        carrier::{Link, RawError},
-        stream,
-    },
+    transport::{Closed, Drain, Incoming, OpenError, Packets, Stream, Tunnel, TunnelInfo, carrier::Link, stream},
     wire::{close::CloseCode, varint},
 };
 
@@ -36,7 +32,7 @@ impl SessionTunnel {
         Self { info, shared, link, accepted: Mutex::new(accepted) }
     }
 
-    async fn open_stream(&self, head: Bytes) -> Result<Stream, OpenError> {
+    async fn open_stream(&self, head: Bytes, last: bool) -> Result<Stream, OpenError> {
         if let Some(closed) = self.shared.ended() {
             return Err(closed.into());
         }
@@ -54,17 +50,20 @@ impl SessionTunnel {
         let mut first = BytesMut::with_capacity(VARINT_BYTES + head.len());
         varint::put(&mut first, stream.id.0);
         first.put(head);
-        match stream.send.raw.send_all(first.freeze()).await {
-            // A peer that refuses the stream at once says so to the reader.
-            Ok(()) | Err(RawError::Reset(_) | RawError::Stopped(_)) => Ok(stream),
-            Err(RawError::Lost) => Err(self.shared.wait_ended().await.into()),
+        match stream.send.begin(first.freeze(), last).await {
+            Ok(()) => Ok(stream),
+            Err(_) => Err(self.shared.wait_ended().await.into()),
         }
     }
 }
 
 impl Tunnel for SessionTunnel {
     fn open(&self, head: Bytes) -> BoxFuture<'_, Result<Stream, OpenError>> {
-        self.open_stream(head).boxed()
+        self.open_stream(head, false).boxed()
+    }
+
+    fn ask(&self, head: Bytes) -> BoxFuture<'_, Result<Stream, OpenError>> {
+        self.open_stream(head, true).boxed()
     }
 
     fn accept(&self) -> BoxFuture<'_, Result<Incoming, Closed>> {
