@@ -395,6 +395,31 @@ mod tests {
         assert_eq!(*turns.lock().unwrap(), [10]);
     }
 
+    #[tokio::test]
+    async fn a_connection_with_little_to_do_is_not_put_off() {
+        let (io, cork) = cork(Scripted::default());
+        let (send, mut receive) = tokio::sync::mpsc::unbounded_channel();
+        let connection = async move {
+            let _io = io;
+            while receive.recv().await.is_some() {}
+        };
+        let mut connection = pin!(cork.drive(connection));
+        let mut polls = Vec::new();
+        assert!(connection.as_mut().now_or_never().is_none());
+        for _ in 0..USELESS + PROMPT_TURNS {
+            send.send(()).unwrap();
+            let mut polled = 0;
+            while connection.bell.rings.load(Ordering::Acquire) > 0 {
+                assert!(connection.as_mut().now_or_never().is_none());
+                polled += 1;
+            }
+            polls.push(polled);
+        }
+        // The first turn was none that somebody could have joined.
+        let expected = [vec![2; USELESS as usize - 1], vec![1; PROMPT_TURNS as usize], vec![2]].concat();
+        assert_eq!(polls, expected);
+    }
+
     /// Tasks that each send one and then start the next: they are behind whatever the sending wakes.
     fn chain(send: tokio::sync::mpsc::UnboundedSender<u32>, left: u32) -> tokio::task::JoinHandle<()> {
         tokio::spawn(async move {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf},
     sync::watch,
@@ -103,6 +104,20 @@ async fn an_agent_that_resets_what_is_parked_gets_no_more_at_once() {
     })
     .await;
     assert!((limits::PARKED_STREAMS..=most).contains(&reset), "{reset}");
+}
+
+/// A stream has no room before the connection has opened it: waiting for that room put a turn of the connection, and a packet,
+/// before each request.
+#[tokio::test(start_paused = true)]
+async fn a_request_is_on_its_way_with_the_opening_of_its_stream() {
+    let (gateway, agent, _knob) = tunnel(100_000).await;
+    let asked = gateway.ask(head()).now_or_never().expect("nothing to wait for").unwrap();
+    let mut seen = agent.accept().await.unwrap().stream;
+    assert_eq!(seen.recv.recv().await.unwrap(), None);
+    seen.send.send_last(Bytes::from_static(b"answer")).await.unwrap();
+    let mut answer = asked.recv;
+    assert_eq!(answer.recv().await.unwrap().unwrap(), "answer");
+    assert_eq!(answer.recv().await.unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
