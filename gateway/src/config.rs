@@ -318,15 +318,16 @@ fn parse_limits(mut section: Section, faults: &mut Faults) -> Limits {
 
 fn parse_dynamic(root: &mut Section, faults: &mut Faults) -> Dynamic {
     let (issuers, _) = Issuer::read_all(root, faults);
-    let mut clusters = Vec::new();
+    // Ten thousand are looked for once each here, and at each reload.
+    let (mut clusters, mut known) = (Vec::new(), HashSet::new());
     for mut section in root.sections("clusters", faults) {
         if let Some(id) =
             section.required_parsed("id", "the ARM id of a connected cluster", faults, |text| text.parse::<ClusterId>())
         {
-            if clusters.contains(&id) {
-                faults.push(section.key("id"), format_args!("{id} is there twice"));
-            } else {
+            if known.insert(id.clone()) {
                 clusters.push(id);
+            } else {
+                faults.push(section.key("id"), format_args!("{id} is there twice"));
             }
         }
         section.end(faults);
@@ -334,7 +335,7 @@ fn parse_dynamic(root: &mut Section, faults: &mut Faults) -> Dynamic {
     let grants = root
         .sections("grants", faults)
         .into_iter()
-        .filter_map(|section| parse_grant(section, &clusters, faults))
+        .filter_map(|section| parse_grant(section, &known, faults))
         .collect();
     let mut disabled = HashSet::new();
     for mut section in root.sections("disabled", faults) {
@@ -357,7 +358,7 @@ fn parse_sessions(mut section: Section, faults: &mut Faults) -> Sessions {
     sessions
 }
 
-fn parse_grant(mut section: Section, clusters: &[ClusterId], faults: &mut Faults) -> Option<Grant> {
+fn parse_grant(mut section: Section, clusters: &HashSet<ClusterId>, faults: &mut Faults) -> Option<Grant> {
     let cluster = match section.required("cluster", "the ARM id of a cluster in [[clusters]], or \"*\"", faults) {
         Some(star) if star == "*" => Some(GrantScope::AllClusters),
         Some(text) => match text.parse::<ClusterId>() {

@@ -43,16 +43,26 @@ const BODIES: usize = 8;
 const BODIES_OF_ALL: usize = 512;
 /// How long an answer may wait for its reader.
 const ANSWER_DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
+/// Clusters whose tunnels are gone are not looked for among fewer than twice so many.
+const SWEEP_LEAST: usize = 64;
 
 static ALL_BODIES: Semaphore = Semaphore::const_new(BODIES_OF_ALL);
 
 /// What the agents of all clusters ask.
 #[derive(Default)]
 pub struct Asked {
-    /// By cluster, as long as a tunnel of it is up.
-    clusters: Mutex<HashMap<ClusterKey, Weak<OfCluster>>>,
+    clusters: Mutex<Clusters>,
     rates: Rates<(ClusterKey, &'static str)>,
     addresses: Rates<(IpAddr, &'static str)>,
+}
+
+#[derive(Default)]
+struct Clusters {
+    /// By cluster, as long as a tunnel of it is up.
+    known: HashMap<ClusterKey, Weak<OfCluster>>,
+    /// With so many entries those whose tunnels are gone are looked for: when they have doubled, so that each tunnel of a
+    /// fleet that comes back does not look at all others.
+    sweep_at: usize,
 }
 
 /// What the agents of one cluster ask, over all of its tunnels.
@@ -64,14 +74,16 @@ struct OfCluster {
 impl Asked {
     fn of(&self, key: &ClusterKey) -> Arc<OfCluster> {
         let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = clusters.get(key).and_then(Weak::upgrade) {
+        if let Some(known) = clusters.known.get(key).and_then(Weak::upgrade) {
             return known;
         }
-        // Those whose tunnels are gone; there are no more entries than tunnels.
-        clusters.retain(|_, other| other.strong_count() > 0);
+        if clusters.known.len() >= clusters.sweep_at {
+            clusters.known.retain(|_, other| other.strong_count() > 0);
+            clusters.sweep_at = 2 * clusters.known.len().max(SWEEP_LEAST);
+        }
         let places = Arc::new(Semaphore::new(EXCHANGES_OF_CLUSTER));
         let new = Arc::new(OfCluster { places, bodies: Semaphore::new(BODIES) });
-        clusters.insert(*key, Arc::downgrade(&new));
+        clusters.known.insert(*key, Arc::downgrade(&new));
         new
     }
 
@@ -196,4 +208,37 @@ async fn serve(
     let (names, authority) = (tunnel.names.clone(), tunnel.authority.clone());
     let agent = Agent { cluster: Arc::clone(&tunnel.cluster), names, authority, tunnel: tunnel.id() };
     in_time((route.serve)(&call, &agent)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: u32) -> ClusterKey {
+        ClusterKey::from_hex(format!("{number:064x}").as_bytes()).unwrap()
+    }
+
+    fn known(asked: &Asked) -> (usize, usize) {
+        let clusters = asked.clusters.lock().unwrap();
+        (clusters.known.len(), clusters.sweep_at)
+    }
+
+    /// Each tunnel that came up looked at the clusters of all others: a storm of 10,000 took 10,000 looks each.
+    #[test]
+    fn a_fleet_that_comes_back_looks_for_gone_clusters_only_when_there_are_twice_as_many() {
+        let asked = Asked::default();
+        for number in 0..10_000 {
+            drop(asked.of(&key(number)));
+        }
+        assert!(known(&asked).0 <= 2 * SWEEP_LEAST, "{:?}", known(&asked));
+        let up: Vec<_> = (0..10_000).map(|number| asked.of(&key(number))).collect();
+        let (entries, sweep_at) = known(&asked);
+        assert!(entries >= up.len() && sweep_at > entries && sweep_at <= 2 * entries, "{entries} {sweep_at}");
+        assert!(Arc::ptr_eq(&up[7], &asked.of(&key(7))));
+        drop(up);
+        for number in 0..20_000 {
+            drop(asked.of(&key(10_000 + number)));
+        }
+        assert!(known(&asked).0 <= 2 * SWEEP_LEAST, "{:?}", known(&asked));
+    }
 }
