@@ -26,16 +26,13 @@ use proto::{
 
 use self::{
     authenticate::{Authenticated, Authenticator},
-    authorize::{Authorizer, Right},
+    authorize::Authorizer,
     dial::Apiserver,
-    exchange::{Exchange, Outcome},
+    exchange::{Begun, Bounds, Exchange, Outcome, Refused},
     impersonate::{Names, Principal, Subject, UpstreamHead},
     review::Reviews,
 };
-use super::{
-    Role, Visit,
-    sessions::{Session, Sessions},
-};
+use super::{Role, Visit, sessions::Sessions};
 use crate::metrics;
 
 /// How long an answer may take to begin when the gateway names no deadline.
@@ -162,12 +159,13 @@ impl KubeAadProxy {
                 (Principal::Impersonated(subject), session, right)
             }
         };
-        Ok(Decided { head: UpstreamHead::new(admitted, &principal)?, content_length, session, right })
+        let bounds = Bounds { session, right };
+        Ok(Decided { head: UpstreamHead::new(admitted, &principal)?, content_length, bounds })
     }
 
-    async fn respond(&self, visit: Visit) {
+    /// Up to the answer. `None`: the user is gone.
+    async fn begin(&self, visit: Visit) -> Option<Result<Begun, Refused>> {
         let Visit { head, stream, received, .. } = visit;
-        let (request_id, method) = (head.request_id, head.method.clone());
         let named = head.deadline_ms.map(|ms| Duration::from_millis(ms).min(ANSWER_DEADLINE_MAX));
         // Judging it takes no longer for what may take its time to answer.
         let deadline = received + named.map_or(ANSWER_DEADLINE, |named| named.min(ANSWER_DEADLINE));
@@ -176,18 +174,28 @@ impl KubeAadProxy {
         let decided = tokio::select! {
             biased;
             decided = self.decide(head, deadline) => decided,
-            _ = send.stopped() => return metrics::request_ended("stopped", None),
+            _ = send.stopped() => return None,
             () = tokio::time::sleep_until(deadline.into()) => Err(Refusal::new(
                 authenticate::STAGE, StatusCode::GATEWAY_TIMEOUT, "Timeout", "the request could not be judged in time",
             )),
         };
-        let result = match decided {
-            Ok(Decided { head, content_length, session, right }) => {
-                let exchange =
-                    Exchange { apiserver: &self.apiserver, head, content_length, deadline: patient, session, right };
+        Some(match decided {
+            Ok(Decided { head, content_length, bounds }) => {
+                let exchange = Exchange { apiserver: &self.apiserver, head, content_length, deadline: patient, bounds };
                 exchange.run(send, recv).await
             }
             Err(refusal) => Err((send, refusal)),
+        })
+    }
+
+    async fn respond(&self, visit: Visit) {
+        let (request_id, method) = (visit.head.request_id, visit.head.method.clone());
+        // In a box of its own, which is gone once the answer has begun: a watch holds a tenth of it.
+        let result = match Box::pin(self.begin(visit)).await {
+            None => return metrics::request_ended("stopped", None),
+            Some(Ok(Begun::Answer(answering))) => answering.run().await,
+            Some(Ok(Begun::Over(outcome))) => Ok(outcome),
+            Some(Err(refused)) => Err(refused),
         };
         match result {
             Ok(Outcome { status, end, sent_bytes }) => {
@@ -217,8 +225,7 @@ fn answer_deadline(target: &[u8]) -> Duration {
 struct Decided {
     head: UpstreamHead,
     content_length: Option<u64>,
-    session: Option<Session>,
-    right: Option<Right>,
+    bounds: Bounds,
 }
 
 /// Answers with a Kubernetes `Status`.

@@ -43,10 +43,33 @@ pub struct Exchange<'a> {
     pub content_length: Option<u64>,
     /// When an answer must have begun.
     pub deadline: Instant,
-    /// What bounds it in time; none for a token that the agent cannot judge.
+    /// What bounds it in time.
+    pub bounds: Bounds,
+}
+
+/// What bounds an exchange in time.
+pub struct Bounds {
+    /// None for a token that the agent cannot judge.
     pub session: Option<Session>,
     /// What it was allowed by, where roles and assignments were asked.
     pub right: Option<Right>,
+}
+
+/// What has become of an exchange once its answer has begun.
+pub enum Begun {
+    /// The answer is to be handed on.
+    Answer(Answering),
+    /// It is over.
+    Over(Outcome),
+}
+
+/// An answer that has begun. Apart from the [`Exchange`] and its future, so that a watch does not hold for hours what the
+/// request needed on its way.
+pub struct Answering {
+    send: SendStream,
+    answer: Response<AnswerBody>,
+    _guard: BodyGuard,
+    bounds: Bounds,
 }
 
 /// How an exchange ended, for logs and metrics.
@@ -92,13 +115,13 @@ impl End {
 pub type Refused = (SendStream, Refusal);
 
 impl Exchange<'_> {
-    /// Runs the exchange. `Err` while nothing was answered yet.
-    pub async fn run(self, send: SendStream, recv: RecvStream) -> Result<Outcome, Refused> {
+    /// Runs the exchange up to its answer, an upgraded one to its end. `Err` while nothing was answered yet.
+    pub async fn run(self, send: SendStream, recv: RecvStream) -> Result<Begun, Refused> {
         // In a box of its own, so that other requests do not carry the room for it.
         if self.head.is_upgrade() { Box::pin(self.upgrade(send, recv)).await } else { self.plain(send, recv).await }
     }
 
-    async fn plain(self, mut send: SendStream, recv: RecvStream) -> Result<Outcome, Refused> {
+    async fn plain(self, mut send: SendStream, recv: RecvStream) -> Result<Begun, Refused> {
         let asked = async {
             let (body, guard) = request_body(&self.head, self.content_length, recv).await?;
             let answer = self.apiserver.send(&self.head, body).await.map_err(refuse_dial)?;
@@ -107,32 +130,31 @@ impl Exchange<'_> {
         let (answer, guard) = match self.waited_for(&mut send, asked).await {
             Waited::Answer(answer) => answer,
             Waited::Refused(refusal) => return Err((send, refusal)),
-            Waited::Gone(outcome) => return Ok(outcome),
+            Waited::Gone(outcome) => return Ok(Begun::Over(outcome)),
         };
         if answer.status().is_informational() {
             // 101 to a request that asked for no upgrade: what follows is no HTTP that anybody has judged.
             return Err((send, bad_answer("the apiserver answered with a protocol switch that nobody asked for")));
         }
-        let outcome = self.answer(send, answer).await;
-        drop(guard);
-        outcome
+        Ok(Begun::Answer(Answering { send, answer, _guard: guard, bounds: self.bounds }))
     }
 
-    async fn upgrade(self, mut send: SendStream, recv: RecvStream) -> Result<Outcome, Refused> {
+    async fn upgrade(self, mut send: SendStream, recv: RecvStream) -> Result<Begun, Refused> {
         let asked = async { self.apiserver.upgrade(&self.head).await.map_err(refuse_dial) };
         let answer = match self.waited_for(&mut send, asked).await {
             Waited::Answer(answer) => answer,
             Waited::Refused(refusal) => return Err((send, refusal)),
-            Waited::Gone(outcome) => return Ok(outcome),
+            Waited::Gone(outcome) => return Ok(Begun::Over(outcome)),
         };
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             // Refused: an ordinary answer, and the connection ends with it (CVE-2018-1002105).
-            return self.answer(send, answer.map(AnswerBody::alone)).await;
+            let answer = answer.map(AnswerBody::alone);
+            return Ok(Begun::Answer(Answering { send, answer, _guard: BodyGuard::none(), bounds: self.bounds }));
         }
         if !switches_as_asked(self.head.headers(), answer.headers()) {
             return Err((send, bad_answer("the apiserver switched to another protocol than was asked for")));
         }
-        self.switch(send, recv, answer).await
+        self.switch(send, recv, answer).await.map(Begun::Over)
     }
 
     /// Waits for `asked` until the deadline, the user's going away, or the session's end.
@@ -144,7 +166,7 @@ impl Exchange<'_> {
                 Err(refusal) => Waited::Refused(refusal),
             },
             end = send.stopped() => Waited::Gone(gone(&end, None, 0)),
-            () = self.ended() => {
+            () = self.bounds.ended() => {
                 Waited::Refused(Refusal::unauthorized(STAGE, "the token's time is over, or the right was withdrawn"))
             }
             () = tokio::time::sleep_until(self.deadline.into()) => Waited::Refused(Refusal::new(
@@ -154,60 +176,6 @@ impl Exchange<'_> {
                 "the apiserver did not answer in time",
             )),
         }
-    }
-
-    /// Completes when the session is over, or the right to this call is withdrawn.
-    async fn ended(&self) {
-        let session = async {
-            match &self.session {
-                Some(session) => session.ended().await,
-                None => std::future::pending().await,
-            }
-        };
-        let right = async {
-            match &self.right {
-                Some(right) => right.withdrawn().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = session => {}
-            () = right => {}
-        }
-    }
-
-    /// Hands an ordinary answer on.
-    async fn answer(self, mut send: SendStream, answer: Response<AnswerBody>) -> Result<Outcome, Refused> {
-        let (parts, body) = answer.into_parts();
-        let mut headers = parts.headers;
-        exchange::strip_hop_by_hop(&mut headers, false);
-        let head = match encode(parts.status, headers) {
-            Ok(head) => head,
-            Err(refusal) => return Err((send, refusal)),
-        };
-        let status = Some(parts.status);
-        let counters = Counters::default();
-        let sent = tokio::select! {
-            biased;
-            sent = exchange::respond_encoded(&mut send, head, body, &counters) => Some(sent),
-            () = self.ended() => None,
-        };
-        let sent_bytes = counters.sent();
-        let Some(result) = sent else {
-            send.reset(StreamCode::Unauthorised);
-            return Ok(Outcome { status, end: End::Session, sent_bytes });
-        };
-        let end = match result {
-            Ok(Sent::Whole) => End::Whole,
-            Ok(Sent::Stopped) => End::Stopped,
-            Err(SendBodyError::Source(err)) => {
-                tracing::debug!(error = %err, "the apiserver broke off within its answer");
-                End::Upstream
-            }
-            Err(SendBodyError::Head(_)) => End::Upstream,
-            Err(SendBodyError::Stream(err)) => return Ok(gone(&err, status, sent_bytes)),
-        };
-        Ok(Outcome { status, end, sent_bytes })
     }
 
     /// Hands the 101 on and carries bytes both ways, those first that were glued to it.
@@ -242,9 +210,68 @@ impl Exchange<'_> {
                     End::Downstream
                 }
             },
-            () = self.ended() => End::Session,
+            () = self.bounds.ended() => End::Session,
         };
         Ok(Outcome { status, end, sent_bytes: counters.sent() })
+    }
+}
+
+impl Bounds {
+    /// Completes when the session is over, or the right to this call is withdrawn.
+    async fn ended(&self) {
+        let session = async {
+            match &self.session {
+                Some(session) => session.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        let right = async {
+            match &self.right {
+                Some(right) => right.withdrawn().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = session => {}
+            () = right => {}
+        }
+    }
+}
+
+impl Answering {
+    /// Hands the answer on. `Err` while nothing was answered yet.
+    pub async fn run(self) -> Result<Outcome, Refused> {
+        let Self { mut send, answer, _guard, bounds } = self;
+        let (parts, body) = answer.into_parts();
+        let (status, mut headers) = (parts.status, parts.headers);
+        exchange::strip_hop_by_hop(&mut headers, false);
+        let head = match encode(status, headers) {
+            Ok(head) => head,
+            Err(refusal) => return Err((send, refusal)),
+        };
+        let status = Some(status);
+        let counters = Counters::default();
+        let sent = tokio::select! {
+            biased;
+            sent = exchange::respond_encoded(&mut send, head, body, &counters) => Some(sent),
+            () = bounds.ended() => None,
+        };
+        let sent_bytes = counters.sent();
+        let Some(result) = sent else {
+            send.reset(StreamCode::Unauthorised);
+            return Ok(Outcome { status, end: End::Session, sent_bytes });
+        };
+        let end = match result {
+            Ok(Sent::Whole) => End::Whole,
+            Ok(Sent::Stopped) => End::Stopped,
+            Err(SendBodyError::Source(err)) => {
+                tracing::debug!(error = %err, "the apiserver broke off within its answer");
+                End::Upstream
+            }
+            Err(SendBodyError::Head(_)) => End::Upstream,
+            Err(SendBodyError::Stream(err)) => return Ok(gone(&err, status, sent_bytes)),
+        };
+        Ok(Outcome { status, end, sent_bytes })
     }
 }
 
