@@ -10,12 +10,14 @@ mod shutdown;
 mod signals;
 mod tasks;
 pub mod telemetry;
+mod told;
 
 pub use backoff::{Backoff, BackoffPolicy, random_unit};
 pub use files::raise_open_files;
 pub use shutdown::{Phase, Shutdown};
 pub use signals::{Signals, signals};
 pub use tasks::{Panicked, Task, TaskEnded, TaskGroup};
+pub use told::Told;
 
 /// An error with its causes on one line.
 pub fn chain(err: &dyn std::error::Error) -> String {

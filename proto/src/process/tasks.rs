@@ -8,19 +8,18 @@ use std::{
     future::Future,
     panic::AssertUnwindSafe,
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
 use futures_util::FutureExt;
 use tokio::{
-    sync::{Notify, watch},
+    sync::Notify,
     task::{AbortHandle, JoinHandle},
 };
 use tracing::Instrument;
+
+use super::Told;
 
 /// A set of tasks with one owner. Clones share the set, so that a task of the group can spawn into it. When the last clone
 /// is dropped, or at [`TaskGroup::abort`], the tasks that still run are aborted; a clone inside a task counts, so an owner
@@ -41,15 +40,15 @@ const BOXED_BYTES: usize = 512;
 
 struct Tasks {
     state: Mutex<State>,
-    running: AtomicUsize,
-    /// Told when none runs any more.
-    none: Notify,
-    panicked: watch::Sender<Option<Panicked>>,
+    /// Told when no task runs any more.
+    idle: Notify,
+    panicked: Told<Panicked>,
 }
 
 #[derive(Default)]
 struct State {
     next: u64,
+    running: usize,
     closed: bool,
     entries: HashMap<u64, Entry>,
 }
@@ -86,12 +85,7 @@ pub enum TaskEnded {
 impl TaskGroup {
     /// An empty group. The name is a log field.
     pub fn new(name: &'static str) -> Self {
-        let tasks = Tasks {
-            state: Mutex::default(),
-            running: AtomicUsize::new(0),
-            none: Notify::new(),
-            panicked: watch::Sender::new(None),
-        };
+        let tasks = Tasks { state: Mutex::default(), idle: Notify::new(), panicked: Told::default() };
         Self { inner: Arc::new(Inner { name, tasks: Arc::new(tasks) }) }
     }
 
@@ -129,9 +123,9 @@ impl TaskGroup {
         let id = {
             let mut state = tasks.state();
             state.next += 1;
+            state.running += 1;
             state.next
         };
-        tasks.running.fetch_add(1, Ordering::AcqRel);
         // Made here and moved in, so that it runs also when the task is dropped before its first poll.
         let ended = Ended { tasks: tasks.clone(), id };
         let group = self.inner.name;
@@ -140,17 +134,7 @@ impl TaskGroup {
             // What the task logs still belongs to the connection or request that spawned it.
             span = tracing::Span::current();
         }
-        let future = async move {
-            let ended = ended;
-            let result = AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| {
-                let panicked = Panicked { group, task, message: panic_text(&*panic) };
-                tracing::error!(group, task, message = panicked.message, "task panicked");
-                ended.tasks.panicked.send_modify(|first| _ = first.get_or_insert_with(|| panicked.clone()));
-                panicked
-            });
-            drop(ended);
-            result
-        };
+        let future = watched(future, ended, (group, task));
         #[expect(clippy::disallowed_methods, reason = "the one place")]
         let handle = tokio::spawn(future.instrument(span));
         let mut state = tasks.state();
@@ -166,36 +150,25 @@ impl TaskGroup {
 
     /// How many tasks run.
     pub fn running(&self) -> usize {
-        self.inner.tasks.running.load(Ordering::Acquire)
+        self.inner.tasks.state().running
     }
 
     /// Waits until no task runs. Starts nothing and aborts nothing; the error is the first panic.
     pub async fn join(&self) -> Result<(), Panicked> {
         loop {
-            // Before the look: what is told from here on is not missed.
-            let none = self.inner.tasks.none.notified();
+            // Made before the look: from here on it is woken, polled or not.
+            let idle = self.inner.tasks.idle.notified();
             if self.running() == 0 {
                 break;
             }
-            none.await;
+            idle.await;
         }
-        match &*self.inner.tasks.panicked.borrow() {
-            Some(panicked) => Err(panicked.clone()),
-            None => Ok(()),
-        }
+        self.inner.tasks.panicked.get().map_or(Ok(()), Err)
     }
 
     /// Completes when a task of the group panics, or at once if one has. An owner selects on it.
     pub async fn panicked(&self) -> Panicked {
-        let mut panicked = self.inner.tasks.panicked.subscribe();
-        loop {
-            if let Some(panicked) = panicked.borrow_and_update().clone() {
-                return panicked;
-            }
-            if panicked.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
+        self.inner.tasks.panicked.wait().await
     }
 
     /// Aborts what runs and keeps what comes later from starting. [`Self::join`] waits for their end.
@@ -246,6 +219,25 @@ impl Tasks {
     }
 }
 
+/// A task's future, which tells the group of its end. Not an async block: that has room for the future twice, as what it
+/// captures and as what it awaits.
+fn watched<F: Future>(
+    future: F,
+    ended: Ended,
+    (group, task): (&'static str, &'static str),
+) -> impl Future<Output = Result<F::Output, Panicked>> {
+    AssertUnwindSafe(future).catch_unwind().map(move |result| {
+        let result = result.map_err(|panic| {
+            let panicked = Panicked { group, task, message: panic_text(&*panic) };
+            tracing::error!(group, task, message = panicked.message, "task panicked");
+            ended.tasks.panicked.tell_first(panicked.clone());
+            panicked
+        });
+        drop(ended);
+        result
+    })
+}
+
 /// Lives in a task's future, so that the group learns of every kind of end.
 struct Ended {
     tasks: Arc<Tasks>,
@@ -258,9 +250,11 @@ impl Drop for Ended {
         if state.entries.remove(&self.id).is_none() {
             state.entries.insert(self.id, Entry::EndedEarly);
         }
+        state.running -= 1;
+        let idle = state.running == 0;
         drop(state);
-        if self.tasks.running.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.tasks.none.notify_waiters();
+        if idle {
+            self.tasks.idle.notify_waiters();
         }
     }
 }
@@ -367,6 +361,21 @@ mod tests {
         let task = group.spawn_task("late", std::future::pending::<()>());
         assert_eq!(task.await, Err(TaskEnded::Aborted));
         group.join().await.unwrap();
+    }
+
+    /// Each task had room for its future twice.
+    #[tokio::test]
+    async fn a_task_has_room_for_its_future_once() {
+        let room = [1u8; 100_000];
+        let future = async move {
+            std::future::pending::<()>().await;
+            std::hint::black_box(&room);
+        };
+        let size = size_of_val(&future);
+        let tasks = TaskGroup::new("test").inner.tasks.clone();
+        tasks.state().running += 1;
+        let watched = watched(future, Ended { tasks, id: 0 }, ("test", "big"));
+        assert!(size_of_val(&watched) < size + 1000, "{} for {size}", size_of_val(&watched));
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
