@@ -60,8 +60,9 @@ pub const CHUNK_BYTES_MIN: usize = 16 * 1024;
 pub const ROUND_BYTES: usize = 1024 * 1024;
 /// What one stream may have queued in a TCP carrier and not yet sent, in bytes, so that bulk does not delay others.
 pub const CARRIER_QUEUE_BYTES: usize = 512 * 1024;
-/// Parked streams that the gateway keeps ready for an agent on the HTTP/2 carriers.
-pub const PARKED_STREAMS: usize = 8;
+/// Parked streams that the gateway keeps ready for an agent on the HTTP/2 carriers: with the control stream as many as h2
+/// makes room for at once. The stock grows where an agent takes them faster.
+pub const PARKED_STREAMS: usize = 3;
 /// How long the hello may take from the first byte to the last.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// Heads of streams that the gateway opened that the agent reads at once; each may hold [`HEAD_BYTES`] and a chunk.

@@ -65,7 +65,7 @@ pub async fn http2(
     carry(core, peer, CarrierKind::Http2, http2::client_side(stream, facts)).await;
 }
 
-/// From a connection to a tunnel: the carrier's handshake and the hello, bounded in number and time.
+/// From a connection to a tunnel that runs: the carrier's handshake and the hello, bounded in number and time.
 pub async fn carry(
     core: Arc<Core>,
     peer: SocketAddr,
@@ -86,8 +86,7 @@ pub async fn carry(
             handshake::hello(&core, carrier).await.map_err(|error| error.to_string())
         };
         // Carrier and hello each have this deadline of their own; both together have twice that.
-        // In a box, so that an idle tunnel does not hold the room of its handshakes.
-        let welcomed = tokio::time::timeout(limits::HELLO_DEADLINE * 2, Box::pin(hello))
+        let welcomed = tokio::time::timeout(limits::HELLO_DEADLINE * 2, hello)
             .await
             .unwrap_or_else(|_| Err("took too long".to_owned()));
         match welcomed {
@@ -99,5 +98,6 @@ pub async fn carry(
             Err(error) => return core.refusals.record(peer, Cause::Tunnel, &format!("no tunnel over {kind}: {error}")),
         }
     };
-    super::session::run(core, welcomed).await;
+    // In a task of its own, and this one ends: its room is for the handshakes of all kinds of connections.
+    core.tasks.clone().spawn("tunnel", super::session::run(core, welcomed));
 }

@@ -1,6 +1,6 @@
 //! The two ends of an HTTP/2 session, each with the task that drives it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
@@ -14,7 +14,7 @@ use tokio::{
 use super::streams::{self, Body, RawPair};
 use crate::{
     limits,
-    process::TaskGroup,
+    process::{TaskGroup, Told},
     transport::{
         Closed,
         carrier::{self, Carrier, CarrierError, Facts, RawError},
@@ -44,19 +44,29 @@ const PATH_PARKED: &str = "/p";
 
 pub(crate) struct Link {
     opener: Opener,
-    accepted: Mutex<mpsc::Receiver<RawPair>>,
-    closed: watch::Receiver<Option<Closed>>,
+    /// In boxes: a channel has room for 32 from the beginning.
+    accepted: Mutex<mpsc::Receiver<Box<RawPair>>>,
+    closed: Arc<Told<Closed>>,
     /// The connection's window, for the driver to set.
     window: watch::Sender<u32>,
     /// What drives the session; ends with the link.
     tasks: TaskGroup,
 }
 
+/// Tells that the connection is over, also where what drives it was aborted.
+struct End(Arc<Told<Closed>>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.tell_first(lost(None));
+    }
+}
+
 enum Opener {
     /// The gateway sends requests.
-    Request(client::SendRequest<Bytes>, mpsc::Sender<Body>),
+    Request(client::SendRequest<Bytes>, mpsc::Sender<Box<Body>>),
     /// The agent takes parked ones.
-    Parked(Mutex<mpsc::Receiver<RawPair>>),
+    Parked(Mutex<mpsc::Receiver<Box<RawPair>>>),
 }
 
 /// The gateway's end. `io` is the TLS stream after its handshake.
@@ -66,14 +76,17 @@ where
 {
     let (io, cork) = cork(io);
     let (requests, connection) = deadline(client_builder().handshake(io)).await?;
+    // In a box, or each future that it is handed on to has room for it.
+    let connection = Box::new(connection);
     let (park, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
-    let (end, closed) = watch::channel(None);
+    let closed = Arc::new(Told::default());
+    let end = End(Arc::clone(&closed));
     let (window, wanted) = watch::channel(0);
     let mut known = wanted.clone();
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
         let error = cork.drive(drive(connection, wanted)).await;
-        end.send_replace(Some(lost(error)));
+        end.0.tell_first(lost(error));
     });
     let (bury, buried) = mpsc::channel(STREAMS as usize);
     let (requests_of_parker, bury_of_parker) = (requests.clone(), bury.clone());
@@ -94,15 +107,16 @@ where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let (io, cork) = cork(io);
-    let connection = deadline(server_builder().handshake(io)).await?;
+    let connection = Box::new(deadline(server_builder().handshake(io)).await?);
     let (accept, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let (park, parked) = mpsc::channel(STREAMS as usize);
-    let (end, closed) = watch::channel(None);
+    let closed = Arc::new(Told::default());
+    let end = End(Arc::clone(&closed));
     let (window, wanted) = watch::channel(0);
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
         let error = cork.drive(serve(connection, wanted, accept, park)).await;
-        end.send_replace(Some(lost(error)));
+        end.0.tell_first(lost(error));
     });
     let link =
         Link { opener: Opener::Parked(Mutex::new(parked)), accepted: Mutex::new(accepted), closed, window, tasks };
@@ -176,7 +190,11 @@ async fn send(
 }
 
 /// Keeps the stock of parked streams filled; it grows while the agent takes them faster than one at a time.
-async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sender<RawPair>, bury: mpsc::Sender<Body>) {
+async fn keep_parked(
+    requests: client::SendRequest<Bytes>,
+    accepted: mpsc::Sender<Box<RawPair>>,
+    bury: mpsc::Sender<Box<Body>>,
+) {
     let mut parked = FuturesUnordered::new();
     let mut stock = limits::PARKED_STREAMS;
     loop {
@@ -191,7 +209,7 @@ async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sende
             match answer {
                 // The queue has room for every stream that a tunnel may have; dropping one over it resets it.
                 Ok(answer) => {
-                    let _ = accepted.try_send(streams::parked_pair(body, answer.into_body(), bury.clone()));
+                    let _ = accepted.try_send(Box::new(streams::parked_pair(body, answer.into_body(), bury.clone())));
                 }
                 Err(error) if error.is_reset() => reset = true,
                 Err(_) => return,
@@ -211,7 +229,7 @@ async fn keep_parked(requests: client::SendRequest<Bytes>, accepted: mpsc::Sende
 /// Reads stopped halves out to their ends. If they were dropped instead, h2 as a client would reset the stream with
 /// CANCEL and discard what is still queued in the other direction, though it was finished (h2 as a server resets with
 /// NO_ERROR, which sends what is queued first). The peer's writer has been told to stop, so that this is short.
-async fn read_out(mut buried: mpsc::Receiver<Body>) {
+async fn read_out(mut buried: mpsc::Receiver<Box<Body>>) {
     let mut reading = FuturesUnordered::new();
     loop {
         tokio::select! {
@@ -225,7 +243,10 @@ async fn read_out(mut buried: mpsc::Receiver<Body>) {
 }
 
 /// Drives the gateway's end until the connection is over, at the window that is wanted.
-async fn drive<T>(mut connection: client::Connection<T, Bytes>, mut wanted: watch::Receiver<u32>) -> Option<h2::Error>
+async fn drive<T>(
+    mut connection: Box<client::Connection<T, Bytes>>,
+    mut wanted: watch::Receiver<u32>,
+) -> Option<h2::Error>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -240,10 +261,10 @@ where
 
 /// Sorts what the gateway sends into streams it opens and streams it parks; ends with the connection.
 async fn serve<T>(
-    mut connection: server::Connection<T, Bytes>,
+    mut connection: Box<server::Connection<T, Bytes>>,
     mut wanted: watch::Receiver<u32>,
-    accept: mpsc::Sender<RawPair>,
-    park: mpsc::Sender<RawPair>,
+    accept: mpsc::Sender<Box<RawPair>>,
+    park: mpsc::Sender<Box<RawPair>>,
 ) -> Option<h2::Error>
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -263,7 +284,7 @@ where
             Some(Ok((request, mut respond))) => {
                 let queue = if request.uri().path() == PATH_PARKED { &park } else { &accept };
                 match queue.try_reserve() {
-                    Ok(slot) => slot.send(streams::accepted_pair(respond, request.into_body())),
+                    Ok(slot) => slot.send(Box::new(streams::accepted_pair(respond, request.into_body()))),
                     // Cannot be while the gateway keeps to the limit of streams.
                     Err(_) => respond.send_reset(h2::Reason::REFUSED_STREAM),
                 }
@@ -284,20 +305,16 @@ impl Link {
                 let (answer, body) = send(requests, PATH_STREAM).await.map_err(|_| RawError::Lost)?;
                 Ok(streams::opened_pair(body, answer, bury.clone()))
             }
-            Opener::Parked(parked) => parked.lock().await.recv().await.ok_or(RawError::Lost),
+            Opener::Parked(parked) => parked.lock().await.recv().await.map(|pair| *pair).ok_or(RawError::Lost),
         }
     }
 
     pub(crate) async fn accept(&self) -> Result<RawPair, RawError> {
-        self.accepted.lock().await.recv().await.ok_or(RawError::Lost)
+        self.accepted.lock().await.recv().await.map(|pair| *pair).ok_or(RawError::Lost)
     }
 
     pub(crate) async fn closed(&self) -> Closed {
-        let mut closed = self.closed.clone();
-        match closed.wait_for(Option::is_some).await {
-            Ok(state) => state.clone().unwrap_or_else(|| lost(None)),
-            Err(_) => lost(None),
-        }
+        self.closed.wait().await
     }
 
     pub(crate) fn allow(&self, bytes: u64) {

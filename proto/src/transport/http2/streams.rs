@@ -18,12 +18,12 @@ use crate::{
 pub(super) type RawPair = (RawSend, RawRecv);
 
 /// A stream that the gateway opened, at the gateway.
-pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, bury: mpsc::Sender<Body>) -> RawPair {
+pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, bury: mpsc::Sender<Box<Body>>) -> RawPair {
     pair(H2Send::Body(body), Body::Waiting(answer), Some(bury))
 }
 
 /// A parked stream that the agent opened, at the gateway.
-pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, bury: mpsc::Sender<Body>) -> RawPair {
+pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, bury: mpsc::Sender<Box<Body>>) -> RawPair {
     pair(H2Send::Body(body), Body::Here(answer), Some(bury))
 }
 
@@ -32,7 +32,7 @@ pub(super) fn accepted_pair(respond: SendResponse<Bytes>, body: RecvStream) -> R
     pair(H2Send::NotBegun(respond), Body::Here(body), None)
 }
 
-fn pair(send: H2Send, body: Body, bury: Option<mpsc::Sender<Body>>) -> RawPair {
+fn pair(send: H2Send, body: Body, bury: Option<mpsc::Sender<Box<Body>>>) -> RawPair {
     (RawSend::Http2(send), RawRecv::Http2(H2Recv { body, bury }))
 }
 
@@ -129,7 +129,7 @@ impl H2Send {
 pub(crate) struct H2Recv {
     body: Body,
     /// Where a stopped half is read out, at the gateway.
-    bury: Option<mpsc::Sender<Body>>,
+    bury: Option<mpsc::Sender<Box<Body>>>,
 }
 
 pub(super) enum Body {
@@ -179,7 +179,7 @@ impl H2Recv {
         let body = std::mem::replace(&mut self.body, Body::Stopped);
         if let (Some(bury), false) = (&self.bury, broken) {
             // The queue has room for every stream that a connection may have.
-            let _ = bury.try_send(body);
+            let _ = bury.try_send(Box::new(body));
         }
         false
     }
