@@ -58,7 +58,7 @@ pub struct Bounds {
 /// What has become of an exchange once its answer has begun.
 pub enum Begun {
     /// The answer is to be handed on.
-    Answer(Answering),
+    Answer(Box<Answering>),
     /// It is over.
     Over(Outcome),
 }
@@ -136,7 +136,7 @@ impl Exchange<'_> {
             // 101 to a request that asked for no upgrade: what follows is no HTTP that anybody has judged.
             return Err((send, bad_answer("the apiserver answered with a protocol switch that nobody asked for")));
         }
-        Ok(Begun::Answer(Answering { send, answer, _guard: guard, bounds: self.bounds }))
+        Ok(Begun::Answer(Box::new(Answering { send, answer, _guard: guard, bounds: self.bounds })))
     }
 
     async fn upgrade(self, mut send: SendStream, recv: RecvStream) -> Result<Begun, Refused> {
@@ -149,7 +149,12 @@ impl Exchange<'_> {
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             // Refused: an ordinary answer, and the connection ends with it (CVE-2018-1002105).
             let answer = answer.map(AnswerBody::alone);
-            return Ok(Begun::Answer(Answering { send, answer, _guard: BodyGuard::none(), bounds: self.bounds }));
+            return Ok(Begun::Answer(Box::new(Answering {
+                send,
+                answer,
+                _guard: BodyGuard::none(),
+                bounds: self.bounds,
+            })));
         }
         if !switches_as_asked(self.head.headers(), answer.headers()) {
             return Err((send, bad_answer("the apiserver switched to another protocol than was asked for")));
