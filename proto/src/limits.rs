@@ -60,6 +60,10 @@ pub const CHUNK_BYTES_MIN: usize = 16 * 1024;
 pub const ROUND_BYTES: usize = 1024 * 1024;
 /// What one stream may have queued in a TCP carrier and not yet sent, in bytes, so that bulk does not delay others.
 pub const CARRIER_QUEUE_BYTES: usize = 512 * 1024;
+/// Heads of streams that an HTTP/2 carrier may have queued before there is room for them, in bytes: beyond it a stream waits
+/// for room before it is open. A peer that gives none would make us keep them for as long as the connection lasts, also
+/// when their streams are over.
+pub const HEADS_QUEUED_BYTES: usize = 1024 * 1024;
 /// Parked streams that the gateway keeps ready for an agent on the HTTP/2 carriers: with the control stream as many as h2
 /// makes room for at once. The stock grows where an agent takes them faster.
 pub const PARKED_STREAMS: usize = 3;

@@ -133,9 +133,11 @@ where
             None => Bytes::new(),
             Some(None) => return end(send, head).await,
             Some(Some(Err(error))) => {
-                if let Some(head) = head {
-                    // It was an answer until here.
-                    let _ = send.send(head.freeze()).await;
+                // It was an answer until here.
+                if let Some(head) = head
+                    && let Err(why) = send.send(head.freeze()).await
+                {
+                    return ended(send, why);
                 }
                 send.reset(StreamCode::Upstream);
                 return Err(SendBodyError::Source(error));

@@ -123,6 +123,16 @@ impl Link {
         }
     }
 
+    /// Takes what a stream begins with into the count of what is queued without room, until the carrier has let go of it.
+    /// HTTP/2 gives a stream no room before it is open, so that waiting for room would be a turn of the connection and a
+    /// packet more for each request. `Err`: it has to wait for room; too much is queued, or the carrier gives room at once.
+    pub(crate) fn count_first(&self, first: Bytes) -> Result<Bytes, Bytes> {
+        match self {
+            Self::Http2(link) => link.count_first(first),
+            Self::Memory(_) | Self::Quic(_) => Err(first),
+        }
+    }
+
     /// Makes room for more streams of the peer, where the carrier's own bound began lower than the session's.
     pub(crate) fn allow_streams(&self, open: usize) {
         if let Self::Quic(link) = self {
@@ -188,17 +198,12 @@ impl RawSend {
         Ok(())
     }
 
-    /// As [`Self::send_all`] for what a stream begins with, and ends the direction if that is also the `last`. It leaves with
-    /// the stream's opening: HTTP/2 gives a stream no room before it is open, so that waiting for room would be a turn of the
-    /// connection and a packet more for each request. What is queued is one head for each stream.
-    pub(crate) async fn send_first(&mut self, mut chunk: Bytes, last: bool) -> Result<(), RawError> {
-        if let Self::Http2(half) = self {
-            return half.send_first(chunk, last);
+    /// Queues what a stream begins with, as [`Link::count_first`] gave it, and ends the direction if that is also the `last`.
+    pub(crate) fn queue_first(&mut self, first: Bytes, last: bool) -> Result<(), RawError> {
+        match self {
+            Self::Http2(half) => half.queue_first(first, last),
+            Self::Memory(_) | Self::Quic(_) => unreachable!("these carriers count none"),
         }
-        while !chunk.is_empty() {
-            std::future::poll_fn(|cx| self.poll_send(cx, &mut chunk, usize::MAX, last)).await?;
-        }
-        Ok(())
     }
 
     /// Ends the direction cleanly.

@@ -123,10 +123,18 @@ impl SendStream {
         }
     }
 
-    /// Sends the opener's first bytes, which are outside of any credit; they are all if `last`. What ends the stream meanwhile
-    /// is told to its reader. `Err`: the carrier is gone.
-    pub(crate) async fn begin(&mut self, first: Bytes, last: bool) -> Result<(), RawError> {
-        match self.raw.send_first(first, last).await {
+    /// Sends the opener's first bytes, which are outside of any credit, as [`super::carrier::Link::count_first`] gave them; they are all if
+    /// `last`. What ends the stream meanwhile is told to its reader. `Err`: the carrier is gone.
+    pub(crate) async fn begin(&mut self, first: Result<Bytes, Bytes>, last: bool) -> Result<(), RawError> {
+        let sent = match first {
+            Ok(queued) => self.raw.queue_first(queued, last),
+            Err(first) => self.raw.send_all(first).await.map(|()| {
+                if last {
+                    self.raw.finish();
+                }
+            }),
+        };
+        match sent {
             Ok(()) => {
                 self.over = last;
                 Ok(())

@@ -1,6 +1,12 @@
 //! The two ends of an HTTP/2 session, each with the task that drives it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
@@ -49,6 +55,8 @@ pub(crate) struct Link {
     closed: Arc<Told<Closed>>,
     /// The connection's window, for the driver to set.
     window: watch::Sender<u32>,
+    /// Bytes of heads that were queued without room and are not sent yet.
+    queued: Arc<AtomicUsize>,
     /// What drives the session; ends with the link.
     tasks: TaskGroup,
 }
@@ -59,6 +67,24 @@ struct End(Arc<Told<Closed>>);
 impl Drop for End {
     fn drop(&mut self) {
         self.0.tell_first(lost(None));
+    }
+}
+
+/// A head that was queued without room; counted for as long as h2 keeps it, whatever becomes of its stream.
+struct QueuedHead {
+    head: Bytes,
+    queued: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for QueuedHead {
+    fn as_ref(&self) -> &[u8] {
+        &self.head
+    }
+}
+
+impl Drop for QueuedHead {
+    fn drop(&mut self) {
+        self.queued.fetch_sub(self.head.len(), Ordering::Relaxed);
     }
 }
 
@@ -97,7 +123,14 @@ where
         }
     });
     tasks.spawn("digger", read_out(buried));
-    let link = Link { opener: Opener::Request(requests, bury), accepted: Mutex::new(accepted), closed, window, tasks };
+    let link = Link {
+        opener: Opener::Request(requests, bury),
+        accepted: Mutex::new(accepted),
+        closed,
+        window,
+        tasks,
+        queued: Arc::default(),
+    };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
 
@@ -118,8 +151,14 @@ where
         let error = cork.drive(serve(connection, wanted, accept, park)).await;
         end.0.tell_first(lost(error));
     });
-    let link =
-        Link { opener: Opener::Parked(Mutex::new(parked)), accepted: Mutex::new(accepted), closed, window, tasks };
+    let link = Link {
+        opener: Opener::Parked(Mutex::new(parked)),
+        accepted: Mutex::new(accepted),
+        closed,
+        window,
+        tasks,
+        queued: Arc::default(),
+    };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
 
@@ -307,6 +346,20 @@ impl Link {
             }
             Opener::Parked(parked) => parked.lock().await.recv().await.map(|pair| *pair).ok_or(RawError::Lost),
         }
+    }
+
+    /// See [`carrier::Link::count_first`].
+    pub(crate) fn count_first(&self, head: Bytes) -> Result<Bytes, Bytes> {
+        let bytes = head.len();
+        let queued = self.queued.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let counted = QueuedHead { head, queued: Arc::clone(&self.queued) };
+        if queued <= limits::HEADS_QUEUED_BYTES { Ok(Bytes::from_owner(counted)) } else { Err(counted.head.clone()) }
+    }
+
+    /// Bytes of heads that wait for room.
+    #[cfg(test)]
+    pub(crate) fn queued_for_test(&self) -> usize {
+        self.queued.load(Ordering::Relaxed)
     }
 
     pub(crate) async fn accept(&self) -> Result<RawPair, RawError> {

@@ -84,9 +84,8 @@ impl H2Send {
     }
 
     /// Queues the first bytes of a stream, whatever room there is.
-    pub(crate) fn send_first(&mut self, chunk: Bytes, last: bool) -> Result<(), RawError> {
-        let body = self.begin().map_err(|error| writer_error(&error))?;
-        match body.send_data(chunk, last) {
+    pub(crate) fn queue_first(&mut self, first: Bytes, last: bool) -> Result<(), RawError> {
+        match self.begin().and_then(|body| body.send_data(first, last)) {
             Ok(()) => Ok(()),
             // The stream is over; the reset tells why.
             Err(_) => match self.poll_stopped(&mut Context::from_waker(Waker::noop())) {

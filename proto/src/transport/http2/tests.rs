@@ -120,6 +120,44 @@ async fn a_request_is_on_its_way_with_the_opening_of_its_stream() {
     assert_eq!(answer.recv().await.unwrap(), None);
 }
 
+/// A peer that gives no stream any room, and ends each at once: h2 keeps what was queued for it until the connection ends,
+/// though the stream is over and counts nowhere.
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_gives_no_room_makes_the_gateway_keep_a_bounded_number_of_heads() {
+    let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
+    let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: Vec::new() };
+    let mut hostile = h2::server::Builder::new();
+    hostile.initial_window_size(0).max_concurrent_streams(1_000_000);
+    let (carrier, hostile) = tokio::join!(client_side(gateway_io, facts), hostile.handshake::<_, Bytes>(agent_io));
+    let (carrier, mut hostile) = (carrier.unwrap(), hostile.unwrap());
+    tokio::spawn(async move {
+        // Dropped, they would be reset.
+        let mut kept = Vec::new();
+        while let Some(Ok((request, mut respond))) = hostile.accept().await {
+            let _ = respond.send_response(http::Response::new(()), true);
+            kept.push(request);
+        }
+    });
+    let crate::transport::carrier::Link::Http2(link) = &carrier.link else { unreachable!("it is HTTP/2") };
+    // The agent's settings are here, once it has answered.
+    let (mut send, mut recv) = link.open().await.unwrap();
+    send.queue_first(link.count_first(head()).unwrap(), true).unwrap();
+    assert_eq!(recv.recv().await.unwrap(), None);
+    let head = Bytes::from(vec![0; 40_000]);
+    let most = (limits::HEADS_QUEUED_BYTES - link.queued_for_test()) / head.len();
+    let mut queued = 0;
+    for _ in 0..1000 {
+        let (mut send, mut recv) = link.open().await.unwrap();
+        if let Ok(first) = link.count_first(head.clone()) {
+            queued += 1;
+            send.queue_first(first, true).unwrap();
+            assert_eq!(recv.recv().await.unwrap(), None);
+        }
+        assert!(link.queued_for_test() <= limits::HEADS_QUEUED_BYTES);
+    }
+    assert_eq!(queued, most);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_path_that_swallows_everything_is_dead_at_both_ends_within_30_s() {
     let (gateway, agent, knob) = tunnel(100_000).await;

@@ -50,7 +50,7 @@ impl SessionTunnel {
         let mut first = BytesMut::with_capacity(VARINT_BYTES + head.len());
         varint::put(&mut first, stream.id.0);
         first.put(head);
-        match stream.send.begin(first.freeze(), last).await {
+        match stream.send.begin(self.link.count_first(first.freeze()), last).await {
             Ok(()) => Ok(stream),
             Err(_) => Err(self.shared.wait_ended().await.into()),
         }
