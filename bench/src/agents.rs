@@ -1,4 +1,4 @@
-//! Agents of many clusters in one process. Each has a cluster, a certificate and a tunnel of its own, and dials, proves itself,
+//! Agents of many clusters in one process. Each has a certificate and a tunnel of its own, and dials, proves itself,
 //! probes, backs off and comes back by the agent's own code; only what is behind them, an apiserver, is not there. Started
 //! by `run`, which tells it what to do, a line of JSON each, and gets a line for each.
 
@@ -47,7 +47,7 @@ pub struct Plan {
     pub dir: PathBuf,
     /// `h2`, `websocket` or `quic`.
     pub carrier: String,
-    /// How many; that many clusters.
+    /// How many.
     pub agents: u32,
     /// How many begin to dial in a second.
     pub rate: f64,
@@ -65,6 +65,15 @@ pub enum Ask {
     Lost,
     /// Tell who has a tunnel now.
     Now,
+}
+
+/// Clusters of a fleet, at most: a gateway's configuration is at most a megabyte. Where there are more agents, some clusters
+/// have two.
+const CLUSTERS: u32 = 5000;
+
+/// How many clusters so many agents have.
+pub fn clusters(agents: u32) -> u32 {
+    agents.min(CLUSTERS)
 }
 
 /// The id of a cluster of a fleet.
@@ -106,7 +115,9 @@ fn make(plan: &Plan) -> anyhow::Result<Vec<Member>> {
 
 fn member(plan: &Plan, authority: &Authority, number: u32) -> anyhow::Result<Member> {
     let (certificate, key) = (plan.dir.join(format!("{number}.crt")), plan.dir.join(format!("{number}.key")));
-    authority.issue_agent(&cluster(number), Validity::days(CERTIFICATE_DAYS))?.save(&certificate, &key)?;
+    authority
+        .issue_agent(&cluster(number % clusters(plan.agents)), Validity::days(CERTIFICATE_DAYS))?
+        .save(&certificate, &key)?;
     let config = config(plan, &certificate, &key)?;
     let connector = Connector::new(&config, &Identities::default())?;
     let server = Server::new(Roles::new(vec![Arc::new(Echo) as Arc<dyn Role>]), config.streams_max);

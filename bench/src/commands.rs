@@ -48,6 +48,16 @@ pub enum Task {
     },
 }
 
+impl Task {
+    /// About how long it takes, in seconds.
+    pub fn seconds(self) -> f64 {
+        match self {
+            Self::Get { count } => 0.12 * f64::from(count),
+            Self::Echo { lines, .. } => 1.0 + 0.003 * f64::from(lines),
+        }
+    }
+}
+
 /// How kubectl asks for a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Upgrade {

@@ -133,7 +133,7 @@ fn of<'a, T>(row: &Row<'a>, of: T) -> plot::Row<'a, T> {
 }
 
 fn compared<'a, 'b>(row: &'b Row<'a>, column: usize) -> Option<&'b Compared<'a>> {
-    match row.cells.as_ref().ok()?.get(column)? {
+    match row.cells.get(column)? {
         Cell::Of(compared) => Some(compared),
         _ => None,
     }
@@ -153,14 +153,14 @@ fn table(scenario: &Table) -> String {
     }
     text.push_str("</tr>\n");
     for row in &scenario.rows {
-        let _ = write!(text, "<tr><td>{}</td>", escaped(row.path));
-        match &row.cells {
-            Ok(cells) => cells.iter().for_each(|one| text.push_str(&cell(one))),
-            Err(why) => {
-                let columns = scenario.figures.len().max(1);
-                let _ = write!(text, "<td class=\"no\" colspan=\"{columns}\">no ({})</td>", escaped(why));
-            }
-        }
+        let no = row.no.as_ref().map(|no| escaped(&no.text())).unwrap_or_default();
+        let _ = if row.cells.is_empty() {
+            let columns = scenario.figures.len().max(1);
+            write!(text, "<tr><td>{}</td><td class=\"no\" colspan=\"{columns}\">{no}</td>", escaped(row.path))
+        } else {
+            write!(text, "<tr><td>{}<small>{no}</small></td>", escaped(row.path))
+        };
+        row.cells.iter().for_each(|one| text.push_str(&cell(one)));
         text.push_str("</tr>\n");
     }
     text.push_str("</table></div>\n");

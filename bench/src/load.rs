@@ -5,6 +5,7 @@
 mod client;
 pub mod meter;
 pub mod pace;
+mod pour;
 pub mod watch;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
@@ -63,6 +64,8 @@ pub enum Request {
     Download(u64),
     /// A body of so many bytes is sent.
     Upload(u64),
+    /// A body without end is sent, by this number; how much of it arrives is told by who receives it.
+    Pour(u64),
     /// A body of so many bytes is asked for, and never read.
     Stall(u64),
 }
@@ -96,6 +99,20 @@ pub enum Pace {
         /// Seconds.
         seconds: f64,
     },
+}
+
+impl Load {
+    /// About how long it takes where so many bytes go in a second.
+    pub fn seconds(&self, bytes_per_s: f64) -> f64 {
+        match (self.pace, self.request) {
+            (Pace::Open { seconds, .. } | Pace::Closed { seconds, .. } | Pace::Within { seconds }, _) => seconds,
+            #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 bytes")]
+            (Pace::Count { requests, .. }, Request::Download(bytes) | Request::Upload(bytes)) => {
+                requests as f64 * bytes as f64 / bytes_per_s
+            }
+            (Pace::Count { .. }, Request::Small | Request::Pour(_) | Request::Stall(_)) => 0.0,
+        }
+    }
 }
 
 /// What was seen.
@@ -212,6 +229,9 @@ async fn aside(
 
 /// One load to its end; the seconds that it took.
 async fn run(load: &Load, target: &Arc<Target>, meter: &Arc<Meter>) -> anyhow::Result<f64> {
+    if let (Request::Pour(_), Pace::Within { seconds }) = (load.request, load.pace) {
+        return Ok(pour::run(target, seconds, meter).await);
+    }
     let client = Arc::new(Client::new(Arc::clone(target), load.connections));
     client.connect().await;
     let (start, request) = (tokio::time::Instant::now(), load.request);
@@ -283,6 +303,17 @@ mod tests {
                 assert!(seen.bytes >= 6 * bytes && seen.seconds > 0.0, "{seen:?}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn what_arrives_of_an_upload_without_end_is_counted_where_it_arrives() {
+        let poured =
+            Load { connections: Connections::Http2(1), request: Request::Pour(0), pace: Pace::Within { seconds: 0.3 } };
+        let seen = outcome("", poured, None).await;
+        assert_eq!((seen.requests, seen.failed), (1, 0), "{:?}", seen.errors);
+        assert!(seen.bytes > 1 << 20 && seen.seconds > 0.1, "{seen:?}");
+        let seen = outcome("/bench/bytes", poured, None).await;
+        assert_eq!((seen.requests, seen.failed), (0, 1), "{seen:?}");
     }
 
     #[tokio::test]

@@ -19,8 +19,10 @@ mod load;
 mod machine;
 mod minimal;
 mod path;
+mod plan;
 mod plot;
 mod program;
+mod readme;
 mod record;
 mod relay;
 mod report;
@@ -67,7 +69,10 @@ enum Command {
         /// One page with plots in place of the tables: this file, which needs no network.
         #[arg(long)]
         html: Option<PathBuf>,
-        /// The targets, for the page.
+        /// In short, ready to paste: when, where and by which command, the main figures, the targets.
+        #[arg(long, conflicts_with = "html")]
+        readme: bool,
+        /// The targets, for the page and for what is pasted.
         #[arg(long, default_value = TARGETS)]
         targets: PathBuf,
     },
@@ -138,13 +143,14 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List => scenario::list(),
         Command::Run(args) => return run::start(&args),
-        Command::Report { file, html: None, .. } => say(&report::markdown(&record::read(&kept(file)?)?)),
-        Command::Report { file, html: Some(page), targets } => {
+        Command::Report { file, html: None, readme: true, targets } => {
             let run = record::read(&kept(file)?)?;
-            // Figures that decide nothing need no list of targets that were not measured.
-            let decides = run.facts.reservations().is_empty();
-            let verdict = decides.then(|| targets::check(&targets, &run)).transpose()?;
-            let text = html::page(&run, verdict.as_ref())?;
+            say(&readme::text(&run, verdict(&run, &targets)?.as_ref()));
+        }
+        Command::Report { file, html: None, .. } => say(&report::markdown(&record::read(&kept(file)?)?)),
+        Command::Report { file, html: Some(page), targets, .. } => {
+            let run = record::read(&kept(file)?)?;
+            let text = html::page(&run, verdict(&run, &targets)?.as_ref())?;
             std::fs::write(&page, text).with_context(|| page.display().to_string())?;
             say(&page.display().to_string());
         }
@@ -165,6 +171,12 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Commands => commands::main()?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the targets say; figures that decide nothing need no list of targets that were not measured.
+fn verdict(run: &record::Run, file: &Path) -> anyhow::Result<Option<targets::Verdict>> {
+    let decides = run.facts.reservations().is_empty();
+    decides.then(|| targets::check(file, run)).transpose()
 }
 
 /// Results go to standard output.

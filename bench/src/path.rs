@@ -73,7 +73,12 @@ impl Kind {
         }
     }
 
-    /// Whether Towline is measured beside it in what targets name, and not in everything: it would take hours.
+    /// Whether it is one of ours.
+    pub fn is_towline(self) -> bool {
+        matches!(self, Self::TowlineH2 | Self::TowlineWebsocket | Self::TowlineQuic)
+    }
+
+    /// Whether only a few users are set up for it.
     pub fn is_peer(self) -> bool {
         use Kind::{HaproxyChain, MinimalH2, MinimalH2All, Rathole, Remotedialer, Ssh};
         matches!(self, MinimalH2 | MinimalH2All | HaproxyChain | Rathole | Ssh | Remotedialer)
@@ -227,8 +232,7 @@ impl Bench {
     /// # Errors
     /// Programs of Towline that are missing, where a path needs them.
     pub fn has_programs(&self, paths: &[Kind]) -> anyhow::Result<()> {
-        let ours = [Kind::TowlineH2, Kind::TowlineWebsocket, Kind::TowlineQuic];
-        if paths.iter().any(|kind| ours.contains(kind)) { towline::has_programs(self) } else { Ok(()) }
+        if paths.iter().any(|kind| kind.is_towline()) { towline::has_programs(self) } else { Ok(()) }
     }
 
     /// Starts a path in a scene; it may take a while until a request gets through.

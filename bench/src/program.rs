@@ -77,6 +77,12 @@ impl Program {
         format!("{} {state}; its log ends with:\n{}", self.name, tail(&self.log))
     }
 
+    /// That it has ended, if so.
+    pub fn ended(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok().flatten()?;
+        Some(format!("{} has ended ({status})", self.name))
+    }
+
     /// Waits until its log has this.
     ///
     /// # Errors

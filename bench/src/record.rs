@@ -218,12 +218,19 @@ impl Writer {
 pub fn read(path: &Path) -> anyhow::Result<Run> {
     let file = File::open(path).with_context(|| format!("{}; `bench run` writes one", path.display()))?;
     let mut lines = BufReader::new(file).lines();
-    let first = lines.next().with_context(|| format!("{} is empty", path.display()))??;
-    let facts = serde_json::from_str(&first).with_context(|| format!("{} line 1: the machine", path.display()))?;
+    let at = |number: usize, what: &str| {
+        format!("{} line {number}: {what}; is it a file that `bench run` wrote?", path.display())
+    };
+    let first = lines.next().with_context(|| format!("{} is empty; `bench run` writes one", path.display()))?;
+    let first = first.with_context(|| at(1, "no text"))?;
+    let facts = serde_json::from_str(&first).with_context(|| at(1, "not the facts of a machine"))?;
     let records = lines
         .enumerate()
         .map(|(number, line)| {
-            serde_json::from_str(&line?).with_context(|| format!("{} line {}", path.display(), number + 2))
+            let line = line.with_context(|| at(number + 2, "no text"))?;
+            serde_json::from_str(&line).with_context(|| {
+                at(number + 2, "no figures (of a run that was killed the last line may be half of one: delete it)")
+            })
         })
         .collect::<anyhow::Result<_>>()?;
     Ok(Run { facts, records })

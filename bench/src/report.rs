@@ -60,10 +60,30 @@ pub struct Row<'a> {
     pub path: &'a str,
     /// Its place among the paths of the whole run.
     pub place: usize,
-    /// One for each figure; otherwise why there are none.
-    pub cells: Result<Vec<Cell<'a>>, &'a str>,
+    /// One for each figure; nothing where no repeat has any.
+    pub cells: Vec<Cell<'a>>,
+    /// Repeats without figures, if there are.
+    pub no: Option<No<'a>>,
     /// Latencies of all repeats.
     pub latency: Latency,
+}
+
+/// Repeats of one path in a scenario that have no figures.
+pub struct No<'a> {
+    /// What was said of the first of them.
+    pub why: &'a str,
+    /// How many.
+    pub times: usize,
+    /// Of how many.
+    pub of: usize,
+}
+
+impl No<'_> {
+    /// As in tables.
+    pub fn text(&self) -> String {
+        let Self { why, times, of } = self;
+        if times == of { format!("no ({why})") } else { format!("{times} of {of} no ({why})") }
+    }
 }
 
 /// One figure of one path.
@@ -124,8 +144,11 @@ fn row<'a>(
         None => Cell::None,
         Some(this) => Cell::Of(compared(run, scenario, path, (this, figure, paths))),
     };
-    let cells = why_not(run, scenario, path).map_or_else(|| Ok(figures.iter().map(cell).collect()), Err);
-    Row { path, place, cells, latency }
+    let times = of(run, scenario, path).filter(|record| record.no.is_some()).count();
+    let all = of(run, scenario, path).count();
+    let no = why_not(run, scenario, path).map(|why| No { why, times, of: all });
+    let cells = if times < all { figures.iter().map(cell).collect() } else { Vec::new() };
+    Row { path, place, cells, no, latency }
 }
 
 fn compared<'a>(
@@ -134,7 +157,7 @@ fn compared<'a>(
     path: &str,
     (this, figure, paths): (Middle, &Figure, &[&'a str]),
 ) -> Compared<'a> {
-    let floor = middle(run, scenario, FLOOR, figure).filter(|_| path != FLOOR).and_then(|floor| ratio(&this, &floor));
+    let floor = compared_with(run, scenario, (path, FLOOR), figure).and_then(|(_, ratio)| ratio);
     let peer = best_peer(run, scenario, figure, paths).filter(|_| path.starts_with(OURS));
     Compared { this, floor, peer: peer.and_then(|(name, best)| Some((name, ratio(&this, &best)?))) }
 }
@@ -151,6 +174,18 @@ fn best_peer<'a>(run: &Run, scenario: &str, of: &Figure, paths: &[&'a str]) -> O
         if of.less { order } else { order.reverse() }
     };
     peers.filter_map(|path| Some((path, middle(run, scenario, path, of)?))).min_by(better)
+}
+
+/// The figure of a path, and how it compares with another path; `None` where it has none.
+pub fn compared_with(
+    run: &Run,
+    scenario: &str,
+    (path, other): (&str, &str),
+    figure: &Figure,
+) -> Option<(Middle, Option<Ratio>)> {
+    let this = middle(run, scenario, path, figure)?;
+    let other = middle(run, scenario, other, figure).filter(|_| path != other);
+    Some((this, other.and_then(|other| ratio(&this, &other))))
 }
 
 fn ratio(this: &Middle, other: &Middle) -> Option<Ratio> {
@@ -175,12 +210,15 @@ pub fn markdown(run: &Run) -> String {
         let columns: Vec<_> = table.figures.iter().map(|figure| figure.name).collect();
         let lines = "---|".repeat(columns.len().max(1));
         let _ = write!(text, "\n### {}\n\n| path | {} |\n|---|{lines}\n", table.scenario, columns.join(" | "));
-        for Row { path, cells, .. } in &table.rows {
-            let cells = match cells {
-                Ok(cells) => cells.iter().map(cell).collect::<Vec<_>>().join(" | "),
-                Err(why) => format!("no ({why}){}", " | ".repeat(columns.len().saturating_sub(1))),
+        for Row { path, cells, no, .. } in &table.rows {
+            let no = no.as_ref().map(No::text).unwrap_or_default();
+            let _ = if cells.is_empty() {
+                writeln!(text, "| {path} | {no}{} |", " | ".repeat(columns.len().saturating_sub(1)))
+            } else {
+                let sign = if no.is_empty() { "" } else { ": " };
+                let cells: Vec<_> = cells.iter().map(cell).collect();
+                writeln!(text, "| {path}{sign}{no} | {} |", cells.join(" | "))
             };
-            let _ = writeln!(text, "| {path} | {cells} |");
         }
     }
     text
@@ -281,6 +319,10 @@ mod tests {
         assert!(text.contains("| ssh | no (too old) | ") && text.contains("| ssh | no (no pods) |"), "{text}");
         let exec = text.split("### exec").nth(1).unwrap();
         assert!(!exec.contains(FLOOR), "{text}");
+        // What went wrong once takes nothing from the repeats that went well.
+        run.records.push(Record::without("get-64", FLOOR, 1, "it has ended"));
+        let some = markdown(&run);
+        assert!(some.contains("| nginx-chain: 1 of 2 no (it has ended) |") && some.contains("| 100 |"), "{some}");
         // Every row has as many cells as there are columns.
         for lines in text.split("### ").skip(1) {
             let bars: Vec<_> = lines.lines().filter(|l| l.starts_with('|')).map(|l| l.matches('|').count()).collect();

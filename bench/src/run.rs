@@ -7,9 +7,8 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use clap::ValueEnum;
 use proto::process::{Shutdown, TaskGroup};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::{
     accounting,
@@ -19,6 +18,7 @@ use crate::{
     load::{Load, Outcome, Plan},
     machine,
     path::{ANSWERS, Bench, Kind, Missing, Running},
+    plan::{self, Plan as RunPlan, Stop, Wanted},
     program::{Dialogue, Program, output},
     record::{self, Hop, Record, Writer},
     relay,
@@ -34,13 +34,13 @@ use crate::{
 /// What to run.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Scenarios, with commas; all of them without.
+    /// Scenarios, with commas; without, what targets need and a few that are shown once.
     #[arg(long, value_delimiter = ',')]
     scenario: Vec<String>,
-    /// Paths, with commas; all of them without.
+    /// Paths, with commas; without, all of them, or what targets need where no scenario is named either.
     #[arg(long, value_delimiter = ',')]
     path: Vec<Kind>,
-    /// How often each, interleaved.
+    /// How often each, interleaved; at most so often, where no scenario is named.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: u32,
     /// Short ones, which show that all of it works; their figures decide nothing.
@@ -55,11 +55,20 @@ pub struct Args {
     /// Folder of towline and towline-agent; that of this program without it.
     #[arg(long)]
     programs: Option<PathBuf>,
-    /// Exit code 1 if any request failed, or a path did not start.
+    /// Exit code 1 if any request failed, or something broke.
     #[arg(long)]
     strict: bool,
+    /// The targets, which say what is measured where no scenario is named.
+    #[arg(long, default_value = crate::TARGETS)]
+    targets: PathBuf,
 }
 
+/// What stands in the place of a path where there is none.
+const VERIFIER: &str = "verifier";
+/// A scenario that is not over by then is broken.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Seconds of a run that say nothing yet of how long the rest takes.
+const FIRST_S: f64 = 20.0;
 /// How often memory is looked at while a load runs.
 const LOOK: Duration = Duration::from_millis(100);
 /// A program that was killed has let go of its ports within this.
@@ -84,61 +93,79 @@ pub async fn start(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let scenarios = scenario::chosen(&args.scenario)?;
-    let paths = if args.path.is_empty() { Kind::value_variants() } else { &args.path };
+    let Args { scenario, path, targets, .. } = args;
+    let plan = RunPlan::new(&Wanted { scenarios: scenario, paths: path, repeat: args.repeat, targets })?;
+    let (stops, size) = (plan.stops(), Size::new(args.quick));
+    let mut progress = Progress::new(plan::seconds(&stops, size));
     let link = if args.loopback { Link::Loopback } else { Link::veth()? };
     let facts = machine::facts(args.quick, link.name());
     let own = std::env::current_exe()?.parent().map(Path::to_owned).context("the folder of this program")?;
     let bench = Bench::start(link, args.programs.clone().unwrap_or(own)).await?;
-    bench.has_programs(paths)?;
+    bench.has_programs(&plan.paths())?;
     let out = args.out.clone().unwrap_or_else(|| Path::new(crate::KEPT).join(facts.file_name()));
     let mut writer = Writer::create(&out, &facts)?;
-    let (mut failed, mut broken, size) = (0, 0, Size::new(args.quick));
+    let (mut failed, mut broken) = (0, 0);
     let mut keep = |record: Record| {
         failed += record.outcome.all_failed();
         crate::progress(&record.line());
         writer.write(&record)
     };
-    for repeat in 0..args.repeat {
-        // Those that were named are repeated as often as was said.
-        let also = !args.scenario.is_empty() || (repeat == 0 && !args.quick);
-        let due = scenarios.iter().copied().filter(|one| also || !one.once);
-        let (alone, due): (Vec<_>, Vec<_>) = due.partition(|one| one.work.is_alone());
-        for (scene, scenarios) in by_scene(due.into_iter()) {
-            let due = paths.iter().filter(|kind| also || fleets::is_repeated(scene.crowd, **kind));
-            for kind in due {
-                let wanted = |one: &&Scenario| !args.path.is_empty() || !kind.is_peer() || one.wants_peers(repeat);
-                let scenarios: Vec<_> = scenarios.iter().copied().filter(wanted).collect();
-                if !scenarios.is_empty() {
-                    let round = Round { bench: &bench, kind: *kind, repeat, size };
-                    broken += u32::from(!round.run(scene, &scenarios, &mut keep).await?);
+    for stop in &stops {
+        crate::progress(&progress.at(stop));
+        match stop.kind {
+            Some(kind) => {
+                let round = Round { bench: &bench, kind, repeat: stop.repeat, size };
+                broken += round.run(stop.scene, &stop.scenarios, &mut keep).await?;
+            }
+            None => {
+                for scenario in &stop.scenarios {
+                    broken += keep_alone(&bench, scenario, (stop.repeat, size), &mut keep).await?;
                 }
             }
         }
-        for scenario in alone {
-            keep(without_path(&bench, scenario, repeat, size).await.with_context(|| scenario.name.to_owned())?)?;
-        }
+        progress.done(stop, size);
     }
     crate::progress(&format!("figures are in {}; `bench report {0}` makes a table of them", out.display()));
     if failed > 0 {
         crate::progress(&format!("{failed} requests failed"));
     }
     if broken > 0 {
-        crate::progress(&format!("{broken} times a path did not start"));
+        crate::progress(&format!("{broken} times something broke: those scenarios have no figures in that repeat"));
     }
     Ok(if args.strict && (failed > 0 || broken > 0) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Scenarios that share a scene, in the order in which they were named.
-fn by_scene<'a>(scenarios: impl Iterator<Item = &'a Scenario>) -> Vec<(Scene, Vec<&'a Scenario>)> {
-    let mut groups: Vec<(Scene, Vec<&Scenario>)> = Vec::new();
-    for scenario in scenarios {
-        match groups.iter_mut().find(|(scene, _)| *scene == scenario.scene) {
-            Some((_, group)) => group.push(scenario),
-            None => groups.push((scenario.scene, vec![scenario])),
-        }
+/// How far a run is, and how long it may still take by what it took so far.
+struct Progress {
+    begin: Instant,
+    all_s: f64,
+    done_s: f64,
+}
+
+impl Progress {
+    fn new(all_s: f64) -> Self {
+        crate::progress(&format!("this takes about {}", time(all_s)));
+        Self { begin: Instant::now(), all_s, done_s: 0.0 }
     }
-    groups
+
+    fn at(&self, stop: &Stop) -> String {
+        let left = (self.all_s - self.done_s) * pace(self.begin.elapsed().as_secs_f64(), self.done_s);
+        let path = stop.kind.map_or("no path", Kind::name);
+        format!("-- repeat {} {path}, about {} left", stop.repeat, time(left))
+    }
+
+    fn done(&mut self, stop: &Stop, size: Size) {
+        self.done_s += stop.seconds(size);
+    }
+}
+
+/// How much longer than estimated it takes; nobody knows at the beginning.
+fn pace(took_s: f64, estimated_s: f64) -> f64 {
+    if estimated_s < FIRST_S { 1.0 } else { took_s / estimated_s }
+}
+
+fn time(seconds: f64) -> String {
+    if seconds < 100.0 { format!("{seconds:.0} s") } else { format!("{:.0} min", seconds / 60.0) }
 }
 
 /// A path in one repeat.
@@ -151,41 +178,91 @@ struct Round<'a> {
 
 impl Round<'_> {
     /// Scenarios of a scene, over a path that is started for them: what one round leaves behind is not carried through the
-    /// whole run. One that does not start has no figures of them; `false`, unless it is missing on this machine.
+    /// whole run. One that breaks has no figures, and the next one has the path started anew. How often something broke; what
+    /// is missing on this machine does not count.
     async fn run(
         &self,
         scene: Scene,
         scenarios: &[&Scenario],
         mut keep: impl FnMut(Record) -> anyhow::Result<()>,
-    ) -> anyhow::Result<bool> {
+    ) -> anyhow::Result<u32> {
         let crowd = fleets::fewer(scene.crowd, self.size);
         let cannot = self.bench.link.cannot(scene.shape).map(str::to_owned);
         if let Some(why) = cannot.or_else(|| self.bench.cannot(self.kind, crowd)) {
             scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, &why)))?;
-            return Ok(true);
+            return Ok(0);
         }
-        let scene = Scene { crowd, ..scene };
+        let (mut broken, mut left) = (0, scenarios);
+        while !left.is_empty() {
+            match self.some(Scene { crowd, ..scene }, &mut left, &mut keep).await? {
+                End::Done => {}
+                End::NoStart(error) => {
+                    broken += u32::from(error.downcast_ref::<Missing>().is_none());
+                    let why = why(&error);
+                    left.iter().try_for_each(|scenario| keep(self.without(scenario, &why)))?;
+                    left = &[];
+                }
+                End::Broke(error) => {
+                    broken += 1;
+                    if let [first, rest @ ..] = left {
+                        keep(self.without(first, &why(&error)))?;
+                        left = rest;
+                    }
+                }
+            }
+        }
+        Ok(broken)
+    }
+
+    /// One start of the path, until all are measured or one breaks. Those that are kept are taken off `left`.
+    async fn some(
+        &self,
+        scene: Scene,
+        left: &mut &[&Scenario],
+        mut keep: impl FnMut(Record) -> anyhow::Result<()>,
+    ) -> anyhow::Result<End> {
         // Repeats differ in what is lost, paths of one repeat as little as can be.
-        let mut way = Way::start(&self.bench.link, scene.shape, self.repeat).await?;
+        let mut way = match Way::start(&self.bench.link, scene.shape, self.repeat).await {
+            Ok(way) => way,
+            Err(error) => return Ok(End::NoStart(error)),
+        };
         let mut path = match self.start(scene).await {
             Ok(path) => path,
             Err(error) => {
                 way.stop().await;
-                let why = why(&error);
-                scenarios.iter().try_for_each(|scenario| keep(self.without(scenario, &why)))?;
-                return Ok(error.downcast_ref::<Missing>().is_some());
+                return Ok(End::NoStart(error));
             }
         };
-        for scenario in scenarios {
-            let done = match path.cannot(scenario).or_else(|| scenario.work.missing()) {
-                Some(why) => Ok(self.without(scenario, why)),
-                None => self.measure(&mut way, &mut path, (scenario, scene)).await,
+        let mut end = End::Done;
+        while let [first, rest @ ..] = *left {
+            let measured = match path.cannot(first).or_else(|| first.work.missing()) {
+                Some(why) => Ok(self.without(first, why)),
+                None => self.measure_in_time(&mut way, &mut path, (first, scene)).await,
             };
-            keep(done.with_context(|| format!("{} over {}", scenario.name, self.kind.name()))?)?;
+            match measured {
+                Ok(record) => keep(record)?,
+                Err(error) => {
+                    // The hops' logs end with the path.
+                    crate::progress(&path.state());
+                    end = End::Broke(error);
+                    break;
+                }
+            }
+            *left = rest;
         }
         path.stop().await;
         way.stop().await;
-        Ok(true)
+        Ok(end)
+    }
+
+    async fn measure_in_time(
+        &self,
+        way: &mut Way,
+        path: &mut Running,
+        what: (&Scenario, Scene),
+    ) -> anyhow::Result<Record> {
+        let measured = timeout(PATIENCE, self.measure(way, path, what)).await;
+        measured.unwrap_or_else(|_| bail!("not over within {PATIENCE:?}"))
     }
 
     /// The path, once a request gets through.
@@ -223,16 +300,22 @@ impl Round<'_> {
         way.told().await?;
         let before = path.hops.iter().map(Looked::new).collect::<anyhow::Result<Vec<_>>>()?;
         let mut memory = vec![Vec::new(); before.len()];
-        let worked = work(self.bench, path, (scenario.work, scene.crowd), self.size);
-        tokio::pin!(worked);
         let mut ticks = interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut outcome = loop {
-            tokio::select! {
-                outcome = &mut worked => break outcome?,
-                _ = ticks.tick() => before.iter().zip(&mut memory).for_each(|(hop, seen)| seen.extend(hop.memory_kib())),
+        let mut outcome = {
+            let mut worked = std::pin::pin!(work(self.bench, path, (scenario.work, scene.crowd), self.size));
+            let mut look = || before.iter().zip(&mut memory).for_each(|(hop, seen)| seen.extend(hop.memory_kib()));
+            loop {
+                tokio::select! {
+                    outcome = &mut worked => break outcome?,
+                    _ = ticks.tick() => look(),
+                }
             }
         };
+        // All that failed since then would count as if the path had refused it.
+        if let Some(why) = path.hops.iter_mut().find_map(Program::ended) {
+            bail!(why);
+        }
         outcome.extra.extend(way.told().await?.iter().flat_map(relay::figures));
         if let Some(name) = outcome.extra.keys().find(|name| record::figure(name).is_none()) {
             bail!("there is a figure {name:?} that record::FIGURES does not name");
@@ -241,6 +324,29 @@ impl Round<'_> {
             before.into_iter().zip(memory).map(|(hop, memory)| hop.used(memory)).collect::<anyhow::Result<_>>()?;
         let (scenario, path) = (scenario.name.to_owned(), self.kind.name().to_owned());
         Ok(Record { scenario, path, repeat: self.repeat, no: None, outcome, hops })
+    }
+}
+
+/// How a start of a path ended.
+enum End {
+    /// All is measured.
+    Done,
+    /// It did not even start, or is missing on this machine.
+    NoStart(anyhow::Error),
+    /// The first scenario that is left broke.
+    Broke(anyhow::Error),
+}
+
+/// What goes over no path; 1 if it broke.
+async fn keep_alone(
+    bench: &Bench,
+    scenario: &Scenario,
+    (repeat, size): (u32, Size),
+    keep: &mut impl FnMut(Record) -> anyhow::Result<()>,
+) -> anyhow::Result<u32> {
+    match without_path(bench, scenario, repeat, size).await {
+        Ok(record) => keep(record).map(|()| 0),
+        Err(error) => keep(Record::without(scenario.name, VERIFIER, repeat, &why(&error))).map(|()| 1),
     }
 }
 
@@ -310,7 +416,7 @@ async fn work(bench: &Bench, path: &mut Running, (work, crowd): (Work, Crowd), s
 async fn without_path(bench: &Bench, scenario: &Scenario, repeat: u32, size: Size) -> anyhow::Result<Record> {
     let Work::Tokens(count) = scenario.work else { bail!("it goes over a path") };
     let outcome = tokens::run(bench, count(size)).await?;
-    let (scenario, path) = (scenario.name.to_owned(), "verifier".to_owned());
+    let (scenario, path) = (scenario.name.to_owned(), VERIFIER.to_owned());
     Ok(Record { scenario, path, repeat, no: None, outcome, hops: Vec::new() })
 }
 
@@ -424,12 +530,8 @@ mod tests {
     }
 
     #[test]
-    fn scenarios_of_one_scene_run_over_one_start_of_a_path() {
-        let groups = by_scene(scenario::all());
-        assert_eq!(groups.iter().map(|(_, group)| group.len()).sum::<usize>(), scenario::all().count());
-        for (index, (scene, group)) in groups.iter().enumerate() {
-            assert!(group.iter().all(|scenario| scenario.scene == *scene));
-            assert!(groups[index + 1..].iter().all(|(other, _)| other != scene), "{scene:?}");
-        }
+    fn the_time_that_is_left_follows_what_was_taken() {
+        assert_eq!((pace(100.0, 1.0), pace(100.0, 50.0), pace(50.0, 100.0)), (1.0, 2.0, 0.5));
+        assert_eq!((time(99.0), time(1800.0)), ("99 s".to_owned(), "30 min".to_owned()));
     }
 }

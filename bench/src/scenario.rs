@@ -12,9 +12,9 @@ use crate::{
     commands::Task,
     h2load,
     link::Shape,
-    load::{Connections, Load, Pace, Request},
-    path::Kind,
-    scene::Scene,
+    load::{Connections, Load, Pace, Request, watch},
+    path::{Kind, towline},
+    scene::{Crowd, Scene},
 };
 
 /// One load.
@@ -27,18 +27,8 @@ pub struct Scenario {
     pub scene: Scene,
     /// What is done.
     pub work: Work,
-    /// Measured in the first repeat only, and not in a quick run, unless it was named: no target needs it.
-    pub once: bool,
-}
-
-/// Scenarios in which targets compare with peers.
-const RANKED: [&str; 2] = ["download", "get-64"];
-
-impl Scenario {
-    /// Whether peers that nobody named are measured too, in this repeat.
-    pub fn wants_peers(&self, repeat: u32) -> bool {
-        self.scene.shape == Shape::PLAIN && (repeat == 0 || RANKED.contains(&self.name))
-    }
+    /// Over which paths a run without names measures it once, where no target needs it.
+    pub shown: &'static [Kind],
 }
 
 /// What is done over a path that was started, by what knows how.
@@ -62,6 +52,27 @@ impl Work {
         match self {
             Self::H2load(_) => h2load::missing(),
             _ => None,
+        }
+    }
+
+    /// About how long it takes once a path is up, in seconds.
+    pub fn seconds(self, size: Size, crowd: Crowd) -> f64 {
+        let come = match crowd {
+            Crowd::Agents(agents) => f64::from(agents) / towline::fleet::RATE * CERTIFIED,
+            Crowd::Watches(watches) => f64::from(watches) / watch::OPENED_PER_SECOND,
+            Crowd::Few | Crowd::Two | Crowd::Control => 0.0,
+        };
+        match self {
+            Self::Load(of) => match of(size) {
+                (load, None) => load.seconds(COUNTED_ON),
+                (load, Some(_)) => load.seconds(COUNTED_ON) + BESIDE_S,
+            },
+            Self::Many(fleets::Many::Storm) => come + 2.0 * size.seconds + AWAY_S,
+            Self::Many(fleets::Many::Noisy) => 2.0 * size.seconds + BESIDE_S,
+            Self::Many(_) => come + size.crowd_s + BESIDE_S,
+            Self::Command(task) => task(size).seconds(),
+            Self::H2load(seconds) => seconds(size) + START_S,
+            Self::Tokens(_) => TOKENS_S,
         }
     }
 
@@ -113,11 +124,11 @@ impl Size {
             }
         } else {
             Self {
-                seconds: 6.0,
-                bytes: 768 * MIB,
+                seconds: 5.0,
+                bytes: 384 * MIB,
                 stream_s: 6.0,
                 tokens: 400,
-                crowd_s: 16.0,
+                crowd_s: 12.0,
                 crowd_part: 1,
                 commands: 20,
                 lines: 500,
@@ -126,9 +137,22 @@ impl Size {
     }
 }
 
+/// Bytes a second that an estimate counts on, of any path.
+const COUNTED_ON: f64 = 200e6;
+/// Estimates: what goes on beside begins and settles; the certificates of a fleet, as a part of the time in which it dials; a
+/// gateway that was killed is back, and all of its agents; a program that was started; the token checks.
+const BESIDE_S: f64 = 2.5;
+const CERTIFIED: f64 = 1.2;
+const AWAY_S: f64 = 12.0;
+const START_S: f64 = 0.3;
+const TOKENS_S: f64 = 3.0;
+
 const MIB: u64 = 1 << 20;
 /// Bodies that never end, as far as a scenario is concerned.
 const ENDLESS_S: f64 = 3600.0;
+
+/// Where a load is shown that no target is about.
+const SHOWN: &[Kind] = &[Kind::NginxChain, Kind::TowlineH2, Kind::TowlineQuic];
 
 /// All of them, a list for each kind.
 const LISTS: &[&[Scenario]] = &[PLAIN, others::ALL, links::ALL, fleets::ALL, commands::ALL];
@@ -145,21 +169,21 @@ const PLAIN: &[Scenario] = &[
         what: "100 small GETs a second on one HTTP/2 connection that is kept: latency",
         scene: Scene::PLAIN,
         work: Work::Load(|size| (small(Connections::Http2(1), hundred(size)), None)),
-        once: false,
+        shown: &[],
     },
     Scenario {
         name: "get-100-h1",
         what: "100 small GETs a second on 8 HTTP/1.1 connections that are kept: latency",
         scene: Scene::PLAIN,
         work: Work::Load(|size| (small(Connections::Http1(8), hundred(size)), None)),
-        once: false,
+        shown: &[],
     },
     Scenario {
         name: "get-new",
         what: "20 small GETs a second, each on a new connection: latency with the handshake",
         scene: Scene::PLAIN,
         work: Work::Load(|size| (small(Connections::Fresh, Pace::Open { rate: 20.0, seconds: size.seconds }), None)),
-        once: false,
+        shown: SHOWN,
     },
     Scenario {
         name: "get-1",
@@ -168,7 +192,7 @@ const PLAIN: &[Scenario] = &[
         work: Work::Load(|size| {
             (small(Connections::Http2(1), Pace::Closed { concurrent: 1, seconds: size.seconds }), None)
         }),
-        once: false,
+        shown: &[],
     },
     Scenario {
         name: "get-64",
@@ -177,7 +201,7 @@ const PLAIN: &[Scenario] = &[
         work: Work::Load(|size| {
             (small(Connections::Http2(1), Pace::Closed { concurrent: 64, seconds: size.seconds }), None)
         }),
-        once: false,
+        shown: &[],
     },
     Scenario {
         name: "get-64-h1",
@@ -186,7 +210,7 @@ const PLAIN: &[Scenario] = &[
         work: Work::Load(|size| {
             (small(Connections::Http1(64), Pace::Closed { concurrent: 64, seconds: size.seconds }), None)
         }),
-        once: false,
+        shown: SHOWN,
     },
     Scenario {
         name: "get-256",
@@ -195,42 +219,42 @@ const PLAIN: &[Scenario] = &[
         work: Work::Load(|size| {
             (small(Connections::Http2(4), Pace::Closed { concurrent: 256, seconds: size.seconds }), None)
         }),
-        once: false,
+        shown: SHOWN,
     },
     Scenario {
         name: "list-5mb",
         what: "answers of 5 MB, 4 under way",
         scene: Scene::PLAIN,
         work: Work::Load(|size| (whole(Request::Download(5_000_000), 4, size.bytes / 5_000_000), None)),
-        once: false,
+        shown: SHOWN,
     },
     Scenario {
         name: "download",
         what: "one stream down: throughput, processor time per GB",
         scene: Scene::PLAIN,
         work: Work::Load(|size| (whole(Request::Download(size.bytes), 1, 1), None)),
-        once: false,
+        shown: &[],
     },
     Scenario {
         name: "upload",
         what: "one stream up: throughput, processor time per GB",
         scene: Scene::PLAIN,
         work: Work::Load(|size| (whole(Request::Upload(size.bytes), 1, 1), None)),
-        once: false,
+        shown: SHOWN,
     },
     Scenario {
         name: "download-16",
         what: "16 streams down on one HTTP/2 connection",
         scene: Scene::PLAIN,
         work: Work::Load(|size| (whole(Request::Download(size.bytes / 16), 16, 16), None)),
-        once: false,
+        shown: SHOWN,
     },
     Scenario {
         name: "upload-16",
         what: "16 streams up on one HTTP/2 connection",
         scene: Scene::PLAIN,
         work: Work::Load(|size| (whole(Request::Upload(size.bytes / 16), 16, 16), None)),
-        once: false,
+        shown: SHOWN,
     },
     Scenario {
         name: "beside-stalled",
@@ -241,7 +265,7 @@ const PLAIN: &[Scenario] = &[
             let stalled = Load { connections: Connections::Http2(16), request: Request::Stall(64 * MIB), pace };
             (small(Connections::Http2(1), hundred(size)), Some(stalled))
         }),
-        once: false,
+        shown: &[],
     },
     Scenario {
         name: "beside-bulk",
@@ -252,7 +276,7 @@ const PLAIN: &[Scenario] = &[
             let bulk = Load { connections: Connections::Http2(4), request: Request::Download(8 * MIB), pace };
             (small(Connections::Http2(1), hundred(size)), Some(bulk))
         }),
-        once: false,
+        shown: &[],
     },
 ];
 
@@ -283,16 +307,12 @@ pub fn what(name: &str) -> Option<&'static str> {
     all().find(|scenario| scenario.name == name).map(|scenario| scenario.what)
 }
 
-/// Those of these names; all without names.
+/// The one of a name.
 ///
 /// # Errors
 /// A name that there is not.
-pub fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Scenario>> {
-    if names.is_empty() {
-        return Ok(all().collect());
-    }
-    let known = |name: &String| all().find(|scenario| scenario.name == name);
-    names.iter().map(|name| known(name).with_context(|| format!("no scenario {name:?}; see `bench list`"))).collect()
+pub fn of(name: &str) -> anyhow::Result<&'static Scenario> {
+    all().find(|scenario| scenario.name == name).with_context(|| format!("no scenario {name:?}; see `bench list`"))
 }
 
 fn hundred(size: Size) -> Pace {
@@ -316,8 +336,7 @@ mod tests {
         for scenario in all() {
             assert_eq!(all().filter(|other| other.name == scenario.name).count(), 1, "{}", scenario.name);
         }
-        assert_eq!(chosen(&[]).unwrap().len(), all().count());
-        assert_eq!(chosen(&["upload".to_owned()]).unwrap()[0].name, "upload");
-        assert!(chosen(&["nothing".to_owned()]).is_err());
+        assert_eq!(of("upload").unwrap().name, "upload");
+        assert!(of("nothing").is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Medians of fewer repeats are no measurement.
-const REPEATS: usize = 5;
+pub const REPEATS: u32 = 5;
 
 /// One target of `bench/targets.toml`.
 #[derive(Debug, Deserialize)]
@@ -30,10 +30,27 @@ struct Target {
     over: Option<String>,
     at_most: Option<f64>,
     at_least: Option<f64>,
+    /// Repeats that it needs; fewer than five only where nothing is compared.
+    #[serde(default = "repeats")]
+    repeats: u32,
 }
 
 fn floor() -> String {
     FLOOR.to_owned()
+}
+
+fn repeats() -> u32 {
+    REPEATS
+}
+
+/// A scenario and path that a target needs.
+pub struct Need {
+    /// The scenario's name.
+    pub scenario: String,
+    /// The path's name.
+    pub path: String,
+    /// How often.
+    pub repeats: u32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -105,17 +122,52 @@ impl Verdict {
 /// # Errors
 /// A file that cannot be read or makes no sense.
 pub fn check(file: &Path, run: &Run) -> anyhow::Result<Verdict> {
-    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    let targets: Targets = toml::from_str(&text).with_context(|| file.display().to_string())?;
     let line = |target: &Target| {
         let name = target.name()?;
         let (judgement, text) = target.judge(run)?;
         Ok(Line { judgement, name, text })
     };
-    Ok(Verdict { lines: targets.target.iter().map(line).collect::<anyhow::Result<_>>()? })
+    Ok(Verdict { lines: read(file)?.iter().map(line).collect::<anyhow::Result<_>>()? })
+}
+
+/// What the targets of a file need to be measured, some of it more than once.
+///
+/// # Errors
+/// A file that cannot be read or makes no sense.
+pub fn needs(file: &Path) -> anyhow::Result<Vec<Need>> {
+    Ok(read(file)?.iter().flat_map(Target::needs).collect())
+}
+
+fn read(file: &Path) -> anyhow::Result<Vec<Target>> {
+    let what =
+        || format!("{}, the targets (run it at the root of the checkout, or name them by --targets)", file.display());
+    let text = std::fs::read_to_string(file).with_context(what)?;
+    let targets: Targets = toml::from_str(&text).with_context(|| file.display().to_string())?;
+    for target in &targets.target {
+        ensure!(
+            target.repeats >= REPEATS || (target.repeats > 0 && target.to == "nothing" && target.over.is_none()),
+            "{}: {} {}: what is compared needs {REPEATS} repeats",
+            file.display(),
+            target.scenario,
+            target.path
+        );
+    }
+    Ok(targets.target)
 }
 
 impl Target {
+    fn needs(&self) -> Vec<Need> {
+        let of = self.of.as_ref().unwrap_or(&self.scenario);
+        let mut pairs = vec![(&self.scenario, Some(&self.path)), (&self.scenario, self.over.as_ref())];
+        if self.to != "nothing" {
+            pairs.extend([(of, Some(&self.to)), (of, self.over.as_ref())]);
+        }
+        let need = |(scenario, path): (&String, Option<&String>)| {
+            Some(Need { scenario: scenario.clone(), path: path?.clone(), repeats: self.repeats })
+        };
+        pairs.into_iter().filter_map(need).collect()
+    }
+
     fn name(&self) -> anyhow::Result<String> {
         let Self { scenario, path, figure, to, .. } = self;
         let limit = match (self.at_most, self.at_least) {
@@ -165,8 +217,9 @@ impl Target {
                 || format!("no {scenario} {path} in this run"),
                 |why| format!("{scenario} {path}: no ({why})"),
             )),
-            Some(Middle { count, .. }) if count < REPEATS => {
-                Err(format!("{count} of {REPEATS} repeats of {scenario} {path}"))
+            Some(Middle { count, .. }) if count < self.repeats as usize => {
+                let why = why_not(run, scenario, path).map(|why| format!(" (no: {why})")).unwrap_or_default();
+                Err(format!("{count} of {} repeats of {scenario} {path}{why}", self.repeats))
             }
             Some(middle) => Ok(middle.median),
         };
@@ -176,10 +229,8 @@ impl Target {
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum;
-
     use super::*;
-    use crate::{path::Kind, record::tests::run_of, scenario::chosen};
+    use crate::record::tests::run_of;
 
     fn verdict(run: &Run, targets: &[&str]) -> anyhow::Result<Verdict> {
         let dir = tempfile::tempdir().unwrap();
@@ -263,16 +314,16 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_repeated_wherever_a_target_compares_with_them() {
-        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("targets.toml")).unwrap();
-        let targets: Targets = toml::from_str(&text).unwrap();
-        for target in targets.target {
-            let peer = Kind::value_variants().iter().find(|kind| kind.name() == target.to);
-            if peer.is_some_and(|kind| kind.is_peer()) {
-                let scenario = chosen(&[target.scenario]).unwrap()[0];
-                assert!(scenario.wants_peers(1), "{}", scenario.name);
-            }
-        }
+    fn what_is_compared_needs_five_repeats_and_a_limit_of_its_own_may_need_fewer() {
+        let mut run = five();
+        run.records.retain(|record| record.repeat < 3);
+        let alone =
+            |repeats| verdict(&run, &[&format!("path = \"h2\"\nto = \"nothing\"\nat_most = 130\nrepeats = {repeats}")]);
+        assert!(alone(3).unwrap().holds());
+        let text = alone(4).unwrap().text();
+        assert!(text.contains("3 of 4 repeats of get-64 h2"), "{text}");
+        assert!(alone(0).is_err());
+        assert!(verdict(&run, &["path = \"h2\"\nat_most = 9\nrepeats = 3"]).is_err());
     }
 
     #[test]

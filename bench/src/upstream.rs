@@ -2,6 +2,7 @@
 //! a sink for uploads, watches. HTTP/1.1 and HTTP/2 over TLS.
 
 pub mod events;
+pub mod tally;
 
 use std::{
     convert::Infallible,
@@ -111,13 +112,17 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Either<Repeated, 
     let watch = Events::asked(request.uri().query());
     let length = request.uri().path().strip_prefix(BYTES).map(str::parse::<u64>);
     let reads = request.method() == Method::GET;
+    let tallied = tally::number(request.uri().path());
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
-        if frame.is_err() {
-            break;
+        let Ok(frame) = frame else { break };
+        if let (Some(number), Some(data)) = (tallied, frame.data_ref()) {
+            tally::add(number, data.len() as u64);
         }
     }
+    let told = tallied.map(|number| serde_json::to_vec(&tally::arrived(number)).unwrap_or_default());
     let (status, kind, body) = match length {
+        None if told.is_some() => (StatusCode::OK, "application/json", Repeated::once(told.unwrap_or_default().into())),
         Some(Ok(length)) if reads => (StatusCode::OK, "application/octet-stream", Repeated::zeros(length)),
         Some(Err(_)) => (StatusCode::BAD_REQUEST, "application/json", Repeated::once(Bytes::from_static(b"{}"))),
         _ => (StatusCode::OK, "application/json", Repeated::once(Bytes::from_static(SMALL))),

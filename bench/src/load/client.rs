@@ -27,11 +27,17 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{Connections, Request, meter::Meter};
-use crate::{certificates, upstream::Repeated};
+use crate::{
+    certificates,
+    upstream::{Repeated, tally},
+};
 
 /// Bytes that a stream, and a connection, may send before they are read: what Go's client, and so kubectl, allows.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 1 << 30;
+
+/// Bytes of a body that nobody waits for the end of.
+const ENDLESS: u64 = 1 << 40;
 
 type Outgoing = Either<Empty<Bytes>, Repeated>;
 
@@ -95,6 +101,7 @@ impl Target {
             Request::Download(bytes) | Request::Stall(bytes) => {
                 (Method::GET, format!("/bench/bytes/{bytes}"), Either::Left(Empty::new()))
             }
+            Request::Pour(number) => (Method::PUT, tally::path(number), Either::Right(Repeated::zeros(ENDLESS))),
             Request::Upload(bytes) => (Method::PUT, "/bench/sink".to_owned(), Either::Right(Repeated::zeros(bytes))),
         };
         let mut message = http::Request::builder().method(method);
@@ -263,6 +270,6 @@ async fn exchange(
             Ok(read)
         }
         Request::Upload(bytes) => Ok(bytes),
-        Request::Small | Request::Stall(_) => Ok(read),
+        Request::Small | Request::Pour(_) | Request::Stall(_) => Ok(read),
     }
 }

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Watches that begin in a second.
-const OPENED_PER_SECOND: f64 = 2000.0;
+pub const OPENED_PER_SECOND: f64 = 2000.0;
 /// All must have begun within this.
 const OPEN: Duration = Duration::from_secs(60);
 /// What is due arrives within this, or has failed.

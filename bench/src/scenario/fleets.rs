@@ -1,11 +1,10 @@
 //! Many agents, many watches, a noisy cluster, and control exchanges beside bulk. Each is over a path of its own, started with
 //! room for whom it is about.
 
-use super::{ENDLESS_S, MIB, Scenario, Size, Work, hundred, small};
+use super::{ENDLESS_S, MIB, SHOWN, Scenario, Size, Work, hundred, small};
 use crate::{
     agents::control,
     load::{Connections, Load, Pace, Request},
-    path::Kind,
     scene::{Crowd, Scene},
 };
 
@@ -31,43 +30,44 @@ const fn with(crowd: Crowd) -> Scene {
     Scene { crowd, ..Scene::PLAIN }
 }
 
-const fn often(name: &'static str, what: &'static str, crowd: Crowd, many: Many) -> Scenario {
-    Scenario { name, what, scene: with(crowd), work: Work::Many(many), once: false }
+const fn scenario(name: &'static str, what: &'static str, crowd: Crowd, many: Many) -> Scenario {
+    Scenario { name, what, scene: with(crowd), work: Work::Many(many), shown: &[] }
 }
 
-const fn once(name: &'static str, what: &'static str, crowd: Crowd, many: Many) -> Scenario {
-    Scenario { once: true, ..often(name, what, crowd, many) }
+/// One that no target is about, and that is shown all the same.
+const fn shown(name: &'static str, what: &'static str, crowd: Crowd, many: Many) -> Scenario {
+    Scenario { shown: SHOWN, ..scenario(name, what, crowd, many) }
 }
 
 /// All of them.
 pub const ALL: &[Scenario] = &[
-    once(
+    scenario(
         "watch-1000",
         "1,000 watches on 100 connections, an event a second each: delivery from when it was due, memory of each",
         Crowd::Watches(1000),
         Many::Watches,
     ),
-    often("watch-10000", "the same with 10,000 watches", Crowd::Watches(10_000), Many::Watches),
-    once(
+    scenario("watch-10000", "the same with 10,000 watches", Crowd::Watches(10_000), Many::Watches),
+    scenario(
         "idle-1000",
-        "1,000 agents of as many clusters with nothing to do: the gateway's memory for each, its processor time",
+        "1,000 agents with nothing to do: the gateway's memory for each, its processor time",
         Crowd::Agents(1000),
         Many::Idle,
     ),
-    often("idle-10000", "the same with 10,000 agents", Crowd::Agents(10_000), Many::Idle),
-    often(
+    scenario("idle-10000", "the same with 10,000 agents", Crowd::Agents(10_000), Many::Idle),
+    scenario(
         "storm-5000",
         "a gateway of 5,000 agents is killed and started again: how long each is away, what users of another cluster see",
         Crowd::Agents(5000),
         Many::Storm,
     ),
-    once(
+    shown(
         "noisy",
         "get-100 of one cluster, beside 256 small GETs at any time of another one of the same gateway",
         Crowd::Two,
         Many::Noisy,
     ),
-    once(
+    shown(
         "control-under-bulk",
         "6 exchanges a second of an agent with its gateway (heartbeats, questions), beside 64 downloads on the same tunnel",
         Crowd::Control,
@@ -94,14 +94,6 @@ pub fn bulk() -> Load {
 /// What an agent says meanwhile.
 pub fn exchanges(size: Size) -> control::Ask {
     control::Ask { rate: EXCHANGES, seconds: size.crowd_s }
-}
-
-/// Whether a path is measured more than once with such a crowd, which takes a minute: where a target needs it.
-pub fn is_repeated(crowd: Crowd, path: Kind) -> bool {
-    match crowd {
-        Crowd::Few | Crowd::Two | Crowd::Control => true,
-        Crowd::Watches(_) | Crowd::Agents(_) => matches!(path, Kind::TowlineH2 | Kind::TowlineQuic),
-    }
 }
 
 /// Whom there is room for in a short run, which only shows that it works.

@@ -1,5 +1,5 @@
-//! Long and bad ways between gateway and site. Each way has a small request and one stream; those that a target names are
-//! repeated, the others show what happens.
+//! Long and bad ways between gateway and site. Each way has a small request and one stream; those that no
+//! target is about are measured where they are named.
 
 use std::time::Duration;
 
@@ -7,6 +7,7 @@ use super::{ENDLESS_S, MIB, Scenario, Work, hundred, small};
 use crate::{
     link::Shape,
     load::{Connections, Load, Pace, Request},
+    path::Kind,
     scene::Scene,
 };
 
@@ -40,6 +41,10 @@ const GET: Work = Work::Load(|size| {
     (small(Connections::Http2(1), pace), None)
 });
 const DOWNLOAD: Work = Work::Load(|size| (stream(Pace::Within { seconds: size.stream_s }), None));
+const UPLOAD: Work = Work::Load(|size| {
+    let pace = Pace::Within { seconds: size.stream_s };
+    (Load { connections: Connections::Http2(1), request: Request::Pour(0), pace }, None)
+});
 const BESIDE_ONE: Work = Work::Load(|size| {
     let bulk = stream(Pace::Closed { concurrent: 1, seconds: ENDLESS_S });
     (small(Connections::Http2(1), hundred(size)), Some(bulk))
@@ -50,44 +55,64 @@ fn stream(pace: Pace) -> Load {
     Load { connections: Connections::Http2(1), request: Request::Download(MIB << 20), pace }
 }
 
-const fn often(name: &'static str, what: &'static str, shape: Shape, work: Work) -> Scenario {
-    Scenario { name, what, scene: over(shape), work, once: false }
+const fn scenario(name: &'static str, what: &'static str, shape: Shape, work: Work) -> Scenario {
+    Scenario { name, what, scene: over(shape), work, shown: &[] }
 }
 
-const fn once(name: &'static str, what: &'static str, shape: Shape, work: Work) -> Scenario {
-    Scenario { once: true, ..often(name, what, shape, work) }
+/// One that no target is about, and that is shown all the same.
+const fn shown(name: &'static str, what: &'static str, shape: Shape, work: Work) -> Scenario {
+    Scenario { shown: &[Kind::Direct, Kind::TowlineH2, Kind::TowlineQuic], ..scenario(name, what, shape, work) }
 }
 
 /// All of them.
 pub const ALL: &[Scenario] = &[
-    once("get-20ms", "get-100, round trip of 20 ms, 200 Mbit/s", near(20), GET),
-    once("download-20ms", "one stream down, round trip of 20 ms, 200 Mbit/s", near(20), DOWNLOAD),
-    once("get-100ms", "get-100, round trip of 100 ms", far(100), GET),
-    once("download-100ms", "one stream down, round trip of 100 ms", far(100), DOWNLOAD),
-    once("get-200ms", "get-100, round trip of 200 ms", far(200), GET),
-    often("download-200ms", "one stream down, round trip of 200 ms", far(200), DOWNLOAD),
-    once("get-lossy-0.1", "get-100, 100 ms, 100 Mbit/s, 0.1 % lost each way", lossy(0.001), GET),
-    once("download-lossy-0.1", "one stream down, 100 ms, 100 Mbit/s, 0.1 % lost each way", lossy(0.001), DOWNLOAD),
-    once("get-lossy", "get-100, 100 ms, 100 Mbit/s, 1 % lost each way", lossy(0.01), GET),
-    often("download-lossy", "one stream down, 100 ms, 100 Mbit/s, 1 % lost each way", lossy(0.01), DOWNLOAD),
-    often("beside-one-lossy", "get-100 beside one stream down, 100 ms, 100 Mbit/s, 1 % lost", lossy(0.01), BESIDE_ONE),
-    once("get-lossy-2", "get-100, 100 ms, 100 Mbit/s, 2 % lost each way", lossy(0.02), GET),
-    once("download-lossy-2", "one stream down, 100 ms, 100 Mbit/s, 2 % lost each way", lossy(0.02), DOWNLOAD),
-    once("get-50mbit", "get-100, 20 ms, 50 Mbit/s", NARROW, GET),
-    once("download-50mbit", "one stream down, 20 ms, 50 Mbit/s with 50 ms of queue", NARROW, DOWNLOAD),
-    once(
+    scenario("get-20ms", "get-100, round trip of 20 ms, 200 Mbit/s", near(20), GET),
+    scenario("download-20ms", "one stream down, round trip of 20 ms, 200 Mbit/s", near(20), DOWNLOAD),
+    scenario("upload-20ms", "one stream up, round trip of 20 ms, 200 Mbit/s", near(20), UPLOAD),
+    scenario("get-100ms", "get-100, round trip of 100 ms", far(100), GET),
+    scenario("download-100ms", "one stream down, round trip of 100 ms", far(100), DOWNLOAD),
+    scenario("upload-100ms", "one stream up, round trip of 100 ms", far(100), UPLOAD),
+    scenario("get-200ms", "get-100, round trip of 200 ms", far(200), GET),
+    scenario("download-200ms", "one stream down, round trip of 200 ms", far(200), DOWNLOAD),
+    shown("upload-200ms", "one stream up, round trip of 200 ms", far(200), UPLOAD),
+    scenario("get-lossy-0.1", "get-100, 100 ms, 100 Mbit/s, 0.1 % lost each way", lossy(0.001), GET),
+    scenario("download-lossy-0.1", "one stream down, 100 ms, 100 Mbit/s, 0.1 % lost each way", lossy(0.001), DOWNLOAD),
+    scenario("upload-lossy-0.1", "one stream up, 100 ms, 100 Mbit/s, 0.1 % lost each way", lossy(0.001), UPLOAD),
+    scenario("get-lossy", "get-100, 100 ms, 100 Mbit/s, 1 % lost each way", lossy(0.01), GET),
+    scenario("download-lossy", "one stream down, 100 ms, 100 Mbit/s, 1 % lost each way", lossy(0.01), DOWNLOAD),
+    shown("upload-lossy", "one stream up, 100 ms, 100 Mbit/s, 1 % lost each way", lossy(0.01), UPLOAD),
+    scenario(
+        "beside-one-lossy",
+        "get-100 beside one stream down, 100 ms, 100 Mbit/s, 1 % lost",
+        lossy(0.01),
+        BESIDE_ONE,
+    ),
+    scenario("get-lossy-2", "get-100, 100 ms, 100 Mbit/s, 2 % lost each way", lossy(0.02), GET),
+    scenario("download-lossy-2", "one stream down, 100 ms, 100 Mbit/s, 2 % lost each way", lossy(0.02), DOWNLOAD),
+    scenario("upload-lossy-2", "one stream up, 100 ms, 100 Mbit/s, 2 % lost each way", lossy(0.02), UPLOAD),
+    scenario("get-50mbit", "get-100, 20 ms, 50 Mbit/s", NARROW, GET),
+    scenario("download-50mbit", "one stream down, 20 ms, 50 Mbit/s with 50 ms of queue", NARROW, DOWNLOAD),
+    scenario("upload-50mbit", "one stream up, 20 ms, 50 Mbit/s with 50 ms of queue", NARROW, UPLOAD),
+    scenario(
         "beside-one-50mbit",
         "get-100 beside one stream down, 20 ms, 50 Mbit/s with 50 ms of queue",
         NARROW,
         BESIDE_ONE,
     ),
-    once("get-unsteady", "get-100, 40 ms with up to 10 ms more each way, 200 Mbit/s, 1 % overtaken", UNSTEADY, GET),
-    once(
+    scenario("get-unsteady", "get-100, 40 ms with up to 10 ms more each way, 200 Mbit/s, 1 % overtaken", UNSTEADY, GET),
+    scenario(
         "download-unsteady",
         "one stream down, 40 ms with up to 10 ms more each way, 200 Mbit/s, 1 % overtaken",
         UNSTEADY,
         DOWNLOAD,
     ),
-    once("get-mtu1280", "get-100, 20 ms, 200 Mbit/s, MTU of 1280", SHORT, GET),
-    once("download-mtu1280", "one stream down, 20 ms, 200 Mbit/s, MTU of 1280", SHORT, DOWNLOAD),
+    scenario(
+        "upload-unsteady",
+        "one stream up, 40 ms with up to 10 ms more each way, 200 Mbit/s, 1 % overtaken",
+        UNSTEADY,
+        UPLOAD,
+    ),
+    scenario("get-mtu1280", "get-100, 20 ms, 200 Mbit/s, MTU of 1280", SHORT, GET),
+    scenario("download-mtu1280", "one stream down, 20 ms, 200 Mbit/s, MTU of 1280", SHORT, DOWNLOAD),
+    scenario("upload-mtu1280", "one stream up, 20 ms, 200 Mbit/s, MTU of 1280", SHORT, UPLOAD),
 ];

@@ -1,6 +1,6 @@
 //! What is measured by other means than our load.
 
-use super::{Scenario, Work};
+use super::{SHOWN, Scenario, Work};
 use crate::scene::Scene;
 
 /// All of them.
@@ -10,13 +10,13 @@ pub const ALL: &[Scenario] = &[
         what: "get-64 by h2load, which is not ours: a second opinion on requests a second",
         scene: Scene::PLAIN,
         work: Work::H2load(|size| size.seconds),
-        once: false,
+        shown: SHOWN,
     },
     Scenario {
         name: "tokens",
         what: "the token check of gateway and agent by itself: kept decisions and new tokens, 1 KB and 300 groups",
         scene: Scene::PLAIN,
         work: Work::Tokens(|size| size.tokens),
-        once: false,
+        shown: &[],
     },
 ];

@@ -17,7 +17,7 @@ use crate::{
 /// What it logs when it listens.
 const SERVES: &str = "gateway serves";
 /// How many agents begin in a second; one that loses its tunnel comes back by its own rules.
-const RATE: f64 = 400.0;
+pub const RATE: f64 = 400.0;
 
 /// A gateway and the agents of its clusters.
 pub struct Fleet {
@@ -72,7 +72,10 @@ fn write_config(state: &Path, agents: u32) -> anyhow::Result<()> {
 /// What `towline dev` runs in its own process is the gateway's here.
 fn config(mut config: Table, agents: u32) -> anyhow::Result<Table> {
     let clusters = config.get_mut("clusters").and_then(toml::Value::as_array_mut).context("no clusters")?;
-    clusters.extend((0..agents).map(|number| Table::from_iter([("id".to_owned(), cluster(number).into())]).into()));
+    clusters.extend(
+        (0..agents::clusters(agents))
+            .map(|number| Table::from_iter([("id".to_owned(), cluster(number).into())]).into()),
+    );
     let issuer = [("state_dir", "issuer".into()), ("token_lifetime", "24h".into())];
     // All of the fleet are behind one address, which is taken for one of many: an address gets an eighth of what is free.
     let limits = [("handshakes_per_address", i64::from(agents.max(256)).into()), ("handshakes", 100_000.into())];

@@ -1,0 +1,249 @@
+//! What a run measures: which scenario over which path, and how often. Where neither is named that is what targets need, as
+//! often as they need it, and once what is shown beside.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+
+use crate::{
+    path::Kind,
+    scenario::{self, Scenario, Size, fleets},
+    scene::{Crowd, Scene, Server},
+    targets::{self, Need},
+};
+
+/// What shows whether a target can be reached at all, measured beside it.
+const EVIDENCE: &[(&str, Kind)] = &[
+    ("get-64", Kind::MinimalH2),
+    ("get-64", Kind::MinimalH2All),
+    ("get-100", Kind::MinimalH2),
+    ("download", Kind::MinimalH2),
+];
+/// Estimates of what comes before a path is measured, in seconds: programs that start; a gateway and its agent; a gateway of
+/// many clusters, once more; connections and packets that go around before a long way is warm; a real cluster.
+const PROGRAMS_S: f64 = 0.6;
+const TOWLINE_S: f64 = 2.0;
+const FLEET_S: f64 = 4.0;
+const LONG_WAY_S: f64 = 2.5;
+const CLUSTER_S: f64 = 30.0;
+/// What comes before each scenario: requests that warm all up, in a process of their own.
+const WARM_S: f64 = 0.4;
+
+/// What is wanted, by name.
+pub struct Wanted<'a> {
+    /// Scenarios.
+    pub scenarios: &'a [String],
+    /// Paths.
+    pub paths: &'a [Kind],
+    /// Repeats, at most.
+    pub repeat: u32,
+    /// Where targets are.
+    pub targets: &'a Path,
+}
+
+/// One scenario over one path.
+#[derive(Clone, Copy)]
+pub struct Part {
+    /// Which.
+    pub scenario: &'static Scenario,
+    /// Over which path; `None` where it goes over none.
+    pub kind: Option<Kind>,
+    /// How often.
+    pub repeats: u32,
+}
+
+/// All of a run, in order: interleaved repeats, in each of them scenes, in each of them paths.
+pub struct Plan {
+    parts: Vec<Part>,
+    repeats: u32,
+}
+
+/// What one path does in one scene, in one repeat.
+pub struct Stop {
+    /// Which repeat, from 0.
+    pub repeat: u32,
+    /// What the path is started in.
+    pub scene: Scene,
+    /// Which; `None` where there is none.
+    pub kind: Option<Kind>,
+    /// What is measured.
+    pub scenarios: Vec<&'static Scenario>,
+}
+
+impl Plan {
+    /// By names: every scenario over every path, each as often. Without names of scenarios: what targets need and what is
+    /// shown, over these paths.
+    ///
+    /// # Errors
+    /// An unknown name; targets that cannot be read, where they are needed.
+    pub fn new(wanted: &Wanted) -> anyhow::Result<Self> {
+        let Wanted { scenarios, paths, repeat, .. } = *wanted;
+        let mut parts = Vec::new();
+        if scenarios.is_empty() {
+            for part in whole(wanted.targets)? {
+                let part = Part { repeats: part.repeats.min(repeat), ..part };
+                if paths.is_empty() {
+                    add(&mut parts, part);
+                } else {
+                    let kinds = if part.scenario.work.is_alone() { &[][..] } else { paths };
+                    kinds.iter().for_each(|kind| add(&mut parts, Part { kind: Some(*kind), ..part }));
+                }
+            }
+        } else {
+            for name in scenarios {
+                let scenario = scenario::of(name)?;
+                let paths = if paths.is_empty() { Kind::value_variants() } else { paths };
+                let alone = scenario.work.is_alone();
+                let kinds: Vec<_> = if alone { vec![None] } else { paths.iter().map(|kind| Some(*kind)).collect() };
+                kinds.into_iter().for_each(|kind| add(&mut parts, Part { scenario, kind, repeats: repeat }));
+            }
+        }
+        let repeats = parts.iter().map(|part| part.repeats).max().unwrap_or(0);
+        Ok(Self { parts, repeats })
+    }
+
+    /// All of it, in order.
+    pub fn stops(&self) -> Vec<Stop> {
+        (0..self.repeats).flat_map(|repeat| self.of_repeat(repeat)).collect()
+    }
+
+    fn of_repeat(&self, repeat: u32) -> Vec<Stop> {
+        let mut stops: Vec<Stop> = Vec::new();
+        let due = || self.parts.iter().filter(|part| part.repeats > repeat);
+        let mut scenes: Vec<Scene> = Vec::new();
+        for part in due() {
+            if !scenes.contains(&part.scenario.scene) {
+                scenes.push(part.scenario.scene);
+            }
+        }
+        for scene in scenes {
+            for kind in [None].into_iter().chain(Kind::value_variants().iter().copied().map(Some)) {
+                let these = due().filter(|part| part.scenario.scene == scene && part.kind == kind);
+                let scenarios: Vec<_> = these.map(|part| part.scenario).collect();
+                if !scenarios.is_empty() {
+                    stops.push(Stop { repeat, scene, kind, scenarios });
+                }
+            }
+        }
+        stops
+    }
+
+    /// The paths of it.
+    pub fn paths(&self) -> Vec<Kind> {
+        let has = |kind: &Kind| self.parts.iter().any(|part| part.kind == Some(*kind));
+        Kind::value_variants().iter().copied().filter(has).collect()
+    }
+}
+
+impl Stop {
+    /// About how long it takes, in seconds.
+    pub fn seconds(&self, size: Size) -> f64 {
+        let crowd = fleets::fewer(self.scene.crowd, size);
+        let start = match self.kind {
+            None => 0.0,
+            Some(kind) if kind.is_towline() => TOWLINE_S,
+            Some(_) => PROGRAMS_S,
+        };
+        let fleet = if matches!(crowd, Crowd::Agents(_)) { FLEET_S } else { 0.0 };
+        let way = if self.scene.shape == Scene::PLAIN.shape { 0.0 } else { LONG_WAY_S };
+        let each = |scenario: &&Scenario| scenario.work.seconds(size, crowd) + WARM_S;
+        start + fleet + way + self.scenarios.iter().map(each).sum::<f64>()
+    }
+}
+
+/// About how long all of these take, in seconds. The programs of a cluster that are not built yet are not in it.
+pub fn seconds(stops: &[Stop], size: Size) -> f64 {
+    let cluster = stops.iter().any(|stop| stop.scene.server == Server::Apiserver);
+    stops.iter().map(|stop| stop.seconds(size)).sum::<f64>() + if cluster { CLUSTER_S } else { 0.0 }
+}
+
+/// What a run measures without names.
+fn whole(file: &Path) -> anyhow::Result<Vec<Part>> {
+    let mut parts = Vec::new();
+    for Need { scenario, path, repeats } in targets::needs(file)? {
+        let (scenario, kind) = (scenario::of(&scenario)?, Kind::from_str(&path, false).ok());
+        if kind.is_some() || scenario.work.is_alone() {
+            add(&mut parts, Part { scenario, kind, repeats });
+        }
+    }
+    for (name, kind) in EVIDENCE {
+        add(&mut parts, Part { scenario: scenario::of(name)?, kind: Some(*kind), repeats: targets::REPEATS });
+    }
+    for scenario in scenario::all() {
+        scenario.shown.iter().for_each(|kind| add(&mut parts, Part { scenario, kind: Some(*kind), repeats: 1 }));
+    }
+    // As they are listed, whatever the order of targets is.
+    let place = |part: &Part| scenario::all().position(|scenario| scenario.name == part.scenario.name);
+    parts.sort_by_key(place);
+    Ok(parts)
+}
+
+fn add(parts: &mut Vec<Part>, part: Part) {
+    let same = |other: &&mut Part| other.scenario.name == part.scenario.name && other.kind == part.kind;
+    match parts.iter_mut().find(same) {
+        Some(other) => other.repeats = other.repeats.max(part.repeats),
+        None => parts.push(part),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(scenarios: &[&str], paths: &[Kind], repeat: u32) -> anyhow::Result<Plan> {
+        let scenarios: Vec<_> = scenarios.iter().map(|name| (*name).to_owned()).collect();
+        let targets = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets.toml");
+        Plan::new(&Wanted { scenarios: &scenarios, paths, repeat, targets: &targets })
+    }
+
+    fn repeats(plan: &Plan, name: &str, kind: Kind) -> u32 {
+        let found = plan.parts.iter().find(|part| part.scenario.name == name && part.kind == Some(kind));
+        found.map_or(0, |part| part.repeats)
+    }
+
+    #[test]
+    fn without_names_targets_have_what_they_need_and_the_rest_is_shown_once() {
+        let plan = plan(&[], &[], 5).unwrap();
+        for (name, kind, often) in [
+            ("get-100", Kind::Direct, 5),
+            ("get-100", Kind::NginxChain, 5),
+            ("download", Kind::Rathole, 5),
+            ("get-64", Kind::MinimalH2, 5),
+            ("download-lossy", Kind::Direct, 5),
+            ("get-256", Kind::TowlineH2, 1),
+            ("get-256", Kind::Direct, 0),
+            ("get-20ms", Kind::TowlineH2, 0),
+        ] {
+            assert_eq!(repeats(&plan, name, kind), often, "{name} {kind:?}");
+        }
+        assert!(plan.parts.iter().any(|part| part.scenario.name == "tokens" && part.kind.is_none()));
+    }
+
+    #[test]
+    fn a_whole_run_is_meant_to_take_less_than_forty_minutes_and_a_quick_one_less_than_six() {
+        for (repeat, quick, minutes) in [(5, false, 37.0), (1, true, 5.5)] {
+            let stops = plan(&[], &[], repeat).unwrap().stops();
+            let all = seconds(&stops, Size::new(quick)) / 60.0;
+            assert!(all < minutes, "{all} minutes");
+        }
+    }
+
+    #[test]
+    fn what_is_named_is_measured_as_often_as_is_said() {
+        let named = plan(&["get-20ms", "tokens"], &[Kind::Ssh, Kind::Direct], 2).unwrap();
+        assert_eq!((named.parts.len(), repeats(&named, "get-20ms", Kind::Ssh)), (3, 2));
+        assert_eq!(plan(&["get-1"], &[], 1).unwrap().parts.len(), Kind::value_variants().len());
+        let path = plan(&[], &[Kind::Ssh], 5).unwrap();
+        assert_eq!((repeats(&path, "get-100", Kind::Ssh), path.paths()), (5, vec![Kind::Ssh]));
+        assert!(plan(&["nothing"], &[], 1).is_err());
+    }
+
+    #[test]
+    fn repeats_are_interleaved_and_a_path_starts_once_for_all_of_a_scene() {
+        let stops = plan(&["get-1", "get-20ms", "get-64"], &[Kind::Direct, Kind::Ssh], 2).unwrap().stops();
+        let seen: Vec<_> = stops.iter().map(|stop| (stop.repeat, stop.kind, stop.scenarios.len())).collect();
+        let once = [(Some(Kind::Direct), 2), (Some(Kind::Ssh), 2), (Some(Kind::Direct), 1), (Some(Kind::Ssh), 1)];
+        let wanted: Vec<_> = (0..2).flat_map(|n| once.map(|(kind, count)| (n, kind, count))).collect();
+        assert_eq!(seen, wanted);
+    }
+}
