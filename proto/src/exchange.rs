@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use body::StreamBody;
 pub use headers::{content_length, strip_hop_by_hop, upgrade_of};
-pub use send::{SendBodyError, Sent, respond, respond_encoded, respond_head, send_body, send_body_counted};
+pub use send::{SendBodyError, Sent, respond, respond_encoded, respond_head, send_body};
 pub use splice::{Spliced, splice, splice_counted};
 pub use status::Status;
 

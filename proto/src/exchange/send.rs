@@ -49,25 +49,14 @@ where
     (counters.sent(), result)
 }
 
-/// As [`send_body`]; the bytes are added to `counters` as they are sent.
-pub async fn send_body_counted<B>(
-    send: &mut SendStream,
-    body: B,
-    counters: &Counters,
-) -> Result<Sent, SendBodyError<B::Error>>
-where
-    B: Body<Data = Bytes> + Unpin,
-{
-    pump(send, None, body, counters).await
-}
-
 /// Sends the head of an answer. Of a 101 it is all; [`super::splice`] goes on.
 pub async fn respond_head(send: &mut SendStream, head: &ResponseHead) -> Result<(), SendBodyError<StreamError>> {
     let head = encode(send, head)?;
     send.send(head.freeze()).await.map_err(SendBodyError::Stream)
 }
 
-/// Sends an answer: the head, then `body` as [`send_body_counted`] does. A stop that comes in time for the head counts as
+/// Sends an answer: the head, then `body` as [`send_body`] does; its bytes are added to
+/// `counters` as they are sent. A stop that comes in time for the head counts as
 /// [`Sent::Stopped`] too.
 pub async fn respond<B>(
     send: &mut SendStream,
