@@ -16,6 +16,8 @@ pub mod http2;
 mod long_path;
 pub mod loss;
 pub mod memory;
+#[cfg(test)]
+pub(crate) mod paths;
 pub mod quic;
 pub mod session;
 mod stream;

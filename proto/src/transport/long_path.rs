@@ -3,27 +3,29 @@
 
 use std::{
     cell::Cell,
-    collections::VecDeque,
-    fmt, io,
-    io::IoSliceMut,
+    io,
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex},
-    task::{Context, Poll, Waker, ready},
+    sync::Arc,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use quinn::{
-    AsyncUdpSocket, UdpPoller,
-    udp::{RecvMeta, Transmit},
-};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
-    time::{Instant, Sleep},
+    time::Instant,
 };
 
-use super::{CarrierKind, TunnelHandle, carrier::Facts, http2, memory, quic, session::SessionOptions, websocket};
+use super::{
+    CarrierKind, TunnelHandle,
+    carrier::Facts,
+    http2, memory,
+    paths::{self, Datagrams, Way},
+    quic,
+    session::SessionOptions,
+    websocket,
+};
 use crate::{limits, wire::message::Writer};
 
 const ONE_WAY: Duration = Duration::from_millis(50);
@@ -32,35 +34,6 @@ const BITS_PER_SECOND: f64 = 1e9;
 const TOTAL: u64 = 128 << 20;
 /// Measured from here on: windows have grown.
 const WARM: u64 = 96 << 20;
-
-/// One direction of a path: all that goes in comes out later.
-#[derive(Default)]
-struct Delay {
-    under_way: VecDeque<(Instant, Bytes)>,
-    sleep: Option<Pin<Box<Sleep>>>,
-    reader: Option<Waker>,
-}
-
-impl Delay {
-    fn push(&mut self, bytes: &[u8]) {
-        self.under_way.push_back((Instant::now() + ONE_WAY, Bytes::copy_from_slice(bytes)));
-        if let Some(reader) = self.reader.take() {
-            reader.wake();
-        }
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<&mut Bytes> {
-        self.reader = Some(cx.waker().clone());
-        let Some((due, _)) = self.under_way.front() else { return Poll::Pending };
-        if *due > Instant::now() {
-            let sleep = self.sleep.insert(Box::pin(tokio::time::sleep_until(*due)));
-            ready!(sleep.as_mut().poll(cx));
-        }
-        Poll::Ready(self.under_way.front_mut().map(|(_, bytes)| bytes).unwrap())
-    }
-}
-
-type Way = Arc<Mutex<Delay>>;
 
 /// One end of a path of bytes.
 struct Bytewise {
@@ -81,7 +54,7 @@ impl AsyncRead for Bytewise {
         buffer.put_slice(&bytes[..taken]);
         bytes.advance(taken);
         if bytes.is_empty() {
-            way.under_way.pop_front();
+            way.pop();
         }
         Poll::Ready(Ok(()))
     }
@@ -89,7 +62,7 @@ impl AsyncRead for Bytewise {
 
 impl AsyncWrite for Bytewise {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.there.lock().unwrap().push(bytes);
+        self.there.lock().unwrap().push(Instant::now() + ONE_WAY, bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -99,66 +72,6 @@ impl AsyncWrite for Bytewise {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
-    }
-}
-
-/// One end of a path of datagrams.
-struct Datagrams {
-    own: SocketAddr,
-    peer: SocketAddr,
-    there: Way,
-    here: Way,
-}
-
-impl fmt::Debug for Datagrams {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Datagrams")
-    }
-}
-
-#[derive(Debug)]
-struct Always;
-
-impl UdpPoller for Always {
-    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncUdpSocket for Datagrams {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Always)
-    }
-
-    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        self.there.lock().unwrap().push(transmit.contents);
-        Ok(())
-    }
-
-    fn poll_recv(
-        &self,
-        cx: &mut Context<'_>,
-        buffers: &mut [IoSliceMut<'_>],
-        meta: &mut [RecvMeta],
-    ) -> Poll<io::Result<usize>> {
-        let mut way = self.here.lock().unwrap();
-        let mut count = 0;
-        for (buffer, meta) in buffers.iter_mut().zip(meta) {
-            let datagram = match way.poll(cx) {
-                Poll::Pending if count == 0 => return Poll::Pending,
-                Poll::Pending => break,
-                Poll::Ready(datagram) => datagram,
-            };
-            buffer[..datagram.len()].copy_from_slice(datagram);
-            *meta = RecvMeta { addr: self.peer, len: datagram.len(), stride: datagram.len(), ..RecvMeta::default() };
-            way.under_way.pop_front();
-            count += 1;
-        }
-        Poll::Ready(Ok(count))
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.own)
     }
 }
 
@@ -238,26 +151,10 @@ async fn one_gbit_per_second_at_100_ms_over_websocket() {
 async fn one_gbit_per_second_at_100_ms_over_quic() {
     let (a, b) = (Way::default(), Way::default());
     let [own, peer]: [SocketAddr; 2] = [([192, 0, 2, 1], 443).into(), ([192, 0, 2, 2], 5000).into()];
-    let near = Arc::new(Datagrams { own, peer, there: a.clone(), here: b.clone() });
-    let far = Arc::new(Datagrams { own: peer, peer: own, there: b, here: a });
-    let key = rcgen::KeyPair::generate().unwrap();
-    let certificate =
-        rcgen::CertificateParams::new(vec!["gateway.test".to_owned()]).unwrap().self_signed(&key).unwrap();
-    let der = certificate.der().clone();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(der.clone()).unwrap();
-    let server = rustls::ServerConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![der], rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap())
-        .unwrap();
-    let client = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let due = |_| Some(Instant::now() + ONE_WAY);
+    let near = Arc::new(Datagrams { own, peer, there: a.clone(), here: b.clone(), due });
+    let far = Arc::new(Datagrams { own: peer, peer: own, there: b, here: a, due });
+    let (server, client) = paths::tls("gateway.test");
     let (mut gateway, agent) = quic::carriers_over(near, &server, far, &client, own).await;
     // Who the agent is does not matter here.
     gateway.facts.certificates = facts(CarrierKind::Quic).certificates;

@@ -1,29 +1,23 @@
 //! Connections of quinn over ways of memory, in virtual time: a wire with a rate, a queue and losses, which several may share.
 
 use std::{
-    collections::VecDeque,
-    fmt, io,
-    io::IoSliceMut,
     net::SocketAddr,
-    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use quinn::{
-    AsyncUdpSocket, ClientConfig, Connection, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig,
-    UdpPoller, VarInt,
+    ClientConfig, Connection, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
     congestion::{ControllerFactory, CubicConfig},
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
-    udp::{RecvMeta, Transmit},
 };
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use super::{super::endpoint::LOST_AFTER_ROUND_TRIPS, *};
+use crate::transport::paths::{self, Datagrams, Way};
 
 const MS: Duration = Duration::from_millis(1);
 const HELD: Duration = Duration::from_millis(5);
@@ -80,108 +74,6 @@ impl Wire {
     }
 }
 
-/// What is under way to one end of a connection.
-#[derive(Default)]
-struct Inbox {
-    packets: VecDeque<(Instant, Vec<u8>)>,
-    sleep: Option<Pin<Box<Sleep>>>,
-    reader: Option<Waker>,
-}
-
-impl Inbox {
-    fn push(&mut self, due: Instant, bytes: &[u8]) {
-        let before = self.packets.iter().rev().take_while(|packet| packet.0 > due).count();
-        self.packets.insert(self.packets.len() - before, (due, bytes.to_vec()));
-        if let Some(reader) = self.reader.take() {
-            reader.wake();
-        }
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
-        self.reader = Some(cx.waker().clone());
-        let Some((due, _)) = self.packets.front() else { return Poll::Pending };
-        if *due > Instant::now() {
-            let sleep = self.sleep.insert(Box::pin(sleep_until(*due)));
-            ready!(sleep.as_mut().poll(cx));
-        }
-        Poll::Ready(self.packets.pop_front().unwrap().1)
-    }
-}
-
-/// One end of a connection.
-struct Socket {
-    own: SocketAddr,
-    peer: SocketAddr,
-    out: Arc<Mutex<Wire>>,
-    there: Arc<Mutex<Inbox>>,
-    here: Arc<Mutex<Inbox>>,
-}
-
-impl fmt::Debug for Socket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Socket")
-    }
-}
-
-#[derive(Debug)]
-struct Always;
-
-impl UdpPoller for Always {
-    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncUdpSocket for Socket {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Always)
-    }
-
-    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        if let Some(due) = self.out.lock().unwrap().pass(transmit.contents.len()) {
-            self.there.lock().unwrap().push(due, transmit.contents);
-        }
-        Ok(())
-    }
-
-    fn poll_recv(
-        &self,
-        cx: &mut Context<'_>,
-        buffers: &mut [IoSliceMut<'_>],
-        meta: &mut [RecvMeta],
-    ) -> Poll<io::Result<usize>> {
-        let packet = ready!(self.here.lock().unwrap().poll(cx));
-        buffers[0][..packet.len()].copy_from_slice(&packet);
-        meta[0] = RecvMeta { addr: self.peer, len: packet.len(), stride: packet.len(), ..RecvMeta::default() };
-        Poll::Ready(Ok(1))
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.own)
-    }
-}
-
-fn tls() -> (rustls::ServerConfig, rustls::ClientConfig) {
-    let key = rcgen::KeyPair::generate().unwrap();
-    let certificate = rcgen::CertificateParams::new(vec!["peer.test".to_owned()]).unwrap().self_signed(&key).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(certificate.der().clone()).unwrap();
-    let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-    let server = rustls::ServerConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], key)
-        .unwrap();
-    let client = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    (server, client)
-}
-
 /// A connection that sends without end over `out`; what of it has arrived.
 struct Flow {
     arrived: Arc<AtomicU64>,
@@ -195,7 +87,7 @@ impl Flow {
         back: &Arc<Mutex<Wire>>,
         congestion: Arc<dyn ControllerFactory + Send + Sync>,
     ) -> Self {
-        let (server, client) = tls();
+        let (server, client) = paths::tls("peer.test");
         let mut transport = TransportConfig::default();
         transport
             .stream_receive_window(VarInt::from_u32(64 << 20))
@@ -211,21 +103,18 @@ impl Flow {
         client.transport_config(transport);
 
         let [near, far]: [SocketAddr; 2] = [([192, 0, 2, 1], 443).into(), ([192, 0, 2, 2], 5000).into()];
-        let inboxes = [Arc::<Mutex<Inbox>>::default(), Arc::default()];
-        let [to_near, to_far] = &inboxes;
-        let socket = |own, peer, out: &Arc<_>, there: &Arc<_>, here: &Arc<_>| Socket {
-            own,
-            peer,
-            out: Arc::clone(out),
-            there: Arc::clone(there),
-            here: Arc::clone(here),
+        let [to_near, to_far] = [Way::default(), Way::default()];
+        let socket = |own, peer, out: &Arc<Mutex<Wire>>, there: &Way, here: &Way| {
+            let out = Arc::clone(out);
+            let due = move |bytes| out.lock().unwrap().pass(bytes);
+            Datagrams { own, peer, there: Arc::clone(there), here: Arc::clone(here), due }
         };
         let end = |socket, server| {
             let runtime = Arc::new(TokioRuntime);
             Endpoint::new_with_abstract_socket(EndpointConfig::default(), server, Arc::new(socket), runtime).unwrap()
         };
-        let sender = end(socket(far, near, out, to_near, to_far), None);
-        let reader = end(socket(near, far, back, to_far, to_near), Some(server));
+        let sender = end(socket(far, near, out, &to_near, &to_far), None);
+        let reader = end(socket(near, far, back, &to_far, &to_near), Some(server));
         let dialled = sender.connect_with(client, near, "peer.test").unwrap();
         let accepted = async { reader.accept().await.unwrap().await.unwrap() };
         let (connection, accepted) = tokio::join!(dialled, accepted);
