@@ -75,16 +75,24 @@ pub const HEADS_AT_AGENT: usize = 512;
 pub const HEADS_AT_GATEWAY: usize = 16;
 /// How long a stream's head may take to arrive once the stream exists.
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
-/// Period of the liveness probe, at most 15 s (features row T6); it also keeps NAT bindings.
+/// Period of liveness probes while users have streams open, and of the agent's over QUIC always: they also keep the bindings
+/// of NATs, and find out about a gateway that was killed.
 pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
-/// Without any sign of life for so long a tunnel is dead; both ends know within 30 s.
+/// Period of the agent's probe of a tunnel over TCP that nobody uses; the gateway probes where that does not come. Each of
+/// ten thousand costs a processor that has to fetch all that the tunnel is made of.
+pub const IDLE_PERIOD: Duration = Duration::from_secs(15);
+/// Without any sign of life for so long a tunnel is dead, if an answer was waited for [`ANSWER_WITHIN`]; both ends know within
+/// 30 s (features row T6).
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
-/// After so long without a sign of life the peer is asked at once: on QUIC, where it says something every second, and on the
-/// other carriers where a stream is open.
+/// What a peer has at least to answer a probe.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// After so long without a sign of life the peer is asked at once, while a user's stream is open. On QUIC, where an agent
+/// says something every second as long as one is or was a moment ago, also for that moment.
 pub const SUSPECT_AFTER: Duration = Duration::from_secs(2);
 /// Period of the questions to a peer in doubt; a round trip where that takes longer.
 pub const URGENT_PERIOD: Duration = Duration::from_millis(500);
-/// So many questions in a row without any sign of life, and a QUIC tunnel is dead: users are told within 10 s. No sooner,
+/// So many questions in a row without any sign of life, and a QUIC tunnel is dead: users are told within 10 s (and an idle
+/// tunnel is given up within [`PROBE_DEADLINE`]). No sooner,
 /// because open sessions end with it, and a starved machine may say nothing for several seconds; new requests go to
 /// another tunnel from the first unanswered question on.
 pub const URGENT_PROBES: u32 = 14;

@@ -12,9 +12,10 @@ const SLOW_FLOOR: Duration = Duration::from_secs(3);
 /// How long it must have been bad.
 const BAD_FOR: Duration = Duration::from_secs(20);
 
-/// Both ends send a probe at least every 8 s ([`proto::limits::PROBE_PERIOD`]). When nothing at all has come for so long,
-/// the path is probably gone: another is dialled before this one is given up.
-const SILENT_FOR: Duration = Duration::from_secs(10);
+/// When nothing at all has come for so long, and a probe was not answered for some seconds, the path is probably gone:
+/// another is dialled before this one is given up. Of a tunnel that nobody uses nothing comes for
+/// [`proto::limits::IDLE_PERIOD`].
+const SILENT_FOR: Duration = Duration::from_secs(12);
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,9 +47,9 @@ impl Health {
 
     /// Looks at the tunnel.
     pub fn look(&mut self, tunnel: &TunnelHandle, now: Instant) -> Verdict {
-        // On QUIC the gateway answers something every second: its silence is known sooner.
-        let owes = tunnel.suspect() && tunnel.info().carrier == CarrierKind::Quic;
-        if self.is_silent(tunnel.received(), now) || owes {
+        let silent = self.is_silent(tunnel.received(), now);
+        // On QUIC nothing is queued for long: an answer that is owed is a bad sign sooner.
+        if tunnel.suspect() && (silent || tunnel.info().carrier == CarrierKind::Quic) {
             Verdict::Silent
         } else if tunnel.packets().is_some_and(|packets| self.loss.look(packets, now)) {
             Verdict::Leave("a great part of the packets is lost")
@@ -95,7 +96,8 @@ mod tests {
         assert!(!health.is_silent(1, at(60)));
         assert!(!health.is_silent(1, at(68)));
         assert!(!health.is_silent(2, at(69)));
-        assert!(health.is_silent(2, at(79)));
+        assert!(!health.is_silent(2, at(80)));
+        assert!(health.is_silent(2, at(81)));
     }
 
     #[test]

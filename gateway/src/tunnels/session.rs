@@ -9,15 +9,17 @@ use std::{
 use certs::Peer;
 use proto::{transport::loss::Loss, wire::close::CloseCode};
 use rustls::pki_types::CertificateDer;
-use tokio::time::MissedTickBehavior;
 
 use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
 use crate::{agents::tunnel::Exchanges, core::Core, tunnels::registry::LiveTunnel};
 
 /// Agents dial elsewhere within this when the gateway drains.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(1);
-/// How often a tunnel's loss is looked at.
+/// How often a tunnel's loss is looked at, and one's that has sent fewer packets than this since the last look: there is
+/// nothing to judge, and ten thousand idle tunnels have better not wake so often.
 const LOOK: Duration = Duration::from_secs(5);
+const LOOK_IDLE: Duration = Duration::from_secs(30);
+const FEW_PACKETS: u64 = 10;
 /// A certificate that ends later than this is looked at again then.
 const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3600);
 
@@ -71,8 +73,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
     authorities.mark_changed();
     let mut drained = false;
     let mut loss = Loss::new(Instant::now());
-    let mut look = tokio::time::interval(LOOK);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut look_at, mut sent) = (tokio::time::Instant::now() + LOOK, 0);
     // Other carriers than QUIC count no packets.
     let counts = handle.packets().is_some();
     let mut lossy = false;
@@ -97,8 +98,12 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
                 tracing::info!(cluster.id = %tunnel.cluster.id, tunnel = tunnel.id(), code = %drain.code, "agent drains its tunnel");
                 tunnel.set_draining();
             }
-            _ = look.tick(), if counts && !(lossy || drained) => {
-                lossy = handle.packets().is_some_and(|packets| loss.look(packets, Instant::now()));
+            () = tokio::time::sleep_until(look_at), if counts && !(lossy || drained) => {
+                let packets = handle.packets().unwrap_or_default();
+                let idle = packets.sent.saturating_sub(sent) < FEW_PACKETS;
+                look_at = tokio::time::Instant::now() + if idle { LOOK_IDLE } else { LOOK };
+                sent = packets.sent;
+                lossy = loss.look(packets, Instant::now());
                 if lossy {
                     tracing::warn!(cluster.id = %tunnel.cluster.id, tunnel = tunnel.id(), "a great part of the packets to the agent is lost: it is asked to leave this carrier");
                     handle.drain(CloseCode::Carrier, Duration::ZERO);

@@ -148,7 +148,8 @@ impl Link {
         }
     }
 
-    /// What came from the peer so far, on a carrier where an idle peer says something every second; `None` on others.
+    /// What came from the peer so far, on a carrier whose silence means something while the tunnel is in use (QUIC, which
+    /// queues little and is asked every second then); `None` on others.
     pub(crate) fn heard(&self) -> Option<u64> {
         match self {
             Self::Quic(link) => Some(link.heard()),

@@ -27,13 +27,17 @@ use crate::{
 pub struct SessionOptions {
     /// Period of probes.
     pub probe_period: Duration,
-    /// Without any sign of life for so long the tunnel is dead.
+    /// Period of the agent's probes of a tunnel over TCP that nobody uses.
+    pub idle_period: Duration,
+    /// Without any sign of life for so long the tunnel is dead...
     pub probe_deadline: Duration,
+    /// ...if it was asked for one so long ago.
+    pub answer_within: Duration,
     /// After so long without a sign of life the peer is asked at once.
     pub suspect_after: Duration,
     /// Period of the questions then.
     pub urgent_period: Duration,
-    /// So many of them unanswered, and a tunnel whose carrier hears from its peer every second is dead.
+    /// So many of them unanswered, and a tunnel over QUIC is dead.
     pub urgent_probes: u32,
     /// The whole hello.
     pub hello_deadline: Duration,
@@ -43,7 +47,9 @@ impl Default for SessionOptions {
     fn default() -> Self {
         Self {
             probe_period: limits::PROBE_PERIOD,
+            idle_period: limits::IDLE_PERIOD,
             probe_deadline: limits::PROBE_DEADLINE,
+            answer_within: limits::ANSWER_WITHIN,
             suspect_after: limits::SUSPECT_AFTER,
             urgent_period: limits::URGENT_PERIOD,
             urgent_probes: limits::URGENT_PROBES,

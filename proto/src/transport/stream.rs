@@ -305,7 +305,7 @@ impl RecvStream {
         match self.raw.poll_recv(cx) {
             Poll::Ready(Ok(Some(chunk))) => {
                 self.received += chunk.len() as u64;
-                self.lease.shared.received.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+                self.lease.shared.hear(chunk.len());
                 if self.received > self.announced {
                     return Poll::Ready(Err(self.lease.violation("a stream was sent beyond its credit")));
                 }

@@ -34,11 +34,9 @@ use crate::{
 const SOCKET_BUFFER_BYTES: usize = 8 * 1024 * 1024;
 /// Below this a warning is logged once: bursts will be lost.
 const SOCKET_BUFFER_LOW_BYTES: usize = 1024 * 1024;
-/// After the session's own probe has given up, QUIC does too.
+/// After the session's own probe has given up, QUIC does too. The session's probes keep the connection and the bindings of
+/// NATs: there is no keep-alive here.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(25);
-/// An agent says something at least so often: a gateway that has restarted answers with a reset, a NAT that has changed
-/// learns of it.
-const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// What one stream may have in flight before the session's credit is looked at: head and the largest window.
 const STREAM_WINDOW_BYTES: u64 = limits::WINDOW_MAX + 2 * limits::HEAD_BYTES as u64;
 /// Unacknowledged bytes of one connection: several times the product of 1 Gbit/s and 100 ms.
@@ -59,10 +57,10 @@ pub(super) const LOST_AFTER_ROUND_TRIPS: f32 = 1.25;
 /// Streams that a gateway may have open: those that the session counts, the control stream, and those that have ended at one
 /// end only.
 pub(super) const STREAMS_OF_GATEWAY: u32 = limits::STREAMS_PER_TUNNEL + 256;
-/// Streams that an agent may have open at first: its own exchanges are a few dozen at once. quinn keeps places for as many in
-/// two tables from the beginning, 65 bytes each: for thousands that would be half a MiB for every idle tunnel. Where more are
-/// open the number grows with them ([`Link::allow_streams`]).
-const STREAMS_OF_AGENT: u32 = 256;
+/// Streams that an agent may have open at first: more than it has exchanges, of which a few are under way at once. quinn keeps
+/// places for as many in two tables from the beginning, 80 bytes each: 256 are 20 KiB for every idle tunnel, thousands half
+/// a MiB. Where more are open the number grows with them ([`Link::allow_streams`]).
+const STREAMS_OF_AGENT: u32 = 64;
 
 /// How long the gateway waits after one stateless reset until it sends another. No time at all: quinn sends none in place of
 /// those that fall within it, and with its 20 ms a gateway that had restarted told 50 agents in a second that it knew nothing
@@ -293,7 +291,7 @@ fn enlarge_buffers(socket: &UdpSocket) {
     }
 }
 
-fn transport(options: &QuicOptions, peers_streams: u32, keep_alive: Option<Duration>) -> Arc<TransportConfig> {
+fn transport(options: &QuicOptions, peers_streams: u32) -> Arc<TransportConfig> {
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(VarInt::from_u32(PACKETS_PER_ACK)).max_ack_delay(Some(ACK_DELAY));
     let mut config = TransportConfig::default();
@@ -305,7 +303,6 @@ fn transport(options: &QuicOptions, peers_streams: u32, keep_alive: Option<Durat
         .receive_window(window(limits::CARRIER_WINDOW_HELLO))
         .send_window(SEND_WINDOW_BYTES)
         .max_idle_timeout(IdleTimeout::try_from(IDLE_TIMEOUT).ok())
-        .keep_alive_interval(keep_alive)
         .ack_frequency_config(Some(acks))
         .packet_threshold(u32::MAX)
         .time_threshold(LOST_AFTER_ROUND_TRIPS)
@@ -325,7 +322,7 @@ fn server_config(tls: &rustls::ServerConfig, options: &QuicOptions) -> io::Resul
     let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     config
-        .transport_config(transport(options, STREAMS_OF_AGENT, None))
+        .transport_config(transport(options, STREAMS_OF_AGENT))
         .migration(true)
         .max_incoming(INCOMING)
         .incoming_buffer_size(INCOMING_BYTES)
@@ -339,7 +336,7 @@ fn client_config(tls: &rustls::ClientConfig, options: &QuicOptions) -> io::Resul
     tls.enable_early_data = false;
     let crypto = QuicClientConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(transport(options, STREAMS_OF_GATEWAY_AT_FIRST, Some(KEEP_ALIVE)));
+    config.transport_config(transport(options, STREAMS_OF_GATEWAY_AT_FIRST));
     Ok(config)
 }
 

@@ -43,7 +43,7 @@ impl Link {
         Self { connection, _endpoint: endpoint, streams: AtomicU32::new(streams) }
     }
 
-    /// Lets the peer have at least twice as many streams open as there are now; never fewer than before.
+    /// Lets the peer have more than twice as many streams open as there are now; never fewer than before.
     pub(crate) fn allow_streams(&self, open: usize) {
         let wanted = streams_for(open);
         if self.streams.fetch_max(wanted, Ordering::Relaxed) < wanted {
@@ -86,7 +86,7 @@ impl Link {
 /// How many streams a peer may have open that has `open`. In doubling steps: quinn keeps a raise to itself that is not more
 /// than an eighth of the new number, and a peer that waits for it would wait for ever.
 fn streams_for(open: usize) -> u32 {
-    let doubled = u32::try_from(2 * open).ok().and_then(u32::checked_next_power_of_two);
+    let doubled = u32::try_from(2 * open + 1).ok().and_then(u32::checked_next_power_of_two);
     // The last step goes to the end: from the power of two below, that would be too small a one.
     doubled.filter(|&doubled| doubled < STREAMS_OF_GATEWAY / 2).unwrap_or(STREAMS_OF_GATEWAY)
 }

@@ -1,21 +1,21 @@
 //! The task of a tunnel: control messages in and out, streams that the peer opens, probes, the end.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::mpsc,
     time::{Instant, sleep, timeout},
 };
 
 use super::{
     SessionOptions,
     hello::Messages,
-    liveness::{Liveness, Seen, Step},
+    liveness::{LATELY, Liveness, Seen, Step},
     state::{Refused, Shared, Side},
 };
 use crate::{
@@ -46,7 +46,21 @@ pub(super) struct ControlStream {
 }
 
 /// A ping that was sent and not answered.
-type Pending = watch::Sender<Option<(u64, Instant)>>;
+#[derive(Default)]
+struct Pending(Mutex<Option<(u64, Instant)>>);
+
+impl Pending {
+    /// An unanswered one keeps its time, so that a slow path is not measured as a quick one.
+    fn sent(&self, number: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((number, Instant::now()));
+    }
+
+    /// How long the answer took, if it is one: a later pong answers earlier pings too.
+    fn answered(&self, number: u64) -> Option<Duration> {
+        let answered = |(sent, _): &mut (u64, Instant)| *sent <= number;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take_if(answered).map(|(_, at)| at.elapsed())
+    }
+}
 
 /// Starts the tunnel's task. What it gives are the streams that the peer opens.
 pub(super) fn spawn(
@@ -55,7 +69,8 @@ pub(super) fn spawn(
     link: Arc<Link>,
     control: ControlStream,
     options: SessionOptions,
-) -> mpsc::Receiver<Incoming> {
+) -> mpsc::Receiver<Box<Incoming>> {
+    // In boxes: a channel has room for 32 from the beginning, which would be 9 KiB for each idle tunnel.
     let (queue, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let tasks = TaskGroup::new("tunnel");
     let group = tasks.clone();
@@ -83,10 +98,10 @@ async fn run(
     link: Arc<Link>,
     control: ControlStream,
     options: SessionOptions,
-    queue: mpsc::Sender<Incoming>,
+    queue: mpsc::Sender<Box<Incoming>>,
 ) {
     let ControlStream { mut send, mut messages } = control;
-    let pending: Pending = watch::Sender::new(None);
+    let pending = Pending::default();
     let closed = tokio::select! {
         biased;
         closed = shared.wait_ended() => Some(closed),
@@ -94,7 +109,7 @@ async fn run(
         () = write_control(&shared, &mut send) => None,
         () = keep_room(&shared, &link) => None,
         () = accept_streams(side, &shared, &link, &queue) => None,
-        closed = probe(&shared, &link, &pending, &options) => Some(closed),
+        closed = probe(side, &shared, &link, &pending, &options) => Some(closed),
         closed = drained(side, &shared) => Some(closed),
         closed = link.closed() => Some(closed),
     };
@@ -135,27 +150,22 @@ async fn read_control(shared: &Shared, messages: &mut Messages, pending: &Pendin
             Err(RawError::Lost) => return None,
             Err(_) => return Some(protocol("the control stream was broken off")),
         };
-        shared.received.fetch_add(message.len() as u64, Ordering::Relaxed);
+        shared.hear(message.len());
         // A chunk may hold a million of them: others get their turn in between.
         tokio::task::coop::consume_budget().await;
         match Control::decode(message) {
             Ok(Control::Ping(number)) => shared.queue_pong(number),
             Ok(Control::Pong(number)) => {
-                pending.send_if_modified(|pending| match *pending {
-                    // A later pong answers earlier pings too.
-                    Some((sent, at)) if sent <= number => {
-                        shared.set_rtt(at.elapsed());
-                        *pending = None;
-                        true
-                    }
-                    _ => false,
-                });
+                if let Some(took) = pending.answered(number) {
+                    shared.set_rtt(took);
+                    shared.stirred.notify_one();
+                }
             }
             Ok(Control::Window { stream, position }) => shared.peer_window(stream, position),
             Ok(Control::Stop { stream, code }) => shared.peer_stop(stream, code),
             Ok(Control::Drain { code, reconnect_within_ms }) => {
                 let reconnect_within = Duration::from_millis(reconnect_within_ms);
-                shared.drain.send_replace(Some(Drain { code, reconnect_within }));
+                shared.drain.tell(Drain { code, reconnect_within });
             }
             Ok(Control::Close { code, message }) => return Some(Closed { code, message, by_peer: true }),
             Err(error) => return Some(protocol(format!("control message: {error}"))),
@@ -189,7 +199,7 @@ async fn keep_room(shared: &Shared, link: &Link) {
 
 /// Streams that the peer opens; their heads are read side by side, so that a silent one delays no other. Ends when the
 /// carrier fails.
-async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &mpsc::Sender<Incoming>) {
+async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &mpsc::Sender<Box<Incoming>>) {
     let at_once = match side {
         Side::Gateway => limits::HEADS_AT_GATEWAY,
         Side::Agent => limits::HEADS_AT_AGENT,
@@ -204,7 +214,7 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &m
             Some(incoming) = heads.next() => {
                 if let Some(incoming) = incoming {
                     // Full means that nobody accepts; dropping the stream resets it.
-                    let _ = queue.try_send(incoming);
+                    let _ = queue.try_send(Box::new(incoming));
                 }
             }
         }
@@ -228,7 +238,7 @@ async fn admit(shared: &Arc<Shared>, (mut send, mut recv): (RawSend, RawRecv)) -
     };
     match shared.lease_peers(id) {
         Ok(lease) => {
-            shared.received.fetch_add(head.len() as u64, Ordering::Relaxed);
+            shared.hear(head.len());
             let mut stream = stream::stream(lease, (send, recv));
             stream.recv.begin_with(rest);
             Some(Incoming { head, stream })
@@ -279,33 +289,40 @@ async fn read_head(recv: &mut RawRecv) -> Result<(StreamId, Bytes, Bytes), HeadE
 }
 
 /// Sends pings and looks for signs of life; ends when there were none for too long.
-async fn probe(shared: &Shared, link: &Link, pending: &Pending, options: &SessionOptions) -> Closed {
-    let mut liveness = Liveness::new(options, Instant::now());
+async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, options: &SessionOptions) -> Closed {
+    let mut liveness = Liveness::new(side, options, Instant::now());
     let mut number = 0u64;
     loop {
+        // First whether somebody waits: who sees that nobody does sees since when.
+        let waiting = shared.is_waited_on();
         let seen = Seen {
-            session: shared.received.load(Ordering::Relaxed),
+            received: shared.received(),
+            heard: shared.heard(),
             carrier: link.heard(),
             rtt: shared.rtt(),
-            waiting: shared.open_streams() > 0,
+            waiting,
+            lately: shared.was_waited_on(LATELY),
         };
         match liveness.look(seen, Instant::now()) {
             Step::Wait => {}
             Step::Dead => return Closed { code: CloseCode::Dead, message: String::new(), by_peer: false },
             Step::Ask => {
                 number += 1;
-                // An unanswered one keeps its time, so that a slow path is not measured as a quick one.
-                if pending.borrow().is_none() {
-                    pending.send_replace(Some((number, Instant::now())));
-                }
+                pending.sent(number);
                 shared.queue_ping(number);
             }
         }
-        shared.suspect.store(liveness.suspect(), Ordering::Relaxed);
+        shared.set_suspect(liveness.suspect());
+        if liveness.is_idle() && !shared.rest() {
+            shared.rise();
+            continue;
+        }
         tokio::select! {
             () = sleep(liveness.next()) => {}
+            () = shared.stirred.notified() => {}
             () = shared.doubted.notified() => liveness.doubt(),
         }
+        shared.rise();
     }
 }
 
@@ -315,9 +332,7 @@ async fn drained(side: Side, shared: &Shared) -> Closed {
     if side != Side::Gateway {
         std::future::pending::<()>().await;
     }
-    let mut drain = shared.drain.subscribe();
-    // The sender lives as long as `shared`.
-    let _ = drain.wait_for(Option::is_some).await;
+    shared.drain.wait().await;
     while shared.open_streams() > 0 {
         shared.idle.notified().await;
     }

@@ -3,6 +3,7 @@
 //! Locks here are taken when a stream opens or ends and when a control message is queued (at most once per half a
 //! window), never per chunk.
 
+mod life;
 mod room;
 
 use std::{
@@ -16,11 +17,12 @@ use std::{
 
 use bytes::BytesMut;
 use futures_util::task::AtomicWaker;
-use tokio::sync::{Notify, watch};
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     ids::StreamId,
     limits,
+    process::Told,
     transport::{Closed, Drain, OpenError, StreamError},
     wire::{
         close::{CloseCode, StreamCode},
@@ -155,15 +157,26 @@ pub(crate) struct Shared {
     pub(crate) room_wanted: Notify,
     /// Senders that wait for room in the carrier.
     blocked: AtomicUsize,
-    /// Bytes received on any stream: the sign of life.
-    pub(crate) received: AtomicU64,
+    /// Bytes received on any stream.
+    received: AtomicU64,
+    begun: Instant,
+    /// When the last of them came, in microseconds since then: the sign of life.
+    heard_us: AtomicU64,
+    /// Open streams that the gateway opened: somebody may wait for what comes on them.
+    waiting: AtomicUsize,
+    /// When the last of them ended, in microseconds; 0: there was none.
+    used_us: AtomicU64,
+    /// Nobody looks at the peer for long, until a stream of the gateway's opens;
+    resting: AtomicBool,
+    /// which is told here, as is that the peer has answered.
+    pub(crate) stirred: Notify,
     rtt_us: AtomicU64,
     /// The peer owes a sign of life.
-    pub(crate) suspect: AtomicBool,
+    suspect: AtomicBool,
     /// Told to ask the peer at once.
     pub(crate) doubted: Notify,
-    pub(crate) closed: watch::Sender<Option<Closed>>,
-    pub(crate) drain: watch::Sender<Option<Drain>>,
+    closed: Told<Closed>,
+    pub(crate) drain: Told<Drain>,
     /// Told when the last stream ended.
     pub(crate) idle: Notify,
 }
@@ -215,18 +228,24 @@ impl Shared {
             room_wanted: Notify::new(),
             blocked: AtomicUsize::new(0),
             received: AtomicU64::new(0),
+            begun: Instant::now(),
+            heard_us: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            used_us: AtomicU64::new(0),
+            resting: AtomicBool::new(false),
+            stirred: Notify::new(),
             rtt_us: AtomicU64::new(micros(rtt)),
             suspect: AtomicBool::new(false),
             doubted: Notify::new(),
-            closed: watch::Sender::new(None),
-            drain: watch::Sender::new(None),
+            closed: Told::default(),
+            drain: Told::default(),
             idle: Notify::new(),
         }
     }
 
     /// Takes a place and an id for a stream that this end opens.
     pub(crate) fn lease(self: &Arc<Self>) -> Result<Arc<Lease>, OpenError> {
-        if self.drain.borrow().is_some() {
+        if self.drain.is_told() {
             return Err(OpenError::Draining);
         }
         if !self.count() {
@@ -239,7 +258,8 @@ impl Shared {
             state.set_lost(code);
         }
         table.live.insert(id, state.clone());
-        Ok(Arc::new(Lease { shared: self.clone(), state, growth: AtomicU64::new(0) }))
+        drop(table);
+        Ok(self.leased(state))
     }
 
     /// Takes a place for a stream that the peer opened as `id`.
@@ -264,7 +284,15 @@ impl Shared {
             state.set_stopped(code);
         }
         table.live.insert(id, state.clone());
-        Ok(Arc::new(Lease { shared: self.clone(), state, growth: AtomicU64::new(0) }))
+        drop(table);
+        Ok(self.leased(state))
+    }
+
+    fn leased(self: &Arc<Self>, state: Arc<StreamState>) -> Arc<Lease> {
+        if Side::Gateway.owns(state.id) {
+            self.begin_waiting();
+        }
+        Arc::new(Lease { shared: self.clone(), state, growth: AtomicU64::new(0) })
     }
 
     fn count(&self) -> bool {
@@ -326,13 +354,7 @@ impl Shared {
     /// Ends the tunnel, whoever is first: all that is pending fails at once. Whether this call was first.
     pub(crate) fn end(&self, closed: Closed) -> bool {
         let code = closed.code;
-        let first = self.closed.send_if_modified(|state| {
-            let first = state.is_none();
-            if first {
-                *state = Some(closed);
-            }
-            first
-        });
+        let first = self.closed.tell_first(closed);
         if first {
             let mut table = lock(&self.table);
             table.lost = Some(code);
@@ -347,16 +369,12 @@ impl Shared {
 
     /// Why the tunnel ended, once it has.
     pub(crate) fn ended(&self) -> Option<Closed> {
-        self.closed.borrow().clone()
+        self.closed.get()
     }
 
     /// Waits until the tunnel has ended, and says why.
     pub(crate) async fn wait_ended(&self) -> Closed {
-        let mut closed = self.closed.subscribe();
-        // What `wait_for` gives is a read lock. It must be gone before anybody reads again: a writer that comes in between
-        // waits for the first reader, and the second reader waits for the writer.
-        let _ = closed.wait_for(Option::is_some).await;
-        self.ended().unwrap_or(Closed { code: CloseCode::Lost, message: String::new(), by_peer: false })
+        self.closed.wait().await
     }
 
     pub(crate) fn rtt(&self) -> Option<Duration> {
@@ -497,6 +515,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        if Side::Gateway.owns(self.state.id) {
+            self.shared.end_waiting();
+        }
         lock(&self.shared.table).live.remove(&self.state.id);
         self.shared.growth.fetch_sub(self.growth.load(Ordering::Acquire), Ordering::AcqRel);
         if self.shared.open.fetch_sub(1, Ordering::AcqRel) == 1 {

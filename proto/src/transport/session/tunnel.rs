@@ -19,7 +19,7 @@ pub(super) struct SessionTunnel {
     info: TunnelInfo,
     shared: Arc<Shared>,
     link: Arc<Link>,
-    accepted: Mutex<mpsc::Receiver<Incoming>>,
+    accepted: Mutex<mpsc::Receiver<Box<Incoming>>>,
 }
 
 impl SessionTunnel {
@@ -27,7 +27,7 @@ impl SessionTunnel {
         info: TunnelInfo,
         shared: Arc<Shared>,
         link: Arc<Link>,
-        accepted: mpsc::Receiver<Incoming>,
+        accepted: mpsc::Receiver<Box<Incoming>>,
     ) -> Self {
         Self { info, shared, link, accepted: Mutex::new(accepted) }
     }
@@ -77,7 +77,7 @@ impl Tunnel for SessionTunnel {
                 biased;
                 closed = self.shared.wait_ended() => Err(closed),
                 incoming = accepted.recv() => match incoming {
-                    Some(incoming) => Ok(incoming),
+                    Some(incoming) => Ok(*incoming),
                     None => Err(self.shared.wait_ended().await),
                 },
             }
@@ -90,14 +90,7 @@ impl Tunnel for SessionTunnel {
     }
 
     fn draining(&self) -> BoxFuture<'_, Drain> {
-        async {
-            let mut drain = self.shared.drain.subscribe();
-            match drain.wait_for(Option::is_some).await.ok().and_then(|drain| drain.clone()) {
-                Some(drain) => drain,
-                None => std::future::pending().await,
-            }
-        }
-        .boxed()
+        self.shared.drain.wait().boxed()
     }
 
     fn close(&self, code: CloseCode, message: &str) {
@@ -121,11 +114,11 @@ impl Tunnel for SessionTunnel {
     }
 
     fn received(&self) -> u64 {
-        self.shared.received.load(std::sync::atomic::Ordering::Relaxed)
+        self.shared.received()
     }
 
     fn suspect(&self) -> bool {
-        self.shared.suspect.load(std::sync::atomic::Ordering::Relaxed)
+        self.shared.is_suspect()
     }
 
     fn probe(&self) {
