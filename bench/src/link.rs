@@ -98,6 +98,11 @@ impl Link {
         self.command_in(PLACES[seat.place()], &[], seat, program)
     }
 
+    /// The same for a process that stands for many machines: it gives way to load and upstream where they share a processor.
+    pub fn crowd_command(&self, seat: Seat, program: &Path) -> Command {
+        self.command_in(PLACES[seat.place()], &["nice", "-n", "10"], seat, program)
+    }
+
     /// A command beside the network, at the processor of a seat, which may outlive this process.
     pub fn command_of_host(&self, seat: Seat, program: &Path) -> Command {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);

@@ -106,7 +106,7 @@ impl Fleet {
             rate: RATE,
         };
         // Apart from the gateway's processor.
-        let mut command = bench.link.command(Seat::Upstream, &std::env::current_exe()?);
+        let mut command = bench.link.crowd_command(Seat::Upstream, &std::env::current_exe()?);
         command.arg("agents");
         Ok((Dialogue::start("agents", command)?, plan))
     }
