@@ -64,9 +64,10 @@ pub const CARRIER_QUEUE_BYTES: usize = 512 * 1024;
 /// for room before it is open. A peer that gives none would make us keep them for as long as the connection lasts, also
 /// when their streams are over.
 pub const HEADS_QUEUED_BYTES: usize = 1024 * 1024;
-/// Parked streams that the gateway keeps ready for an agent on the HTTP/2 carriers: with the control stream as many as h2
-/// makes room for at once. The stock grows where an agent takes them faster.
-pub const PARKED_STREAMS: usize = 3;
+/// Parked streams that the gateway keeps ready for an agent on the HTTP/2 carriers: with the control stream, and the agent's
+/// question for news that always waits, as many as h2 makes room for at once. The stock grows where an agent takes them
+/// faster.
+pub const PARKED_STREAMS: usize = 2;
 /// How long the hello may take from the first byte to the last.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// Heads of streams that the gateway opened that the agent reads at once; each may hold [`HEAD_BYTES`] and a chunk.

@@ -1,10 +1,12 @@
 //! The two ends of an HTTP/2 session, each with the task that drives it.
 
 use std::{
+    pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -14,10 +16,11 @@ use h2::{client, server};
 use http::{Method, Request, Version};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{Mutex, mpsc, watch},
+    sync::{Mutex, Notify, mpsc},
+    time::Instant,
 };
 
-use super::streams::{self, Body, RawPair};
+use super::streams::{self, Graves, RawPair};
 use crate::{
     limits,
     process::{TaskGroup, Told},
@@ -37,7 +40,7 @@ const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STREAMS_MAX as 
 /// of 20 closes the connection; without a bound it is open to rapid reset (CVE-2023-44487).
 const RESET_STREAMS: usize = 16 * 1024;
 /// How long frames that crossed a reset on the wire are forgiven, and how long a stopped writer may take to end.
-const RESET_REMEMBERED: Duration = Duration::from_secs(30);
+pub(super) const RESET_REMEMBERED: Duration = Duration::from_secs(30);
 /// h2's allowance for small DATA frames not read yet, in bytes of overhead: the heads of all streams at once.
 const SMALL_FRAMES_BYTES: usize = 2 * 256 * STREAMS as usize;
 /// Pause before streams are parked in the place of those that the agent reset.
@@ -49,12 +52,10 @@ const PATH_STREAM: &str = "/s";
 const PATH_PARKED: &str = "/p";
 
 pub(crate) struct Link {
-    opener: Opener,
-    /// In boxes: a channel has room for 32 from the beginning.
-    accepted: Mutex<mpsc::Receiver<Box<RawPair>>>,
+    side: Side,
     closed: Arc<Told<Closed>>,
-    /// The connection's window, for the driver to set.
-    window: watch::Sender<u32>,
+    /// For the driver to set.
+    window: Arc<Window>,
     /// Bytes of heads that were queued without room and are not sent yet.
     queued: Arc<AtomicUsize>,
     /// What drives the session; ends with the link.
@@ -88,11 +89,18 @@ impl Drop for QueuedHead {
     }
 }
 
-enum Opener {
-    /// The gateway sends requests.
-    Request(client::SendRequest<Bytes>, mpsc::Sender<Box<Body>>),
-    /// The agent takes parked ones.
-    Parked(Mutex<mpsc::Receiver<Box<RawPair>>>),
+enum Side {
+    /// Sends requests, and parks some for the agent.
+    Gateway { requests: client::SendRequest<Bytes>, graves: Graves, parker: Mutex<Box<Parker>> },
+    /// Takes them. In boxes: a channel has room for 32 from the beginning.
+    Agent { accepted: Mutex<mpsc::Receiver<Box<RawPair>>>, parked: Mutex<mpsc::Receiver<Box<RawPair>>> },
+}
+
+/// The connection's window that the session wants, and the driver that it is told.
+#[derive(Default)]
+struct Window {
+    bytes: AtomicU32,
+    changed: Notify,
 }
 
 /// The gateway's end. `io` is the TLS stream after its handshake.
@@ -104,33 +112,18 @@ where
     let (requests, connection) = deadline(client_builder().handshake(io)).await?;
     // In a box, or each future that it is handed on to has room for it.
     let connection = Box::new(connection);
-    let (park, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let closed = Arc::new(Told::default());
     let end = End(Arc::clone(&closed));
-    let (window, wanted) = watch::channel(0);
-    let mut known = wanted.clone();
+    let window = Arc::<Window>::default();
+    let wanted = Arc::clone(&window);
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
         let error = cork.drive(drive(connection, wanted)).await;
         end.0.tell_first(lost(error));
     });
-    let (bury, buried) = mpsc::channel(STREAMS as usize);
-    let (requests_of_parker, bury_of_parker) = (requests.clone(), bury.clone());
-    tasks.spawn("parker", async move {
-        // A larger window is the session's word that the peer's hello was accepted; before that it gets nothing.
-        if known.changed().await.is_ok() {
-            keep_parked(requests_of_parker, park, bury_of_parker).await;
-        }
-    });
-    tasks.spawn("digger", read_out(buried));
-    let link = Link {
-        opener: Opener::Request(requests, bury),
-        accepted: Mutex::new(accepted),
-        closed,
-        window,
-        tasks,
-        queued: Arc::default(),
-    };
+    let graves = Graves(tasks.clone());
+    let parker = Mutex::new(Box::new(Parker::new(requests.clone(), graves.clone())));
+    let link = Link { side: Side::Gateway { requests, graves, parker }, closed, window, tasks, queued: Arc::default() };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
 
@@ -145,15 +138,15 @@ where
     let (park, parked) = mpsc::channel(STREAMS as usize);
     let closed = Arc::new(Told::default());
     let end = End(Arc::clone(&closed));
-    let (window, wanted) = watch::channel(0);
+    let window = Arc::<Window>::default();
+    let wanted = Arc::clone(&window);
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
         let error = cork.drive(serve(connection, wanted, accept, park)).await;
         end.0.tell_first(lost(error));
     });
     let link = Link {
-        opener: Opener::Parked(Mutex::new(parked)),
-        accepted: Mutex::new(accepted),
+        side: Side::Agent { accepted: Mutex::new(accepted), parked: Mutex::new(parked) },
         closed,
         window,
         tasks,
@@ -228,71 +221,93 @@ async fn send(
     requests.clone().ready().await?.send_request(request(path), false)
 }
 
-/// Keeps the stock of parked streams filled; it grows while the agent takes them faster than one at a time.
-async fn keep_parked(
-    requests: client::SendRequest<Bytes>,
-    accepted: mpsc::Sender<Box<RawPair>>,
-    bury: mpsc::Sender<Box<Body>>,
-) {
-    let mut parked = FuturesUnordered::new();
-    let mut stock = limits::PARKED_STREAMS;
-    loop {
-        while parked.len() < stock {
-            let Ok((answer, body)) = send(&requests, PATH_PARKED).await else { return };
-            parked.push(answer.map(|answer| (answer, body)));
-        }
-        let (mut taken, mut reset) = (0, false);
-        let mut next = parked.next().await;
-        while let Some((answer, body)) = next.take() {
-            taken += 1;
-            match answer {
-                // The queue has room for every stream that a tunnel may have; dropping one over it resets it.
-                Ok(answer) => {
-                    let _ = accepted.try_send(Box::new(streams::parked_pair(body, answer.into_body(), bury.clone())));
-                }
-                Err(error) if error.is_reset() => reset = true,
-                Err(_) => return,
-            }
-            next = parked.next().now_or_never().flatten();
-        }
-        if reset {
-            // An agent seldom resets what it was given; one that always does would keep both ends busy.
-            tokio::time::sleep(PARK_AGAIN_AFTER).await;
-        }
-        if taken * 2 > stock {
-            stock = (stock * 2).min(limits::PARKED_STREAMS_MAX);
-        }
+/// A parked stream, until the agent opens it.
+struct Parked {
+    answer: client::ResponseFuture,
+    body: Option<h2::SendStream<Bytes>>,
+}
+
+impl Future for Parked {
+    type Output = Result<(h2::SendStream<Bytes>, h2::RecvStream), h2::Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answer = ready!(Pin::new(&mut self.answer).poll(cx))?;
+        let body = self.body.take().expect("a future is not polled after its end");
+        Poll::Ready(Ok((body, answer.into_body())))
     }
 }
 
-/// Reads stopped halves out to their ends. If they were dropped instead, h2 as a client would reset the stream with
-/// CANCEL and discard what is still queued in the other direction, though it was finished (h2 as a server resets with
-/// NO_ERROR, which sends what is queued first). The peer's writer has been told to stop, so that this is short.
-async fn read_out(mut buried: mpsc::Receiver<Box<Body>>) {
-    let mut reading = FuturesUnordered::new();
-    loop {
-        tokio::select! {
-            body = buried.recv() => match body {
-                Some(body) => reading.push(tokio::time::timeout(RESET_REMEMBERED, body.read_out())),
-                None => return,
-            },
-            Some(_) = reading.next() => {}
+/// The streams that the gateway keeps parked for its agent. Nothing is parked before the first is asked for: that is the
+/// session's word that the peer's hello was accepted.
+struct Parker {
+    requests: client::SendRequest<Bytes>,
+    graves: Graves,
+    parked: FuturesUnordered<Parked>,
+    /// So many are kept; it grows while the agent takes them faster than one at a time.
+    stock: usize,
+    /// Taken since the stock was filled, and whether one of them was reset.
+    taken: usize,
+    reset: bool,
+    /// Nothing is parked until then.
+    again: Option<Instant>,
+}
+
+impl Parker {
+    fn new(requests: client::SendRequest<Bytes>, graves: Graves) -> Self {
+        let parked = FuturesUnordered::new();
+        Self { requests, graves, parked, stock: limits::PARKED_STREAMS, taken: 0, reset: false, again: None }
+    }
+
+    /// The next stream that the agent opens. Cancel-safe.
+    async fn next(&mut self) -> Result<RawPair, RawError> {
+        loop {
+            // All that the agent has taken, before others are parked in their place.
+            let taken = match self.parked.next().now_or_never().flatten() {
+                Some(taken) => taken,
+                None => {
+                    self.fill().await?;
+                    self.parked.next().await.ok_or(RawError::Lost)?
+                }
+            };
+            self.taken += 1;
+            match taken {
+                Ok((body, answer)) => return Ok(streams::parked_pair(body, answer, self.graves.clone())),
+                Err(error) if error.is_reset() => self.reset = true,
+                Err(_) => return Err(RawError::Lost),
+            }
         }
+    }
+
+    async fn fill(&mut self) -> Result<(), RawError> {
+        if std::mem::take(&mut self.taken) * 2 > self.stock {
+            self.stock = (self.stock * 2).min(limits::PARKED_STREAMS_MAX);
+        }
+        if std::mem::take(&mut self.reset) {
+            // An agent seldom resets what it was given; one that always does would keep both ends busy.
+            self.again = Some(Instant::now() + PARK_AGAIN_AFTER);
+        }
+        if let Some(again) = self.again {
+            // In a box: seldom.
+            Box::pin(tokio::time::sleep_until(again)).await;
+            self.again = None;
+        }
+        while self.parked.len() < self.stock {
+            let (answer, body) = send(&self.requests, PATH_PARKED).await.map_err(|_| RawError::Lost)?;
+            self.parked.push(Parked { answer, body: Some(body) });
+        }
+        Ok(())
     }
 }
 
 /// Drives the gateway's end until the connection is over, at the window that is wanted.
-async fn drive<T>(
-    mut connection: Box<client::Connection<T, Bytes>>,
-    mut wanted: watch::Receiver<u32>,
-) -> Option<h2::Error>
+async fn drive<T>(mut connection: Box<client::Connection<T, Bytes>>, wanted: Arc<Window>) -> Option<h2::Error>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     loop {
         tokio::select! {
             biased;
-            Ok(()) = wanted.changed() => connection.set_target_window_size(*wanted.borrow_and_update()),
+            () = wanted.changed.notified() => connection.set_target_window_size(wanted.bytes.load(Ordering::Acquire)),
             result = &mut connection => return result.err(),
         }
     }
@@ -301,7 +316,7 @@ where
 /// Sorts what the gateway sends into streams it opens and streams it parks; ends with the connection.
 async fn serve<T>(
     mut connection: Box<server::Connection<T, Bytes>>,
-    mut wanted: watch::Receiver<u32>,
+    wanted: Arc<Window>,
     accept: mpsc::Sender<Box<RawPair>>,
     park: mpsc::Sender<Box<RawPair>>,
 ) -> Option<h2::Error>
@@ -311,8 +326,8 @@ where
     loop {
         let accepted = tokio::select! {
             biased;
-            Ok(()) = wanted.changed() => {
-                connection.set_target_window_size(*wanted.borrow_and_update());
+            () = wanted.changed.notified() => {
+                connection.set_target_window_size(wanted.bytes.load(Ordering::Acquire));
                 continue;
             }
             accepted = connection.accept() => accepted,
@@ -339,12 +354,12 @@ fn lost(error: Option<h2::Error>) -> Closed {
 
 impl Link {
     pub(crate) async fn open(&self) -> Result<RawPair, RawError> {
-        match &self.opener {
-            Opener::Request(requests, bury) => {
+        match &self.side {
+            Side::Gateway { requests, graves, .. } => {
                 let (answer, body) = send(requests, PATH_STREAM).await.map_err(|_| RawError::Lost)?;
-                Ok(streams::opened_pair(body, answer, bury.clone()))
+                Ok(streams::opened_pair(body, answer, graves.clone()))
             }
-            Opener::Parked(parked) => parked.lock().await.recv().await.map(|pair| *pair).ok_or(RawError::Lost),
+            Side::Agent { parked, .. } => parked.lock().await.recv().await.map(|pair| *pair).ok_or(RawError::Lost),
         }
     }
 
@@ -363,7 +378,10 @@ impl Link {
     }
 
     pub(crate) async fn accept(&self) -> Result<RawPair, RawError> {
-        self.accepted.lock().await.recv().await.map(|pair| *pair).ok_or(RawError::Lost)
+        match &self.side {
+            Side::Gateway { parker, .. } => parker.lock().await.next().await,
+            Side::Agent { accepted, .. } => accepted.lock().await.recv().await.map(|pair| *pair).ok_or(RawError::Lost),
+        }
     }
 
     pub(crate) async fn closed(&self) -> Closed {
@@ -371,7 +389,9 @@ impl Link {
     }
 
     pub(crate) fn allow(&self, bytes: u64) {
-        self.window.send_replace(u32::try_from(bytes).map_or(MAX_WINDOW, |bytes| bytes.min(MAX_WINDOW)));
+        let bytes = u32::try_from(bytes).map_or(MAX_WINDOW, |bytes| bytes.min(MAX_WINDOW));
+        self.window.bytes.store(bytes, Ordering::Release);
+        self.window.changed.notify_one();
     }
 
     pub(crate) fn close(&self, _code: CloseCode, _message: &str) {

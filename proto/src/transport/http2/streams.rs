@@ -8,9 +8,10 @@ use std::{
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::ResponseFuture, server::SendResponse};
 use http::Response;
-use tokio::sync::mpsc;
 
+use super::connection::RESET_REMEMBERED;
 use crate::{
+    process::TaskGroup,
     transport::carrier::{RawError, RawRecv, RawSend},
     wire::close::StreamCode,
 };
@@ -18,13 +19,13 @@ use crate::{
 pub(super) type RawPair = (RawSend, RawRecv);
 
 /// A stream that the gateway opened, at the gateway.
-pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, bury: mpsc::Sender<Box<Body>>) -> RawPair {
-    pair(H2Send::Body(body), Body::Waiting(answer), Some(bury))
+pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, graves: Graves) -> RawPair {
+    pair(H2Send::Body(body), Body::Waiting(answer), Some(graves))
 }
 
 /// A parked stream that the agent opened, at the gateway.
-pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, bury: mpsc::Sender<Box<Body>>) -> RawPair {
-    pair(H2Send::Body(body), Body::Here(answer), Some(bury))
+pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, graves: Graves) -> RawPair {
+    pair(H2Send::Body(body), Body::Here(answer), Some(graves))
 }
 
 /// Any stream at the agent.
@@ -32,8 +33,8 @@ pub(super) fn accepted_pair(respond: SendResponse<Bytes>, body: RecvStream) -> R
     pair(H2Send::NotBegun(respond), Body::Here(body), None)
 }
 
-fn pair(send: H2Send, body: Body, bury: Option<mpsc::Sender<Box<Body>>>) -> RawPair {
-    (RawSend::Http2(send), RawRecv::Http2(H2Recv { body, bury }))
+fn pair(send: H2Send, body: Body, graves: Option<Graves>) -> RawPair {
+    (RawSend::Http2(send), RawRecv::Http2(H2Recv { body, graves }))
 }
 
 pub(crate) enum H2Send {
@@ -125,13 +126,32 @@ impl H2Send {
     }
 }
 
+/// Reads stopped halves out to their ends, each in a task of the connection's. If they were dropped instead, h2 as a client
+/// would reset the stream with CANCEL and discard what is still queued in the other direction, though it was finished (h2 as
+/// a server resets with NO_ERROR, which sends what is queued first). The peer's writer has been told to stop, so that this
+/// is short.
+#[derive(Clone)]
+pub(super) struct Graves(pub(super) TaskGroup);
+
+impl Graves {
+    fn read_out(&self, body: Body) {
+        if tokio::runtime::Handle::try_current().is_err() {
+            // Dropped when the runtime has ended: so has the connection.
+            return;
+        }
+        self.0.spawn("digger", async move {
+            let _ = tokio::time::timeout(RESET_REMEMBERED, body.read_out()).await;
+        });
+    }
+}
+
 pub(crate) struct H2Recv {
     body: Body,
     /// Where a stopped half is read out, at the gateway.
-    bury: Option<mpsc::Sender<Box<Body>>>,
+    graves: Option<Graves>,
 }
 
-pub(super) enum Body {
+enum Body {
     /// The answer's headers are not here yet.
     Waiting(ResponseFuture),
     Here(RecvStream),
@@ -164,7 +184,7 @@ impl Body {
     }
 
     /// Reads to the end, whichever it is.
-    pub(super) async fn read_out(mut self) {
+    async fn read_out(mut self) {
         while let Ok(Some(_)) = std::future::poll_fn(|cx| self.poll_recv(cx)).await {}
     }
 }
@@ -176,9 +196,8 @@ impl H2Recv {
 
     pub(crate) fn stop(&mut self, _code: StreamCode, broken: bool) -> bool {
         let body = std::mem::replace(&mut self.body, Body::Stopped);
-        if let (Some(bury), false) = (&self.bury, broken) {
-            // The queue has room for every stream that a connection may have.
-            let _ = bury.try_send(Box::new(body));
+        if let (Some(graves), false) = (&self.graves, broken) {
+            graves.read_out(body);
         }
         false
     }
