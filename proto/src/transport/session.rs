@@ -5,6 +5,7 @@
 
 mod driver;
 mod hello;
+mod incoming;
 mod liveness;
 pub(crate) mod state;
 mod tunnel;

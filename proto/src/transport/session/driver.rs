@@ -6,15 +6,13 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use futures_util::{StreamExt, stream::FuturesUnordered};
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep, timeout},
-};
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     SessionOptions,
     hello::Messages,
+    incoming::Queue,
     liveness::{LATELY, Liveness, Seen, Step},
     state::{Refused, Shared, Side},
 };
@@ -69,14 +67,15 @@ pub(super) fn spawn(
     link: Arc<Link>,
     control: ControlStream,
     options: SessionOptions,
-) -> mpsc::Receiver<Box<Incoming>> {
-    // In boxes: a channel has room for 32 from the beginning, which would be 9 KiB for each idle tunnel.
-    let (queue, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
+) -> Arc<Queue<Incoming>> {
+    let queue = Arc::<Queue<Incoming>>::default();
+    let accepted = Arc::clone(&queue);
     let tasks = TaskGroup::new("tunnel");
     let group = tasks.clone();
+    let mut session = Session { side, shared, link, control, options, queue, pending: Pending::default() };
     tasks.spawn("session", async move {
-        let _ended = EndOnPanic(shared.clone());
-        run(side, shared, link, control, options, queue).await;
+        let _ended = EndOnPanic(Arc::clone(&session.shared));
+        session.run().await;
         // Only this task owns the group: it has to outlive the tunnel's handle to say why the tunnel ends.
         drop(group);
     });
@@ -92,45 +91,52 @@ impl Drop for EndOnPanic {
     }
 }
 
-async fn run(
+/// What the tunnel's task works with.
+struct Session {
     side: Side,
     shared: Arc<Shared>,
     link: Arc<Link>,
     control: ControlStream,
     options: SessionOptions,
-    queue: mpsc::Sender<Box<Incoming>>,
-) {
-    let ControlStream { mut send, mut messages } = control;
-    let pending = Pending::default();
-    let closed = tokio::select! {
-        biased;
-        closed = shared.wait_ended() => Some(closed),
-        closed = read_control(&shared, &mut messages, &pending) => closed,
-        () = write_control(&shared, &mut send) => None,
-        () = keep_room(&shared, &link) => None,
-        () = accept_streams(side, &shared, &link, &queue) => None,
-        closed = probe(side, &shared, &link, &pending, &options) => Some(closed),
-        closed = drained(side, &shared) => Some(closed),
-        closed = link.closed() => Some(closed),
-    };
-    // A loop that ended because the carrier failed leaves it to the carrier to say why.
-    let closed = match closed {
-        Some(closed) => closed,
-        None => timeout(limits::CLOSE_LINGER, link.closed()).await.unwrap_or_else(|_| lost()),
-    };
-    shared.end(closed);
-    let closed = shared.ended().unwrap_or_else(lost);
-    if !closed.by_peer && !link.close_is_told() && !matches!(closed.code, CloseCode::Dead | CloseCode::Lost) {
-        // Let the peer read why before the connection goes; it closes on its side.
-        let told = Control::Close { code: closed.code, message: closed.message.clone() }.encode().freeze();
-        let _ = timeout(limits::CLOSE_LINGER, async {
-            if send.send_all(told).await.is_ok() {
-                link.closed().await;
-            }
-        })
-        .await;
+    queue: Arc<Queue<Incoming>>,
+    pending: Pending,
+}
+
+impl Session {
+    /// Borrows what it works with: an async function has room for its arguments and again for the variables that they
+    /// become.
+    async fn run(&mut self) {
+        let Self { side, shared, link, control: ControlStream { send, messages }, options, queue, pending } = self;
+        let closed = tokio::select! {
+            biased;
+            closed = shared.wait_ended() => Some(closed),
+            closed = read_control(shared, messages, pending) => closed,
+            () = write_control(shared, send) => None,
+            () = keep_room(shared, link) => None,
+            () = accept_streams(*side, shared, link, queue) => None,
+            closed = probe(*side, shared, link, pending, options) => Some(closed),
+            closed = drained(*side, shared) => Some(closed),
+            closed = link.closed() => Some(closed),
+        };
+        // A loop that ended because the carrier failed leaves it to the carrier to say why.
+        let closed = match closed {
+            Some(closed) => closed,
+            None => timeout(limits::CLOSE_LINGER, link.closed()).await.unwrap_or_else(|_| lost()),
+        };
+        shared.end(closed);
+        let closed = shared.ended().unwrap_or_else(lost);
+        if !closed.by_peer && !link.close_is_told() && !matches!(closed.code, CloseCode::Dead | CloseCode::Lost) {
+            // Let the peer read why before the connection goes; it closes on its side.
+            let told = Control::Close { code: closed.code, message: closed.message.clone() }.encode().freeze();
+            let _ = timeout(limits::CLOSE_LINGER, async {
+                if send.send_all(told).await.is_ok() {
+                    link.closed().await;
+                }
+            })
+            .await;
+        }
+        link.close(closed.code, &closed.message);
     }
-    link.close(closed.code, &closed.message);
 }
 
 fn lost() -> Closed {
@@ -199,7 +205,7 @@ async fn keep_room(shared: &Shared, link: &Link) {
 
 /// Streams that the peer opens; their heads are read side by side, so that a silent one delays no other. Ends when the
 /// carrier fails.
-async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &mpsc::Sender<Box<Incoming>>) {
+async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Queue<Incoming>) {
     let at_once = match side {
         Side::Gateway => limits::HEADS_AT_GATEWAY,
         Side::Agent => limits::HEADS_AT_AGENT,
@@ -208,13 +214,14 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &m
     loop {
         tokio::select! {
             raw = link.accept(), if heads.len() < at_once => match raw {
-                Ok(raw) => heads.push(admit(shared, raw)),
+                // In a box, or the empty list has room for one.
+                Ok(raw) => heads.push(admit(shared, raw).boxed()),
                 Err(_) => return,
             },
             Some(incoming) = heads.next() => {
                 if let Some(incoming) = incoming {
                     // Full means that nobody accepts; dropping the stream resets it.
-                    let _ = queue.try_send(Box::new(incoming));
+                    let _ = queue.push(incoming);
                 }
             }
         }

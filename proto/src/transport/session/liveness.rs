@@ -70,9 +70,9 @@ struct Owed {
 /// The judge of one tunnel's peer. All durations are this process's own time: one that was stopped has not listened, and
 /// that time is no silence of the peer's.
 #[derive(Debug)]
-pub(super) struct Liveness {
+pub(super) struct Liveness<'a> {
     side: Side,
-    options: SessionOptions,
+    options: &'a SessionOptions,
     /// What the session had received at the last look, and how long ago the last of it came.
     received: u64,
     session: Duration,
@@ -97,11 +97,11 @@ pub(super) struct Liveness {
     next: Duration,
 }
 
-impl Liveness {
-    pub(super) fn new(side: Side, options: &SessionOptions, now: Instant) -> Self {
+impl<'a> Liveness<'a> {
+    pub(super) fn new(side: Side, options: &'a SessionOptions, now: Instant) -> Self {
         Self {
             side,
-            options: options.clone(),
+            options,
             received: 0,
             session: Duration::ZERO,
             carried: 0,
@@ -301,7 +301,8 @@ mod tests {
         heard: impl Fn(Duration, &[Duration]) -> Duration,
     ) -> (Option<Duration>, Vec<Duration>) {
         let start = Instant::now();
-        let mut liveness = Liveness::new(side, &SessionOptions::default(), start);
+        let options = SessionOptions::default();
+        let mut liveness = Liveness::new(side, &options, start);
         let (mut at, mut asked) = (Duration::ZERO, Vec::new());
         while at < Duration::from_secs(end) {
             let last = heard(at, &asked);
@@ -394,7 +395,8 @@ mod tests {
         for side in BOTH {
             for opened_ms in (0..8000).step_by(100) {
                 let start = Instant::now();
-                let mut liveness = Liveness::new(side, &SessionOptions::default(), start);
+                let options = SessionOptions::default();
+                let mut liveness = Liveness::new(side, &options, start);
                 let (mut at, opened) = (Duration::ZERO, Duration::from_secs(80) + Duration::from_millis(opened_ms));
                 let mut dead = None;
                 // It was alive until 80 s, and answered or asked each 8 s.
@@ -440,7 +442,8 @@ mod tests {
     fn a_peer_whose_session_stands_still_is_given_up_though_its_carrier_answers() {
         let start = Instant::now();
         for side in BOTH {
-            let mut liveness = Liveness::new(side, &SessionOptions::default(), start);
+            let options = SessionOptions::default();
+            let mut liveness = Liveness::new(side, &options, start);
             let (mut at, mut dead) = (Duration::ZERO, None);
             while dead.is_none() && at < Duration::from_secs(100) {
                 let heard = each_second_until(30)(at);
@@ -475,8 +478,9 @@ mod tests {
     fn an_idle_tunnel_is_asked_once_in_a_period_by_the_agent_and_looked_at_no_more_than_twice() {
         for quic in [false, true] {
             let start = Instant::now();
-            let mut agent = Liveness::new(Side::Agent, &SessionOptions::default(), start);
-            let mut gateway = Liveness::new(Side::Gateway, &SessionOptions::default(), start);
+            let options = SessionOptions::default();
+            let mut agent = Liveness::new(Side::Agent, &options, start);
+            let mut gateway = Liveness::new(Side::Gateway, &options, start);
             // Virtual time: the next look of each, and what each has heard.
             let (mut looks, mut asked) = ([0; 2], [Vec::new(), Vec::new()]);
             let (mut next, mut heard) = ([Duration::ZERO; 2], [Duration::ZERO; 2]);
@@ -536,7 +540,8 @@ mod tests {
     #[test]
     fn a_peer_is_suspect_only_once_it_owes_an_answer() {
         let start = Instant::now();
-        let mut liveness = Liveness::new(Side::Agent, &SessionOptions::default(), start);
+        let options = SessionOptions::default();
+        let mut liveness = Liveness::new(Side::Agent, &options, start);
         let mut at = Duration::ZERO;
         let mut look = |liveness: &mut Liveness, heard: Duration| {
             let seen = Seen {
@@ -578,7 +583,8 @@ mod tests {
             for (waiting, quic) in [(false, false), (false, true), (true, false), (true, true)] {
                 for side in BOTH {
                     let start = Instant::now();
-                    let mut liveness = Liveness::new(side, &SessionOptions::default(), start);
+                    let options = SessionOptions::default();
+                    let mut liveness = Liveness::new(side, &options, start);
                     let (mut at, mut asked) = (Duration::ZERO, Vec::new());
                     while at < Duration::from_secs(200) {
                         let answered = asked.iter().rev().find(|asked| **asked + rtt <= at);
@@ -608,7 +614,8 @@ mod tests {
     #[test]
     fn a_doubt_outlives_what_was_heard_before_it() {
         let start = Instant::now();
-        let mut liveness = Liveness::new(Side::Gateway, &SessionOptions::default(), start);
+        let options = SessionOptions::default();
+        let mut liveness = Liveness::new(Side::Gateway, &options, start);
         let seen = |heard_ms| Seen {
             received: heard_ms,
             heard: start + Duration::from_millis(heard_ms),
@@ -628,7 +635,8 @@ mod tests {
     #[test]
     fn an_idle_peer_is_not_suspect_as_soon_as_a_stream_opens() {
         let start = Instant::now();
-        let mut liveness = Liveness::new(Side::Gateway, &SessionOptions::default(), start);
+        let options = SessionOptions::default();
+        let mut liveness = Liveness::new(Side::Gateway, &options, start);
         let look = |liveness: &mut Liveness, at_ms: u64, heard_ms: u64, waiting| {
             let (at, heard) = (Duration::from_millis(at_ms), Duration::from_millis(heard_ms));
             let seen = Seen {

@@ -4,9 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{FutureExt, future::BoxFuture};
-use tokio::sync::{Mutex, mpsc};
 
-use super::state::Shared;
+use super::{incoming::Queue, state::Shared};
 use crate::{
     transport::{Closed, Drain, Incoming, OpenError, Packets, Stream, Tunnel, TunnelInfo, carrier::Link, stream},
     wire::{close::CloseCode, varint},
@@ -19,17 +18,12 @@ pub(super) struct SessionTunnel {
     info: TunnelInfo,
     shared: Arc<Shared>,
     link: Arc<Link>,
-    accepted: Mutex<mpsc::Receiver<Box<Incoming>>>,
+    accepted: Arc<Queue<Incoming>>,
 }
 
 impl SessionTunnel {
-    pub(super) fn new(
-        info: TunnelInfo,
-        shared: Arc<Shared>,
-        link: Arc<Link>,
-        accepted: mpsc::Receiver<Box<Incoming>>,
-    ) -> Self {
-        Self { info, shared, link, accepted: Mutex::new(accepted) }
+    pub(super) fn new(info: TunnelInfo, shared: Arc<Shared>, link: Arc<Link>, accepted: Arc<Queue<Incoming>>) -> Self {
+        Self { info, shared, link, accepted }
     }
 
     async fn open_stream(&self, head: Bytes, last: bool) -> Result<Stream, OpenError> {
@@ -68,18 +62,10 @@ impl Tunnel for SessionTunnel {
 
     fn accept(&self) -> BoxFuture<'_, Result<Incoming, Closed>> {
         async {
-            let mut accepted = tokio::select! {
-                biased;
-                closed = self.shared.wait_ended() => return Err(closed),
-                accepted = self.accepted.lock() => accepted,
-            };
             tokio::select! {
                 biased;
                 closed = self.shared.wait_ended() => Err(closed),
-                incoming = accepted.recv() => match incoming {
-                    Some(incoming) => Ok(*incoming),
-                    None => Err(self.shared.wait_ended().await),
-                },
+                incoming = self.accepted.next() => Ok(incoming),
             }
         }
         .boxed()
