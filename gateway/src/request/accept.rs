@@ -128,7 +128,7 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
         Some(tls::ALPN_TUNNEL) => {
             drop(admission);
             // In a box of its own, so that users' connections do not carry the room for it.
-            Box::pin(crate::tunnels::accept::http2(Arc::clone(core), stream, peer, certificates)).await;
+            Box::pin(crate::tunnels::accept::http2(Arc::clone(core), Box::new(stream), peer, certificates)).await;
             Ok(())
         }
         alpn => {

@@ -52,10 +52,11 @@ async fn quic_peer(core: Arc<Core>, connecting: Connecting) {
     carry(core, peer, CarrierKind::Quic, std::future::ready(established)).await;
 }
 
-/// An agent's connection on the TCP port.
+/// An agent's connection on the TCP port. It comes in a box: each step of its handshakes would have room for it, and what
+/// they leave behind is where the tunnel's buffers come to lie, in memory that is resident though they hardly use it.
 pub async fn http2(
     core: Arc<Core>,
-    stream: TlsStream<TcpStream>,
+    stream: Box<TlsStream<TcpStream>>,
     peer: SocketAddr,
     certificates: Vec<CertificateDer<'static>>,
 ) {

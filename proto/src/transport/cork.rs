@@ -23,6 +23,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// What is kept at most, in bytes: as much as fits into one TLS record (RFC 8446 section 5.1).
 const ROOM: usize = 16 * 1024;
+/// Room that is made at least, in bytes: what an idle connection says fits.
+const LEAST_ROOM: usize = 256;
 /// Writes of so many bytes go through at once: copying them would cost more than it saves.
 const DIRECT: usize = 4 * 1024;
 /// So often in a row is a turn put off for nothing...
@@ -32,7 +34,7 @@ const PROMPT_TURNS: u32 = 64;
 
 /// Puts a cork on a socket. It holds nothing back before [`Cork::drive`].
 pub fn cork<T>(io: T) -> (Corked<T>, Cork<T>) {
-    let held = Held { io, bytes: Vec::new(), sent: 0, holds: false, touched: false, failed: None };
+    let held = Held { io, bytes: Vec::new(), sent: 0, room: 0, holds: false, touched: false, failed: None };
     let held = Arc::new(Mutex::new(held));
     (Corked(Arc::clone(&held)), Cork(held))
 }
@@ -48,6 +50,8 @@ struct Held<T> {
     /// Written and not taken by `io`, from `sent` on.
     bytes: Vec<u8>,
     sent: usize,
+    /// So many bytes were kept last, and room is made for as many.
+    room: usize,
     holds: bool,
     /// Written to since all was sent.
     touched: bool,
@@ -70,8 +74,11 @@ impl<T: AsyncWrite + Unpin> Held<T> {
             }
             self.sent += written;
         }
-        // An idle connection keeps no room.
-        (self.bytes, self.sent) = (Vec::new(), 0);
+        if self.sent > 0 {
+            // An idle connection keeps no room.
+            (self.room, self.sent) = (self.sent, 0);
+            self.bytes = Vec::new();
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -97,7 +104,7 @@ impl<T: AsyncWrite + Unpin> Held<T> {
             return Pin::new(&mut self.io).poll_write_vectored(cx, slices);
         }
         if self.bytes.capacity() == 0 {
-            self.bytes.reserve_exact(ROOM);
+            self.bytes.reserve_exact(self.room.clamp(LEAST_ROOM.max(total), ROOM));
         }
         slices.iter().for_each(|slice| self.bytes.extend_from_slice(slice));
         Poll::Ready(Ok(total))
@@ -328,6 +335,23 @@ mod tests {
         cork.drive(async {
             write_each(&mut io, &[b"small", &large]).await.unwrap();
             assert_eq!(lock(&held).io.writes, [b"small".to_vec(), large.clone()]);
+        })
+        .await;
+    }
+
+    /// Room for a whole record at every turn was what the buffers of other connections came to lie in.
+    #[tokio::test]
+    async fn room_is_made_for_as_much_as_the_last_turn_kept() {
+        let (mut io, cork) = cork(Scripted::default());
+        let held = Arc::clone(&io.0);
+        cork.drive(async {
+            for (bytes, room) in [(10, LEAST_ROOM), (3000, 3000), (10, 3000), (10, LEAST_ROOM)] {
+                io.write_all(&vec![1_u8; bytes]).await.unwrap();
+                assert_eq!(lock(&held).bytes.capacity(), room, "{bytes}");
+                io.flush().await.unwrap();
+                tokio::task::yield_now().await;
+                assert_eq!(lock(&held).bytes.capacity(), 0);
+            }
         })
         .await;
     }
