@@ -85,7 +85,8 @@ pub const IDLE_PERIOD: Duration = Duration::from_secs(15);
 /// Without any sign of life for so long a tunnel is dead, if an answer was waited for [`ANSWER_WITHIN`]; both ends know within
 /// 30 s (features row T6).
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
-/// What a peer has at least to answer a probe.
+/// What a peer has at least to answer a probe before its silence alone makes it dead. (Over QUIC [`URGENT_PROBES`] in a row
+/// may come to their end before.)
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// After so long without a sign of life the peer is asked at once, while a user's stream is open. On QUIC, where an agent
 /// says something every second as long as one is or was a moment ago, also for that moment.
@@ -95,7 +96,7 @@ pub const URGENT_PERIOD: Duration = Duration::from_millis(500);
 /// So many questions in a row without any sign of life, and a QUIC tunnel is dead: users are told within 10 s (and an idle
 /// tunnel is given up within [`PROBE_DEADLINE`]). No sooner,
 /// because open sessions end with it, and a starved machine may say nothing for several seconds; new requests go to
-/// another tunnel from the first unanswered question on.
+/// another tunnel as soon as an answer is late.
 pub const URGENT_PROBES: u32 = 14;
 /// QUIC handshakes in progress above which a new peer must first prove its address (attack D5).
 pub const QUIC_RETRY_ABOVE: usize = 64;

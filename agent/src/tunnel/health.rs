@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_is_noticed_in_time_to_answer_within_fifteen_seconds() {
+    fn silence_is_noticed_after_twelve_seconds() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut health = Health::new(start);

@@ -7,6 +7,7 @@
 use std::{
     net::SocketAddr,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -153,6 +154,14 @@ impl Link {
     pub(crate) fn heard(&self) -> Option<u64> {
         match self {
             Self::Quic(link) => Some(link.heard()),
+            Self::Memory(_) | Self::Http2(_) => None,
+        }
+    }
+
+    /// Round-trip time as the carrier measures it all the time, where it does.
+    pub(crate) fn rtt(&self) -> Option<Duration> {
+        match self {
+            Self::Quic(link) => Some(link.rtt()),
             Self::Memory(_) | Self::Http2(_) => None,
         }
     }

@@ -4,6 +4,7 @@ use std::{
     pin::{Pin, pin},
     sync::atomic::{AtomicU32, Ordering},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -65,6 +66,10 @@ impl Link {
 
     pub(crate) fn allow(&self, bytes: u64) {
         self.connection.set_receive_window(VarInt::from_u64(bytes).unwrap_or(VarInt::MAX));
+    }
+
+    pub(crate) fn rtt(&self) -> Duration {
+        self.connection.rtt()
     }
 
     pub(crate) fn packets(&self) -> Packets {

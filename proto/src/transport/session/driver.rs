@@ -306,7 +306,8 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
             received: shared.received(),
             heard: shared.heard(),
             carrier: link.heard(),
-            rtt: shared.rtt(),
+            // The carrier's is of now; the session's may be of the last question, hours ago and answered late.
+            rtt: link.rtt().or(shared.rtt()),
             waiting,
             lately: shared.was_waited_on(LATELY),
         };

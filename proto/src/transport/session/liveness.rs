@@ -264,7 +264,13 @@ impl<'a> Liveness<'a> {
             // Nobody waits. All whose question falls into a pause of the gateway's would leave it otherwise.
             2 * suspect_after.max(patience)
         };
+        // Suspect before it is given up, however long its round trips: another tunnel is made in between.
+        let grace = grace.min(self.options.answer_within / 2);
         let owed = self.owed.get_or_insert(Owed { questions: 0, since: Duration::ZERO, grace });
+        if self.doubted {
+            // What it was asked before counts.
+            owed.grace = Duration::ZERO;
+        }
         owed.questions += 1;
     }
 }
@@ -629,6 +635,53 @@ mod tests {
         liveness.doubt();
         assert_eq!(liveness.look(seen(8000), start + Duration::from_millis(8500)), Step::Ask);
         assert!(liveness.look(seen(8000), start + Duration::from_secs(9)) == Step::Ask && liveness.suspect());
+    }
+
+    /// The question of an idle tunnel gave it time that a doubt did not take back.
+    #[test]
+    fn a_doubt_counts_the_question_that_is_not_answered_yet() {
+        let start = Instant::now();
+        let options = SessionOptions::default();
+        let mut liveness = Liveness::new(Side::Agent, &options, start);
+        let look = |liveness: &mut Liveness, at_ms, doubt| {
+            if doubt {
+                liveness.doubt();
+            }
+            let seen =
+                Seen { received: 20, heard: start + RTT, carrier: None, rtt: Some(RTT), waiting: false, lately: false };
+            (liveness.look(seen, start + Duration::from_millis(at_ms)), liveness.suspect())
+        };
+        look(&mut liveness, 0, false);
+        look(&mut liveness, 20, false);
+        assert_eq!(look(&mut liveness, 15_020, false), (Step::Ask, false));
+        assert_eq!(look(&mut liveness, 16_000, true), (Step::Ask, false));
+        assert!(look(&mut liveness, 16_500, false).1);
+    }
+
+    /// Round trips of more than half of what a peer has for an answer: dead and never suspect, so that nobody dialled in time.
+    #[test]
+    fn a_dead_peer_was_suspect_before_however_long_its_round_trips_were() {
+        for rtt in [Duration::from_secs(3), Duration::from_secs(9)] {
+            let start = Instant::now();
+            let options = SessionOptions::default();
+            let mut liveness = Liveness::new(Side::Agent, &options, start);
+            let (mut at, mut suspect) = (Duration::ZERO, None);
+            loop {
+                let seen =
+                    Seen { received: 1, heard: start, carrier: None, rtt: Some(rtt), waiting: false, lately: false };
+                if liveness.look(seen, start + at) == Step::Dead {
+                    break;
+                }
+                if liveness.suspect() {
+                    suspect.get_or_insert(at);
+                }
+                at += liveness.next();
+            }
+            assert!(
+                suspect.is_some_and(|suspect| at - suspect >= Duration::from_secs(3)),
+                "{rtt:?} {at:?} {suspect:?}"
+            );
+        }
     }
 
     /// Silence of an idle tunnel has its reason: the answer to the first question after it may take a moment.
