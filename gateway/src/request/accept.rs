@@ -85,6 +85,9 @@ pub async fn listen(core: Arc<Core>, listener: TcpListener) {
                         ended(&core, peer, &error);
                     }
                 });
+                // A handshake is most of a millisecond of this processor. When thousands of agents come back at once, the
+                // requests of those who are there have their turns between two of them.
+                tokio::task::yield_now().await;
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
