@@ -647,8 +647,10 @@ mod tests {
             if doubt {
                 liveness.doubt();
             }
+            // Nothing but the answer to the first question.
+            let received = if at_ms == 0 { 0 } else { 20 };
             let seen =
-                Seen { received: 20, heard: start + RTT, carrier: None, rtt: Some(RTT), waiting: false, lately: false };
+                Seen { received, heard: start + RTT, carrier: None, rtt: Some(RTT), waiting: false, lately: false };
             (liveness.look(seen, start + Duration::from_millis(at_ms)), liveness.suspect())
         };
         look(&mut liveness, 0, false);
