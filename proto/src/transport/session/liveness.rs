@@ -290,6 +290,13 @@ mod tests {
         quic: bool,
     }
 
+    /// What is known of a peer that was last heard `heard` after `start`, by the session and, over QUIC, by its carrier.
+    fn seen(start: Instant, heard: Duration, quic: bool, waiting: bool) -> Seen {
+        let received = heard.as_millis() as u64;
+        let carrier = quic.then_some(received);
+        Seen { received, heard: start + heard, carrier, rtt: Some(RTT), waiting, lately: false }
+    }
+
     const BOTH: [Side; 2] = [Side::Gateway, Side::Agent];
 
     /// Looks at a peer as the session does, until the tunnel is given up or `end` (in seconds). `heard` says of each time
@@ -312,16 +319,7 @@ mod tests {
         let (mut at, mut asked) = (Duration::ZERO, Vec::new());
         while at < Duration::from_secs(end) {
             let last = heard(at, &asked);
-            let carrier = quic.then_some(last.as_millis() as u64);
-            let seen = Seen {
-                received: last.as_millis() as u64,
-                heard: start + last,
-                carrier,
-                rtt: Some(RTT),
-                waiting,
-                lately: false,
-            };
-            match liveness.look(seen, start + at) {
+            match liveness.look(seen(start, last, quic, waiting), start + at) {
                 Step::Dead => return (Some(at), asked),
                 Step::Ask => asked.push(at),
                 Step::Wait => {}
@@ -408,17 +406,8 @@ mod tests {
                 // It was alive until 80 s, and answered or asked each 8 s.
                 while dead.is_none() && at < Duration::from_secs(200) {
                     let heard = Duration::from_secs(at.as_secs().min(80) / 8 * 8).max(RTT.min(at));
-                    let carrier = Some(heard.as_millis() as u64);
                     let waiting = at >= opened;
-                    let seen = Seen {
-                        received: heard.as_millis() as u64,
-                        heard: start + heard,
-                        carrier,
-                        rtt: Some(RTT),
-                        waiting,
-                        lately: false,
-                    };
-                    if liveness.look(seen, start + at) == Step::Dead {
+                    if liveness.look(seen(start, heard, true, waiting), start + at) == Step::Dead {
                         dead = Some(at);
                     }
                     assert!(waiting || liveness.is_idle() || liveness.next() <= Duration::from_secs(2));
@@ -495,17 +484,8 @@ mod tests {
                 let who = usize::from(next[1] < next[0]);
                 let at = next[who];
                 let liveness = if who == 0 { &mut agent } else { &mut gateway };
-                let carrier = quic.then_some(heard[who].as_millis() as u64);
-                let seen = Seen {
-                    received: heard[who].as_millis() as u64,
-                    heard: start + heard[who],
-                    carrier,
-                    rtt: Some(RTT),
-                    waiting: false,
-                    lately: false,
-                };
                 looks[who] += 1;
-                match liveness.look(seen, start + at) {
+                match liveness.look(seen(start, heard[who], quic, false), start + at) {
                     Step::Dead => panic!("dead after {at:?}"),
                     Step::Wait => next[who] = at + liveness.next(),
                     Step::Ask => {
@@ -595,14 +575,7 @@ mod tests {
                     while at < Duration::from_secs(200) {
                         let answered = asked.iter().rev().find(|asked| **asked + rtt <= at);
                         let heard = answered.map_or(Duration::ZERO, |asked: &Duration| *asked + rtt);
-                        let seen = Seen {
-                            received: heard.as_millis() as u64,
-                            heard: start + heard,
-                            carrier: quic.then_some(heard.as_millis() as u64),
-                            rtt: Some(rtt),
-                            waiting,
-                            lately: false,
-                        };
+                        let seen = Seen { rtt: Some(rtt), ..seen(start, heard, quic, waiting) };
                         match liveness.look(seen, start + at) {
                             Step::Ask => asked.push(at),
                             Step::Wait => {}
@@ -622,14 +595,7 @@ mod tests {
         let start = Instant::now();
         let options = SessionOptions::default();
         let mut liveness = Liveness::new(Side::Gateway, &options, start);
-        let seen = |heard_ms| Seen {
-            received: heard_ms,
-            heard: start + Duration::from_millis(heard_ms),
-            carrier: None,
-            rtt: Some(RTT),
-            waiting: false,
-            lately: false,
-        };
+        let seen = |heard_ms| seen(start, Duration::from_millis(heard_ms), false, false);
         liveness.look(seen(0), start);
         assert_eq!(liveness.look(seen(20), start + Duration::from_millis(20)), Step::Wait);
         liveness.doubt();
@@ -648,10 +614,8 @@ mod tests {
                 liveness.doubt();
             }
             // Nothing but the answer to the first question.
-            let received = if at_ms == 0 { 0 } else { 20 };
-            let seen =
-                Seen { received, heard: start + RTT, carrier: None, rtt: Some(RTT), waiting: false, lately: false };
-            (liveness.look(seen, start + Duration::from_millis(at_ms)), liveness.suspect())
+            let at = Duration::from_millis(at_ms);
+            (liveness.look(seen(start, RTT.min(at), false, false), start + at), liveness.suspect())
         };
         look(&mut liveness, 0, false);
         look(&mut liveness, 20, false);
@@ -694,15 +658,7 @@ mod tests {
         let mut liveness = Liveness::new(Side::Gateway, &options, start);
         let look = |liveness: &mut Liveness, at_ms: u64, heard_ms: u64, waiting| {
             let (at, heard) = (Duration::from_millis(at_ms), Duration::from_millis(heard_ms));
-            let seen = Seen {
-                received: heard.as_millis() as u64,
-                heard: start + heard,
-                carrier: Some(heard_ms),
-                rtt: Some(RTT),
-                waiting,
-                lately: false,
-            };
-            (liveness.look(seen, start + at), liveness.suspect())
+            (liveness.look(seen(start, heard, true, waiting), start + at), liveness.suspect())
         };
         assert_eq!(look(&mut liveness, 0, 0, false), (Step::Ask, false));
         assert_eq!(look(&mut liveness, 20, 20, false), (Step::Wait, false));
