@@ -21,7 +21,7 @@ use crate::{
     issuer::Issuer,
     metrics::Metrics,
     request::{
-        accept::{limit::Admissions, refused::Refusals},
+        accept::{limit::Admissions, pace::Pace, refused::Refusals},
         audit::AuditLog,
         locate::Slots,
     },
@@ -46,6 +46,8 @@ pub struct Core {
     pub slots: Arc<Slots>,
     /// Connections and handshakes by address.
     pub admissions: Admissions,
+    /// When handshakes have their turns.
+    pub pace: Pace,
     /// Where records go.
     pub audit: Arc<AuditLog>,
     /// Records of connections without a request.

@@ -79,7 +79,7 @@ use self::{
     metrics::Metrics,
     reload::{ReloadError, Reloader},
     request::{
-        accept::{limit::Admissions, refused::Refusals},
+        accept::{limit::Admissions, pace::Pace, refused::Refusals},
         audit::AuditLog,
     },
     sessions::{EndReason, Sessions},
@@ -270,6 +270,7 @@ impl Gateway {
             control,
             slots: Arc::default(),
             admissions,
+            pace: Pace::new(tokio::runtime::Handle::current().metrics().num_workers()),
             refusals: Refusals::new(Arc::clone(&audit), Arc::clone(&metrics)),
             audit,
             metrics,

@@ -8,6 +8,7 @@ pub mod flood;
 pub mod framing;
 pub mod limit;
 mod linger;
+pub mod pace;
 pub mod refused;
 
 use std::{
@@ -79,15 +80,13 @@ pub async fn listen(core: Arc<Core>, listener: TcpListener) {
                     core.refusals.record(peer, Cause::Connections, "too many connections");
                     continue;
                 };
-                let core = Arc::clone(&core);
+                let (core, pace) = (Arc::clone(&core), &core.pace);
                 core.tasks.clone().spawn("connection", async move {
                     if let Err(error) = connection(&core, socket, peer, admission).await {
                         ended(&core, peer, &error);
                     }
                 });
-                // A handshake is most of a millisecond of this processor. When thousands of agents come back at once, the
-                // requests of those who are there have their turns between two of them.
-                tokio::task::yield_now().await;
+                pace.turn().await;
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -119,7 +118,7 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
             return Ok(());
         };
         let _open = core.metrics.handshakes.enter();
-        let handshake = Box::pin(core.tls_acceptor().accept(socket));
+        let handshake = Box::pin(core.pace.steps(core.tls_acceptor().accept(socket)));
         tokio::time::timeout(limits::HELLO_DEADLINE, handshake)
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "TLS handshake took too long"))??

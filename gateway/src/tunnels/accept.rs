@@ -28,11 +28,10 @@ pub async fn quic(core: Arc<Core>, listener: Arc<Listener>) {
             connecting = listener.accept() => connecting,
         };
         let Some(connecting) = connecting else { break };
-        let core = Arc::clone(&core);
+        let (core, pace) = (Arc::clone(&core), &core.pace);
         core.tasks.clone().spawn("tunnel", async move { quic_peer(core, connecting).await });
-        // The first flight is most of a millisecond of this processor. When thousands of agents come back, users' requests
-        // have their turns between two of them.
-        tokio::task::yield_now().await;
+        // The first flight is answered when it is taken.
+        pace.turn().await;
     }
     listener.stop_accepting();
 }
@@ -85,10 +84,10 @@ pub async fn carry(
             );
         };
         let _open = core.metrics.handshakes.enter();
-        let hello = async {
+        let hello = core.pace.steps(async {
             let carrier = establish.await.map_err(|error| error.to_string())?;
             handshake::hello(&core, carrier).await.map_err(|error| error.to_string())
-        };
+        });
         // Carrier and hello each have this deadline of their own; both together have twice that.
         let welcomed = tokio::time::timeout(limits::HELLO_DEADLINE * 2, hello)
             .await

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use certs::{Peer, PeerError};
+use certs::{Peer, PeerError, Roots};
 use proto::{
     agent_api::{CONNECT_AGAIN, codes},
     ids::ClusterId,
@@ -38,6 +38,8 @@ pub struct Welcomed {
     pub names: Named,
     /// What the agent showed.
     pub chain: Vec<CertificateDer<'static>>,
+    /// The authorities by which that was judged.
+    pub judged_by: Roots,
     /// When the agent's certificate ends.
     pub certificate_ends: SystemTime,
 }
@@ -56,21 +58,22 @@ pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError
         },
         options: session::SessionOptions::default(),
     };
-    let (handle, (cluster, peer, chain)) = session::accept(carrier, gateway).await?;
-    Ok(Welcomed { handle, cluster, names: Named::from(&peer), chain, certificate_ends: peer.not_after })
+    let (handle, (cluster, peer, chain, judged_by)) = session::accept(carrier, gateway).await?;
+    Ok(Welcomed { handle, cluster, names: Named::from(&peer), chain, judged_by, certificate_ends: peer.not_after })
 }
 
 fn authenticate(
     core: &Core,
     presented: &Presented,
-) -> Result<(ClusterRef, Peer, Vec<CertificateDer<'static>>), Refuse> {
+) -> Result<(ClusterRef, Peer, Vec<CertificateDer<'static>>, Roots), Refuse> {
     let refuse = |code, message: String, retry: Duration| Refuse {
         code,
         message,
         retry_after_ms: u64::try_from(retry.as_millis()).ok(),
     };
     let unauthorised = |message: String| refuse(CloseCode::Unauthorised, message, RETRY);
-    let peer = Peer::verify(&presented.chain, &core.roots(), SystemTime::now()).map_err(|error| match error {
+    let roots = core.roots();
+    let peer = Peer::verify(&presented.chain, &roots, SystemTime::now()).map_err(|error| match error {
         PeerError::Expired => {
             unauthorised(format!("{}: {error}; if it cannot be renewed, {CONNECT_AGAIN}", codes::CERTIFICATE_EXPIRED))
         }
@@ -87,5 +90,5 @@ fn authenticate(
         let message = format!("cluster {id} has {TUNNELS_PER_CLUSTER} tunnels, the limit");
         return Err(refuse(CloseCode::Overloaded, message, RETRY_BUSY));
     }
-    Ok((cluster, peer, presented.chain.clone()))
+    Ok((cluster, peer, presented.chain.clone(), roots))
 }

@@ -1,0 +1,196 @@
+//! Handshakes give way to requests. Thousands of agents that come back at once have thousands of handshakes ready at a time,
+//! each most of a millisecond of a processor; a request that becomes ready meanwhile would wait behind all of them, at each of
+//! its steps. So their steps take turns with everything else, and a listener takes one more connection only when it is its
+//! turn: what waits, waits with the system.
+
+use std::{
+    pin::pin,
+    sync::atomic::{AtomicU64, Ordering},
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    task::yield_now,
+};
+
+/// Time of handshakes in a row, before all else that is ready goes first.
+const IN_A_ROW: Duration = Duration::from_micros(250);
+
+/// Turns of handshakes, as many at once as there are threads for them.
+pub struct Pace {
+    turns: Semaphore,
+    /// Nanoseconds since others went first.
+    spent: AtomicU64,
+    in_a_row: Duration,
+}
+
+impl Pace {
+    /// For so many threads.
+    pub fn new(threads: usize) -> Self {
+        Self::with(threads, IN_A_ROW)
+    }
+
+    fn with(threads: usize, in_a_row: Duration) -> Self {
+        Self { turns: Semaphore::new(threads.max(1)), spent: AtomicU64::new(0), in_a_row }
+    }
+
+    /// Waits for those who wait already, and, where handshakes have had their time, for what else is ready.
+    pub async fn turn(&self) {
+        drop(self.begin().await);
+    }
+
+    /// Runs a handshake, each step of it in a turn. Others may go before the next one, but never before that who waits longer.
+    pub async fn steps<F: Future>(&self, handshake: F) -> F::Output {
+        let mut handshake = pin!(handshake);
+        loop {
+            let turn = self.begin().await;
+            let polled = std::future::poll_fn(|cx| {
+                let begin = Instant::now();
+                let polled = handshake.as_mut().poll(cx);
+                self.spend(begin.elapsed());
+                Poll::Ready(polled)
+            });
+            if let Poll::Ready(done) = polled.await {
+                return done;
+            }
+            drop(turn);
+            woken().await;
+        }
+    }
+
+    /// A turn. Who holds it while others go first keeps the next handshake from beginning.
+    async fn begin(&self) -> SemaphorePermit<'_> {
+        let Ok(turn) = self.turns.acquire().await else { unreachable!("it is never closed") };
+        if Duration::from_nanos(self.spent.load(Ordering::Relaxed)) >= self.in_a_row {
+            self.spent.store(0, Ordering::Relaxed);
+            yield_now().await;
+        }
+        turn
+    }
+
+    fn spend(&self, time: Duration) {
+        self.spent.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 2), Ordering::Relaxed);
+    }
+}
+
+/// Completes when the task is woken by what was polled last.
+async fn woken() {
+    let mut waited = false;
+    std::future::poll_fn(|_| if std::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize},
+    };
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    /// Handshakes that are all ready at once.
+    const READY: usize = 300;
+    /// Steps of each.
+    const STEPS: usize = 4;
+
+    /// Steps that handshakes had between two of an echo's round trips at most, where each is made in a turn or is not.
+    async fn most_between(pace: Option<Arc<Pace>>) -> usize {
+        let (steps, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut user = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut echo, _) = listener.accept().await.unwrap();
+        let echoes = tokio::spawn(async move {
+            let mut byte = [0];
+            while echo.read_exact(&mut byte).await.is_ok() && echo.write_all(&byte).await.is_ok() {}
+        });
+        let asks = tokio::spawn({
+            let (steps, over) = (Arc::clone(&steps), Arc::clone(&over));
+            async move {
+                let (mut most, mut last, mut byte) = (0, 0, [0]);
+                while !over.load(Ordering::SeqCst) {
+                    user.write_all(&byte).await.unwrap();
+                    user.read_exact(&mut byte).await.unwrap();
+                    let now = steps.load(Ordering::SeqCst);
+                    most = most.max(now - last);
+                    last = now;
+                }
+                most
+            }
+        });
+        let handshakes: Vec<_> = (0..READY)
+            .map(|_| {
+                let (steps, pace) = (Arc::clone(&steps), pace.clone());
+                let handshake = async move {
+                    for _ in 0..STEPS {
+                        steps.fetch_add(1, Ordering::SeqCst);
+                        // The peer's answer is here at once.
+                        let mut answered = false;
+                        std::future::poll_fn(|cx| {
+                            if std::mem::replace(&mut answered, true) {
+                                return Poll::Ready(());
+                            }
+                            cx.waker().wake_by_ref();
+                            Poll::Pending
+                        })
+                        .await;
+                    }
+                };
+                tokio::spawn(async move {
+                    match pace {
+                        Some(pace) => pace.steps(handshake).await,
+                        None => handshake.await,
+                    }
+                })
+            })
+            .collect();
+        for handshake in handshakes {
+            handshake.await.unwrap();
+        }
+        over.store(true, Ordering::SeqCst);
+        let most = asks.await.unwrap();
+        echoes.await.unwrap();
+        assert_eq!(steps.load(Ordering::SeqCst), READY * STEPS);
+        most
+    }
+
+    #[tokio::test]
+    async fn a_request_passes_handshakes_that_are_ready() {
+        let each = Arc::new(Pace::with(1, Duration::ZERO));
+        // There and back are two waits for the socket, and one of each side for its task.
+        let most = most_between(Some(each)).await;
+        assert!(most <= 8, "{most} steps of handshakes before a request");
+        // What this is for: without turns it waits for all that are ready.
+        assert!(most_between(None).await > 30);
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_leaves_the_turn_to_the_next() {
+        let pace = Pace::with(1, Duration::ZERO);
+        {
+            // It has the turn, and waits until all else has gone first.
+            let mut first = pin!(pace.steps(async {}));
+            assert!(futures_util::poll!(first.as_mut()).is_pending());
+            let mut second = pin!(pace.turn());
+            assert!(futures_util::poll!(second.as_mut()).is_pending());
+        }
+        pace.turn().await;
+    }
+
+    #[tokio::test]
+    async fn a_handshake_that_waits_for_its_peer_holds_no_turn() {
+        let pace = Pace::new(1);
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let mut waiting = pin!(pace.steps(answered));
+        assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+        assert_eq!(pace.steps(async { 7 }).await, 7);
+        answer.send(8).unwrap();
+        assert_eq!(waiting.await, Ok(8));
+    }
+}
