@@ -35,7 +35,7 @@ use crate::{
 /// What one stream may have in flight before the session's credit is looked at: head and the largest window.
 const STREAM_WINDOW_BYTES: u32 = (limits::WINDOW_MAX as u32) + 2 * (limits::HEAD_BYTES as u32);
 /// Streams that one session bears: users', parked, control.
-const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STREAMS_MAX as u32 + 1;
+pub(super) const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STREAMS_MAX as u32 + 1;
 /// Reset streams remembered, and reset streams not accepted yet: 10,000 requests may be cancelled at once. h2's default
 /// of 20 closes the connection; without a bound it is open to rapid reset (CVE-2023-44487).
 const RESET_STREAMS: usize = 16 * 1024;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::ResponseFuture, server::SendResponse};
 use http::Response;
 
-use super::connection::RESET_REMEMBERED;
+use super::connection::{RESET_REMEMBERED, STREAMS};
 use crate::{
     process::TaskGroup,
     transport::carrier::{RawError, RawRecv, RawSend},
@@ -129,7 +129,7 @@ impl H2Send {
 /// Reads stopped halves out to their ends, each in a task of the connection's. If they were dropped instead, h2 as a client
 /// would reset the stream with CANCEL and discard what is still queued in the other direction, though it was finished (h2 as
 /// a server resets with NO_ERROR, which sends what is queued first). The peer's writer has been told to stop, so that this
-/// is short.
+/// is short; of a peer that never ends them no more are kept than streams can be open.
 #[derive(Clone)]
 pub(super) struct Graves(pub(super) TaskGroup);
 
@@ -137,6 +137,10 @@ impl Graves {
     fn read_out(&self, body: Body) {
         if tokio::runtime::Handle::try_current().is_err() {
             // Dropped when the runtime has ended: so has the connection.
+            return;
+        }
+        if self.0.running() > STREAMS as usize {
+            // Dropped: it is reset, and the peer keeps to nothing anyway.
             return;
         }
         self.0.spawn("digger", async move {

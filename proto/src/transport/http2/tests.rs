@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf},
     sync::watch,
@@ -19,7 +19,11 @@ use crate::{
         memory,
         session::{self, GatewaySide, SessionOptions},
     },
-    wire::{close::CloseCode, hello::Refuse, message::Writer},
+    wire::{
+        close::{CloseCode, StreamCode},
+        hello::Refuse,
+        message::Writer,
+    },
 };
 
 const TURN: Duration = Duration::from_millis(10);
@@ -157,6 +161,49 @@ async fn an_agent_that_gives_no_room_makes_the_gateway_keep_a_bounded_number_of_
         assert!(link.queued_for_test() <= limits::HEADS_QUEUED_BYTES);
     }
     assert_eq!(queued, most);
+}
+
+/// Stopped halves are read out to their ends. Those of an agent that never ends them were kept for 30 s each, however many.
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_never_ends_what_is_stopped_makes_the_gateway_keep_a_bounded_number() {
+    const MORE: usize = 100;
+    let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
+    let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: Vec::new() };
+    let mut hostile = h2::server::Builder::new();
+    hostile.max_concurrent_streams(1_000_000);
+    let (carrier, hostile) = tokio::join!(client_side(gateway_io, facts), hostile.handshake::<_, Bytes>(agent_io));
+    let (carrier, mut hostile) = (carrier.unwrap(), hostile.unwrap());
+    let (opened, resets) = (connection::STREAMS as usize + MORE, watch::Sender::new(0));
+    let seen = resets.clone();
+    let agent = tokio::spawn(async move {
+        let mut kept = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                Some(Ok((request, mut respond))) = hostile.accept() => {
+                    let mut body = respond.send_response(http::Response::new(()), false).unwrap();
+                    body.send_data(Bytes::from_static(b"x"), false).unwrap();
+                    kept.push(async move {
+                        let reset = std::future::poll_fn(|cx| body.poll_reset(cx)).await;
+                        (request, reset)
+                    });
+                }
+                Some((_, reset)) = kept.next() => {
+                    assert_eq!(reset.unwrap(), h2::Reason::CANCEL);
+                    seen.send_modify(|resets| *resets += 1);
+                }
+            }
+        }
+    });
+    for _ in 0..opened {
+        let (send, mut recv) = carrier.link.open().await.unwrap();
+        assert_eq!(recv.recv().await.unwrap().unwrap(), "x");
+        drop(send);
+        recv.stop(StreamCode::NoMore, false);
+    }
+    // What drives the connection is a task of the group too.
+    resets.subscribe().wait_for(|resets| *resets >= MORE - 1).await.unwrap();
+    assert!(*resets.borrow() <= MORE + 1, "{} of {opened}", *resets.borrow());
+    agent.abort();
 }
 
 #[tokio::test(start_paused = true)]

@@ -36,6 +36,8 @@ use crate::{
 
 /// Bytes of control messages written at once.
 const CONTROL_BATCH_BYTES: usize = 16 * 1024;
+/// How long a stream that the gateway refused keeps its place among [`limits::HEADS_AT_GATEWAY`].
+const REFUSED_KEEPS_PLACE: Duration = Duration::from_millis(20);
 
 /// The control stream after hello.
 pub(super) struct ControlStream {
@@ -215,7 +217,7 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
         tokio::select! {
             raw = link.accept(), if heads.len() < at_once => match raw {
                 // In a box, or the empty list has room for one.
-                Ok(raw) => heads.push(admit(shared, raw).boxed()),
+                Ok(raw) => heads.push(admit_in_place(side, shared, raw).boxed()),
                 Err(_) => return,
             },
             Some(incoming) = heads.next() => {
@@ -226,6 +228,16 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
             }
         }
     }
+}
+
+/// As [`admit`]. At the gateway a stream that is refused keeps its place for a while: an agent that opens streams and breaks
+/// them off would keep both ends busy at the speed of the network (CVE-2023-44487).
+async fn admit_in_place(side: Side, shared: &Arc<Shared>, raw: (RawSend, RawRecv)) -> Option<Incoming> {
+    let incoming = admit(shared, raw).await;
+    if incoming.is_none() && side == Side::Gateway {
+        sleep(REFUSED_KEEPS_PLACE).await;
+    }
+    incoming
 }
 
 /// Reads a new stream's preface and head, within its deadline.

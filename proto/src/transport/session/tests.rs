@@ -346,6 +346,23 @@ async fn a_bad_or_late_head_ends_its_stream_alone() {
     assert!(tunnel.closed_now().is_none());
 }
 
+/// The pause of parked streams that are reset was passed by with an answer's headers before the reset.
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_breaks_its_streams_off_is_heard_slowly() {
+    let (tunnel, far, _control, _recv) = raw_agent().await;
+    let began = tokio::time::Instant::now();
+    let broken = 50 * crate::limits::HEADS_AT_GATEWAY;
+    for _ in 0..broken {
+        let (mut send, _back) = far.link.open().await.unwrap();
+        send.reset(StreamCode::Cancelled);
+    }
+    let (mut good, _good_back) = far.link.open().await.unwrap();
+    good.send_all(preface(5).freeze()).await.unwrap();
+    assert_eq!(tunnel.accept().await.unwrap().stream.id, StreamId(5));
+    assert!(began.elapsed() >= Duration::from_secs(1), "{broken} streams within {:?}", began.elapsed());
+    assert!(tunnel.closed_now().is_none());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_silent_peer_is_dead_within_the_deadline() {
     let (tunnel, _far, _control, _recv) = raw_agent().await;
