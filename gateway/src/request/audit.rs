@@ -302,14 +302,14 @@ impl AuditLog {
                 options.create(true).append(true).mode(0o600).open(path).await?.into_std().await
             }
         };
-        Ok(Self::start(Box::new(sink), tasks, shutdown))
+        Self::start(Box::new(sink), tasks, shutdown)
     }
 
-    fn start(sink: Box<dyn io::Write + Send>, tasks: &TaskGroup, shutdown: &Shutdown) -> Arc<Self> {
+    fn start(sink: Box<dyn io::Write + Send>, tasks: &TaskGroup, shutdown: &Shutdown) -> io::Result<Arc<Self>> {
         let (queue, entries) = mpsc::channel(QUEUE_RECORDS);
         let dropped = Arc::new(AtomicU64::new(0));
-        tasks.spawn("audit", writer::run(sink, entries, Arc::clone(&dropped), shutdown.clone()));
-        Arc::new(Self { queue, dropped })
+        tasks.spawn("audit", writer::start(sink, entries, Arc::clone(&dropped), shutdown.clone())?);
+        Ok(Arc::new(Self { queue, dropped }))
     }
 
     fn write(&self, line: Vec<u8>, metrics: &Metrics) {
@@ -396,9 +396,9 @@ mod tests {
         let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
         // A pipe that nobody reads.
         let (_reader, sink) = io::pipe().unwrap();
-        let log = AuditLog::start(Box::new(sink), &tasks, &shutdown);
-        tokio::task::yield_now().await;
-        for _ in 0..QUEUE_RECORDS + 100 {
+        let log = AuditLog::start(Box::new(sink), &tasks, &shutdown).unwrap();
+        // The queue, and what the writer holds meanwhile.
+        for _ in 0..QUEUE_RECORDS + 4096 {
             drop(record(&log, &metrics));
         }
         assert!(log.dropped.load(Ordering::Relaxed) >= 50);

@@ -1,5 +1,8 @@
 //! Writes audit records in their order. While they cannot be written (a full disk), they wait and are tried again from the
 //! byte on that was not taken, so that none is torn, lost or written twice; what then comes beyond the queue is counted.
+//!
+//! The writer is a thread of its own: a file's writes are the system's, and may take their time. It wakes by its own clock
+//! while requests come, so that neither a request nor what serves it is ever woken for a record.
 
 use std::{
     io::{self, Write},
@@ -15,13 +18,15 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Bytes written at once, about.
 const BATCH_BYTES: usize = 256 * 1024;
-/// How long records are gathered before they are written together: a write is a turn of another thread, which for each
-/// record by itself costs as much as the request does.
+/// How long records are gathered before they are written together: a write for each record by itself, and the turn of
+/// another thread, cost as much as the request does.
 const GATHER: Duration = Duration::from_millis(25);
 /// With so many waiting there is no need to.
 const ENOUGH: usize = 256;
 /// How often writing is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// What a write that is under way has to end in, once all else has.
+const LAST_WRITE: Duration = Duration::from_millis(100);
 
 /// What the writer is given.
 pub(super) enum Entry {
@@ -57,8 +62,30 @@ impl Lines {
     }
 }
 
+/// Starts the thread. What is returned ends with it, or when all is closed and a write does not end: nobody need read the
+/// standard output.
+pub(super) fn start(
+    sink: Box<dyn Write + Send>,
+    entries: mpsc::Receiver<Entry>,
+    dropped: Arc<AtomicU64>,
+    shutdown: Shutdown,
+) -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    let clock = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let (ends, mut ended) = oneshot::channel::<()>();
+    let written = run(sink, entries, dropped, shutdown.clone());
+    std::thread::Builder::new().name("audit".to_owned()).spawn(move || {
+        clock.block_on(written);
+        drop(ends);
+    })?;
+    Ok(async move {
+        if shutdown.until_closed(&mut ended).await.is_none() && tokio::time::timeout(LAST_WRITE, ended).await.is_err() {
+            tracing::error!("audit records are lost: their writing did not end");
+        }
+    })
+}
+
 /// Writes until closed.
-pub(super) async fn run(
+async fn run(
     sink: Box<dyn Write + Send>,
     mut entries: mpsc::Receiver<Entry>,
     dropped: Arc<AtomicU64>,
@@ -66,18 +93,26 @@ pub(super) async fn run(
 ) {
     let mut lines = Lines { sink, batch: Vec::new() };
     let mut flushes: Vec<oneshot::Sender<()>> = Vec::new();
-    let mut said = Said::default();
+    let (mut said, mut wrote) = (Said::default(), false);
     loop {
         if lines.batch.is_empty() {
             for done in flushes.drain(..) {
                 let _ = done.send(());
             }
-            let Some(Some(first)) = shutdown.until_closed(entries.recv()).await else { return };
-            if entries.len() < ENOUGH && matches!(first, Entry::Line(_)) {
-                // Who closes has waited for a flush, or has given up waiting.
-                let _ = shutdown.until_closed(tokio::time::sleep(GATHER)).await;
+            // Who closes has waited for a flush, or has given up waiting.
+            let gather = || shutdown.until_closed(tokio::time::sleep(GATHER));
+            if std::mem::take(&mut wrote) && entries.len() < ENOUGH {
+                gather().await;
             }
-            let mut next = Some(first);
+            let mut next = entries.try_recv().ok();
+            if next.is_none() {
+                // A pause: the first record after it wakes the writer.
+                let Some(Some(first)) = shutdown.until_closed(entries.recv()).await else { return };
+                if entries.len() < ENOUGH && matches!(first, Entry::Line(_)) {
+                    gather().await;
+                }
+                next = Some(first);
+            }
             while let Some(entry) = next {
                 match entry {
                     Entry::Line(line) => lines.batch.extend_from_slice(&line),
@@ -90,17 +125,8 @@ pub(super) async fn run(
             tracing::error!(records, "audit records are lost: they could not be written until the end");
             return;
         }
-        // A file's writes are the system's, and may take their time.
-        let written = tokio::task::spawn_blocking(move || {
-            let result = lines.write();
-            (lines, result)
-        });
-        // Or never end: nobody need read the standard output.
-        let Some(Ok((back, result))) = shutdown.until_closed(written).await else {
-            tracing::error!("audit records are lost: their writing did not end");
-            return;
-        };
-        lines = back;
+        let result = lines.write();
+        wrote = true;
         said.after(&result, dropped.load(Ordering::Relaxed));
     }
 }
@@ -202,7 +228,8 @@ mod tests {
         let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
         let (queue, entries) = mpsc::channel(100);
         let (_reader, pipe) = io::pipe().unwrap();
-        let writer = tasks.spawn_task("audit", run(Box::new(pipe), entries, Arc::default(), shutdown.clone()));
+        let writer = start(Box::new(pipe), entries, Arc::default(), shutdown.clone()).unwrap();
+        let writer = tasks.spawn_task("audit", writer);
         queue.send(Entry::Line(vec![b'x'; 1 << 20])).await.unwrap();
         // Taken, and so being written.
         while queue.capacity() < queue.max_capacity() {
