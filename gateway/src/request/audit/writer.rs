@@ -70,16 +70,23 @@ pub(super) fn start(
     dropped: Arc<AtomicU64>,
     shutdown: Shutdown,
 ) -> io::Result<impl Future<Output = ()> + Send + 'static> {
-    let clock = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-    let (ends, mut ended) = oneshot::channel::<()>();
+    let (ends, mut ended) = oneshot::channel();
     let written = run(sink, entries, dropped, shutdown.clone());
+    // Its clock is made there: where there is no thread, it could not be dropped here.
     std::thread::Builder::new().name("audit".to_owned()).spawn(move || {
-        clock.block_on(written);
-        drop(ends);
+        let clock = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let _ = ends.send(clock.map(|clock| clock.block_on(written)));
     })?;
     Ok(async move {
-        if shutdown.until_closed(&mut ended).await.is_none() && tokio::time::timeout(LAST_WRITE, ended).await.is_err() {
-            tracing::error!("audit records are lost: their writing did not end");
+        let ended = match shutdown.until_closed(&mut ended).await {
+            None => tokio::time::timeout(LAST_WRITE, ended).await,
+            Some(ended) => Ok(ended),
+        };
+        match ended {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => tracing::error!(%error, "audit records are lost: their writer has no clock"),
+            Ok(Err(_)) => tracing::error!("audit records are lost: their writer has failed"),
+            Err(_) => tracing::error!("audit records are lost: their writing did not end"),
         }
     })
 }

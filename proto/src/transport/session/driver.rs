@@ -36,8 +36,8 @@ use crate::{
 
 /// Bytes of control messages written at once.
 const CONTROL_BATCH_BYTES: usize = 16 * 1024;
-/// How long a stream that the gateway refused keeps its place among [`limits::HEADS_AT_GATEWAY`].
-const REFUSED_KEEPS_PLACE: Duration = Duration::from_millis(20);
+/// How long a stream that an agent opened keeps its place among [`limits::HEADS_AT_GATEWAY`] after its head: 800 a second.
+const KEEPS_PLACE: Duration = Duration::from_millis(20);
 
 /// The control stream after hello.
 pub(super) struct ControlStream {
@@ -217,27 +217,25 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
         tokio::select! {
             raw = link.accept(), if heads.len() < at_once => match raw {
                 // In a box, or the empty list has room for one.
-                Ok(raw) => heads.push(admit_in_place(side, shared, raw).boxed()),
+                Ok(raw) => heads.push(admit_in_place(side, shared, raw, queue).boxed()),
                 Err(_) => return,
             },
-            Some(incoming) = heads.next() => {
-                if let Some(incoming) = incoming {
-                    // Full means that nobody accepts; dropping the stream resets it.
-                    let _ = queue.push(incoming);
-                }
-            }
+            Some(()) = heads.next() => {}
         }
     }
 }
 
-/// As [`admit`]. At the gateway a stream that is refused keeps its place for a while: an agent that opens streams and breaks
-/// them off would keep both ends busy at the speed of the network (CVE-2023-44487).
-async fn admit_in_place(side: Side, shared: &Arc<Shared>, raw: (RawSend, RawRecv)) -> Option<Incoming> {
-    let incoming = admit(shared, raw).await;
-    if incoming.is_none() && side == Side::Gateway {
-        sleep(REFUSED_KEEPS_PLACE).await;
+/// Hands a stream on once its head is here. At the gateway each keeps its place for a while, however it ends: an agent that
+/// opens streams and breaks them off, or has them refused, would keep both ends busy at the speed of the network
+/// (CVE-2023-44487, CVE-2025-8671).
+async fn admit_in_place(side: Side, shared: &Arc<Shared>, raw: (RawSend, RawRecv), queue: &Queue<Incoming>) {
+    if let Some(incoming) = admit(shared, raw).await {
+        // Full means that nobody accepts; dropping the stream resets it.
+        let _ = queue.push(incoming);
     }
-    incoming
+    if side == Side::Gateway {
+        sleep(KEEPS_PLACE).await;
+    }
 }
 
 /// Reads a new stream's preface and head, within its deadline.
