@@ -9,6 +9,7 @@ use proto::{
     transport::quic::Listener,
 };
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
 use crate::{
     agents::{telemetry::Told, tunnel::Asked},
@@ -75,9 +76,9 @@ impl Core {
         self.limits.load_full()
     }
 
-    /// TLS of the public TCP port.
-    pub fn tls_config(&self) -> Arc<rustls::ServerConfig> {
-        Arc::clone(&self.trust.current.load().public)
+    /// The acceptor of the public TCP port.
+    pub fn tls_acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.trust.current.load().public))
     }
 
     /// The CA of agents' and access certificates.

@@ -27,10 +27,10 @@ use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::{limits, process::chain, transport::cork::cork};
-use rustls::{pki_types::CertificateDer, server::Acceptor};
+use rustls::pki_types::CertificateDer;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
+use tokio_rustls::server::TlsStream;
 
 pub use self::framing::{Faulty, Turn};
 use self::{
@@ -62,14 +62,11 @@ const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15)).with_retries(4);
 /// How long an idle connection may take to answer that it is to end.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// Connections that are taken before others have their turn.
-const IN_A_ROW: u32 = 16;
 /// A pause after a failed accept (no file descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections until the gateway drains.
 pub async fn listen(core: Arc<Core>, listener: TcpListener) {
-    let mut in_a_row = 0;
     loop {
         let accepted = tokio::select! {
             biased;
@@ -83,16 +80,13 @@ pub async fn listen(core: Arc<Core>, listener: TcpListener) {
                     core.refusals.record(peer, Cause::Connections, "too many connections");
                     continue;
                 };
-                let core = Arc::clone(&core);
+                let (core, pace) = (Arc::clone(&core), &core.pace);
                 core.tasks.clone().spawn("connection", async move {
                     if let Err(error) = connection(&core, socket, peer, admission).await {
                         ended(&core, peer, &error);
                     }
                 });
-                in_a_row = (in_a_row + 1) % IN_A_ROW;
-                if in_a_row == 0 {
-                    tokio::task::yield_now().await;
-                }
+                pace.turn().await;
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -124,7 +118,7 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
             return Ok(());
         };
         let _open = core.metrics.handshakes.enter();
-        let handshake = Box::pin(handshake(core, socket));
+        let handshake = Box::pin(core.pace.steps(core.tls_acceptor().accept(socket)));
         tokio::time::timeout(limits::HELLO_DEADLINE, handshake)
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "TLS handshake took too long"))??
@@ -151,16 +145,6 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
             if h2 { serve_h2(core, stream, connection).await } else { serve_h1(core, stream, connection).await }
         }
     }
-}
-
-/// An agent says with its first words that it is one.
-async fn handshake(core: &Core, socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-    let start = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
-    let agent = start.client_hello().alpn().is_some_and(|mut names| names.any(|name| name == tls::ALPN_TUNNEL));
-    let config = core.tls_config();
-    // Inside, as the answer is made and signed at once.
-    let rest = async { start.into_stream(config).await };
-    if agent { core.pace.newcomer(rest).await } else { core.pace.users.steps(rest).await }
 }
 
 /// Completes when a connection is to take no more requests.

@@ -31,7 +31,7 @@ pub async fn quic(core: Arc<Core>, listener: Arc<Listener>) {
         let (core, pace) = (Arc::clone(&core), &core.pace);
         core.tasks.clone().spawn("tunnel", async move { quic_peer(core, connecting).await });
         // Behind the handshakes that have begun: what waits, waits with the system.
-        pace.agents.turn().await;
+        pace.turn().await;
     }
     listener.stop_accepting();
 }
@@ -46,7 +46,7 @@ async fn quic_peer(core: Arc<Core>, connecting: Connecting) {
     }
     let established = {
         let _open = core.metrics.handshakes.enter();
-        core.pace.agents.steps(connecting.establish()).await
+        core.pace.steps(connecting.establish()).await
     };
     carry(core, peer, CarrierKind::Quic, std::future::ready(established)).await;
 }
@@ -84,7 +84,7 @@ pub async fn carry(
             );
         };
         let _open = core.metrics.handshakes.enter();
-        let hello = core.pace.agents.steps(async {
+        let hello = core.pace.steps(async {
             let carrier = establish.await.map_err(|error| error.to_string())?;
             handshake::hello(&core, carrier).await.map_err(|error| error.to_string())
         });

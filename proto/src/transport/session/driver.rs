@@ -351,8 +351,15 @@ async fn drained(side: Side, shared: &Shared) -> Closed {
         std::future::pending::<()>().await;
     }
     shared.drain.wait().await;
-    while shared.open_streams() > 0 {
-        shared.idle.notified().await;
+    loop {
+        while shared.open_streams() > 0 {
+            shared.idle.notified().await;
+        }
+        // What came before waits for a place perhaps.
+        sleep(2 * KEEPS_PLACE).await;
+        if shared.open_streams() == 0 {
+            break;
+        }
     }
     Closed { code: CloseCode::Drained, message: String::new(), by_peer: false }
 }
