@@ -80,13 +80,15 @@ pub async fn listen(core: Arc<Core>, listener: TcpListener) {
                     core.refusals.record(peer, Cause::Connections, "too many connections");
                     continue;
                 };
-                let (core, pace) = (Arc::clone(&core), &core.pace);
-                core.tasks.clone().spawn("connection", async move {
-                    if let Err(error) = connection(&core, socket, peer, admission).await {
-                        ended(&core, peer, &error);
+                core.tasks.spawn("connection", {
+                    let core = Arc::clone(&core);
+                    async move {
+                        if let Err(error) = connection(&core, socket, peer, admission).await {
+                            ended(&core, peer, &error);
+                        }
                     }
                 });
-                pace.turn().await;
+                core.pace.turn().await;
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");

@@ -28,10 +28,9 @@ pub async fn quic(core: Arc<Core>, listener: Arc<Listener>) {
             connecting = listener.accept() => connecting,
         };
         let Some(connecting) = connecting else { break };
-        let (core, pace) = (Arc::clone(&core), &core.pace);
-        core.tasks.clone().spawn("tunnel", async move { quic_peer(core, connecting).await });
+        core.tasks.spawn("tunnel", quic_peer(Arc::clone(&core), connecting));
         // Behind the handshakes that have begun: what waits, waits with the system.
-        pace.turn().await;
+        core.pace.turn().await;
     }
     listener.stop_accepting();
 }

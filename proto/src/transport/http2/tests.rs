@@ -15,7 +15,7 @@ use crate::{
     limits,
     transport::{
         CarrierKind, StreamError, TunnelHandle,
-        carrier::Facts,
+        carrier::{Carrier, Facts},
         memory,
         session::{self, GatewaySide, SessionOptions},
     },
@@ -65,6 +65,14 @@ async fn tunnel(rate: usize) -> (TunnelHandle, TunnelHandle, watch::Sender<usize
     (gateway, agent, knob)
 }
 
+/// The gateway's carrier, and an agent that keeps to nothing but HTTP/2.
+async fn hostile(settings: &h2::server::Builder) -> (Carrier, h2::server::Connection<DuplexStream, Bytes>) {
+    let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
+    let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: Vec::new() };
+    let (carrier, hostile) = tokio::join!(client_side(gateway_io, facts), settings.handshake(agent_io));
+    (carrier.unwrap(), hostile.unwrap())
+}
+
 /// What the gateway's carrier lets anybody send who has not shown who they are. On its parked streams that was 1.1 GB on
 /// each connection.
 #[tokio::test(start_paused = true)]
@@ -92,10 +100,7 @@ async fn a_peer_that_has_not_said_hello_cannot_fill_memory() {
 /// liked, at the speed of the network.
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_resets_what_is_parked_gets_no_more_at_once() {
-    let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
-    let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: Vec::new() };
-    let (carrier, hostile) = tokio::join!(client_side(gateway_io, facts), h2::server::handshake(agent_io));
-    let (carrier, mut hostile) = (carrier.unwrap(), hostile.unwrap());
+    let (carrier, mut hostile) = hostile(&h2::server::Builder::new()).await;
     let accepting = tokio::spawn(async move { while carrier.link.accept().await.is_ok() {} });
     // A stock each 20 ms, of streams that are at most so many.
     let most = 60 * limits::PARKED_STREAMS_MAX;
@@ -129,12 +134,9 @@ async fn a_request_is_on_its_way_with_the_opening_of_its_stream() {
 /// though the stream is over and counts nowhere.
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_gives_no_room_makes_the_gateway_keep_a_bounded_number_of_heads() {
-    let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
-    let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: Vec::new() };
-    let mut hostile = h2::server::Builder::new();
-    hostile.initial_window_size(0).max_concurrent_streams(1_000_000);
-    let (carrier, hostile) = tokio::join!(client_side(gateway_io, facts), hostile.handshake::<_, Bytes>(agent_io));
-    let (carrier, mut hostile) = (carrier.unwrap(), hostile.unwrap());
+    let mut settings = h2::server::Builder::new();
+    settings.initial_window_size(0).max_concurrent_streams(1_000_000);
+    let (carrier, mut hostile) = hostile(&settings).await;
     tokio::spawn(async move {
         // Dropped, they would be reset.
         let mut kept = Vec::new();
@@ -167,12 +169,7 @@ async fn an_agent_that_gives_no_room_makes_the_gateway_keep_a_bounded_number_of_
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_never_ends_what_is_stopped_makes_the_gateway_keep_a_bounded_number() {
     const MORE: usize = 100;
-    let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
-    let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: Vec::new() };
-    let mut hostile = h2::server::Builder::new();
-    hostile.max_concurrent_streams(1_000_000);
-    let (carrier, hostile) = tokio::join!(client_side(gateway_io, facts), hostile.handshake::<_, Bytes>(agent_io));
-    let (carrier, mut hostile) = (carrier.unwrap(), hostile.unwrap());
+    let (carrier, mut hostile) = hostile(h2::server::Builder::new().max_concurrent_streams(1_000_000)).await;
     let (opened, resets) = (connection::STREAMS as usize + MORE, watch::Sender::new(0));
     let seen = resets.clone();
     let agent = tokio::spawn(async move {
