@@ -150,20 +150,27 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
 }
 
 /// Completes when a connection is to take no more requests.
-async fn ending(core: &Core, certificates: &[CertificateDer<'static>]) {
+async fn ending(core: &Core, connection: &Connection) {
     tokio::select! {
         () = core.shutdown.draining() => {}
-        () = untrusted(core, certificates) => {}
+        () = untrusted(core, connection) => {}
     }
 }
 
 /// Completes when the authority of what a connection showed is trusted no more: a handshake would be refused now.
-async fn untrusted(core: &Core, certificates: &[CertificateDer<'static>]) {
+async fn untrusted(core: &Core, connection: &Connection) {
     let mut authorities = core.trust.authorities();
     // What has changed since the handshake is looked at too.
     authorities.mark_changed();
-    while !certificates.is_empty() && authorities.changed().await.is_ok() {
-        if !certs::is_still_of(certificates, &core.roots(), SystemTime::now()) {
+    while !connection.certificates.is_empty() && authorities.changed().await.is_ok() {
+        let roots = core.roots();
+        let trusted = match &connection.access {
+            // Those who judged it when the connection came need not do it again.
+            Some(access) => access.is_of(&roots),
+            // What is no access certificate, or could not be read as one, was judged in the handshake only.
+            None => certs::is_still_of(&connection.certificates, &roots, SystemTime::now()),
+        };
+        if !trusted {
             return;
         }
     }
@@ -200,7 +207,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let limits = core.limits();
     let timeouts = Timeouts { head: limits.header_timeout, answer: limits.answer_timeout };
     let io = TokioIo::new(Framing::new(linger::Linger::new(stream), notes.clone(), timeouts));
-    let shown = connection.certificates.clone();
+    let shown = Arc::clone(&connection);
     let service = {
         let core = Arc::clone(&core);
         service_fn(move |request: Request<Incoming>| {
@@ -270,7 +277,7 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         tokio::select! {
             biased;
             result = serving.as_mut() => result,
-            () = ending(&core, &connection.certificates) => {
+            () = ending(&core, &connection) => {
                 serving.as_mut().graceful_shutdown();
                 serving.await
             }
