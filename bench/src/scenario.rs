@@ -98,7 +98,7 @@ pub struct Size {
     stream_s: f64,
     /// Tokens of each kind.
     tokens: u32,
-    /// Seconds that a crowd is looked at; a few periods of agents' probes.
+    /// Seconds that a crowd is looked at; a few periods of the probes of idle tunnels.
     pub crowd_s: f64,
     /// One in so many of a crowd comes.
     crowd_part: u32,

@@ -49,6 +49,8 @@ const HEARTBEAT_EACH: u64 = 5;
 const DESIRED_BYTES: usize = 64 * 1024;
 /// How often the tunnel's latest probe is looked at.
 const LOOK: Duration = Duration::from_millis(100);
+/// It is asked for one in so many looks: of a tunnel that no user has a stream on only the gateway asks.
+const PROBE_EACH: u32 = 10;
 /// The tunnel must be up within this.
 const UP: Duration = Duration::from_secs(30);
 
@@ -144,11 +146,16 @@ async fn exchanges(api: &AgentApi, ask: Ask) -> anyhow::Result<Outcome> {
 
 /// Keeps the longest of the tunnel's probes.
 async fn watch_probes(tunnels: &Tunnels, longest: &mut Duration) -> Infallible {
-    loop {
-        let rtt = tunnels.current().borrow().as_ref().and_then(|tunnel| tunnel.rtt());
-        *longest = (*longest).max(rtt.unwrap_or_default());
+    for look in 0u32.. {
+        if let Some(tunnel) = tunnels.current().borrow().as_ref() {
+            *longest = (*longest).max(tunnel.rtt().unwrap_or_default());
+            if look.is_multiple_of(PROBE_EACH) {
+                tunnel.probe();
+            }
+        }
         sleep(LOOK).await;
     }
+    std::future::pending().await
 }
 
 fn heartbeat() -> Heartbeat {
