@@ -76,14 +76,17 @@ pub const HEADS_AT_AGENT: usize = 512;
 pub const HEADS_AT_GATEWAY: usize = 16;
 /// How long a stream's head may take to arrive once the stream exists.
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
-/// Period of liveness probes while users have streams open, and of the agent's over QUIC always: they also keep the bindings
-/// of NATs, and find out about a gateway that was killed.
+/// Period of liveness probes while users have streams open, and over QUIC always: of a tunnel that nobody uses the gateway
+/// asks a little before, and the agent where that does not come, which is how it finds out about a gateway that was killed
+/// and mends what a NAT forgot. It has to come before users give up the tunnel ([`URGENT_PROBES`]), who may have begun to
+/// wait just after the last sign.
 pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
-/// Period of the agent's probe of a tunnel over TCP that nobody uses; the gateway probes where that does not come. Each of
+/// Period of the probes of a tunnel over TCP that nobody uses; the gateway's come a little before. Each of
 /// ten thousand costs a processor that has to fetch all that the tunnel is made of.
 pub const IDLE_PERIOD: Duration = Duration::from_secs(15);
 /// Without any sign of life for so long a tunnel is dead, if an answer was waited for [`ANSWER_WITHIN`]; both ends know within
-/// 30 s (features row T6).
+/// 30 s (features row T6). Of an idle tunnel over QUIC the carrier's acknowledgements are signs: a session that stands still
+/// behind them is known within 80 s, or so long after somebody waits for it.
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 /// What a peer has at least to answer a probe before its silence alone makes it dead. (Over QUIC [`URGENT_PROBES`] in a row
 /// may come to their end before.)
@@ -94,9 +97,8 @@ pub const SUSPECT_AFTER: Duration = Duration::from_secs(2);
 /// Period of the questions to a peer in doubt; a round trip where that takes longer.
 pub const URGENT_PERIOD: Duration = Duration::from_millis(500);
 /// So many questions in a row without any sign of life, and a QUIC tunnel is dead: users are told within 10 s (and an idle
-/// tunnel is given up within [`PROBE_DEADLINE`]). No sooner,
-/// because open sessions end with it, and a starved machine may say nothing for several seconds; new requests go to
-/// another tunnel as soon as an answer is late.
+/// tunnel is given up within about [`PROBE_DEADLINE`]). No sooner, because open sessions end with it, and a starved machine
+/// may say nothing for several seconds; new requests go to another tunnel as soon as an answer is late.
 pub const URGENT_PROBES: u32 = 14;
 /// QUIC handshakes in progress above which a new peer must first prove its address (attack D5).
 pub const QUIC_RETRY_ABOVE: usize = 64;

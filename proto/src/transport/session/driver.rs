@@ -13,7 +13,7 @@ use super::{
     SessionOptions,
     hello::Messages,
     incoming::Queue,
-    liveness::{LATELY, Liveness, Seen, Step},
+    liveness::{LATELY, Liveness, Seen, Step, together},
     state::{Refused, Shared, Side},
 };
 use crate::{
@@ -318,11 +318,14 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
             carrier: link.heard(),
             // The carrier's is of now; the session's may be of the last question, hours ago and answered late.
             rtt: link.rtt().or(shared.rtt()),
+            answered_in: shared.rtt(),
             waiting,
             lately: shared.was_waited_on(LATELY),
         };
         match liveness.look(seen, Instant::now()) {
             Step::Wait => {}
+            // Numbers of questions begin with 1: it answers none.
+            Step::Tell => shared.queue_pong(0),
             Step::Dead => return Closed { code: CloseCode::Dead, message: String::new(), by_peer: false },
             Step::Ask => {
                 number += 1;
@@ -335,8 +338,10 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
             shared.rise();
             continue;
         }
+        let next = liveness.next();
+        let next = if side == Side::Gateway && liveness.is_idle() { together(next) } else { next };
         tokio::select! {
-            () = sleep(liveness.next()) => {}
+            () = sleep(next) => {}
             () = shared.stirred.notified() => {}
             () = shared.doubted.notified() => liveness.doubt(),
         }

@@ -7,13 +7,22 @@
 //!
 //! A tunnel **in use** (a stream of the gateway's is open, or was a moment ago) is looked at every second, and over QUIC its
 //! peer says something every second, for the agent asks where nothing was heard for so long. All others are **idle**: only
-//! the agent asks, once in a period (a longer one over TCP, where a peer that was killed is known by itself), and its question is a sign of life for the gateway, which asks by itself a little later
-//! only if that is not there. So an idle tunnel costs one question and answer, and a look or two, in a period. Ten thousand
-//! that are looked at every second keep a processor busy. Whoever opens a stream has the tunnel looked at at once, and the
-//! silence is counted from when something was last heard, not from the look before: what was dead while it was idle is
-//! given up as soon after that as if it had been looked at all the time.
+//! the gateway asks, once in a period (a longer one over TCP, where a peer that was killed is known by itself), and its
+//! question is a sign of life for the agent, which asks by itself a little later only if that is not there: so it learns of
+//! a gateway that was killed, and a NAT that forgot the way in of the agent. The gateway asks because it can ask all whose
+//! time has come [together]: ten thousand questions of their agents, each at its own moment, wake a processor that finds
+//! nothing of that tunnel in its caches. Where the carrier acknowledges what it gets (QUIC) the gateway does not even ask,
+//! but says that it is there, as RFC 6455 section 5.5.3 has it for a Pong that nobody asked for; that the session is alive
+//! too it asks from time to time.
+//!
+//! Whoever opens a stream has the tunnel looked at at once, and the silence is counted from when something was last heard,
+//! not from the look before: what was dead while it was idle is given up as soon after that as if it had been looked at all
+//! the time.
 
-use std::time::Duration;
+use std::{
+    sync::LazyLock,
+    time::{self, Duration},
+};
 
 use tokio::time::Instant;
 
@@ -30,6 +39,16 @@ pub(super) const LATELY: Duration = Duration::from_secs(10);
 const URGENT_MAX: Duration = Duration::from_secs(2);
 /// A look may come so much too early.
 const EARLY: Duration = Duration::from_millis(50);
+/// A carrier acknowledges within round trips and this: `max_ack_delay` of RFC 9000 is 25 ms, and the machine may be busy.
+const ACKNOWLEDGED: Duration = Duration::from_millis(60);
+/// The gateway asks an idle peer so long before its agent would ask by itself.
+const SOONER: Duration = Duration::from_millis(500);
+/// Idle tunnels are looked at on the beat: thirty or so of ten thousand at once, which keeps a processor for a millisecond.
+const BEAT: Duration = Duration::from_millis(32);
+/// The session of an idle peer whose carrier answers is asked so often.
+const ASK_SESSION: Duration = Duration::from_secs(60);
+/// A round trip that took longer is measured again while the tunnel is idle: it may have been one slow moment.
+const LONG_RTT: Duration = Duration::from_secs(1);
 
 /// What is known of the peer at one look.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +60,8 @@ pub(super) struct Seen {
     pub(super) carrier: Option<u64>,
     /// Round-trip time.
     pub(super) rtt: Option<Duration>,
+    /// What the last question of this side took to be answered.
+    pub(super) answered_in: Option<Duration>,
     /// Streams of the gateway's are open: somebody may wait.
     pub(super) waiting: bool,
     /// So were some within [`LATELY`].
@@ -53,6 +74,8 @@ pub(super) enum Step {
     Wait,
     /// Send a probe.
     Ask,
+    /// Send something that only the carrier answers.
+    Tell,
     /// Give the tunnel up.
     Dead,
 }
@@ -65,6 +88,15 @@ struct Owed {
     since: Duration,
     /// What the peer may take before it is suspect.
     grace: Duration,
+}
+
+/// What decides when the next question is due.
+#[derive(Clone, Copy)]
+struct Due {
+    period: Duration,
+    prompt: bool,
+    used: bool,
+    remeasure: bool,
 }
 
 /// The judge of one tunnel's peer. All durations are this process's own time: one that was stopped has not listened, and
@@ -82,6 +114,10 @@ pub(super) struct Liveness<'a> {
     looked: Instant,
     /// Since the last question.
     since_asked: Option<Duration>,
+    /// Since the last question, or since the peer was last told that this side is there.
+    since_told: Duration,
+    /// The carrier has signs of life of its own.
+    acknowledges: bool,
     /// Since the first question that was asked after the session was last heard.
     awaited: Option<Duration>,
     owed: Option<Owed>,
@@ -108,6 +144,8 @@ impl<'a> Liveness<'a> {
             carrier: Duration::ZERO,
             looked: now,
             since_asked: None,
+            since_told: Duration::ZERO,
+            acknowledges: false,
             awaited: None,
             owed: None,
             told: false,
@@ -166,25 +204,37 @@ impl<'a> Liveness<'a> {
             None if !used => self.options.idle_period,
             _ => self.options.probe_period,
         };
-        let step = if self.wait_before_asking(period, prompt, used, doubtful.then_some(urgent)) > EARLY {
+        let remeasure = seen.answered_in.is_some_and(|took| took > LONG_RTT);
+        let due = Due { period, prompt, used, remeasure };
+        let step = if self.wait_before_asking(due, doubtful.then_some(urgent)) > EARLY {
             Step::Wait
         } else if prompt && doubtful && self.owed.is_some_and(|owed| owed.questions >= self.options.urgent_probes) {
             return Step::Dead;
         } else {
-            self.ask(used, urgent.max(2 * rtt));
-            Step::Ask
+            let tell = self.side == Side::Gateway
+                && seen.carrier.is_some()
+                && self.since_asked.is_some()
+                && !(used || self.doubted || self.owed.is_some() || self.overdue)
+                && self.session < ASK_SESSION;
+            self.ask(used, urgent.max(2 * rtt), tell);
+            if tell { Step::Tell } else { Step::Ask }
         };
         self.idle = !(used || self.doubted);
         self.next = if doubtful {
             urgent
         } else if used || self.overdue {
             let look = LOOK.min(self.options.probe_period / 4);
-            self.wait_before_asking(period, prompt, used, None).clamp(look / 8, look)
-        } else if self.owed.is_some() {
+            self.wait_before_asking(due, None).clamp(look / 8, look)
+        } else if step == Step::Tell {
+            // Nothing says that the carrier has its answer. A moment later all that belongs to the tunnel is still in the
+            // processor's caches.
+            self.options.suspect_after.min(2 * rtt + ACKNOWLEDGED)
+        } else if let Some(owed) = self.owed {
             // Looked at as soon as the answer is there.
-            self.options.suspect_after
+            let late = self.options.suspect_after.saturating_sub(owed.since);
+            if late > EARLY { late } else { self.options.suspect_after }
         } else {
-            self.wait_before_asking(period, prompt, used, None)
+            self.wait_before_asking(due, None)
         };
         if self.awaited.is_some() {
             self.next = self.next.min(self.left());
@@ -194,8 +244,12 @@ impl<'a> Liveness<'a> {
 
     /// What the session has left to answer in.
     fn left(&self) -> Duration {
-        let deadline = self.options.probe_deadline.saturating_sub(self.session);
-        deadline.max(self.options.answer_within.saturating_sub(self.awaited.unwrap_or_default()))
+        let awaited = self.awaited.unwrap_or_default();
+        // A session that was not asked for a minute was not silent for so long.
+        let silent =
+            if self.acknowledges { self.session.min(awaited + self.options.probe_period) } else { self.session };
+        let deadline = self.options.probe_deadline.saturating_sub(silent);
+        deadline.max(self.options.answer_within.saturating_sub(awaited))
     }
 
     fn silent(&self) -> Duration {
@@ -220,7 +274,9 @@ impl<'a> Liveness<'a> {
         };
         (self.looked, self.received) = (now, seen.received);
         self.carried = seen.carrier.unwrap_or_default();
+        self.acknowledges = seen.carrier.is_some();
         self.since_asked = self.since_asked.map(|since| since + passed);
+        self.since_told += passed;
         self.awaited = self.awaited.filter(|_| !to_the_session).map(|since| since + passed);
         if to_the_session || to_the_carrier {
             self.owed = None;
@@ -231,7 +287,8 @@ impl<'a> Liveness<'a> {
     }
 
     /// How long until the next question is due.
-    fn wait_before_asking(&self, period: Duration, prompt: bool, used: bool, urgent: Option<Duration>) -> Duration {
+    fn wait_before_asking(&self, due: Due, urgent: Option<Duration>) -> Duration {
+        let Due { period, prompt, used, remeasure } = due;
         let Some(asked) = self.since_asked else { return Duration::ZERO };
         if let Some(urgent) = urgent {
             return urgent.saturating_sub(asked);
@@ -242,17 +299,23 @@ impl<'a> Liveness<'a> {
                 let say = SAY_WITHIN.min(self.options.probe_period);
                 left.min(say.saturating_sub(self.silent()).max(say.saturating_sub(asked)))
             }
-            Side::Agent => left,
-            Side::Gateway if used => left,
-            // The agent's question should have come.
-            Side::Gateway => left.max((period + self.options.suspect_after).saturating_sub(self.session)),
+            _ if used => left,
+            Side::Agent if remeasure => left,
+            // The gateway's question should have come.
+            Side::Agent => left.max(period.saturating_sub(self.session)),
+            // To be told is enough.
+            Side::Gateway => period.saturating_sub(SOONER).saturating_sub(self.session.min(self.since_told)),
         }
     }
 
     /// An answer may take `patience` before the peer is suspect, and where silence has its reason a while longer.
-    fn ask(&mut self, used: bool, patience: Duration) {
-        self.since_asked = Some(Duration::ZERO);
-        self.awaited.get_or_insert(Duration::ZERO);
+    /// What is only told is no question to the session.
+    fn ask(&mut self, used: bool, patience: Duration, tell: bool) {
+        self.since_told = Duration::ZERO;
+        if !tell {
+            self.since_asked = Some(Duration::ZERO);
+            self.awaited.get_or_insert(Duration::ZERO);
+        }
         let suspect_after = self.options.suspect_after;
         let grace = if self.doubted {
             Duration::ZERO
@@ -275,6 +338,19 @@ impl<'a> Liveness<'a> {
     }
 }
 
+/// The gateway's look at an idle tunnel that is due in `wait`, put off until those of others are due as well.
+pub(super) fn together(wait: Duration) -> Duration {
+    static BEGUN: LazyLock<time::Instant> = LazyLock::new(time::Instant::now);
+    let due = BEGUN.elapsed() + wait;
+    wait + beat_after(due).saturating_sub(due)
+}
+
+/// The first beat that is not before `due`, both since the process began.
+fn beat_after(due: Duration) -> Duration {
+    // A process that has run for four years has no beat any more.
+    BEAT * u32::try_from(due.as_nanos().div_ceil(BEAT.as_nanos())).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,7 +370,7 @@ mod tests {
     fn seen(start: Instant, heard: Duration, quic: bool, waiting: bool) -> Seen {
         let received = heard.as_millis() as u64;
         let carrier = quic.then_some(received);
-        Seen { received, heard: start + heard, carrier, rtt: Some(RTT), waiting, lately: false }
+        Seen { received, heard: start + heard, carrier, rtt: Some(RTT), answered_in: Some(RTT), waiting, lately: false }
     }
 
     const BOTH: [Side; 2] = [Side::Gateway, Side::Agent];
@@ -321,7 +397,7 @@ mod tests {
             let last = heard(at, &asked);
             match liveness.look(seen(start, last, quic, waiting), start + at) {
                 Step::Dead => return (Some(at), asked),
-                Step::Ask => asked.push(at),
+                Step::Ask | Step::Tell => asked.push(at),
                 Step::Wait => {}
             }
             at += liveness.next() + late(at);
@@ -354,19 +430,18 @@ mod tests {
         }
     }
 
-    /// Features row T6: 30 s. The agent hears answers to its questions, the gateway those questions.
+    /// Features row T6: 30 s. The gateway hears answers to its questions, the agent those questions.
     #[test]
     fn an_idle_quic_peer_is_given_up_within_twenty_seconds_of_the_last_sign() {
-        let agent = Case { side: Side::Agent, waiting: false, quic: true };
-        let (dead, asked) = run_with(agent, 200, |_| Duration::ZERO, answers_until(60));
+        let gateway = Case { side: Side::Gateway, waiting: false, quic: true };
+        let (dead, asked) = run_with(gateway, 200, |_| Duration::ZERO, answers_until(60));
         let last = answers_until(60)(Duration::from_secs(60), &asked);
         let silent = dead.unwrap() - last;
         assert!(silent > Duration::from_secs(7) && silent <= limits::PROBE_DEADLINE, "{silent:?}");
-        let gateway = Case { side: Side::Gateway, ..agent };
-        let questions =
-            |at: Duration| limits::PROBE_PERIOD * (at.as_secs().min(60) / limits::PROBE_PERIOD.as_secs()) as u32;
-        let (dead, _) = run(gateway, 200, questions);
-        let silent = dead.unwrap() - Duration::from_secs(56);
+        let agent = Case { side: Side::Agent, ..gateway };
+        let questions = |at: Duration| Duration::from_secs(at.as_secs().min(64) / 8 * 8).max(RTT.min(at));
+        let (dead, _) = run(agent, 200, questions);
+        let silent = dead.unwrap() - Duration::from_secs(64);
         assert!(silent > Duration::from_secs(7) && silent <= limits::PROBE_DEADLINE, "{silent:?}");
     }
 
@@ -375,20 +450,20 @@ mod tests {
     fn an_idle_tcp_peer_is_given_up_within_thirty_seconds_of_the_last_sign() {
         for end_ms in (60_000..90_000).step_by(100) {
             let end = Duration::from_millis(end_ms);
-            let agent = Case { side: Side::Agent, waiting: false, quic: false };
+            let gateway = Case { side: Side::Gateway, waiting: false, quic: false };
             let answers = |at: Duration, asked: &[Duration]| {
                 let there = |asked: &&Duration| **asked + RTT <= at.min(end);
                 asked.iter().rev().find(there).map_or(Duration::ZERO, |asked| *asked + RTT)
             };
-            let (dead, asked) = run_with(agent, 200, |_| Duration::ZERO, answers);
+            let (dead, asked) = run_with(gateway, 200, |_| Duration::ZERO, answers);
             let (last, dead) = (answers(end, &asked), dead.unwrap());
             let unanswered = asked.iter().find(|asked| **asked > last).unwrap();
             assert!(dead - last < Duration::from_secs(30), "{last:?} {dead:?}");
             assert!(dead - *unanswered >= limits::ANSWER_WITHIN, "{unanswered:?} {dead:?}");
-            // And the gateway, which hears the questions.
-            let gateway = Case { side: Side::Gateway, ..agent };
+            // And the agent, which hears the questions.
+            let agent = Case { side: Side::Agent, ..gateway };
             let questions = |at: Duration| Duration::from_millis(at.min(end).as_millis() as u64 / 15_000 * 15_000);
-            let (dead, _) = run(gateway, 200, questions);
+            let (dead, _) = run(agent, 200, questions);
             assert!(dead.unwrap() - questions(end) < Duration::from_secs(30), "{end:?} {dead:?}");
         }
     }
@@ -403,7 +478,7 @@ mod tests {
                 let mut liveness = Liveness::new(side, &options, start);
                 let (mut at, opened) = (Duration::ZERO, Duration::from_secs(80) + Duration::from_millis(opened_ms));
                 let mut dead = None;
-                // It was alive until 80 s, and answered or asked each 8 s.
+                // It was alive until 80 s, and answered or asked each period.
                 while dead.is_none() && at < Duration::from_secs(200) {
                     let heard = Duration::from_secs(at.as_secs().min(80) / 8 * 8).max(RTT.min(at));
                     let waiting = at >= opened;
@@ -443,8 +518,7 @@ mod tests {
             while dead.is_none() && at < Duration::from_secs(100) {
                 let heard = each_second_until(30)(at);
                 let (received, carrier) = (heard.as_millis() as u64, Some(at.as_millis() as u64));
-                let seen =
-                    Seen { received, heard: start + heard, carrier, rtt: Some(RTT), waiting: true, lately: true };
+                let seen = Seen { received, carrier, lately: true, ..seen(start, heard, true, true) };
                 dead = (liveness.look(seen, start + at) == Step::Dead).then_some(at);
                 at += liveness.next();
             }
@@ -468,49 +542,180 @@ mod tests {
         }
     }
 
-    /// Ten thousand idle tunnels kept a processor busy, each looked at every second and asked by both ends.
+    /// Both ends of one idle tunnel in virtual time, for a hundred periods: how often each looked (the agent first), when
+    /// each asked the other's session, and when the gateway only told.
+    fn both_ends(quic: bool) -> ([usize; 2], [Vec<Duration>; 2], Vec<Duration>) {
+        let start = Instant::now();
+        let options = SessionOptions::default();
+        let mut ends = [Side::Agent, Side::Gateway].map(|side| Liveness::new(side, &options, start));
+        let (mut looks, mut asked, mut told) = ([0; 2], [Vec::new(), Vec::new()], Vec::new());
+        // The next look of each, and what its session and its carrier have heard.
+        let (mut next, mut heard, mut carried) = ([Duration::ZERO; 2], [Duration::ZERO; 2], [Duration::ZERO; 2]);
+        let end = 100 * if quic { limits::PROBE_PERIOD } else { limits::IDLE_PERIOD };
+        while next[0].min(next[1]) < end {
+            let who = usize::from(next[1] < next[0]);
+            let (at, liveness) = (next[who], &mut ends[who]);
+            looks[who] += 1;
+            let carrier = quic.then_some(carried[who].as_millis() as u64);
+            let step = liveness.look(Seen { carrier, ..seen(start, heard[who], quic, false) }, start + at);
+            next[who] = at + liveness.next();
+            if step == Step::Ask || step == Step::Tell {
+                (heard[1 - who], carried[1 - who], carried[who]) = (at + RTT / 2, at + RTT / 2, at + RTT);
+            }
+            match step {
+                Step::Dead => panic!("dead after {at:?}"),
+                Step::Wait => {}
+                Step::Tell => told.push(at),
+                Step::Ask => {
+                    asked[who].push(at);
+                    heard[who] = at + RTT;
+                    // The answer has it looked at.
+                    next[who] = at + RTT;
+                }
+            }
+            assert!(!liveness.suspect());
+        }
+        (looks, asked, told)
+    }
+
+    /// Ten thousand idle tunnels kept a processor busy, each looked at every second and asked by both ends; and when only
+    /// the agents asked, each at its own moment.
     #[test]
-    fn an_idle_tunnel_is_asked_once_in_a_period_by_the_agent_and_looked_at_no_more_than_twice() {
+    fn an_idle_tunnel_is_asked_once_in_a_period_by_the_gateway_and_looked_at_no_more_than_twice() {
         for quic in [false, true] {
+            let (looks, [agents, gateways], told) = both_ends(quic);
+            assert!(
+                (100..=107).contains(&(gateways.len() + told.len())) && agents.len() <= 1,
+                "{agents:?} {gateways:?}"
+            );
+            assert!(looks.iter().all(|looks| *looks <= 220), "{looks:?}");
+        }
+    }
+
+    /// Over QUIC the carrier answers. That the session does too is asked all the same.
+    #[test]
+    fn the_session_of_an_idle_quic_agent_is_asked_within_seventy_seconds() {
+        let (_, [_, gateways], told) = both_ends(true);
+        let pauses = gateways.windows(2).map(|pair| pair[1] - pair[0]);
+        assert!(pauses.max().unwrap() <= Duration::from_secs(71), "{gateways:?}");
+        assert!(told.len() > 4 * gateways.len(), "{} {}", told.len(), gateways.len());
+    }
+
+    /// Its carrier answers for ever; its session has stood still from the first.
+    #[test]
+    fn an_idle_quic_peer_whose_session_stands_still_is_given_up_in_the_end() {
+        let start = Instant::now();
+        let options = SessionOptions::default();
+        let mut liveness = Liveness::new(Side::Gateway, &options, start);
+        let mut at = Duration::ZERO;
+        loop {
+            let carrier = Some(at.as_millis() as u64);
+            let heard = Seen { carrier, ..seen(start, Duration::ZERO, true, false) };
+            match liveness.look(heard, start + at) {
+                Step::Dead => break,
+                _ => at += liveness.next(),
+            }
+            assert!(at < Duration::from_secs(90));
+        }
+    }
+
+    /// Told a moment ago, and so not asked for eight seconds: a session that stood still was noticed so much later.
+    #[test]
+    fn a_stream_that_opens_after_the_peer_was_told_has_its_session_asked_at_once() {
+        let start = Instant::now();
+        let options = SessionOptions::default();
+        let mut liveness = Liveness::new(Side::Gateway, &options, start);
+        let mut at = Duration::ZERO;
+        let look = |liveness: &mut Liveness, at: Duration, waiting| {
+            // The session answered the first question; the carrier answers all.
+            let carrier = Some(at.saturating_sub(RTT).as_millis() as u64);
+            liveness.look(Seen { carrier, ..seen(start, RTT.min(at), true, waiting) }, start + at)
+        };
+        while look(&mut liveness, at, false) != Step::Tell {
+            at += liveness.next();
+        }
+        at += liveness.next();
+        assert_eq!(look(&mut liveness, at, false), Step::Wait);
+        let opened = at + Duration::from_secs(1);
+        assert_eq!(look(&mut liveness, opened, true), Step::Ask);
+        at = opened;
+        while look(&mut liveness, at, true) != Step::Dead {
+            at += liveness.next();
+        }
+        let after = at - opened;
+        assert!(after > limits::ANSWER_WITHIN && after < Duration::from_secs(13), "{after:?}");
+    }
+
+    /// The agent's own question mends what the NAT forgot. It came when users had given the tunnel up.
+    #[test]
+    fn an_agent_behind_a_nat_that_forgot_it_asks_before_a_user_gives_the_tunnel_up() {
+        for forgotten_ms in (40_000..56_000).step_by(50) {
+            let forgotten = Duration::from_millis(forgotten_ms);
             let start = Instant::now();
             let options = SessionOptions::default();
-            let mut agent = Liveness::new(Side::Agent, &options, start);
-            let mut gateway = Liveness::new(Side::Gateway, &options, start);
-            // Virtual time: the next look of each, and what each has heard.
-            let (mut looks, mut asked) = ([0; 2], [Vec::new(), Vec::new()]);
+            let mut ends = [Side::Agent, Side::Gateway].map(|side| Liveness::new(side, &options, start));
             let (mut next, mut heard) = ([Duration::ZERO; 2], [Duration::ZERO; 2]);
-            let end = 100 * if quic { limits::PROBE_PERIOD } else { limits::IDLE_PERIOD };
-            while next[0].min(next[1]) < end {
+            // A stream opens just then. Nothing gets to the agent until it has said something itself.
+            let (mut opened, mut mended) = (false, false);
+            while !mended {
                 let who = usize::from(next[1] < next[0]);
-                let at = next[who];
-                let liveness = if who == 0 { &mut agent } else { &mut gateway };
-                looks[who] += 1;
-                match liveness.look(seen(start, heard[who], quic, false), start + at) {
-                    Step::Dead => panic!("dead after {at:?}"),
-                    Step::Wait => next[who] = at + liveness.next(),
-                    Step::Ask => {
-                        asked[who].push(at);
-                        heard[1 - who] = at + RTT / 2;
-                        heard[who] = at + RTT;
-                        // The answer has it looked at.
-                        next[who] = at + RTT;
+                let at = next[who].min(if opened { Duration::MAX } else { forgotten });
+                let who = if at < next[who] { 1 } else { who };
+                opened |= at >= forgotten;
+                let step = ends[who].look(seen(start, heard[who], true, who == 1 && opened), start + at);
+                next[who] = at + ends[who].next();
+                match step {
+                    Step::Dead => panic!("{who} at {at:?}, forgotten at {forgotten:?}"),
+                    Step::Wait => {}
+                    Step::Ask | Step::Tell if who == 1 && opened => {}
+                    Step::Ask | Step::Tell => {
+                        (heard[1 - who], heard[who]) = (at + RTT / 2, at + RTT);
+                        mended = opened;
                     }
                 }
-                assert!(!liveness.suspect());
             }
-            let (agents, gateways) = (asked[0].len(), asked[1].len());
-            assert!((95..=101).contains(&agents) && gateways <= 1, "{agents} {gateways}");
-            assert!(looks.iter().all(|looks| *looks <= 205), "{looks:?}");
+        }
+    }
+
+    /// An old gateway waits for its agent's question; a killed one says nothing either.
+    #[test]
+    fn an_agent_whose_gateway_does_not_ask_asks_by_itself() {
+        for (quic, period) in [(false, limits::IDLE_PERIOD), (true, limits::PROBE_PERIOD)] {
+            let agent = Case { side: Side::Agent, waiting: false, quic };
+            let (dead, asked) = run_with(agent, 1000, |_| Duration::ZERO, answers_until(1000));
+            assert_eq!(dead, None);
+            let due = 1000 / period.as_secs() as usize;
+            assert!((due - 5..=due + 1).contains(&asked.len()), "{}", asked.len());
+        }
+    }
+
+    /// One slow answer, and then no more questions: the agent left its carrier for round trips that it no longer measured.
+    #[test]
+    fn an_agent_measures_a_long_round_trip_again() {
+        let start = Instant::now();
+        let options = SessionOptions::default();
+        for (took, asks) in [(Duration::from_millis(40), 1), (Duration::from_secs(5), 7)] {
+            let mut liveness = Liveness::new(Side::Agent, &options, start);
+            let (mut at, mut asked) = (Duration::ZERO, 0);
+            while at < Duration::from_secs(100) {
+                // The gateway says something every second.
+                let heard = Duration::from_secs(at.as_secs());
+                let seen = Seen { answered_in: Some(took), ..seen(start, heard, false, false) };
+                asked += usize::from(liveness.look(seen, start + at) == Step::Ask);
+                at += liveness.next().max(EARLY);
+            }
+            assert_eq!(asked, asks, "{took:?}");
         }
     }
 
     #[test]
-    fn a_gateway_whose_agent_does_not_ask_asks_by_itself() {
-        let gateway = Case { side: Side::Gateway, waiting: false, quic: false };
-        let (dead, asked) = run_with(gateway, 1000, |_| Duration::ZERO, answers_until(1000));
-        assert_eq!(dead, None);
-        let due = 1000 / (limits::IDLE_PERIOD + limits::SUSPECT_AFTER).as_secs() as usize;
-        assert!((due - 5..=due + 1).contains(&asked.len()), "{}", asked.len());
+    fn looks_that_are_due_at_about_the_same_time_come_at_the_same_time() {
+        let at = |ms| beat_after(Duration::from_millis(ms)).as_millis();
+        assert_eq!([0, 1, 31, 32, 33, 64].map(at), [0, 32, 32, 32, 64, 64]);
+        assert_eq!(beat_after(Duration::from_nanos(32_000_001)), 2 * BEAT);
+        assert_eq!(beat_after(Duration::from_secs(10 * 365 * 24 * 3600)), Duration::ZERO);
+        let wait = Duration::from_secs(15);
+        assert!((wait..=wait + BEAT).contains(&together(wait)));
     }
 
     #[test]
@@ -535,6 +740,7 @@ mod tests {
                 heard: start + heard,
                 carrier: None,
                 rtt: None,
+                answered_in: None,
                 waiting: false,
                 lately: false,
             };
@@ -577,7 +783,7 @@ mod tests {
                         let heard = answered.map_or(Duration::ZERO, |asked: &Duration| *asked + rtt);
                         let seen = Seen { rtt: Some(rtt), ..seen(start, heard, quic, waiting) };
                         match liveness.look(seen, start + at) {
-                            Step::Ask => asked.push(at),
+                            Step::Ask | Step::Tell => asked.push(at),
                             Step::Wait => {}
                             Step::Dead => panic!("dead after {at:?}"),
                         }
@@ -619,9 +825,9 @@ mod tests {
         };
         look(&mut liveness, 0, false);
         look(&mut liveness, 20, false);
-        assert_eq!(look(&mut liveness, 15_020, false), (Step::Ask, false));
-        assert_eq!(look(&mut liveness, 16_000, true), (Step::Ask, false));
-        assert!(look(&mut liveness, 16_500, false).1);
+        assert_eq!(look(&mut liveness, 16_040, false), (Step::Ask, false));
+        assert_eq!(look(&mut liveness, 17_000, true), (Step::Ask, false));
+        assert!(look(&mut liveness, 17_500, false).1);
     }
 
     /// Round trips of more than half of what a peer has for an answer: dead and never suspect, so that nobody dialled in time.
@@ -633,8 +839,7 @@ mod tests {
             let mut liveness = Liveness::new(Side::Agent, &options, start);
             let (mut at, mut suspect) = (Duration::ZERO, None);
             loop {
-                let seen =
-                    Seen { received: 1, heard: start, carrier: None, rtt: Some(rtt), waiting: false, lately: false };
+                let seen = Seen { rtt: Some(rtt), ..seen(start, Duration::ZERO, false, false) };
                 if liveness.look(seen, start + at) == Step::Dead {
                     break;
                 }
