@@ -19,7 +19,7 @@ use super::{
 use crate::{
     ids::StreamId,
     limits,
-    process::TaskGroup,
+    process::{TaskGroup, random_unit},
     transport::{
         Closed, Drain, Incoming,
         carrier::{Link, RawError, RawRecv, RawSend},
@@ -307,7 +307,7 @@ async fn read_head(recv: &mut RawRecv) -> Result<(StreamId, Bytes, Bytes), HeadE
 
 /// Sends pings and looks for signs of life; ends when there were none for too long.
 async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, options: &SessionOptions) -> Closed {
-    let mut liveness = Liveness::new(side, options, Instant::now());
+    let mut liveness = Liveness::new(side, options, Instant::now()).apart(random_unit());
     let mut number = 0u64;
     loop {
         // First whether somebody waits: who sees that nobody does sees since when.

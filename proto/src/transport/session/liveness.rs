@@ -41,7 +41,7 @@ const URGENT_MAX: Duration = Duration::from_secs(2);
 const EARLY: Duration = Duration::from_millis(50);
 /// A carrier acknowledges within round trips and this: `max_ack_delay` of RFC 9000 is 25 ms, and the machine may be busy.
 const ACKNOWLEDGED: Duration = Duration::from_millis(60);
-/// The gateway asks an idle peer so long before its agent would ask by itself.
+/// The gateway asks an idle peer so long before its agent would ask by itself, or up to twice that.
 const SOONER: Duration = Duration::from_millis(500);
 /// Idle tunnels are looked at on the beat: thirty or so of ten thousand at once, which keeps a processor for a millisecond.
 const BEAT: Duration = Duration::from_millis(32);
@@ -116,6 +116,8 @@ pub(super) struct Liveness<'a> {
     since_asked: Option<Duration>,
     /// Since the last question, or since the peer was last told that this side is there.
     since_told: Duration,
+    /// How long before the agent the gateway asks.
+    sooner: Duration,
     /// The carrier has signs of life of its own.
     acknowledges: bool,
     /// Since the first question that was asked after the session was last heard.
@@ -145,6 +147,7 @@ impl<'a> Liveness<'a> {
             looked: now,
             since_asked: None,
             since_told: Duration::ZERO,
+            sooner: SOONER,
             acknowledges: false,
             awaited: None,
             owed: None,
@@ -154,6 +157,12 @@ impl<'a> Liveness<'a> {
             idle: false,
             next: Duration::ZERO,
         }
+    }
+
+    /// Has the gateway ask idle peers at slightly different periods, by `unit` from 0 to 1: those whose time has come at once,
+    /// as after a pause of the process, would be asked at once for ever.
+    pub(super) fn apart(self, unit: f64) -> Self {
+        Self { sooner: SOONER.mul_f64(1.0 + unit.clamp(0.0, 1.0)), ..self }
     }
 
     /// How long to wait until the next look.
@@ -304,7 +313,7 @@ impl<'a> Liveness<'a> {
             // The gateway's question should have come.
             Side::Agent => left.max(period.saturating_sub(self.session)),
             // To be told is enough.
-            Side::Gateway => period.saturating_sub(SOONER).saturating_sub(self.session.min(self.since_told)),
+            Side::Gateway => period.saturating_sub(self.sooner).saturating_sub(self.session.min(self.since_told)),
         }
     }
 
@@ -617,6 +626,29 @@ mod tests {
             }
             assert!(at < Duration::from_secs(90));
         }
+    }
+
+    /// After a pause of the process all idle tunnels are due at once, and were so in each period from then on.
+    #[test]
+    fn idle_tunnels_that_were_asked_at_once_are_asked_apart_soon() {
+        let start = Instant::now();
+        let options = SessionOptions::default();
+        let asked = [0.0, 0.1, 1.0].map(|unit| {
+            let mut liveness = Liveness::new(Side::Gateway, &options, start).apart(unit);
+            let (mut at, mut asked) = (Duration::ZERO, Vec::new());
+            while asked.len() <= 10 {
+                let heard = asked.last().map_or(Duration::ZERO, |asked| at.min(*asked + RTT));
+                if liveness.look(seen(start, heard, false, false), start + at) == Step::Ask {
+                    asked.push(at);
+                }
+                at += if asked.last() == Some(&at) { RTT } else { liveness.next() };
+            }
+            asked
+        });
+        assert!(asked.iter().all(|asked| asked[0] == Duration::ZERO));
+        let apart = [1, 2].map(|other| asked[0][10] - asked[other][10]);
+        let about = |apart: Duration, due: Duration| apart.abs_diff(due) < 2 * EARLY;
+        assert!(about(apart[0], SOONER) && about(apart[1], 10 * SOONER), "{apart:?}");
     }
 
     /// Told a moment ago, and so not asked for eight seconds: a session that stood still was noticed so much later.
