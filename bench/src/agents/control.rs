@@ -146,16 +146,17 @@ async fn exchanges(api: &AgentApi, ask: Ask) -> anyhow::Result<Outcome> {
 
 /// Keeps the longest of the tunnel's probes.
 async fn watch_probes(tunnels: &Tunnels, longest: &mut Duration) -> Infallible {
-    for look in 0u32.. {
+    let mut looks = 0u32;
+    loop {
         if let Some(tunnel) = tunnels.current().borrow().as_ref() {
             *longest = (*longest).max(tunnel.rtt().unwrap_or_default());
-            if look.is_multiple_of(PROBE_EACH) {
+            if looks.is_multiple_of(PROBE_EACH) {
                 tunnel.probe();
             }
         }
+        looks = looks.wrapping_add(1);
         sleep(LOOK).await;
     }
-    std::future::pending().await
 }
 
 fn heartbeat() -> Heartbeat {

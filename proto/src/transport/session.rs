@@ -28,7 +28,7 @@ use crate::{
 pub struct SessionOptions {
     /// Period of probes.
     pub probe_period: Duration,
-    /// Period of the gateway's probes of a tunnel over TCP that nobody uses.
+    /// The same of a tunnel over TCP that nobody uses.
     pub idle_period: Duration,
     /// Without any sign of life for so long the tunnel is dead...
     pub probe_deadline: Duration,

@@ -118,8 +118,6 @@ pub(super) struct Liveness<'a> {
     since_told: Duration,
     /// How long before the agent the gateway asks.
     sooner: Duration,
-    /// The carrier has signs of life of its own.
-    acknowledges: bool,
     /// Since the first question that was asked after the session was last heard.
     awaited: Option<Duration>,
     owed: Option<Owed>,
@@ -148,7 +146,6 @@ impl<'a> Liveness<'a> {
             since_asked: None,
             since_told: Duration::ZERO,
             sooner: SOONER,
-            acknowledges: false,
             awaited: None,
             owed: None,
             told: false,
@@ -206,7 +203,7 @@ impl<'a> Liveness<'a> {
         let urgent = self.options.urgent_period;
         let rtt = seen.rtt.unwrap_or_default();
         let urgent = rtt.clamp(urgent, URGENT_MAX.max(urgent));
-        if self.awaited.is_some() && self.left().is_zero() {
+        if self.awaited.is_some() && self.left(seen).is_zero() {
             return Step::Dead;
         }
         let period = match seen.carrier {
@@ -246,17 +243,19 @@ impl<'a> Liveness<'a> {
             self.wait_before_asking(due, None)
         };
         if self.awaited.is_some() {
-            self.next = self.next.min(self.left());
+            self.next = self.next.min(self.left(seen));
         }
         step
     }
 
     /// What the session has left to answer in.
-    fn left(&self) -> Duration {
+    fn left(&self, seen: Seen) -> Duration {
         let awaited = self.awaited.unwrap_or_default();
-        // A session that was not asked for a minute was not silent for so long.
-        let silent =
-            if self.acknowledges { self.session.min(awaited + self.options.probe_period) } else { self.session };
+        let silent = match seen.carrier {
+            None => self.session,
+            // A session that was not asked for a minute was not silent for so long.
+            Some(_) => self.session.min(awaited + self.options.probe_period),
+        };
         let deadline = self.options.probe_deadline.saturating_sub(silent);
         deadline.max(self.options.answer_within.saturating_sub(awaited))
     }
@@ -283,7 +282,6 @@ impl<'a> Liveness<'a> {
         };
         (self.looked, self.received) = (now, seen.received);
         self.carried = seen.carrier.unwrap_or_default();
-        self.acknowledges = seen.carrier.is_some();
         self.since_asked = self.since_asked.map(|since| since + passed);
         self.since_told += passed;
         self.awaited = self.awaited.filter(|_| !to_the_session).map(|since| since + passed);
