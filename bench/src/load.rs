@@ -5,6 +5,7 @@
 mod client;
 pub mod meter;
 pub mod pace;
+mod pipe;
 mod pour;
 pub mod watch;
 
@@ -51,6 +52,8 @@ pub enum Connections {
     Http2(usize),
     /// At most so many connections of HTTP/1.1 that are kept, a request at a time on each.
     Http1(usize),
+    /// At most so many connections of HTTP/1.1 that are upgraded once and kept, a message at a time on each.
+    Upgraded(usize),
     /// Each request has a connection of its own, HTTP/2 with a full handshake.
     Fresh,
 }
@@ -68,6 +71,8 @@ pub enum Request {
     Pour(u64),
     /// A body of so many bytes is asked for, and never read.
     Stall(u64),
+    /// A message of so many bytes is sent through an upgraded connection, and comes back.
+    Echo(u64),
 }
 
 /// How requests follow each other.
@@ -107,9 +112,10 @@ impl Load {
         match (self.pace, self.request) {
             (Pace::Open { seconds, .. } | Pace::Closed { seconds, .. } | Pace::Within { seconds }, _) => seconds,
             #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 bytes")]
-            (Pace::Count { requests, .. }, Request::Download(bytes) | Request::Upload(bytes)) => {
-                requests as f64 * bytes as f64 / bytes_per_s
-            }
+            (
+                Pace::Count { requests, .. },
+                Request::Download(bytes) | Request::Upload(bytes) | Request::Echo(bytes),
+            ) => requests as f64 * bytes as f64 / bytes_per_s,
             (Pace::Count { .. }, Request::Small | Request::Pour(_) | Request::Stall(_)) => 0.0,
         }
     }
@@ -302,6 +308,27 @@ mod tests {
                 );
                 assert!(seen.bytes >= 6 * bytes && seen.seconds > 0.0, "{seen:?}");
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn messages_through_upgraded_connections_come_back_whole() {
+        for bytes in [1, 64, 300_000] {
+            let seen = outcome("", load(Connections::Upgraded(2), Request::Echo(bytes)), None).await;
+            assert_eq!((seen.requests, seen.failed, seen.bytes), (6, 0, 6 * bytes), "{:?}", seen.errors);
+            assert_eq!(seen.latency.len(), 6);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_upgraded_fails_every_message() {
+        // Behind this the path is none that upgrades, and asks for a body whose length is no number.
+        let seen = outcome("/bench/bytes", load(Connections::Upgraded(2), Request::Echo(64)), None).await;
+        assert_eq!((seen.requests, seen.failed), (0, 6));
+        assert_eq!(seen.errors.into_iter().collect::<Vec<_>>(), [("status 400 to an upgrade".to_owned(), 6)]);
+        for connections in [Connections::Http2(1), Connections::Http1(1), Connections::Fresh] {
+            let seen = outcome("", load(connections, Request::Echo(64)), None).await;
+            assert_eq!((seen.requests, seen.failed), (0, 6), "{connections:?}");
         }
     }
 

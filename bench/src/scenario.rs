@@ -4,6 +4,7 @@ mod commands;
 pub mod fleets;
 mod links;
 mod others;
+mod upgrades;
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -78,7 +79,12 @@ impl Work {
 
     /// Whether it makes another protocol of a request's connection.
     pub fn upgrades(self) -> bool {
-        matches!(self, Self::Command(task) if matches!(task(Size::new(true)), Task::Echo { .. }))
+        let size = Size::new(true);
+        match self {
+            Self::Load(of) => matches!(of(size).0.connections, Connections::Upgraded(_)),
+            Self::Command(task) => matches!(task(size), Task::Echo { .. }),
+            Self::Many(_) | Self::H2load(_) | Self::Tokens(_) => false,
+        }
     }
 
     /// Whether it goes over no path, and is measured once in each repeat.
@@ -155,7 +161,7 @@ const ENDLESS_S: f64 = 3600.0;
 const SHOWN: &[Kind] = &[Kind::NginxChain, Kind::TowlineH2, Kind::TowlineQuic];
 
 /// All of them, a list for each kind.
-const LISTS: &[&[Scenario]] = &[PLAIN, others::ALL, links::ALL, fleets::ALL, commands::ALL];
+const LISTS: &[&[Scenario]] = &[PLAIN, others::ALL, links::ALL, fleets::ALL, commands::ALL, upgrades::ALL];
 
 /// All of them.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
@@ -338,5 +344,12 @@ mod tests {
         }
         assert_eq!(of("upload").unwrap().name, "upload");
         assert!(of("nothing").is_err());
+    }
+
+    #[test]
+    fn what_changes_the_protocol_is_known_for_it_and_nothing_else() {
+        let upgrading: Vec<_> =
+            all().filter(|scenario| scenario.work.upgrades()).map(|scenario| scenario.name).collect();
+        assert_eq!(upgrading, ["exec-echo-spdy", "exec-echo-websocket", "upgrade-100", "upgrade-bulk"]);
     }
 }

@@ -1,6 +1,7 @@
 //! An upstream that answers at line rate, so that the upstream is not what is measured: small answers, bodies of any length,
-//! a sink for uploads, watches. HTTP/1.1 and HTTP/2 over TLS.
+//! a sink for uploads, watches, upgraded connections that send back what they get. HTTP/1.1 and HTTP/2 over TLS.
 
+pub mod echo;
 pub mod events;
 pub mod tally;
 
@@ -96,19 +97,26 @@ async fn connection(tcp: TcpStream, acceptor: &TlsAcceptor, streams: TaskGroup) 
     tcp.set_nodelay(true)?;
     let tls = acceptor.accept(tcp).await?;
     let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-    let (io, service) = (TokioIo::new(tls), service_fn(answer));
+    let (io, tasks) = (TokioIo::new(tls), streams.clone());
+    let service = service_fn(move |request| answer(request, tasks.clone()));
     if h2 {
         let mut builder = http2::Builder::new(streams);
         builder.timer(TokioTimer::new()).max_concurrent_streams(STREAMS);
         builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
         builder.serve_connection(io, service).await?;
     } else {
-        http1::Builder::new().timer(TokioTimer::new()).serve_connection(io, service).await?;
+        http1::Builder::new().timer(TokioTimer::new()).serve_connection(io, service).with_upgrades().await?;
     }
     Ok(())
 }
 
-async fn answer(request: Request<Incoming>) -> Result<Response<Either<Repeated, Events>>, Infallible> {
+async fn answer(
+    mut request: Request<Incoming>,
+    tasks: TaskGroup,
+) -> Result<Response<Either<Repeated, Events>>, Infallible> {
+    if let Some(asked) = echo::asked(&mut request) {
+        return Ok(echo::switch(asked, &tasks, Response::new(Either::Left(Repeated::zeros(0)))));
+    }
     let watch = Events::asked(request.uri().query());
     let length = request.uri().path().strip_prefix(BYTES).map(str::parse::<u64>);
     let reads = request.method() == Method::GET;

@@ -26,10 +26,10 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{Connections, Request, meter::Meter};
+use super::{Connections, Request, meter::Meter, pipe::Pipe};
 use crate::{
     certificates,
-    upstream::{Repeated, tally},
+    upstream::{Repeated, echo, tally},
 };
 
 /// Bytes that a stream, and a connection, may send before they are read: what Go's client, and so kubectl, allows.
@@ -101,6 +101,7 @@ impl Target {
             Request::Download(bytes) | Request::Stall(bytes) => {
                 (Method::GET, format!("/bench/bytes/{bytes}"), Either::Left(Empty::new()))
             }
+            Request::Echo(_) => (Method::GET, echo::PATH.to_owned(), Either::Left(Empty::new())),
             Request::Pour(number) => (Method::PUT, tally::path(number), Either::Right(Repeated::zeros(ENDLESS))),
             Request::Upload(bytes) => (Method::PUT, "/bench/sink".to_owned(), Either::Right(Repeated::zeros(bytes))),
         };
@@ -129,8 +130,32 @@ type Slot = Mutex<Option<http2::SendRequest<Outgoing>>>;
 
 enum Pool {
     Http2 { slots: Vec<Slot>, next: AtomicUsize },
-    Http1 { permits: Semaphore, idle: std::sync::Mutex<Vec<http1::SendRequest<Outgoing>>> },
+    Http1(Kept<http1::SendRequest<Outgoing>>),
+    Upgraded(Kept<Pipe>),
     Fresh,
+}
+
+/// Connections of which each has one thing under way at a time, and is given back after it.
+struct Kept<T> {
+    permits: Semaphore,
+    idle: std::sync::Mutex<Vec<T>>,
+}
+
+impl<T> Kept<T> {
+    /// Room for so many.
+    fn new(count: usize) -> Self {
+        Self { permits: Semaphore::new(count.max(1)), idle: std::sync::Mutex::default() }
+    }
+
+    /// Opens all of them. Those that fail are missing.
+    async fn fill<F: Future<Output = anyhow::Result<T>>>(&self, open: impl Fn() -> F) {
+        let opened = join_all((0..self.permits.available_permits()).map(|_| open())).await;
+        self.idle().extend(opened.into_iter().flatten());
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<T>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Client {
@@ -140,9 +165,8 @@ impl Client {
             Connections::Http2(count) => {
                 Pool::Http2 { slots: (0..count.max(1)).map(|_| Mutex::default()).collect(), next: AtomicUsize::new(0) }
             }
-            Connections::Http1(count) => {
-                Pool::Http1 { permits: Semaphore::new(count.max(1)), idle: std::sync::Mutex::default() }
-            }
+            Connections::Http1(count) => Pool::Http1(Kept::new(count)),
+            Connections::Upgraded(count) => Pool::Upgraded(Kept::new(count)),
             Connections::Fresh => Pool::Fresh,
         };
         Self { target, tasks: TaskGroup::new("connections"), pool }
@@ -155,10 +179,8 @@ impl Client {
                 let open = slots.iter().map(async |slot| *slot.lock().await = self.open_http2().await.ok());
                 join_all(open).await;
             }
-            Pool::Http1 { permits, idle } => {
-                let opened = join_all((0..permits.available_permits()).map(|_| self.open_http1())).await;
-                idle.lock().unwrap_or_else(PoisonError::into_inner).extend(opened.into_iter().flatten());
-            }
+            Pool::Http1(kept) => kept.fill(|| self.open_http1()).await,
+            Pool::Upgraded(kept) => kept.fill(|| self.open_upgraded()).await,
             Pool::Fresh => {}
         }
     }
@@ -173,17 +195,30 @@ impl Client {
                 let mut sender = self.kept_http2(slots, next).await?;
                 exchange(sender.send_request(self.target.message(request, true)?), request, meter).await
             }
-            Pool::Http1 { permits, idle } => {
-                let _permit = permits.acquire().await?;
-                let kept = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                let mut sender = match kept.filter(|sender| !sender.is_closed()) {
+            Pool::Http1(kept) => {
+                let _permit = kept.permits.acquire().await?;
+                let idle = kept.idle().pop();
+                let mut sender = match idle.filter(|sender| !sender.is_closed()) {
                     Some(sender) => sender,
                     None => self.open_http1().await?,
                 };
                 sender.ready().await.context("ready")?;
                 let outcome =
                     exchange(sender.send_request(self.target.message(request, false)?), request, meter).await?;
-                idle.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
+                kept.idle().push(sender);
+                Ok(outcome)
+            }
+            Pool::Upgraded(kept) => {
+                let Request::Echo(bytes) = request else { bail!("no requests over upgraded connections") };
+                let _permit = kept.permits.acquire().await?;
+                let idle = kept.idle().pop();
+                let mut pipe = match idle {
+                    Some(pipe) => pipe,
+                    None => self.open_upgraded().await?,
+                };
+                meter.begin();
+                let outcome = pipe.echo(bytes, meter).await?;
+                kept.idle().push(pipe);
                 Ok(outcome)
             }
             Pool::Fresh => {
@@ -233,9 +268,18 @@ impl Client {
         let io = self.target.connect(&self.target.h1).await?;
         let (sender, connection) = http1::handshake(io).await.context("HTTP/1.1")?;
         self.tasks.spawn("connection", async move {
-            let _ = connection.await;
+            let _ = connection.with_upgrades().await;
         });
         Ok(sender)
+    }
+
+    /// One of HTTP/1.1 that is HTTP no more.
+    async fn open_upgraded(&self) -> anyhow::Result<Pipe> {
+        let mut message = self.target.message(Request::Echo(0), false)?;
+        let connection = (header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        message.headers_mut().extend([connection, (header::UPGRADE, echo::PROTOCOL)]);
+        let answer = self.open_http1().await?.send_request(message).await.context("answer")?;
+        Pipe::new(answer).await
     }
 }
 
@@ -270,6 +314,7 @@ async fn exchange(
             Ok(read)
         }
         Request::Upload(bytes) => Ok(bytes),
+        Request::Echo(_) => bail!("only over upgraded connections"),
         Request::Small | Request::Pour(_) | Request::Stall(_) => Ok(read),
     }
 }
