@@ -110,6 +110,8 @@ pub struct Bench {
     pub link: Link,
     /// Where Towline's programs are.
     pub programs: PathBuf,
+    /// Whether they are to end as an operator would end them, and not killed.
+    pub train: bool,
     synthetic: Upstream,
     apiserver: OnceCell<Result<Apiserver, Missing>>,
     dir: tempfile::TempDir,
@@ -182,10 +184,14 @@ impl Running {
         self.hops.iter_mut().chain(fleet).map(Program::state).collect::<Vec<_>>().join("\n")
     }
 
-    /// Ends its hops.
-    pub async fn stop(self) {
+    /// Ends its hops; to train them, as an operator would, so that they write what they have counted.
+    pub async fn stop(self, train: bool) {
         for hop in self.hops.into_iter().chain(self.also.fleet.map(|fleet| fleet.gateway)) {
-            hop.stop().await;
+            if train {
+                hop.end().await;
+            } else {
+                hop.stop().await;
+            }
         }
         if let Some(agent) = self.also.control {
             agent.stop().await;
@@ -198,7 +204,7 @@ impl Bench {
     ///
     /// # Errors
     /// Whatever is missing on this machine.
-    pub async fn start(link: Link, programs: PathBuf) -> anyhow::Result<Self> {
+    pub async fn start(link: Link, programs: PathBuf, train: bool) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let (outer, inner) = (link.address(Seat::Outer), link.address(Seat::Inner));
         // Where a port is forwarded, users reach what is at the site by the address of the gateway.
@@ -212,7 +218,7 @@ impl Bench {
         let (ca, admin) = (dir.path().join("ca.crt"), dir.path().join("upstream.kubeconfig"));
         let synthetic = Upstream { address, name: "inner", ca, token: None, admin };
         std::fs::write(&synthetic.admin, kubeconfig(&synthetic).to_string())?;
-        Ok(Self { link, programs, synthetic, apiserver: OnceCell::new(), dir, _upstream: program })
+        Ok(Self { link, programs, train, synthetic, apiserver: OnceCell::new(), dir, _upstream: program })
     }
 
     /// Why a path cannot be started for a crowd, if so.

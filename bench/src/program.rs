@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
@@ -23,6 +24,8 @@ pub const READY: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(20);
 /// A tool must answer within this.
 const ANSWER: Duration = Duration::from_secs(60);
+/// A program that is asked to end is given this long.
+const ENDING: Duration = Duration::from_secs(10);
 /// A program that has ended says so within this.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -108,7 +111,17 @@ impl Program {
         self.kill().await;
     }
 
-    /// The same of one that something else takes the place of.
+    /// The same, but asks it to first, as an operator would: what it keeps until its end it can write then.
+    pub async fn end(mut self) {
+        let asked = self.pid().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        if asked.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok()) {
+            // One that does not end is killed like the others.
+            let _ = tokio::time::timeout(ENDING, self.child.wait()).await;
+        }
+        self.kill().await;
+    }
+
+    /// The same as [`Self::stop`] of one that something else takes the place of.
     pub async fn kill(&mut self) {
         // An error means that it has ended already.
         let _ = self.child.kill().await;
@@ -226,4 +239,23 @@ fn tail(log: &Path) -> String {
 
 fn file(log: &Path) -> anyhow::Result<File> {
     File::options().create(true).append(true).open(log).with_context(|| log.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is built to count writes down what it has counted only then.
+    #[tokio::test]
+    async fn a_program_that_is_asked_to_end_has_its_last_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = dir.path().join("kept");
+        let mut command = std::process::Command::new("sh");
+        let script = "trap 'kill $!; echo counted >\"$0\"; exit' TERM; tail -f /dev/null & echo ready; wait";
+        command.args(["-c", script]).arg(&kept);
+        let (program, line) = Program::start_with_line("sh", command, &dir.path().join("log")).await.unwrap();
+        assert_eq!(line, "ready");
+        program.end().await;
+        assert_eq!(std::fs::read_to_string(kept).unwrap(), "counted\n");
+    }
 }

@@ -55,6 +55,10 @@ pub struct Args {
     /// Folder of towline and towline-agent; that of this program without it.
     #[arg(long)]
     programs: Option<PathBuf>,
+    /// Ask Towline's programs to end before they are killed: those that were built to count what runs (`rustc -C
+    /// profile-generate`) write down then what they have counted.
+    #[arg(long)]
+    train: bool,
     /// Exit code 1 if any request failed, or something broke.
     #[arg(long)]
     strict: bool,
@@ -100,7 +104,7 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let link = if args.loopback { Link::Loopback } else { Link::veth()? };
     let facts = machine::facts(args.quick, link.name());
     let own = std::env::current_exe()?.parent().map(Path::to_owned).context("the folder of this program")?;
-    let bench = Bench::start(link, args.programs.clone().unwrap_or(own)).await?;
+    let bench = Bench::start(link, args.programs.clone().unwrap_or(own), args.train).await?;
     bench.has_programs(&plan.paths())?;
     let out = args.out.clone().unwrap_or_else(|| Path::new(crate::KEPT).join(facts.file_name()));
     let mut writer = Writer::create(&out, &facts)?;
@@ -250,7 +254,7 @@ impl Round<'_> {
             }
             *left = rest;
         }
-        path.stop().await;
+        path.stop(self.bench.train).await;
         way.stop().await;
         Ok(end)
     }
@@ -278,7 +282,7 @@ impl Round<'_> {
         match answers(self.bench, &mut path, scene).await {
             Ok(()) => Ok(path),
             Err(error) => {
-                path.stop().await;
+                path.stop(self.bench.train).await;
                 Err(error.context(format!("{} does not answer", self.kind.name())))
             }
         }
