@@ -114,9 +114,9 @@ impl Program {
     /// The same, but asks it to first, as an operator would: what it keeps until its end it can write then.
     pub async fn end(mut self) {
         let asked = self.pid().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        if asked.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok()) {
-            // One that does not end is killed like the others.
-            let _ = tokio::time::timeout(ENDING, self.child.wait()).await;
+        let asked = asked.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok());
+        if asked && tokio::time::timeout(ENDING, self.child.wait()).await.is_err() {
+            crate::progress(&format!("{} does not end when it is asked to, and is killed", self.name));
         }
         self.kill().await;
     }

@@ -17,7 +17,7 @@ use crate::{
     link::{Link, Seat, Way},
     load::{Load, Outcome, Plan},
     machine,
-    path::{ANSWERS, Bench, Kind, Missing, Running},
+    path::{ANSWERS, Bench, Kind, Missing, Running, towline::Trained},
     plan::{self, Plan as RunPlan, Stop, Wanted},
     program::{Dialogue, Program, output},
     record::{self, Hop, Record, Writer},
@@ -55,10 +55,10 @@ pub struct Args {
     /// Folder of towline and towline-agent; that of this program without it.
     #[arg(long)]
     programs: Option<PathBuf>,
-    /// Ask Towline's programs to end before they are killed: those that were built to count what runs (`rustc -C
-    /// profile-generate`) write down then what they have counted.
+    /// Train programs that were built to count what runs (`rustc -C profile-generate`): this one serves, and all are asked to
+    /// end before they are killed, as they write down then what they have counted.
     #[arg(long)]
-    train: bool,
+    train: Option<Trained>,
     /// Exit code 1 if any request failed, or something broke.
     #[arg(long)]
     strict: bool,
@@ -254,7 +254,7 @@ impl Round<'_> {
             }
             *left = rest;
         }
-        path.stop(self.bench.train).await;
+        path.stop(self.bench.train.is_some()).await;
         way.stop().await;
         Ok(end)
     }
@@ -282,7 +282,7 @@ impl Round<'_> {
         match answers(self.bench, &mut path, scene).await {
             Ok(()) => Ok(path),
             Err(error) => {
-                path.stop(self.bench.train).await;
+                path.stop(self.bench.train.is_some()).await;
                 Err(error.context(format!("{} does not answer", self.kind.name())))
             }
         }

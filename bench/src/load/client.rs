@@ -1,11 +1,13 @@
 //! Connections and requests of a load.
 
 use std::{
+    collections::VecDeque,
     path::Path,
     sync::{
         Arc, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use anyhow::{Context, bail, ensure};
@@ -23,6 +25,7 @@ use rustls::{client::Resumption, pki_types::ServerName};
 use tokio::{
     net::TcpStream,
     sync::{Mutex, Semaphore},
+    time::timeout,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
@@ -36,6 +39,8 @@ use crate::{
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
+/// A connection that is not there within this is left to the request that needs it, which fails by itself.
+const OPENING: Duration = Duration::from_secs(10);
 /// Bytes of a body that nobody waits for the end of.
 const ENDLESS: u64 = 1 << 40;
 
@@ -138,7 +143,7 @@ enum Pool {
 /// Connections of which each has one thing under way at a time, and is given back after it.
 struct Kept<T> {
     permits: Semaphore,
-    idle: std::sync::Mutex<Vec<T>>,
+    idle: std::sync::Mutex<VecDeque<T>>,
 }
 
 impl<T> Kept<T> {
@@ -149,11 +154,11 @@ impl<T> Kept<T> {
 
     /// Opens all of them. Those that fail are missing.
     async fn fill<F: Future<Output = anyhow::Result<T>>>(&self, open: impl Fn() -> F) {
-        let opened = join_all((0..self.permits.available_permits()).map(|_| open())).await;
-        self.idle().extend(opened.into_iter().flatten());
+        let opened = join_all((0..self.permits.available_permits()).map(|_| timeout(OPENING, open()))).await;
+        self.idle().extend(opened.into_iter().flatten().flatten());
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<T>> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -197,7 +202,7 @@ impl Client {
             }
             Pool::Http1(kept) => {
                 let _permit = kept.permits.acquire().await?;
-                let idle = kept.idle().pop();
+                let idle = kept.idle().pop_front();
                 let mut sender = match idle.filter(|sender| !sender.is_closed()) {
                     Some(sender) => sender,
                     None => self.open_http1().await?,
@@ -205,20 +210,20 @@ impl Client {
                 sender.ready().await.context("ready")?;
                 let outcome =
                     exchange(sender.send_request(self.target.message(request, false)?), request, meter).await?;
-                kept.idle().push(sender);
+                kept.idle().push_back(sender);
                 Ok(outcome)
             }
             Pool::Upgraded(kept) => {
                 let Request::Echo(bytes) = request else { bail!("no requests over upgraded connections") };
                 let _permit = kept.permits.acquire().await?;
-                let idle = kept.idle().pop();
+                let idle = kept.idle().pop_front();
                 let mut pipe = match idle {
                     Some(pipe) => pipe,
                     None => self.open_upgraded().await?,
                 };
                 meter.begin();
                 let outcome = pipe.echo(bytes, meter).await?;
-                kept.idle().push(pipe);
+                kept.idle().push_back(pipe);
                 Ok(outcome)
             }
             Pool::Fresh => {

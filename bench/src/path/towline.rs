@@ -24,6 +24,15 @@ const STREAMS_OF_AGENT: u32 = 8000;
 /// Streams that users may have beside those that a crowd is made of.
 const SPARE: u32 = 1000;
 
+/// A program that serves users. They share their parts, but not what the compiler makes of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Trained {
+    /// `towline dev`.
+    Dev,
+    /// `towline-gateway`.
+    Gateway,
+}
+
 /// The programs of both ends, which are built before anything is measured.
 pub fn has_programs(bench: &Bench) -> anyhow::Result<()> {
     ["towline", "towline-agent"].iter().try_for_each(|name| program(bench, name).map(drop))
@@ -31,8 +40,10 @@ pub fn has_programs(bench: &Bench) -> anyhow::Result<()> {
 
 /// Starts both, with one carrier.
 pub async fn start(bench: &Bench, upstream: &Upstream, carrier: &str, crowd: Crowd) -> anyhow::Result<Running> {
-    if let Crowd::Agents(agents) = crowd {
-        return fleet::start(bench, carrier, agents).await;
+    match (crowd, bench.train) {
+        (Crowd::Agents(agents), _) => return fleet::start(bench, carrier, agents).await,
+        (Crowd::Few, Some(Trained::Gateway)) => return fleet::start(bench, carrier, 0).await,
+        _ => {}
     }
     let begun = Begun::new(bench, carrier, crowd).await?;
     let (mut hops, mut also) = (Vec::new(), Also::default());
