@@ -281,8 +281,7 @@ impl Client {
     /// One of HTTP/1.1 that is HTTP no more.
     async fn open_upgraded(&self) -> anyhow::Result<Pipe> {
         let mut message = self.target.message(Request::Echo(0), false)?;
-        let connection = (header::CONNECTION, HeaderValue::from_static("Upgrade"));
-        message.headers_mut().extend([connection, (header::UPGRADE, echo::PROTOCOL)]);
+        message.headers_mut().extend(echo::change(echo::PROTOCOL));
         let answer = self.open_http1().await?.send_request(message).await.context("answer")?;
         Pipe::new(answer).await
     }

@@ -1,6 +1,6 @@
 //! Connections that become another protocol, as those of exec, attach and port-forward do: every byte comes back.
 
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use hyper::{
     body::Incoming,
     upgrade::{OnUpgrade, Upgraded},
@@ -15,6 +15,11 @@ pub const PATH: &str = "/api/v1/namespaces/default/pods/echo/portforward";
 pub const PROTOCOL: HeaderValue = HeaderValue::from_static("SPDY/3.1");
 /// What is read at once.
 const CHUNK: usize = 64 << 10;
+
+/// What says that a connection is to become this protocol, and that it does (RFC 9110 section 7.8).
+pub fn change(protocol: HeaderValue) -> [(HeaderName, HeaderValue); 2] {
+    [(header::CONNECTION, HeaderValue::from_static("Upgrade")), (header::UPGRADE, protocol)]
+}
 
 /// The change of protocol that a request asks for, if it does, and the protocol.
 pub fn asked(request: &mut Request<Incoming>) -> Option<(OnUpgrade, HeaderValue)> {
@@ -35,8 +40,7 @@ pub fn switch<B>(
         }
     });
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let connection = (header::CONNECTION, HeaderValue::from_static("Upgrade"));
-    response.headers_mut().extend([connection, (header::UPGRADE, protocol)]);
+    response.headers_mut().extend(change(protocol));
     response
 }
 
