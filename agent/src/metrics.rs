@@ -1,13 +1,54 @@
 //! Every metric of the agent, named and described once. Labels are words of ours, never a peer's text.
 
-use std::time::Instant;
+use std::{
+    sync::{OnceLock, PoisonError, RwLock},
+    time::Instant,
+};
 
 use http::StatusCode;
-use metrics::{counter, describe_counter, describe_gauge, gauge};
+use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 use proto::transport::CarrierKind;
 
-/// Says what each metric means; once, at the start.
+/// Handles of what every stream counts. To register one builds its labels and looks them up, a dozen allocations for each
+/// stream. None before [`describe`]: a handle that is made before the recorder is there counts nowhere, for ever.
+static KEPT: OnceLock<Kept> = OnceLock::new();
+
+#[derive(Default)]
+struct Kept {
+    requests: Handles<(&'static str, &'static str), Counter>,
+    streams_open: OnceLock<Gauge>,
+    busy: Handles<&'static str, Gauge>,
+}
+
+/// Handles by labels. As many as there are words of ours; the first made are the first found.
+struct Handles<K, H>(RwLock<Vec<(K, H)>>);
+
+impl<K, H> Default for Handles<K, H> {
+    fn default() -> Self {
+        Self(RwLock::default())
+    }
+}
+
+impl<K: PartialEq, H: Clone> Handles<K, H> {
+    /// The handle of these labels, made once: a metric shows from its first use on.
+    fn get(&self, labels: K, make: impl FnOnce(&K) -> H) -> H {
+        let find = |made: &[(K, H)]| made.iter().find(|(known, _)| *known == labels).map(|(_, handle)| handle.clone());
+        if let Some(handle) = find(&self.0.read().unwrap_or_else(PoisonError::into_inner)) {
+            return handle;
+        }
+        let mut made = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = find(&made) {
+            return handle;
+        }
+        let handle = make(&labels);
+        made.push((labels, handle.clone()));
+        handle
+    }
+}
+
+/// Says what each metric means; once, at the start, when the recorder is there.
 pub fn describe() {
+    KEPT.get_or_init(Kept::default);
     describe_counter!("agent_requests_total", "Requests by how they ended and by the class of their status");
     describe_gauge!("agent_streams_open", "Streams being served");
     describe_gauge!("agent_tunnels_open", "Tunnels that are up, by carrier");
@@ -40,21 +81,35 @@ pub fn request_ended(end: &'static str, status: Option<StatusCode>) {
         Some(5) => "5xx",
         _ => "none",
     };
-    counter!("agent_requests_total", "end" => end, "status" => class).increment(1);
+    requests_total(KEPT.get(), end, class).increment(1);
+}
+
+fn requests_total(kept: Option<&Kept>, end: &'static str, class: &'static str) -> Counter {
+    let make = |&(end, class): &(&'static str, &'static str)| counter!("agent_requests_total", "end" => end, "status" => class);
+    match kept {
+        Some(kept) => kept.requests.get((end, class), make),
+        None => make(&(end, class)),
+    }
 }
 
 /// A stream is being served; dropping the guard says that it is over.
 pub fn stream_opened() -> StreamGuard {
-    gauge!("agent_streams_open").increment(1);
-    StreamGuard(())
+    let open = streams_open(KEPT.get());
+    open.increment(1);
+    StreamGuard(open)
+}
+
+fn streams_open(kept: Option<&Kept>) -> Gauge {
+    let make = || gauge!("agent_streams_open");
+    kept.map_or_else(make, |kept| kept.streams_open.get_or_init(make).clone())
 }
 
 /// Counts an open stream.
-pub struct StreamGuard(());
+pub struct StreamGuard(Gauge);
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
-        gauge!("agent_streams_open").decrement(1);
+        self.0.decrement(1);
     }
 }
 
@@ -127,7 +182,7 @@ pub fn process_memory(bytes: u64) {
 
 /// Counts the time that `task` is at work for a role: between two of its waits.
 pub async fn timed<F: Future>(role: &'static str, task: F) -> F::Output {
-    let busy = gauge!("agent_role_busy_seconds_total", "role" => role);
+    let busy = busy_seconds(KEPT.get(), role);
     let mut task = std::pin::pin!(task);
     std::future::poll_fn(|cx| {
         let begun = Instant::now();
@@ -136,4 +191,64 @@ pub async fn timed<F: Future>(role: &'static str, task: F) -> F::Output {
         polled
     })
     .await
+}
+
+fn busy_seconds(kept: Option<&Kept>, role: &'static str) -> Gauge {
+    let make = |role: &&'static str| gauge!("agent_role_busy_seconds_total", "role" => *role);
+    match kept {
+        Some(kept) => kept.busy.get(role, make),
+        None => make(&role),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+
+    /// A kept handle counts where the first did, under the names and labels that dashboards know, and a metric that was not
+    /// used does not show.
+    #[test]
+    fn kept_handles_count_under_their_names_and_labels() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let shown = recorder.handle();
+        let kept = Kept::default();
+        metrics::with_local_recorder(&recorder, || {
+            assert_eq!(shown.render(), "");
+            for _ in 0..2 {
+                requests_total(Some(&kept), "whole", "2xx").increment(1);
+            }
+            requests_total(Some(&kept), "whole", "4xx").increment(1);
+            requests_total(Some(&kept), "stopped", "2xx").increment(1);
+            requests_total(None, "stopped", "2xx").increment(1);
+            streams_open(Some(&kept)).increment(2);
+            streams_open(Some(&kept)).decrement(1);
+            busy_seconds(Some(&kept), "echo").increment(0.5);
+            busy_seconds(Some(&kept), "kube-aad-proxy").increment(0.25);
+            busy_seconds(Some(&kept), "echo").increment(0.5);
+        });
+        let text = shown.render();
+        for line in [
+            r#"agent_requests_total{end="whole",status="2xx"} 2"#,
+            r#"agent_requests_total{end="whole",status="4xx"} 1"#,
+            r#"agent_requests_total{end="stopped",status="2xx"} 2"#,
+            "agent_streams_open 1",
+            r#"agent_role_busy_seconds_total{role="echo"} 1"#,
+            r#"agent_role_busy_seconds_total{role="kube-aad-proxy"} 0.25"#,
+        ] {
+            assert!(text.lines().any(|shown| shown == line), "{line} in\n{text}");
+        }
+        assert_eq!(text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).count(), 6, "{text}");
+    }
+
+    /// The recorder comes after whatever counted before it.
+    #[test]
+    fn a_handle_made_without_a_recorder_is_not_kept() {
+        requests_total(None, "early", "2xx").increment(1);
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let shown = recorder.handle();
+        metrics::with_local_recorder(&recorder, || requests_total(None, "early", "2xx").increment(1));
+        assert!(shown.render().contains(r#"agent_requests_total{end="early",status="2xx"} 1"#), "{}", shown.render());
+    }
 }
