@@ -88,8 +88,13 @@ enum Own {
     Certificate,
     Token(TokenFile),
     Fixed(HeaderValue),
-    Plugin(BoxCloneSyncService<http::Request<kube::client::Body>, http::Response<()>, tower::BoxError>),
+    /// Written in the kubeconfig itself, as kube makes a header of it: the same for ever.
+    Inline(Option<HeaderValue>),
+    /// To be asked each time: it may be renewed.
+    Plugin(Plugin),
 }
+
+type Plugin = BoxCloneSyncService<http::Request<kube::client::Body>, http::Response<()>, tower::BoxError>;
 
 struct TokenFile {
     path: PathBuf,
@@ -143,10 +148,12 @@ impl Access {
         let name = config.tls_server_name.clone().unwrap_or_else(|| host.clone());
         let server_name = server_name(&name).map_err(fault)?;
         // Reading an exec plugin's certificate or its first token runs it, and it may take its time.
+        let info = config.auth_info.clone();
         let (tls, own) = tokio::task::spawn_blocking(move || (config.rustls_client_config(), Own::of(&config)))
             .await
             .map_err(|err| fault(err.to_string()))?;
-        Ok(Self::with(host, port, server_name, tls.map_err(|err| fault(err.to_string()))?, own?))
+        let tls = tls.map_err(|err| fault(err.to_string()))?;
+        Ok(Self::with(host, port, server_name, tls, own?.asked_once(&info).await?))
     }
 
     /// Reached as said, for tests and other callers with settings of their own; `token` is the agent's own credential.
@@ -218,7 +225,7 @@ impl Access {
             Own::Certificate => "client certificate",
             Own::Token(_) => "token file",
             Own::Fixed(_) => "token",
-            Own::Plugin(_) => "credential of the kubeconfig",
+            Own::Inline(_) | Own::Plugin(_) => "credential of the kubeconfig",
         }
     }
 
@@ -228,12 +235,9 @@ impl Access {
             Own::Certificate => Ok(None),
             Own::Token(file) => file.current().map(Some),
             Own::Fixed(value) => Ok(Some(value.clone())),
-            Own::Plugin(service) => {
-                let request = http::Request::new(kube::client::Body::empty());
-                let echoed =
-                    service.clone().oneshot(request).await.map_err(|err| AccessError::Plugin(err.to_string()))?;
-                Ok(echoed.headers().get(header::AUTHORIZATION).cloned())
-            }
+            Own::Inline(value) => Ok(value.clone()),
+            // In a box of its own, so that others do not carry the room for it.
+            Own::Plugin(service) => Box::pin(ask(service)).await,
         }
     }
 }
@@ -253,6 +257,26 @@ impl Own {
         });
         Ok(Self::Plugin(BoxCloneSyncService::new(layer.layer(echo))))
     }
+
+    /// With what is asked for here and now, if `info` has it from nothing but its own text.
+    async fn asked_once(self, info: &kube::config::AuthInfo) -> Result<Self, AccessError> {
+        match self {
+            Self::Plugin(service) if is_inline(info) => Ok(Self::Inline(ask(&service).await?)),
+            own => Ok(own),
+        }
+    }
+}
+
+/// Whether kube takes the credential from the kubeconfig's own words: a password or a token, which go before files and
+/// plugins, and behind which no provider stands that would go before them.
+fn is_inline(info: &kube::config::AuthInfo) -> bool {
+    info.auth_provider.is_none() && (info.token.is_some() || (info.username.is_some() && info.password.is_some()))
+}
+
+async fn ask(plugin: &Plugin) -> Result<Option<HeaderValue>, AccessError> {
+    let request = http::Request::new(kube::client::Body::empty());
+    let echoed = plugin.clone().oneshot(request).await.map_err(|err| AccessError::Plugin(err.to_string()))?;
+    Ok(echoed.headers().get(header::AUTHORIZATION).cloned())
 }
 
 impl TokenFile {
@@ -324,6 +348,39 @@ mod tests {
         drop(state);
         assert_eq!(file.current().unwrap(), "Bearer two");
         assert!(file.current().unwrap().is_sensitive());
+    }
+
+    /// kube is asked once for what can never change, and each time for what it renews.
+    #[tokio::test]
+    async fn what_a_kubeconfig_says_itself_is_asked_for_once() {
+        let own = async |info: &kube::config::AuthInfo| {
+            let mut config = kube::Config::new("https://127.0.0.1".parse().unwrap());
+            config.auth_info = info.clone();
+            Own::of(&config).unwrap().asked_once(info).await.unwrap()
+        };
+        let token = kube::config::AuthInfo { token: Some("one".to_owned().into()), ..Default::default() };
+        let Own::Inline(Some(value)) = own(&token).await else { panic!("a token is renewed by nobody") };
+        assert_eq!((value.as_bytes(), value.is_sensitive()), (&b"Bearer one"[..], true));
+        let (name, word) = (Some("jane".to_owned()), Some("secret".to_owned().into()));
+        let password = kube::config::AuthInfo { username: name.clone(), password: word, ..Default::default() };
+        let Own::Inline(Some(value)) = own(&password).await else { panic!("a password is renewed by nobody") };
+        assert_eq!(value, "Basic amFuZTpzZWNyZXQ=");
+        assert!(value.is_sensitive());
+        let status = r#"{"token":"two","expirationTimestamp":"2999-01-01T00:00:00Z"}"#;
+        let said =
+            format!(r#"{{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{status}}}"#);
+        let plugin = serde_json::json!({ "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [said], "interactiveMode": "Never",
+        } });
+        let plugin: kube::config::AuthInfo = serde_json::from_value(plugin).unwrap();
+        assert!(matches!(own(&plugin).await, Own::Plugin(_)));
+        // A user without a password, or a provider, which goes before a token.
+        assert!(!is_inline(&kube::config::AuthInfo { username: name, ..Default::default() }));
+        let provider: kube::config::AuthInfo = serde_json::from_value(
+            serde_json::json!({ "token": "one", "auth-provider": { "name": "oidc", "config": {} } }),
+        )
+        .unwrap();
+        assert!(!is_inline(&provider));
     }
 
     /// Found on a real cluster: beside the agent's client certificate a passed-through token was never looked at, and its
