@@ -147,7 +147,7 @@ impl Authorizer {
         self.issuer.as_ref()?;
         let target = &admitted.target;
         // What is no text names nothing that a role knows.
-        let path = String::from_utf8(percent_decode(target.path().as_bytes())).ok()?;
+        let path = String::from_utf8(percent_decode(target.path().as_bytes()).into_owned()).ok()?;
         let info = RequestInfo::parse(&admitted.method, &path, target.query());
         let right = self.asked_by(identity, Of::Call { info, path, verbs: Vec::new() });
         let verbs = right.decide(now)?;
