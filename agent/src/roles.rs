@@ -45,7 +45,10 @@ pub trait Role: Send + Sync + 'static {
     fn name(&self) -> &'static str;
 
     /// Serves one stream to its end. Dropping the future ends the stream. A role that serves none refuses it.
-    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
+    ///
+    /// All work is the future's: this is called where a tunnel's streams are accepted. The future holds the role, so that a
+    /// stream's task holds no more than the future's box.
+    fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let mut stream = visit.stream;
             stream.send.reset(StreamCode::UnknownRole);

@@ -1,5 +1,7 @@
 //! Gives back what it gets: a probe through the whole path, and a target for measurements.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, StatusCode};
 use proto::{
@@ -18,7 +20,7 @@ impl Role for Echo {
         "echo"
     }
 
-    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
+    fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let Stream { mut send, recv, .. } = visit.stream;
             let head = ResponseHead { status: StatusCode::OK, headers: HeaderMap::new(), refused_by: None };

@@ -10,25 +10,27 @@ pub mod impersonate;
 pub mod review;
 
 use std::{
+    pin::Pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::StatusCode;
+use http::{Method, StatusCode};
 use proto::{
     exchange::Status,
     ids::RequestId,
     transport::{SendStream, Stream},
-    wire::head::{RequestHead, ResponseHead},
+    wire::head::ResponseHead,
 };
 
 use self::{
+    admit::Admitted,
     authenticate::{Authenticated, Authenticator},
     authorize::Authorizer,
     dial::Apiserver,
-    exchange::{Begun, Bounds, Exchange, Outcome, Refused},
+    exchange::{Begun, Bounds, Exchange, Outcome, Refused, Waited},
     impersonate::{Names, Principal, Subject, UpstreamHead},
     review::Reviews,
 };
@@ -126,90 +128,115 @@ impl KubeAadProxy {
         Self { authenticator, authorizer, apiserver, names, reviews: Reviews::default(), sessions }
     }
 
-    /// The pipeline up to a request that may leave.
-    async fn decide(&self, head: RequestHead, deadline: Instant) -> Result<Decided, Refusal> {
-        let mut admitted = admit::admit(head)?;
-        let asked = admitted.asked.take();
-        let content_length = admitted.content_length;
+    /// In whose name an admitted request leaves, and what bounds it.
+    async fn decide(&self, admitted: &mut Admitted, deadline: Instant) -> Result<Decided, Refusal> {
         let authenticated = self.authenticator.authenticate(admitted.credential.take()).await?;
         let now = SystemTime::now();
-        let (principal, session, right) = match authenticated {
-            Authenticated::Unjudged(token) => (Principal::PassThrough { token, asked }, None, None),
-            Authenticated::User(identity) => {
-                self.sessions.shown(&identity);
-                let real = Subject::of(&identity, &self.names)?;
-                let session = Some(self.sessions.begin(&identity));
-                let (subject, right) = match asked {
-                    None => match self.authorizer.right(&identity, &admitted, now) {
-                        Some(right) => (real.with_verbs(right.verbs()), Some(right)),
-                        None => (real, None),
-                    },
-                    // As whom it goes on, the cluster's own RBAC decides.
-                    Some(asked) => match self.authorizer.right_to_impersonate(&identity, &asked, now) {
-                        Some(right) => {
-                            Subject::may_be_asked(&asked, &self.names)?;
-                            (Subject::nested(asked, &real), Some(right))
-                        }
-                        None => {
-                            let nested = self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline);
-                            (Box::pin(nested).await?, None)
-                        }
-                    },
-                };
-                (Principal::Impersonated(subject), session, right)
+        let identity = match authenticated {
+            Authenticated::Unjudged(token) => {
+                let principal = Principal::PassThrough { token, asked: admitted.asked.take() };
+                return Ok(Decided { principal, bounds: Bounds { session: None, right: None } });
             }
+            Authenticated::User(identity) => identity,
         };
-        let bounds = Bounds { session, right };
-        Ok(Decided { head: UpstreamHead::new(admitted, &principal)?, content_length, bounds })
+        self.sessions.shown(&identity);
+        let real = Subject::of(&identity, &self.names)?;
+        let session = Some(self.sessions.begin(&identity));
+        let (subject, right) = match admitted.asked.take() {
+            None => match self.authorizer.right(&identity, admitted, now) {
+                Some(right) => (real.with_verbs(right.verbs()), Some(right)),
+                None => (real, None),
+            },
+            // As whom it goes on, the cluster's own RBAC decides.
+            Some(asked) => match self.authorizer.right_to_impersonate(&identity, &asked, now) {
+                Some(right) => {
+                    Subject::may_be_asked(&asked, &self.names)?;
+                    (Subject::nested(asked, &real), Some(right))
+                }
+                // In a box of its own, with all that it needs: few requests ask for this.
+                None => {
+                    let nested =
+                        async move { self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline).await };
+                    (Box::pin(nested).await?, None)
+                }
+            },
+        };
+        Ok(Decided {
+            principal: Principal::Impersonated(subject),
+            bounds: Bounds { session, right: right.map(Box::new) },
+        })
     }
 
-    /// Up to the answer. `None`: the user is gone.
-    async fn begin(&self, visit: Visit) -> Option<Result<Begun, Refused>> {
-        let Visit { head, stream, received, .. } = visit;
+    /// Up to the answer. `None`: the user is gone. No `async fn`: that would have room for the visit and for its parts.
+    fn begin(self: Arc<Self>, visit: Visit) -> impl Future<Output = Option<Result<Begun, Refused>>> + Send {
+        let Visit { head, stream: Stream { mut send, recv, .. }, received } = visit;
         let named = head.deadline_ms.map(|ms| Duration::from_millis(ms).min(ANSWER_DEADLINE_MAX));
         // Judging it takes no longer for what may take its time to answer.
         let deadline = received + named.map_or(ANSWER_DEADLINE, |named| named.min(ANSWER_DEADLINE));
         let patient = received + named.unwrap_or_else(|| answer_deadline(&head.target));
-        let Stream { mut send, recv, .. } = stream;
-        let decided = tokio::select! {
-            biased;
-            decided = self.decide(head, deadline) => decided,
-            _ = send.stopped() => return None,
-            () = tokio::time::sleep_until(deadline.into()) => Err(Refusal::new(
-                authenticate::STAGE, StatusCode::GATEWAY_TIMEOUT, "Timeout", "the request could not be judged in time",
-            )),
-        };
-        Some(match decided {
-            Ok(Decided { head, content_length, bounds }) => {
-                let exchange = Exchange { apiserver: &self.apiserver, head, content_length, deadline: patient, bounds };
-                exchange.run(send, recv).await
+        let mut recv = Some(recv);
+        async move {
+            // In a block, so that what comes behind has its room.
+            let (head, content_length, bounds) = {
+                let mut admitted = match admit::admit(head) {
+                    Ok(admitted) => admitted,
+                    Err(refusal) => return Some(Err((send, refusal))),
+                };
+                let decided = tokio::select! {
+                    biased;
+                    decided = self.decide(&mut admitted, deadline) => decided,
+                    _ = send.stopped() => return None,
+                    () = tokio::time::sleep_until(deadline.into()) => Err(Refusal::new(
+                        authenticate::STAGE, StatusCode::GATEWAY_TIMEOUT, "Timeout", "the request could not be judged in time",
+                    )),
+                };
+                let content_length = admitted.content_length;
+                let headed = decided.and_then(|Decided { principal, bounds }| {
+                    Ok((UpstreamHead::new(admitted, &principal)?, content_length, bounds))
+                });
+                match headed {
+                    Ok(headed) => headed,
+                    Err(refusal) => return Some(Err((send, refusal))),
+                }
+            };
+            let mut exchange = Exchange { apiserver: &self.apiserver, head, content_length, deadline: patient, bounds };
+            if let Some(recv) = recv.take_if(|_| exchange.head.is_upgrade()) {
+                // In a box of its own, so that other requests do not carry the room for it.
+                return Some(Box::pin(exchange.upgrade(send, recv)).await);
             }
-            Err(refusal) => Err((send, refusal)),
-        })
+            Some(match exchange.plain(&mut send, &mut recv).await {
+                Waited::Answer((answer, guard)) => Ok(Begun::answer(send, answer, guard, exchange.bounds)),
+                Waited::Refused(refusal) => Err((send, refusal)),
+                Waited::Gone(outcome) => Ok(Begun::Over(outcome)),
+            })
+        }
     }
+}
 
-    async fn respond(&self, visit: Visit) {
-        let (request_id, method) = (visit.head.request_id, visit.head.method.clone());
-        // In a box of its own, which is gone once the answer has begun: a watch holds a tenth of it.
-        let result = match Box::pin(self.begin(visit)).await {
-            None => return metrics::request_ended("stopped", None),
-            Some(Ok(Begun::Answer(answering))) => answering.run().await,
-            Some(Ok(Begun::Over(outcome))) => Ok(outcome),
-            Some(Err(refused)) => Err(refused),
-        };
-        match result {
-            Ok(Outcome { status, end, sent_bytes }) => {
-                metrics::request_ended(end.as_str(), status);
-                tracing::debug!(request.id = %request_id, %method, status = status.map(|s| s.as_u16()), end = end.as_str(), sent_bytes, "request");
-            }
-            Err((send, refusal)) => {
-                metrics::request_ended(refusal.stage, Some(refusal.code));
-                tracing::debug!(
-                    request.id = %request_id, %method, stage = refusal.stage, status = refusal.code.as_u16(),
-                    message = refusal.message, detail = refusal.detail, "request refused"
-                );
-                refuse(send, &refusal, request_id).await;
-            }
+/// Answers a request. What it takes until then is in a box of its own, which is gone once the answer has begun: a watch
+/// holds a tenth of it.
+async fn respond<F>(request_id: RequestId, method: Method, begun: Pin<Box<F>>)
+where
+    F: Future<Output = Option<Result<Begun, Refused>>>,
+{
+    let result = match begun.await {
+        None => return metrics::request_ended("stopped", None),
+        Some(Ok(Begun::Answer(answering))) => Ok(answering.run().await),
+        Some(Ok(Begun::Over(outcome))) => Ok(outcome),
+        Some(Err(refused)) => Err(refused),
+    };
+    match result {
+        Ok(Outcome { status, end, sent_bytes }) => {
+            metrics::request_ended(end.as_str(), status);
+            tracing::debug!(request.id = %request_id, %method, status = status.map(|s| s.as_u16()), end = end.as_str(), sent_bytes, "request");
+        }
+        Err((send, refusal)) => {
+            metrics::request_ended(refusal.stage, Some(refusal.code));
+            tracing::debug!(
+                request.id = %request_id, %method, stage = refusal.stage, status = refusal.code.as_u16(),
+                message = refusal.message, detail = refusal.detail, "request refused"
+            );
+            Box::pin(refuse(send, &refusal, request_id)).await;
         }
     }
 }
@@ -223,8 +250,7 @@ fn answer_deadline(target: &[u8]) -> Duration {
 }
 
 struct Decided {
-    head: UpstreamHead,
-    content_length: Option<u64>,
+    principal: Principal,
     bounds: Bounds,
 }
 
@@ -248,14 +274,29 @@ impl Role for KubeAadProxy {
         "kube-aad-proxy"
     }
 
-    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
-        Box::pin(self.respond(visit))
+    fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {
+        let (request_id, method) = (visit.head.request_id, visit.head.method.clone());
+        Box::pin(respond(request_id, method, Box::pin(self.begin(visit))))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is allocated and moved for every request: 7.3 KB until the answer and 4.1 KB with it, once.
+    #[test]
+    fn the_futures_of_a_request_stay_small() {
+        fn size<A, F>(_: impl FnOnce(A) -> F) -> usize {
+            size_of::<F>()
+        }
+        let begin = size(|(proxy, visit): (Arc<KubeAadProxy>, Visit)| proxy.begin(visit));
+        let respond = size(|(id, method, begun)| {
+            respond::<BoxFuture<'static, Option<Result<Begun, Refused>>>>(id, method, begun)
+        });
+        assert!(begin <= 2560 && respond <= 1280, "{begin} and {respond}");
+        assert!(size_of::<exchange::Answering>() <= 512, "{}", size_of::<exchange::Answering>());
+    }
 
     /// A service behind the apiserver's proxy that thought for more than two minutes was cut off with 504.
     #[test]

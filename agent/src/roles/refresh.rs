@@ -39,7 +39,7 @@ impl Role for Refresh {
         "refresh"
     }
 
-    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
+    fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let request_id = visit.head.request_id;
             let judged = async {

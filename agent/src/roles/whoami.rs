@@ -68,7 +68,7 @@ impl Role for Whoami {
         "whoami"
     }
 
-    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
+    fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let answer = self.judge(visit.head).await;
             answer_json(visit.stream.send, StatusCode::OK, &answer).await;

@@ -100,13 +100,15 @@ impl Server {
             return;
         };
         let wanted = self.wanted.clone();
-        self.tasks.spawn(role.name(), async move {
+        let (name, for_users) = (role.name(), role.is_for_users());
+        let serving = role.serve(Visit { head, stream, received });
+        self.tasks.spawn(name, async move {
             let _open = metrics::stream_opened();
-            let serving = metrics::timed(role.name(), role.serve(Visit { head, stream, received }));
+            let serving = metrics::timed(name, serving);
             tokio::select! {
                 biased;
                 // What is open ends too: its stream is reset, which is never taken for a clean end.
-                () = wanted.users_shut_out(), if role.is_for_users() => metrics::stream_refused("cluster_connect_off"),
+                () = wanted.users_shut_out(), if for_users => metrics::stream_refused("cluster_connect_off"),
                 () = serving => {}
             }
             drop(slot);

@@ -157,7 +157,7 @@ impl Role for Lasting {
         true
     }
 
-    fn serve(&self, visit: Visit) -> BoxFuture<'_, ()> {
+    fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let mut send = visit.stream.send;
             let head = ResponseHead { status: StatusCode::OK, headers: HeaderMap::new(), refused_by: None };

@@ -249,14 +249,14 @@ impl Apiserver {
 
     /// Sends a plain request; completes with the head of the answer. Dropping the future or the answer's body cancels
     /// the request at the apiserver.
-    pub async fn send(&self, head: &UpstreamHead, body: RequestBody) -> Result<Response<AnswerBody>, DialError> {
-        let own = self.own_credential(head).await?;
+    pub async fn send(&self, head: &mut UpstreamHead, body: RequestBody) -> Result<Response<AnswerBody>, DialError> {
+        self.authorize(head).await?;
         let repeatable = head.method().is_safe() && body.is_empty();
         let mut body = body;
         for _ in 0..ATTEMPTS {
             match self.acquire(head.needs_own_credential()).await? {
                 Sender::Http2(mut send, claim) => {
-                    let request = self.request(head, own.clone(), Version::HTTP_2, body)?;
+                    let request = self.request(head, Version::HTTP_2, body)?;
                     match send.try_send_request(request).await {
                         Ok(answer) => {
                             return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)))));
@@ -269,7 +269,7 @@ impl Apiserver {
                     }
                 }
                 Sender::Http1(mut send) => {
-                    let request = self.request(head, own.clone(), Version::HTTP_11, body)?;
+                    let request = self.request(head, Version::HTTP_11, body)?;
                     match send.try_send_request(request).await {
                         Ok(answer) => {
                             let lease = Lease::Connection(Some(send), self.pool(head.needs_own_credential()).clone());
@@ -288,26 +288,27 @@ impl Apiserver {
 
     /// Sends an upgrade request on a connection of its own. The connection lives in the answer: after 101 it is the
     /// upgraded one, after anything else it ends with the answer's body.
-    pub async fn upgrade(&self, head: &UpstreamHead) -> Result<Response<Incoming>, DialError> {
-        let own = self.own_credential(head).await?;
+    pub async fn upgrade(&self, head: &mut UpstreamHead) -> Result<Response<Incoming>, DialError> {
+        self.authorize(head).await?;
         let tls = self.connect(true, head.needs_own_credential()).await?;
         let mut send = self.http1(tls).await?;
-        let request = self.request(head, own, Version::HTTP_11, RequestBody::empty())?;
+        let request = self.request(head, Version::HTTP_11, RequestBody::empty())?;
         send.send_request(request).await.map_err(DialError::Broken)
     }
 
-    async fn own_credential(&self, head: &UpstreamHead) -> Result<Option<HeaderValue>, DialError> {
-        if head.needs_own_credential() {
-            self.access.authorization().await.map_err(DialError::Credential)
-        } else {
-            Ok(None)
+    /// Writes the agent's own credential, where it goes with the request.
+    async fn authorize(&self, head: &mut UpstreamHead) -> Result<(), DialError> {
+        if head.needs_own_credential()
+            && let Some(own) = self.access.authorization().await.map_err(DialError::Credential)?
+        {
+            head.authorize(own);
         }
+        Ok(())
     }
 
     fn request(
         &self,
         head: &UpstreamHead,
-        own: Option<HeaderValue>,
         version: Version,
         body: RequestBody,
     ) -> Result<Request<RequestBody>, DialError> {
@@ -318,12 +319,10 @@ impl Apiserver {
             uri.authority = Some(self.authority.clone());
         }
         let uri = Uri::from_parts(uri).map_err(|err| DialError::Request(err.into()))?;
-        let mut request = Request::builder()
-            .method(head.method().clone())
-            .uri(uri)
-            .version(version)
-            .body(body)
-            .map_err(DialError::Request)?;
+        let mut request = Request::new(body);
+        *request.method_mut() = head.method().clone();
+        *request.uri_mut() = uri;
+        *request.version_mut() = version;
         *request.headers_mut() = head.headers().clone();
         if version != Version::HTTP_2 {
             let host = HeaderValue::from_str(self.authority.as_str()).map_err(|err| DialError::Request(err.into()))?;
@@ -334,9 +333,6 @@ impl Apiserver {
             {
                 request.headers_mut().insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
             }
-        }
-        if let Some(own) = own {
-            request.headers_mut().insert(header::AUTHORIZATION, own);
         }
         Ok(request)
     }

@@ -2,7 +2,10 @@
 //! connection byte for byte with half-close. When the user stops or the session ends, the apiserver's side is dropped at
 //! once.
 
-use std::time::{Duration, Instant};
+use std::{
+    pin::{Pin, pin},
+    time::{Duration, Instant},
+};
 
 use bytes::BytesMut;
 use http::{HeaderMap, Method, Response, StatusCode, header};
@@ -52,7 +55,7 @@ pub struct Bounds {
     /// None for a token that the agent cannot judge.
     pub session: Option<Session>,
     /// What it was allowed by, where roles and assignments were asked.
-    pub right: Option<Right>,
+    pub right: Option<Box<Right>>,
 }
 
 /// What has become of an exchange once its answer has begun.
@@ -66,10 +69,18 @@ pub enum Begun {
 /// An answer that has begun. Apart from the [`Exchange`] and its future, so that a watch does not hold for hours what the
 /// request needed on its way.
 pub struct Answering {
-    send: SendStream,
-    answer: Response<AnswerBody>,
+    answer: Answer,
     _guard: BodyGuard,
     bounds: Bounds,
+    /// Last, so that the apiserver's side is gone before this one.
+    send: SendStream,
+}
+
+/// An answer as it is handed on.
+pub struct Answer {
+    status: StatusCode,
+    head: BytesMut,
+    body: AnswerBody,
 }
 
 /// How an exchange ended, for logs and metrics.
@@ -114,73 +125,45 @@ impl End {
 /// A refusal instead of an answer, with the half to say it on.
 pub type Refused = (SendStream, Refusal);
 
+impl Begun {
+    /// With an answer to hand on.
+    pub fn answer(send: SendStream, answer: Answer, guard: BodyGuard, bounds: Bounds) -> Self {
+        Self::Answer(Box::new(Answering { answer, _guard: guard, bounds, send }))
+    }
+}
+
 impl Exchange<'_> {
-    /// Runs the exchange up to its answer, an upgraded one to its end. `Err` while nothing was answered yet.
-    pub async fn run(self, send: SendStream, recv: RecvStream) -> Result<Begun, Refused> {
-        // In a box of its own, so that other requests do not carry the room for it.
-        if self.head.is_upgrade() { Box::pin(self.upgrade(send, recv)).await } else { self.plain(send, recv).await }
-    }
-
-    async fn plain(self, mut send: SendStream, recv: RecvStream) -> Result<Begun, Refused> {
+    /// Sends a plain request and waits for its answer. The parts are borrowed: a future that holds them has room for them
+    /// twice.
+    pub async fn plain(&mut self, send: &mut SendStream, recv: &mut Option<RecvStream>) -> Waited<(Answer, BodyGuard)> {
+        let Self { apiserver, head, content_length, deadline, bounds } = self;
         let asked = async {
-            let (body, guard) = request_body(&self.head, self.content_length, recv).await?;
-            let answer = self.apiserver.send(&self.head, body).await.map_err(refuse_dial)?;
-            Ok((answer, guard))
+            let (body, guard) = request_body(head, *content_length, recv).await?;
+            let answer = apiserver.send(head, body).await.map_err(refuse_dial)?;
+            Ok((Answer::to_plain(answer)?, guard))
         };
-        let (answer, guard) = match self.waited_for(&mut send, asked).await {
-            Waited::Answer(answer) => answer,
-            Waited::Refused(refusal) => return Err((send, refusal)),
-            Waited::Gone(outcome) => return Ok(Begun::Over(outcome)),
-        };
-        if answer.status().is_informational() {
-            // 101 to a request that asked for no upgrade: what follows is no HTTP that anybody has judged.
-            return Err((send, bad_answer("the apiserver answered with a protocol switch that nobody asked for")));
-        }
-        Ok(Begun::Answer(Box::new(Answering { send, answer, _guard: guard, bounds: self.bounds })))
+        waited_for(pin!(asked), send, bounds, *deadline).await
     }
 
-    async fn upgrade(self, mut send: SendStream, recv: RecvStream) -> Result<Begun, Refused> {
-        let asked = async { self.apiserver.upgrade(&self.head).await.map_err(refuse_dial) };
-        let answer = match self.waited_for(&mut send, asked).await {
+    /// Asks for an upgrade and runs it to its end. `Err` while nothing was answered yet.
+    pub async fn upgrade(mut self, mut send: SendStream, recv: RecvStream) -> Result<Begun, Refused> {
+        let asked = async { self.apiserver.upgrade(&mut self.head).await.map_err(refuse_dial) };
+        let answer = match waited_for(pin!(asked), &mut send, &self.bounds, self.deadline).await {
             Waited::Answer(answer) => answer,
             Waited::Refused(refusal) => return Err((send, refusal)),
             Waited::Gone(outcome) => return Ok(Begun::Over(outcome)),
         };
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             // Refused: an ordinary answer, and the connection ends with it (CVE-2018-1002105).
-            let answer = answer.map(AnswerBody::alone);
-            return Ok(Begun::Answer(Box::new(Answering {
-                send,
-                answer,
-                _guard: BodyGuard::none(),
-                bounds: self.bounds,
-            })));
+            return match Answer::of(answer.map(AnswerBody::alone)) {
+                Ok(answer) => Ok(Begun::answer(send, answer, BodyGuard::none(), self.bounds)),
+                Err(refusal) => Err((send, refusal)),
+            };
         }
         if !switches_as_asked(self.head.headers(), answer.headers()) {
             return Err((send, bad_answer("the apiserver switched to another protocol than was asked for")));
         }
         self.switch(send, recv, answer).await.map(Begun::Over)
-    }
-
-    /// Waits for `asked` until the deadline, the user's going away, or the session's end.
-    async fn waited_for<T>(&self, send: &mut SendStream, asked: impl Future<Output = Result<T, Refusal>>) -> Waited<T> {
-        tokio::select! {
-            biased;
-            answer = asked => match answer {
-                Ok(answer) => Waited::Answer(answer),
-                Err(refusal) => Waited::Refused(refusal),
-            },
-            end = send.stopped() => Waited::Gone(gone(&end, None, 0)),
-            () = self.bounds.ended() => {
-                Waited::Refused(Refusal::unauthorized(STAGE, "the token's time is over, or the right was withdrawn"))
-            }
-            () = tokio::time::sleep_until(self.deadline.into()) => Waited::Refused(Refusal::new(
-                STAGE,
-                StatusCode::GATEWAY_TIMEOUT,
-                "Timeout",
-                "the apiserver did not answer in time",
-            )),
-        }
     }
 
     /// Hands the 101 on and carries bytes both ways, those first that were glued to it.
@@ -221,6 +204,50 @@ impl Exchange<'_> {
     }
 }
 
+/// Waits for `asked` until the deadline, the user's going away, or the session's end.
+async fn waited_for<T>(
+    asked: Pin<&mut impl Future<Output = Result<T, Refusal>>>,
+    send: &mut SendStream,
+    bounds: &Bounds,
+    deadline: Instant,
+) -> Waited<T> {
+    tokio::select! {
+        biased;
+        answer = asked => match answer {
+            Ok(answer) => Waited::Answer(answer),
+            Err(refusal) => Waited::Refused(refusal),
+        },
+        end = send.stopped() => Waited::Gone(gone(&end, None, 0)),
+        () = bounds.ended() => {
+            Waited::Refused(Refusal::unauthorized(STAGE, "the token's time is over, or the right was withdrawn"))
+        }
+        () = tokio::time::sleep_until(deadline.into()) => Waited::Refused(Refusal::new(
+            STAGE,
+            StatusCode::GATEWAY_TIMEOUT,
+            "Timeout",
+            "the apiserver did not answer in time",
+        )),
+    }
+}
+
+impl Answer {
+    /// To a plain request.
+    fn to_plain(answer: Response<AnswerBody>) -> Result<Self, Refusal> {
+        if answer.status().is_informational() {
+            // 101 to a request that asked for no upgrade: what follows is no HTTP that anybody has judged.
+            return Err(bad_answer("the apiserver answered with a protocol switch that nobody asked for"));
+        }
+        Self::of(answer)
+    }
+
+    fn of(answer: Response<AnswerBody>) -> Result<Self, Refusal> {
+        let (parts, body) = answer.into_parts();
+        let (status, mut headers) = (parts.status, parts.headers);
+        exchange::strip_hop_by_hop(&mut headers, false);
+        Ok(Self { status, head: encode(status, headers)?, body })
+    }
+}
+
 impl Bounds {
     /// Completes when the session is over, or the right to this call is withdrawn.
     async fn ended(&self) {
@@ -230,41 +257,33 @@ impl Bounds {
                 None => std::future::pending().await,
             }
         };
-        let right = async {
-            match &self.right {
-                Some(right) => right.withdrawn().await,
-                None => std::future::pending().await,
+        let Some(right) = &self.right else { return session.await };
+        // In a box of its own: most clusters ask no roles and assignments.
+        Box::pin(async {
+            tokio::select! {
+                () = session => {}
+                () = right.withdrawn() => {}
             }
-        };
-        tokio::select! {
-            () = session => {}
-            () = right => {}
-        }
+        })
+        .await;
     }
 }
 
 impl Answering {
-    /// Hands the answer on. `Err` while nothing was answered yet.
-    pub async fn run(self) -> Result<Outcome, Refused> {
-        let Self { mut send, answer, _guard, bounds } = self;
-        let (parts, body) = answer.into_parts();
-        let (status, mut headers) = (parts.status, parts.headers);
-        exchange::strip_hop_by_hop(&mut headers, false);
-        let head = match encode(status, headers) {
-            Ok(head) => head,
-            Err(refusal) => return Err((send, refusal)),
-        };
-        let status = Some(status);
+    /// Hands the answer on.
+    pub async fn run(mut self: Box<Self>) -> Outcome {
+        let Self { answer: Answer { status, head, body }, bounds, send, .. } = &mut *self;
+        let status = Some(*status);
         let counters = Counters::default();
         let sent = tokio::select! {
             biased;
-            sent = exchange::respond_encoded(&mut send, head, body, &counters) => Some(sent),
+            sent = exchange::respond_encoded(send, std::mem::take(head), body, &counters) => Some(sent),
             () = bounds.ended() => None,
         };
         let sent_bytes = counters.sent();
         let Some(result) = sent else {
             send.reset(StreamCode::Unauthorised);
-            return Ok(Outcome { status, end: End::Session, sent_bytes });
+            return Outcome { status, end: End::Session, sent_bytes };
         };
         let end = match result {
             Ok(Sent::Whole) => End::Whole,
@@ -274,15 +293,19 @@ impl Answering {
                 End::Upstream
             }
             Err(SendBodyError::Head(_)) => End::Upstream,
-            Err(SendBodyError::Stream(err)) => return Ok(gone(&err, status, sent_bytes)),
+            Err(SendBodyError::Stream(err)) => return gone(&err, status, sent_bytes),
         };
-        Ok(Outcome { status, end, sent_bytes })
+        Outcome { status, end, sent_bytes }
     }
 }
 
-enum Waited<T> {
+/// What waiting for the apiserver came to.
+pub enum Waited<T> {
+    /// It answered.
     Answer(T),
+    /// It did not, or may not any more.
     Refused(Refusal),
+    /// The user is gone.
     Gone(Outcome),
 }
 
@@ -295,28 +318,32 @@ fn gone(err: &StreamError, status: Option<StatusCode>, sent_bytes: u64) -> Outco
     Outcome { status, end, sent_bytes }
 }
 
-/// The body as the apiserver shall see it. Where no length was declared, methods that hardly ever have a body wait for
-/// the first chunk: the end of an empty one is already on its way, and `Transfer-Encoding` for nothing upsets servers.
+/// The body as the apiserver shall see it; takes the stream that it comes on. Where no length was declared, methods that
+/// hardly ever have a body wait for the first chunk: the end of an empty one is already on its way, and `Transfer-Encoding`
+/// for nothing upsets servers.
 async fn request_body(
     head: &UpstreamHead,
     length: Option<u64>,
-    mut recv: RecvStream,
+    recv: &mut Option<RecvStream>,
 ) -> Result<(RequestBody, BodyGuard), Refusal> {
     let bare = matches!(*head.method(), Method::GET | Method::HEAD | Method::OPTIONS | Method::DELETE);
     let mut first = None;
     if length == Some(0) {
-        return Ok((RequestBody::empty(), BodyGuard::none()));
+        *recv = None;
     }
     if length.is_none() && bare {
-        loop {
-            match recv.recv().await {
+        while let Some(stream) = recv.as_mut()
+            && first.is_none()
+        {
+            match stream.recv().await {
                 Ok(Some(chunk)) if chunk.is_empty() => {}
-                Ok(Some(chunk)) => break first = Some(chunk),
-                Ok(None) => return Ok((RequestBody::empty(), BodyGuard::none())),
+                Ok(Some(chunk)) => first = Some(chunk),
+                Ok(None) => *recv = None,
                 Err(err) => return Err(Refusal::bad_request(STAGE, format!("the request's body broke off: {err}"))),
             }
         }
     }
+    let Some(recv) = recv.take() else { return Ok((RequestBody::empty(), BodyGuard::none())) };
     // A declared length is held to: a body that ends before it or goes on behind it is an error.
     let rest = if first.is_some() { StreamBody::new(recv) } else { StreamBody::of_request(recv, head.headers()) };
     if first.is_none() && rest.is_end_stream() {

@@ -29,6 +29,10 @@ pub const STAGE: &str = "impersonate";
 /// The extra that names the real user behind a nested impersonation.
 pub const ORIGINAL_USER: &str = "towline.io/original-user";
 
+const USER: HeaderName = HeaderName::from_static("impersonate-user");
+const UID: HeaderName = HeaderName::from_static("impersonate-uid");
+const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
+
 /// The prefix of names that Kubernetes keeps for itself.
 const RESERVED: &str = "system:";
 /// How the user name of a service account begins.
@@ -192,6 +196,19 @@ pub enum Principal {
     },
 }
 
+impl Principal {
+    /// How many headers name it, at the most.
+    fn lines(&self) -> usize {
+        let lines = |groups: &[String], extra: &BTreeMap<String, Vec<String>>| {
+            2 + groups.len() + extra.values().map(Vec::len).sum::<usize>()
+        };
+        match self {
+            Self::Impersonated(subject) => lines(&subject.groups, &subject.extra),
+            Self::PassThrough { asked, .. } => asked.as_ref().map_or(0, |asked| lines(&asked.groups, &asked.extra)),
+        }
+    }
+}
+
 /// The head of a request to the apiserver. Made only here.
 #[derive(Debug, Clone)]
 pub struct UpstreamHead {
@@ -206,11 +223,18 @@ impl UpstreamHead {
     /// An admitted request in the name of `principal`.
     pub fn new(admitted: Admitted, principal: &Principal) -> Result<Self, Refusal> {
         let Admitted { method, target, headers: admitted_headers, upgrade, content_length, .. } = admitted;
-        let mut headers = HeaderMap::with_capacity(admitted_headers.len() + 16);
-        for (name, value) in &admitted_headers {
-            // Admission took these out; this is the last line.
-            if !names_somebody(name) {
-                headers.append(name.clone(), value.clone());
+        // With room for what is written here and in `authorize`: a map that grows is copied, and so is one that is too large.
+        let room = admitted_headers.len() + principal.lines() + 3;
+        let mut headers = HeaderMap::with_capacity(room.min(limits::HEADER_COUNT));
+        let mut goes_on = None;
+        for (name, value) in admitted_headers {
+            // Only the first of several values brings the name.
+            if let Some(name) = name {
+                // Admission took these out; this is the last line.
+                goes_on = (!names_somebody(&name)).then_some(name);
+            }
+            if let Some(name) = &goes_on {
+                headers.append(name.clone(), value);
             }
         }
         match principal {
@@ -263,7 +287,12 @@ impl UpstreamHead {
         &self.target
     }
 
-    /// The headers, without `host` and without the agent's credential.
+    /// With the agent's own credential, of which there is no other.
+    pub(super) fn authorize(&mut self, own: HeaderValue) {
+        self.headers.insert(header::AUTHORIZATION, own);
+    }
+
+    /// The headers, without `host`; with the agent's credential once the request is on its way.
     pub fn headers(&self) -> &HeaderMap {
         &self.headers
     }
@@ -289,12 +318,12 @@ fn write_subject(headers: &mut HeaderMap, subject: &Subject) -> Result<(), Refus
         HeaderValue::from_bytes(text.as_bytes())
             .map_err(|_| Refusal::forbidden(STAGE, "a name of the identity is no header value"))
     };
-    headers.insert("impersonate-user", value(&subject.user)?);
+    headers.insert(USER, value(&subject.user)?);
     if let Some(uid) = &subject.uid {
-        headers.insert("impersonate-uid", value(uid)?);
+        headers.insert(UID, value(uid)?);
     }
     for group in &subject.groups {
-        headers.append("impersonate-group", value(group)?);
+        headers.append(GROUP, value(group)?);
     }
     for (key, values) in &subject.extra {
         let name = HeaderName::try_from(format!("impersonate-extra-{}", encode_key(key)))

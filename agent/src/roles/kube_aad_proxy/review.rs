@@ -167,9 +167,9 @@ pub async fn own_review(apiserver: &Apiserver, attributes: &Value) -> Result<(St
 
 async fn review(apiserver: &Apiserver, kind: Review, body: &Value) -> Result<(StatusCode, Value), Refusal> {
     let body = Bytes::from(body.to_string());
-    let head = UpstreamHead::review(kind, body.len());
+    let mut head = UpstreamHead::review(kind, body.len());
     let answer =
-        apiserver.send(&head, RequestBody::whole(body)).await.map_err(|err| unavailable(crate::chain(&err)))?;
+        apiserver.send(&mut head, RequestBody::whole(body)).await.map_err(|err| unavailable(crate::chain(&err)))?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await;
     let body = body.map_err(|err| unavailable(format!("the answer to a review: {err}")))?.to_bytes();

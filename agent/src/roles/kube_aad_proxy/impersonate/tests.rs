@@ -123,3 +123,31 @@ fn extra_keys_are_lower_case_and_percent_encoded() {
         "authentication.kubernetes.io%2fcredential-id"
     );
 }
+
+/// A header of several values brings its name once.
+#[test]
+fn every_value_of_a_header_goes_on_and_none_that_names_somebody() {
+    let mut admitted = admitted(&[("accept", "a"), ("x-one", "1"), ("accept", "b"), ("x-one", "2")]);
+    for value in ["c", "d"] {
+        admitted.headers.append("authorization", HeaderValue::from_static(value));
+        admitted.headers.append("x-remote-user", HeaderValue::from_static(value));
+    }
+    admitted.headers.append("x-last", HeaderValue::from_static("3"));
+    let principal = Principal::Impersonated(subject("jane", &["one", "two"]).unwrap());
+    let mut head = UpstreamHead::new(admitted, &principal).unwrap();
+    let values = |head: &UpstreamHead, name: &str| -> Vec<String> {
+        head.headers().get_all(name).iter().map(|value| value.to_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(values(&head, "accept"), ["a", "b"]);
+    assert_eq!(values(&head, "x-one"), ["1", "2"]);
+    assert_eq!(values(&head, "x-last"), ["3"]);
+    assert_eq!(values(&head, "impersonate-group"), ["one", "two"]);
+    assert!(values(&head, "authorization").is_empty() && values(&head, "x-remote-user").is_empty());
+    // The agent's own comes last, and is the only one.
+    let room = head.headers.capacity();
+    for own in ["Bearer one", "Bearer two"] {
+        head.authorize(HeaderValue::from_static(own));
+        assert_eq!(values(&head, "authorization"), [own]);
+    }
+    assert_eq!(head.headers.capacity(), room, "the map has grown");
+}
