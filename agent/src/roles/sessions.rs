@@ -13,25 +13,27 @@ use tokio::sync::watch;
 /// The clock is looked at again after at most so long, because it may be set while a session sleeps.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// Who a session belongs to: the issuer's name and the token's subject.
-type Owner = (String, String);
+/// The open sessions by the issuer's name and the token's subject, who together are the principal. A map in a map, so that
+/// a request looks its own up without a copy of the names.
+type Open = HashMap<String, HashMap<String, Weak<Entry>>>;
 
 /// The open sessions by principal. Bounded by the number of streams: an entry lives as long as a session of its owner.
 #[derive(Debug)]
 pub struct Sessions {
     outlive_token: Duration,
-    open: Mutex<HashMap<Owner, Weak<Entry>>>,
+    open: Mutex<Open>,
 }
 
 #[derive(Debug)]
 struct Entry {
+    issuer: String,
+    subject: String,
     expires: watch::Sender<SystemTime>,
 }
 
 /// One open session. Dropping it ends the count of it.
 #[derive(Debug)]
 pub struct Session {
-    owner: Owner,
     entry: Arc<Entry>,
     sessions: Arc<Sessions>,
 }
@@ -45,13 +47,13 @@ impl Sessions {
     /// A verified token was shown: extends all sessions of its principal. Gives back how many principals' entries that
     /// were (0 or 1).
     pub fn shown(&self, identity: &Identity) -> usize {
-        self.extend(&owner(identity), identity.expires)
+        self.extend(&identity.issuer, &identity.subject, identity.expires)
     }
 
-    fn extend(&self, owner: &Owner, expires: SystemTime) -> usize {
+    fn extend(&self, issuer: &str, subject: &str, expires: SystemTime) -> usize {
         // Under the lock, so that a session's end does not count this clone as another session.
         let open = self.open();
-        match open.get(owner).and_then(Weak::upgrade) {
+        match find(&open, issuer, subject) {
             Some(entry) => {
                 entry.extend(expires);
                 drop(entry);
@@ -63,27 +65,30 @@ impl Sessions {
 
     /// Opens a session for the principal of `identity`.
     pub fn begin(self: &Arc<Self>, identity: &Identity) -> Session {
-        self.begin_for(owner(identity), identity.expires)
+        self.begin_for(&identity.issuer, &identity.subject, identity.expires)
     }
 
-    fn begin_for(self: &Arc<Self>, owner: Owner, expires: SystemTime) -> Session {
+    fn begin_for(self: &Arc<Self>, issuer: &str, subject: &str, expires: SystemTime) -> Session {
         let mut open = self.open();
-        let entry = open.get(&owner).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let entry = Arc::new(Entry { expires: watch::Sender::new(expires) });
-            open.insert(owner.clone(), Arc::downgrade(&entry));
+        let entry = find(&open, issuer, subject).unwrap_or_else(|| {
+            let (issuer, subject) = (issuer.to_owned(), subject.to_owned());
+            let of_issuer = open.entry(issuer.clone()).or_default();
+            let expires = watch::Sender::new(expires);
+            let entry = Arc::new(Entry { issuer, subject: subject.clone(), expires });
+            of_issuer.insert(subject, Arc::downgrade(&entry));
             entry
         });
         drop(open);
         entry.extend(expires);
-        Session { owner, entry, sessions: self.clone() }
+        Session { entry, sessions: self.clone() }
     }
 
     /// Principals with open sessions.
     pub fn principals(&self) -> usize {
-        self.open().len()
+        self.open().values().map(HashMap::len).sum()
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<Owner, Weak<Entry>>> {
+    fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -100,8 +105,8 @@ impl Entry {
     }
 }
 
-fn owner(identity: &Identity) -> Owner {
-    (identity.issuer.clone(), identity.subject.clone())
+fn find(open: &Open, issuer: &str, subject: &str) -> Option<Arc<Entry>> {
+    open.get(issuer)?.get(subject)?.upgrade()
 }
 
 impl Session {
@@ -127,8 +132,13 @@ impl Drop for Session {
     fn drop(&mut self) {
         let mut open = self.sessions.open();
         // Two: this one and nobody else's means the count is one.
-        if Arc::strong_count(&self.entry) == 1 {
-            open.remove(&self.owner);
+        if Arc::strong_count(&self.entry) == 1
+            && let Some(of_issuer) = open.get_mut(&self.entry.issuer)
+        {
+            of_issuer.remove(&self.entry.subject);
+            if of_issuer.is_empty() {
+                open.remove(&self.entry.issuer);
+            }
         }
     }
 }
@@ -137,21 +147,17 @@ impl Drop for Session {
 mod tests {
     use super::*;
 
-    fn owner(subject: &str) -> Owner {
-        ("test".to_owned(), subject.to_owned())
-    }
-
     #[tokio::test]
     async fn a_session_ends_with_its_token_unless_a_newer_one_is_shown() {
         let sessions = Sessions::new(Duration::ZERO);
         let now = SystemTime::now();
-        let expired = sessions.begin_for(owner("a"), now - Duration::from_secs(1));
+        let expired = sessions.begin_for("test", "a", now - Duration::from_secs(1));
         expired.ended().await;
-        sessions.extend(&owner("a"), now + Duration::from_secs(3600));
+        sessions.extend("test", "a", now + Duration::from_secs(3600));
         assert!(futures_util::FutureExt::now_or_never(expired.ended()).is_none());
         // Somebody else's token extends nothing, an older one shortens nothing.
-        let other = sessions.begin_for(owner("b"), now - Duration::from_secs(1));
-        sessions.extend(&owner("a"), now - Duration::from_secs(9));
+        let other = sessions.begin_for("test", "b", now - Duration::from_secs(1));
+        sessions.extend("test", "a", now - Duration::from_secs(9));
         other.ended().await;
         assert!(futures_util::FutureExt::now_or_never(expired.ended()).is_none());
     }
@@ -159,13 +165,21 @@ mod tests {
     #[tokio::test]
     async fn a_session_wakes_when_it_is_extended_or_expires_and_leaves_nothing_behind() {
         let sessions = Sessions::new(Duration::from_secs(8 * 3600));
-        let first = sessions.begin_for(owner("a"), SystemTime::now() - Duration::from_secs(3600));
-        let second = sessions.begin_for(owner("a"), SystemTime::now());
+        let first = sessions.begin_for("test", "a", SystemTime::now() - Duration::from_secs(3600));
+        let second = sessions.begin_for("test", "a", SystemTime::now());
         assert!(futures_util::FutureExt::now_or_never(first.ended()).is_none());
         assert_eq!(sessions.principals(), 1);
         drop(first);
         assert_eq!(sessions.principals(), 1);
+        // The same subject of another issuer is somebody else.
+        let other = sessions.begin_for("other", "a", SystemTime::now());
+        assert_eq!(sessions.principals(), 2);
         drop(second);
+        assert_eq!(sessions.principals(), 1);
+        assert_eq!(sessions.extend("test", "a", SystemTime::now()), 0);
+        assert_eq!(sessions.extend("other", "a", SystemTime::now()), 1);
+        drop(other);
         assert_eq!(sessions.principals(), 0);
+        assert!(sessions.open().is_empty());
     }
 }
