@@ -251,21 +251,21 @@ impl Answer {
 impl Bounds {
     /// Completes when the session is over, or the right to this call is withdrawn.
     async fn ended(&self) {
-        let session = async {
-            match &self.session {
-                Some(session) => session.ended().await,
-                None => std::future::pending().await,
+        match (&self.session, &self.right) {
+            (None, None) => std::future::pending().await,
+            (Some(session), None) => session.ended().await,
+            (None, Some(right)) => Box::pin(right.withdrawn()).await,
+            // In a box of its own: most clusters ask no roles and assignments.
+            (Some(session), Some(right)) => {
+                Box::pin(async {
+                    tokio::select! {
+                        () = session.ended() => {}
+                        () = right.withdrawn() => {}
+                    }
+                })
+                .await;
             }
-        };
-        let Some(right) = &self.right else { return session.await };
-        // In a box of its own: most clusters ask no roles and assignments.
-        Box::pin(async {
-            tokio::select! {
-                () = session => {}
-                () = right.withdrawn() => {}
-            }
-        })
-        .await;
+        }
     }
 }
 
