@@ -4,7 +4,7 @@
 //! Answers: what a cluster must not say to the gateway's web origin is taken out (attacks 4.5).
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Version, header};
 use hyper::body::Incoming;
 use proto::{exchange, limits};
 
@@ -123,22 +123,13 @@ pub fn upgrade(http: &http::Request<Incoming>) -> Result<Option<Bytes>, Refusal>
 pub fn strip_request(headers: &mut HeaderMap, upgrade: bool) {
     // The one hop-by-hop name that an upgrade keeps; the client's other names in `Connection` do not count.
     exchange::strip_hop_by_hop(headers, upgrade);
-    for name in CLAIMS {
-        headers.remove(*name);
-    }
-    let claims: Vec<HeaderName> = headers
-        .keys()
-        .filter(|name| CLAIM_PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix)))
-        .cloned()
-        .collect();
-    for name in claims {
-        headers.remove(name);
-    }
-    // Answered here already, by the server library.
-    headers.remove(header::EXPECT);
-    if upgrade {
-        headers.remove(header::CONTENT_LENGTH);
-    }
+    exchange::remove_where(headers, |name| {
+        CLAIMS.contains(&name)
+            || CLAIM_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+            // Answered here already, by the server library.
+            || name == header::EXPECT.as_str()
+            || (upgrade && name == header::CONTENT_LENGTH.as_str())
+    });
 }
 
 /// Checks `Impersonate-*`: those of Kubernetes, well formed, go on to the agent, which asks the cluster whether the real
@@ -159,10 +150,12 @@ pub fn impersonation(headers: &mut HeaderMap) -> Result<Option<HeaderValue>, Ref
             return Err(refuse("the request has an Impersonate- header with an empty or malformed value"));
         }
     }
+    if !any {
+        return Ok(None);
+    }
     let mut users = headers.get_all("impersonate-user").iter();
     match (users.next(), users.next()) {
         (Some(user), None) => Ok(Some(user.clone())),
-        (None, _) if !any => Ok(None),
         (None, _) => Err(refuse("Impersonate-Group, -Uid and -Extra need Impersonate-User beside them")),
         (Some(_), Some(_)) => Err(refuse("Impersonate-User is there twice")),
     }
@@ -171,17 +164,19 @@ pub fn impersonation(headers: &mut HeaderMap) -> Result<Option<HeaderValue>, Ref
 /// What of an answer goes to the user.
 pub fn strip_response(headers: &mut HeaderMap, switching: bool) {
     exchange::strip_hop_by_hop(headers, switching);
-    // Only the gateway says which request it was.
-    headers.remove(super::REQUEST_ID);
-    for name in ORIGIN {
-        headers.remove(*name);
-    }
-    // Trailers do not cross, and announcing them would be a promise.
-    headers.remove(header::TRAILER);
+    exchange::remove_where(headers, |name| {
+        ORIGIN.contains(&name)
+            // Only the gateway says which request it was.
+            || name == super::REQUEST_ID.as_str()
+            // Trailers do not cross, and announcing them would be a promise.
+            || name == header::TRAILER.as_str()
+    });
 }
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
+
     use super::*;
 
     fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {

@@ -7,16 +7,16 @@ use http::{
 };
 
 /// The hop-by-hop headers whether `Connection` names them or not (RFC 9110 section 7.6.1 and what is seen in the wild).
-static HOP_BY_HOP: [HeaderName; 9] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    http::header::PROXY_AUTHENTICATE,
-    http::header::PROXY_AUTHORIZATION,
-    http::header::TE,
-    http::header::TRAILER,
-    http::header::TRANSFER_ENCODING,
-    UPGRADE,
+const HOP_BY_HOP: &[&str] = &[
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
 ];
 
 /// The upgrade that a request or a 101 names: the one `upgrade` header, where `connection` says `upgrade`. Cleartext
@@ -39,12 +39,19 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap, keep_upgrade: bool) {
     let upgrade = if keep_upgrade { upgrade_of(headers) } else { None };
     let named: Vec<HeaderName> =
         connection_options(headers).filter_map(|option| HeaderName::from_bytes(option).ok()).collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
+    remove_where(headers, |name| HOP_BY_HOP.contains(&name) || named.iter().any(|named| named == name));
     if let Some(value) = upgrade.and_then(|upgrade| HeaderValue::from_maybe_shared(upgrade).ok()) {
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(UPGRADE, value);
+    }
+}
+
+/// Removes the headers whose names, in lower case, are as `unwanted` says. A head has few and the lists of what must not go
+/// on are long: each name that is there is looked up, rather than each that might be.
+pub fn remove_where(headers: &mut HeaderMap, unwanted: impl Fn(&str) -> bool) {
+    let found: Vec<HeaderName> = headers.keys().filter(|name| unwanted(name.as_str())).cloned().collect();
+    for name in found {
+        headers.remove(name);
     }
 }
 
