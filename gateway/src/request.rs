@@ -17,6 +17,7 @@ pub mod trace;
 pub mod whoami;
 
 use std::{
+    cell::RefCell,
     net::SocketAddr,
     sync::{
         Arc,
@@ -28,7 +29,10 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Version};
 use hyper::body::Incoming;
-use proto::{ids::RequestId, wire::head::RequestHead};
+use proto::{
+    ids::{RequestId, hex},
+    wire::head::RequestHead,
+};
 use tracing::Instrument as _;
 
 use self::{
@@ -81,6 +85,8 @@ impl Stage {
 pub struct Connection {
     /// Where it comes from.
     pub peer: SocketAddr,
+    /// The same as text, which each of its requests is recorded and sent on with.
+    pub address: Bytes,
     /// The TLS server name that it asked for.
     pub server_name: Option<String>,
     /// The access certificate that it showed, if it showed one.
@@ -145,7 +151,7 @@ pub async fn serve(
     connection.requests.fetch_add(1, Ordering::Relaxed);
     let mut slot = Some(record);
     let span = tracing::info_span!("request", request.id = %id);
-    let outcome = Box::pin(stages(&core, connection, (turn, faulty), id, http, &mut slot)).instrument(span).await;
+    let outcome = stages(&core, connection, (turn, faulty), id, http, &mut slot).instrument(span).await;
     let mut response = match outcome {
         Ok(response) => {
             // Answers of ours keep their record until here; relayed ones took it along.
@@ -160,7 +166,7 @@ pub async fn serve(
             None => Response::new(Body::empty()),
         },
     };
-    if let Ok(id) = HeaderValue::try_from(id.to_string()) {
+    if let Ok(id) = HeaderValue::try_from(hex(&id.0)) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
@@ -178,20 +184,10 @@ async fn stages(
     if let Some(faulty) = faulty {
         return Err(Refusal::new(Stage::Accept, faulty.fault.kind()));
     }
-    // What is no request to a cluster is in boxes of its own, so that those which are do not carry the room for it.
     let mut request = match address(core, connection, id, http)? {
-        Routed::Cluster(request) => *request,
-        Routed::Tunnel(http, connection) => return crate::tunnels::websocket::upgrade(core, &connection, http),
-        Routed::Issuer(http, connection) => return Box::pin(issuer(core, &connection, http)).await,
-        Routed::Agents(http, connection) => return Box::pin(agents(core, &connection, http, record)).await,
-        Routed::Api(path, http, connection) => {
-            let mut response = Box::pin(api(core, id, &path, http, record)).await?;
-            if let Body::Live(live) = response.body_mut() {
-                live.hold(connection);
-                turn.into_iter().for_each(Turn::long_running);
-            }
-            return Ok(response);
-        }
+        Routed::Cluster(request) => request,
+        // In a box of its own, so that what goes to a cluster does not carry the room for it.
+        Routed::Here(here) => return Box::pin(serve_here(core, turn, id, *here, record)).await,
     };
     describe(&request, record);
     if let (Some(turn), true) = (turn, request.long_running) {
@@ -211,11 +207,35 @@ async fn stages(
 
     record.stage(Stage::Open);
     let bodiless = request.upgrade.is_none() && http_body::Body::is_end_stream(&request.body);
-    let opened = open::open(core, tunnels, (head(&request, role(&request)), bodiless), slot_of_streams).await?;
+    let role = role(&request);
+    let opened = open::open(core, tunnels, (head(&mut request, role), bodiless), slot_of_streams).await?;
     record.carrier(opened.tunnel.handle.info().carrier);
 
     record.stage(Stage::Relay);
     relay::relay(core, request, opened, session, slot).await
+}
+
+/// Serves what goes to no cluster.
+async fn serve_here(
+    core: &Arc<Core>,
+    turn: Option<&Turn>,
+    id: RequestId,
+    Here { what, http, connection }: Here,
+    record: &mut Record,
+) -> Result<Response<Body>, Refusal> {
+    match what {
+        Ours::Tunnel => crate::tunnels::websocket::upgrade(core, &connection, http),
+        Ours::Issuer => issuer(core, &connection, http).await,
+        Ours::Agents => agents(core, &connection, http, record).await,
+        Ours::Api(path) => {
+            let mut response = api(core, id, &path, http, record).await?;
+            if let Body::Live(live) = response.body_mut() {
+                live.hold(connection);
+                turn.into_iter().for_each(Turn::long_running);
+            }
+            Ok(response)
+        }
+    }
 }
 
 /// Authenticates and authorises; the right is then a session that can be taken back.
@@ -269,10 +289,23 @@ fn forbidden(user: &str, reason: DenialReason) -> Refusal {
 
 enum Routed {
     Cluster(Box<Request>),
-    Tunnel(http::Request<Incoming>, Arc<Connection>),
-    Issuer(http::Request<Incoming>, Arc<Connection>),
-    Agents(http::Request<Incoming>, Arc<Connection>),
-    Api(String, http::Request<Incoming>, Arc<Connection>),
+    Here(Box<Here>),
+}
+
+/// A request that the gateway answers itself.
+struct Here {
+    what: Ours,
+    http: http::Request<Incoming>,
+    connection: Arc<Connection>,
+}
+
+enum Ours {
+    /// An agent's tunnel in a WebSocket.
+    Tunnel,
+    Issuer,
+    Agents,
+    /// The resource API; its path.
+    Api(String),
 }
 
 /// Where it goes, and whether its head is one that may go anywhere. Takes out what no hop may forward.
@@ -290,12 +323,13 @@ fn address(
     let domain = core.domain.as_deref();
     let address = address::parse(http.version(), http.method(), http.uri(), http.headers(), domain)
         .map_err(|error| refuse(Kind::Address(error)))?;
+    let here = |what, http, connection| Ok(Routed::Here(Box::new(Here { what, http, connection })));
     match address {
         Address::Nowhere => Err(refuse(Kind::NotFound)),
-        Address::Tunnel => Ok(Routed::Tunnel(http, connection)),
-        Address::Issuer => Ok(Routed::Issuer(http, connection)),
-        Address::Agents => Ok(Routed::Agents(http, connection)),
-        Address::Api(path) => Ok(Routed::Api(path, http, connection)),
+        Address::Tunnel => here(Ours::Tunnel, http, connection),
+        Address::Issuer => here(Ours::Issuer, http, connection),
+        Address::Agents => here(Ours::Agents, http, connection),
+        Address::Api(path) => here(Ours::Api(path), http, connection),
         Address::Cluster(address) => {
             let named = connection.server_name.as_deref().zip(domain);
             if named.and_then(|(name, domain)| address::host_key(name, domain)).is_some_and(|key| key != address.key) {
@@ -367,7 +401,7 @@ async fn issuer(
 
 fn describe(request: &Request, record: &mut Record) {
     record.path(&String::from_utf8_lossy(&request.address.target));
-    record.cluster(&request.address.key.hex());
+    record.cluster(request.address.key.hex());
     record.trace(request.trace.id());
     if let Endpoint::Kubernetes(info) = &request.address.endpoint {
         record.info(info);
@@ -385,17 +419,18 @@ fn role(request: &Request) -> &'static str {
     }
 }
 
-/// What goes onto the stream: the bytes that were authorised, on headers that no hop-by-hop name touched.
-fn head(request: &Request, role: &str) -> RequestHead {
+/// What goes onto the stream: the bytes that were authorised, on headers that no hop-by-hop name touched. Takes them out of
+/// the request.
+fn head(request: &mut Request, role: &str) -> RequestHead {
     RequestHead {
         role: role.to_owned(),
         request_id: request.id,
         method: request.method.clone(),
         target: request.address.target.clone(),
-        headers: request.headers.clone(),
+        headers: std::mem::take(&mut request.headers),
         deadline_ms: Some(milliseconds(request.deadline.saturating_duration_since(Instant::now()))),
         traceparent: Some(request.trace.parent()),
-        user_address: Some(Bytes::from(request.connection.peer.to_string())),
+        user_address: Some(request.connection.address.clone()),
     }
 }
 
@@ -429,8 +464,20 @@ pub fn random_16() -> [u8; 16] {
     bytes
 }
 
+/// Drawn many at a time: a draw begins with the processor's own source, which takes as long as a page of bytes does. They
+/// are names and no secrets.
 fn new_request_id() -> RequestId {
-    RequestId(random_16())
+    const DRAWN: usize = 64;
+    thread_local! {
+        static IDS: RefCell<Vec<[u8; 16]>> = const { RefCell::new(Vec::new()) };
+    }
+    IDS.with_borrow_mut(|ids| {
+        if ids.is_empty() {
+            ids.resize(DRAWN, [0; 16]);
+            aws_lc_rs::rand::fill(ids.as_flattened_mut()).expect("the operating system gives random bytes");
+        }
+        RequestId(ids.pop().unwrap_or_else(random_16))
+    })
 }
 
 /// Half of the request's random bytes, not all 0: one step of the gateway's for each request.

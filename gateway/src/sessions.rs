@@ -79,6 +79,8 @@ pub struct Session {
     pub what: String,
     /// Since when.
     pub started: SystemTime,
+    /// By which its credentials are found.
+    key: (String, ClusterKey),
     shown: Arc<Shown>,
     ended: CancellationToken,
     why: OnceLock<EndReason>,
@@ -134,12 +136,11 @@ impl Drop for SessionHandle {
     fn drop(&mut self) {
         let session = &self.session;
         self.sessions.open.remove(&session.id.0);
-        let key = (session.principal.key(), session.cluster.key);
         let mut shown = self.sessions.shown();
-        if let Some((_, users)) = shown.get_mut(&key) {
+        if let Some((_, users)) = shown.get_mut(&session.key) {
             *users -= 1;
             if *users == 0 {
-                shown.remove(&key);
+                shown.remove(&session.key);
             }
         }
     }
@@ -165,14 +166,21 @@ impl Sessions {
     pub fn open(self: &Arc<Self>, id: RequestId, permit: &Permit, what: String, outlive: Duration) -> SessionHandle {
         let (principal, cluster) = (permit.principal().clone(), permit.cluster().clone());
         let until = unix_seconds(principal.expires());
+        let key = (principal.key(), cluster.key);
         let shown = {
             let mut map = self.shown();
-            let (shown, users) = map
-                .entry((principal.key(), cluster.key))
-                .or_insert_with(|| (Arc::new(Shown { until: AtomicU64::new(0) }), 0));
-            *users += 1;
-            shown.until.fetch_max(until, Ordering::Relaxed);
-            Arc::clone(shown)
+            match map.get_mut(&key) {
+                Some((shown, users)) => {
+                    *users += 1;
+                    shown.until.fetch_max(until, Ordering::Relaxed);
+                    Arc::clone(shown)
+                }
+                None => {
+                    let shown = Arc::new(Shown { until: AtomicU64::new(until) });
+                    map.insert(key.clone(), (Arc::clone(&shown), 1));
+                    shown
+                }
+            }
         };
         let session = Arc::new(Session {
             id,
@@ -180,6 +188,7 @@ impl Sessions {
             cluster,
             what,
             started: SystemTime::now(),
+            key,
             shown,
             ended: CancellationToken::new(),
             why: OnceLock::new(),

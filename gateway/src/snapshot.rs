@@ -242,14 +242,14 @@ impl Snapshot {
 
     fn may_reach(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
         let granted = self.policy.decide(principal, cluster.map(|cluster| &cluster.id));
+        if let Principal::ServiceAccount(access) = principal {
+            self.same_identity(access.holder.as_ref(), cluster)?;
+        }
+        let Err(DenialReason::NoGrant | DenialReason::UnknownCluster) = granted else { return granted };
         let principals = match principal {
             Principal::User(identity) => principals(identity),
-            Principal::ServiceAccount(access) => {
-                self.same_identity(access.holder.as_ref(), cluster)?;
-                access.holder.as_ref().map(Holder::principals).unwrap_or_default()
-            }
+            Principal::ServiceAccount(access) => access.holder.as_ref().map(Holder::principals).unwrap_or_default(),
         };
-        let Err(DenialReason::NoGrant | DenialReason::UnknownCluster) = granted else { return granted };
         let scope = cluster.map_or_else(Scope::root, |cluster| Scope::cluster(&cluster.id));
         let now = i64::try_from(unix_seconds(SystemTime::now())).unwrap_or(i64::MAX);
         let by_role = self.directory.decide(&principals, Plane::Control, &REACH_ACTION, &scope, now);

@@ -22,6 +22,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use certs::{Peer, PeerIdentity, tls};
 use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
@@ -140,7 +141,8 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
             let server_name = session.server_name().map(str::to_ascii_lowercase);
             let access = access(core, &certificates);
             let requests = AtomicU64::new(0);
-            let connection = Arc::new(Connection { peer, server_name, access, certificates, requests });
+            let address = Bytes::from(peer.to_string());
+            let connection = Arc::new(Connection { peer, address, server_name, access, certificates, requests });
             let _open = core.metrics.connections.enter();
             let _admission = admission;
             let core = Arc::clone(core);
@@ -214,7 +216,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
             let (turn, fault) = notes.next();
             let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
             async move {
-                let response = super::serve(core, connection, Some((&turn, fault)), request).await;
+                let response = Box::pin(super::serve(core, connection, Some((&turn, fault)), request)).await;
                 let own = matches!(response.body(), Body::Full(_));
                 turn.answered(response.status() == http::StatusCode::SWITCHING_PROTOCOLS, own);
                 Ok::<Response<InTurn<Body>>, Infallible>(response.map(|body| turn.body(body)))
@@ -253,7 +255,7 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         service_fn(move |request: Request<Incoming>| {
             let (core, connection, unread) = (Arc::clone(&core), Arc::clone(&connection), unread.clone());
             async move {
-                let response = super::serve(Arc::clone(&core), connection, None, request).await;
+                let response = Box::pin(super::serve(Arc::clone(&core), connection, None, request)).await;
                 Ok::<Response<Body>, Infallible>(Body::counted(response, || core.admissions.unread(&unread)))
             }
         })

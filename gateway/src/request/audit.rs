@@ -8,6 +8,7 @@
 mod writer;
 
 use std::{
+    borrow::Cow,
     fs::File,
     io,
     net::SocketAddr,
@@ -35,6 +36,8 @@ use crate::{config::AuditTo, metrics::Metrics};
 
 /// The longest text of one field, in bytes.
 pub const TEXT_BYTES: usize = 1024;
+/// What the line of most records takes, in bytes.
+const LINE_BYTES: usize = 768;
 /// Records that may wait for the writer.
 pub const QUEUE_RECORDS: usize = 16 * 1024;
 /// How long the end of the process waits for records to be written.
@@ -184,16 +187,16 @@ impl Record {
 
     /// What Kubernetes will take it for.
     pub fn info(&mut self, info: &RequestInfo) {
-        self.fields.verb = cut(&info.verb);
+        self.fields.verb = cut(&*info.verb);
         self.fields.api_group = cut(&info.api_group);
-        self.fields.resource = cut(&info.resource_path());
+        self.fields.resource = cut(info.resource_path());
         self.fields.namespace = cut(&info.namespace);
         self.fields.name = cut(&info.name);
     }
 
     /// The protocol that the user wants to change to.
     pub fn upgrade(&mut self, upgrade: &[u8]) {
-        self.fields.upgrade = Some(cut(&String::from_utf8_lossy(upgrade)));
+        self.fields.upgrade = Some(cut(String::from_utf8_lossy(upgrade)));
     }
 
     /// Who it is.
@@ -204,7 +207,7 @@ impl Record {
 
     /// Who the user wants to be.
     pub fn impersonated(&mut self, name: &[u8]) {
-        self.fields.impersonated_user = Some(cut(&String::from_utf8_lossy(name)));
+        self.fields.impersonated_user = Some(cut(String::from_utf8_lossy(name)));
     }
 
     /// The trace that it belongs to (W3C), in hex.
@@ -218,7 +221,7 @@ impl Record {
     }
 
     /// The cluster, as its id or, if there is none, its key.
-    pub fn cluster(&mut self, cluster: &str) {
+    pub fn cluster<'a>(&mut self, cluster: impl Into<Cow<'a, str>>) {
         self.fields.cluster = Some(cut(cluster));
     }
 
@@ -270,7 +273,8 @@ impl Drop for Record {
             duration_ms = fields.duration_ms,
             "request ended"
         );
-        if let Ok(mut line) = serde_json::to_vec(&**fields) {
+        let mut line = Vec::with_capacity(LINE_BYTES);
+        if serde_json::to_writer(&mut line, &**fields).is_ok() {
             line.push(b'\n');
             self.log.write(line, &self.metrics);
         }
@@ -278,9 +282,10 @@ impl Drop for Record {
 }
 
 /// Cuts a text at a character boundary.
-fn cut(text: &str) -> String {
+fn cut<'a>(text: impl Into<Cow<'a, str>>) -> String {
+    let text = text.into();
     if text.len() <= TEXT_BYTES {
-        return text.to_owned();
+        return text.into_owned();
     }
     let end = (0..=TEXT_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     format!("{}...", &text[..end])

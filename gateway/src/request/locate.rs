@@ -47,11 +47,11 @@ impl Slots {
         let full = |name, limit: u32| Refusal::new(Stage::Locate, Kind::Limit { name, value: u64::from(limit) });
         let mut slot = Slot { slots: Arc::clone(self), user: None, cluster: None };
         let user = permit.principal().key();
-        let count = enter(&self.users, user.clone(), limits.streams_per_user)
+        let count = enter(&self.users, &user, limits.streams_per_user)
             .ok_or_else(|| full("streams per user", limits.streams_per_user))?;
         slot.user = Some((user, count));
         let cluster = permit.cluster().key;
-        let count = enter(&self.clusters, cluster, limits.streams_per_cluster)
+        let count = enter(&self.clusters, &cluster, limits.streams_per_cluster)
             .ok_or_else(|| full("streams per cluster", limits.streams_per_cluster))?;
         slot.cluster = Some((cluster, count));
         Ok(slot)
@@ -63,13 +63,23 @@ impl Slots {
     }
 }
 
-fn enter<K: std::hash::Hash + Eq>(map: &DashMap<K, Arc<AtomicU32>>, key: K, limit: u32) -> Option<Arc<AtomicU32>> {
-    let count = map.entry(key).or_default();
+fn enter<K>(map: &DashMap<K, Arc<AtomicU32>>, key: &K, limit: u32) -> Option<Arc<AtomicU32>>
+where
+    K: std::hash::Hash + Eq + Clone,
+{
+    // Either way under the map's lock: a count that is entered is not being removed.
+    if let Some(count) = map.get(key) {
+        return count_up(&count, limit);
+    }
+    count_up(&map.entry(key.clone()).or_default(), limit)
+}
+
+fn count_up(count: &Arc<AtomicU32>, limit: u32) -> Option<Arc<AtomicU32>> {
     if count.fetch_add(1, Ordering::Relaxed) >= limit {
         count.fetch_sub(1, Ordering::Relaxed);
         return None;
     }
-    Some(Arc::clone(&count))
+    Some(Arc::clone(count))
 }
 
 fn leave<K: std::hash::Hash + Eq>(map: &DashMap<K, Arc<AtomicU32>>, key: &K, count: &AtomicU32) {

@@ -7,6 +7,7 @@ use proto::{
     transport::{OpenError, Stream},
     wire::head::RequestHead,
 };
+use tracing::Instrument as _;
 
 use super::{
     Stage,
@@ -32,8 +33,16 @@ pub struct Place {
 }
 
 /// Opens a stream for `head`, on the first tunnel that takes it; its send half is finished if nothing follows the head.
-#[tracing::instrument(name = "open", level = "debug", skip_all)]
-pub async fn open(
+pub fn open(
+    core: &Core,
+    tunnels: Vec<Arc<LiveTunnel>>,
+    head: (RequestHead, bool),
+    slot: Slot,
+) -> impl Future<Output = Result<Opened, Refusal>> {
+    open_first(core, tunnels, head, slot).instrument(tracing::debug_span!("open"))
+}
+
+async fn open_first(
     core: &Core,
     tunnels: Vec<Arc<LiveTunnel>>,
     (head, bodiless): (RequestHead, bool),

@@ -31,6 +31,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::oneshot,
 };
+use tracing::Instrument as _;
 
 use self::watch::Leaving;
 use super::{
@@ -54,10 +55,19 @@ const UPLOAD_LINGER: Duration = Duration::from_secs(10);
 
 /// Sends the request's body, waits for the answer's head and gives the answer back. Takes the record out of `slot` once
 /// the answer has begun; until then a refusal finds it there.
-#[tracing::instrument(name = "relay", level = "debug", skip_all)]
-pub async fn relay(
+pub fn relay(
     core: &Arc<Core>,
-    request: Request,
+    request: Box<Request>,
+    opened: Opened,
+    session: SessionHandle,
+    slot: &mut Option<Record>,
+) -> impl Future<Output = Result<Response<Body>, Refusal>> {
+    carry_out(core, request, opened, session, slot).instrument(tracing::debug_span!("relay"))
+}
+
+async fn carry_out(
+    core: &Arc<Core>,
+    request: Box<Request>,
     opened: Opened,
     session: SessionHandle,
     slot: &mut Option<Record>,

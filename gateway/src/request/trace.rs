@@ -4,9 +4,11 @@
 use std::fmt;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use proto::ids::{hex, lower_hex};
 
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// Length of version 00, in bytes: `00-<32 hex>-<16 hex>-<2 hex>`.
 const BYTES: usize = 55;
 /// The flags that this version knows: sampled, and random.
@@ -24,16 +26,16 @@ impl Trace {
     /// Takes the user's context out of `headers`. Where it is not valid, a trace begins whose id is `fresh_id`, and the
     /// vendors' part of the context (`tracestate`) goes too. `span` is the gateway's own step, not all 0.
     pub fn take(headers: &mut HeaderMap, fresh_id: [u8; 16], span: [u8; 8]) -> Self {
-        let mut shown = headers.get_all("traceparent").iter();
+        let mut shown = headers.get_all(TRACEPARENT).iter();
         let continued = match (shown.next(), shown.next()) {
             (Some(one), None) => parse(one.as_bytes()),
             _ => None,
         };
-        headers.remove("traceparent");
+        headers.remove(TRACEPARENT);
         match continued {
             Some((id, flags)) => Self { id, span, flags },
             None => {
-                headers.remove("tracestate");
+                headers.remove(TRACESTATE);
                 Self { id: fresh_id, span, flags: 0 }
             }
         }
@@ -46,14 +48,13 @@ impl Trace {
 
     /// The value of `traceparent` for the next hop.
     pub fn parent(&self) -> Bytes {
-        Bytes::from(self.to_string())
+        Bytes::from(["00-", &hex(&self.id), "-", &hex(&self.span), "-", &hex(&[self.flags])].concat())
     }
 }
 
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let span = u64::from_be_bytes(self.span);
-        write!(f, "00-{}-{span:016x}-{:02x}", self.id(), self.flags)
+        f.write_str(&String::from_utf8_lossy(&self.parent()))
     }
 }
 

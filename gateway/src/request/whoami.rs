@@ -25,7 +25,7 @@ const ANSWER_BYTES: usize = 64 * 1024;
 pub async fn serve(
     core: &Arc<Core>,
     snapshot: &Snapshot,
-    mut request: Request,
+    mut request: Box<Request>,
     record: &mut Record,
 ) -> Result<Response<Body>, Refusal> {
     let (gateway, permit) = gateway(snapshot, &mut request, record).await;
@@ -33,7 +33,7 @@ pub async fn serve(
         None => json!({ "accepted": false, "why": "not asked, because the gateway refuses" }),
         Some(permit) => {
             record.stage(Stage::Relay);
-            match tokio::time::timeout(QUESTION_DEADLINE, agent(core, &request, &permit)).await {
+            match tokio::time::timeout(QUESTION_DEADLINE, agent(core, &mut request, &permit)).await {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(refusal)) => json!({ "accepted": false, "why": refusal.public_text() }),
                 Err(_) => json!({ "accepted": false, "why": "the agent did not answer in time" }),
@@ -93,7 +93,7 @@ fn describe(principal: &Principal) -> Value {
     }
 }
 
-async fn agent(core: &Core, request: &Request, permit: &Permit) -> Result<Value, Refusal> {
+async fn agent(core: &Core, request: &mut Request, permit: &Permit) -> Result<Value, Refusal> {
     let slot = core.slots.acquire(permit, &core.limits())?;
     let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
     let head = RequestHead { method: http::Method::GET, ..head(request, "whoami") };

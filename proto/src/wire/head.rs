@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::{
     error::WireError,
-    message::{LENGTH_BYTES, Reader, WORD_BYTES, Writer, check_word, extension_u64, word},
+    message::{LENGTH_BYTES, Reader, Writer, check_word, extension_u64, word},
 };
 use crate::{ids::RequestId, limits};
 
@@ -65,7 +65,9 @@ impl RequestHead {
         for (value, name) in [(&self.traceparent, "trace context"), (&self.user_address, "user address")] {
             value.as_ref().map_or(Ok(()), |value| check_word(value, name))?;
         }
-        let size = header_bytes(&self.headers)? + self.target.len() + FIXED_BYTES;
+        let words = [Some(self.role.as_bytes()), self.traceparent.as_deref(), self.user_address.as_deref()];
+        let words: usize = words.into_iter().flatten().map(<[u8]>::len).sum();
+        let size = header_bytes(&self.headers)? + self.target.len() + words + FIXED_BYTES;
         let mut writer = Writer::begin(BytesMut::with_capacity(size), REQUEST);
         writer
             .bytes(self.role.as_bytes())
@@ -115,7 +117,7 @@ impl ResponseHead {
     /// Encodes with the length prefix; errors as those of [`RequestHead::encode`].
     pub fn encode(&self) -> Result<BytesMut, WireError> {
         self.refused_by.as_ref().map_or(Ok(()), |stage| check_word(stage, "refused by"))?;
-        let size = header_bytes(&self.headers)? + FIXED_BYTES;
+        let size = header_bytes(&self.headers)? + self.refused_by.as_deref().map_or(0, <[u8]>::len) + FIXED_BYTES;
         let mut writer = Writer::begin(BytesMut::with_capacity(size), RESPONSE);
         writer.integer(u64::from(self.status.as_u16()));
         write_headers(&mut writer, &self.headers);
@@ -170,8 +172,8 @@ impl fmt::Debug for ResponseHead {
     }
 }
 
-/// Room for what a head holds beside target and headers: length, version, kind, role, id, method, counts, extensions.
-const FIXED_BYTES: usize = 96 + 3 * WORD_BYTES;
+/// Room for what a head holds beside its texts: length, version, kind, id, method, counts, the extensions' tags and lengths.
+const FIXED_BYTES: usize = 96;
 
 /// The two length varints of a header: names are shorter than 64 KiB, values than 2 MiB.
 const HEADER_OVERHEAD_BYTES: usize = 6;

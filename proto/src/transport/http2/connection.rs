@@ -13,7 +13,10 @@ use std::{
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use h2::{client, server};
-use http::{Method, Request, Version};
+use http::{
+    Method, Request, Uri, Version,
+    uri::{Authority, PathAndQuery, Scheme},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{Mutex, Notify, mpsc},
@@ -205,12 +208,12 @@ fn request(path: &'static str) -> Request<()> {
     let mut request = Request::new(());
     *request.method_mut() = Method::POST;
     *request.version_mut() = Version::HTTP_2;
-    *request.uri_mut() = http::Uri::builder()
-        .scheme("https")
-        .authority("t")
-        .path_and_query(path)
-        .build()
-        .unwrap_or_else(|_| unreachable!("constant parts"));
+    // Of constants, which are not copied: each exchange opens a stream.
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(Scheme::HTTPS);
+    parts.authority = Some(Authority::from_static("t"));
+    parts.path_and_query = Some(PathAndQuery::from_static(path));
+    *request.uri_mut() = Uri::from_parts(parts).unwrap_or_else(|_| unreachable!("constant parts"));
     request
 }
 
