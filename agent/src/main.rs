@@ -92,7 +92,7 @@ fn main() -> ExitCode {
     if let Err(err) = telemetry::init_with_copy(config.log.format, level, copy) {
         return failed(EXIT_CONFIG, &err.into());
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match proto::process::runtime() {
         Ok(runtime) => runtime,
         Err(err) => return failed(1, &err.into()),
     };

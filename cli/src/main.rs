@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         Ok(log_level) => log_level,
         Err(error) => return failure::Failure::usage(error).report(),
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match proto::process::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return failure::Failure::from(anyhow::Error::from(error)).report(),
     };

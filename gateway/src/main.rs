@@ -133,7 +133,7 @@ fn main() -> ExitCode {
         Ok(log_level) => log_level,
         Err(error) => return fail(BAD_CONFIG, &error),
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match proto::process::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &error),
     };

@@ -12,12 +12,26 @@ mod tasks;
 pub mod telemetry;
 mod told;
 
+use std::io;
+
+use tokio::runtime::{Builder, Runtime};
+
 pub use backoff::{Backoff, BackoffPolicy, random_unit};
 pub use files::raise_open_files;
 pub use shutdown::{Phase, Shutdown};
 pub use signals::{Signals, signals};
 pub use tasks::{Panicked, Task, TaskEnded, TaskGroup};
 pub use told::Told;
+
+/// Tasks that run until the runtime looks at its sockets, and until those have their turn that let the others go first
+/// ([`crate::transport::cork`]); tokio's own 61 are all requests of a busy connection, which then go from hop to hop in
+/// one lump.
+const TASKS_IN_A_ROW: u32 = 31;
+
+/// The runtime of a program that serves: a worker for each processor.
+pub fn runtime() -> io::Result<Runtime> {
+    Builder::new_multi_thread().event_interval(TASKS_IN_A_ROW).enable_all().build()
+}
 
 /// An error with its causes on one line.
 pub fn chain(err: &dyn std::error::Error) -> String {
