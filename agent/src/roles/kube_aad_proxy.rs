@@ -168,7 +168,7 @@ impl KubeAadProxy {
     }
 
     /// Up to the answer. `None`: the user is gone. No `async fn`: that would have room for the visit and for its parts.
-    fn begin(self: Arc<Self>, visit: Visit) -> impl Future<Output = Option<Result<Begun, Refused>>> + Send {
+    fn begin(self: Arc<Self>, visit: Visit) -> impl Future<Output = Option<Result<Begun, Box<Refused>>>> + Send {
         let Visit { head, stream: Stream { mut send, recv, .. }, received } = visit;
         let named = head.deadline_ms.map(|ms| Duration::from_millis(ms).min(ANSWER_DEADLINE_MAX));
         // Judging it takes no longer for what may take its time to answer.
@@ -180,7 +180,7 @@ impl KubeAadProxy {
             let (head, content_length, bounds) = {
                 let mut admitted = match admit::admit(head) {
                     Ok(admitted) => admitted,
-                    Err(refusal) => return Some(Err((send, refusal))),
+                    Err(refusal) => return Some(Err(Box::new((send, refusal)))),
                 };
                 let decided = tokio::select! {
                     biased;
@@ -196,17 +196,17 @@ impl KubeAadProxy {
                 });
                 match headed {
                     Ok(headed) => headed,
-                    Err(refusal) => return Some(Err((send, refusal))),
+                    Err(refusal) => return Some(Err(Box::new((send, refusal)))),
                 }
             };
             let mut exchange = Exchange { apiserver: &self.apiserver, head, content_length, deadline: patient, bounds };
             if let Some(recv) = recv.take_if(|_| exchange.head.is_upgrade()) {
                 // In a box of its own, so that other requests do not carry the room for it.
-                return Some(Box::pin(exchange.upgrade(send, recv)).await);
+                return Some(Box::pin(exchange.upgrade(send, recv)).await.map_err(Box::new));
             }
             Some(match exchange.plain(&mut send, &mut recv).await {
                 Waited::Answer((answer, guard)) => Ok(Begun::answer(send, answer, guard, exchange.bounds)),
-                Waited::Refused(refusal) => Err((send, refusal)),
+                Waited::Refused(refusal) => Err(Box::new((send, refusal))),
                 Waited::Gone(outcome) => Ok(Begun::Over(outcome)),
             })
         }
@@ -217,13 +217,13 @@ impl KubeAadProxy {
 /// holds a tenth of it.
 async fn respond<F>(request_id: RequestId, method: Method, begun: Pin<Box<F>>)
 where
-    F: Future<Output = Option<Result<Begun, Refused>>>,
+    F: Future<Output = Option<Result<Begun, Box<Refused>>>>,
 {
     // The answer is awaited outside of the match, which would keep room for all that may come instead.
     let answering = match begun.await {
         Some(Ok(Begun::Answer(answering))) => answering,
         Some(Ok(Begun::Over(outcome))) => return over(request_id, &method, outcome),
-        Some(Err(refused)) => return Box::pin(say(request_id, &method, refused)).await,
+        Some(Err(refused)) => return Box::pin(say(request_id, &method, *refused)).await,
         None => return metrics::request_ended("stopped", None),
     };
     over(request_id, &method, answering.run().await);
@@ -286,7 +286,8 @@ impl Role for KubeAadProxy {
 mod tests {
     use super::*;
 
-    /// What is allocated and moved for every request: 7.3 KB until the answer and 4.1 KB with it, once.
+    /// What is allocated and moved for every request: 7.3 KB until the answer and 4.1 KB with it, once. What is above 1,032
+    /// bytes misses glibc's cache for the thread.
     #[test]
     fn the_futures_of_a_request_stay_small() {
         fn size<A, F>(_: impl FnOnce(A) -> F) -> usize {
@@ -294,9 +295,9 @@ mod tests {
         }
         let begin = size(|(proxy, visit): (Arc<KubeAadProxy>, Visit)| proxy.begin(visit));
         let respond = size(|(id, method, begun)| {
-            respond::<BoxFuture<'static, Option<Result<Begun, Refused>>>>(id, method, begun)
+            respond::<BoxFuture<'static, Option<Result<Begun, Box<Refused>>>>>(id, method, begun)
         });
-        assert!(begin <= 2560 && respond <= 1200, "{begin} and {respond}");
+        assert!(begin <= 2560 && respond <= 1032, "{begin} and {respond}");
         assert!(size_of::<exchange::Answering>() <= 512, "{}", size_of::<exchange::Answering>());
     }
 
