@@ -85,7 +85,7 @@ impl Stage {
 pub struct Connection {
     /// Where it comes from.
     pub peer: SocketAddr,
-    /// The same as text, which each of its requests is recorded and sent on with.
+    /// The same as text, for the agent's log of each of its requests.
     pub address: Bytes,
     /// The TLS server name that it asked for.
     pub server_name: Option<String>,
@@ -472,11 +472,12 @@ fn new_request_id() -> RequestId {
         static IDS: RefCell<Vec<[u8; 16]>> = const { RefCell::new(Vec::new()) };
     }
     IDS.with_borrow_mut(|ids| {
-        if ids.is_empty() {
-            ids.resize(DRAWN, [0; 16]);
-            aws_lc_rs::rand::fill(ids.as_flattened_mut()).expect("the operating system gives random bytes");
-        }
-        RequestId(ids.pop().unwrap_or_else(random_16))
+        RequestId(ids.pop().unwrap_or_else(|| {
+            let mut drawn = [[0; 16]; DRAWN];
+            aws_lc_rs::rand::fill(drawn.as_flattened_mut()).expect("the operating system gives random bytes");
+            ids.extend(&drawn[1..]);
+            drawn[0]
+        }))
     })
 }
 

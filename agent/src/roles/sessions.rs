@@ -34,7 +34,8 @@ struct Entry {
 /// One open session. Dropping it ends the count of it.
 #[derive(Debug)]
 pub struct Session {
-    entry: Arc<Entry>,
+    /// There until the end.
+    entry: Option<Arc<Entry>>,
     sessions: Arc<Sessions>,
 }
 
@@ -80,7 +81,7 @@ impl Sessions {
         });
         drop(open);
         entry.extend(expires);
-        Session { entry, sessions: self.clone() }
+        Session { entry: Some(entry), sessions: self.clone() }
     }
 
     /// Principals with open sessions.
@@ -112,7 +113,8 @@ fn find(open: &Open, issuer: &str, subject: &str) -> Option<Arc<Entry>> {
 impl Session {
     /// Completes when the session must end. Cancel-safe.
     pub async fn ended(&self) {
-        let mut latest = self.entry.expires.subscribe();
+        let Some(entry) = &self.entry else { return };
+        let mut latest = entry.expires.subscribe();
         loop {
             let expires = *latest.borrow_and_update();
             let left = match (expires + self.sessions.outlive_token).duration_since(SystemTime::now()) {
@@ -131,13 +133,12 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let mut open = self.sessions.open();
-        // Two: this one and nobody else's means the count is one.
-        if Arc::strong_count(&self.entry) == 1
-            && let Some(of_issuer) = open.get_mut(&self.entry.issuer)
-        {
-            of_issuer.remove(&self.entry.subject);
+        // Given up under the lock: of two that end at once, each would take the other for one that stays.
+        let Some(entry) = self.entry.take().and_then(Arc::into_inner) else { return };
+        if let Some(of_issuer) = open.get_mut(&entry.issuer) {
+            of_issuer.remove(&entry.subject);
             if of_issuer.is_empty() {
-                open.remove(&self.entry.issuer);
+                open.remove(&entry.issuer);
             }
         }
     }
@@ -181,5 +182,24 @@ mod tests {
         drop(other);
         assert_eq!(sessions.principals(), 0);
         assert!(sessions.open().is_empty());
+    }
+
+    /// Each took the other for one that stays, and the principal's entry was left for ever.
+    #[test]
+    fn two_sessions_that_end_at_once_leave_nothing_behind() {
+        let (sessions, barrier) = (Sessions::new(Duration::ZERO), std::sync::Barrier::new(2));
+        for _ in 0..300 {
+            let both = [(); 2].map(|()| sessions.begin_for("test", "a", SystemTime::now()));
+            std::thread::scope(|scope| {
+                for session in both {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        barrier.wait();
+                        drop(session);
+                    });
+                }
+            });
+            assert!(sessions.open().is_empty());
+        }
     }
 }

@@ -75,11 +75,9 @@ where
 }
 
 fn count_up(count: &Arc<AtomicU32>, limit: u32) -> Option<Arc<AtomicU32>> {
-    if count.fetch_add(1, Ordering::Relaxed) >= limit {
-        count.fetch_sub(1, Ordering::Relaxed);
-        return None;
-    }
-    Some(Arc::clone(count))
+    // Never above the limit for a moment: that would refuse another who has a place.
+    let up = |taken| (taken < limit).then(|| taken + 1);
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, up).ok().map(|_| Arc::clone(count))
 }
 
 fn leave<K: std::hash::Hash + Eq>(map: &DashMap<K, Arc<AtomicU32>>, key: &K, count: &AtomicU32) {

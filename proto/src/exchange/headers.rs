@@ -39,15 +39,19 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap, keep_upgrade: bool) {
     let upgrade = if keep_upgrade { upgrade_of(headers) } else { None };
     let named: Vec<HeaderName> =
         connection_options(headers).filter_map(|option| HeaderName::from_bytes(option).ok()).collect();
-    remove_where(headers, |name| HOP_BY_HOP.contains(&name) || named.iter().any(|named| named == name));
+    // One by one: a head may name tens of thousands here, and comparing each with each header would take its time.
+    for name in named {
+        headers.remove(name);
+    }
+    remove_where(headers, |name| HOP_BY_HOP.contains(&name));
     if let Some(value) = upgrade.and_then(|upgrade| HeaderValue::from_maybe_shared(upgrade).ok()) {
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(UPGRADE, value);
     }
 }
 
-/// Removes the headers whose names, in lower case, are as `unwanted` says. A head has few and the lists of what must not go
-/// on are long: each name that is there is looked up, rather than each that might be.
+/// Removes the headers whose names, in lower case, are as `unwanted` says, which is asked once for each. A head has few and
+/// our lists of what must not go on are long: each name that is there is looked up, rather than each that might be.
 pub fn remove_where(headers: &mut HeaderMap, unwanted: impl Fn(&str) -> bool) {
     let found: Vec<HeaderName> = headers.keys().filter(|name| unwanted(name.as_str())).cloned().collect();
     for name in found {
@@ -101,6 +105,21 @@ mod tests {
         ]);
         strip_hop_by_hop(&mut headers, true);
         assert_eq!(headers, map(&[("accept", "a")]));
+    }
+
+    /// As many as fit into a head, all of them looked up by name: compared with each header they took a worker's time.
+    #[test]
+    fn as_many_named_headers_as_fit_are_removed() {
+        let mut headers = HeaderMap::new();
+        let name = |at: usize| HeaderName::from_bytes(format!("x{at}").as_bytes()).unwrap();
+        for at in 0..crate::limits::HEADER_COUNT - 1 {
+            headers.insert(name(at), HeaderValue::from_static(""));
+        }
+        let kept = name(7);
+        let named = (0..20_000).filter(|at| *at != 7).map(|at| format!("x{at}")).collect::<Vec<_>>().join(",");
+        headers.insert(CONNECTION, HeaderValue::from_str(&named).unwrap());
+        strip_hop_by_hop(&mut headers, false);
+        assert_eq!(headers.keys().collect::<Vec<_>>(), [&kept]);
     }
 
     #[test]

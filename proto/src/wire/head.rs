@@ -117,7 +117,7 @@ impl ResponseHead {
     /// Encodes with the length prefix; errors as those of [`RequestHead::encode`].
     pub fn encode(&self) -> Result<BytesMut, WireError> {
         self.refused_by.as_ref().map_or(Ok(()), |stage| check_word(stage, "refused by"))?;
-        let size = header_bytes(&self.headers)? + self.refused_by.as_deref().map_or(0, <[u8]>::len) + FIXED_BYTES;
+        let size = header_bytes(&self.headers)? + FIXED_BYTES + BODY_BYTES;
         let mut writer = Writer::begin(BytesMut::with_capacity(size), RESPONSE);
         writer.integer(u64::from(self.status.as_u16()));
         write_headers(&mut writer, &self.headers);
@@ -174,6 +174,9 @@ impl fmt::Debug for ResponseHead {
 
 /// Room for what a head holds beside its texts: length, version, kind, id, method, counts, the extensions' tags and lengths.
 const FIXED_BYTES: usize = 96;
+
+/// Room behind an answer's head: a small body leaves with it ([`crate::exchange::respond_encoded`]).
+const BODY_BYTES: usize = 384;
 
 /// The two length varints of a header: names are shorter than 64 KiB, values than 2 MiB.
 const HEADER_OVERHEAD_BYTES: usize = 6;
