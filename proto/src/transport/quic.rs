@@ -8,5 +8,5 @@ mod streams;
 #[cfg(test)]
 pub(crate) use endpoint::carriers_over;
 pub(crate) use endpoint::connect;
-pub use endpoint::{Connecting, Listener, QuicOptions, ResetSecret};
+pub use endpoint::{Connecting, Listener, QuicOptions, ResetSecret, bare_connect, bare_listener};
 pub(crate) use streams::{Link, QuicRecv, QuicSend};

@@ -76,6 +76,9 @@ const STREAMS_OF_GATEWAY_AT_FIRST: u32 = 1024;
 const INCOMING: usize = 1024;
 const INCOMING_BYTES: u64 = 16 * 1024;
 
+/// Datagrams that are kept for who does not read them: of bare connections, as the carrier has none.
+const DATAGRAM_BYTES: usize = 64;
+
 /// How a UDP endpoint behaves.
 #[derive(Clone, Debug)]
 pub struct QuicOptions {
@@ -237,9 +240,9 @@ pub(crate) async fn connect(
     options: &QuicOptions,
 ) -> Result<Carrier, CarrierError> {
     let config = client_config(tls, options).map_err(|error| CarrierError::Tls(error.to_string()))?;
-    let local: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let lost = |error: io::Error| CarrierError::Lost(error.to_string());
-    let endpoint = endpoint(UdpSocket::bind(local).map_err(lost)?, EndpointConfig::default(), None).map_err(lost)?;
+    let endpoint =
+        endpoint(UdpSocket::bind(any(address)).map_err(lost)?, EndpointConfig::default(), None).map_err(lost)?;
     let connecting = endpoint
         .connect_with(config, address, server_name)
         .map_err(|error| CarrierError::Protocol(error.to_string()))?;
@@ -271,6 +274,41 @@ fn failed(error: &ConnectionError) -> CarrierError {
     }
 }
 
+/// quinn's own endpoint, set as [`Listener`]'s is but that it has datagrams: what the carrier costs by itself is measured with it.
+pub fn bare_listener(socket: UdpSocket, tls: &rustls::ServerConfig) -> io::Result<Endpoint> {
+    let options = QuicOptions::default();
+    let mut config = server_config(tls, &options)?;
+    config.transport_config(Arc::new(with_datagrams(transport(&options, STREAMS_OF_AGENT))));
+    endpoint(socket, EndpointConfig::default(), Some(config))
+}
+
+/// quinn's own connection, set as an agent's is but that it has datagrams; with its endpoint, which has to live as long. The
+/// caller bounds the time.
+pub async fn bare_connect(
+    address: SocketAddr,
+    server_name: &str,
+    tls: &rustls::ClientConfig,
+) -> io::Result<(Endpoint, Connection)> {
+    let options = QuicOptions::default();
+    let mut config = client_config(tls, &options)?;
+    config.transport_config(Arc::new(with_datagrams(transport(&options, STREAMS_OF_GATEWAY_AT_FIRST))));
+    let endpoint = endpoint(UdpSocket::bind(any(address))?, EndpointConfig::default(), None)?;
+    let connecting = endpoint.connect_with(config, address, server_name).map_err(io::Error::other)?;
+    let connection = connecting.await?;
+    Ok((endpoint, connection))
+}
+
+/// They can be sent only where they may come too (quinn). Of those that nobody reads a few bytes are kept.
+fn with_datagrams(mut config: TransportConfig) -> TransportConfig {
+    config.datagram_receive_buffer_size(Some(DATAGRAM_BYTES));
+    config
+}
+
+/// Any free port that reaches `address`.
+fn any(address: SocketAddr) -> SocketAddr {
+    if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() }
+}
+
 fn endpoint(socket: UdpSocket, config: EndpointConfig, server: Option<ServerConfig>) -> io::Result<Endpoint> {
     enlarge_buffers(&socket);
     Endpoint::new(config, server, socket, Arc::new(TokioRuntime))
@@ -291,7 +329,7 @@ fn enlarge_buffers(socket: &UdpSocket) {
     }
 }
 
-fn transport(options: &QuicOptions, peers_streams: u32) -> Arc<TransportConfig> {
+fn transport(options: &QuicOptions, peers_streams: u32) -> TransportConfig {
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(VarInt::from_u32(PACKETS_PER_ACK)).max_ack_delay(Some(ACK_DELAY));
     let mut config = TransportConfig::default();
@@ -308,7 +346,7 @@ fn transport(options: &QuicOptions, peers_streams: u32) -> Arc<TransportConfig> 
         .time_threshold(LOST_AFTER_ROUND_TRIPS)
         .congestion_controller_factory(Arc::new(congestion::Config::default()))
         .enable_segmentation_offload(options.gso);
-    Arc::new(config)
+    config
 }
 
 fn window(bytes: u64) -> VarInt {
@@ -322,7 +360,7 @@ fn server_config(tls: &rustls::ServerConfig, options: &QuicOptions) -> io::Resul
     let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     config
-        .transport_config(transport(options, STREAMS_OF_AGENT))
+        .transport_config(Arc::new(transport(options, STREAMS_OF_AGENT)))
         .migration(true)
         .max_incoming(INCOMING)
         .incoming_buffer_size(INCOMING_BYTES)
@@ -336,7 +374,7 @@ fn client_config(tls: &rustls::ClientConfig, options: &QuicOptions) -> io::Resul
     tls.enable_early_data = false;
     let crypto = QuicClientConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(transport(options, STREAMS_OF_GATEWAY_AT_FIRST));
+    config.transport_config(Arc::new(transport(options, STREAMS_OF_GATEWAY_AT_FIRST)));
     Ok(config)
 }
 
