@@ -141,7 +141,7 @@ fn config(plan: &Plan, certificate: &Path, key: &Path) -> anyhow::Result<Config>
 }
 
 /// When the one of this number is due.
-fn due(start: Instant, number: usize, rate: f64) -> Instant {
+pub fn due(start: Instant, number: usize, rate: f64) -> Instant {
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 agents")]
     let after = number as f64 / rate;
     start + Duration::from_secs_f64(after)

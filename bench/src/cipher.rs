@@ -17,6 +17,15 @@ pub fn provider() -> CryptoProvider {
     }
 }
 
+/// Of a leg over QUIC that is none of Towline's: the same, and behind it the one that a connection's first packets have before
+/// anything is agreed on (RFC 9001 section 5.2).
+pub fn quic() -> CryptoProvider {
+    let first = aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
+    let mut provider = provider();
+    provider.cipher_suites.push(first);
+    provider
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,9 +1,12 @@
 //! What the libraries that Towline is made of cost by themselves: two reverse proxies in a row made of hyper and rustls, of
-//! which the second one dials out, and all requests cross on that one HTTP/2 connection, a stream each. Nobody is asked who
-//! they are, nothing is recorded, and nothing has a bound. Started by `run`; no gateway that does more can cost less.
+//! which the second one dials out, and all requests cross on that one HTTP/2 connection, a stream each; or on one of quinn's,
+//! an exchange of HTTP/1.1 on each stream. Nobody is asked who they are, nothing is recorded, and nothing has a bound. Started
+//! by `run`; no gateway that does more can cost less.
 
+mod idle;
 mod inner;
 mod outer;
+mod quic;
 
 use std::{
     net::SocketAddr,
@@ -12,7 +15,7 @@ use std::{
 };
 
 use anyhow::Context;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response, Version, header, uri::PathAndQuery};
 use hyper::{
     body::{Body, Bytes, Incoming},
     server::conn::{http1, http2},
@@ -43,6 +46,8 @@ pub enum Hop {
     Outer(Outer),
     /// Dials the first one, and asks the upstream.
     Inner(Inner),
+    /// Many who dial the first one over QUIC and have nothing to do; what they are told comes on standard input.
+    Idle,
 }
 
 /// The one that users reach.
@@ -60,6 +65,9 @@ pub struct Outer {
     /// Its key, PEM.
     #[arg(long)]
     key: PathBuf,
+    /// The site dials in over QUIC.
+    #[arg(long)]
+    quic: bool,
 }
 
 /// The one at the site.
@@ -83,6 +91,9 @@ pub struct Inner {
     /// Ask the upstream over one connection of HTTP/2, as Towline's agent does; over HTTP/1.1 without, as nginx does.
     #[arg(long)]
     h2: bool,
+    /// Dial in over QUIC.
+    #[arg(long)]
+    quic: bool,
 }
 
 /// Serves until it is killed.
@@ -94,6 +105,7 @@ pub async fn run(hop: Hop) -> anyhow::Result<()> {
     match hop {
         Hop::Outer(args) => outer::run(&args).await,
         Hop::Inner(args) => inner::run(args).await,
+        Hop::Idle => idle::run().await,
     }
 }
 
@@ -147,6 +159,15 @@ where
 fn readdress<B>(request: &mut Request<B>, authority: &str) -> anyhow::Result<()> {
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     *request.uri_mut() = format!("https://{authority}{path}").parse()?;
-    request.headers_mut().remove(http::header::HOST);
+    request.headers_mut().remove(header::HOST);
+    Ok(())
+}
+
+/// The same as HTTP/1.1 spells it.
+fn readdress_http1<B>(request: &mut Request<B>, authority: &str) -> anyhow::Result<()> {
+    *request.version_mut() = Version::HTTP_11;
+    let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    *request.uri_mut() = path.into();
+    request.headers_mut().insert(header::HOST, HeaderValue::from_str(authority)?);
     Ok(())
 }

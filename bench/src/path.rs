@@ -39,6 +39,8 @@ pub enum Kind {
     MinimalH2,
     /// The same, HTTP/2 to the upstream.
     MinimalH2All,
+    /// The same libraries and quinn, HTTP/1.1 to the upstream.
+    MinimalQuic,
     /// Two haproxy in a row.
     HaproxyChain,
     /// A port forwarded by rathole.
@@ -63,6 +65,7 @@ impl Kind {
             Self::NginxChain => "nginx-chain",
             Self::MinimalH2 => "minimal-h2",
             Self::MinimalH2All => "minimal-h2-all",
+            Self::MinimalQuic => "minimal-quic",
             Self::HaproxyChain => "haproxy-chain",
             Self::Rathole => "rathole",
             Self::Ssh => "ssh",
@@ -80,8 +83,8 @@ impl Kind {
 
     /// Whether only a few users are set up for it.
     pub fn is_peer(self) -> bool {
-        use Kind::{HaproxyChain, MinimalH2, MinimalH2All, Rathole, Remotedialer, Ssh};
-        matches!(self, MinimalH2 | MinimalH2All | HaproxyChain | Rathole | Ssh | Remotedialer)
+        use Kind::{HaproxyChain, MinimalH2, MinimalH2All, MinimalQuic, Rathole, Remotedialer, Ssh};
+        matches!(self, MinimalH2 | MinimalH2All | MinimalQuic | HaproxyChain | Rathole | Ssh | Remotedialer)
     }
 
     /// What it is.
@@ -93,6 +96,9 @@ impl Kind {
                 "hyper and rustls alone, one HTTP/2 connection between two hops, HTTP/1.1 to the upstream"
             }
             Self::MinimalH2All => "the same, HTTP/2 to the upstream",
+            Self::MinimalQuic => {
+                "hyper, rustls and quinn alone, one QUIC connection between two hops, HTTP/1.1 to the upstream"
+            }
             Self::HaproxyChain => "two haproxy TLS reverse proxies in a row",
             Self::Rathole => "a port forwarded by rathole over TLS, the user's TLS inside",
             Self::Ssh => "a port forwarded by OpenSSH from the site, the user's TLS inside",
@@ -226,6 +232,7 @@ impl Bench {
         match (kind, crowd) {
             (Kind::Direct | Kind::NginxChain, Crowd::Agents(_) | Crowd::Control) => Some("it has no agents".to_owned()),
             (Kind::NginxChain, Crowd::Watches(watches)) => nginx::cannot(watches),
+            (Kind::MinimalQuic, Crowd::Agents(_)) => None,
             (kind, crowd) if kind.is_peer() && crowd != Crowd::Few => {
                 Some("only a few users are set up for it".to_owned())
             }
@@ -261,8 +268,9 @@ impl Bench {
                 cannot: can_all,
             }),
             Kind::NginxChain => nginx::start(self, upstream, scene.crowd),
-            Kind::MinimalH2 => minimal::start(self, upstream, false),
-            Kind::MinimalH2All => minimal::start(self, upstream, true),
+            Kind::MinimalH2 => minimal::start(self, upstream, minimal::Way::Http2, scene.crowd),
+            Kind::MinimalH2All => minimal::start(self, upstream, minimal::Way::AllHttp2, scene.crowd),
+            Kind::MinimalQuic => minimal::start(self, upstream, minimal::Way::Quic, scene.crowd),
             Kind::HaproxyChain => haproxy::start(self, upstream),
             Kind::Rathole => rathole::start(self, upstream).await,
             Kind::Ssh => ssh::start(self, upstream).await,

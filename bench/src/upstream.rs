@@ -27,7 +27,10 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::process::TaskGroup;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls::{
+    ConfigBuilder, ServerConfig, WantsVerifier,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
@@ -73,12 +76,22 @@ pub async fn run(args: &Args) -> anyhow::Result<()> {
 /// # Errors
 /// Files that cannot be read.
 pub fn acceptor(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
-    let chain = CertificateDer::pem_file_iter(certificate)?.collect::<Result<Vec<_>, _>>()?;
-    let mut tls = rustls::ServerConfig::builder()
-        .with_no_client_auth()
-        .with_single_cert(chain, PrivateKeyDer::from_pem_file(key)?)?;
+    let mut tls = tls(rustls::ServerConfig::builder(), certificate, key)?;
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(tls)))
+}
+
+/// TLS of a server that asks nobody who they are.
+///
+/// # Errors
+/// Files that cannot be read.
+pub fn tls(
+    builder: ConfigBuilder<ServerConfig, WantsVerifier>,
+    certificate: &Path,
+    key: &Path,
+) -> anyhow::Result<ServerConfig> {
+    let chain = CertificateDer::pem_file_iter(certificate)?.collect::<Result<Vec<_>, _>>()?;
+    Ok(builder.with_no_client_auth().with_single_cert(chain, PrivateKeyDer::from_pem_file(key)?)?)
 }
 
 async fn serve(listener: &TcpListener, acceptor: &TlsAcceptor) -> anyhow::Result<()> {

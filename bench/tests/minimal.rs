@@ -30,20 +30,26 @@ fn hop(parent: u32, word: &str) -> u32 {
     pids.find(is).unwrap()
 }
 
-// Both tests listen at the same addresses: they are one.
+// All of these listen at the same addresses: they are one test.
 #[test]
 fn the_libraries_alone_carry_all_and_a_scenario_that_breaks_takes_no_other_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run.jsonl");
-    let scenarios = ["--scenario", "get-64,get-100-h1,download,upload-16", "--path", "minimal-h2,minimal-h2-all"];
+    let scenarios =
+        ["--scenario", "get-64,get-100-h1,download,upload-16", "--path", "minimal-h2,minimal-h2-all,minimal-quic"];
     let output = run(&scenarios, &out).arg("--strict").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let seen = records(&out);
-    assert_eq!(seen.len(), 8, "{seen:?}");
+    assert_eq!(seen.len(), 12, "{seen:?}");
     for record in seen {
         assert!(record["outcome"]["requests"].as_u64() > Some(0) && record["no"].is_null(), "{record}");
         assert_eq!(record["hops"].as_array().unwrap().len(), 2, "{record}");
     }
+
+    let output = run(&["--scenario", "idle-1000", "--path", "minimal-quic", "--strict"], &out).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let [idle] = &records(&out)[..] else { panic!("{output:?}") };
+    assert!(idle["outcome"]["requests"] == 50 && idle["outcome"]["extra"]["cpu_percent"].is_number(), "{idle}");
 
     let scenarios = ["--scenario", "get-1,get-64,get-256", "--path", "minimal-h2", "--strict"];
     let mut child = run(&scenarios, &out).stderr(Stdio::piped()).spawn().unwrap();

@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::bail;
-use http::{HeaderValue, Version, header, uri::PathAndQuery};
 use hyper::{
     body::{Frame, SizeHint},
     client::conn::{http1, http2},
@@ -17,7 +16,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use proto::process::TaskGroup;
 
-use super::{Body, Bytes, Context, Incoming, Inner, Request, Response};
+use super::{Body, Bytes, Context, Incoming, Inner, Request, Response, quic};
 
 /// Between two attempts to dial.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -34,11 +33,17 @@ pub async fn run(args: Inner) -> anyhow::Result<()> {
 }
 
 async fn carry(upstream: &Arc<Upstream>) -> anyhow::Result<()> {
-    let Inner { connect, ca, .. } = &upstream.args;
+    let Inner { connect, ca, quic, .. } = &upstream.args;
+    let service = {
+        let upstream = Arc::clone(upstream);
+        service_fn(move |request| send(Arc::clone(&upstream), request))
+    };
+    if *quic {
+        let (_endpoint, connection) = quic::dial(connect, &quic::tls(ca)?).await?;
+        return quic::carry(&connection, &upstream.tasks, service).await;
+    }
     let (host, _) = connect.rsplit_once(':').context("host:port")?;
-    let tls = super::dial(connect, host, ca, b"h2").await?;
-    let upstream = Arc::clone(upstream);
-    super::serve(tls, true, service_fn(move |request| send(Arc::clone(&upstream), request))).await
+    super::serve(super::dial(connect, host, ca, b"h2").await?, true, service).await
 }
 
 /// What answers, and connections to it.
@@ -58,10 +63,7 @@ async fn send(upstream: Arc<Upstream>, mut request: Request<Incoming>) -> anyhow
         sender.ready().await?;
         return Ok(sender.send_request(request).await?.map(|body| Answer { body, back: None }));
     }
-    *request.version_mut() = Version::HTTP_11;
-    let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-    *request.uri_mut() = path.into();
-    request.headers_mut().insert(header::HOST, HeaderValue::from_str(&upstream.args.upstream)?);
+    super::readdress_http1(&mut request, &upstream.args.upstream)?;
     let mut sender = upstream.http1().await?;
     let answer = sender.send_request(request).await?;
     Ok(answer.map(|body| Answer { body, back: Some((sender, upstream)) }))

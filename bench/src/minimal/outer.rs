@@ -1,17 +1,18 @@
 //! The hop that users reach.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use hyper::{client::conn::http2::SendRequest, service::service_fn};
 use proto::process::TaskGroup;
+use quinn::{Connection, Endpoint};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use super::{Context, Incoming, Outer, Request, Response};
+use super::{Context, Incoming, Outer, Request, Response, quic};
 use crate::upstream;
-
-/// The connection that the site has opened last.
-type Carrier = Arc<Mutex<Option<SendRequest<Incoming>>>>;
 
 /// What requests are addressed to between both hops.
 const SITE: &str = "site";
@@ -19,43 +20,112 @@ const SITE: &str = "site";
 /// Serves until it is killed.
 pub async fn run(args: &Outer) -> anyhow::Result<()> {
     let acceptor = upstream::acceptor(&args.certificate, &args.key)?;
-    let listen = async |at| TcpListener::bind(at).await.with_context(|| format!("listen at {at}"));
-    let (users, sites) = (listen(args.listen).await?, listen(args.tunnel).await?);
-    let (tasks, carrier) = (TaskGroup::new("minimal"), Carrier::default());
-    loop {
-        let (acceptor, carrier) = (acceptor.clone(), Arc::clone(&carrier));
-        // A peer that goes away ends its connection and nothing else.
-        tokio::select! {
-            accepted = users.accept() => {
-                let (tcp, _) = accepted?;
-                tasks.spawn("user", async move { let _ = user(tcp, &acceptor, carrier).await; });
+    let hop = Hop { acceptor, carrier: Arc::default(), tasks: TaskGroup::new("minimal") };
+    let users = hop.users(listen(args.listen).await?);
+    if args.quic {
+        tokio::try_join!(users, hop.sites_over_quic(quic::listen(args)?))?;
+    } else {
+        tokio::try_join!(users, hop.sites(listen(args.tunnel).await?))?;
+    }
+    Ok(())
+}
+
+async fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(at).await.with_context(|| format!("listen at {at}"))
+}
+
+/// The connection to the site.
+#[derive(Clone)]
+enum Carrier {
+    Http2(SendRequest<Incoming>),
+    Quic(Connection),
+}
+
+#[derive(Clone)]
+struct Hop {
+    acceptor: TlsAcceptor,
+    carrier: Arc<Mutex<Option<Carrier>>>,
+    tasks: TaskGroup,
+}
+
+/// A peer that goes away ends its connection and nothing else.
+impl Hop {
+    async fn users(&self, listener: TcpListener) -> anyhow::Result<()> {
+        loop {
+            let (tcp, _) = listener.accept().await?;
+            let hop = self.clone();
+            self.tasks.spawn("user", async move {
+                let _ = hop.user(tcp).await;
+            });
+        }
+    }
+
+    async fn user(self, tcp: TcpStream) -> anyhow::Result<()> {
+        tcp.set_nodelay(true)?;
+        let tls = self.acceptor.accept(tcp).await?;
+        let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+        super::serve(tls, h2, service_fn(move |request| self.clone().send(request))).await
+    }
+
+    async fn send(self, mut request: Request<Incoming>) -> anyhow::Result<Response<Incoming>> {
+        let carrier = self.carrier().clone();
+        match carrier.context("the site has not dialled in")? {
+            Carrier::Http2(mut sender) => {
+                super::readdress(&mut request, SITE)?;
+                sender.ready().await?;
+                Ok(sender.send_request(request).await?)
             }
-            accepted = sites.accept() => {
-                let (tcp, _) = accepted?;
-                tasks.spawn("site", async move { let _ = site(tcp, &acceptor, &carrier).await; });
+            Carrier::Quic(connection) => {
+                super::readdress_http1(&mut request, SITE)?;
+                quic::ask(&connection, &self.tasks, request).await
             }
         }
     }
-}
 
-async fn user(tcp: TcpStream, acceptor: &TlsAcceptor, carrier: Carrier) -> anyhow::Result<()> {
-    tcp.set_nodelay(true)?;
-    let tls = acceptor.accept(tcp).await?;
-    let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-    super::serve(tls, h2, service_fn(move |request| send(Arc::clone(&carrier), request))).await
-}
+    /// Requests go to the site that has dialled last.
+    async fn sites(&self, listener: TcpListener) -> anyhow::Result<()> {
+        loop {
+            let (tcp, _) = listener.accept().await?;
+            let hop = self.clone();
+            self.tasks.spawn("site", async move {
+                let _ = hop.site(tcp).await;
+            });
+        }
+    }
 
-async fn send(carrier: Carrier, mut request: Request<Incoming>) -> anyhow::Result<Response<Incoming>> {
-    super::readdress(&mut request, SITE)?;
-    let sender = carrier.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let mut sender = sender.context("the site has not dialled in")?;
-    sender.ready().await?;
-    Ok(sender.send_request(request).await?)
-}
+    async fn site(&self, tcp: TcpStream) -> anyhow::Result<()> {
+        tcp.set_nodelay(true)?;
+        let (sender, connection) = super::ask(self.acceptor.accept(tcp).await?).await?;
+        *self.carrier() = Some(Carrier::Http2(sender));
+        Ok(connection.await?)
+    }
 
-async fn site(tcp: TcpStream, acceptor: &TlsAcceptor, carrier: &Carrier) -> anyhow::Result<()> {
-    tcp.set_nodelay(true)?;
-    let (sender, connection) = super::ask(acceptor.accept(tcp).await?).await?;
-    *carrier.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-    Ok(connection.await?)
+    /// Requests go to the first one that is still there: those after it are idle ones.
+    async fn sites_over_quic(&self, endpoint: Endpoint) -> anyhow::Result<()> {
+        let peers = quic::Peers::default();
+        let told = peers.clone();
+        self.tasks.spawn("tell", async move { told.tell().await });
+        loop {
+            let incoming = endpoint.accept().await.context("the endpoint has ended")?;
+            let (hop, peers) = (self.clone(), peers.clone());
+            self.tasks.spawn("site", async move {
+                if let Ok(connection) = quic::accept(incoming).await {
+                    hop.offer(&connection);
+                    peers.add(connection);
+                }
+            });
+        }
+    }
+
+    fn offer(&self, connection: &Connection) {
+        let mut carrier = self.carrier();
+        let there = matches!(&*carrier, Some(Carrier::Quic(first)) if first.close_reason().is_none());
+        if !there {
+            *carrier = Some(Carrier::Quic(connection.clone()));
+        }
+    }
+
+    fn carrier(&self) -> MutexGuard<'_, Option<Carrier>> {
+        self.carrier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

@@ -23,11 +23,12 @@ pub const RATE: f64 = 400.0;
 pub struct Fleet {
     /// The gateway; what kills it starts it again.
     pub gateway: Program,
-    state: PathBuf,
-    carrier: String,
-    url: String,
-    agents: u32,
-    starts: u32,
+    /// Who the agents are and where they dial.
+    plan: Plan,
+    /// The words by which this program is them.
+    words: &'static [&'static str],
+    /// Where the gateway has its configuration, and how often it was started again; nothing where that cannot be.
+    again: Option<(PathBuf, u32)>,
 }
 
 /// Starts the gateway, and the agent of the cluster that users reach; those of the fleet are the scenario's to start.
@@ -40,9 +41,18 @@ pub async fn start(bench: &Bench, carrier: &str, agents: u32) -> anyhow::Result<
     let first = &ready["clusters"][0];
     let gateway = run(bench, &state, carrier, 0).await?;
     let (url, ca) = (text(&ready, "url")?.to_owned(), text(&ready, "ca")?.into());
-    let fleet = Fleet { gateway, carrier: carrier.to_owned(), url, agents, starts: 0, state };
+    let token = Some(token(bench, &state, CLUSTER).await?);
+    let plan = Plan {
+        gateway: url,
+        ca: state.join("ca/ca.crt"),
+        authority: state.join("ca"),
+        dir: state.join("fleet"),
+        carrier: carrier.to_owned(),
+        agents,
+        rate: RATE,
+    };
+    let fleet = Fleet { gateway, plan, words: &["agents"], again: Some((state, 0)) };
     let hops = vec![agent(bench, carrier, (Path::new(text(first, "agent_config")?), &bench.synthetic), "agent")?];
-    let token = Some(token(bench, &fleet.state, CLUSTER).await?);
     let also = Also { fleet: Some(fleet), ..Also::default() };
     Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, cannot: can_all })
 }
@@ -89,32 +99,29 @@ fn table<const N: usize>(entries: [(&str, toml::Value); N]) -> toml::Value {
 }
 
 impl Fleet {
+    /// Of a gateway that is not started again, and of those that these words start in the place of agents.
+    pub fn once(gateway: Program, plan: Plan, words: &'static [&'static str]) -> Self {
+        Self { gateway, plan, words, again: None }
+    }
+
     /// How many agents it is of.
     pub fn agents(&self) -> u32 {
-        self.agents
+        self.plan.agents
     }
 
     /// The agents' process, and the plan by which they begin to dial once it is told to them.
     pub fn dialogue(&self, bench: &Bench) -> anyhow::Result<(Dialogue, Plan)> {
-        let plan = agents::Plan {
-            gateway: self.url.clone(),
-            ca: self.state.join("ca/ca.crt"),
-            authority: self.state.join("ca"),
-            dir: self.state.join("fleet"),
-            carrier: self.carrier.clone(),
-            agents: self.agents,
-            rate: RATE,
-        };
         // Apart from the gateway's processor.
         let mut command = bench.link.crowd_command(Seat::Upstream, &std::env::current_exe()?);
-        command.arg("agents");
-        Ok((Dialogue::start("agents", command)?, plan))
+        command.args(self.words);
+        Ok((Dialogue::start("agents", command)?, self.plan.clone()))
     }
 
     /// Starts the gateway again.
     pub async fn again(&mut self, bench: &Bench) -> anyhow::Result<()> {
-        self.starts += 1;
-        self.gateway = run(bench, &self.state, &self.carrier, self.starts).await?;
+        let (state, starts) = self.again.as_mut().context("a gateway that is not started again")?;
+        *starts += 1;
+        self.gateway = run(bench, state, &self.plan.carrier, *starts).await?;
         Ok(())
     }
 }
