@@ -274,7 +274,8 @@ fn failed(error: &ConnectionError) -> CarrierError {
     }
 }
 
-/// quinn's own endpoint, set as [`Listener`]'s is but that it has datagrams: what the carrier costs by itself is measured with it.
+/// quinn's own endpoint, set as [`Listener`]'s is but that it has datagrams: what the carrier costs by itself is measured
+/// with it.
 pub fn bare_listener(socket: UdpSocket, tls: &rustls::ServerConfig) -> io::Result<Endpoint> {
     let options = QuicOptions::default();
     let mut config = server_config(tls, &options)?;
