@@ -457,9 +457,9 @@ fn path_of(target: &[u8]) -> String {
     String::from_utf8_lossy(&path[..path.len().min(audit::TEXT_BYTES)]).into_owned()
 }
 
-/// 16 random bytes.
-pub fn random_16() -> [u8; 16] {
-    let mut bytes = [0; 16];
+/// So many random bytes.
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
     aws_lc_rs::rand::fill(&mut bytes).expect("the operating system gives random bytes");
     bytes
 }
@@ -473,8 +473,8 @@ fn new_request_id() -> RequestId {
     }
     IDS.with_borrow_mut(|ids| {
         RequestId(ids.pop().unwrap_or_else(|| {
-            let mut drawn = [[0; 16]; DRAWN];
-            aws_lc_rs::rand::fill(drawn.as_flattened_mut()).expect("the operating system gives random bytes");
+            let drawn = random::<{ 16 * DRAWN }>();
+            let (drawn, _) = drawn.as_chunks();
             ids.extend(&drawn[1..]);
             drawn[0]
         }))

@@ -39,7 +39,7 @@ const NOT_SET_UP: &str = "300";
 /// A public key of 4096 bits that nobody has the private half of: who names a cluster that is not there waits as long.
 static NOBODY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     // RSAPublicKey (RFC 8017 appendix A.1.1): SEQUENCE of the modulus, odd and of full length, and 65537.
-    let mut modulus: Vec<u8> = (0..32).flat_map(|_| crate::request::random_16()).collect();
+    let mut modulus = crate::request::random::<512>();
     modulus[0] |= 0x80;
     modulus[511] |= 1;
     [&[0x30, 0x82, 0x02, 0x0a, 0x02, 0x82, 0x02, 0x01, 0x00][..], &modulus, &[0x02, 0x03, 0x01, 0x00, 0x01]].concat()

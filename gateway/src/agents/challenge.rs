@@ -14,7 +14,7 @@ use proto::{
 use serde_json::{Value, json};
 
 use super::{Call, Reply};
-use crate::{api::error::ApiError, control::Control, request::random_16};
+use crate::{api::error::ApiError, control::Control, request::random};
 
 /// How long a challenge is good for.
 const LIFE_MS: i64 = 120_000;
@@ -68,7 +68,7 @@ impl Challenges {
 
     /// A challenge for a cluster.
     fn make(&self, control: &Control, cluster: &ClusterId) -> Result<String, ApiError> {
-        let nonce = hex(&random_16());
+        let nonce = hex(&random::<16>());
         let begun = control.now_ms();
         Ok(encode(&control.seal(&label(cluster), &json!({"nonce": nonce, "begun": begun}))?))
     }

@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use proto::{
     ids::{ClusterId, ClusterKey},
     rbac::principal::{group_key, user_key},
-    token::{Identity, TokenError, Verifier},
+    token::{Identity, TokenError, Verifier, is_of_token_bytes},
 };
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
@@ -216,7 +216,7 @@ impl Credential {
         } else {
             return Err(AuthenticateError::Syntax);
         };
-        if !is_token(token) {
+        if !is_of_token_bytes(token) {
             return Err(AuthenticateError::Syntax);
         }
         Ok(Self { token: Bytes::copy_from_slice(token), scheme })
@@ -240,24 +240,6 @@ impl Credential {
         std::str::from_utf8(&self.token).map_err(|_| AuthenticateError::Syntax)
     }
 }
-
-/// RFC 6750 `b64token`: no comma, no space, so that two tokens are never one.
-fn is_token(token: &[u8]) -> bool {
-    // All of them, without a branch for each: it is done for every request.
-    !token.is_empty() && token.iter().fold(true, |fine, b| fine & TOKEN_BYTES[usize::from(*b)])
-}
-
-/// What a token consists of.
-const TOKEN_BYTES: [bool; 256] = {
-    let mut fine = [false; 256];
-    let mut byte = 0;
-    while byte < fine.len() {
-        let b = byte as u8;
-        fine[byte] = b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~' | b'+' | b'/' | b'=');
-        byte += 1;
-    }
-    fine
-};
 
 /// Removes the token from `Sec-WebSocket-Protocol`, keeping the other protocols in order.
 fn take_subprotocol(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, AuthenticateError> {
@@ -286,7 +268,7 @@ fn take_subprotocol(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Authenti
     let token = URL_SAFE_NO_PAD
         .decode(encoded.trim_end_matches('='))
         .ok()
-        .filter(|token| is_token(token))
+        .filter(|token| is_of_token_bytes(token))
         .ok_or(AuthenticateError::Syntax)?;
     headers.remove(NAME);
     if !others.is_empty() {

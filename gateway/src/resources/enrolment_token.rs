@@ -26,7 +26,7 @@ use crate::{
     api::{error::ApiError, instant, is_known},
     directory::Directory,
     issuer::Issuer,
-    request::{authenticate::Holder, random_16},
+    request::{authenticate::Holder, random},
     snapshot::Snapshot,
     store::{
         batch::{Batch, Expect},
@@ -168,8 +168,7 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
         return Err(ApiError::bad_request("InvalidRequestContent", message).at("expiresInSeconds"));
     }
     let ends_ms = acting.now_ms + life * 1000;
-    let (id, secret) =
-        (proto::ids::hex(&random_16()), [proto::ids::hex(&random_16()), proto::ids::hex(&random_16())].concat());
+    let (id, secret) = (proto::ids::hex(&random::<16>()), proto::ids::hex(&random::<32>()));
     let kept = Stored {
         key: key(&group, &id),
         kind: KIND.to_owned(),

@@ -17,7 +17,7 @@ use rustls::pki_types::CertificateDer;
 
 use crate::{
     core::Core,
-    request::random_16,
+    request::random,
     snapshot::{ClusterRef, Named},
 };
 
@@ -48,7 +48,7 @@ pub struct Welcomed {
 pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError> {
     let peer = carrier.facts().peer;
     let gateway = GatewaySide {
-        session: random_16(),
+        session: random(),
         authenticate: |presented: Presented| async move {
             let result = authenticate(core, &presented);
             if let Err(refuse) = &result {

@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal, Write};
 
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
+use crate::token::is_token_byte;
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -137,7 +139,7 @@ fn scrub(line: &[u8]) -> Vec<u8> {
 
 /// If a secret begins at the front of `rest`: how many bytes of it to keep and how many to take out.
 fn secret_at(rest: &[u8]) -> (usize, usize) {
-    let word = |from: usize| rest[from..].iter().take_while(|b| is_token(**b)).count();
+    let word = |from: usize| rest[from..].iter().take_while(|b| is_token_byte(**b)).count();
     if rest.starts_with(b"eyJ") {
         let length = word(0);
         // A JWT's first segment alone is some 20 bytes; shorter words are no secret.
@@ -156,10 +158,6 @@ fn secret_at(rest: &[u8]) -> (usize, usize) {
         }
     }
     (0, 0)
-}
-
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~' | b'+' | b'/' | b'=')
 }
 
 #[cfg(test)]

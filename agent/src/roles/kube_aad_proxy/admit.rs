@@ -12,7 +12,7 @@ use http::{
     header::{self, Entry},
     uri::PathAndQuery,
 };
-use proto::{exchange, limits, wire::head::RequestHead};
+use proto::{exchange, limits, token, wire::head::RequestHead};
 use secrecy::SecretString;
 
 use super::Refusal;
@@ -245,17 +245,9 @@ fn admit_upgrade(headers: &HeaderMap, method: &Method) -> Result<Option<HeaderVa
 }
 
 fn remove_proxy_headers(headers: &mut HeaderMap) {
-    let removed: Vec<HeaderName> = headers
-        .keys()
-        .filter(|name| {
-            let name = name.as_str();
-            REMOVED.contains(&name) || REMOVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-        })
-        .cloned()
-        .collect();
-    for name in removed {
-        headers.remove(name);
-    }
+    exchange::remove_where(headers, |name| {
+        REMOVED.contains(&name) || REMOVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    });
 }
 
 /// Exactly one credential, from `Authorization` or from a WebSocket subprotocol. The subprotocol that carried it is not
@@ -284,21 +276,10 @@ fn take_credential(headers: &mut HeaderMap) -> Result<Option<Credential>, Refusa
     if several { Err(unauthorized("more than one credential")) } else { Ok(found) }
 }
 
-/// What [`checked_token`] lets pass, by byte: a thousand of them are looked at for every request.
-const IN_TOKEN: [bool; 256] = {
-    let mut fine = [false; 256];
-    let mut byte = 0u8;
-    while byte < 0x80 {
-        fine[byte as usize] = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'+' | b'/');
-        byte += 1;
-    }
-    fine
-};
-
 /// `b64token` of RFC 6750, which no list, space or control character fits in.
 fn checked_token(token: &str) -> Result<SecretString, Refusal> {
     let body = token.trim_end_matches('=');
-    if body.is_empty() || !body.bytes().fold(true, |fine, b| fine & IN_TOKEN[usize::from(b)]) {
+    if body.contains('=') || !token::is_of_token_bytes(body.as_bytes()) {
         return Err(Refusal::unauthorized(STAGE, "the token has characters that no token has"));
     }
     Ok(SecretString::from(token.to_owned()))
