@@ -250,12 +250,16 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
 
 async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
     let unread = Unread::default();
+    let (io, cork) = cork(Frames::new(stream));
+    let turns = cork.turns();
     let service = {
         let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
         service_fn(move |request: Request<Incoming>| {
             let (core, connection, unread) = (Arc::clone(&core), Arc::clone(&connection), unread.clone());
+            let turns = turns.clone();
             async move {
                 let response = Box::pin(super::serve(Arc::clone(&core), connection, None, request)).await;
+                turns.hand();
                 Ok::<Response<Body>, Infallible>(Body::counted(response, || core.admissions.unread(&unread)))
             }
         })
@@ -272,9 +276,8 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         .max_local_error_reset_streams(H2_LOCAL_RESETS)
         .keep_alive_interval(H2_PING)
         .keep_alive_timeout(H2_PING);
-    let (io, cork) = cork(Frames::new(stream));
     let serving = builder.serve_connection(TokioIo::new(io), service);
-    let serving = async {
+    let serving = async move {
         let mut serving = std::pin::pin!(serving);
         tokio::select! {
             biased;

@@ -26,7 +26,11 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::{limits, process::TaskGroup, transport::cork::cork};
+use proto::{
+    limits,
+    process::TaskGroup,
+    transport::cork::{Turns, cork},
+};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
@@ -120,6 +124,8 @@ struct Http2 {
 
 /// Streams open on a connection.
 struct Load {
+    /// What is told of each request.
+    turns: Turns,
     streams: AtomicUsize,
     idle_since: Mutex<Instant>,
 }
@@ -167,8 +173,8 @@ impl Pool {
         Some(Sender::Http1(connections.idle.swap_remove(ready).0))
     }
 
-    fn add(&self, send: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>) -> Sender {
-        let load = Arc::new(Load { streams: AtomicUsize::new(0), idle_since: Mutex::new(Instant::now()) });
+    fn add(&self, send: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>, turns: Turns) -> Sender {
+        let load = Arc::new(Load { turns, streams: AtomicUsize::new(0), idle_since: Mutex::new(Instant::now()) });
         let claim = load.claim();
         self.lock().http2.push(Http2 { send: send.clone(), load, allowed });
         Sender::Http2(send, claim)
@@ -257,6 +263,7 @@ impl Apiserver {
             match self.acquire(head.needs_own_credential()).await? {
                 Sender::Http2(mut send, claim) => {
                     let request = self.request(head, Version::HTTP_2, body)?;
+                    claim.0.turns.hand();
                     match send.try_send_request(request).await {
                         Ok(answer) => {
                             return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)))));
@@ -359,8 +366,8 @@ impl Apiserver {
         }
         let tls = self.connect(false, own).await?;
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
-            let (send, allowed) = self.http2(tls).await?;
-            return Ok(pool.add(send, allowed));
+            let (send, allowed, turns) = self.http2(tls).await?;
+            return Ok(pool.add(send, allowed, turns));
         }
         // HTTP/1.1 carries one request at a time: others need not wait for this one's handshake.
         drop(dialling);
@@ -391,10 +398,11 @@ impl Apiserver {
     async fn http2(
         &self,
         tls: TlsStream<TcpStream>,
-    ) -> Result<(http2::SendRequest<RequestBody>, Arc<AtomicUsize>), DialError> {
+    ) -> Result<(http2::SendRequest<RequestBody>, Arc<AtomicUsize>, Turns), DialError> {
         let header_bytes = u32::try_from(limits::HEADER_LIST_BYTES).unwrap_or(u32::MAX);
         let (io, cork) = cork(tls);
-        let (send, connection) = http2::Builder::new(ConnectionTasks::new(self.tasks.clone(), cork))
+        let (turns, tasks) = (cork.turns(), ConnectionTasks::new(self.tasks.clone()));
+        let (send, connection) = http2::Builder::new(tasks.clone())
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -415,12 +423,13 @@ impl Apiserver {
             allows.store(connection.current_max_send_streams(), Ordering::Relaxed);
             ended
         });
-        self.tasks.spawn("apiserver connection", async move {
+        let run = async move {
             if let Err(err) = run.await {
                 tracing::debug!(error = %err, "connection to the apiserver ended");
             }
-        });
-        Ok((send, allowed))
+        };
+        self.tasks.spawn("apiserver connection", cork.drive(tasks.beside_socket(run)));
+        Ok((send, allowed, turns))
     }
 
     async fn http1(&self, tls: TlsStream<TcpStream>) -> Result<http1::SendRequest<RequestBody>, DialError> {

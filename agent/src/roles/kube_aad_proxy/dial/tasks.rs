@@ -1,41 +1,63 @@
 //! The tasks of an HTTP/2 connection to the apiserver, as hyper spawns them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use hyper::rt::Executor;
-use proto::{process::TaskGroup, transport::cork::Cork};
-use tokio::io::AsyncWrite;
+use proto::process::TaskGroup;
 
-/// Spawns into a group. The first task is the connection itself, the only one that touches its socket: it is driven by the
-/// socket's cork.
-pub struct ConnectionTasks<T> {
+/// Spawns into a group, but for the first task: that is the connection itself, the only one that touches its socket, and is
+/// kept for who drives it.
+#[derive(Clone)]
+pub struct ConnectionTasks {
     tasks: TaskGroup,
-    cork: Arc<Mutex<Option<Cork<T>>>>,
+    first: Arc<Mutex<First>>,
 }
 
-impl<T> ConnectionTasks<T> {
+#[derive(Default)]
+enum First {
+    #[default]
+    Awaited,
+    Kept(Pin<Box<dyn Future<Output = ()> + Send>>),
+    Taken,
+}
+
+impl ConnectionTasks {
     /// For one connection.
-    pub fn new(tasks: TaskGroup, cork: Cork<T>) -> Self {
-        Self { tasks, cork: Arc::new(Mutex::new(Some(cork))) }
+    pub fn new(tasks: TaskGroup) -> Self {
+        Self { tasks, first: Arc::default() }
+    }
+
+    /// `requests` and the first task as one: what the one hands to the other leaves in the same turn.
+    pub async fn beside_socket(self, requests: impl Future<Output = ()>) {
+        let first = std::mem::replace(&mut *self.lock(), First::Taken);
+        let socket = async move {
+            if let First::Kept(socket) = first {
+                socket.await;
+            }
+        };
+        // In this order.
+        futures_util::future::join(requests, socket).await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, First> {
+        self.first.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> Clone for ConnectionTasks<T> {
-    fn clone(&self) -> Self {
-        Self { tasks: self.tasks.clone(), cork: Arc::clone(&self.cork) }
-    }
-}
-
-impl<F, T> Executor<F> for ConnectionTasks<T>
+impl<F> Executor<F> for ConnectionTasks
 where
     F: Future<Output = ()> + Send + 'static,
-    T: AsyncWrite + Send + Unpin + 'static,
 {
     fn execute(&self, future: F) {
-        let cork = self.cork.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match cork {
-            Some(cork) => self.tasks.spawn("apiserver socket", cork.drive(future)),
-            None => self.tasks.execute(future),
+        let mut first = self.lock();
+        if matches!(*first, First::Awaited) {
+            *first = First::Kept(Box::pin(future));
+        } else {
+            drop(first);
+            self.tasks.execute(future);
         }
     }
 }
