@@ -20,6 +20,7 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tracing::Span;
 
 /// What is kept at most, in bytes: as much as fits into one TLS record (RFC 8446 section 5.1).
 const ROOM: usize = 16 * 1024;
@@ -65,7 +66,7 @@ struct Held<T> {
     failed: Option<io::Error>,
 }
 
-/// Both handles are in one task: never contended, and a panic leaves nothing half done that matters.
+/// Both handles are used in a connection's turns alone: never contended, and a panic leaves nothing half done that matters.
 fn lock<T>(held: &Mutex<Held<T>>) -> MutexGuard<'_, Held<T>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -172,8 +173,9 @@ impl<T> Cork<T> {
         let Self { held, bell } = self;
         lock(&held).holds = true;
         bell.rings.store(1, Ordering::Release);
-        let driver = Mutex::new(Driver { connection: Box::pin(connection), done: None });
-        let seat = Arc::new(Seat { driver, held, waker: Waker::from(Arc::clone(&bell)), bell });
+        let driver = Mutex::new(Driver { connection: Some(Box::pin(connection)), done: None });
+        let waker = Waker::from(Arc::clone(&bell));
+        let seat = Arc::new(Seat { driver, held, bell, waker, span: OnceLock::new() });
         let weak = Arc::downgrade(&seat);
         // A cork is driven once.
         let _ = seat.bell.early.set(weak);
@@ -223,12 +225,26 @@ struct Seat<F: Future, T> {
     bell: Arc<Bell>,
     /// Rings the bell.
     waker: Waker,
+    /// Of its own task: early turns are in that too, or the tasks that they start would be part of another's.
+    span: OnceLock<Span>,
 }
 
 struct Driver<F: Future> {
-    connection: Pin<Box<F>>,
-    /// Its end, for its own task.
+    /// Until its end.
+    connection: Option<Pin<Box<F>>>,
+    /// What it ended with, for its own task.
     done: Option<F::Output>,
+}
+
+/// Rings for a connection's own task, which panics in turn, where a turn panics in the task of another.
+struct Alarm<'a>(&'a Waker);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.wake_by_ref();
+        }
+    }
 }
 
 /// A turn that others bring about.
@@ -245,6 +261,8 @@ where
     fn take_early(&self) {
         // Whoever has it does all that can be done now; and it may be the turn itself that hands something on.
         if let Ok(mut driver) = self.driver.try_lock() {
+            let _alarm = Alarm(&self.waker);
+            let _span = self.span.get().map(Span::enter);
             self.bell.answer();
             self.turn(&mut driver);
             if driver.done.is_some() {
@@ -290,12 +308,10 @@ impl Wake for Bell {
 
 impl<F: Future, T: AsyncWrite + Unpin> Seat<F, T> {
     fn turn(&self, driver: &mut Driver<F>) {
-        if driver.done.is_some() {
-            return;
-        }
+        let Some(connection) = &mut driver.connection else { return };
         let mut cx = Context::from_waker(&self.waker);
-        if let Poll::Ready(done) = driver.connection.as_mut().poll(&mut cx) {
-            driver.done = Some(done);
+        if let Poll::Ready(done) = connection.as_mut().poll(&mut cx) {
+            (driver.connection, driver.done) = (None, Some(done));
         }
         let mut held = lock(&self.held);
         if held.touched
@@ -315,9 +331,12 @@ impl<F: Future, T: AsyncWrite + Unpin> Future for Driven<F, T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let Self { seat, due, prompt, useless } = &mut *self;
         seat.bell.task.register(cx.waker());
+        seat.span.get_or_init(Span::current);
         if seat.bell.rings.load(Ordering::Acquire) == 0 {
             // What it was to do was done early.
-            *due = false;
+            if std::mem::take(due) {
+                *useless = 0;
+            }
             return Poll::Pending;
         }
         if *prompt > 0 {
@@ -335,7 +354,7 @@ impl<F: Future, T: AsyncWrite + Unpin> Future for Driven<F, T> {
                 (*useless, *prompt) = (0, PROMPT_TURNS);
             }
         }
-        let mut driver = seat.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut driver = seat.driver.lock().expect("no turn of the connection panicked");
         seat.turn(&mut driver);
         driver.done.take().map_or(Poll::Pending, Poll::Ready)
     }
@@ -585,6 +604,33 @@ mod tests {
             (0..=2 * MOST_HANDED).for_each(|_| turns.hand());
         });
         connection.await;
+    }
+
+    /// Who hands on meanwhile may have hold of it still.
+    #[tokio::test]
+    async fn a_connection_that_is_over_has_no_turn() {
+        let (_io, cork) = cork(Scripted::default());
+        let connection = cork.drive(async { "done" });
+        let seat = Arc::clone(&connection.seat);
+        assert_eq!(connection.await, "done");
+        seat.take_early();
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_an_early_turn_ends_the_connection() {
+        let (_io, cork) = cork(Scripted::default());
+        let (send, receive) = tokio::sync::oneshot::channel::<()>();
+        let connection = cork.drive(async move {
+            receive.await.unwrap();
+            panic!("in a turn");
+        });
+        let seat = Arc::clone(&connection.seat);
+        let connection = tokio::spawn(connection);
+        tokio::task::yield_now().await;
+        send.send(()).unwrap();
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| seat.take_early())).is_err());
+        assert!(connection.await.unwrap_err().is_panic());
+        seat.take_early();
     }
 
     #[tokio::test]
