@@ -178,6 +178,8 @@ fn agents_run_as_pods() -> anyhow::Result<()> {
         admin.ok(&["get", "clusterroles,clusterrolebindings", "-o", "name"])?.lines().all(|l| !l.contains(NAMESPACE))
     );
     admin.ok(&["delete", "namespace", NAMESPACE, "--wait=false"])?;
+    // helm waits for the deployment; its pods go after it, and an agent has no rights any more by then.
+    eventually("both pods have left", Duration::from_secs(60), || Ok(carriers(&stack)?.is_empty()))?;
     let answer = stack.get("admin", "/version")?;
     ensure!(answer.status == 503, "without an agent: {}", answer.status);
     Ok(())
