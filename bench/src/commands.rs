@@ -2,7 +2,6 @@
 //! end, or until a line that it was given comes back.
 
 use std::{
-    collections::BTreeMap,
     ffi::OsString,
     path::{Path, PathBuf},
     process::Stdio,
@@ -21,15 +20,13 @@ use tokio::{
 use crate::{
     apiserver::{Apiserver, NAME},
     link::{Link, Seat},
-    load::Outcome,
+    load::{Outcome, count},
     path::Running,
     program::output,
 };
 
 /// What does not end within this has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Kinds of errors that are told apart.
-const ERRORS: usize = 16;
 
 /// What is asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -147,8 +144,7 @@ impl Seen {
     fn record(&mut self, since: Instant, done: anyhow::Result<()>) {
         match done {
             Ok(()) => {
-                let microseconds = since.elapsed().as_micros().try_into().unwrap_or(u64::MAX);
-                self.outcome.latency.record(microseconds);
+                self.outcome.latency.record(since.elapsed());
             }
             Err(error) => count(&mut self.outcome.errors, format!("{error:#}")),
         }
@@ -160,11 +156,6 @@ impl Seen {
         self.outcome.seconds = self.begin.elapsed().as_secs_f64();
         self.outcome
     }
-}
-
-fn count(errors: &mut BTreeMap<String, u64>, text: String) {
-    let known = errors.len() < ERRORS || errors.contains_key(&text);
-    *errors.entry(if known { text } else { "others".to_owned() }).or_default() += 1;
 }
 
 /// Each from the start of the process to its end.

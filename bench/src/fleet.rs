@@ -99,7 +99,7 @@ async fn storm_of(bench: &Bench, user: &User, fleet: &mut Fleet, users: Load) ->
         }
     };
     // Whoever is not back is away at least for so long.
-    (0..outcome.failed).for_each(|_| outcome.latency.record(micros(BACK_S)));
+    (0..outcome.failed).for_each(|_| outcome.latency.record(Duration::from_secs_f64(BACK_S)));
     while seen.latency.len() == 0 && killed.elapsed().as_secs_f64() < 2.0 * BACK_S {
         seen.look(bench, user, users, killed).await?;
     }
@@ -226,9 +226,4 @@ async fn steady(pids: &[u32], seconds: f64) -> anyhow::Result<f64> {
 #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 of anything")]
 fn each(kib: f64, count: u64) -> f64 {
     kib.max(0.0) / count as f64
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few minutes")]
-fn micros(seconds: f64) -> u64 {
-    (seconds * 1e6) as u64
 }

@@ -1,5 +1,7 @@
 //! Latencies as a histogram that is kept whole: repeats are merged before rare percentiles are read.
 
+use std::time::Duration;
+
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +26,8 @@ impl Latency {
     pub const RARE: u64 = 1000;
 
     /// Counts one; what is longer than the longest counts as that.
-    pub fn record(&mut self, microseconds: u64) {
-        self.0.saturating_record(microseconds);
+    pub fn record(&mut self, time: Duration) {
+        self.0.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
     /// Adds all of another.
@@ -65,7 +67,7 @@ mod tests {
 
     fn of(values: impl IntoIterator<Item = u64>) -> Latency {
         let mut latency = Latency::default();
-        values.into_iter().for_each(|value| latency.record(value));
+        values.into_iter().for_each(|value| latency.record(Duration::from_micros(value)));
         latency
     }
 

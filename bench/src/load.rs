@@ -143,6 +143,15 @@ pub struct Outcome {
     pub extra: BTreeMap<String, f64>,
 }
 
+/// At most so many kinds of errors are told apart.
+pub const ERRORS: usize = 16;
+
+/// Counts an error among those of its kind.
+pub fn count(errors: &mut BTreeMap<String, u64>, text: String) {
+    let known = errors.len() < ERRORS || errors.contains_key(&text);
+    *errors.entry(if known { text } else { "others".to_owned() }).or_default() += 1;
+}
+
 /// What went on beside a load.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Beside {

@@ -13,10 +13,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{latency::Latency, load::Outcome};
-
-/// At most so many kinds of errors are told apart.
-const ERRORS: usize = 16;
+use crate::{
+    latency::Latency,
+    load::{Outcome, count},
+};
 
 /// One agent.
 pub struct Member {
@@ -55,7 +55,7 @@ impl Seen {
 
     fn up(&mut self, number: usize, now: Instant) {
         if let Some(since) = self.missing.get_mut(number).and_then(Option::take) {
-            self.latency.record(micros(now.saturating_duration_since(since)));
+            self.latency.record(now.saturating_duration_since(since));
             self.left -= 1;
             self.last = now;
         }
@@ -141,18 +141,10 @@ impl Board {
     }
 }
 
-fn count(errors: &mut BTreeMap<String, u64>, text: String) {
-    let known = errors.len() < ERRORS || errors.contains_key(&text);
-    *errors.entry(if known { text } else { "others".to_owned() }).or_default() += 1;
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::ERRORS;
 
     #[test]
     fn each_counts_once_from_when_it_was_due() {

@@ -11,11 +11,8 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-use super::Outcome;
+use super::{Outcome, count};
 use crate::latency::Latency;
-
-/// At most so many kinds of errors are told apart.
-const ERRORS: usize = 16;
 
 /// Counts requests as they end.
 pub struct Meter {
@@ -68,18 +65,16 @@ impl Meter {
 
     /// A request that was due then has ended.
     pub fn record(&self, due: Instant, outcome: anyhow::Result<u64>) {
-        let us = u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let time = due.elapsed();
         let mut seen = self.seen();
         match outcome {
             Ok(bytes) => {
                 seen.bytes += bytes;
-                seen.latency.record(us);
+                seen.latency.record(time);
             }
             Err(error) => {
                 seen.failed += 1;
-                let text = format!("{error:#}");
-                let known = seen.errors.len() < ERRORS || seen.errors.contains_key(&text);
-                *seen.errors.entry(if known { text } else { "others".to_owned() }).or_default() += 1;
+                count(&mut seen.errors, format!("{error:#}"));
             }
         }
         drop(seen);
@@ -88,7 +83,7 @@ impl Meter {
 
     /// Something came that was measured elsewhere.
     pub fn took(&self, time: Duration) {
-        self.seen().latency.record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        self.seen().latency.record(time);
     }
 
     /// All of it, of a load that took so long.
@@ -120,6 +115,7 @@ impl Meter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::ERRORS;
 
     #[test]
     fn kinds_of_errors_are_bounded_and_none_is_lost() {

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::quic;
 use crate::{
     agents::{Ask, Plan, due},
-    load::Outcome,
+    load::{Outcome, count},
     told::{self, Told},
 };
 
@@ -52,11 +52,11 @@ async fn dial(plan: &Plan, tls: &Arc<rustls::ClientConfig>, within: Duration) ->
     while let Ok(Some((due, dialled))) = timeout_at(begin + within, dials.next()).await {
         match dialled {
             Ok(member) => {
-                outcome.latency.record(u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX));
+                outcome.latency.record(due.elapsed());
                 outcome.seconds = begin.elapsed().as_secs_f64();
                 came.push(member);
             }
-            Err(error) => *outcome.errors.entry(format!("{error:#}")).or_default() += 1,
+            Err(error) => count(&mut outcome.errors, format!("{error:#}")),
         }
     }
     let late = dials.len() as u64;

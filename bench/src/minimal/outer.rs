@@ -21,11 +21,11 @@ const SITE: &str = "site";
 pub async fn run(args: &Outer) -> anyhow::Result<()> {
     let acceptor = upstream::acceptor(&args.certificate, &args.key)?;
     let hop = Hop { acceptor, carrier: Arc::default(), tasks: TaskGroup::new("minimal") };
-    let users = hop.users(listen(args.listen).await?);
+    let users = hop.each(listen(args.listen).await?, Hop::user);
     if args.quic {
         tokio::try_join!(users, hop.sites_over_quic(quic::listen(args)?))?;
     } else {
-        tokio::try_join!(users, hop.sites(listen(args.tunnel).await?))?;
+        tokio::try_join!(users, hop.each(listen(args.tunnel).await?, Hop::site))?;
     }
     Ok(())
 }
@@ -50,18 +50,22 @@ struct Hop {
 
 /// A peer that goes away ends its connection and nothing else.
 impl Hop {
-    async fn users(&self, listener: TcpListener) -> anyhow::Result<()> {
+    /// Serves whoever comes in.
+    async fn each<F>(&self, listener: TcpListener, serve: impl Fn(Self, TcpStream) -> F) -> anyhow::Result<()>
+    where
+        F: Future<Output = anyhow::Result<()>> + Send + 'static,
+    {
         loop {
             let (tcp, _) = listener.accept().await?;
-            let hop = self.clone();
-            self.tasks.spawn("user", async move {
-                let _ = hop.user(tcp).await;
+            tcp.set_nodelay(true)?;
+            let serving = serve(self.clone(), tcp);
+            self.tasks.spawn("connection", async move {
+                let _ = serving.await;
             });
         }
     }
 
     async fn user(self, tcp: TcpStream) -> anyhow::Result<()> {
-        tcp.set_nodelay(true)?;
         let tls = self.acceptor.accept(tcp).await?;
         let h2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         super::serve(tls, h2, service_fn(move |request| self.clone().send(request))).await
@@ -83,18 +87,7 @@ impl Hop {
     }
 
     /// Requests go to the site that has dialled last.
-    async fn sites(&self, listener: TcpListener) -> anyhow::Result<()> {
-        loop {
-            let (tcp, _) = listener.accept().await?;
-            let hop = self.clone();
-            self.tasks.spawn("site", async move {
-                let _ = hop.site(tcp).await;
-            });
-        }
-    }
-
-    async fn site(&self, tcp: TcpStream) -> anyhow::Result<()> {
-        tcp.set_nodelay(true)?;
+    async fn site(self, tcp: TcpStream) -> anyhow::Result<()> {
         let (sender, connection) = super::ask(self.acceptor.accept(tcp).await?).await?;
         *self.carrier() = Some(Carrier::Http2(sender));
         Ok(connection.await?)

@@ -105,8 +105,7 @@ impl Line {
         self.next_due().filter(|due| *due <= now)?;
         let Reverse(packet) = self.packets.pop()?;
         self.under_way -= packet.bytes.len();
-        let late = now.duration_since(packet.due).as_micros();
-        self.seen.late.record(u64::try_from(late).unwrap_or(u64::MAX));
+        self.seen.late.record(now.duration_since(packet.due));
         Some(packet.bytes)
     }
 

@@ -18,7 +18,10 @@ use std::{
     task::{Context, Poll, Wake, Waker, ready},
 };
 
-use futures_util::task::AtomicWaker;
+use futures_util::{
+    future::{MaybeDone, maybe_done},
+    task::AtomicWaker,
+};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tracing::Span;
 
@@ -173,7 +176,7 @@ impl<T> Cork<T> {
         let Self { held, bell } = self;
         lock(&held).holds = true;
         bell.rings.store(1, Ordering::Release);
-        let driver = Mutex::new(Driver { connection: Some(Box::pin(connection)), done: None });
+        let driver = Mutex::new(maybe_done(Box::pin(connection)));
         let waker = Waker::from(Arc::clone(&bell));
         let seat = Arc::new(Seat { driver, held, bell, waker, span: OnceLock::new() });
         let weak = Arc::downgrade(&seat);
@@ -220,6 +223,7 @@ pub struct Driven<F: Future, T> {
 
 /// Where a connection has its turns: in its own task, and early in that of others.
 struct Seat<F: Future, T> {
+    /// What it ended with is for its own task.
     driver: Mutex<Driver<F>>,
     held: Arc<Mutex<Held<T>>>,
     bell: Arc<Bell>,
@@ -229,12 +233,7 @@ struct Seat<F: Future, T> {
     span: OnceLock<Span>,
 }
 
-struct Driver<F: Future> {
-    /// Until its end.
-    connection: Option<Pin<Box<F>>>,
-    /// What it ended with, for its own task.
-    done: Option<F::Output>,
-}
+type Driver<F> = MaybeDone<Pin<Box<F>>>;
 
 /// Rings for a connection's own task, which panics in turn, where a turn panics in the task of another.
 struct Alarm<'a>(&'a Waker);
@@ -265,7 +264,7 @@ where
             let _span = self.span.get().map(Span::enter);
             self.bell.answer();
             self.turn(&mut driver);
-            if driver.done.is_some() {
+            if matches!(*driver, MaybeDone::Done(_)) {
                 self.waker.wake_by_ref();
             }
         }
@@ -308,11 +307,12 @@ impl Wake for Bell {
 
 impl<F: Future, T: AsyncWrite + Unpin> Seat<F, T> {
     fn turn(&self, driver: &mut Driver<F>) {
-        let Some(connection) = &mut driver.connection else { return };
-        let mut cx = Context::from_waker(&self.waker);
-        if let Poll::Ready(done) = connection.as_mut().poll(&mut cx) {
-            (driver.connection, driver.done) = (None, Some(done));
+        if !matches!(driver, MaybeDone::Future(_)) {
+            return;
         }
+        let mut cx = Context::from_waker(&self.waker);
+        // The end is kept.
+        let _ = Pin::new(&mut *driver).poll(&mut cx);
         let mut held = lock(&self.held);
         if held.touched
             && let Poll::Ready(Err(error)) = held.poll_send(&mut cx)
@@ -356,7 +356,7 @@ impl<F: Future, T: AsyncWrite + Unpin> Future for Driven<F, T> {
         }
         let mut driver = seat.driver.lock().expect("no turn of the connection panicked");
         seat.turn(&mut driver);
-        driver.done.take().map_or(Poll::Pending, Poll::Ready)
+        Pin::new(&mut *driver).take_output().map_or(Poll::Pending, Poll::Ready)
     }
 }
 

@@ -90,6 +90,8 @@ pub struct QuicOptions {
     /// tells an agent at once that it knows nothing of its connection (RFC 9000 section 10.3), where the agent would
     /// otherwise wait for a sign of life. Without it resets are of a key that dies with the process.
     pub reset_secret: Option<ResetSecret>,
+    /// Datagrams (RFC 9221). The carrier has none. They can be sent only where they may come too (quinn).
+    pub datagrams: bool,
 }
 
 /// A secret that prints nothing.
@@ -132,7 +134,14 @@ impl std::fmt::Debug for ResetSecret {
 
 impl Default for QuicOptions {
     fn default() -> Self {
-        Self { gso: true, retry_above: limits::QUIC_RETRY_ABOVE, reset_secret: None }
+        Self { gso: true, retry_above: limits::QUIC_RETRY_ABOVE, reset_secret: None, datagrams: false }
+    }
+}
+
+impl QuicOptions {
+    /// Of quinn by itself.
+    fn bare() -> Self {
+        Self { datagrams: true, ..Self::default() }
     }
 }
 
@@ -277,10 +286,7 @@ fn failed(error: &ConnectionError) -> CarrierError {
 /// quinn's own endpoint, set as [`Listener`]'s is but that it has datagrams: what the carrier costs by itself is measured
 /// with it.
 pub fn bare_listener(socket: UdpSocket, tls: &rustls::ServerConfig) -> io::Result<Endpoint> {
-    let options = QuicOptions::default();
-    let mut config = server_config(tls, &options)?;
-    config.transport_config(Arc::new(with_datagrams(transport(&options, STREAMS_OF_AGENT))));
-    endpoint(socket, EndpointConfig::default(), Some(config))
+    endpoint(socket, EndpointConfig::default(), Some(server_config(tls, &QuicOptions::bare())?))
 }
 
 /// quinn's own connection, set as an agent's is but that it has datagrams; with its endpoint, which has to live as long. The
@@ -290,19 +296,11 @@ pub async fn bare_connect(
     server_name: &str,
     tls: &rustls::ClientConfig,
 ) -> io::Result<(Endpoint, Connection)> {
-    let options = QuicOptions::default();
-    let mut config = client_config(tls, &options)?;
-    config.transport_config(Arc::new(with_datagrams(transport(&options, STREAMS_OF_GATEWAY_AT_FIRST))));
+    let config = client_config(tls, &QuicOptions::bare())?;
     let endpoint = endpoint(UdpSocket::bind(any(address))?, EndpointConfig::default(), None)?;
     let connecting = endpoint.connect_with(config, address, server_name).map_err(io::Error::other)?;
     let connection = connecting.await?;
     Ok((endpoint, connection))
-}
-
-/// They can be sent only where they may come too (quinn). Of those that nobody reads a few bytes are kept.
-fn with_datagrams(mut config: TransportConfig) -> TransportConfig {
-    config.datagram_receive_buffer_size(Some(DATAGRAM_BYTES));
-    config
 }
 
 /// Any free port that reaches `address`.
@@ -330,14 +328,14 @@ fn enlarge_buffers(socket: &UdpSocket) {
     }
 }
 
-fn transport(options: &QuicOptions, peers_streams: u32) -> TransportConfig {
+fn transport(options: &QuicOptions, peers_streams: u32) -> Arc<TransportConfig> {
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(VarInt::from_u32(PACKETS_PER_ACK)).max_ack_delay(Some(ACK_DELAY));
     let mut config = TransportConfig::default();
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(peers_streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .datagram_receive_buffer_size(None)
+        .datagram_receive_buffer_size(options.datagrams.then_some(DATAGRAM_BYTES))
         .stream_receive_window(window(STREAM_WINDOW_BYTES))
         .receive_window(window(limits::CARRIER_WINDOW_HELLO))
         .send_window(SEND_WINDOW_BYTES)
@@ -347,7 +345,7 @@ fn transport(options: &QuicOptions, peers_streams: u32) -> TransportConfig {
         .time_threshold(LOST_AFTER_ROUND_TRIPS)
         .congestion_controller_factory(Arc::new(congestion::Config::default()))
         .enable_segmentation_offload(options.gso);
-    config
+    Arc::new(config)
 }
 
 fn window(bytes: u64) -> VarInt {
@@ -361,7 +359,7 @@ fn server_config(tls: &rustls::ServerConfig, options: &QuicOptions) -> io::Resul
     let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     config
-        .transport_config(Arc::new(transport(options, STREAMS_OF_AGENT)))
+        .transport_config(transport(options, STREAMS_OF_AGENT))
         .migration(true)
         .max_incoming(INCOMING)
         .incoming_buffer_size(INCOMING_BYTES)
@@ -375,7 +373,7 @@ fn client_config(tls: &rustls::ClientConfig, options: &QuicOptions) -> io::Resul
     tls.enable_early_data = false;
     let crypto = QuicClientConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(Arc::new(transport(options, STREAMS_OF_GATEWAY_AT_FIRST)));
+    config.transport_config(transport(options, STREAMS_OF_GATEWAY_AT_FIRST));
     Ok(config)
 }
 
