@@ -6,6 +6,7 @@
 
 use std::{
     net::SocketAddr,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -160,6 +161,23 @@ impl Link {
         match self {
             Self::Quic(link) => Some(link.heard()),
             Self::Memory(_) | Self::Http2(_) => None,
+        }
+    }
+
+    /// Has the peer told `every` so long that this end is there, while its session rests; on a carrier that says by itself
+    /// whether the peer got it. `None`: the session has to ask.
+    pub(crate) fn keep_alive(&self, every: Duration) -> Option<Arc<quic::Peer>> {
+        match self {
+            Self::Quic(link) => link.keep_alive(every),
+            Self::Memory(_) | Self::Http2(_) => None,
+        }
+    }
+
+    /// Completes when the peer has said so. Cancel-safe. `Err`: the connection is gone, or has no such signs.
+    pub(crate) async fn sign(&self) -> Result<(), RawError> {
+        match self {
+            Self::Quic(link) => link.sign().await,
+            Self::Memory(_) | Self::Http2(_) => Err(RawError::Lost),
         }
     }
 

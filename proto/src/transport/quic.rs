@@ -3,10 +3,12 @@
 
 mod congestion;
 mod endpoint;
+mod keep_alive;
 mod streams;
 
 #[cfg(test)]
 pub(crate) use endpoint::carriers_over;
 pub(crate) use endpoint::connect;
 pub use endpoint::{Connecting, Listener, QuicOptions, ResetSecret, bare_connect, bare_listener};
+pub(crate) use keep_alive::Peer;
 pub(crate) use streams::{Link, QuicRecv, QuicSend};

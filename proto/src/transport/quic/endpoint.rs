@@ -19,7 +19,7 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use rustls::pki_types::CertificateDer;
 
-use super::{Link, congestion, streams};
+use super::{Link, congestion, keep_alive::KeepAlive, streams};
 use crate::{
     limits,
     transport::{
@@ -76,7 +76,7 @@ const STREAMS_OF_GATEWAY_AT_FIRST: u32 = 1024;
 const INCOMING: usize = 1024;
 const INCOMING_BYTES: u64 = 16 * 1024;
 
-/// Datagrams that are kept for who does not read them: of bare connections, as the carrier has none.
+/// Datagrams are signs of life, and one that nobody has read yet is as good as many.
 const DATAGRAM_BYTES: usize = 64;
 
 /// How a UDP endpoint behaves.
@@ -90,8 +90,6 @@ pub struct QuicOptions {
     /// tells an agent at once that it knows nothing of its connection (RFC 9000 section 10.3), where the agent would
     /// otherwise wait for a sign of life. Without it resets are of a key that dies with the process.
     pub reset_secret: Option<ResetSecret>,
-    /// Datagrams (RFC 9221). The carrier has none. They can be sent only where they may come too (quinn).
-    pub datagrams: bool,
 }
 
 /// A secret that prints nothing.
@@ -134,14 +132,7 @@ impl std::fmt::Debug for ResetSecret {
 
 impl Default for QuicOptions {
     fn default() -> Self {
-        Self { gso: true, retry_above: limits::QUIC_RETRY_ABOVE, reset_secret: None, datagrams: false }
-    }
-}
-
-impl QuicOptions {
-    /// Of quinn by itself.
-    fn bare() -> Self {
-        Self { datagrams: true, ..Self::default() }
+        Self { gso: true, retry_above: limits::QUIC_RETRY_ABOVE, reset_secret: None }
     }
 }
 
@@ -150,6 +141,7 @@ pub struct Listener {
     endpoint: Endpoint,
     options: QuicOptions,
     handshakes: Arc<AtomicUsize>,
+    keep_alive: Arc<KeepAlive>,
 }
 
 impl Listener {
@@ -160,7 +152,7 @@ impl Listener {
         let mut known = options.reset_secret.as_ref().map(ResetSecret::endpoint).unwrap_or_default();
         known.min_reset_interval(RESET_INTERVAL);
         let endpoint = endpoint(socket, known, Some(config))?;
-        Ok(Self { endpoint, options, handshakes: Arc::default() })
+        Ok(Self { endpoint, options, handshakes: Arc::default(), keep_alive: Arc::new(KeepAlive::start()) })
     }
 
     /// Uses another certificate or trust for connections from now on.
@@ -187,7 +179,8 @@ impl Listener {
             }
             self.handshakes.fetch_add(1, Ordering::Relaxed);
             let counted = Counted(self.handshakes.clone());
-            return Some(Connecting { incoming, endpoint: self.endpoint.clone(), _counted: counted });
+            let (endpoint, keep_alive) = (self.endpoint.clone(), self.keep_alive.clone());
+            return Some(Connecting { incoming, endpoint, keep_alive, _counted: counted });
         }
     }
 
@@ -216,6 +209,7 @@ impl Drop for Counted {
 pub struct Connecting {
     incoming: quinn::Incoming,
     endpoint: Endpoint,
+    keep_alive: Arc<KeepAlive>,
     _counted: Counted,
 }
 
@@ -236,7 +230,7 @@ impl Connecting {
         match tokio::time::timeout(limits::HELLO_DEADLINE, connecting).await {
             Err(_) => Err(CarrierError::Timeout),
             Ok(Err(error)) => Err(failed(&error)),
-            Ok(Ok(connection)) => Ok(established(connection, self.endpoint, STREAMS_OF_AGENT)),
+            Ok(Ok(connection)) => Ok(established(connection, self.endpoint, STREAMS_OF_AGENT, Some(self.keep_alive))),
         }
     }
 }
@@ -256,17 +250,22 @@ pub(crate) async fn connect(
         .connect_with(config, address, server_name)
         .map_err(|error| CarrierError::Protocol(error.to_string()))?;
     let connection = connecting.await.map_err(|error| failed(&error))?;
-    Ok(established(connection, endpoint, STREAMS_OF_GATEWAY_AT_FIRST))
+    Ok(established(connection, endpoint, STREAMS_OF_GATEWAY_AT_FIRST, None))
 }
 
-fn established(connection: Connection, endpoint: Endpoint, streams: u32) -> Carrier {
+fn established(
+    connection: Connection,
+    endpoint: Endpoint,
+    streams: u32,
+    keep_alive: Option<Arc<KeepAlive>>,
+) -> Carrier {
     let certificates = connection
         .peer_identity()
         .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok())
         .map(|chain| *chain)
         .unwrap_or_default();
     let facts = Facts { kind: CarrierKind::Quic, peer: Some(connection.remote_address()), certificates };
-    Carrier { facts, link: carrier::Link::Quic(Link::new(connection, endpoint, streams)) }
+    Carrier { facts, link: carrier::Link::Quic(Link::new(connection, endpoint, streams, keep_alive)) }
 }
 
 fn failed(error: &ConnectionError) -> CarrierError {
@@ -283,20 +282,18 @@ fn failed(error: &ConnectionError) -> CarrierError {
     }
 }
 
-/// quinn's own endpoint, set as [`Listener`]'s is but that it has datagrams: what the carrier costs by itself is measured
-/// with it.
+/// quinn's own endpoint, set as [`Listener`]'s is: what the carrier costs by itself is measured with it.
 pub fn bare_listener(socket: UdpSocket, tls: &rustls::ServerConfig) -> io::Result<Endpoint> {
-    endpoint(socket, EndpointConfig::default(), Some(server_config(tls, &QuicOptions::bare())?))
+    endpoint(socket, EndpointConfig::default(), Some(server_config(tls, &QuicOptions::default())?))
 }
 
-/// quinn's own connection, set as an agent's is but that it has datagrams; with its endpoint, which has to live as long. The
-/// caller bounds the time.
+/// quinn's own connection, set as an agent's is; with its endpoint, which has to live as long. The caller bounds the time.
 pub async fn bare_connect(
     address: SocketAddr,
     server_name: &str,
     tls: &rustls::ClientConfig,
 ) -> io::Result<(Endpoint, Connection)> {
-    let config = client_config(tls, &QuicOptions::bare())?;
+    let config = client_config(tls, &QuicOptions::default())?;
     let endpoint = endpoint(UdpSocket::bind(any(address))?, EndpointConfig::default(), None)?;
     let connecting = endpoint.connect_with(config, address, server_name).map_err(io::Error::other)?;
     let connection = connecting.await?;
@@ -335,7 +332,8 @@ fn transport(options: &QuicOptions, peers_streams: u32) -> Arc<TransportConfig> 
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(peers_streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .datagram_receive_buffer_size(options.datagrams.then_some(DATAGRAM_BYTES))
+        .datagram_receive_buffer_size(Some(DATAGRAM_BYTES))
+        .datagram_send_buffer_size(DATAGRAM_BYTES)
         .stream_receive_window(window(STREAM_WINDOW_BYTES))
         .receive_window(window(limits::CARRIER_WINDOW_HELLO))
         .send_window(SEND_WINDOW_BYTES)
@@ -395,8 +393,8 @@ pub(crate) async fn carriers_over(
     let accepted = async { near.accept().await.unwrap().accept().unwrap().await.unwrap() };
     let (accepted, dialled) = tokio::join!(accepted, dialled);
     (
-        established(accepted, near.clone(), STREAMS_OF_AGENT),
-        established(dialled.unwrap(), far, STREAMS_OF_GATEWAY_AT_FIRST),
+        established(accepted, near.clone(), STREAMS_OF_AGENT, Some(Arc::new(KeepAlive::start()))),
+        established(dialled.unwrap(), far, STREAMS_OF_GATEWAY_AT_FIRST, None),
     )
 }
 

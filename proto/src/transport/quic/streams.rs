@@ -2,7 +2,10 @@
 
 use std::{
     pin::{Pin, pin},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -10,7 +13,10 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use quinn::{Connection, ConnectionError, ReadError, StoppedError, VarInt, WriteError};
 
-use super::endpoint::STREAMS_OF_GATEWAY;
+use super::{
+    endpoint::STREAMS_OF_GATEWAY,
+    keep_alive::{KeepAlive, Peer},
+};
 use crate::{
     transport::{
         Closed, Packets,
@@ -34,14 +40,21 @@ pub(crate) struct Link {
     /// How many streams the peer may have open.
     streams: AtomicU32,
     connection: Connection,
+    /// Tells the peers of a listener that are idle.
+    keep_alive: Option<Arc<KeepAlive>>,
     /// A dialled connection owns its endpoint.
     _endpoint: quinn::Endpoint,
 }
 
 impl Link {
     /// `streams` is how many the peer may have open at first.
-    pub(super) fn new(connection: Connection, endpoint: quinn::Endpoint, streams: u32) -> Self {
-        Self { connection, _endpoint: endpoint, streams: AtomicU32::new(streams) }
+    pub(super) fn new(
+        connection: Connection,
+        endpoint: quinn::Endpoint,
+        streams: u32,
+        keep_alive: Option<Arc<KeepAlive>>,
+    ) -> Self {
+        Self { connection, keep_alive, _endpoint: endpoint, streams: AtomicU32::new(streams) }
     }
 
     /// Lets the peer have more than twice as many streams open as there are now; never fewer than before.
@@ -77,10 +90,18 @@ impl Link {
         Packets { sent: path.sent_packets, lost: path.lost_packets }
     }
 
-    /// Frames that came: of authenticated packets only.
     pub(crate) fn heard(&self) -> u64 {
-        let frames = self.connection.stats().frame_rx;
-        frames.acks + frames.ping + frames.stream + frames.path_challenge + frames.path_response
+        heard(&self.connection)
+    }
+
+    /// Has the peer told `every` so long that this end is there, while its session rests. `None`: nobody does so here.
+    pub(crate) fn keep_alive(&self, every: Duration) -> Option<Arc<Peer>> {
+        self.keep_alive.as_ref()?.add(&self.connection, every)
+    }
+
+    /// Completes when the peer has said that it is there. Cancel-safe.
+    pub(crate) async fn sign(&self) -> Result<(), RawError> {
+        self.connection.read_datagram().await.map(drop).map_err(|_| RawError::Lost)
     }
 
     pub(crate) fn close(&self, code: CloseCode, message: &str) {
@@ -94,6 +115,12 @@ fn streams_for(open: usize) -> u32 {
     let doubled = u32::try_from(2 * open + 1).ok().and_then(u32::checked_next_power_of_two);
     // The last step goes to the end: from the power of two below, that would be too small a one.
     doubled.filter(|&doubled| doubled < STREAMS_OF_GATEWAY / 2).unwrap_or(STREAMS_OF_GATEWAY)
+}
+
+/// Frames that came: of authenticated packets only.
+pub(super) fn heard(connection: &Connection) -> u64 {
+    let frames = connection.stats().frame_rx;
+    frames.acks + frames.ping + frames.stream + frames.datagram + frames.path_challenge + frames.path_response
 }
 
 impl Drop for Link {

@@ -23,6 +23,7 @@ use crate::{
     transport::{
         Closed, Drain, Incoming,
         carrier::{Link, RawError, RawRecv, RawSend},
+        quic::Peer,
         stream,
     },
     wire::{
@@ -36,6 +37,8 @@ use crate::{
 
 /// Bytes of control messages written at once.
 const CONTROL_BATCH_BYTES: usize = 16 * 1024;
+/// What the gateway's carrier says in the place of its session comes so much of a period after the last: before the agent asks.
+const SOONER: f32 = 0.9;
 /// How long a stream that an agent opened keeps its place among [`limits::HEADS_AT_GATEWAY`] after its head: 800 a second.
 const KEEPS_PLACE: Duration = Duration::from_millis(20);
 
@@ -117,6 +120,7 @@ impl Session {
             () = keep_room(shared, link) => None,
             () = accept_streams(*side, shared, link, queue) => None,
             closed = probe(*side, shared, link, pending, options) => Some(closed),
+            closed = hear_signs(*side, shared, link) => closed,
             closed = drained(*side, shared) => Some(closed),
             closed = link.closed() => Some(closed),
         };
@@ -305,9 +309,20 @@ async fn read_head(recv: &mut RawRecv) -> Result<(StreamId, Bytes, Bytes), HeadE
     }
 }
 
+/// At the agent: what the gateway's carrier says while nobody uses the tunnel. Never ends.
+async fn hear_signs(side: Side, shared: &Shared, link: &Link) -> Option<Closed> {
+    while side == Side::Agent && link.sign().await.is_ok() {
+        shared.hear_sign();
+        tokio::task::coop::consume_budget().await;
+    }
+    // Nothing comes here, and it is for the others to find out that the carrier has failed.
+    std::future::pending().await
+}
+
 /// Sends pings and looks for signs of life; ends when there were none for too long.
 async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, options: &SessionOptions) -> Closed {
     let mut liveness = Liveness::new(side, options, Instant::now()).apart(random_unit());
+    let keep_alive = if side == Side::Gateway { link.keep_alive(options.probe_period.mul_f32(SOONER)) } else { None };
     let mut number = 0u64;
     loop {
         // First whether somebody waits: who sees that nobody does sees since when.
@@ -315,6 +330,8 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
         let seen = Seen {
             received: shared.received(),
             heard: shared.heard(),
+            sign: keep_alive.as_ref().map_or_else(|| shared.sign(), |peer| peer.heard_since()),
+            kept: keep_alive.is_some(),
             carrier: link.heard(),
             // The carrier's is of now; the session's may be of the last question, hours ago and answered late.
             rtt: link.rtt().or(shared.rtt()),
@@ -324,8 +341,6 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
         };
         match liveness.look(seen, Instant::now()) {
             Step::Wait => {}
-            // Numbers of questions begin with 1: it answers none.
-            Step::Tell => shared.queue_pong(0),
             Step::Dead => return Closed { code: CloseCode::Dead, message: String::new(), by_peer: false },
             Step::Ask => {
                 number += 1;
@@ -340,11 +355,20 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
         }
         let next = liveness.next();
         let next = if side == Side::Gateway && liveness.is_idle() { together(next) } else { next };
+        let rest = keep_alive.as_deref().filter(|_| liveness.rests()).map(Peer::rest);
+        let broken = async {
+            match &rest {
+                Some(rest) => rest.broken().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = sleep(next) => {}
             () = shared.stirred.notified() => {}
             () = shared.doubted.notified() => liveness.doubt(),
+            () = broken => liveness.break_rest(),
         }
+        drop(rest);
         shared.rise();
     }
 }

@@ -162,6 +162,8 @@ pub(crate) struct Shared {
     begun: Instant,
     /// When the last of them came, in microseconds since then: the sign of life.
     heard_us: AtomicU64,
+    /// When the peer's carrier last said that it is there, in the same way.
+    sign_us: AtomicU64,
     /// Open streams that the gateway opened: somebody may wait for what comes on them.
     waiting: AtomicUsize,
     /// When the last of them ended, in microseconds; 0: there was none.
@@ -230,6 +232,7 @@ impl Shared {
             received: AtomicU64::new(0),
             begun: Instant::now(),
             heard_us: AtomicU64::new(0),
+            sign_us: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             used_us: AtomicU64::new(0),
             resting: AtomicBool::new(false),

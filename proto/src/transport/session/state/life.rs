@@ -29,6 +29,16 @@ impl Shared {
         self.begun + Duration::from_micros(self.heard_us.load(Ordering::Relaxed))
     }
 
+    /// The peer's carrier said that it is there, just now.
+    pub(crate) fn hear_sign(&self) {
+        self.sign_us.store(micros(self.begun.elapsed()), Ordering::Relaxed);
+    }
+
+    /// When it last did.
+    pub(crate) fn sign(&self) -> Instant {
+        self.begun + Duration::from_micros(self.sign_us.load(Ordering::Relaxed))
+    }
+
     /// Whether streams are open that the gateway opened.
     pub(crate) fn is_waited_on(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
