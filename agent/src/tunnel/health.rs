@@ -14,7 +14,7 @@ const BAD_FOR: Duration = Duration::from_secs(20);
 
 /// When nothing at all has come for so long, and a probe was not answered for some seconds, the path is probably gone:
 /// another is dialled before this one is given up. Of a tunnel that nobody uses nothing comes for
-/// [`proto::limits::IDLE_PERIOD`].
+/// [`proto::limits::IDLE_PERIOD`], and over QUIC for a minute.
 const SILENT_FOR: Duration = Duration::from_secs(12);
 
 /// What to do.

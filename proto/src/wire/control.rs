@@ -22,7 +22,8 @@ const CLOSE: u8 = 37;
 pub enum Control {
     /// Liveness through the whole path; the peer answers with [`Control::Pong`] of the same number.
     Ping(u64),
-    /// The answer to a ping. Pings are numbered from 1: a pong of 0 answers none, and only says that the sender is there.
+    /// The answer to a ping. Pings are numbered from 1: a pong of 0 answers none, and only says that the
+    /// sender is there, as gateways did whose carrier said nothing.
     Pong(u64),
     /// The receiver of this message may send on `stream` up to byte `position`, counted from the first byte after the
     /// opener's head, or from the first byte in the acceptor's direction.

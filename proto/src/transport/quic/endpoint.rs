@@ -34,8 +34,8 @@ use crate::{
 const SOCKET_BUFFER_BYTES: usize = 8 * 1024 * 1024;
 /// Below this a warning is logged once: bursts will be lost.
 const SOCKET_BUFFER_LOW_BYTES: usize = 1024 * 1024;
-/// After the session's own probe has given up, QUIC does too. The session's probes keep the connection and the bindings of
-/// NATs: there is no keep-alive here.
+/// After the session's own probe has given up, QUIC does too. The session's probes, and [`KeepAlive`] while it rests, keep the
+/// connection and the bindings of NATs: quinn's own keep-alive is off.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(25);
 /// What one stream may have in flight before the session's credit is looked at: head and the largest window.
 const STREAM_WINDOW_BYTES: u64 = limits::WINDOW_MAX + 2 * limits::HEAD_BYTES as u64;

@@ -6,6 +6,7 @@
 
 use std::{
     collections::VecDeque,
+    mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -46,10 +47,13 @@ pub(crate) struct KeepAlive {
     _task: TaskGroup,
 }
 
-/// All that may have to be told, by when each is due.
+/// By when each is due.
+type Due = VecDeque<(Instant, Weak<Peer>)>;
+
+/// All that may have to be told.
 #[derive(Default)]
 struct Peers {
-    due: Mutex<VecDeque<(Instant, Weak<Peer>)>>,
+    due: Mutex<Due>,
     /// Told when one has come that is before all others.
     first: Notify,
 }
@@ -71,10 +75,9 @@ struct Sign {
     heard: u64,
     /// When the last one that was acknowledged had been sent.
     acknowledged: Instant,
+    /// It should have been acknowledged, and was not when that was looked at.
+    late: bool,
 }
-
-/// A sign that may not be acknowledged yet, and when that was looked at.
-type Unsure = (Instant, Weak<Peer>);
 
 impl KeepAlive {
     /// Within a tokio runtime.
@@ -84,12 +87,12 @@ impl KeepAlive {
         Self { peers, _task: task }
     }
 
-    /// One more, while what is returned lives; told at about each `every` while its session rests. `None`: its carrier has no
-    /// datagrams.
+    /// One more, while what is returned lives; told at about each `every` while its session rests. `None`: its carrier takes no
+    /// signs.
     pub(super) fn add(&self, connection: &Connection, every: Duration) -> Option<Arc<Peer>> {
-        connection.max_datagram_size()?;
+        connection.max_datagram_size().filter(|max| *max >= SIGN.len())?;
         let now = Instant::now();
-        let sign = Sign { sent: now, heard: heard(connection), acknowledged: now };
+        let sign = Sign { sent: now, heard: heard(connection), acknowledged: now, late: false };
         let peer = Arc::new(Peer {
             connection: connection.clone(),
             every,
@@ -97,7 +100,7 @@ impl KeepAlive {
             silent: Notify::new(),
             sign: Mutex::new(sign),
         });
-        if self.peers.put(now + every, Arc::downgrade(&peer)) == 0 {
+        if put(&mut self.peers.due(), now + every, Arc::downgrade(&peer)) == 0 {
             self.peers.first.notify_one();
         }
         Some(peer)
@@ -130,29 +133,27 @@ impl Peer {
         let heard = heard(&self.connection);
         let mut sign = self.sign();
         let acknowledged = sign.heard_since(heard);
-        *sign = Sign { sent: now, heard, acknowledged };
+        *sign = Sign { sent: now, heard, acknowledged, late: false };
         drop(sign);
         self.connection.send_datagram(SIGN).is_ok()
     }
 
-    /// Looks whether a sign was acknowledged, or whatever came since. `false`: there is still time for that.
-    fn look(&self, now: Instant) -> bool {
+    /// Looks whether a sign was acknowledged, or whatever came since. When to look again, where there is still time for that.
+    fn look(&self, now: Instant) -> Option<Instant> {
         let came = heard(&self.connection);
-        let (sent, heard) = {
-            let sign = self.sign();
-            (sign.sent, sign.heard)
-        };
-        let within = || (2 * self.connection.rtt() + ACKNOWLEDGED).min(ACKNOWLEDGED_MAX);
-        if came != heard || !self.rests() {
-            return true;
+        let mut sign = self.sign();
+        if came != sign.heard || !self.rests() {
+            return None;
         }
-        if now < sent + within() {
-            return false;
+        let within = (2 * self.connection.rtt() + ACKNOWLEDGED).min(ACKNOWLEDGED_MAX).min(self.every / 2);
+        // After a pause of the process what came meanwhile has not been read at the first look.
+        if now < sign.sent + within || !mem::replace(&mut sign.late, true) {
+            return Some((sign.sent + within).max(now + BEAT));
         }
         if self.resting.swap(false, Ordering::AcqRel) {
             self.silent.notify_one();
         }
-        true
+        None
     }
 }
 
@@ -184,20 +185,21 @@ impl Drop for Rest<'_> {
 
 /// Never ends.
 async fn tell(peers: Arc<Peers>) {
-    let mut unsure = VecDeque::new();
+    let mut unsure = Due::new();
     loop {
-        let now = Instant::now();
-        look(&mut unsure, now);
+        let beat = Instant::now();
+        while look(&mut unsure, beat, IN_A_ROW) {
+            yield_now().await;
+        }
         let mut left = peers.on_a_beat();
-        while left > 0 && peers.tell(&mut unsure, now, left.min(IN_A_ROW)) {
+        while left > 0 && peers.tell(&mut unsure, Instant::now(), left.min(IN_A_ROW)) {
             left = left.saturating_sub(IN_A_ROW);
             yield_now().await;
         }
-        let looks = unsure.front().map(|(looked, _)| *looked + ACKNOWLEDGED);
-        let next = looks.into_iter().chain(peers.next()).min();
+        let next = unsure.front().map(|(due, _)| *due).into_iter().chain(peers.next()).min();
         let wait = async {
             match next {
-                Some(next) => sleep_until(next.max(now + BEAT)).await,
+                Some(next) => sleep_until(next.max(beat + BEAT)).await,
                 None => std::future::pending().await,
             }
         };
@@ -208,17 +210,17 @@ async fn tell(peers: Arc<Peers>) {
     }
 }
 
-impl Peers {
-    fn due(&self) -> MutexGuard<'_, VecDeque<(Instant, Weak<Peer>)>> {
-        self.due.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// In its place, which is the last where all wait for as long. Which it is.
+fn put(queue: &mut Due, due: Instant, peer: Weak<Peer>) -> usize {
+    let last = queue.back().is_none_or(|(other, _)| *other <= due);
+    let place = if last { queue.len() } else { queue.partition_point(|(other, _)| *other <= due) };
+    queue.insert(place, (due, peer));
+    place
+}
 
-    /// In its place, which is the last where all have one period. Which it is.
-    fn put(&self, due: Instant, peer: Weak<Peer>) -> usize {
-        let mut peers = self.due();
-        let place = peers.partition_point(|(other, _)| *other <= due);
-        peers.insert(place, (due, peer));
-        place
+impl Peers {
+    fn due(&self) -> MutexGuard<'_, Due> {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When the next is due.
@@ -233,28 +235,30 @@ impl Peers {
     }
 
     /// Tells `most` of those whose time has come. Whether there may be more.
-    fn tell(&self, unsure: &mut VecDeque<Unsure>, now: Instant, most: usize) -> bool {
+    fn tell(&self, unsure: &mut Due, now: Instant, most: usize) -> bool {
         for _ in 0..most {
             let Some((_, peer)) = self.due().pop_front_if(|(due, _)| *due <= now) else { return false };
             // Who is gone is told no more.
             let Some(here) = peer.upgrade() else { continue };
             // One whose connection has ended has a session that knows.
             if here.rests() && here.tell(now) {
-                unsure.push_back((now, peer.clone()));
+                put(unsure, now + ACKNOWLEDGED, peer.clone());
             }
-            self.put(now + here.every, peer);
+            put(&mut self.due(), now + here.every, peer);
         }
         true
     }
 }
 
-/// Looks at those of whom it is time to know.
-fn look(unsure: &mut VecDeque<Unsure>, now: Instant) {
-    while let Some((_, peer)) = unsure.pop_front_if(|(looked, _)| *looked + ACKNOWLEDGED <= now) {
-        if peer.upgrade().is_some_and(|here| !here.look(now)) {
-            unsure.push_back((now, peer));
+/// Looks at `most` of those of whom it is time to know. Whether there may be more.
+fn look(unsure: &mut Due, now: Instant, most: usize) -> bool {
+    for _ in 0..most {
+        let Some((_, peer)) = unsure.pop_front_if(|(due, _)| *due <= now) else { return false };
+        if let Some(again) = peer.upgrade().and_then(|here| here.look(now)) {
+            put(unsure, again, peer);
         }
     }
+    true
 }
 
 #[cfg(test)]
@@ -262,13 +266,14 @@ mod tests {
     use std::net::{SocketAddr, UdpSocket};
 
     use futures_util::FutureExt;
-    use quinn::{Endpoint, VarInt};
+    use quinn::{ClientConfig, Endpoint, TransportConfig, VarInt, crypto::rustls::QuicClientConfig};
     use tokio::time::timeout;
 
     use super::*;
     use crate::{
         transport::{
             carrier::Carrier,
+            http2::ALPN,
             memory,
             paths::{Datagrams, Way, tls},
             quic::{bare_connect, bare_listener, carriers_over},
@@ -326,14 +331,15 @@ mod tests {
         let (near, _far, cut) = carriers(RTT).await;
         let peer = near.link.keep_alive(EVERY).unwrap();
         let (begin, rest) = (Instant::now(), peer.rest());
-        assert!(timeout(3 * EVERY, rest.broken()).await.is_err());
+        // Just before the third.
+        assert!(timeout(3 * EVERY - BEAT, rest.broken()).await.is_err());
         let heard_since = peer.heard_since() - begin;
         assert!(heard_since >= 2 * EVERY && heard_since <= 2 * EVERY + 3 * BEAT, "{heard_since:?}");
         cut.store(true, Ordering::Relaxed);
         rest.broken().await;
         let noticed = begin.elapsed();
         let told = noticed - (2 * RTT + ACKNOWLEDGED);
-        assert!(told > 3 * EVERY && told < 3 * EVERY + 6 * BEAT, "{noticed:?}");
+        assert!(told > 3 * EVERY && told < 3 * EVERY + 8 * BEAT, "{noticed:?}");
         drop(rest);
         // That is no news to the next.
         assert!(peer.rest().broken().now_or_never().is_none());
@@ -362,6 +368,49 @@ mod tests {
         assert!(cut.elapsed() <= limits::PROBE_DEADLINE, "{:?}", cut.elapsed());
     }
 
+    /// Each sign has been acknowledged too late. A path by satellite, with a queue.
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_tunnel_of_long_round_trips_lives_and_is_not_suspect() {
+        let (gateway, agent, _cut) = carriers(Duration::from_millis(2500)).await;
+        let (gateway, agent) = memory::joined(gateway, agent, SessionOptions::default()).await;
+        for _ in 0..600 {
+            assert!(timeout(Duration::from_secs(1), gateway.closed()).await.is_err());
+            assert!(!gateway.suspect() && !agent.suspect());
+        }
+    }
+
+    /// More than are told in a row.
+    #[tokio::test(start_paused = true)]
+    async fn all_peers_of_an_endpoint_are_told() {
+        let (near, _far, _cut) = carriers(RTT).await;
+        let peers: Vec<_> = (0..10 * IN_A_ROW).map(|_| near.link.keep_alive(EVERY).unwrap()).collect();
+        let begin = Instant::now();
+        let rests: Vec<_> = peers.iter().map(|peer| peer.rest()).collect();
+        for rest in &rests {
+            assert!(timeout(EVERY, rest.broken()).await.is_err());
+        }
+        for peer in &peers {
+            assert!(peer.sign().sent > begin + 9 * IN_A_ROW as u32 * EVERY, "{:?}", peer.sign().sent - begin);
+        }
+    }
+
+    /// One of before, say.
+    #[tokio::test]
+    async fn who_takes_no_datagrams_is_left_to_its_session() {
+        let (server, mut client) = tls("gateway.test");
+        client.alpn_protocols = vec![ALPN.to_vec()];
+        let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(client).unwrap()));
+        let mut transport = TransportConfig::default();
+        transport.datagram_receive_buffer_size(None);
+        config.transport_config(Arc::new(transport));
+        let listener = bare_listener(UdpSocket::bind("127.0.0.1:0").unwrap(), &server).unwrap();
+        let endpoint = Endpoint::client(([127, 0, 0, 1], 0).into()).unwrap();
+        let accepted = async { listener.accept().await.unwrap().await.unwrap() };
+        let dialled = endpoint.connect_with(config, listener.local_addr().unwrap(), "gateway.test").unwrap();
+        let (accepted, _dialled) = tokio::join!(accepted, dialled);
+        assert!(by_hand().add(&accepted, EVERY).is_none());
+    }
+
     /// The gateway's end, and the agent's with its endpoint.
     async fn pair() -> (Connection, (Endpoint, Connection)) {
         let (server, client) = tls("gateway.test");
@@ -382,7 +431,7 @@ mod tests {
         let (near, (_endpoint, far)) = pair().await;
         let keep_alive = by_hand();
         let (peer, other) = (keep_alive.add(&near, EVERY).unwrap(), keep_alive.add(&near, EVERY).unwrap());
-        let (at, mut unsure) = (Instant::now() + EVERY, VecDeque::new());
+        let (at, mut unsure) = (Instant::now() + EVERY, Due::new());
         drop(other);
         far.close(VarInt::from_u32(0), b"");
         near.closed().await;
@@ -401,7 +450,7 @@ mod tests {
         let rests: Vec<_> = all.iter().map(|peer| peer.rest()).collect();
         let (mut at, mut told, mut beats) = (Instant::now() + 10 * EVERY, 0, 0);
         while told < all.len() {
-            let (mut unsure, most) = (VecDeque::new(), keep_alive.peers.on_a_beat());
+            let (mut unsure, most) = (Due::new(), keep_alive.peers.on_a_beat());
             keep_alive.peers.tell(&mut unsure, at, most);
             assert_eq!(unsure.len(), most.min(all.len() - told));
             (at, told, beats) = (at + BEAT, told + unsure.len(), beats + 1);
