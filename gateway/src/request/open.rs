@@ -65,6 +65,7 @@ async fn open_first(
         let opening = if bodiless { tunnel.handle.ask(head) } else { tunnel.handle.open(head) };
         match tokio::time::timeout_at(deadline.into(), opening).await {
             Ok(Ok(stream)) => {
+                tunnel.use_now();
                 let place = Place { _slot: slot, _open: core.metrics.streams.enter() };
                 return Ok(Opened { stream, tunnel, place });
             }

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
     },
     time::SystemTime,
 };
@@ -34,9 +34,33 @@ pub struct LiveTunnel {
     pub since: SystemTime,
     number: u64,
     draining: AtomicBool,
+    /// Nobody looks at it until it is used, which is told.
+    resting: AtomicBool,
+    used: Notify,
 }
 
 impl LiveTunnel {
+    /// A stream was opened on it.
+    pub fn use_now(&self) {
+        // In one order with what [`Self::rest`] does: one of both sees the other.
+        fence(Ordering::SeqCst);
+        if self.resting.load(Ordering::Relaxed) && self.resting.swap(false, Ordering::Relaxed) {
+            self.used.notify_one();
+        }
+    }
+
+    /// Whether nobody uses it, so that who looks at it may wait until it is [`Self::used`].
+    pub fn rest(&self) -> bool {
+        self.resting.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.handle.open_streams() == 0
+    }
+
+    /// Completes when it is used again. For one who rests.
+    pub async fn used(&self) {
+        self.used.notified().await;
+    }
+
     /// Takes no new streams from now on if there is another tunnel.
     pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
@@ -87,8 +111,17 @@ impl Registry {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let key = cluster.key;
         let since = SystemTime::now();
-        let draining = AtomicBool::new(false);
-        let tunnel = Arc::new(LiveTunnel { handle, cluster, names, authority, since, number, draining });
+        let tunnel = Arc::new(LiveTunnel {
+            handle,
+            cluster,
+            names,
+            authority,
+            since,
+            number,
+            draining: AtomicBool::default(),
+            resting: AtomicBool::default(),
+            used: Notify::new(),
+        });
         self.by_cluster.entry(key).or_default().push(Arc::clone(&tunnel));
         self.touch(&tunnel.cluster);
         Registered { registry: Arc::clone(self), tunnel }

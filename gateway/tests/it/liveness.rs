@@ -1,7 +1,12 @@
 //! Agents that fall silent, that only look, and peers that prove nothing.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use futures_util::FutureExt;
+use gateway::tunnels::registry::Registry;
 use proto::{
     limits,
     transport::{CarrierKind, session::AgentSide, testing::UdpCable},
@@ -41,6 +46,33 @@ async fn a_request_on_a_quic_tunnel_that_fell_silent_is_answered_within_seconds(
     assert!(cut.elapsed() < limits::PROBE_DEADLINE, "{:?}", cut.elapsed());
     assert_eq!(agent.tunnel.closed().await.code, CloseCode::Dead);
     world.quiet().await;
+}
+
+/// Each idle tunnel's loss was looked at twice a minute, which was a fifth of what ten thousand cost. One that is used has to be
+/// looked at again.
+#[tokio::test]
+async fn a_tunnel_that_nobody_uses_is_left_alone_until_somebody_does() {
+    let world = World::new().await;
+    let agent = world.agent_on("a", CarrierKind::Http2).await;
+    tunnels(&world, 1).await;
+    let live = world.gateway.core().tunnels.all().remove(0);
+    // Beside the one whose own task waits until it is used.
+    let (registry, named) = (Arc::new(Registry::default()), (live.names.clone(), None));
+    let tunnel = registry.add(live.handle.clone(), live.cluster.clone(), named).tunnel.clone();
+    assert!(tunnel.rest() && tunnel.used().now_or_never().is_none());
+    tunnel.use_now();
+    assert!(tunnel.used().now_or_never().is_some());
+    // Told once.
+    tunnel.use_now();
+    assert!(tunnel.used().now_or_never().is_none());
+
+    assert!(live.rest());
+    let (mut user, token) = (world.user().await, world.token("ann", "a"));
+    user.send(get(&at("a", "/x"), &token, "")).await;
+    let arrived = agent.next().await;
+    assert!(!live.rest(), "a stream is open");
+    arrived.answer(200, &[], "fine").await;
+    assert_eq!(user.answer().await.status, 200);
 }
 
 /// The registry took the emptier tunnel, which the one that had just died often was.
