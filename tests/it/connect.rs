@@ -36,6 +36,7 @@ pub fn tests() -> Vec<Trial> {
     vec![
         alone("connect::i3_from_nothing_to_kubectl_and_back", Needs::Pods, there_and_back),
         alone("connect::i4_a_failed_or_interrupted_connect_leaves_nothing", Needs::Pods, leaves_nothing),
+        case("connect::i4_a_definition_that_its_apiserver_forgot_goes", Needs::Nothing, forgotten),
         case("connect::i3_what_others_made_meanwhile_is_not_taken_back", Needs::Nothing, takes_back_its_own),
         case("connect::i5_nothing_is_downloaded_and_no_other_program_needed", Needs::Nothing, downloads_nothing),
         case("connect::s3_a_hundred_connects_at_once_by_an_onboarding_principal", Needs::Nothing, a_hundred),
@@ -272,7 +273,7 @@ fn leaves_nothing() -> anyhow::Result<()> {
     let code = begun.wait(Duration::from_secs(200))?;
     ensure!(code == Some(130), "{code:?}: {}", begun.tail());
     ensure!(site.clusters()?.is_empty());
-    same(&before).context("after an interrupt")?;
+    same(&before).with_context(|| format!("after an interrupt: {}", begun.tail()))?;
 
     // A cluster whose apiserver is not there, a version of long ago, no rights: said before anything is made.
     let gone = Apiserver::start(&scratch("connect-forbidden"), false, Arc::new(forbidding))?;
@@ -280,6 +281,69 @@ fn leaves_nothing() -> anyhow::Result<()> {
     site.refused(&["connect", "-n", "c1", "-g", GROUP, "--kube-config", &kubeconfig], "you may not: ")?;
     ensure!(site.clusters()?.is_empty());
     site.refused(&["connect", "-n", "c1", "-g", GROUP, "--kube-context", "none"], "context none")
+}
+
+/// What a kube-apiserver that is slow does with a definition that is deleted as soon as it is made: it forgets it for minutes,
+/// and looks at it once it is changed. It has no answer in between, either.
+fn forgotten() -> anyhow::Result<()> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Definition {
+        Missing,
+        Served,
+        Busy,
+        Forgotten,
+    }
+    let definition = Arc::new(Mutex::new(Definition::Missing));
+    let state = Arc::clone(&definition);
+    let script = move |request: &Received, io: &mut tests::apiserver::Connection| {
+        let target = String::from_utf8_lossy(request.target()).into_owned();
+        if !target.contains("/customresourcedefinitions/") {
+            return willing(request, io);
+        }
+        let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+        let mut state = state.lock().unwrap();
+        let was = *state;
+        let method = request.text();
+        *state = match was {
+            Definition::Missing if method.starts_with("PATCH") => Definition::Served,
+            Definition::Served if method.starts_with("DELETE") => Definition::Busy,
+            Definition::Busy if method.starts_with("GET") => Definition::Forgotten,
+            Definition::Forgotten if method.starts_with("PATCH") && body["spec"].is_null() => Definition::Missing,
+            same => same,
+        };
+        let status = |code: u16, message: &str| json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message, "code": code});
+        let (line, said) = match was {
+            _ if method.starts_with("PATCH") => ("200 OK", body),
+            Definition::Missing => ("404 Not Found", status(404, "not found")),
+            Definition::Busy => ("503 Service Unavailable", status(503, "no leader")),
+            Definition::Served => return willing(request, io),
+            Definition::Forgotten => (
+                "200 OK",
+                json!({
+                    "kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1",
+                    "metadata": {
+                        "name": "connectedclusters.towline.io", "deletionTimestamp": "2026-01-01T00:00:00Z",
+                        "finalizers": ["customresourcecleanup.apiextensions.k8s.io"],
+                    },
+                    "status": {"conditions": [{
+                        "type": "Terminating", "status": "True", "reason": "InstanceDeletionFailed",
+                        "message": "could not list instances: storage is (re)initializing",
+                    }]},
+                }),
+            ),
+        };
+        answer(io, line, said.to_string().as_bytes())
+    };
+    let apiserver = Apiserver::start(&scratch("connect-forgotten"), true, Arc::new(script))?;
+    let site = Site::start("connect-forgotten", "127.0.0.1:0", apiserver.kubeconfig.clone())?;
+    site.ok(&["group", "create", "-g", GROUP, "-l", "eastus"])?;
+    let kubeconfig = apiserver.kubeconfig.display().to_string();
+    let connect = ["connect", "-n", "c1", "-g", GROUP, "--kube-config", &kubeconfig];
+    let late = site.run(&[&connect[..], &["--skip-network-check", "--onboarding-timeout", "1s"]].concat())?;
+    let told = late.err.contains("have not connected within") && !late.err.contains("not all that was made");
+    ensure!(late.code == Some(1) && told, "{late:?}");
+    ensure!(*definition.lock().unwrap() == Definition::Missing && site.clusters()?.is_empty(), "{late:?}");
+    Ok(())
 }
 
 /// Who connects made the group only if the gateway says so, and deletes it only while it is empty.

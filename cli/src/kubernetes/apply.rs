@@ -6,7 +6,7 @@ use anyhow::{Context, anyhow, bail};
 use kube::api::{DeleteParams, Patch, PatchParams, PropagationPolicy};
 use serde_json::{Value, json};
 
-use super::{Kubernetes, Place, is_missing, place};
+use super::{Kubernetes, Place, is_missing, is_passing, place};
 
 /// Who applied, as managed fields have it.
 const MANAGER: &str = "towline";
@@ -14,6 +14,10 @@ const MANAGER: &str = "towline";
 const PAUSE: Duration = Duration::from_millis(250);
 /// How long one object may take to go away before its finalizers are removed by force.
 pub const FORCE_AFTER: Duration = Duration::from_secs(20);
+/// How long a definition may take to go away before the apiserver is asked to look at it again, and again after that.
+const AGAIN: Duration = Duration::from_secs(5);
+/// On a definition: how many seconds its deletion had gone on when it was asked again.
+const AGAIN_ANNOTATION: &str = "towline.io/deletion-seconds";
 
 /// What Kubernetes and its distributions put into every namespace by themselves.
 const EVERYWHERE: [&str; 3] = ["kube-root-ca.crt", "openshift-service-ca.crt", "istio-ca-root-cert"];
@@ -61,19 +65,40 @@ impl Kubernetes {
     /// Waits until an object is gone. With `force` finalizers that keep it are removed after [`FORCE_AFTER`].
     pub async fn await_gone(&self, place: &Place, within: Duration, force: bool) -> anyhow::Result<()> {
         let begun = Instant::now();
-        let mut forced = false;
+        let (mut forced, mut asked) = (false, begun);
         loop {
-            let Some(object) = self.get(place).await.with_context(|| format!("read {place}"))? else { return Ok(()) };
+            let late = begun.elapsed() > within;
+            let object = match self.get(place).await {
+                Ok(Some(object)) => object,
+                Ok(None) => return Ok(()),
+                // An apiserver that has no answer for a moment is asked again as one that still has the object.
+                Err(error) if is_passing(&error) && !late => Value::Null,
+                Err(error) => return Err(anyhow!(error).context(format!("read {place}"))),
+            };
+            if late {
+                bail!("{place} is still there after {within:?}{}", why_there(&object));
+            }
             if force && !forced && begun.elapsed() > FORCE_AFTER {
                 forced = true;
                 self.strip(place).await?;
             }
-            if begun.elapsed() > within {
-                let finalizers = &object["metadata"]["finalizers"];
-                let why = if finalizers.is_null() { String::new() } else { format!("; its finalizers: {finalizers}") };
-                bail!("{place} is still there after {within:?}{why}");
+            if place.kind == place::DEFINITION && asked.elapsed() > AGAIN {
+                asked = Instant::now();
+                self.ask_again(place, begun.elapsed()).await;
             }
             tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Changes an annotation of a definition that is on its way out. Before it goes, kube-apiserver lists its objects; where
+    /// that fails (a definition that is new, whose storage is not initialized yet) and the next attempt meets its own update
+    /// as a conflict, it takes that for another's and forgets the definition until it looks at all of them, up to five
+    /// minutes later. A change of anything but that condition makes it look at once.
+    async fn ask_again(&self, place: &Place, after: Duration) {
+        let patch = json!({"metadata": {"annotations": {AGAIN_ANNOTATION: after.as_secs().to_string()}}});
+        // It goes by itself, only later.
+        if let Err(error) = self.api(place).patch(&place.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            tracing::debug!("{place} is not asked for again: {error}");
         }
     }
 
@@ -107,4 +132,14 @@ impl Kubernetes {
         }
         Ok(found)
     }
+}
+
+/// What an object says of why it does not go away.
+fn why_there(object: &Value) -> String {
+    let finalizers = &object["metadata"]["finalizers"];
+    let finalizers = if finalizers.is_null() { String::new() } else { format!("; its finalizers: {finalizers}") };
+    let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    let told = conditions.filter(|one| one["type"] == "Terminating" && one["status"] == "True");
+    let told = told.filter_map(|one| one["message"].as_str());
+    told.fold(finalizers, |why, message| format!("{why}; {message}"))
 }
