@@ -78,8 +78,8 @@ pub const HEADS_AT_GATEWAY: usize = 16;
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// Period of liveness probes while users have streams open, and over QUIC always: of a tunnel that nobody uses the gateway's
 /// carrier says a little before that it is there, and the agent asks where that does not come, which is how it finds out about
-/// a gateway that was killed and mends what a NAT forgot. It has to come before users give up the tunnel ([`URGENT_PROBES`]), who may have begun to
-/// wait just after the last sign.
+/// a gateway that was killed and mends what a NAT forgot. It has to come before users give up the tunnel ([`URGENT_PROBES`]),
+/// who may have begun to wait just after the last sign.
 pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
 /// Period of the probes of a tunnel over TCP that nobody uses; the gateway's come a little before. Each of
 /// ten thousand costs a processor that has to fetch all that the tunnel is made of.

@@ -120,7 +120,7 @@ impl Session {
             () = keep_room(shared, link) => None,
             () = accept_streams(*side, shared, link, queue) => None,
             closed = probe(*side, shared, link, pending, options) => Some(closed),
-            closed = hear_signs(*side, shared, link) => closed,
+            () = hear_signs(*side, shared, link) => None,
             closed = drained(*side, shared) => Some(closed),
             closed = link.closed() => Some(closed),
         };
@@ -310,7 +310,7 @@ async fn read_head(recv: &mut RawRecv) -> Result<(StreamId, Bytes, Bytes), HeadE
 }
 
 /// At the agent: what the gateway's carrier says while nobody uses the tunnel. Never ends.
-async fn hear_signs(side: Side, shared: &Shared, link: &Link) -> Option<Closed> {
+async fn hear_signs(side: Side, shared: &Shared, link: &Link) {
     while side == Side::Agent && link.sign().await.is_ok() {
         shared.hear_sign();
         tokio::task::coop::consume_budget().await;
