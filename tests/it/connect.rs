@@ -290,7 +290,8 @@ fn forgotten() -> anyhow::Result<()> {
     enum Definition {
         Missing,
         Served,
-        Busy,
+        NoAnswer,
+        Deleted,
         Forgotten,
     }
     let definition = Arc::new(Mutex::new(Definition::Missing));
@@ -306,8 +307,9 @@ fn forgotten() -> anyhow::Result<()> {
         let method = request.text();
         *state = match was {
             Definition::Missing if method.starts_with("PATCH") => Definition::Served,
-            Definition::Served if method.starts_with("DELETE") => Definition::Busy,
-            Definition::Busy if method.starts_with("GET") => Definition::Forgotten,
+            Definition::Served if method.starts_with("DELETE") => Definition::NoAnswer,
+            Definition::NoAnswer if method.starts_with("DELETE") => Definition::Deleted,
+            Definition::Deleted if method.starts_with("GET") => Definition::Forgotten,
             Definition::Forgotten if method.starts_with("PATCH") && body["spec"].is_null() => Definition::Missing,
             same => same,
         };
@@ -315,9 +317,10 @@ fn forgotten() -> anyhow::Result<()> {
         let (line, said) = match was {
             _ if method.starts_with("PATCH") => ("200 OK", body),
             Definition::Missing => ("404 Not Found", status(404, "not found")),
-            Definition::Busy => ("503 Service Unavailable", status(503, "no leader")),
-            Definition::Served => return willing(request, io),
-            Definition::Forgotten => (
+            Definition::Served if method.starts_with("GET") => return willing(request, io),
+            Definition::Served => ("503 Service Unavailable", status(503, "no leader")),
+            Definition::Deleted if method.starts_with("GET") => ("503 Service Unavailable", status(503, "no leader")),
+            Definition::NoAnswer | Definition::Deleted | Definition::Forgotten => (
                 "200 OK",
                 json!({
                     "kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1",

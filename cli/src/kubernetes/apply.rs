@@ -12,6 +12,8 @@ use super::{Kubernetes, Place, is_missing, is_passing, place};
 const MANAGER: &str = "towline";
 /// Between looks at what is going away.
 const PAUSE: Duration = Duration::from_millis(250);
+/// How long a deletion is tried where the apiserver has no answer.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one object may take to go away before its finalizers are removed by force.
 pub const FORCE_AFTER: Duration = Duration::from_secs(20);
 /// How long a definition may take to go away before the apiserver is asked to look at it again, and again after that.
@@ -51,14 +53,19 @@ impl Kubernetes {
         }
     }
 
-    /// Begins to delete an object, with what it owns. Nothing if it is gone already.
+    /// Begins to delete an object, with what it owns. Nothing if it is gone already. An apiserver without an answer is asked
+    /// again for [`PATIENCE`].
     pub async fn delete(&self, place: &Place) -> anyhow::Result<()> {
         let params =
             DeleteParams { propagation_policy: Some(PropagationPolicy::Foreground), ..DeleteParams::default() };
-        match self.api(place).delete(&place.name, &params).await {
-            Ok(_) => Ok(()),
-            Err(error) if is_missing(&error) => Ok(()),
-            Err(error) => Err(anyhow!(error).context(format!("delete {place}"))),
+        let begun = Instant::now();
+        loop {
+            match self.api(place).delete(&place.name, &params).await {
+                Ok(_) => return Ok(()),
+                Err(error) if is_missing(&error) => return Ok(()),
+                Err(error) if is_passing(&error) && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(anyhow!(error).context(format!("delete {place}"))),
+            }
         }
     }
 
