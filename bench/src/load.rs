@@ -2,6 +2,7 @@
 //! stall is counted for all that it holds up (no coordinated omission); a closed loop keeps so many under way and measures
 //! what gets through.
 
+mod alarm;
 mod client;
 pub mod meter;
 pub mod pace;

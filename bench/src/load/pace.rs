@@ -1,6 +1,7 @@
 //! When requests are sent: the schedule of an open loop, the workers of a closed one.
 
 use std::{
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,9 +11,9 @@ use std::{
 
 use anyhow::Context;
 use proto::process::TaskGroup;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
-use super::{Pace, meter::Meter};
+use super::{Pace, alarm::Alarm, meter::Meter};
 
 /// An open loop that falls this far behind has lost: what is due then fails without being sent.
 const UNDER_WAY: usize = 20_000;
@@ -33,7 +34,7 @@ impl Pace {
 /// Sends at this pace until its end; each request and its outcome is counted.
 ///
 /// # Errors
-/// A fault of this program.
+/// A fault of this program, or no timer of the system's.
 pub async fn run<F>(
     pace: Pace,
     meter: &Arc<Meter>,
@@ -44,7 +45,10 @@ where
 {
     let tasks = TaskGroup::new("load");
     match pace {
-        Pace::Open { rate, seconds } => open(&tasks, schedule(rate, seconds), meter, &send).await,
+        Pace::Open { rate, seconds } => {
+            let alarm = &Alarm::new()?;
+            open(&tasks, schedule(rate, seconds), meter, &send, |due| alarm.at(due)).await?;
+        }
         Pace::Closed { concurrent, seconds } => {
             let until = Instant::now() + Duration::from_secs_f64(seconds);
             closed(&tasks, concurrent, meter, &send, move || Instant::now() < until);
@@ -79,18 +83,21 @@ fn schedule(rate: f64, seconds: f64) -> impl Iterator<Item = Duration> {
     (0_u64..).map(move |number| number as f64 / rate).take_while(move |due| *due < seconds).map(Duration::from_secs_f64)
 }
 
-async fn open<F>(
+async fn open<F, W>(
     tasks: &TaskGroup,
     schedule: impl Iterator<Item = Duration>,
     meter: &Arc<Meter>,
     send: &(impl Fn(Arc<Meter>) -> F + Clone),
-) where
+    until: impl Fn(Instant) -> W,
+) -> io::Result<()>
+where
     F: Future<Output = anyhow::Result<u64>> + Send + 'static,
+    W: Future<Output = io::Result<()>>,
 {
     let start = Instant::now();
     for after in schedule {
         let due = start + after;
-        sleep_until(due).await;
+        until(due).await?;
         if tasks.running() >= UNDER_WAY {
             meter.record(due, Err(anyhow::anyhow!("not sent: {UNDER_WAY} are under way")));
             continue;
@@ -98,6 +105,7 @@ async fn open<F>(
         let (meter, request) = (Arc::clone(meter), send(Arc::clone(meter)));
         tasks.spawn("request", async move { meter.record(due, patiently(request).await) });
     }
+    Ok(())
 }
 
 fn closed<F>(
@@ -126,6 +134,8 @@ async fn patiently(request: impl Future<Output = anyhow::Result<u64>>) -> anyhow
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::sleep_until;
+
     use super::*;
 
     #[test]
@@ -144,7 +154,13 @@ mod tests {
             sleep_until(stalled_until).await;
             Ok(0)
         };
-        run(Pace::Open { rate: 100.0, seconds: 2.0 }, &meter, send).await.unwrap();
+        let tasks = TaskGroup::new("test");
+        let until = async |due| {
+            sleep_until(due).await;
+            Ok(())
+        };
+        open(&tasks, schedule(100.0, 2.0), &meter, &send, until).await.unwrap();
+        tasks.join().await.unwrap();
         let seen = meter.outcome(2.0);
         let (p10, p50, p75) = (seen.latency.at(0.1), seen.latency.at(0.505), seen.latency.at(0.75));
         assert_eq!(seen.requests, 200);
