@@ -52,12 +52,21 @@ def pid(name):
     return int((MACHINE / f"{name}.pid").read_text())
 
 
+def runs(process):
+    """Whether it does. It may end between any two looks, and while its file is read."""
+    try:
+        status = pathlib.Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return "\nState:\tZ" not in status
+
+
 def stop(name, grace):
     """SIGTERM, and a failure if that does not end it in time."""
     process = pid(name)
     os.kill(process, signal.SIGTERM)
     end = time.monotonic() + grace
-    while os.path.exists(f"/proc/{process}") and "\nState:\tZ" not in pathlib.Path(f"/proc/{process}/status").read_text():
+    while runs(process):
         if time.monotonic() > end:
             fail(f"{name} did not end within {grace} s")
         time.sleep(0.05)
