@@ -119,7 +119,7 @@ pub async fn answer(mut send: SendStream, head: ResponseHead, body: Bytes) {
         send.finish()
     };
     if let Ok(Err(err)) = tokio::time::timeout(ANSWER_DEADLINE, sent).await {
-        tracing::trace!(error = %err, "nobody took an answer");
+        tracing::debug!(error = %err, "nobody took an answer");
     }
 }
 

@@ -28,7 +28,7 @@ impl Role for Echo {
             if send.send(head.freeze()).await.is_ok() {
                 let (_, result) = send_body(&mut send, StreamBody::new(recv)).await;
                 if let Err(err) = result {
-                    tracing::trace!(error = %err, "an echo broke off");
+                    tracing::debug!(error = %err, "an echo broke off");
                 }
             }
         })

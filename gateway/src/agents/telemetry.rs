@@ -158,7 +158,7 @@ pub async fn logs(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         return Err(refusal.with(header::RETRY_AFTER, &seconds.to_string()));
     }
     for line in lines {
-        tracing::trace!(target: "agent_logs", { cluster.id = %agent.cluster.id, line }, "an agent's log");
+        tracing::debug!(target: "agent_logs", { cluster.id = %agent.cluster.id, line }, "an agent's log");
     }
     Ok(Reply::empty())
 }

@@ -176,7 +176,7 @@ impl<T> Framing<T> {
     /// The head is refused; nothing behind it is read.
     fn refuse(&mut self, fault: Fault) {
         let faulty = self.head.faulty(fault);
-        tracing::trace!(?fault, "head refused");
+        tracing::debug!(?fault, "head refused");
         self.heads += 1;
         self.head_deadline = None;
         self.head = Head::default();
