@@ -3,7 +3,6 @@
 
 use std::{
     any::Any,
-    collections::HashMap,
     fmt,
     future::Future,
     panic::AssertUnwindSafe,
@@ -13,6 +12,7 @@ use std::{
 };
 
 use futures_util::FutureExt;
+use slab::Slab;
 use tokio::{
     sync::Notify,
     task::{AbortHandle, JoinHandle},
@@ -47,14 +47,14 @@ struct Tasks {
 
 #[derive(Default)]
 struct State {
-    next: u64,
     running: usize,
     closed: bool,
-    entries: HashMap<u64, Entry>,
+    entries: Slab<Entry>,
 }
 
 /// A task may end before `spawn` has its abort handle; then it leaves a mark instead of a stale entry.
 enum Entry {
+    Starting,
     Running(AbortHandle),
     EndedEarly,
 }
@@ -120,12 +120,7 @@ impl TaskGroup {
         F::Output: Send,
     {
         let tasks = self.inner.tasks.clone();
-        let id = {
-            let mut state = tasks.state();
-            state.next += 1;
-            state.running += 1;
-            state.next
-        };
+        let id = tasks.begin();
         // Made here and moved in, so that it runs also when the task is dropped before its first poll.
         let ended = Ended { tasks: tasks.clone(), id };
         let group = self.inner.name;
@@ -138,8 +133,9 @@ impl TaskGroup {
         #[expect(clippy::disallowed_methods, reason = "the one place")]
         let handle = tokio::spawn(future.instrument(span));
         let mut state = tasks.state();
-        if state.entries.remove(&id).is_none() {
-            state.entries.insert(id, Entry::Running(handle.abort_handle()));
+        match &mut state.entries[id] {
+            Entry::EndedEarly => drop(state.entries.remove(id)),
+            entry => *entry = Entry::Running(handle.abort_handle()),
         }
         if state.closed {
             handle.abort();
@@ -205,14 +201,21 @@ impl Tasks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A place for a task that is about to start; its [`Ended`] gives it back.
+    fn begin(&self) -> usize {
+        let mut state = self.state();
+        state.running += 1;
+        state.entries.insert(Entry::Starting)
+    }
+
     fn abort(&self) {
         let handles: Vec<_> = {
             let mut state = self.state();
             state.closed = true;
             state
                 .entries
-                .values()
-                .filter_map(|entry| if let Entry::Running(h) = entry { Some(h.clone()) } else { None })
+                .iter()
+                .filter_map(|(_, entry)| if let Entry::Running(h) = entry { Some(h.clone()) } else { None })
                 .collect()
         };
         handles.iter().for_each(AbortHandle::abort);
@@ -241,14 +244,15 @@ fn watched<F: Future>(
 /// Lives in a task's future, so that the group learns of every kind of end.
 struct Ended {
     tasks: Arc<Tasks>,
-    id: u64,
+    id: usize,
 }
 
 impl Drop for Ended {
     fn drop(&mut self) {
         let mut state = self.tasks.state();
-        if state.entries.remove(&self.id).is_none() {
-            state.entries.insert(self.id, Entry::EndedEarly);
+        match &mut state.entries[self.id] {
+            entry @ Entry::Starting => *entry = Entry::EndedEarly,
+            _ => drop(state.entries.remove(self.id)),
         }
         state.running -= 1;
         let idle = state.running == 0;
@@ -373,8 +377,8 @@ mod tests {
         };
         let size = size_of_val(&future);
         let tasks = TaskGroup::new("test").inner.tasks.clone();
-        tasks.state().running += 1;
-        let watched = watched(future, Ended { tasks, id: 0 }, ("test", "big"));
+        let id = tasks.begin();
+        let watched = watched(future, Ended { tasks, id }, ("test", "big"));
         assert!(size_of_val(&watched) < size + 1000, "{} for {size}", size_of_val(&watched));
     }
 
