@@ -164,7 +164,7 @@ pub fn parse(
         if path.to_ascii_lowercase().contains("%2f") {
             return Err(AddressError::Slash);
         }
-        Address::Api(decoded)
+        Address::Api(decoded.into_owned())
     } else {
         Address::Nowhere
     })
@@ -212,7 +212,24 @@ pub fn host_key(host: &str, domain: &str) -> Option<ClusterKey> {
 
 /// Decodes a path once, as the apiserver does, and refuses what readers disagree about. What is not UTF-8 after decoding
 /// becomes the replacement character here; the forwarded bytes stay as they are.
-fn decode(path: &str) -> Result<String, AddressError> {
+fn decode(path: &str) -> Result<Cow<'_, str>, AddressError> {
+    let decoded = if path.contains('%') { Cow::Owned(unescape(path)?) } else { Cow::Borrowed(path.as_bytes()) };
+    if decoded.iter().any(|b| *b < b' ' || *b == 0x7f || *b == b'\\') {
+        return Err(AddressError::Character);
+    }
+    // A parameter behind a dot segment (`..;x`) is cut off by some readers before they clean the path.
+    let dots = |segment: &[u8]| matches!(segment.split(|b| *b == b';').next(), Some(b"." | b".."));
+    if decoded.split(|b| *b == b'/').any(dots) {
+        return Err(AddressError::DotSegment);
+    }
+    Ok(match decoded {
+        Cow::Borrowed(_) => Cow::Borrowed(path),
+        Cow::Owned(bytes) => Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()),
+    })
+}
+
+/// Percent-decodes.
+fn unescape(path: &str) -> Result<Vec<u8>, AddressError> {
     let mut out = Vec::with_capacity(path.len());
     let mut bytes = path.bytes();
     while let Some(byte) = bytes.next() {
@@ -224,19 +241,8 @@ fn decode(path: &str) -> Result<String, AddressError> {
         let (high, low) = (digit(bytes.next())?, digit(bytes.next())?);
         out.push((high << 4 | low) as u8);
     }
-    if out.iter().any(|b| *b < b' ' || *b == 0x7f || *b == b'\\') {
-        return Err(AddressError::Character);
-    }
     let overlong = |pair: &[u8]| matches!(pair, [0xc0 | 0xc1, _] | [0xe0, 0x80..=0x9f] | [0xf0, 0x80..=0x8f]);
-    if out.windows(2).any(overlong) {
-        return Err(AddressError::Encoding);
-    }
-    // A parameter behind a dot segment (`..;x`) is cut off by some readers before they clean the path.
-    let dots = |segment: &[u8]| matches!(segment.split(|b| *b == b';').next(), Some(b"." | b".."));
-    if out.split(|b| *b == b'/').any(dots) {
-        return Err(AddressError::DotSegment);
-    }
-    Ok(String::from_utf8_lossy(&out).into_owned())
+    if out.windows(2).any(overlong) { Err(AddressError::Encoding) } else { Ok(out) }
 }
 
 fn endpoint(method: &Method, path: &str, query: Option<&str>) -> Endpoint {

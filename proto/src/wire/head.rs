@@ -221,7 +221,7 @@ fn check_count(got: usize) -> Result<(), WireError> {
 /// Bytes that `headers` take at most, known before they are allocated.
 fn header_bytes(headers: &HeaderMap) -> Result<usize, WireError> {
     check_count(headers.len())?;
-    if NOT_CARRIED.iter().any(|name| headers.contains_key(name)) {
+    if headers.keys().any(|name| NOT_CARRIED.contains(name)) {
         return Err(WireError::Field("hop-by-hop header"));
     }
     let size = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + HEADER_OVERHEAD_BYTES).sum();
