@@ -143,7 +143,7 @@ impl Authorizer {
     }
 
     /// The right by which this call is allowed; `None`: the cluster's own RBAC decides.
-    pub fn right(&self, identity: &Identity, admitted: &Admitted, now: SystemTime) -> Option<Right> {
+    pub fn right(&self, identity: &Identity, admitted: &Admitted, now: SystemTime) -> Option<Box<Right>> {
         self.issuer.as_ref()?;
         let target = &admitted.target;
         // What is no text names nothing that a role knows.
@@ -151,14 +151,14 @@ impl Authorizer {
         let info = RequestInfo::parse(&admitted.method, &path, target.query());
         let right = self.asked_by(identity, Of::Call { info, path, verbs: Vec::new() });
         let verbs = right.decide(now)?;
-        Some(right.given(verbs))
+        Some(Box::new(right.given(verbs)))
     }
 
     /// The right by which all that `kubectl --as` asks for may be impersonated; `None`: the cluster is asked.
-    pub fn right_to_impersonate(&self, identity: &Identity, asked: &Asked, now: SystemTime) -> Option<Right> {
+    pub fn right_to_impersonate(&self, identity: &Identity, asked: &Asked, now: SystemTime) -> Option<Box<Right>> {
         self.issuer.as_ref()?;
         let right = self.asked_by(identity, Of::Impersonation(Parts::of(asked)));
-        right.decide(now).map(|_| right)
+        right.decide(now).map(|_| Box::new(right))
     }
 
     fn asked_by(&self, identity: &Identity, of: Of) -> Right {

@@ -255,42 +255,49 @@ impl Apiserver {
 
     /// Sends a plain request; completes with the head of the answer. Dropping the future or the answer's body cancels
     /// the request at the apiserver.
-    pub async fn send(&self, head: &mut UpstreamHead, body: RequestBody) -> Result<Response<AnswerBody>, DialError> {
-        self.authorize(head).await?;
-        let repeatable = head.method().is_safe() && body.is_empty();
-        let mut body = body;
-        for _ in 0..ATTEMPTS {
-            match self.acquire(head.needs_own_credential()).await? {
-                Sender::Http2(mut send, claim) => {
-                    let request = self.request(head, Version::HTTP_2, body)?;
-                    claim.0.turns.hand();
-                    match send.try_send_request(request).await {
-                        Ok(answer) => {
-                            return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)))));
+    #[expect(clippy::manual_async_fn, reason = "an async fn has room for what it is given twice")]
+    pub fn send(
+        &self,
+        head: &mut UpstreamHead,
+        mut body: RequestBody,
+    ) -> impl Future<Output = Result<Response<AnswerBody>, DialError>> {
+        async move {
+            self.authorize(head).await?;
+            let repeatable = head.method().is_safe() && body.is_empty();
+            for _ in 0..ATTEMPTS {
+                match self.acquire(head.needs_own_credential()).await? {
+                    Sender::Http2(mut send, claim) => {
+                        let request = self.request(head, Version::HTTP_2, body)?;
+                        claim.0.turns.hand();
+                        match send.try_send_request(request).await {
+                            Ok(answer) => {
+                                return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)))));
+                            }
+                            Err(mut err) => match err.take_message() {
+                                Some(unsent) => body = unsent.into_body(),
+                                None if repeatable && was_not_looked_at(err.error()) => body = RequestBody::empty(),
+                                None => return Err(DialError::Broken(err.into_error())),
+                            },
                         }
-                        Err(mut err) => match err.take_message() {
-                            Some(unsent) => body = unsent.into_body(),
-                            None if repeatable && was_not_looked_at(err.error()) => body = RequestBody::empty(),
-                            None => return Err(DialError::Broken(err.into_error())),
-                        },
                     }
-                }
-                Sender::Http1(mut send) => {
-                    let request = self.request(head, Version::HTTP_11, body)?;
-                    match send.try_send_request(request).await {
-                        Ok(answer) => {
-                            let lease = Lease::Connection(Some(send), self.pool(head.needs_own_credential()).clone());
-                            return Ok(answer.map(|body| AnswerBody::new(body, Some(lease))));
+                    Sender::Http1(mut send) => {
+                        let request = self.request(head, Version::HTTP_11, body)?;
+                        match send.try_send_request(request).await {
+                            Ok(answer) => {
+                                let lease =
+                                    Lease::Connection(Some(send), self.pool(head.needs_own_credential()).clone());
+                                return Ok(answer.map(|body| AnswerBody::new(body, Some(lease))));
+                            }
+                            Err(mut err) => match err.take_message() {
+                                Some(unsent) => body = unsent.into_body(),
+                                None => return Err(DialError::Broken(err.into_error())),
+                            },
                         }
-                        Err(mut err) => match err.take_message() {
-                            Some(unsent) => body = unsent.into_body(),
-                            None => return Err(DialError::Broken(err.into_error())),
-                        },
                     }
                 }
             }
+            Err(DialError::Attempts)
         }
-        Err(DialError::Attempts)
     }
 
     /// Sends an upgrade request on a connection of its own. The connection lives in the answer: after 101 it is the

@@ -55,7 +55,7 @@ impl Site {
         self.issuer.verifier().verify(&token, &audience, self.now).await.unwrap()
     }
 
-    async fn right(&self, target: &'static str) -> Option<Right> {
+    async fn right(&self, target: &'static str) -> Option<Box<Right>> {
         let identity = self.jane().await;
         let admitted = Admitted {
             method: Method::GET,
