@@ -129,7 +129,7 @@ async fn sessions(State(admin): Shared) -> Json<Value> {
                 "user": session.principal.name(),
                 "issuer": session.principal.issuer(),
                 "cluster": session.cluster.id.as_str(),
-                "what": session.what,
+                "what": session.what(),
                 "started": rfc3339(session.started),
             })
         })

@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -12,7 +13,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use dashmap::DashMap;
+use http::Method;
 use proto::{
     ids::{ClusterKey, RequestId},
     process::Shutdown,
@@ -24,7 +27,8 @@ use crate::{
     metrics::{Metrics, OpenGuard},
     policy::DenialReason,
     request::{
-        authenticate::{Principal, unix_seconds},
+        audit::TEXT_BYTES,
+        authenticate::{Principal, PrincipalKey, unix_seconds},
         authorize::{self, Permit},
     },
     snapshot::{ClusterRef, Snapshot, Snapshots},
@@ -65,7 +69,31 @@ struct Shown {
 }
 
 /// By principal and cluster, with how many sessions look at it.
-type ShownMap = HashMap<(String, ClusterKey), (Arc<Shown>, usize)>;
+type ShownMap = HashMap<(PrincipalKey, ClusterKey), (Arc<Shown>, usize)>;
+
+/// What a session is for. Spelled out when somebody asks, for hardly a request is there when anybody does.
+#[derive(Debug)]
+pub struct What {
+    method: Method,
+    path: Bytes,
+}
+
+impl What {
+    /// Of a request; the path is without its query and at most [`TEXT_BYTES`] long.
+    pub fn new(method: &Method, target: &Bytes) -> Self {
+        let path = target.iter().position(|byte| *byte == b'?').unwrap_or(target.len()).min(TEXT_BYTES);
+        // A long target is not kept for its beginning.
+        let path =
+            if target.len() > TEXT_BYTES { Bytes::copy_from_slice(&target[..path]) } else { target.slice(..path) };
+        Self { method: method.clone(), path }
+    }
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.method, String::from_utf8_lossy(&self.path))
+    }
+}
 
 /// One open session.
 pub struct Session {
@@ -75,12 +103,11 @@ pub struct Session {
     pub principal: Principal,
     /// Where.
     pub cluster: ClusterRef,
-    /// What, for the admin's list.
-    pub what: String,
+    what: What,
     /// Since when.
     pub started: SystemTime,
     /// By which its credentials are found.
-    key: (String, ClusterKey),
+    key: (PrincipalKey, ClusterKey),
     shown: Arc<Shown>,
     ended: CancellationToken,
     why: OnceLock<EndReason>,
@@ -91,6 +118,11 @@ impl Session {
     pub fn end(&self, reason: EndReason) {
         let _ = self.why.set(reason);
         self.ended.cancel();
+    }
+
+    /// What is asked for, for those who list sessions: method and path.
+    pub fn what(&self) -> String {
+        self.what.to_string()
     }
 
     /// When it must end if nothing newer is shown.
@@ -163,7 +195,7 @@ impl Sessions {
     }
 
     /// Opens a session. Its credential, which is valid, extends the other sessions of the same principal.
-    pub fn open(self: &Arc<Self>, id: RequestId, permit: &Permit, what: String, outlive: Duration) -> SessionHandle {
+    pub fn open(self: &Arc<Self>, id: RequestId, permit: &Permit, what: What, outlive: Duration) -> SessionHandle {
         let (principal, cluster) = (permit.principal().clone(), permit.cluster().clone());
         let until = unix_seconds(principal.expires());
         let key = (principal.key(), cluster.key);

@@ -110,14 +110,19 @@ pub struct ClusterKey([u8; 32]);
 
 /// Lower-case hex, two digits a byte. Each request has half a dozen of these, so no formatter is asked.
 pub fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    push_hex(&mut text, bytes);
+    text
+}
+
+/// Appends [`hex`].
+pub fn push_hex(text: &mut String, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |value: u8| char::from(DIGITS[usize::from(value & 15)]);
-    let mut text = String::with_capacity(2 * bytes.len());
     for byte in bytes {
         text.push(digit(byte >> 4));
         text.push(digit(*byte));
     }
-    text
 }
 
 /// Reads `2 * N` hex digits in lower case and nothing else.

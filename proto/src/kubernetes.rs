@@ -92,11 +92,11 @@ impl RequestInfo {
     }
 
     /// `resource/subresource`, for records.
-    pub fn resource_path(&self) -> String {
+    pub fn resource_path(&self) -> Cow<'_, str> {
         if self.subresource.is_empty() {
-            self.resource.clone()
+            Cow::Borrowed(&self.resource)
         } else {
-            format!("{}/{}", self.resource, self.subresource)
+            Cow::Owned(format!("{}/{}", self.resource, self.subresource))
         }
     }
 }
@@ -127,7 +127,7 @@ mod tests {
     fn request_info_is_read_as_the_apiserver_reads_it() {
         let get = Method::GET;
         let row = |info: RequestInfo| {
-            let resource = info.resource_path();
+            let resource = info.resource_path().into_owned();
             (info.verb.into_owned(), info.api_group, resource, info.namespace, info.name)
         };
         let text = |a: &str, b: &str, c: &str, d: &str, e: &str| {

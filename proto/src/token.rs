@@ -200,15 +200,14 @@ impl Verifier {
             return Ok(decision.identity.clone());
         }
         // In a box of its own: it may have to read keys over HTTPS, and every request would carry the room for that.
-        let make = Box::pin(async {
+        let deciding = Box::pin(self.decisions.decide(digest, async {
             // Somebody may have decided it between the look above and the claim to do so here.
             match kept() {
                 Some(decision) => Ok(decision),
                 None => self.decide(token, audience, now).await,
             }
-        });
-        let decision = self.decisions.decide(digest, make).await?;
-        Ok(decision.identity.clone())
+        }));
+        Ok(deciding.await?.identity.clone())
     }
 
     /// The payload of a statement that an issuer signed beside its tokens: a compact JWS of type `kind` for `audience`, in its

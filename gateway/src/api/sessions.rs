@@ -14,7 +14,10 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{Call, empty, error::ApiError, json};
 use crate::{
-    request::{authenticate::Principal, respond::Body},
+    request::{
+        authenticate::{Principal, PrincipalKey},
+        respond::Body,
+    },
     sessions::{EndReason, Session},
 };
 
@@ -80,7 +83,7 @@ fn is_own(call: &Call<'_>, session: &Session) -> bool {
     session.principal.key() == own_key(call)
 }
 
-fn own_key(call: &Call<'_>) -> String {
+fn own_key(call: &Call<'_>) -> PrincipalKey {
     Principal::User(Arc::clone(&call.identity)).key()
 }
 
@@ -94,7 +97,7 @@ fn shown(call: &Call<'_>, session: &Session) -> Value {
         "user": session.principal.name(),
         "own": is_own(call, session),
         "cluster": session.cluster.id.as_str(),
-        "what": session.what,
+        "what": session.what(),
         "started": OffsetDateTime::from(session.started).format(&Rfc3339).unwrap_or_default(),
     })
 }

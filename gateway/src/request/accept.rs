@@ -215,6 +215,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         service_fn(move |request: Request<Incoming>| {
             let (turn, fault) = notes.next();
             let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
+            let (fault, request) = (fault.map(Box::new), Box::new(request));
             async move {
                 let response = Box::pin(super::serve(core, connection, Some((&turn, fault)), request)).await;
                 let own = matches!(response.body(), Body::Full(_));
@@ -255,10 +256,11 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let service = {
         let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
         service_fn(move |request: Request<Incoming>| {
-            let (core, connection, unread) = (Arc::clone(&core), Arc::clone(&connection), unread.clone());
-            let turns = turns.clone();
+            let (core, unread, turns) = (Arc::clone(&core), unread.clone(), turns.clone());
+            let serving = super::serve(Arc::clone(&core), Arc::clone(&connection), None, Box::new(request));
+            let serving = Box::pin(serving);
             async move {
-                let response = Box::pin(super::serve(Arc::clone(&core), connection, None, request)).await;
+                let response = serving.await;
                 turns.hand();
                 Ok::<Response<Body>, Infallible>(Body::counted(response, || core.admissions.unread(&unread)))
             }

@@ -1,43 +1,43 @@
 //! One record per request, however it ends. [`Record`] is opened with the request and travels with it into the answer's
-//! body or the upgraded connection; dropping it writes it. Writing is off the request's path and never waits: what does
-//! not fit into the queue is counted and logged.
+//! body or the upgraded connection; dropping it writes it. Writing, and spelling out what is written, is off the request's
+//! path and never waits: what does not fit into the queue is counted and logged.
 //!
 //! No credential is ever put into a record, and no query: commands and selectors in it are the user's own business. Every
 //! text that comes from outside is cut to [`TEXT_BYTES`] (attack D11).
 
+mod line;
 mod writer;
 
 use std::{
-    borrow::Cow,
     fs::File,
     io,
     net::SocketAddr,
     os::fd::AsFd,
     sync::{
         Arc,
-        atomic::{AtomicU16, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use proto::{
-    ids::RequestId,
+    ids::{ClusterId, ClusterKey, RequestId},
     kubernetes::RequestInfo,
     process::{Shutdown, TaskGroup},
     transport::CarrierKind,
 };
 use serde::Serialize;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::{mpsc, oneshot};
 
-use self::writer::Entry;
+use self::{
+    line::{Known, Text},
+    writer::Entry,
+};
 use super::Stage;
 use crate::{config::AuditTo, metrics::Metrics};
 
 /// The longest text of one field, in bytes.
 pub const TEXT_BYTES: usize = 1024;
-/// What the line of most records takes, in bytes.
-const LINE_BYTES: usize = 768;
 /// Records that may wait for the writer.
 pub const QUEUE_RECORDS: usize = 16 * 1024;
 /// How long the end of the process waits for records to be written.
@@ -59,50 +59,6 @@ pub enum Outcome {
     Ended,
 }
 
-/// What is written, one JSON object a line.
-#[derive(Debug, Serialize)]
-struct Fields {
-    time: String,
-    request_id: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    trace_id: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    correlation_id: Option<String>,
-    user_address: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    issuer: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    impersonated_user: Option<String>,
-    method: String,
-    path: String,
-    verb: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    api_group: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    resource: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    namespace: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    upgrade: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cluster: Option<String>,
-    decision: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-    stage: &'static str,
-    status: u16,
-    outcome: Outcome,
-    bytes_up: u64,
-    bytes_down: u64,
-    duration_ms: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    carrier: Option<&'static str>,
-}
-
 /// Bytes of one request in both directions, counted while they flow.
 #[derive(Debug, Default)]
 pub struct Bytes {
@@ -117,178 +73,140 @@ pub struct Record {
     log: Arc<AuditLog>,
     metrics: Arc<Metrics>,
     started: Instant,
-    stage: Stage,
     /// Counted while they flow.
     pub bytes: Arc<Bytes>,
-    /// Set once the answer's head is known; 0 before.
-    status: AtomicU16,
-    fields: Box<Fields>,
+    /// Gone to the writer once dropped.
+    known: Option<Box<Known>>,
     _open: crate::metrics::OpenGuard,
 }
 
 impl Record {
     /// Opens the record of a request that has just arrived.
     pub fn open(log: Arc<AuditLog>, metrics: Arc<Metrics>, id: RequestId, user: SocketAddr, method: &str) -> Self {
-        let fields = Box::new(Fields {
-            time: OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default(),
-            request_id: id.to_string(),
-            trace_id: String::new(),
-            correlation_id: None,
-            user_address: user.to_string(),
-            user: None,
-            issuer: None,
-            impersonated_user: None,
-            method: cut(method),
-            path: String::new(),
-            verb: String::new(),
-            api_group: String::new(),
-            resource: String::new(),
-            namespace: String::new(),
-            name: String::new(),
-            upgrade: None,
-            cluster: None,
-            decision: "none",
-            reason: None,
-            stage: Stage::Address.as_str(),
-            status: 0,
-            outcome: Outcome::Cancelled,
-            bytes_up: 0,
-            bytes_down: 0,
-            duration_ms: 0,
-            carrier: None,
-        });
+        let mut known = Box::new(Known::begin(id, user));
+        known.set(Text::Method, method);
         let open = metrics.requests.enter();
-        Self {
-            log,
-            metrics,
-            started: Instant::now(),
-            stage: Stage::Address,
-            bytes: Arc::default(),
-            status: AtomicU16::new(0),
-            fields,
-            _open: open,
-        }
+        Self { log, metrics, started: Instant::now(), bytes: Arc::default(), known: Some(known), _open: open }
+    }
+
+    fn known(&mut self) -> &mut Known {
+        self.known.as_mut().expect("only drop takes it")
     }
 
     /// The stage that the request has reached.
     pub fn stage(&mut self, stage: Stage) {
-        self.stage = stage;
+        self.known().stage = stage;
     }
 
     /// The stage that the request has reached.
     pub fn stage_now(&self) -> Stage {
-        self.stage
+        self.known.as_ref().map_or(Stage::Relay, |known| known.stage)
     }
 
     /// The path without its query.
     pub fn path(&mut self, path: &str) {
-        self.fields.path = cut(path.split('?').next().unwrap_or_default());
+        self.known().set(Text::Path, path.split('?').next().unwrap_or_default());
     }
 
     /// What Kubernetes will take it for.
     pub fn info(&mut self, info: &RequestInfo) {
-        self.fields.verb = cut(&*info.verb);
-        self.fields.api_group = cut(&info.api_group);
-        self.fields.resource = cut(info.resource_path());
-        self.fields.namespace = cut(&info.namespace);
-        self.fields.name = cut(&info.name);
+        for (which, text) in [
+            (Text::Verb, &*info.verb),
+            (Text::ApiGroup, &info.api_group),
+            (Text::Resource, &info.resource_path()),
+            (Text::Namespace, &info.namespace),
+            (Text::Name, &info.name),
+        ] {
+            self.known().set(which, text);
+        }
     }
 
     /// The protocol that the user wants to change to.
     pub fn upgrade(&mut self, upgrade: &[u8]) {
-        self.fields.upgrade = Some(cut(String::from_utf8_lossy(upgrade)));
+        self.known().set(Text::Upgrade, &String::from_utf8_lossy(upgrade));
     }
 
     /// Who it is.
     pub fn user(&mut self, name: &str, issuer: &str) {
-        self.fields.user = Some(cut(name));
-        self.fields.issuer = Some(cut(issuer));
+        self.known().set(Text::User, name);
+        self.known().set(Text::Issuer, issuer);
     }
 
     /// Who the user wants to be.
     pub fn impersonated(&mut self, name: &[u8]) {
-        self.fields.impersonated_user = Some(cut(String::from_utf8_lossy(name)));
+        self.known().set(Text::ImpersonatedUser, &String::from_utf8_lossy(name));
     }
 
-    /// The trace that it belongs to (W3C), in hex.
-    pub fn trace(&mut self, id: String) {
-        self.fields.trace_id = id;
+    /// The trace that it belongs to (W3C).
+    pub fn trace(&mut self, id: [u8; 16]) {
+        self.known().trace = Some(id);
     }
 
     /// What several requests of one command belong to (features row D6); a GUID of the client's.
     pub fn correlation(&mut self, id: &str) {
-        self.fields.correlation_id = Some(cut(id));
+        self.known().set(Text::CorrelationId, id);
     }
 
-    /// The cluster, as its id or, if there is none, its key.
-    pub fn cluster<'a>(&mut self, cluster: impl Into<Cow<'a, str>>) {
-        self.fields.cluster = Some(cut(cluster));
+    /// The key in the address, which is what stands in the record if there is no such cluster.
+    pub fn key(&mut self, key: ClusterKey) {
+        self.known().key = Some(key);
+    }
+
+    /// The cluster.
+    pub fn cluster(&mut self, cluster: &ClusterId) {
+        self.known().set(Text::Cluster, cluster.as_str());
     }
 
     /// The gateway's decision, and why if it is no.
     pub fn decision(&mut self, allowed: bool, reason: Option<&str>) {
-        self.fields.decision = if allowed { "allow" } else { "deny" };
-        self.fields.reason = reason.map(cut);
+        self.known().decision = if allowed { "allow" } else { "deny" };
+        if let Some(reason) = reason {
+            self.reason(reason);
+        }
     }
 
     /// Why it ended, for a person who reads the record.
     pub fn reason(&mut self, reason: &str) {
-        self.fields.reason = Some(cut(reason));
+        self.known().set(Text::Reason, reason);
     }
 
     /// The carrier that took it.
     pub fn carrier(&mut self, kind: CarrierKind) {
-        self.fields.carrier = Some(kind.as_str());
+        self.known().carrier = Some(kind);
     }
 
     /// The answer's head is on its way.
     pub fn answered(&mut self, status: http::StatusCode) {
-        self.status.store(status.as_u16(), Ordering::Relaxed);
+        self.known().status = status.as_u16();
         self.metrics.answer_seconds.record(self.started.elapsed().as_secs_f64());
     }
 
     /// How it ended; without this it counts as cancelled.
     pub fn outcome(&mut self, outcome: Outcome) {
-        self.fields.outcome = outcome;
+        self.known().outcome = outcome;
     }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let fields = &mut self.fields;
-        fields.stage = self.stage.as_str();
-        fields.status = self.status.load(Ordering::Relaxed);
-        fields.bytes_up = self.bytes.up.load(Ordering::Relaxed);
-        fields.bytes_down = self.bytes.down.load(Ordering::Relaxed);
-        fields.duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.metrics.bytes_up.increment(fields.bytes_up);
-        self.metrics.bytes_down.increment(fields.bytes_down);
-        self.metrics.request_ended(self.stage, fields.status);
+        let Some(mut known) = self.known.take() else { return };
+        known.bytes_up = self.bytes.up.load(Ordering::Relaxed);
+        known.bytes_down = self.bytes.down.load(Ordering::Relaxed);
+        known.took = self.started.elapsed();
+        self.metrics.bytes_up.increment(known.bytes_up);
+        self.metrics.bytes_down.increment(known.bytes_down);
+        self.metrics.request_ended(known.stage, known.status);
         tracing::debug!(
-            request.id = fields.request_id,
-            cluster.id = fields.cluster.as_deref(),
-            stage = fields.stage,
-            status = fields.status,
-            outcome = ?fields.outcome,
-            duration_ms = fields.duration_ms,
+            request.id = %known.id,
+            cluster.id = known.get(Text::Cluster),
+            stage = known.stage.as_str(),
+            status = known.status,
+            outcome = ?known.outcome,
+            duration_ms = known.took.as_millis(),
             "request ended"
         );
-        let mut line = Vec::with_capacity(LINE_BYTES);
-        if serde_json::to_writer(&mut line, &**fields).is_ok() {
-            line.push(b'\n');
-            self.log.write(line, &self.metrics);
-        }
+        self.log.write(Entry::Record(known), &self.metrics);
     }
-}
-
-/// Cuts a text at a character boundary.
-fn cut<'a>(text: impl Into<Cow<'a, str>>) -> String {
-    let text = text.into();
-    if text.len() <= TEXT_BYTES {
-        return text.into_owned();
-    }
-    let end = (0..=TEXT_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    format!("{}...", &text[..end])
 }
 
 /// The queue to the writer.
@@ -317,8 +235,8 @@ impl AuditLog {
         Ok(Arc::new(Self { queue, dropped }))
     }
 
-    fn write(&self, line: Vec<u8>, metrics: &Metrics) {
-        if self.queue.try_send(Entry::Line(line)).is_err() {
+    fn write(&self, entry: Entry, metrics: &Metrics) {
+        if self.queue.try_send(entry).is_err() {
             metrics.audit_dropped.increment(1);
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -326,18 +244,19 @@ impl AuditLog {
 
     /// A line about a connection that was refused before, or instead of, a request.
     pub fn connection_refused(&self, metrics: &Metrics, peer: SocketAddr, cause: &str, why: &str, unrecorded: u64) {
+        let (kept, mark) = line::cut(why);
         let line = serde_json::json!({
-            "time": OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default(),
+            "time": line::spell(SystemTime::now()),
             "event": "connection",
             "user_address": peer.to_string(),
             "stage": Stage::Accept.as_str(),
             "outcome": Outcome::Refused,
             "cause": cause,
-            "reason": cut(why),
+            "reason": format!("{kept}{mark}"),
             // Others of which there is no line, because there were too many at once.
             "unrecorded": unrecorded,
         });
-        self.write(format!("{line}\n").into_bytes(), metrics);
+        self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
     }
 
     /// One whose lines nobody reads.

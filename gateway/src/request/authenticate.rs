@@ -6,6 +6,7 @@
 
 use std::{
     borrow::Cow,
+    hash::{Hash, Hasher},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -123,11 +124,8 @@ impl Principal {
     }
 
     /// The same for all tokens of the same person, and different for all others.
-    pub fn key(&self) -> String {
-        match self {
-            Self::User(identity) => format!("{}\0{}", identity.issuer, identity.subject),
-            Self::ServiceAccount(access) => format!("\0{}", access.name),
-        }
+    pub fn key(&self) -> PrincipalKey {
+        PrincipalKey(self.clone())
     }
 
     /// When the credential ends.
@@ -136,6 +134,34 @@ impl Principal {
             Self::User(identity) => identity.expires,
             Self::ServiceAccount(access) => access.expires,
         }
+    }
+}
+
+/// Who a principal is, as a key of maps: without a text made of it, as each request asks several of them.
+#[derive(Debug, Clone)]
+pub struct PrincipalKey(Principal);
+
+impl PrincipalKey {
+    /// The issuer, which the names of access certificates have none of, and the name that is unique there.
+    fn parts(&self) -> (Option<&str>, &str) {
+        match &self.0 {
+            Principal::User(identity) => (Some(&identity.issuer), &identity.subject),
+            Principal::ServiceAccount(access) => (None, &access.name),
+        }
+    }
+}
+
+impl PartialEq for PrincipalKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for PrincipalKey {}
+
+impl Hash for PrincipalKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().hash(state);
     }
 }
 

@@ -11,6 +11,7 @@ use proto::ids::ClusterKey;
 
 use super::{
     Stage,
+    authenticate::PrincipalKey,
     authorize::Permit,
     respond::{Kind, Refusal},
 };
@@ -30,14 +31,14 @@ pub fn locate(registry: &Registry, cluster: &ClusterRef) -> Result<Vec<Arc<LiveT
 /// Counts of streams by user and by cluster.
 #[derive(Default)]
 pub struct Slots {
-    users: DashMap<String, Arc<AtomicU32>>,
+    users: DashMap<PrincipalKey, Arc<AtomicU32>>,
     clusters: DashMap<ClusterKey, Arc<AtomicU32>>,
 }
 
 /// One stream's place in the counts.
 pub struct Slot {
     slots: Arc<Slots>,
-    user: Option<(String, Arc<AtomicU32>)>,
+    user: Option<(PrincipalKey, Arc<AtomicU32>)>,
     cluster: Option<(ClusterKey, Arc<AtomicU32>)>,
 }
 

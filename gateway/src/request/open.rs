@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use bytes::Bytes;
 use proto::{
     transport::{OpenError, Stream},
     wire::head::RequestHead,
@@ -32,58 +33,58 @@ pub struct Place {
     _open: OpenGuard,
 }
 
-/// Opens a stream for `head`, on the first tunnel that takes it; its send half is finished if nothing follows the head.
-pub fn open(
-    core: &Core,
-    tunnels: Vec<Arc<LiveTunnel>>,
-    head: (RequestHead, bool),
-    slot: Slot,
-) -> impl Future<Output = Result<Opened, Refusal>> {
-    open_first(core, tunnels, head, slot).instrument(tracing::debug_span!("open"))
-}
-
-async fn open_first(
-    core: &Core,
-    tunnels: Vec<Arc<LiveTunnel>>,
-    (head, bodiless): (RequestHead, bool),
-    slot: Slot,
-) -> Result<Opened, Refusal> {
-    let limit = core.limits().streams_per_tunnel;
-    let head = head.encode().map_err(|error| {
+/// A request's head as it goes onto a stream.
+pub fn encode(head: &RequestHead) -> Result<Bytes, Refusal> {
+    let encoded = head.encode().map_err(|error| {
         let kind = Kind::HeadTooLarge { name: "head bytes", value: proto::limits::HEAD_BYTES };
         Refusal::new(Stage::Open, kind).because(error)
     })?;
-    let head = head.freeze();
-    let deadline = Instant::now() + core.limits().open_timeout;
-    let mut last = None;
-    for tunnel in tunnels {
-        if tunnel.handle.open_streams() >= limit as usize {
-            last = Some(OpenError::TooManyStreams(limit));
-            continue;
-        }
-        let head = head.clone();
-        let opening = if bodiless { tunnel.handle.ask(head) } else { tunnel.handle.open(head) };
-        match tokio::time::timeout_at(deadline.into(), opening).await {
-            Ok(Ok(stream)) => {
-                tunnel.use_now();
-                let place = Place { _slot: slot, _open: core.metrics.streams.enter() };
-                return Ok(Opened { stream, tunnel, place });
+    Ok(encoded.freeze())
+}
+
+/// Opens a stream for the encoded `head`, on the first tunnel that takes it; its send half is finished if nothing follows the
+/// head.
+pub fn open(
+    core: &Core,
+    tunnels: Vec<Arc<LiveTunnel>>,
+    (head, bodiless): (Bytes, bool),
+    slot: Slot,
+) -> impl Future<Output = Result<Opened, Refusal>> {
+    let limits = core.limits();
+    let (limit, deadline) = (limits.streams_per_tunnel, Instant::now() + limits.open_timeout);
+    let (mut tunnels, mut last) = (tunnels.into_iter(), None);
+    // No async fn: that would have room for what it is given twice.
+    let opening = async move {
+        for tunnel in tunnels.by_ref() {
+            if tunnel.handle.open_streams() >= limit as usize {
+                last = Some(OpenError::TooManyStreams(limit));
+                continue;
             }
-            Ok(Err(error)) => {
-                tracing::debug!(tunnel = %tunnel, %error, "stream not opened; trying another tunnel");
-                if matches!(error, OpenError::Draining) {
-                    tunnel.set_draining();
+            let head = head.clone();
+            let opening = if bodiless { tunnel.handle.ask(head) } else { tunnel.handle.open(head) };
+            match tokio::time::timeout_at(deadline.into(), opening).await {
+                Ok(Ok(stream)) => {
+                    tunnel.use_now();
+                    let place = Place { _slot: slot, _open: core.metrics.streams.enter() };
+                    return Ok(Opened { stream, tunnel, place });
                 }
-                last = Some(error);
+                Ok(Err(error)) => {
+                    tracing::debug!(tunnel = %tunnel, %error, "stream not opened; trying another tunnel");
+                    if matches!(error, OpenError::Draining) {
+                        tunnel.set_draining();
+                    }
+                    last = Some(error);
+                }
+                Err(_) => return Err(Refusal::new(Stage::Open, Kind::OpenTimeout)),
             }
-            Err(_) => return Err(Refusal::new(Stage::Open, Kind::OpenTimeout)),
         }
-    }
-    Err(match last {
-        Some(OpenError::TooManyStreams(limit)) => {
-            Refusal::new(Stage::Open, Kind::Limit { name: "streams per tunnel", value: u64::from(limit) })
-        }
-        Some(error) => Refusal::new(Stage::Open, Kind::NoAgent).because(error),
-        None => Refusal::new(Stage::Open, Kind::NoAgent),
-    })
+        Err(match last {
+            Some(OpenError::TooManyStreams(limit)) => {
+                Refusal::new(Stage::Open, Kind::Limit { name: "streams per tunnel", value: u64::from(limit) })
+            }
+            Some(error) => Refusal::new(Stage::Open, Kind::NoAgent).because(error),
+            None => Refusal::new(Stage::Open, Kind::NoAgent),
+        })
+    };
+    opening.instrument(tracing::debug_span!("open"))
 }

@@ -46,6 +46,7 @@ use super::{
 use crate::{
     core::Core,
     sessions::{EndReason, SessionHandle},
+    tunnels::registry::LiveTunnel,
 };
 
 /// The agent says by itself that the time is over; one that does not is not waited for.
@@ -57,106 +58,132 @@ const UPLOAD_LINGER: Duration = Duration::from_secs(10);
 /// the answer has begun; until then a refusal finds it there.
 pub fn relay(
     core: &Arc<Core>,
-    request: Box<Request>,
+    mut request: Box<Request>,
     opened: Opened,
     session: SessionHandle,
     slot: &mut Option<Record>,
 ) -> impl Future<Output = Result<Response<Body>, Refusal>> {
-    carry_out(core, request, opened, session, slot).instrument(tracing::debug_span!("relay"))
+    let counted = slot.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
+    let Opened { stream: Stream { mut send, recv, .. }, tunnel, place } = opened;
+    let mut up = Up { sender: None, upload: None, unreadable: None };
+    match request.body.take() {
+        // No body and no finish yet: after a 101 this half carries the upgraded bytes.
+        _ if request.upgrade.is_some() => up.sender = Some(send),
+        Some(body) if !body.is_end_stream() => {
+            let (report, reported) = oneshot::channel();
+            let body = Upload { body, bytes: Arc::clone(&counted), unreadable: Some(report) };
+            let (cancel, cancelled) = oneshot::channel();
+            core.tasks.spawn("upload", send_body(send, body, cancelled));
+            up.upload = Some(UploadGuard(Some(cancel)));
+            up.unreadable = Some(reported);
+        }
+        _ => {
+            // Finished already, unless the end came since; a stream that is over says so where the answer is read.
+            let _ = send.finish();
+        }
+    }
+    let down = Down { recv, tunnel, place, counted };
+    carry_out(core, request, up, down, session, slot).instrument(tracing::debug_span!("relay"))
 }
 
-async fn carry_out(
+/// What is on its way to the cluster.
+struct Up {
+    /// Of a request that wants to change protocols.
+    sender: Option<SendStream>,
+    /// Of one with a body, which is being sent.
+    upload: Option<UploadGuard>,
+    /// Told when the body cannot be read.
+    unreadable: Option<oneshot::Receiver<()>>,
+}
+
+/// What comes from there.
+struct Down {
+    recv: RecvStream,
+    tunnel: Arc<LiveTunnel>,
+    place: Place,
+    counted: Arc<audit::Bytes>,
+}
+
+/// Waits for the answer.
+#[expect(clippy::manual_async_fn, reason = "an async fn has room for what it is given twice")]
+fn carry_out(
     core: &Arc<Core>,
     request: Box<Request>,
-    opened: Opened,
+    mut up: Up,
+    mut down: Down,
     session: SessionHandle,
     slot: &mut Option<Record>,
-) -> Result<Response<Body>, Refusal> {
-    let counted = slot.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
-    let Opened { stream: Stream { mut send, mut recv, .. }, tunnel, place } = opened;
-    let (mut sender, mut upload, mut unreadable) = (None, None, None);
-    if request.upgrade.is_some() {
-        // No body and no finish yet: after a 101 this half carries the upgraded bytes.
-        sender = Some(send);
-    } else if request.body.is_end_stream() {
-        // Finished already, unless the end came since; a stream that is over says so where the answer is read.
-        let _ = send.finish();
-    } else {
-        let (report, reported) = oneshot::channel();
-        let body = Upload { body: request.body, bytes: Arc::clone(&counted), unreadable: Some(report) };
-        let (cancel, cancelled) = oneshot::channel();
-        core.tasks.spawn("upload", send_body(send, body, cancelled));
-        upload = Some(UploadGuard(Some(cancel)));
-        unreadable = Some(reported);
-    }
-    // An upgrade runs a command.
-    let repeatable = request.method.is_safe() && request.upgrade.is_none();
-    let head = tokio::select! {
-        biased;
-        reason = session.ended() => {
-            recv.stop(StreamCode::Unauthorised);
-            return Err(Refusal::new(Stage::Relay, Kind::Ended(reason)));
-        }
-        () = reported(unreadable) => {
-            recv.stop(StreamCode::NoMore);
-            return Err(Refusal::new(Stage::Relay, Kind::BadRequest("the request's body broke off or cannot be read")));
-        }
-        head = read_head(&mut recv, repeatable) => head?,
-        () = tokio::time::sleep_until((request.deadline + ANSWER_MARGIN).into()) => {
-            recv.stop(StreamCode::Cancelled);
-            return Err(Refusal::new(Stage::Relay, Kind::AnswerTimeout));
-        }
-    };
-    if head.status == StatusCode::SWITCHING_PROTOCOLS {
-        let (Some(asked), Some(send), Some(on_upgrade)) = (&request.upgrade, sender, request.on_upgrade) else {
-            return Err(bad_answer("the cluster changed protocols though nobody asked"));
+) -> impl Future<Output = Result<Response<Body>, Refusal>> {
+    async move {
+        // An upgrade runs a command.
+        let repeatable = request.method.is_safe() && request.upgrade.is_none();
+        let head = tokio::select! {
+            biased;
+            reason = session.ended() => {
+                down.recv.stop(StreamCode::Unauthorised);
+                return Err(Refusal::new(Stage::Relay, Kind::Ended(reason)));
+            }
+            () = reported(up.unreadable.take()) => {
+                down.recv.stop(StreamCode::NoMore);
+                return Err(Refusal::new(Stage::Relay, Kind::BadRequest("the request's body broke off or cannot be read")));
+            }
+            head = read_head(&mut down.recv, repeatable) => head?,
+            () = tokio::time::sleep_until((request.deadline + ANSWER_MARGIN).into()) => {
+                down.recv.stop(StreamCode::Cancelled);
+                return Err(Refusal::new(Stage::Relay, Kind::AnswerTimeout));
+            }
         };
-        check_switch(asked, &head)?;
-        let record = slot.take();
-        let upgraded = Upgraded { on_upgrade, send, recv, session, record, _place: place };
-        return Ok(switch(core, upgraded, head));
-    }
-    let left = announced(&head)?;
-    // The connection stays HTTP; whatever the client sends next is a new request (CVE-2018-1002105).
-    if let Some(mut send) = sender {
-        let _ = send.finish();
-    }
-    let mut record = slot.take();
-    if let Some(record) = &mut record {
-        record.answered(head.status);
-        if let Some(stage) = &head.refused_by {
-            record.reason(&format!("refused by the agent at {}", String::from_utf8_lossy(stage)));
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            let (Some(asked), Some(send), Some(on_upgrade)) = (&request.upgrade, up.sender, request.on_upgrade) else {
+                return Err(bad_answer("the cluster changed protocols though nobody asked"));
+            };
+            check_switch(asked, &head)?;
+            let record = slot.take();
+            let upgraded = Upgraded { on_upgrade, send, recv: down.recv, session, record, _place: down.place };
+            return Ok(switch(core, upgraded, head));
         }
+        let left = announced(&head)?;
+        // The connection stays HTTP; whatever the client sends next is a new request (CVE-2018-1002105).
+        if let Some(mut send) = up.sender {
+            let _ = send.finish();
+        }
+        let mut record = slot.take();
+        if let Some(record) = &mut record {
+            record.answered(head.status);
+            if let Some(stage) = &head.refused_by {
+                record.reason(&format!("refused by the agent at {}", String::from_utf8_lossy(stage)));
+            }
+        }
+        let bodiless = request.method == Method::HEAD
+            || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+            || left == Some(0);
+        let watch = head.status == StatusCode::OK
+            && matches!(&request.address.endpoint, Endpoint::Kubernetes(info) if info.verb == "watch");
+        let mut relayed = Relayed {
+            // An answer shorter than it announced is broken off, not complete.
+            body: StreamBody::of_response(down.recv, &request.method, head.status, &head.headers),
+            left,
+            ended: Box::pin(session.ended()),
+            over: bodiless,
+            whole: false,
+            record,
+            bytes: down.counted,
+            upload: up.upload,
+            cut: None,
+            tasks: core.tasks.clone(),
+            leaving: if watch { Leaving::of(core, down.tunnel, &head.headers) } else { None },
+            session,
+            _place: down.place,
+            _connection: request.connection,
+        };
+        if bodiless || relayed.body.is_end_stream() {
+            relayed.whole();
+        } else if request.http1 {
+            // Not even asked for its first bytes while nobody reads the answers before it.
+            relayed.watch_over();
+        }
+        Ok(answer(head, relayed))
     }
-    let bodiless = request.method == Method::HEAD
-        || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
-        || left == Some(0);
-    let watch = head.status == StatusCode::OK
-        && matches!(&request.address.endpoint, Endpoint::Kubernetes(info) if info.verb == "watch");
-    let mut relayed = Relayed {
-        // An answer shorter than it announced is broken off, not complete.
-        body: StreamBody::of_response(recv, &request.method, head.status, &head.headers),
-        left,
-        ended: Box::pin(session.ended()),
-        over: bodiless,
-        whole: false,
-        record,
-        bytes: counted,
-        upload,
-        cut: None,
-        tasks: core.tasks.clone(),
-        leaving: if watch { Leaving::of(core, tunnel, &head.headers) } else { None },
-        session,
-        _place: place,
-        _connection: request.connection,
-    };
-    if bodiless || relayed.body.is_end_stream() {
-        relayed.whole();
-    } else if request.http1 {
-        // Not even asked for its first bytes while nobody reads the answers before it.
-        relayed.watch_over();
-    }
-    Ok(answer(head, relayed))
 }
 
 fn bad_answer(why: &'static str) -> Refusal {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName};
-use proto::ids::{hex, lower_hex};
+use proto::ids::{lower_hex, push_hex};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
@@ -41,14 +41,20 @@ impl Trace {
         }
     }
 
-    /// The trace's id in hex.
-    pub fn id(&self) -> String {
-        hex(&self.id)
+    /// The trace's id.
+    pub fn id(&self) -> [u8; 16] {
+        self.id
     }
 
     /// The value of `traceparent` for the next hop.
     pub fn parent(&self) -> Bytes {
-        Bytes::from(["00-", &hex(&self.id), "-", &hex(&self.span), "-", &hex(&[self.flags])].concat())
+        let mut text = String::with_capacity(BYTES);
+        text.push_str("00");
+        for part in [&self.id[..], &self.span, &[self.flags]] {
+            text.push('-');
+            push_hex(&mut text, part);
+        }
+        Bytes::from(text)
     }
 }
 

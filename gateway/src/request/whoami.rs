@@ -97,7 +97,7 @@ async fn agent(core: &Core, request: &mut Request, permit: &Permit) -> Result<Va
     let slot = core.slots.acquire(permit, &core.limits())?;
     let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
     let head = RequestHead { method: http::Method::GET, ..head(request, "whoami") };
-    let mut opened = open::open(core, tunnels, (head, true), slot).await?;
+    let mut opened = open::open(core, tunnels, (open::encode(&head)?, true), slot).await?;
     let _head = relay::read_head(&mut opened.stream.recv, false).await?;
     let body = respond::read_small(StreamBody::new(opened.stream.recv), ANSWER_BYTES).await;
     let parsed = body.and_then(|body| serde_json::from_slice(&body).ok());

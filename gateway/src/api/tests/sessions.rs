@@ -5,10 +5,14 @@ use proto::ids::ClusterId;
 use super::*;
 use crate::{
     request::authorize::{Permit, authorize},
-    sessions::{EndReason, SessionHandle, Sessions},
+    sessions::{EndReason, SessionHandle, Sessions, What},
 };
 
 const PATH: &str = "/providers/Microsoft.Kubernetes/sessions";
+
+fn of(user: &str) -> What {
+    What::new(&Method::GET, &Bytes::from(format!("/of/{user}?command=secret")))
+}
 
 struct Open {
     site: Bench,
@@ -24,7 +28,7 @@ impl Open {
 
     async fn session(&self, user: &str, cluster: &ClusterId, id: u8) -> SessionHandle {
         let permit = self.permit(user, cluster).await;
-        self.sessions.open(RequestId([id; 16]), &permit, format!("exec of {user}"), Duration::from_secs(60))
+        self.sessions.open(RequestId([id; 16]), &permit, of(user), Duration::from_secs(60))
     }
 
     async fn call(&self, user: &str, method: &str, path: &str) -> (u16, Value) {
@@ -73,11 +77,11 @@ async fn a_session_is_seen_and_ended_by_its_owner_or_with_a_right_and_is_nothing
     let (c, d): (ClusterId, ClusterId) = (scope("c").parse().unwrap(), scope("d").parse().unwrap());
     let _ann = open.session("ann", &c, 1).await;
     let bob = open.session("bob", &d, 2).await;
-    assert_eq!(open.seen("ann", "").await, ["exec of ann"]);
-    assert_eq!(open.seen("bob", "").await, ["exec of bob"]);
-    assert_eq!(open.seen("owner", "").await, ["exec of ann", "exec of bob"]);
-    assert_eq!(open.seen("owner", &format!("?cluster={}", scope("C"))).await, ["exec of ann"]);
-    assert_eq!(open.seen("eve", "").await, ["exec of ann"], "who may read the one cluster");
+    assert_eq!(open.seen("ann", "").await, ["GET /of/ann"]);
+    assert_eq!(open.seen("bob", "").await, ["GET /of/bob"]);
+    assert_eq!(open.seen("owner", "").await, ["GET /of/ann", "GET /of/bob"]);
+    assert_eq!(open.seen("owner", &format!("?cluster={}", scope("C"))).await, ["GET /of/ann"]);
+    assert_eq!(open.seen("eve", "").await, ["GET /of/ann"], "who may read the one cluster");
     assert!(open.seen("mallory", "").await.is_empty());
     // What one may not see is not there; what one may only see is not ended.
     for user in ["bob", "mallory"] {

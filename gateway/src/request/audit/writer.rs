@@ -16,6 +16,8 @@ use std::{
 use proto::process::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 
+use super::line::Known;
+
 /// Bytes written at once, about.
 const BATCH_BYTES: usize = 256 * 1024;
 /// How long records are gathered before they are written together: a write for each record by itself, and the turn of
@@ -30,7 +32,9 @@ const LAST_WRITE: Duration = Duration::from_millis(100);
 
 /// What the writer is given.
 pub(super) enum Entry {
-    /// A record, with its line feed.
+    /// A request's.
+    Record(Box<Known>),
+    /// Any other, with its line feed.
     Line(Vec<u8>),
     /// Told when all before it is written.
     Flush(oneshot::Sender<()>),
@@ -115,13 +119,14 @@ async fn run(
             if next.is_none() {
                 // A pause: the first record after it wakes the writer.
                 let Some(Some(first)) = shutdown.until_closed(entries.recv()).await else { return };
-                if entries.len() < ENOUGH && matches!(first, Entry::Line(_)) {
+                if entries.len() < ENOUGH && !matches!(first, Entry::Flush(_)) {
                     gather().await;
                 }
                 next = Some(first);
             }
             while let Some(entry) = next {
                 match entry {
+                    Entry::Record(known) => known.write_to(&mut lines.batch),
                     Entry::Line(line) => lines.batch.extend_from_slice(&line),
                     Entry::Flush(done) => flushes.push(done),
                 }
