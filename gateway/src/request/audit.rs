@@ -198,11 +198,11 @@ impl Drop for Record {
         self.metrics.request_ended(known.stage, known.status);
         tracing::debug!(
             request.id = %known.id,
-            cluster.id = known.get(Text::Cluster),
+            cluster.id = known.cluster().as_deref(),
             stage = known.stage.as_str(),
             status = known.status,
             outcome = ?known.outcome,
-            duration_ms = known.took.as_millis(),
+            duration_ms = u64::try_from(known.took.as_millis()).unwrap_or(u64::MAX),
             "request ended"
         );
         self.log.write(Entry::Record(known), &self.metrics);

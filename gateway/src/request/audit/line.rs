@@ -55,8 +55,13 @@ impl Texts {
     fn set(&mut self, which: Text, text: &str) {
         let at = &mut self.at[which as usize];
         // What is set again takes the place of what it was, if nothing came behind it.
-        if let Some(old) = at.take_if(|old| old.end as usize == self.all.len()) {
+        if let Some(old) = at.take_if(|old| old.start < old.end && old.end as usize == self.all.len()) {
             self.all.truncate(old.start as usize);
+        }
+        // At the front: one at the end would be cut off with what stands before it and is set again.
+        if text.is_empty() {
+            *at = Some(0..0);
+            return;
         }
         let start = self.all.len();
         let (kept, mark) = cut(text);
@@ -125,6 +130,11 @@ impl Known {
         self.texts.get(which)
     }
 
+    /// The cluster that it is, or the one that the address names.
+    pub(super) fn cluster(&self) -> Option<Cow<'_, str>> {
+        self.get(Text::Cluster).map(Cow::Borrowed).or_else(|| self.key.map(|key| Cow::Owned(key.hex())))
+    }
+
     /// Appends the line, with its line feed.
     pub(super) fn write_to(&self, lines: &mut Vec<u8>) {
         let text = |which| self.get(which);
@@ -147,7 +157,7 @@ impl Known {
             namespace: filled(Text::Namespace),
             name: filled(Text::Name),
             upgrade: text(Text::Upgrade),
-            cluster: text(Text::Cluster).map(Cow::Borrowed).or_else(|| self.key.map(|key| Cow::Owned(key.hex()))),
+            cluster: self.cluster(),
             decision: self.decision,
             reason: text(Text::Reason),
             stage: self.stage.as_str(),
@@ -252,6 +262,19 @@ mod tests {
         assert_eq!((&before["cluster"], &after["cluster"]), (&"ab".repeat(32).into(), &"/subscriptions/s".into()));
         assert_eq!((&after["verb"], after.get("name"), after.get("trace_id")), (&"".into(), None, None));
         assert_eq!(after["user_address"], "192.0.2.1:5");
+    }
+
+    #[test]
+    fn an_empty_text_outlives_the_one_before_it() {
+        let mut known = known();
+        known.set(Text::User, "ann");
+        known.set(Text::Verb, "");
+        known.set(Text::User, "b");
+        known.set(Text::Verb, "get");
+        known.set(Text::Verb, "");
+        known.set(Text::Path, "/");
+        let line = line(&known);
+        assert_eq!((&line["verb"], &line["user"], &line["path"]), (&"".into(), &"b".into(), &"/".into()));
     }
 
     #[test]
