@@ -194,7 +194,8 @@ async fn stages(
     }
     match address(core, connection, id, *http)? {
         Routed::Cluster(request) => {
-            // Nothing is said of it above debug, and its record has the id: a span that nobody sees costs what a stage does.
+            // Its stages say nothing above debug, its tasks have spans of their own, and its record has the id: a span that
+            // nobody sees costs what a stage does.
             let span = tracing::debug_span!("request", request.id = %id);
             reach(core, turn, request, slot).instrument(span).await
         }

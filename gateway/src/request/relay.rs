@@ -73,7 +73,8 @@ pub fn relay(
             let (report, reported) = oneshot::channel();
             let body = Upload { body, bytes: Arc::clone(&counted), unreadable: Some(report) };
             let (cancel, cancelled) = oneshot::channel();
-            core.tasks.spawn("upload", send_body(send, body, cancelled));
+            let span = tracing::error_span!("upload", request.id = %request.id);
+            span.in_scope(|| core.tasks.spawn("upload", send_body(send, body, cancelled)));
             up.upload = Some(UploadGuard(Some(cancel)));
             up.unreadable = Some(reported);
         }
@@ -140,7 +141,8 @@ fn carry_out(
             check_switch(asked, &head)?;
             let record = slot.take();
             let upgraded = Upgraded { on_upgrade, send, recv: down.recv, session, record, _place: down.place };
-            return Ok(switch(core, upgraded, head));
+            let span = tracing::error_span!("upgraded", request.id = %request.id);
+            return Ok(span.in_scope(|| switch(core, upgraded, head)));
         }
         let left = announced(&head)?;
         // The connection stays HTTP; whatever the client sends next is a new request (CVE-2018-1002105).
