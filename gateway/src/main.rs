@@ -17,7 +17,8 @@ struct Args {
     /// The configuration file.
     #[arg(long, global = true, default_value = "/etc/towline/gateway.toml")]
     config: PathBuf,
-    /// What to log: a level or a list such as `info,proto=debug`.
+    /// What to log: a level or a list such as `info,proto=debug`. What agents log is left to a filter that names it, such
+    /// as `info,agent_logs=debug`. Programs built for release say no more at trace than at debug.
     #[arg(long, default_value = "info")]
     log_level: String,
     /// Log one JSON object a line.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use http::{StatusCode, header};
-use proto::ids::ClusterKey;
+use proto::{ids::ClusterKey, process::telemetry::RELAYED};
 
 use super::{Agent, Call, Reply};
 use crate::api::error::ApiError;
@@ -158,7 +158,7 @@ pub async fn logs(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         return Err(refusal.with(header::RETRY_AFTER, &seconds.to_string()));
     }
     for line in lines {
-        tracing::debug!(target: "agent_logs", { cluster.id = %agent.cluster.id, line }, "an agent's log");
+        tracing::debug!(target: RELAYED, { cluster.id = %agent.cluster.id, line }, "an agent's log");
     }
     Ok(Reply::empty())
 }

@@ -86,8 +86,15 @@ pub fn check(filter: &str) -> Result<(), TelemetryError> {
     parse(filter).map(|_| ())
 }
 
+/// The target of log lines that other programs sent. No level alone shows them, as they are as many as those programs like
+/// (attack D11): a filter has to name it.
+pub const RELAYED: &str = "agent_logs";
+
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
-    EnvFilter::builder().parse(filter).map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
+    let parsed = EnvFilter::builder().parse(filter).and_then(|parsed| {
+        if filter.contains(RELAYED) { Ok(parsed) } else { Ok(parsed.add_directive(format!("{RELAYED}=off").parse()?)) }
+    });
+    parsed.map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
 }
 
 /// A writer of log lines that takes out what looks like a credential. Nothing of ours logs one; this is for a library at
@@ -210,12 +217,33 @@ mod tests {
             .with(tracing_subscriber::fmt::layer().json().with_writer(Scrubbed(move || writer.clone())));
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!("unseen");
-            assert_eq!(level.current(), "warn");
+            assert_eq!(level.current(), "agent_logs=off,warn");
             level.set("info").unwrap();
             tracing::info!(header = "Bearer 0123456789abcdef", "seen");
         });
         let text = String::from_utf8(captured.0.lock().unwrap().clone()).unwrap();
         assert!(text.contains("seen") && text.contains("Bearer <redacted>") && !text.contains("unseen"), "{text}");
         assert!(matches!(level.set("a=b=c"), Err(TelemetryError::Filter { .. })));
+    }
+
+    #[test]
+    fn d11_lines_of_other_programs_are_shown_to_who_asks_for_them_only() {
+        let captured = Captured::default();
+        let writer = captured.clone();
+        let (filter, handle) = reload::Layer::new(parse("debug").unwrap());
+        let level = LogLevel { handle };
+        let subscriber = tracing_subscriber::registry()
+            .with(filter)
+            .with(tracing_subscriber::fmt::layer().with_writer(move || writer.clone()));
+        tracing::subscriber::with_default(subscriber, || {
+            for (filter, line) in [("debug", "a1"), ("trace", "a2"), ("info,agent_logs=debug", "a3")] {
+                level.set(filter).unwrap();
+                tracing::debug!(target: RELAYED, line, "theirs");
+                tracing::error!(line, "ours");
+            }
+        });
+        let text = String::from_utf8(captured.0.lock().unwrap().clone()).unwrap();
+        let theirs: Vec<_> = text.lines().filter(|line| line.contains("theirs")).collect();
+        assert!(theirs.len() == 1 && theirs[0].contains("a3") && text.matches("ours").count() == 3, "{text}");
     }
 }
