@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
     },
     time::SystemTime,
 };
@@ -34,6 +34,8 @@ pub struct LiveTunnel {
     pub since: SystemTime,
     number: u64,
     draining: AtomicBool,
+    /// Its agent dialled again.
+    replaced: AtomicBool,
     /// Nobody looks at it until it is used, which is told.
     resting: AtomicBool,
     used: Notify,
@@ -86,11 +88,19 @@ impl fmt::Display for LiveTunnel {
 /// The live tunnels.
 #[derive(Default)]
 pub struct Registry {
-    by_cluster: DashMap<ClusterKey, Vec<Arc<LiveTunnel>>>,
+    by_cluster: DashMap<ClusterKey, Tunnels>,
     next: AtomicU64,
     /// Clusters with a tunnel that came or went, until somebody takes them; one entry for each.
     touched: Mutex<HashMap<ClusterKey, ClusterRef>>,
     changed: Notify,
+}
+
+/// Those of a cluster.
+#[derive(Default)]
+struct Tunnels {
+    live: Vec<Arc<LiveTunnel>>,
+    /// Goes on with each look, so that equals take turns.
+    turn: AtomicUsize,
 }
 
 /// Keeps a tunnel in the registry.
@@ -119,30 +129,40 @@ impl Registry {
             since,
             number,
             draining: AtomicBool::default(),
+            replaced: AtomicBool::default(),
             resting: AtomicBool::default(),
             used: Notify::new(),
         });
-        self.by_cluster.entry(key).or_default().push(Arc::clone(&tunnel));
+        self.by_cluster.entry(key).or_default().live.push(Arc::clone(&tunnel));
         self.touch(&tunnel.cluster);
         Registered { registry: Arc::clone(self), tunnel }
     }
 
     /// The tunnels of a cluster that take users: not draining ones first, of these the ones that owe no sign of life, then the
-    /// least loaded, then the youngest.
+    /// least loaded. Of equal ones those come first that their agents dialled last, and agents take turns.
     pub fn of(&self, key: &ClusterKey) -> Vec<Arc<LiveTunnel>> {
-        let mut tunnels = self.by_cluster.get(key).map(|tunnels| tunnels.clone()).unwrap_or_default();
+        let Some(there) = self.by_cluster.get(key) else { return Vec::new() };
+        let mut tunnels = there.live.clone();
+        let turn = there.turn.fetch_add(1, Ordering::Relaxed);
+        drop(there);
         tunnels.retain(|tunnel| !tunnel.handle.info().features.contains(Features::NO_USERS));
-        tunnels.sort_by_cached_key(|t| {
-            (t.is_draining(), t.handle.suspect(), t.handle.open_streams(), u64::MAX - t.number)
-        });
+        if tunnels.len() > 1 {
+            let first = turn % tunnels.len();
+            tunnels.rotate_left(first);
+            tunnels.sort_by_cached_key(|t| {
+                (t.is_draining(), t.handle.suspect(), t.handle.open_streams(), t.replaced.load(Ordering::Relaxed))
+            });
+        }
         tunnels
     }
 
     /// Asks the agent of `new` for a sign of life on its older tunnels: it may have dialled because they are gone.
     pub fn doubt_older(&self, new: &LiveTunnel) {
         let instance = new.handle.info().instance;
-        for tunnel in self.by_cluster.get(&new.cluster.key).iter().flat_map(|tunnels| tunnels.iter()) {
-            if tunnel.number != new.number && tunnel.handle.info().instance == instance {
+        let Some(there) = self.by_cluster.get(&new.cluster.key) else { return };
+        for tunnel in &there.live {
+            if tunnel.number < new.number && tunnel.handle.info().instance == instance {
+                tunnel.replaced.store(true, Ordering::Relaxed);
                 tunnel.handle.probe();
             }
         }
@@ -150,7 +170,7 @@ impl Registry {
 
     /// How many tunnels a cluster has.
     pub fn count_of(&self, key: &ClusterKey) -> usize {
-        self.by_cluster.get(key).map_or(0, |tunnels| tunnels.len())
+        self.by_cluster.get(key).map_or(0, |tunnels| tunnels.live.len())
     }
 
     /// Whether there is no tunnel at all.
@@ -183,7 +203,7 @@ impl Registry {
 
     /// All tunnels.
     pub fn all(&self) -> Vec<Arc<LiveTunnel>> {
-        self.by_cluster.iter().flat_map(|entry| entry.value().clone()).collect()
+        self.by_cluster.iter().flat_map(|entry| entry.value().live.clone()).collect()
     }
 }
 
@@ -191,9 +211,103 @@ impl Drop for Registered {
     fn drop(&mut self) {
         let key = self.tunnel.cluster.key;
         if let Some(mut tunnels) = self.registry.by_cluster.get_mut(&key) {
-            tunnels.retain(|tunnel| tunnel.number != self.tunnel.number);
+            tunnels.live.retain(|tunnel| tunnel.number != self.tunnel.number);
         }
-        self.registry.by_cluster.remove_if(&key, |_, tunnels| tunnels.is_empty());
+        self.registry.by_cluster.remove_if(&key, |_, tunnels| tunnels.live.is_empty());
         self.registry.touch(&self.tunnel.cluster);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proto::transport::{Stream, memory};
+
+    use super::*;
+    use crate::snapshot::Cluster;
+
+    const ID: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+    /// Of a kind that nobody here looks at.
+    const HEAD: &[u8] = b"\0\0\0\x01\x10";
+
+    /// So many tunnels of one cluster, as if each was of an agent of its own.
+    struct Site {
+        registry: Arc<Registry>,
+        cluster: ClusterRef,
+        tunnels: Vec<Registered>,
+        _agents: Vec<TunnelHandle>,
+    }
+
+    impl Site {
+        async fn of(count: usize) -> Self {
+            let (registry, cluster) = (Arc::<Registry>::default(), Cluster::new(ID.parse().unwrap()));
+            let (mut tunnels, mut agents) = (Vec::new(), Vec::new());
+            for _ in 0..count {
+                let (gateway, agent) = memory::pair().await;
+                tunnels.push(registry.add(gateway, Arc::clone(&cluster), (Named::default(), None)));
+                agents.push(agent);
+            }
+            Self { registry, cluster, tunnels, _agents: agents }
+        }
+
+        /// Where the next stream goes.
+        fn next(&self) -> usize {
+            let best = Arc::clone(&self.registry.of(&self.cluster.key)[0]);
+            self.tunnels.iter().position(|one| Arc::ptr_eq(&one.tunnel, &best)).unwrap()
+        }
+
+        async fn open(&self, at: usize, count: usize) -> Vec<Stream> {
+            let mut held = Vec::new();
+            for _ in 0..count {
+                held.push(self.tunnels[at].tunnel.handle.open(Bytes::from_static(HEAD)).await.unwrap());
+            }
+            held
+        }
+    }
+
+    #[tokio::test]
+    async fn t7_streams_go_to_the_least_loaded_tunnel_until_all_have_as_many() {
+        let site = Site::of(3).await;
+        let mut held = site.open(0, 4).await;
+        held.extend(site.open(1, 2).await);
+        let mut taken = Vec::new();
+        for _ in 0..6 {
+            let at = site.next();
+            held.extend(site.open(at, 1).await);
+            taken.push(at);
+        }
+        assert_eq!(taken[..2], [2, 2], "the third alone until it has what the second has");
+        taken.sort_unstable();
+        assert_eq!(taken, [1, 1, 2, 2, 2, 2], "then both, until they have what the first has");
+        // What has ended counts no more.
+        drop(held.drain(..3));
+        assert_eq!(site.next(), 0);
+    }
+
+    /// Requests one after the other all went to the agent that came last.
+    #[tokio::test]
+    async fn t7_tunnels_of_equal_load_take_turns() {
+        let site = Site::of(3).await;
+        let taken: Vec<_> = (0..6).map(|_| site.next()).collect();
+        assert_eq!(taken, [0, 1, 2, 0, 1, 2]);
+    }
+
+    #[tokio::test]
+    async fn t7_a_tunnel_that_drains_comes_after_those_that_have_more_to_do() {
+        let site = Site::of(2).await;
+        let _held = site.open(1, 5).await;
+        site.tunnels[0].tunnel.set_draining();
+        assert_eq!([site.next(), site.next()], [1, 1]);
+        assert_eq!(site.registry.of(&site.cluster.key).len(), 2, "it is there where no other can take it");
+    }
+
+    /// An agent dials again when its tunnel is gone, which is not always known here by then.
+    #[tokio::test]
+    async fn t7_of_one_agents_tunnels_the_last_one_comes_first() {
+        let site = Site::of(2).await;
+        site.registry.doubt_older(&site.tunnels[1].tunnel);
+        assert_eq!([site.next(), site.next(), site.next()], [1, 1, 1]);
+        let _held = site.open(1, 1).await;
+        assert_eq!(site.next(), 0, "it serves as long as nothing is known against it");
     }
 }

@@ -12,6 +12,7 @@ mod identity;
 mod lifecycle;
 mod liveness;
 mod paths;
+mod placement;
 mod process;
 mod request;
 mod sessions;
