@@ -323,7 +323,7 @@ async fn informational_answers_do_not_cross() {
 }
 
 #[tokio::test]
-async fn over_the_limit_of_streams_is_429_with_a_name() {
+async fn t8_over_the_limit_of_streams_is_429_with_a_name() {
     let apiserver = Apiserver::start(|_| vec![Act::Hang]).await;
     let harness = Harness::with(apiserver.access(), std::time::Duration::from_secs(60), 2).await;
     let jane = harness.jane();

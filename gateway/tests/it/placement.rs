@@ -1,4 +1,4 @@
-//! Several agents of one cluster: which of them gets a request.
+//! Several agents of one cluster: which of them gets a request, and how many requests there may be.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use proto::{
     wire::close::CloseCode,
 };
 
-use crate::world::{Agent, Arrived, LONG, User, World, agent_side, at, get};
+use crate::world::{Agent, Answer, Arrived, LONG, User, World, agent_side, at, get};
 
 /// A request that was not answered yet.
 struct Waiting {
@@ -104,4 +104,56 @@ async fn up(world: &World, count: i64) {
         }
     };
     tokio::time::timeout(LONG, all).await.unwrap();
+}
+
+/// That a request was refused by the limit of this name, and says when to ask again.
+fn is_over(answer: &Answer, limit: &str) {
+    assert_eq!(answer.status, 429, "{answer:?}");
+    let status = answer.json();
+    assert_eq!(status["reason"], "TooManyRequests");
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains(limit), "{message}");
+    let after = answer.header("retry-after").expect("a time to ask again");
+    assert!(after.parse::<u32>().unwrap() >= 1, "{after}");
+}
+
+/// A user of the group `ops`, and one who is none: the cap is of all of them together.
+#[tokio::test]
+async fn t8_streams_beyond_the_cap_of_a_cluster_are_429_with_a_time_to_ask_again() {
+    let world =
+        World::with("[limits]\nstreams_per_cluster = 2\n[[grants]]\ncluster = \"*\"\nusers = [\"dev:bob\"]").await;
+    let agent = world.replica(1).await;
+    let agents = [&agent, &agent];
+    let mut held = Vec::new();
+    for user in ["ann", "bob"] {
+        held.push(world.ask(user, &agents).await.1);
+    }
+    for user in ["ann", "bob"] {
+        let mut connection = world.user().await;
+        connection.send(get(&at("a", "/x"), &world.token(user, "a"), "")).await;
+        is_over(&connection.answer().await, "streams per cluster of 2");
+    }
+    // A place that came free is the next one's.
+    held.pop();
+    while world.gateway.core().metrics.streams.now() > 1 {
+        tokio::task::yield_now().await;
+    }
+    let (_, mut waiting) = world.ask("ann", &agents).await;
+    waiting.arrived.answer(200, &[], "").await;
+    assert_eq!(waiting.user.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn t8_streams_beyond_the_cap_of_a_tunnel_go_to_another_one_and_are_429_where_there_is_none() {
+    let world = World::with("[limits]\nstreams_per_tunnel = 2").await;
+    let first = world.replica(1).await;
+    let mut held = Vec::new();
+    world.ask_often(&[&first, &first], 2, &mut held).await;
+    let mut user = world.user().await;
+    user.send(get(&at("a", "/x"), &world.token("ann", "a"), "")).await;
+    is_over(&user.answer().await, "streams per tunnel of 2");
+    // Nothing of it is left: another agent's tunnel has room.
+    let second = world.replica(2).await;
+    up(&world, 2).await;
+    assert_eq!(world.ask_often(&[&first, &second], 2, &mut held).await, [0, 2]);
 }

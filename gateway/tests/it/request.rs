@@ -214,7 +214,7 @@ async fn three_hundred_groups_fit_over_both_protocols() {
 }
 
 #[tokio::test]
-async fn a_head_over_the_limit_is_431() {
+async fn t8_a_head_over_the_limit_is_431() {
     let world = World::new().await;
     let mut user = world.user().await;
     let token = world.token("ann", "a");
@@ -250,7 +250,7 @@ async fn a_head_over_the_limit_is_431() {
 }
 
 #[tokio::test]
-async fn stream_limits_are_429_and_named() {
+async fn t8_streams_beyond_the_cap_of_a_user_are_429_with_a_time_to_ask_again() {
     let world = World::with("[limits]\nstreams_per_user = 2").await;
     let agent = world.agent("a").await;
     let token = world.token("ann", "a");
@@ -274,7 +274,7 @@ async fn stream_limits_are_429_and_named() {
 }
 
 #[tokio::test]
-async fn one_reader_that_never_reads_delays_nobody() {
+async fn t8_one_reader_that_never_reads_delays_nobody() {
     let world = World::new().await;
     let agent = world.agent("a").await;
     let token = world.token("ann", "a");
