@@ -7,7 +7,10 @@ use std::sync::{
 
 use bytes::Bytes;
 use proto::process::TaskGroup;
-use tokio::net::TcpListener;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
 
 use crate::{
     apiserver::{access, tls},
@@ -115,6 +118,40 @@ async fn goaway_fails_no_request() {
         assert_eq!((answer.status, answer.body.as_str(), answer.end), (200, "event", Ok(())), "request {number}");
     }
     assert!(connections.load(Ordering::SeqCst) > 5);
+}
+
+/// A backend that takes the connection and then says nothing held up whoever else needed a connection, for ten seconds each
+/// (lesson 1).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_that_hangs_holds_up_no_other_request() {
+    let (acceptor, roots) = tls(&[b"http/1.1"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskGroup::new("apiserver of two backends");
+    let (taken, hangs) = tokio::sync::oneshot::channel();
+    tasks.spawn("accept", async move {
+        let (_silent, _) = listener.accept().await.unwrap();
+        taken.send(()).unwrap();
+        let (tcp, _) = listener.accept().await.unwrap();
+        let mut io = acceptor.accept(tcp).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            io.read_buf(&mut head).await.unwrap();
+        }
+        io.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine").await.unwrap();
+        io.flush().await.unwrap();
+        std::future::pending().await
+    });
+    let harness = Harness::new(access(address, &roots)).await;
+    let jane = harness.jane();
+    let mut first = harness.open(&head("GET", "/first", &[("authorization", &jane)])).await;
+    first.send.finish().unwrap();
+    hangs.await.unwrap();
+    tokio::select! {
+        biased;
+        head = response_head(&mut first.recv) => panic!("the second waited for the end of the first: {}", head.status),
+        second = harness.get("/second", &[]) => assert_eq!((second.status, second.body.as_str()), (200, "fine")),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -31,7 +31,7 @@ use proto::{
     process::TaskGroup,
     transport::cork::{Turns, cork},
 };
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::Semaphore};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use self::{
@@ -61,6 +61,11 @@ const SEND_BUFFER_BYTES: usize = 512 * 1024;
 const HTTP1_BUFFER_BYTES: usize = 512 * 1024;
 /// Looking up the name, connecting and TLS, each.
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a request waits for another's dial before it dials on its own: one backend of the apiserver that does not answer
+/// must not hold up what another would take (lesson 1). A handshake in a cluster takes a few milliseconds.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Requests that dial on their own at once.
+const IMPATIENT_MAX: usize = 16;
 /// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take (lesson 11). Together as long as
 /// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten seconds.
 const PING_PERIOD: Duration = Duration::from_secs(15);
@@ -100,13 +105,15 @@ pub struct Apiserver {
     pool: Arc<Pool>,
     /// Connections without the agent's client certificate, for tokens that are passed through.
     bare: Arc<Pool>,
-    dialling: tokio::sync::Mutex<()>,
     tasks: TaskGroup,
 }
 
-#[derive(Default)]
 pub(super) struct Pool {
     connections: Mutex<Connections>,
+    /// Who dials for all.
+    dialling: tokio::sync::Mutex<()>,
+    /// Who waited for that one in vain.
+    impatient: Semaphore,
 }
 
 #[derive(Default)]
@@ -144,6 +151,16 @@ pub(super) struct Claim(Arc<Load>);
 enum Sender {
     Http2(http2::SendRequest<RequestBody>, Claim),
     Http1(http1::SendRequest<RequestBody>),
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            connections: Mutex::default(),
+            dialling: tokio::sync::Mutex::default(),
+            impatient: Semaphore::new(IMPATIENT_MAX),
+        }
+    }
 }
 
 impl Pool {
@@ -225,14 +242,7 @@ impl Apiserver {
     /// Nothing is dialled yet. Connections run as tasks of `tasks`.
     pub fn new(access: Access, tasks: TaskGroup) -> Result<Self, DialError> {
         let authority = access.authority().parse().map_err(|err: uri::InvalidUri| DialError::Request(err.into()))?;
-        Ok(Self {
-            access,
-            authority,
-            pool: Arc::default(),
-            bare: Arc::default(),
-            dialling: tokio::sync::Mutex::new(()),
-            tasks,
-        })
+        Ok(Self { access, authority, pool: Arc::default(), bare: Arc::default(), tasks })
     }
 
     /// How it is reached.
@@ -355,8 +365,8 @@ impl Apiserver {
         if own { &self.pool } else { &self.bare }
     }
 
-    /// A connection with room; dials one at a time, so that a burst shares what it opens. `own` is whether it may show the
-    /// agent's certificate.
+    /// A connection with room; dials one at a time, so that a burst shares what it opens, unless that takes long. `own` is
+    /// whether it may show the agent's certificate.
     async fn acquire(&self, own: bool) -> Result<Sender, DialError> {
         match self.pool(own).take() {
             Some(sender) => Ok(sender),
@@ -367,7 +377,11 @@ impl Apiserver {
 
     async fn dial(&self, own: bool) -> Result<Sender, DialError> {
         let pool = self.pool(own);
-        let dialling = self.dialling.lock().await;
+        let dialling = tokio::time::timeout(PATIENCE, pool.dialling.lock()).await.ok();
+        let _impatient = match &dialling {
+            Some(_) => None,
+            None => pool.impatient.acquire().await.ok(),
+        };
         if let Some(sender) = pool.take() {
             return Ok(sender);
         }
