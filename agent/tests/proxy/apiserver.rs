@@ -14,7 +14,7 @@ use secrecy::SecretString;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::watch,
+    sync::{Notify, watch},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
@@ -29,6 +29,8 @@ pub enum Act {
     Ok(&'static str),
     /// Gives back what comes, until the peer ends its direction; then ends its own.
     Echo,
+    /// Waits until the test lets it go on.
+    Wait(Arc<Notify>),
     /// Waits until the peer has gone.
     Hang,
     /// Closes the connection.
@@ -163,6 +165,7 @@ async fn serve(mut stream: TlsStream<TcpStream>, number: usize, script: &Script,
                     seen.send_modify(|seen| seen.gone += 1);
                     return;
                 }
+                Act::Wait(go) => go.notified().await,
                 Act::Hang => {
                     while stream.read_buf(&mut buffer).await.is_ok_and(|got| got > 0) {}
                     seen.send_modify(|seen| seen.gone += 1);

@@ -1,16 +1,22 @@
 //! Plain exchanges: bytes as received, only the apiserver, nothing twice, cancelled at once.
 
+use std::{sync::Arc, time::Duration};
+
 use bytes::Bytes;
 use proto::{
     transport::{MessageError, StreamError},
     wire::close::StreamCode,
 };
 use serde_json::Value;
+use tokio::sync::Notify;
 
 use crate::{
     apiserver::{Act, Apiserver},
     harness::{Harness, answer, head, lines, response_head, rest},
 };
+
+/// Nothing in a test may take longer.
+const LONG: Duration = Duration::from_secs(20);
 
 async fn ok() -> Apiserver {
     Apiserver::start(|_| vec![Act::Ok("fine")]).await
@@ -87,6 +93,30 @@ async fn path_traps_and_forbidden_methods_reach_nobody() {
         assert_eq!(harness.send(&head(method, "/", &[("authorization", &jane)]), b"").await.status, 405);
     }
     assert!(apiserver.requests().is_empty());
+}
+
+/// A proxy that gathers what comes holds back an event until the next (lesson 24).
+#[tokio::test]
+async fn t9_each_event_of_a_watch_arrives_before_the_next_is_sent() {
+    let go = Arc::new(Notify::new());
+    let script = go.clone();
+    let apiserver = Apiserver::start(move |_| {
+        let mut acts = vec![Act::write("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")];
+        for event in 0..3 {
+            acts.extend([Act::Wait(script.clone()), Act::write(&format!("8\r\n{{\"a\":{event}}}\n\r\n"))]);
+        }
+        acts
+    })
+    .await;
+    let harness = Harness::new(apiserver.access()).await;
+    let mut stream = harness.open(&head("GET", "/api/v1/pods?watch=1", &[("authorization", &harness.jane())])).await;
+    stream.send.finish().unwrap();
+    assert_eq!(response_head(&mut stream.recv).await.status, 200, "before the first event");
+    for event in 0..3 {
+        go.notify_one();
+        let arrived = tokio::time::timeout(LONG, stream.recv.recv()).await.expect("the event, before the next one");
+        assert_eq!(arrived.unwrap().unwrap(), format!("{{\"a\":{event}}}\n"));
+    }
 }
 
 #[tokio::test]

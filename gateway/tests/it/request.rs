@@ -7,7 +7,7 @@ use certs::{Validity, tls};
 use proto::wire::close::StreamCode;
 use tokio::io::AsyncWriteExt;
 
-use crate::world::{HEADER_LIST, World, at, cluster, get};
+use crate::world::{HEADER_LIST, LONG, World, at, cluster, get};
 
 #[tokio::test]
 async fn a_get_arrives_as_sent_and_its_answer_comes_back_as_given() {
@@ -71,6 +71,41 @@ async fn bodies_flow_both_ways_and_an_early_answer_is_delivered() {
     agent.next().await.answer(200, &[], "y").await;
     assert_eq!(user.answer().await.text(), "y");
     world.quiet().await;
+}
+
+/// A proxy that gathers what comes holds back an event until the next, and `kubectl rollout status` hangs (lesson 24).
+#[tokio::test]
+async fn t9_each_event_of_a_watch_arrives_before_the_next_is_sent() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let watch = at("a", "/api/v1/pods?watch=1");
+    let json = [("content-type", "application/json")];
+    let event = |number: u32| format!("{{\"a\":{number}}}\n");
+    let mut user = world.user().await;
+    user.send(get(&watch, &token, "")).await;
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &json).await;
+    assert_eq!(user.head().await.status, 200, "before the first event");
+    for number in 0..3 {
+        arrived.stream.send.send(Bytes::from(event(number))).await.unwrap();
+        user.until(event(number).as_bytes()).await;
+    }
+    // Over HTTP/2 too.
+    let stream = world.user_with("localhost", None, &[tls::ALPN_H2]).await.stream;
+    let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
+    world.tasks.spawn("h2", async move { drop(connection.await) });
+    let request = http::Request::get(format!("https://localhost{watch}"));
+    let request = request.header("authorization", format!("Bearer {token}")).body(()).unwrap();
+    let (response, _) = sender.send_request(request, true).unwrap();
+    let mut arrived = agent.next().await;
+    arrived.answer_head(200, &json).await;
+    let mut body = tokio::time::timeout(LONG, response).await.unwrap().unwrap().into_body();
+    for number in 0..3 {
+        arrived.stream.send.send(Bytes::from(event(number))).await.unwrap();
+        let got = tokio::time::timeout(LONG, body.data()).await.expect("the event, before the next one");
+        assert_eq!(got.unwrap().unwrap(), event(number));
+    }
 }
 
 #[tokio::test]
