@@ -317,12 +317,17 @@ fn enlarge_buffers(socket: &UdpSocket) {
     let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
     let _ = socket.set_send_buffer_size(SOCKET_BUFFER_BYTES);
     let got = socket.recv_buffer_size().unwrap_or(0);
-    if got < SOCKET_BUFFER_LOW_BYTES && SAID.set(()).is_ok() {
+    if is_news(got, &SAID) {
         tracing::info!(
             buffer_bytes = got,
             "the system allows only small UDP buffers; QUIC may lose bursts (raise net.core.rmem_max and wmem_max)"
         );
     }
+}
+
+/// Whether buffers of so many bytes are small, and nobody has said so yet.
+fn is_news(bytes: usize, said: &OnceLock<()>) -> bool {
+    bytes < SOCKET_BUFFER_LOW_BYTES && said.set(()).is_ok()
 }
 
 fn transport(options: &QuicOptions, peers_streams: u32) -> Arc<TransportConfig> {
@@ -400,9 +405,53 @@ pub(crate) async fn carriers_over(
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use quinn::Runtime as _;
     use quinn_proto::ConnectionIdGenerator;
 
     use super::*;
+    use crate::transport::{memory, paths, session::SessionOptions};
+
+    /// Containers and old defaults give a fraction of what is asked for (cloudflared #522, lesson 38).
+    #[tokio::test]
+    async fn small_socket_buffers_are_said_once_and_lose_nothing() {
+        const BUFFER_BYTES: usize = 16 * 1024;
+        const BODY_BYTES: usize = 2 * 1024 * 1024;
+        let said = OnceLock::new();
+        assert!(!is_news(SOCKET_BUFFER_LOW_BYTES, &said));
+        assert_eq!([is_news(2 * BUFFER_BYTES, &said), is_news(2 * BUFFER_BYTES, &said)], [true, false]);
+
+        let socket = || {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let options = socket2::SockRef::from(&socket);
+            options.set_recv_buffer_size(BUFFER_BYTES).unwrap();
+            options.set_send_buffer_size(BUFFER_BYTES).unwrap();
+            // Linux gives twice what it is asked for, for what it needs beside.
+            assert!(options.recv_buffer_size().unwrap() <= 2 * BUFFER_BYTES);
+            TokioRuntime.wrap_udp_socket(socket).unwrap()
+        };
+        let (near, far) = (socket(), socket());
+        let address = near.local_addr().unwrap();
+        let (server, client) = paths::tls("gateway.test");
+        let (mut gateway, agent) = carriers_over(near, &server, far, &client, address).await;
+        // Who the agent is does not matter here.
+        gateway.facts.certificates = vec![Vec::new().into()];
+        let (gateway, agent) = memory::joined(gateway, agent, SessionOptions::default()).await;
+        let mut asking = gateway.open(Bytes::from_static(b"\0\0\0\x01\x10")).await.unwrap();
+        let mut asked = agent.accept().await.unwrap().stream;
+        let send = async {
+            asked.send.send(Bytes::from(vec![7; BODY_BYTES])).await.unwrap();
+            asked.send.finish().unwrap();
+        };
+        let receive = async {
+            let mut got = 0;
+            while let Some(chunk) = asking.recv.recv().await.unwrap() {
+                got += chunk.len();
+            }
+            got
+        };
+        assert_eq!(tokio::join!(send, receive).1, BODY_BYTES);
+    }
 
     /// What connections of a gateway before this one send, all at once, is answered at once: with quinn's 20 ms from one
     /// reset to the next, 5,000 agents would have waited for 100 s.
