@@ -1,5 +1,7 @@
-//! What a token check costs, without anything around it: the verifier that gateway and agent share, its keys at hand. Run by
-//! the harness in a process of its own, pinned where hops are.
+//! What checking who somebody is costs, without anything around it: tokens, by the verifier that gateway and agent share, its
+//! keys at hand, and certificates. Run by the harness in a process of its own, pinned where hops are.
+
+mod certificate;
 
 use std::{
     path::Path,
@@ -33,7 +35,7 @@ const GROUP_BYTES: usize = 96;
 /// Checks of a kept decision are too short to be timed one by one.
 const BATCH: u32 = 200;
 
-/// Tokens of each kind that are verified for the first time, and batches of kept ones.
+/// Tokens and certificates of each kind that are verified for the first time, and batches of kept ones.
 #[derive(Clone, Copy, clap::Args)]
 pub struct Args {
     /// How many.
@@ -69,37 +71,63 @@ async fn measure(count: u32) -> anyhow::Result<Outcome> {
     let large = |n: u32| signer.token(&json!({"sub": format!("large-{n}"), "groups": groups}));
     let mut outcome = Outcome::default();
     let mut keep = |name: &str, middle: f64| outcome.extra.insert(name.to_owned(), middle);
-    keep("cold_rs256_us", cold(&verifier, count, usual).await?);
-    keep("cached_1kb_us", cached(&verifier, count, &usual(0)?).await?);
-    keep("cold_300_groups_us", cold(&verifier, count, large).await?);
-    keep("cached_300_groups_us", cached(&verifier, count, &large(0)?).await?);
-    // No seconds: checks a second of four kinds together would say nothing.
-    outcome.requests = u64::from(count) * (2 + 2 * u64::from(BATCH));
+    keep("cold_rs256_us", cold_token(&verifier, count, usual).await?);
+    keep("cached_1kb_us", kept_token(&verifier, count, &usual(0)?).await?);
+    keep("cold_300_groups_us", cold_token(&verifier, count, large).await?);
+    keep("cached_300_groups_us", kept_token(&verifier, count, &large(0)?).await?);
+    for (name, middle) in certificate::measure(&verifier, &signer, count).await? {
+        keep(name, middle);
+    }
+    // No seconds: checks a second of so many kinds together would say nothing.
+    outcome.requests = u64::from(count) * (4 + 3 * u64::from(BATCH));
     Ok(outcome)
 }
 
-/// The median of so many different tokens, each verified once.
-async fn cold(verifier: &Verifier, count: u32, token: impl Fn(u32) -> anyhow::Result<String>) -> anyhow::Result<f64> {
-    let (audience, mut times) = (audience()?, Vec::new());
-    // The first ones bring the code into the processor's caches.
-    for n in 0..count + 10 {
-        let token = token(n)?;
-        let begin = Instant::now();
-        verifier.verify(&token, &audience, SystemTime::now()).await?;
-        times.push(begin.elapsed().as_secs_f64() * 1e6);
-    }
-    Ok(Middle::of(times.split_off(10)).context("no token")?.median)
+async fn cold_token(
+    verifier: &Verifier,
+    count: u32,
+    token: impl Fn(u32) -> anyhow::Result<String>,
+) -> anyhow::Result<f64> {
+    let audience = audience()?;
+    let verify = async |token: &String| Ok(drop(verifier.verify(token, &audience, SystemTime::now()).await?));
+    cold(count, token, verify).await
 }
 
-/// The median of batches, of one token that was verified before.
-async fn cached(verifier: &Verifier, batches: u32, token: &str) -> anyhow::Result<f64> {
-    let (audience, mut times) = (audience()?, Vec::new());
+async fn kept_token(verifier: &Verifier, batches: u32, token: &str) -> anyhow::Result<f64> {
+    let audience = audience()?;
     let first = verifier.verify(token, &audience, SystemTime::now()).await?;
+    kept(batches, async || {
+        let again = verifier.verify(token, &audience, SystemTime::now()).await?;
+        ensure!(Arc::ptr_eq(&first, &again), "the decision was not kept");
+        Ok(())
+    })
+    .await
+}
+
+/// The median of so many different credentials, each checked once.
+async fn cold<T>(
+    count: u32,
+    credential: impl Fn(u32) -> anyhow::Result<T>,
+    check: impl AsyncFn(&T) -> anyhow::Result<()>,
+) -> anyhow::Result<f64> {
+    let mut times = Vec::new();
+    // The first ones bring the code into the processor's caches.
+    for n in 0..count + 10 {
+        let credential = credential(n)?;
+        let begin = Instant::now();
+        check(&credential).await?;
+        times.push(begin.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(Middle::of(times.split_off(10)).context("no credential")?.median)
+}
+
+/// The median of batches, of a check whose decision was made before.
+async fn kept(batches: u32, check: impl AsyncFn() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let mut times = Vec::new();
     for _ in 0..batches {
         let begin = Instant::now();
         for _ in 0..BATCH {
-            let again = verifier.verify(token, &audience, SystemTime::now()).await?;
-            ensure!(Arc::ptr_eq(&first, &again), "the decision was not kept");
+            check().await?;
         }
         times.push(begin.elapsed().as_secs_f64() * 1e6 / f64::from(BATCH));
     }
@@ -158,15 +186,20 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn tokens_are_as_long_as_they_are_called_and_each_way_is_timed() {
+    async fn t11_tokens_are_as_long_as_they_are_called_and_each_way_is_timed() {
         let signer = Signer::new().unwrap();
         let usual = signer.token(&json!({"sub": "ann"})).unwrap();
         assert!((1000..=1040).contains(&usual.len()), "{}", usual.len());
         let seen = measure(3).await.unwrap();
-        for name in ["cold_rs256_us", "cached_1kb_us", "cold_300_groups_us", "cached_300_groups_us"] {
-            assert!(seen.extra[name] > 0.0, "{seen:?}");
+        for (kept, cold) in [
+            ("cached_1kb_us", "cold_rs256_us"),
+            ("cached_300_groups_us", "cold_300_groups_us"),
+            ("kept_access_certificate_us", "cold_access_certificate_us"),
+            ("kept_access_certificate_us", "cold_agent_certificate_us"),
+        ] {
+            let (kept, cold) = (seen.extra[kept], seen.extra[cold]);
+            assert!(0.0 < kept && kept < cold, "{seen:?}");
         }
-        assert!(seen.extra["cached_1kb_us"] < seen.extra["cold_rs256_us"], "{:?}", seen.extra);
     }
 
     #[tokio::test]
@@ -174,6 +207,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let verifier = Signer::new().unwrap().verifier(dir.path()).unwrap();
         let other = Signer::new().unwrap();
-        assert!(cold(&verifier, 1, |_| other.token(&json!({"sub": "ann"}))).await.is_err());
+        assert!(cold_token(&verifier, 1, |_| other.token(&json!({"sub": "ann"}))).await.is_err());
     }
 }

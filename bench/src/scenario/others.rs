@@ -14,7 +14,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "tokens",
-        what: "the token check of gateway and agent by itself: kept decisions and new tokens, 1 KB and 300 groups",
+        what: "the checks of tokens and certificates by themselves: kept decisions and new ones, 1 KB and 300 groups",
         scene: Scene::PLAIN,
         work: Work::Tokens(|size| size.tokens),
         shown: &[],
