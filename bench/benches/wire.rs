@@ -6,10 +6,15 @@ use std::hint::black_box;
 
 use bytes::BytesMut;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use proto::{
     ids::StreamId,
-    wire::{control::Control, head::RequestHead, message::LENGTH_BYTES, varint},
+    wire::{
+        control::Control,
+        head::{RequestHead, ResponseHead},
+        message::LENGTH_BYTES,
+        varint,
+    },
 };
 
 mod kubectl;
@@ -35,6 +40,32 @@ fn heads(c: &mut Criterion) {
         group.bench_function("decode", |b| b.iter(|| RequestHead::decode(black_box(&bytes).clone())));
         group.finish();
     }
+}
+
+/// What an apiserver answers with.
+fn answer() -> ResponseHead {
+    let mut headers = HeaderMap::new();
+    for (name, text) in [
+        ("audit-id", "0a1b2c3d-0000-4000-8000-000000000000"),
+        ("cache-control", "no-cache, private"),
+        ("content-type", "application/json"),
+        ("date", "Tue, 24 Nov 2026 22:00:00 GMT"),
+        ("x-kubernetes-pf-flowschema-uid", "0a1b2c3d-0000-4000-8000-000000000001"),
+        ("x-kubernetes-pf-prioritylevel-uid", "0a1b2c3d-0000-4000-8000-000000000002"),
+    ] {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(text));
+    }
+    ResponseHead { status: StatusCode::OK, headers, refused_by: None }
+}
+
+fn answers(c: &mut Criterion) {
+    let head = answer();
+    let bytes = head.encode().expect("within limits").freeze().slice(LENGTH_BYTES..);
+    let mut group = c.benchmark_group("head/answer");
+    group.throughput(Throughput::Bytes(bytes.len() as u64));
+    group.bench_function("encode", |b| b.iter(|| black_box(&head).encode()));
+    group.bench_function("decode", |b| b.iter(|| ResponseHead::decode(black_box(&bytes).clone())));
+    group.finish();
 }
 
 fn control(c: &mut Criterion) {
@@ -69,5 +100,5 @@ fn integers(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, heads, control, integers);
+criterion_group!(benches, heads, answers, control, integers);
 criterion_main!(benches);
