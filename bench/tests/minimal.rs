@@ -32,7 +32,7 @@ fn hop(parent: u32, word: &str) -> u32 {
 
 // All of these listen at the same addresses: they are one test.
 #[test]
-fn the_libraries_alone_carry_all_and_a_scenario_that_breaks_takes_no_other_with_it() {
+fn t11_the_libraries_alone_carry_all_and_a_scenario_that_breaks_takes_no_other_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run.jsonl");
     let scenarios =

@@ -14,7 +14,7 @@ use crate::{
 const SWITCH: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n";
 
 #[tokio::test]
-async fn bytes_glued_to_the_101_arrive_and_half_close_is_kept() {
+async fn t9_bytes_glued_to_the_101_arrive_and_half_close_is_kept() {
     let apiserver = Apiserver::start(|_| vec![Act::write(&format!("{SWITCH}glued")), Act::Echo]).await;
     let harness = Harness::new(apiserver.access()).await;
     let (head, mut stream) = harness.upgrade("/exec?command=sh", "SPDY/3.1", &[]).await;

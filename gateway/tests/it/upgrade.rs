@@ -9,7 +9,7 @@ const SPDY: &str = "Upgrade: SPDY/3.1\r\nConnection: Upgrade\r\nX-Stream-Protoco
 const SWITCH: &[(&str, &str)] = &[("upgrade", "SPDY/3.1"), ("connection", "Upgrade")];
 
 #[tokio::test]
-async fn upgraded_bytes_flow_both_ways_glued_and_half_closed() {
+async fn t9_upgraded_bytes_flow_both_ways_glued_and_half_closed() {
     let world = World::new().await;
     let agent = world.agent("a").await;
     let token = world.token("ann", "a");
@@ -45,7 +45,7 @@ async fn upgraded_bytes_flow_both_ways_glued_and_half_closed() {
 
 /// CVE-2018-1002105: after a refused upgrade the next bytes are a new request, authenticated anew.
 #[tokio::test]
-async fn after_a_refused_upgrade_the_next_request_is_authenticated_anew() {
+async fn t9_after_a_refused_upgrade_the_next_request_is_authenticated_anew() {
     let world = World::new().await;
     let agent = world.agent("a").await;
     let token = world.token("ann", "a");
