@@ -1,7 +1,7 @@
 //! What the libraries that Towline is made of cost by themselves: two reverse proxies in a row made of hyper and rustls, of
-//! which the second one dials out, and all requests cross on that one HTTP/2 connection, a stream each; or on one of quinn's,
-//! an exchange of HTTP/1.1 on each stream. Nobody is asked who they are, nothing is recorded, and nothing has a bound. Started
-//! by `run`; no gateway that does more can cost less.
+//! which the second one dials out, and all requests cross on that one HTTP/2 connection, a stream each, in messages of a
+//! WebSocket or without; or on one of quinn's, an exchange of HTTP/1.1 on each stream. Nobody is asked who they are, nothing is
+//! recorded, and nothing has a bound. Started by `run`; no gateway that is built alike and does more can cost less.
 
 mod idle;
 mod inner;
@@ -65,9 +65,9 @@ pub struct Outer {
     /// Its key, PEM.
     #[arg(long)]
     key: PathBuf,
-    /// The site dials in over QUIC.
+    /// What the site dials in over.
     #[arg(long)]
-    quic: bool,
+    over: Over,
 }
 
 /// The one at the site.
@@ -91,9 +91,20 @@ pub struct Inner {
     /// Ask the upstream over one connection of HTTP/2, as Towline's agent does; over HTTP/1.1 without, as nginx does.
     #[arg(long)]
     h2: bool,
-    /// Dial in over QUIC.
+    /// What to dial in over.
     #[arg(long)]
-    quic: bool,
+    over: Over,
+}
+
+/// What is between both.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Over {
+    /// HTTP/2 over TLS.
+    Http2,
+    /// The same in messages of a WebSocket.
+    Websocket,
+    /// QUIC.
+    Quic,
 }
 
 /// Serves until it is killed.

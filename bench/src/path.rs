@@ -39,6 +39,8 @@ pub enum Kind {
     MinimalH2,
     /// The same, HTTP/2 to the upstream.
     MinimalH2All,
+    /// The same libraries and a WebSocket's messages, HTTP/1.1 to the upstream.
+    MinimalWebsocket,
     /// The same libraries and quinn, HTTP/1.1 to the upstream.
     MinimalQuic,
     /// Two haproxy in a row.
@@ -65,6 +67,7 @@ impl Kind {
             Self::NginxChain => "nginx-chain",
             Self::MinimalH2 => "minimal-h2",
             Self::MinimalH2All => "minimal-h2-all",
+            Self::MinimalWebsocket => "minimal-websocket",
             Self::MinimalQuic => "minimal-quic",
             Self::HaproxyChain => "haproxy-chain",
             Self::Rathole => "rathole",
@@ -83,8 +86,11 @@ impl Kind {
 
     /// Whether only a few users are set up for it.
     pub fn is_peer(self) -> bool {
-        use Kind::{HaproxyChain, MinimalH2, MinimalH2All, MinimalQuic, Rathole, Remotedialer, Ssh};
-        matches!(self, MinimalH2 | MinimalH2All | MinimalQuic | HaproxyChain | Rathole | Ssh | Remotedialer)
+        use Kind::{HaproxyChain, MinimalH2, MinimalH2All, MinimalQuic, MinimalWebsocket, Rathole, Remotedialer, Ssh};
+        matches!(
+            self,
+            MinimalH2 | MinimalH2All | MinimalWebsocket | MinimalQuic | HaproxyChain | Rathole | Ssh | Remotedialer
+        )
     }
 
     /// What it is.
@@ -96,6 +102,7 @@ impl Kind {
                 "hyper and rustls alone, one HTTP/2 connection between two hops, HTTP/1.1 to the upstream"
             }
             Self::MinimalH2All => "the same, HTTP/2 to the upstream",
+            Self::MinimalWebsocket => "minimal-h2 in messages of a WebSocket",
             Self::MinimalQuic => {
                 "hyper, rustls and quinn alone, one QUIC connection between two hops, HTTP/1.1 to the upstream"
             }
@@ -270,6 +277,7 @@ impl Bench {
             Kind::NginxChain => nginx::start(self, upstream, scene.crowd),
             Kind::MinimalH2 => minimal::start(self, upstream, minimal::Way::Http2, scene.crowd),
             Kind::MinimalH2All => minimal::start(self, upstream, minimal::Way::AllHttp2, scene.crowd),
+            Kind::MinimalWebsocket => minimal::start(self, upstream, minimal::Way::Websocket, scene.crowd),
             Kind::MinimalQuic => minimal::start(self, upstream, minimal::Way::Quic, scene.crowd),
             Kind::HaproxyChain => haproxy::start(self, upstream),
             Kind::Rathole => rathole::start(self, upstream).await,

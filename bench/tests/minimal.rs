@@ -35,12 +35,12 @@ fn hop(parent: u32, word: &str) -> u32 {
 fn t11_the_libraries_alone_carry_all_and_a_scenario_that_breaks_takes_no_other_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run.jsonl");
-    let scenarios =
-        ["--scenario", "get-64,get-100-h1,download,upload-16", "--path", "minimal-h2,minimal-h2-all,minimal-quic"];
+    let paths = "minimal-h2,minimal-h2-all,minimal-websocket,minimal-quic";
+    let scenarios = ["--scenario", "get-64,get-100-h1,download,upload-16", "--path", paths];
     let output = run(&scenarios, &out).arg("--strict").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let seen = records(&out);
-    assert_eq!(seen.len(), 12, "{seen:?}");
+    assert_eq!(seen.len(), 16, "{seen:?}");
     for record in seen {
         assert!(record["outcome"]["requests"].as_u64() > Some(0) && record["no"].is_null(), "{record}");
         assert_eq!(record["hops"].as_array().unwrap().len(), 2, "{record}");

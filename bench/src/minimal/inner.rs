@@ -14,9 +14,12 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use proto::process::TaskGroup;
+use proto::{
+    process::TaskGroup,
+    transport::websocket::{self, Role},
+};
 
-use super::{Body, Bytes, Context, Incoming, Inner, Request, Response, quic};
+use super::{Body, Bytes, Context, Incoming, Inner, Over, Request, Response, quic};
 
 /// Between two attempts to dial.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -33,17 +36,21 @@ pub async fn run(args: Inner) -> anyhow::Result<()> {
 }
 
 async fn carry(upstream: &Arc<Upstream>) -> anyhow::Result<()> {
-    let Inner { connect, ca, quic, .. } = &upstream.args;
+    let Inner { connect, ca, over, .. } = &upstream.args;
     let service = {
         let upstream = Arc::clone(upstream);
         service_fn(move |request| send(Arc::clone(&upstream), request))
     };
-    if *quic {
+    if *over == Over::Quic {
         let (_endpoint, connection) = quic::dial(connect, &quic::tls(ca)?).await?;
         return quic::carry(&connection, &upstream.tasks, service).await;
     }
     let (host, _) = connect.rsplit_once(':').context("host:port")?;
-    super::serve(super::dial(connect, host, ca, b"h2").await?, true, service).await
+    let tls = super::dial(connect, host, ca, b"h2").await?;
+    match over {
+        Over::Websocket => super::serve(websocket::bare(tls, Role::Client).await, true, service).await,
+        _ => super::serve(tls, true, service).await,
+    }
 }
 
 /// What answers, and connections to it.

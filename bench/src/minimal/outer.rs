@@ -6,12 +6,18 @@ use std::{
 };
 
 use hyper::{client::conn::http2::SendRequest, service::service_fn};
-use proto::process::TaskGroup;
+use proto::{
+    process::TaskGroup,
+    transport::websocket::{self, Role},
+};
 use quinn::{Connection, Endpoint};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+};
 use tokio_rustls::TlsAcceptor;
 
-use super::{Context, Incoming, Outer, Request, Response, quic};
+use super::{Context, Incoming, Outer, Over, Request, Response, quic};
 use crate::upstream;
 
 /// What requests are addressed to between both hops.
@@ -22,11 +28,11 @@ pub async fn run(args: &Outer) -> anyhow::Result<()> {
     let acceptor = upstream::acceptor(&args.certificate, &args.key)?;
     let hop = Hop { acceptor, carrier: Arc::default(), tasks: TaskGroup::new("minimal") };
     let users = hop.each(listen(args.listen).await?, Hop::user);
-    if args.quic {
-        tokio::try_join!(users, hop.sites_over_quic(quic::listen(args)?))?;
-    } else {
-        tokio::try_join!(users, hop.each(listen(args.tunnel).await?, Hop::site))?;
-    }
+    match args.over {
+        Over::Http2 => tokio::try_join!(users, hop.each(listen(args.tunnel).await?, Hop::site))?,
+        Over::Websocket => tokio::try_join!(users, hop.each(listen(args.tunnel).await?, Hop::site_in_messages))?,
+        Over::Quic => tokio::try_join!(users, hop.sites_over_quic(quic::listen(args)?))?,
+    };
     Ok(())
 }
 
@@ -88,7 +94,17 @@ impl Hop {
 
     /// Requests go to the site that has dialled last.
     async fn site(self, tcp: TcpStream) -> anyhow::Result<()> {
-        let (sender, connection) = super::ask(self.acceptor.accept(tcp).await?).await?;
+        let tls = self.acceptor.accept(tcp).await?;
+        self.carry(tls).await
+    }
+
+    async fn site_in_messages(self, tcp: TcpStream) -> anyhow::Result<()> {
+        let tls = self.acceptor.accept(tcp).await?;
+        self.carry(websocket::bare(tls, Role::Server).await).await
+    }
+
+    async fn carry(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> anyhow::Result<()> {
+        let (sender, connection) = super::ask(io).await?;
         *self.carrier() = Some(Carrier::Http2(sender));
         Ok(connection.await?)
     }

@@ -191,13 +191,13 @@ impl AsyncWrite for Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Over, *};
 
     async fn pair(dir: &Path) -> (Connection, (Endpoint, Connection)) {
         certificates::write(dir, &[("outer", vec!["127.0.0.1".to_owned()])]).unwrap();
         let any = ([127, 0, 0, 1], 0).into();
         let (certificate, key) = (dir.join("outer.crt"), dir.join("outer.key"));
-        let listening = listen(&Outer { listen: any, tunnel: any, certificate, key, quic: true }).unwrap();
+        let listening = listen(&Outer { listen: any, tunnel: any, certificate, key, over: Over::Quic }).unwrap();
         let (address, tls) = (listening.local_addr().unwrap().to_string(), tls(&dir.join("ca.crt")).unwrap());
         let accepted = async { accept(listening.accept().await.unwrap()).await.unwrap() };
         let (accepted, dialled) = tokio::join!(accepted, dial(&address, &tls));

@@ -24,6 +24,8 @@ pub enum Way {
     Http2,
     /// HTTP/2 on both.
     AllHttp2,
+    /// HTTP/2 in messages of a WebSocket, then HTTP/1.1.
+    Websocket,
     /// QUIC, then HTTP/1.1.
     Quic,
 }
@@ -31,12 +33,17 @@ pub enum Way {
 /// Starts both.
 pub fn start(bench: &Bench, upstream: &Upstream, way: Way, crowd: Crowd) -> anyhow::Result<Running> {
     let (this, address) = (std::env::current_exe()?, bench.link.address(Seat::Outer));
-    let (tunnel, quic) = (format!("{address}:{TUNNEL}"), (way == Way::Quic).then_some("--quic"));
+    let over = match way {
+        Way::Http2 | Way::AllHttp2 => "http2",
+        Way::Websocket => "websocket",
+        Way::Quic => "quic",
+    };
+    let (tunnel, over) = (format!("{address}:{TUNNEL}"), ["--over", over]);
     let mut outer = bench.link.command(Seat::Outer, &this);
-    outer.args(["minimal", "outer", "--listen", &format!("{address}:{PORT}"), "--tunnel", &tunnel]).args(quic);
+    outer.args(["minimal", "outer", "--listen", &format!("{address}:{PORT}"), "--tunnel", &tunnel]).args(over);
     outer.arg("--certificate").arg(bench.file("outer.crt")).arg("--key").arg(bench.file("outer.key"));
     let mut inner = bench.link.command(Seat::Inner, &this);
-    inner.args(["minimal", "inner", "--connect", &tunnel, "--upstream", &upstream.address]).args(quic);
+    inner.args(["minimal", "inner", "--connect", &tunnel, "--upstream", &upstream.address]).args(over);
     inner.args(["--upstream-name", upstream.name]).args((way == Way::AllHttp2).then_some("--h2"));
     inner.arg("--ca").arg(bench.file("ca.crt")).arg("--upstream-ca").arg(&upstream.ca);
     let mut hops = vec![

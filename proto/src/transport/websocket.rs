@@ -16,9 +16,11 @@ use tokio_tungstenite::{
     tungstenite::{
         self, Message,
         handshake::{client::generate_key, derive_accept_key},
-        protocol::{Role, WebSocketConfig},
+        protocol::WebSocketConfig,
     },
 };
+
+pub use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::{
     carrier::{Carrier, CarrierError, Facts},
@@ -80,6 +82,15 @@ where
         Err(tungstenite::Error::Io(error)) => Err(CarrierError::Lost(error.to_string())),
         Err(error) => Err(CarrierError::Protocol(error.to_string())),
     }
+}
+
+/// The messages of a WebSocket that was not asked for by HTTP, set as the carrier's are: what they cost by themselves is
+/// measured with it.
+pub async fn bare<T>(io: T, role: Role) -> impl AsyncRead + AsyncWrite + Send + Unpin + 'static
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    WebSocketIo::new(WebSocketStream::from_raw_socket(io, role, Some(config())).await)
 }
 
 fn config() -> WebSocketConfig {
