@@ -11,7 +11,7 @@ use crate::{
     agents::{Ask, control},
     latency::Latency,
     link::Seat,
-    load::{Load, Outcome, watch},
+    load::{Load, Outcome, meanwhile::Seen, watch},
     path::{Bench, Running, towline::fleet::Fleet},
     program::{Dialogue, Program},
     run::{self, User, load_of},
@@ -26,6 +26,10 @@ const UP_S: f64 = 60.0;
 const BACK_S: f64 = 120.0;
 /// More than what is asked for takes, for the answer itself.
 const ANSWER: Duration = Duration::from_secs(30);
+/// Requests of users that say something of their 99th percentile, where a storm is shorter.
+const ENOUGH: u64 = 100;
+/// What was sent by its end is over within this, and those that were still to come.
+const LAST: Duration = Duration::from_secs(90);
 /// How often memory is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 /// After a crowd has come, so long passes until it counts as steady.
@@ -71,7 +75,7 @@ async fn up(bench: &Bench, fleet: &Fleet) -> anyhow::Result<(Dialogue, Outcome)>
 }
 
 /// The gateway is killed and started again: how long each agent is away, and what users of a cluster see from when its own
-/// agent is back until all are. `users` is one load of theirs, which is repeated.
+/// agent is back until all are. `users` is the open loop that they are.
 pub async fn storm(bench: &Bench, path: &mut Running, users: Load) -> anyhow::Result<Outcome> {
     let (user, mut fleet) = (User::of(path), path.also.fleet.take().context("a gateway with a fleet")?);
     let stormed = storm_of(bench, &user, &mut fleet, users).await;
@@ -88,66 +92,55 @@ async fn storm_of(bench: &Bench, user: &User, fleet: &mut Fleet, users: Load) ->
     agents.ask::<Outcome>(&Ask::Lost, ANSWER).await?;
     let killed = Instant::now();
     fleet.again(bench).await?;
-    let (mut seen, within) = (Users::default(), Duration::from_secs_f64(BACK_S) + ANSWER);
-    let mut outcome = {
-        let mut back = std::pin::pin!(agents.ask::<Outcome>(&Ask::Up { within: BACK_S }, within));
-        loop {
-            tokio::select! {
-                back = &mut back => break back?,
-                seen = seen.look(bench, user, users, killed) => seen?,
-            }
-        }
-    };
+    let back = agents.ask::<Outcome>(&Ask::Up { within: BACK_S }, Duration::from_secs_f64(BACK_S) + ANSWER);
+    let (back, served) = tokio::join!(back, async {
+        let Some(away) = served(bench, user, killed).await? else { return Ok(None) };
+        anyhow::Ok(Some((away, user.meanwhile(bench, users, ENOUGH).await?)))
+    });
+    let (mut outcome, served) = (back?, served?);
     // Whoever is not back is away at least for so long.
     (0..outcome.failed).for_each(|_| outcome.latency.record(Duration::from_secs_f64(BACK_S)));
-    while seen.latency.len() == 0 && killed.elapsed().as_secs_f64() < 2.0 * BACK_S {
-        seen.look(bench, user, users, killed).await?;
+    match served {
+        Some((away, mut users)) => {
+            let seen = users.ask(&(), LAST).await?;
+            users.stop().await;
+            tell(&before.latency, away, seen, &mut outcome);
+        }
+        None => {
+            outcome.failed += 1;
+            outcome.errors.insert("users' cluster was not served again".to_owned(), 1);
+        }
     }
     agents.stop().await;
-    seen.tell(&before.latency, &mut outcome);
     Ok(outcome)
 }
 
-/// What users of a cluster see while others come back.
-#[derive(Default)]
-struct Users {
-    away_s: Option<f64>,
-    latency: Latency,
-    failed: u64,
+/// Waits until a request gets through; how long that took since the gateway was killed, if it ever did.
+async fn served(bench: &Bench, user: &User, killed: Instant) -> anyhow::Result<Option<Duration>> {
+    while killed.elapsed().as_secs_f64() < 2.0 * BACK_S {
+        if load_of(bench, user, (crate::scenario::probe(), None)).await?.requests > 0 {
+            return Ok(Some(killed.elapsed()));
+        }
+        sleep(LOOK).await;
+    }
+    Ok(None)
 }
 
-impl Users {
-    /// Looks whether a request gets through, and once one has, measures.
-    async fn look(&mut self, bench: &Bench, user: &User, users: Load, killed: Instant) -> anyhow::Result<()> {
-        if self.away_s.is_none() {
-            if load_of(bench, user, (crate::scenario::probe(), None)).await?.requests > 0 {
-                self.away_s = Some(killed.elapsed().as_secs_f64());
-            } else {
-                sleep(LOOK).await;
-            }
-            return Ok(());
-        }
-        let seen = load_of(bench, user, (users, None)).await?;
-        self.latency.merge(&seen.latency);
-        self.failed += seen.failed;
-        Ok(())
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
-    fn tell(self, before: &Latency, outcome: &mut Outcome) {
-        let mut tell =
-            |name: &str, value: Option<f64>| outcome.extra.extend(value.map(|value| (name.to_owned(), value)));
-        let p99 = |latency: &Latency| latency.at(0.99).map(|us| us as f64);
-        let (before, now) = (p99(before), p99(&self.latency));
-        tell("users_away_s", self.away_s);
-        tell("users_p99_us_before", before);
-        tell("users_p99_us", now);
-        tell("users_p99_ratio", now.zip(before).filter(|(_, before)| *before > 0.0).map(|(now, before)| now / before));
-        outcome.failed += self.failed;
-        if self.failed > 0 {
-            outcome.errors.insert("users' requests while agents came back".to_owned(), self.failed);
-        }
-    }
+/// What users were served again after, and what they saw from then on.
+#[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
+fn tell(before: &Latency, away: Duration, seen: Seen, outcome: &mut Outcome) {
+    let mut tell = |name: &str, value: Option<f64>| outcome.extra.extend(value.map(|value| (name.to_owned(), value)));
+    let p99 = |latency: &Latency| latency.at(0.99).map(|us| us as f64);
+    let (before, now) = (p99(before), p99(&seen.outcome.latency));
+    tell("users_away_s", Some(away.as_secs_f64()));
+    tell("users_connect_us", Some(seen.connect_us));
+    tell("users_requests", Some(seen.within as f64));
+    tell("users_p99_us_before", before);
+    tell("users_p99_us", now);
+    tell("users_p99_ratio", now.zip(before).filter(|(_, before)| *before > 0.0).map(|(now, before)| now / before));
+    outcome.failed += seen.outcome.failed;
+    let errors = seen.outcome.errors.into_iter();
+    outcome.errors.extend(errors.map(|(text, count)| (format!("users while agents came back: {text}"), count)));
 }
 
 /// Many watches of one user: how long events take, and what the hops hold for each.
@@ -226,4 +219,30 @@ async fn steady(pids: &[u32], seconds: f64) -> anyhow::Result<f64> {
 #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 of anything")]
 fn each(kib: f64, count: u64) -> f64 {
     kib.max(0.0) / count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_users_see_meanwhile_is_compared_with_before_and_their_failures_count() {
+        let outcome = Outcome {
+            failed: 3,
+            errors: [("x".to_owned(), 3)].into(),
+            latency: vec![(900, 99), (6000, 9)].into(),
+            ..Outcome::default()
+        };
+        let seen = Seen { outcome, within: 40, connect_us: 1e6 };
+        let mut storm = Outcome { failed: 1, ..Outcome::default() };
+        tell(&vec![(1000, 100)].into(), Duration::from_secs(2), seen, &mut storm);
+        let told = |name: &str| storm.extra[name].round();
+        assert_eq!((told("users_away_s"), told("users_requests"), told("users_connect_us")), (2.0, 40.0, 1e6));
+        assert_eq!((told("users_p99_ratio"), storm.failed), (6.0, 4));
+        assert_eq!(storm.errors["users while agents came back: x"], 3);
+        // Nobody was answered.
+        let mut storm = Outcome::default();
+        tell(&vec![(1000, 100)].into(), Duration::ZERO, Seen::default(), &mut storm);
+        assert!(!storm.extra.contains_key("users_p99_ratio"), "{:?}", storm.extra);
+    }
 }

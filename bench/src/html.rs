@@ -20,6 +20,7 @@ const UNPLOTTED: &[&str] = &[
     "failed",
     "peak_kib",
     "context_switches",
+    "users_requests",
     "link_lost_percent",
     "link_dropped_percent",
     "link_late_us",

@@ -4,6 +4,7 @@
 
 mod alarm;
 mod client;
+pub mod meanwhile;
 pub mod meter;
 pub mod pace;
 mod pipe;
@@ -31,8 +32,23 @@ pub struct Plan {
     pub token: Option<String>,
     /// What is sent.
     pub load: Load,
-    /// Whether this goes on beside what is measured: it says `begun` when it is under way, and ends with standard input.
-    pub beside: bool,
+    /// When it ends.
+    pub until: Until,
+}
+
+/// When a load ends.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Until {
+    /// By its pace.
+    Done,
+    /// With standard input: it goes on beside what is measured, and says `begun` when it is under way.
+    Told,
+    /// With a line on standard input, by which something is over that users shall be seen during; not before so many
+    /// requests. The answer is a [`meanwhile::Seen`].
+    Over {
+        /// Requests.
+        least: u64,
+    },
 }
 
 /// One kind of requests.
@@ -195,16 +211,16 @@ pub async fn main() -> anyhow::Result<()> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
     let plan: Plan = serde_json::from_str(&line).context("the plan")?;
-    let outcome = if plan.beside {
-        let told = async {
-            // Whatever comes there or not, it is over.
-            let _ = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await;
-        };
-        aside(&plan, SETTLE, || crate::say("begun"), told).await?
-    } else {
-        execute(&plan).await?
+    let told = async {
+        // Whatever comes there or not, it is over.
+        let _ = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await;
     };
-    crate::say(&serde_json::to_string(&outcome)?);
+    let answer = match plan.until {
+        Until::Done => serde_json::to_string(&execute(&plan).await?),
+        Until::Told => serde_json::to_string(&aside(&plan, SETTLE, || crate::say("begun"), told).await?),
+        Until::Over { least } => serde_json::to_string(&meanwhile::run(&plan, least, told).await?),
+    };
+    crate::say(&answer?);
     Ok(())
 }
 
@@ -271,23 +287,23 @@ mod tests {
         let (dir, tasks) = (tempfile::tempdir().unwrap(), TaskGroup::new("test"));
         let address = upstream::tests::start(dir.path(), &tasks).await;
         let url = format!("https://{address}{prefix}");
-        let plan = |load, beside| Plan {
+        let plan = |load, until| Plan {
             url: url.clone(),
             ca: dir.path().join("ca.crt"),
             token: Some("token".to_owned()),
             load,
-            beside,
+            until,
         };
         let outcome = match beside {
-            None => execute(&plan(load, false)).await.unwrap(),
+            None => execute(&plan(load, Until::Done)).await.unwrap(),
             Some(beside) => {
                 let ((begin, begun), (tell, told)) = (oneshot::channel(), oneshot::channel::<()>());
-                let beside = plan(beside, true);
+                let beside = plan(beside, Until::Told);
                 let told = async { told.await.unwrap() };
                 let beside = aside(&beside, Duration::ZERO, || begin.send(()).unwrap(), told);
                 let measured = async {
                     begun.await.unwrap();
-                    let outcome = execute(&plan(load, false)).await.unwrap();
+                    let outcome = execute(&plan(load, Until::Done)).await.unwrap();
                     tell.send(()).unwrap();
                     outcome
                 };
@@ -372,7 +388,7 @@ mod tests {
             ca: dir.path().join("ca.crt"),
             token: None,
             load: load(Connections::Http1(2), Request::Small),
-            beside: false,
+            until: Until::Done,
         };
         let seen = execute(&plan).await.unwrap();
         assert_eq!((seen.requests, seen.failed), (0, 6), "{:?}", seen.errors);

@@ -94,6 +94,8 @@ pub const FIGURES: &[Figure] = &[
     Figure { name: "gateway_kib", less: true, of: |r| extra(r, "gateway_kib") },
     Figure { name: "cpu_percent", less: true, of: |r| extra(r, "cpu_percent") },
     Figure { name: "users_away_s", less: true, of: |r| extra(r, "users_away_s") },
+    Figure { name: "users_connect_us", less: true, of: |r| extra(r, "users_connect_us") },
+    Figure { name: "users_requests", less: false, of: |r| extra(r, "users_requests") },
     Figure { name: "users_p99_us_before", less: true, of: |r| extra(r, "users_p99_us_before") },
     Figure { name: "users_p99_us", less: true, of: |r| extra(r, "users_p99_us") },
     Figure { name: "users_p99_ratio", less: true, of: |r| extra(r, "users_p99_ratio") },

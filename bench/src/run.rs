@@ -15,7 +15,7 @@ use crate::{
     commands::{self, Task},
     fleet, h2load,
     link::{Link, Seat, Way},
-    load::{Load, Outcome, Plan},
+    load::{Load, Outcome, Plan, Until},
     machine,
     path::{ANSWERS, Bench, Kind, Missing, Running, towline::Trained},
     plan::{self, Plan as RunPlan, Stop, Wanted},
@@ -478,11 +478,20 @@ impl User {
     }
 
     /// The process that sends it, and the line that it is told.
-    fn start(&self, bench: &Bench, load: Load, beside: bool) -> anyhow::Result<(std::process::Command, String)> {
-        let plan = Plan { url: self.url.clone(), ca: self.ca.clone(), token: self.token.clone(), load, beside };
+    fn start(&self, bench: &Bench, load: Load, until: Until) -> anyhow::Result<(std::process::Command, String)> {
+        let plan = Plan { url: self.url.clone(), ca: self.ca.clone(), token: self.token.clone(), load, until };
         let mut command = bench.link.command(Seat::Load, &std::env::current_exe()?);
         command.arg("load");
         Ok((command, serde_json::to_string(&plan)? + "\n"))
+    }
+
+    /// Those who send while something lasts, from now on; any further line ends it, which is answered with a
+    /// [`crate::load::meanwhile::Seen`].
+    pub async fn meanwhile(&self, bench: &Bench, load: Load, least: u64) -> anyhow::Result<Dialogue> {
+        let (command, plan) = self.start(bench, load, Until::Over { least })?;
+        let mut users = Dialogue::start("users", command)?;
+        users.tell(&plan).await?;
+        Ok(users)
     }
 }
 
@@ -497,7 +506,7 @@ pub async fn load_of(
     user: &User,
     (load, around): (Load, Option<(User, Load)>),
 ) -> anyhow::Result<Outcome> {
-    let (command, plan) = user.start(bench, load, false)?;
+    let (command, plan) = user.start(bench, load, Until::Done)?;
     let measured = async { Ok(serde_json::from_str(&output(command, plan.as_bytes()).await?)?) };
     match around {
         Some((user, load)) => beside(bench, &user, load, measured).await,
@@ -512,7 +521,7 @@ pub async fn beside(
     load: Load,
     measured: impl Future<Output = anyhow::Result<Outcome>>,
 ) -> anyhow::Result<Outcome> {
-    let (command, plan) = user.start(bench, load, true)?;
+    let (command, plan) = user.start(bench, load, Until::Told)?;
     let mut process = Dialogue::start("the load beside", command)?;
     process.tell(&plan).await?;
     process.line().await?;

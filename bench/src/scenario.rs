@@ -68,7 +68,7 @@ impl Work {
                 (load, None) => load.seconds(COUNTED_ON),
                 (load, Some(_)) => load.seconds(COUNTED_ON) + BESIDE_S,
             },
-            Self::Many(fleets::Many::Storm) => come + 2.0 * size.seconds + AWAY_S,
+            Self::Many(fleets::Many::Storm) => come + size.seconds + AWAY_S,
             Self::Many(fleets::Many::Noisy) => 2.0 * size.seconds + BESIDE_S,
             Self::Many(_) => come + size.crowd_s + BESIDE_S,
             Self::Command(task) => task(size).seconds(),

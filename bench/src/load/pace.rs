@@ -83,7 +83,11 @@ fn schedule(rate: f64, seconds: f64) -> impl Iterator<Item = Duration> {
     (0_u64..).map(move |number| number as f64 / rate).take_while(move |due| *due < seconds).map(Duration::from_secs_f64)
 }
 
-async fn open<F, W>(
+/// An open loop by a schedule, from now on. What it sent may still be under way at its end.
+///
+/// # Errors
+/// Of what waits for the time of each.
+pub async fn open<F, W>(
     tasks: &TaskGroup,
     schedule: impl Iterator<Item = Duration>,
     meter: &Arc<Meter>,
