@@ -51,6 +51,9 @@ pub struct Figure {
 /// The rarest latencies: a repeat of few requests alone says nothing of them.
 pub const RARE: &str = "p99.9_us";
 
+/// Requests that failed.
+pub const FAILED: &str = "failed";
+
 /// All of them; a scenario's own (`Outcome::extra`) are `|r| extra(r, "name")`.
 pub const FIGURES: &[Figure] = &[
     Figure { name: "requests_per_s", less: false, of: |r| per(count(r.outcome.requests), r.outcome.seconds) },
@@ -69,7 +72,7 @@ pub const FIGURES: &[Figure] = &[
     Figure { name: "p99_us", less: true, of: |r| quantile(r, 0.99) },
     Figure { name: RARE, less: true, of: |r| quantile(r, 0.999).filter(|_| r.outcome.latency.len() >= Latency::RARE) },
     Figure { name: "worst_us", less: true, of: |r| quantile(r, 1.0) },
-    Figure { name: "failed", less: true, of: |r| r.no.is_none().then(|| count(r.outcome.all_failed())) },
+    Figure { name: FAILED, less: true, of: |r| r.no.is_none().then(|| count(r.outcome.all_failed())) },
     Figure { name: "cpu_s_per_gb", less: true, of: |r| per(hops(r, |used| used.cpu_s)?, moved_mb(r)? / 1000.0) },
     Figure {
         name: "cpu_s_per_1000_requests",

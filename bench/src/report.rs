@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::{
     latency::Latency,
-    record::{FIGURES, Figure, RARE, Record, Run, figure},
+    record::{FAILED, FIGURES, Figure, RARE, Record, Run, figure},
     statistics::Middle,
 };
 
@@ -164,7 +164,7 @@ fn compared<'a>(
 
 /// The best of those that a user would pick instead, the floor aside. One that lost requests is no measure.
 fn best_peer<'a>(run: &Run, scenario: &str, of: &Figure, paths: &[&'a str]) -> Option<(&'a str, Middle)> {
-    let failed = figure("failed")?;
+    let failed = figure(FAILED)?;
     let peer =
         |path: &&str| ![OURS, MINIMAL].iter().any(|one| path.starts_with(one)) && ![DIRECT, FLOOR].contains(path);
     let sound = |path: &&str| middle(run, scenario, path, failed).is_some_and(|failed| failed.most == 0.0);

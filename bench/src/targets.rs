@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
 use crate::{
-    record::{self, Figure, Run},
+    record::{self, FAILED, Figure, Run},
     report::{FLOOR, middle, short, why_not},
     statistics::Middle,
 };
@@ -221,6 +221,8 @@ impl Target {
                 let why = why_not(run, scenario, path).map(|why| format!(" (no: {why})")).unwrap_or_default();
                 Err(format!("{count} of {} repeats of {scenario} {path}{why}", self.repeats))
             }
+            // What fails once in five repeats does fail.
+            Some(middle) if figure.name == FAILED => Ok(middle.most),
             Some(middle) => Ok(middle.median),
         };
         Ok(enough(path)? - self.over.as_deref().map(enough).transpose()?.unwrap_or(0.0))
@@ -235,8 +237,10 @@ mod tests {
     fn verdict(run: &Run, targets: &[&str]) -> anyhow::Result<Verdict> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("targets.toml");
-        let tables =
-            targets.iter().map(|text| format!("[[target]]\nscenario = \"get-64\"\nfigure = \"p99_us\"\n{text}\n"));
+        let tables = targets.iter().map(|text| {
+            let figure = if text.contains("figure") { "" } else { "figure = \"p99_us\"\n" };
+            format!("[[target]]\nscenario = \"get-64\"\n{figure}{text}\n")
+        });
         std::fs::write(&file, tables.collect::<String>()).unwrap();
         check(&file, run)
     }
@@ -303,6 +307,18 @@ mod tests {
             &["path = \"h2\"\nto = \"nothing\"\nat_most = 130", "path = \"h2\"\nto = \"nothing\"\nat_most = 129"],
         );
         assert!(seen.unwrap().text().ends_with("1 hold, 1 missed, 0 not measured"));
+    }
+
+    #[test]
+    fn what_failed_in_any_repeat_is_judged_by_the_most() {
+        let mut run = five();
+        run.records.iter_mut().filter(|r| r.path == "h2" && r.repeat > 2).for_each(|r| r.outcome.failed = 7);
+        for (most, holds) in [(0, false), (6, false), (7, true)] {
+            let target = format!("figure = \"failed\"\npath = \"h2\"\nto = \"nothing\"\nat_most = {most}");
+            let seen = verdict(&run, &[&target]).unwrap();
+            assert_eq!(seen.holds(), holds, "{}", seen.text());
+            assert!(seen.text().contains(&format!("failed at most {most}: 7")), "{}", seen.text());
+        }
     }
 
     #[test]
