@@ -33,6 +33,13 @@ pub fn why_not<'a>(run: &'a Run, scenario: &str, path: &str) -> Option<&'a str> 
     these.find_map(|record| record.no.as_deref())
 }
 
+/// How many requests failed in one scenario and path, and in how many repeats; `None` where none did.
+pub fn failures(run: &Run, scenario: &str, path: &str) -> Option<(u64, usize)> {
+    let failed = of(run, scenario, path).map(|record| record.outcome.all_failed()).filter(|failed| *failed > 0);
+    let failed: Vec<_> = failed.collect();
+    (!failed.is_empty()).then(|| (failed.iter().sum(), failed.len()))
+}
+
 /// Names in the order in which they were measured.
 pub fn names(run: &Run, name: fn(&Record) -> &str) -> Vec<&str> {
     let mut seen = Vec::new();

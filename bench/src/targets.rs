@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{
     record::{self, FAILED, Figure, Run},
-    report::{FLOOR, middle, short, why_not},
+    report::{FLOOR, failures, middle, short, why_not},
     statistics::Middle,
 };
 
@@ -190,6 +190,18 @@ impl Target {
             let why = format!("these figures decide nothing ({})", reservations.join(", "));
             return Ok((Judgement::NotMeasured, why));
         }
+        let failed = |scenario: &str, path: &str| {
+            failures(run, scenario, path).map(|(count, times)| format!("{count} failed in {times} of its repeats"))
+        };
+        if let Some(failed) = failed(&self.scenario, &self.path).filter(|_| figure.name != FAILED) {
+            return Ok((Judgement::Missed, failed));
+        }
+        let other = |need: &Need| (&need.scenario, &need.path) != (&self.scenario, &self.path);
+        for Need { scenario, path, .. } in self.needs().into_iter().filter(other) {
+            if let Some(failed) = failed(&scenario, &path) {
+                return Ok((Judgement::NotMeasured, format!("{scenario} {path} is no measure: {failed}")));
+            }
+        }
         let value = match self.value(run, figure) {
             Ok(value) => value,
             Err(why) => return Ok((Judgement::NotMeasured, why)),
@@ -319,6 +331,24 @@ mod tests {
             assert_eq!(seen.holds(), holds, "{}", seen.text());
             assert!(seen.text().contains(&format!("failed at most {most}: 7")), "{}", seen.text());
         }
+    }
+
+    #[test]
+    fn a_path_that_fails_requests_holds_nothing_and_one_to_compare_with_is_no_measure() {
+        let failing = |path: &str| {
+            let mut run = five();
+            run.records.iter_mut().filter(|r| r.path == path && r.repeat > 2).for_each(|r| r.outcome.failed = 3);
+            run
+        };
+        let over = "path = \"h2\"\nover = \"direct\"\nat_most = 9";
+        let text = verdict(&failing("h2"), &[over]).unwrap().text();
+        assert!(text.contains("MISSED") && text.contains("x nginx-chain: 6 failed in 2 of its repeats"), "{text}");
+        for path in ["direct", FLOOR] {
+            let text = verdict(&failing(path), &[over]).unwrap().text();
+            let why = format!("get-64 {path} is no measure: 6 failed in 2 of its repeats");
+            assert!(text.contains("NOT MEASURED") && text.contains(&why), "{text}");
+        }
+        assert!(verdict(&failing("quic"), &[over]).unwrap().holds());
     }
 
     #[test]
