@@ -8,7 +8,7 @@ use crate::{
     report::{Cell, Compared, Row, Table, heading, names, short, tables},
     scenario,
     statistics::Middle,
-    targets::{Judgement, Verdict},
+    targets::{HOW, Judgement, Verdict},
 };
 
 /// Figures that are in the table alone: the curves show them, or they say little.
@@ -82,8 +82,11 @@ pub fn page(run: &Run, verdict: Option<&Verdict>) -> anyhow::Result<String> {
 }
 
 fn targets(verdict: &Verdict) -> String {
-    let mut text =
-        format!("<h2 id=\"targets\">Targets</h2>\n<p>{}</p>\n<div class=\"wide\">", escaped(&verdict.summary()));
+    let mut text = format!(
+        "<h2 id=\"targets\">Targets</h2>\n<p>{}. {}</p>\n<div class=\"wide\">",
+        escaped(&verdict.summary()),
+        escaped(HOW).replace('`', "")
+    );
     text.push_str("<table class=\"targets\">\n");
     for line in &verdict.lines {
         let class = match line.judgement {
@@ -224,7 +227,7 @@ mod tests {
         let lines = vec![Line {
             judgement: Judgement::Missed,
             name: "get-64 towline-h2 <p99>".to_owned(),
-            text: "4.0".to_owned(),
+            text: "4.0 [3.0 .. 5.0]".to_owned(),
         }];
         let text = page(&run(), Some(&Verdict { lines })).unwrap();
         for part in [
@@ -233,7 +236,8 @@ mod tests {
             "x ssh</small>",
             "no (no &quot;&lt;exec&gt;&quot;)",
             "x&lt;y",
-            "<td class=\"missed\">MISSED</td><td>get-64 towline-h2 &lt;p99&gt;",
+            "<td class=\"missed\">MISSED</td><td>get-64 towline-h2 &lt;p99&gt;</td><td>4.0 [3.0 .. 5.0]</td>",
+            "0 hold, 1 missed, 0 not measured. [least .. most]",
             "<svg",
             "run &lt;script&gt;",
         ] {

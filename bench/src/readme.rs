@@ -7,7 +7,7 @@ use crate::{
     record::{Run, figure},
     report::{FLOOR, compared_with, names, short, why_not},
     statistics::Middle,
-    targets::Verdict,
+    targets::{HOW, Verdict},
 };
 
 /// A column: its title, the scenario, the figure, and what that is divided by.
@@ -49,7 +49,7 @@ pub fn text(run: &Run, verdict: Option<&Verdict>) -> String {
     if let Some(verdict) = verdict {
         let _ = write!(
             text,
-            "\nTargets (`bench/targets.toml`): {}.\n\n| | target | measured |\n|---|---|---|\n",
+            "\nTargets (`bench/targets.toml`): {}. {HOW}\n\n| | target | measured |\n|---|---|---|\n",
             verdict.summary()
         );
         for line in &verdict.lines {
@@ -89,15 +89,19 @@ mod tests {
             .for_each(|record| record.scenario = "get-100".into());
         run.records.push(Record::without("download", "ssh", 0, "too old"));
         run.facts.date = "2026-11-22T06:45:01Z".to_owned();
-        let line = Line { judgement: Judgement::Missed, name: "x at most 1".to_owned(), text: "2.0".to_owned() };
+        let line = Line {
+            judgement: Judgement::Missed,
+            name: "x at most 1".to_owned(),
+            text: "2.0 [0.5 .. 3.0], within the spread".to_owned(),
+        };
         let text = text(&run, Some(&Verdict { lines: vec![line] }));
         for part in [
             "Measured on 2026-11-22 by `bench ",
             "promise nothing",
             "| towline-h2 | – | – | – | – | 0.220 (2.00x) |",
             "| ssh | no |",
-            "0 hold, 1 missed, 0 not measured",
-            "| MISSED | x at most 1 | 2.0 |",
+            "0 hold, 1 missed (1 of them within the spread), 0 not measured. [least .. most]",
+            "| MISSED | x at most 1 | 2.0 [0.5 .. 3.0], within the spread |",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

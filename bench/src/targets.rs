@@ -11,6 +11,12 @@ use crate::{
     statistics::Middle,
 };
 
+/// Behind a figure whose spread has the limit in it.
+const UNSURE: &str = ", within the spread";
+/// How a figure of a target is to be read.
+pub const HOW: &str = "[least .. most] is the spread of the path's own repeats, in a ratio over the median of what it is compared \
+                       with; `within the spread`: the limit lies between both, so that another run may decide otherwise.";
+
 /// Medians of fewer repeats are no measurement.
 pub const REPEATS: u32 = 5;
 
@@ -107,13 +113,15 @@ impl Verdict {
     pub fn summary(&self) -> String {
         let count = |judgement| self.lines.iter().filter(|line| line.judgement == judgement).count();
         let [held, missed, unknown] = [Judgement::Holds, Judgement::Missed, Judgement::NotMeasured].map(count);
-        format!("{held} hold, {missed} missed, {unknown} not measured")
+        let unsure = self.lines.iter().filter(|line| line.text.ends_with(UNSURE)).count();
+        let unsure = if unsure > 0 { format!(" ({unsure} of them within the spread)") } else { String::new() };
+        format!("{held} hold, {missed} missed{unsure}, {unknown} not measured")
     }
 
-    /// A line for each, then how many.
+    /// A line for each, how to read them, then how many.
     pub fn text(&self) -> String {
         let line = |Line { judgement, name, text }: &Line| format!("{:<12}  {name}: {text}", judgement.word());
-        self.lines.iter().map(line).chain([self.summary()]).collect::<Vec<_>>().join("\n")
+        self.lines.iter().map(line).chain([HOW.to_owned(), self.summary()]).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -202,28 +210,45 @@ impl Target {
                 return Ok((Judgement::NotMeasured, format!("{scenario} {path} is no measure: {failed}")));
             }
         }
-        let value = match self.value(run, figure) {
-            Ok(value) => value,
+        let measured = match self.measured(run, figure) {
+            Ok(measured) => measured,
             Err(why) => return Ok((Judgement::NotMeasured, why)),
         };
-        let met = self.at_most.is_none_or(|most| value <= most) && self.at_least.is_none_or(|least| value >= least);
-        Ok((if met { Judgement::Holds } else { Judgement::Missed }, short(value)))
+        Ok(self.judged(figure, &measured))
+    }
+
+    /// Whether what was measured is within the limit: of what failed the most, as what fails once in five repeats does fail;
+    /// of all else the median.
+    fn judged(&self, figure: &Figure, measured: &Middle) -> (Judgement, String) {
+        let met = |value: f64| {
+            self.at_most.is_none_or(|most| value <= most) && self.at_least.is_none_or(|least| value >= least)
+        };
+        let Middle { median, least, most, .. } = *measured;
+        let value = if figure.name == FAILED { most } else { median };
+        let unsure = figure.name != FAILED && met(least) != met(most);
+        let mark = if unsure { UNSURE } else { "" };
+        let text = format!("{} [{} .. {}]{mark}", short(value), short(least), short(most));
+        (if met(value) { Judgement::Holds } else { Judgement::Missed }, text)
     }
 
     /// What is compared with the limit; otherwise why there is none.
-    fn value(&self, run: &Run, figure: &Figure) -> Result<f64, String> {
+    fn measured(&self, run: &Run, figure: &Figure) -> Result<Middle, String> {
         let other = self.of.as_ref().unwrap_or(&self.scenario);
         let this = self.added(run, figure, (&self.scenario, &self.path))?;
         if self.to == "nothing" {
             return Ok(this);
         }
-        let that = self.added(run, figure, (other, &self.to))?;
+        let that = self.added(run, figure, (other, &self.to))?.median;
         // What adds nothing cannot be a measure.
-        if that > 0.0 { Ok(this / that) } else { Err(format!("{} has {} to compare with", self.to, short(that))) }
+        if that > 0.0 {
+            Ok(this.map(|value| value / that))
+        } else {
+            Err(format!("{} has {} to compare with", self.to, short(that)))
+        }
     }
 
-    /// The figure, less that of the path that it is over.
-    fn added(&self, run: &Run, figure: &Figure, (scenario, path): (&str, &str)) -> Result<f64, String> {
+    /// The figure, less the median of the path that it is over.
+    fn added(&self, run: &Run, figure: &Figure, (scenario, path): (&str, &str)) -> Result<Middle, String> {
         let enough = |path: &str| match middle(run, scenario, path, figure) {
             None => Err(why_not(run, scenario, path).map_or_else(
                 || format!("no {scenario} {path} in this run"),
@@ -233,11 +258,10 @@ impl Target {
                 let why = why_not(run, scenario, path).map(|why| format!(" (no: {why})")).unwrap_or_default();
                 Err(format!("{count} of {} repeats of {scenario} {path}{why}", self.repeats))
             }
-            // What fails once in five repeats does fail.
-            Some(middle) if figure.name == FAILED => Ok(middle.most),
-            Some(middle) => Ok(middle.median),
+            Some(middle) => Ok(middle),
         };
-        Ok(enough(path)? - self.over.as_deref().map(enough).transpose()?.unwrap_or(0.0))
+        let less = self.over.as_deref().map(enough).transpose()?.map_or(0.0, |over| over.median);
+        Ok(enough(path)?.map(|value| value - less))
     }
 }
 
@@ -271,7 +295,10 @@ mod tests {
     fn a_miss_is_named_and_what_holds_too() {
         let seen = verdict(&five(), &["path = \"h2\"\nat_most = 1.3"]).unwrap();
         assert!(
-            seen.holds() && seen.text().contains("holds         get-64 h2 p99_us at most 1.3 x nginx-chain: 1.300"),
+            seen.holds()
+                && seen
+                    .text()
+                    .contains("holds         get-64 h2 p99_us at most 1.3 x nginx-chain: 1.300 [1.300 .. 1.300]\n"),
             "{}",
             seen.text()
         );
@@ -331,6 +358,30 @@ mod tests {
             assert_eq!(seen.holds(), holds, "{}", seen.text());
             assert!(seen.text().contains(&format!("failed at most {most}: 7")), "{}", seen.text());
         }
+    }
+
+    #[test]
+    fn a_target_that_only_some_repeats_are_within_says_so() {
+        let run = run_of(&[(FLOOR, &[80, 100, 100, 100, 120]), ("h2", &[110, 120, 127, 150, 160])]);
+        for (most, text) in [
+            (
+                "1.3",
+                "holds         get-64 h2 p99_us at most 1.3 x nginx-chain: 1.270 [1.100 .. 1.600], within the spread\n",
+            ),
+            (
+                "1.2",
+                "MISSED        get-64 h2 p99_us at most 1.2 x nginx-chain: 1.270 [1.100 .. 1.600], within the spread\n",
+            ),
+            ("1.6", "at most 1.6 x nginx-chain: 1.270 [1.100 .. 1.600]\n"),
+            ("1.0", "at most 1 x nginx-chain: 1.270 [1.100 .. 1.600]\n"),
+        ] {
+            let seen = verdict(&run, &[&format!("path = \"h2\"\nat_most = {most}")]).unwrap();
+            assert!(seen.text().contains(text), "{}", seen.text());
+        }
+        let seen = verdict(&run, &["path = \"h2\"\nat_most = 1.3", "path = \"h2\"\nat_least = 1.0"]).unwrap();
+        assert_eq!(seen.summary(), "2 hold, 0 missed (1 of them within the spread), 0 not measured");
+        let added = verdict(&run, &["path = \"h2\"\nto = \"nothing\"\nover = \"nginx-chain\"\nat_most = 50"]).unwrap();
+        assert!(added.text().contains(": 27.000 [10.000 .. 60.000], within the spread"), "{}", added.text());
     }
 
     #[test]
