@@ -31,6 +31,18 @@ impl Sub for Usage {
     }
 }
 
+impl Usage {
+    /// With what was used in a later life of the same hop: memory is that of the later one, the peak the higher of both.
+    pub fn and(self, later: Self) -> Self {
+        Self {
+            cpu_s: self.cpu_s + later.cpu_s,
+            peak_kib: self.peak_kib.max(later.peak_kib),
+            switches: self.switches + later.switches,
+            ..later
+        }
+    }
+}
+
 /// Of all threads of a process and of those that it started and that run; `None` where there is no such process.
 pub fn usage(pid: u32) -> Option<Usage> {
     let own = one(pid)?;
@@ -113,6 +125,12 @@ mod tests {
         assert_eq!(processor_seconds(stat), Some(13.0));
         assert_eq!(processor_seconds("7 (cut) R 1 7"), None);
         assert_eq!(processor_seconds(""), None);
+    }
+
+    #[test]
+    fn two_lives_are_added_but_for_their_memory() {
+        let life = |cpu_s, memory_kib, peak_kib, switches| Usage { cpu_s, memory_kib, peak_kib, switches };
+        assert_eq!(life(1.0, 900, 950, 3).and(life(0.5, 100, 200, 4)), life(1.5, 100, 950, 7));
     }
 
     #[test]

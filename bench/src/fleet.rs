@@ -52,6 +52,8 @@ pub async fn idle(bench: &Bench, path: &mut Running, seconds: f64) -> anyhow::Re
     outcome.extra.insert("cpu_percent".to_owned(), 100.0 * used.cpu_s / begin.elapsed().as_secs_f64());
     if outcome.requests > 0 {
         outcome.extra.insert("kib_per_tunnel".to_owned(), each(memory - before, outcome.requests));
+        let each_us = each(1e6 * used.cpu_s, outcome.requests) / begin.elapsed().as_secs_f64();
+        outcome.extra.insert("cpu_us_per_tunnel_s".to_owned(), each_us);
     }
     outcome.extra.insert("gateway_kib".to_owned(), memory);
     // Who lost it meanwhile has failed too.
@@ -88,7 +90,7 @@ async fn storm_of(bench: &Bench, user: &User, fleet: &mut Fleet, users: Load) ->
     ensure!(first.failed == 0, "{} of {} agents have no tunnel: {:?}", first.failed, fleet.agents(), first.errors);
     let before = load_of(bench, user, (users, None)).await?;
     ensure!(before.failed == 0, "{} requests failed before: {:?}", before.failed, before.errors);
-    fleet.gateway.kill().await;
+    fleet.kill().await?;
     agents.ask::<Outcome>(&Ask::Lost, ANSWER).await?;
     let killed = Instant::now();
     fleet.again(bench).await?;
@@ -217,8 +219,8 @@ async fn steady(pids: &[u32], seconds: f64) -> anyhow::Result<f64> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 of anything")]
-fn each(kib: f64, count: u64) -> f64 {
-    kib.max(0.0) / count as f64
+fn each(all: f64, count: u64) -> f64 {
+    all.max(0.0) / count as f64
 }
 
 #[cfg(test)]

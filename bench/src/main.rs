@@ -14,6 +14,7 @@ mod fleet;
 mod h2load;
 mod html;
 mod latency;
+mod ledger;
 mod link;
 mod load;
 mod machine;

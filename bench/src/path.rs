@@ -21,6 +21,7 @@ use tokio::sync::OnceCell;
 use crate::{
     apiserver::Apiserver,
     certificates,
+    ledger::Ledger,
     link::{Link, Seat},
     program::Dialogue,
     program::Program,
@@ -161,7 +162,7 @@ pub struct Running {
     pub name: Option<&'static str>,
     /// Bearer token.
     pub token: Option<String>,
-    /// The hops, whose processor time and memory count.
+    /// The hops, whose processor time and memory count; that of a fleet's gateway too.
     pub hops: Vec<Program>,
     /// What a crowd brings along.
     pub also: Also,
@@ -191,10 +192,28 @@ impl Running {
         (self.cannot)(scenario)
     }
 
+    /// What each hop uses from now on, the gateway of a fleet first.
+    ///
+    /// # Errors
+    /// One of them has ended.
+    pub fn ledgers(&mut self) -> anyhow::Result<Vec<Ledger>> {
+        let gateway = self.also.fleet.iter_mut().map(towline::fleet::Fleet::ledger);
+        gateway.chain(self.hops.iter().map(Ledger::open)).collect()
+    }
+
+    /// That one of its hops has ended, if so.
+    pub fn ended(&mut self) -> Option<String> {
+        self.programs().find_map(Program::ended)
+    }
+
     /// How its hops fare, for an error.
     pub fn state(&mut self) -> String {
-        let fleet = self.also.fleet.iter_mut().map(|fleet| &mut fleet.gateway);
-        self.hops.iter_mut().chain(fleet).map(Program::state).collect::<Vec<_>>().join("\n")
+        self.programs().map(Program::state).collect::<Vec<_>>().join("\n")
+    }
+
+    fn programs(&mut self) -> impl Iterator<Item = &mut Program> {
+        let gateway = self.also.fleet.iter_mut().map(|fleet| &mut fleet.gateway);
+        gateway.chain(&mut self.hops)
     }
 
     /// Ends its hops; to train them, as an operator would, so that they write what they have counted.

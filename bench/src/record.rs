@@ -96,6 +96,7 @@ pub const FIGURES: &[Figure] = &[
     Figure { name: "kib_per_tunnel", less: true, of: |r| extra(r, "kib_per_tunnel") },
     Figure { name: "gateway_kib", less: true, of: |r| extra(r, "gateway_kib") },
     Figure { name: "cpu_percent", less: true, of: |r| extra(r, "cpu_percent") },
+    Figure { name: "cpu_us_per_tunnel_s", less: true, of: |r| extra(r, "cpu_us_per_tunnel_s") },
     Figure { name: "users_away_s", less: true, of: |r| extra(r, "users_away_s") },
     Figure { name: "users_connect_us", less: true, of: |r| extra(r, "users_connect_us") },
     Figure { name: "users_requests", less: false, of: |r| extra(r, "users_requests") },

@@ -11,23 +11,22 @@ use proto::process::{Shutdown, TaskGroup};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::{
-    accounting,
     commands::{self, Task},
     fleet, h2load,
+    ledger::Ledger,
     link::{Link, Seat, Way},
     load::{Load, Outcome, Plan, Until},
     machine,
     path::{ANSWERS, Bench, Kind, Missing, Running, towline::Trained},
     plan::{self, Plan as RunPlan, Stop, Wanted},
-    program::{Dialogue, Program, output},
-    record::{self, Hop, Record, Writer},
+    program::{Dialogue, output},
+    record::{self, Record, Writer},
     relay,
     scenario::{
         self, Scenario, Size, Work,
         fleets::{self, Many},
     },
     scene::{Crowd, Scene, Server},
-    statistics::Middle,
     tokens,
 };
 
@@ -302,30 +301,27 @@ impl Round<'_> {
         warm(self.bench, path, scenario.scene).await?;
         // What was before counts for nothing.
         way.told().await?;
-        let before = path.hops.iter().map(Looked::new).collect::<anyhow::Result<Vec<_>>>()?;
-        let mut memory = vec![Vec::new(); before.len()];
+        let ledgers = path.ledgers()?;
         let mut ticks = interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut outcome = {
             let mut worked = std::pin::pin!(work(self.bench, path, (scenario.work, scene.crowd), self.size));
-            let mut look = || before.iter().zip(&mut memory).for_each(|(hop, seen)| seen.extend(hop.memory_kib()));
             loop {
                 tokio::select! {
                     outcome = &mut worked => break outcome?,
-                    _ = ticks.tick() => look(),
+                    _ = ticks.tick() => ledgers.iter().for_each(Ledger::look),
                 }
             }
         };
         // All that failed since then would count as if the path had refused it.
-        if let Some(why) = path.hops.iter_mut().find_map(Program::ended) {
+        if let Some(why) = path.ended() {
             bail!(why);
         }
         outcome.extra.extend(way.told().await?.iter().flat_map(relay::figures));
         if let Some(name) = outcome.extra.keys().find(|name| record::figure(name).is_none()) {
             bail!("there is a figure {name:?} that record::FIGURES does not name");
         }
-        let hops =
-            before.into_iter().zip(memory).map(|(hop, memory)| hop.used(memory)).collect::<anyhow::Result<_>>()?;
+        let hops = ledgers.iter().map(Ledger::close).collect::<anyhow::Result<_>>()?;
         let (scenario, path) = (scenario.name.to_owned(), self.kind.name().to_owned());
         Ok(Record { scenario, path, repeat: self.repeat, no: None, outcome, hops })
     }
@@ -422,43 +418,6 @@ async fn without_path(bench: &Bench, scenario: &Scenario, repeat: u32, size: Siz
     let outcome = tokens::run(bench, count(size)).await?;
     let (scenario, path) = (scenario.name.to_owned(), VERIFIER.to_owned());
     Ok(Record { scenario, path, repeat, no: None, outcome, hops: Vec::new() })
-}
-
-/// A hop before a load.
-struct Looked {
-    name: String,
-    pid: u32,
-    before: accounting::Usage,
-}
-
-impl Looked {
-    fn new(hop: &Program) -> anyhow::Result<Self> {
-        let ended = || format!("{} has ended already", hop.name);
-        let pid = hop.pid().with_context(ended)?;
-        accounting::reset_peak(pid);
-        Ok(Self { name: hop.name.clone(), pid, before: accounting::usage(pid).with_context(ended)? })
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 KiB")]
-    fn memory_kib(&self) -> Option<f64> {
-        Some(accounting::memory_kib(self.pid)? as f64)
-    }
-
-    /// What it used since.
-    fn used(self, memory_kib: Vec<f64>) -> anyhow::Result<Hop> {
-        let now = accounting::usage(self.pid);
-        let mut used = now.with_context(|| format!("{} has ended meanwhile", self.name))? - self.before;
-        if let Some(steady) = Middle::of(memory_kib) {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "it was one of the kernel's numbers"
-            )]
-            let kib = steady.median as u64;
-            used.memory_kib = kib;
-        }
-        Ok(Hop { name: self.name, used })
-    }
 }
 
 /// Who sends a load, and where.

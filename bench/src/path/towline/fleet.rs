@@ -9,6 +9,7 @@ use toml::Table;
 use super::{Also, Begun, Bench, CLUSTER, Running, agent, can_all, program, text, token};
 use crate::{
     agents::{self, Plan, cluster},
+    ledger::Ledger,
     link::Seat,
     program::{Dialogue, Program},
     scene::Crowd,
@@ -29,6 +30,8 @@ pub struct Fleet {
     words: &'static [&'static str],
     /// Where the gateway has its configuration, and how often it was started again; nothing where that cannot be.
     again: Option<(PathBuf, u32)>,
+    /// What the gateway uses while a load runs.
+    ledger: Option<Ledger>,
 }
 
 /// Starts the gateway, and the agent of the cluster that users reach; those of the fleet are the scenario's to start.
@@ -51,7 +54,7 @@ pub async fn start(bench: &Bench, carrier: &str, agents: u32) -> anyhow::Result<
         agents,
         rate: RATE,
     };
-    let fleet = Fleet { gateway, plan, words: &["agents"], again: Some((state, 0)) };
+    let fleet = Fleet { gateway, plan, words: &["agents"], again: Some((state, 0)), ledger: None };
     let hops = vec![agent(bench, carrier, (Path::new(text(first, "agent_config")?), &bench.synthetic), "agent")?];
     let also = Also { fleet: Some(fleet), ..Also::default() };
     Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, cannot: can_all })
@@ -101,7 +104,7 @@ fn table<const N: usize>(entries: [(&str, toml::Value); N]) -> toml::Value {
 impl Fleet {
     /// Of a gateway that is not started again, and of those that these words start in the place of agents.
     pub fn once(gateway: Program, plan: Plan, words: &'static [&'static str]) -> Self {
-        Self { gateway, plan, words, again: None }
+        Self { gateway, plan, words, again: None, ledger: None }
     }
 
     /// How many agents it is of.
@@ -117,11 +120,32 @@ impl Fleet {
         Ok((Dialogue::start("agents", command)?, self.plan.clone()))
     }
 
+    /// What its gateway uses from now on, in all its lives.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn ledger(&mut self) -> anyhow::Result<Ledger> {
+        let ledger = Ledger::open(&self.gateway)?;
+        self.ledger = Some(ledger.clone());
+        Ok(ledger)
+    }
+
+    /// Kills the gateway.
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub async fn kill(&mut self) -> anyhow::Result<()> {
+        self.ledger.as_ref().map_or(Ok(()), Ledger::ends)?;
+        self.gateway.kill().await;
+        Ok(())
+    }
+
     /// Starts the gateway again.
     pub async fn again(&mut self, bench: &Bench) -> anyhow::Result<()> {
         let (state, starts) = self.again.as_mut().context("a gateway that is not started again")?;
         *starts += 1;
         self.gateway = run(bench, state, &self.plan.carrier, *starts).await?;
+        self.ledger.iter().for_each(|ledger| ledger.begins(&self.gateway));
         Ok(())
     }
 }
