@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     accounting,
     agents::{Ask, control},
+    audit::Audit,
     latency::Latency,
     link::Seat,
     load::{Load, Outcome, meanwhile::Seen, watch},
@@ -80,16 +81,24 @@ async fn up(bench: &Bench, fleet: &Fleet) -> anyhow::Result<(Dialogue, Outcome)>
 /// agent is back until all are. `users` is the open loop that they are.
 pub async fn storm(bench: &Bench, path: &mut Running, users: Load) -> anyhow::Result<Outcome> {
     let (user, mut fleet) = (User::of(path), path.also.fleet.take().context("a gateway with a fleet")?);
-    let stormed = storm_of(bench, &user, &mut fleet, users).await;
+    let stormed = storm_of(bench, &user, (&mut fleet, path.also.audit.as_mut()), users).await;
     path.also.fleet = Some(fleet);
     stormed
 }
 
-async fn storm_of(bench: &Bench, user: &User, fleet: &mut Fleet, users: Load) -> anyhow::Result<Outcome> {
+async fn storm_of(
+    bench: &Bench,
+    user: &User,
+    (fleet, audit): (&mut Fleet, Option<&mut Audit>),
+    users: Load,
+) -> anyhow::Result<Outcome> {
     let (mut agents, first) = up(bench, fleet).await?;
     ensure!(first.failed == 0, "{} of {} agents have no tunnel: {:?}", first.failed, fleet.agents(), first.errors);
     let before = load_of(bench, user, (users, None)).await?;
     ensure!(before.failed == 0, "{} requests failed before: {:?}", before.failed, before.errors);
+    if let Some(audit) = audit {
+        audit.ends(&bench.link).await?;
+    }
     fleet.kill().await?;
     agents.ask::<Outcome>(&Ask::Lost, ANSWER).await?;
     let killed = Instant::now();

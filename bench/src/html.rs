@@ -21,6 +21,7 @@ const UNPLOTTED: &[&str] = &[
     "peak_kib",
     "context_switches",
     "users_requests",
+    "audit_dropped",
     "link_lost_percent",
     "link_dropped_percent",
     "link_late_us",

@@ -6,6 +6,7 @@
 mod accounting;
 mod agents;
 mod apiserver;
+mod audit;
 mod certificates;
 mod cipher;
 mod commands;
@@ -104,6 +105,9 @@ enum Command {
     /// A long or bad way between two TUN devices. Started by `run`.
     #[command(hide = true)]
     Relay(relay::Args),
+    /// How many audit records a gateway has dropped. Started by `run`.
+    #[command(hide = true)]
+    Audit(audit::Args),
     /// The load of one scenario. Started by `run`; reads its plan from standard input.
     #[command(hide = true)]
     Load,
@@ -164,6 +168,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Upstream(args) => upstream::run(&args)?,
         Command::Minimal(hop) => minimal::run(hop)?,
         Command::Relay(args) => return relay::run(&args),
+        Command::Audit(args) => audit::main(&args)?,
         Command::Load => load::main()?,
         Command::Tokens(args) => tokens::main(args)?,
         Command::Watches => load::watch::main()?,

@@ -20,6 +20,7 @@ use tokio::sync::OnceCell;
 
 use crate::{
     apiserver::Apiserver,
+    audit::Audit,
     certificates,
     ledger::Ledger,
     link::{Link, Seat},
@@ -175,6 +176,8 @@ pub struct Running {
 pub struct Also {
     /// Agents and their gateway, whom scenarios start and kill themselves.
     pub fleet: Option<towline::fleet::Fleet>,
+    /// The audit records of the gateway, where that keeps any.
+    pub audit: Option<Audit>,
     /// The agent whose control exchanges can be measured.
     pub control: Option<Dialogue>,
     /// URL and token of the second cluster.

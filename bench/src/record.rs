@@ -106,6 +106,7 @@ pub const FIGURES: &[Figure] = &[
     Figure { name: "alone_p99_us", less: true, of: |r| extra(r, "alone_p99_us") },
     Figure { name: "beside_p99_ratio", less: true, of: |r| extra(r, "beside_p99_ratio") },
     Figure { name: "probe_us", less: true, of: |r| extra(r, "probe_us") },
+    Figure { name: "audit_dropped", less: true, of: |r| extra(r, "audit_dropped") },
     Figure { name: "link_lost_percent", less: true, of: |r| extra(r, "link_lost_percent") },
     Figure { name: "link_dropped_percent", less: true, of: |r| extra(r, "link_dropped_percent") },
     Figure { name: "link_late_us", less: true, of: |r| extra(r, "link_late_us") },

@@ -318,10 +318,13 @@ impl Round<'_> {
             bail!(why);
         }
         outcome.extra.extend(way.told().await?.iter().flat_map(relay::figures));
+        let hops = ledgers.iter().map(Ledger::close).collect::<anyhow::Result<_>>()?;
+        if let Some(audit) = &mut path.also.audit {
+            audit.tell(&self.bench.link, &mut outcome).await?;
+        }
         if let Some(name) = outcome.extra.keys().find(|name| record::figure(name).is_none()) {
             bail!("there is a figure {name:?} that record::FIGURES does not name");
         }
-        let hops = ledgers.iter().map(Ledger::close).collect::<anyhow::Result<_>>()?;
         let (scenario, path) = (scenario.name.to_owned(), self.kind.name().to_owned());
         Ok(Record { scenario, path, repeat: self.repeat, no: None, outcome, hops })
     }

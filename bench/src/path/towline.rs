@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{Also, Bench, Running, Upstream, can_all};
 use crate::{
     agents::control,
+    audit::Audit,
     link::Seat,
     load::Outcome,
     program::{Dialogue, Program, READY, output},
@@ -46,7 +47,8 @@ pub async fn start(bench: &Bench, upstream: &Upstream, carrier: &str, crowd: Cro
         _ => {}
     }
     let begun = Begun::new(bench, carrier, crowd).await?;
-    let (mut hops, mut also) = (Vec::new(), Also::default());
+    let audit = Some(Audit::new(text(&begun.ready, "admin")?));
+    let (mut hops, mut also) = (Vec::new(), Also { audit, ..Also::default() });
     match crowd {
         Crowd::Few | Crowd::Agents(_) => hops.push(begun.agent(CLUSTER, "agent", upstream)?),
         Crowd::Watches(watches) => {

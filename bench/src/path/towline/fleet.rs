@@ -9,6 +9,7 @@ use toml::Table;
 use super::{Also, Begun, Bench, CLUSTER, Running, agent, can_all, program, text, token};
 use crate::{
     agents::{self, Plan, cluster},
+    audit::Audit,
     ledger::Ledger,
     link::Seat,
     program::{Dialogue, Program},
@@ -56,7 +57,8 @@ pub async fn start(bench: &Bench, carrier: &str, agents: u32) -> anyhow::Result<
     };
     let fleet = Fleet { gateway, plan, words: &["agents"], again: Some((state, 0)), ledger: None };
     let hops = vec![agent(bench, carrier, (Path::new(text(first, "agent_config")?), &bench.synthetic), "agent")?];
-    let also = Also { fleet: Some(fleet), ..Also::default() };
+    let audit = Some(Audit::new(text(&ready, "admin")?));
+    let also = Also { fleet: Some(fleet), audit, ..Also::default() };
     Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, cannot: can_all })
 }
 
