@@ -67,8 +67,8 @@ pub fn page(run: &Run, verdict: Option<&Verdict>) -> anyhow::Result<String> {
         let _ = write!(text, "<a href=\"#{name}\">{name}</a> ");
     }
     text.push_str("</nav>\n<p>");
-    for (place, path) in names(run, |record| &record.path).into_iter().enumerate() {
-        let colour = plot::colour(place);
+    for path in names(run, |record| &record.path) {
+        let colour = plot::colour(path);
         let _ = write!(text, "<span class=\"key\"><i style=\"background:{colour}\"></i>{}</span>", escaped(path));
     }
     text.push_str("</p>\n");
@@ -134,7 +134,7 @@ fn plots<'a>(scenario: &'a Table) -> anyhow::Result<Vec<(&'a str, String)>> {
 }
 
 fn of<'a, T>(row: &Row<'a>, of: T) -> plot::Row<'a, T> {
-    plot::Row { path: row.path, place: row.place, of }
+    plot::Row { path: row.path, of }
 }
 
 fn compared<'a, 'b>(row: &'b Row<'a>, column: usize) -> Option<&'b Compared<'a>> {

@@ -1,23 +1,13 @@
 //! Plots of one scenario, each as the text of an SVG.
 
 use anyhow::Context;
+use clap::ValueEnum;
 use plotters::{coord::Shift, prelude::*};
 
-use crate::{latency::Latency, report::short, statistics::Middle};
+use crate::{latency::Latency, path::Kind, report::short, statistics::Middle};
 
-/// Colours by the place of a path in its run, so that a path has one colour throughout.
-const COLOURS: [RGBColor; 10] = [
-    RGBColor(0x8c, 0x8c, 0x8c),
-    RGBColor(0x3b, 0x3b, 0x3b),
-    RGBColor(0x1f, 0x77, 0xb4),
-    RGBColor(0x17, 0xa2, 0x9b),
-    RGBColor(0x94, 0x4f, 0xb5),
-    RGBColor(0xc9, 0x7b, 0x12),
-    RGBColor(0xc4, 0x3d, 0x3d),
-    RGBColor(0x7a, 0x5c, 0x3a),
-    RGBColor(0x9a, 0xa0, 0x1e),
-    RGBColor(0xd8, 0x6c, 0xa8),
-];
+/// Of what is no path that there is: an older one, or what stands in the place of one.
+const OTHER: RGBColor = RGBColor(0x8c, 0x8c, 0x8c);
 /// Width of every plot.
 const WIDTH: u32 = 460;
 /// Height of a plot of latencies, and of one bar.
@@ -35,20 +25,33 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub struct Row<'a, T> {
     /// Its name.
     pub path: &'a str,
-    /// Its place in the run.
-    pub place: usize,
     /// What is drawn of it.
     pub of: T,
 }
 
 /// The colour of a path, as CSS has it.
-pub fn colour(place: usize) -> String {
-    let RGBColor(red, green, blue) = rgb(place);
+pub fn colour(path: &str) -> String {
+    let RGBColor(red, green, blue) = rgb(path);
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-fn rgb(place: usize) -> RGBColor {
-    COLOURS[place % COLOURS.len()]
+/// A path has one colour in all runs: ours are blue and green, what has nothing between is black.
+fn rgb(path: &str) -> RGBColor {
+    match Kind::from_str(path, false) {
+        Ok(Kind::Direct) => RGBColor(0x1c, 0x1c, 0x1c),
+        Ok(Kind::NginxChain) => RGBColor(0xd6, 0x27, 0x28),
+        Ok(Kind::MinimalH2) => RGBColor(0xf0, 0xa3, 0x0a),
+        Ok(Kind::MinimalH2All) => RGBColor(0x8f, 0x9a, 0x00),
+        Ok(Kind::MinimalQuic) => RGBColor(0xf7, 0xb6, 0x9c),
+        Ok(Kind::HaproxyChain) => RGBColor(0x8c, 0x4a, 0x2f),
+        Ok(Kind::Rathole) => RGBColor(0x7b, 0x2d, 0xa8),
+        Ok(Kind::Ssh) => RGBColor(0xe3, 0x4f, 0xb0),
+        Ok(Kind::Remotedialer) => RGBColor(0xb3, 0x9d, 0xdb),
+        Ok(Kind::TowlineH2) => RGBColor(0x1f, 0x5f, 0xd0),
+        Ok(Kind::TowlineWebsocket) => RGBColor(0x3f, 0xb8, 0xe8),
+        Ok(Kind::TowlineQuic) => RGBColor(0x12, 0x8a, 0x4a),
+        Err(_) => OTHER,
+    }
 }
 
 /// A bar for each path: the median, with a line from the least to the most.
@@ -86,9 +89,9 @@ pub fn bars(title: &str, rows: &[Row<Middle>]) -> anyhow::Result<String> {
             .light_line_style(TRANSPARENT)
             .draw()?;
         for at in 0..rows.len() {
-            let Row { place, of: Middle { median, least, most, .. }, .. } = *row(at);
+            let Row { path, of: Middle { median, least, most, .. } } = *row(at);
             let (below, above) = (SegmentValue::Exact(at), SegmentValue::Exact(at + 1));
-            let mut bar = Rectangle::new([(0.0, below), (median, above)], rgb(place).mix(0.8).filled());
+            let mut bar = Rectangle::new([(0.0, below), (median, above)], rgb(path).mix(0.8).filled());
             bar.set_margin(4, 4, 0, 0);
             chart.draw_series([bar])?;
             let middle = || SegmentValue::CenterOf(at);
@@ -106,7 +109,7 @@ pub fn bars(title: &str, rows: &[Row<Middle>]) -> anyhow::Result<String> {
 /// # Errors
 /// A fault of the library.
 pub fn latencies(title: &str, rows: &[Row<Latency>]) -> anyhow::Result<Option<String>> {
-    let curves: Vec<_> = rows.iter().map(|row| (row.place, curve(&row.of))).filter(|(_, c)| c.len() > 1).collect();
+    let curves: Vec<_> = rows.iter().map(|row| (row.path, curve(&row.of))).filter(|(_, c)| c.len() > 1).collect();
     let points = || curves.iter().flat_map(|(_, curve)| curve);
     let (right, top) = points().fold((1.0, 1.0), |(x, y): (f64, f64), point| (x.max(point.0), y.max(point.1)));
     let least = points().map(|point| point.1).fold(f64::INFINITY, f64::min);
@@ -130,8 +133,8 @@ pub fn latencies(title: &str, rows: &[Row<Latency>]) -> anyhow::Result<Option<St
             .light_line_style(BLACK.mix(0.06))
             .bold_line_style(BLACK.mix(0.15))
             .draw()?;
-        for (place, curve) in curves {
-            chart.draw_series(LineSeries::new(curve, rgb(place).stroke_width(2)))?;
+        for (path, curve) in curves {
+            chart.draw_series(LineSeries::new(curve, rgb(path).stroke_width(2)))?;
         }
         Ok(())
     })?;
@@ -184,22 +187,35 @@ fn svg(height: u32, draw: impl FnOnce(&Area) -> anyhow::Result<()>) -> anyhow::R
 mod tests {
     use super::*;
 
-    fn row<T>(path: &str, place: usize, of: T) -> Row<'_, T> {
-        Row { path, place, of }
+    fn row<T>(path: &str, of: T) -> Row<'_, T> {
+        Row { path, of }
+    }
+
+    #[test]
+    fn colours_of_all_paths_can_be_told_apart() {
+        let paths = || Kind::value_variants().iter().map(|kind| rgb(kind.name())).chain([OTHER]);
+        for (place, one) in paths().enumerate() {
+            for other in paths().skip(place + 1) {
+                let apart = |a: u8, b: u8| f64::from(a.abs_diff(b)).powi(2);
+                let apart = (apart(one.0, other.0) + apart(one.1, other.1) + apart(one.2, other.2)).sqrt();
+                assert!(apart > 60.0, "{one:?} {other:?}: {apart}");
+            }
+        }
+        assert_eq!((colour("towline-h2"), colour("verifier")), ("#1f5fd0".to_owned(), "#8c8c8c".to_owned()));
     }
 
     #[test]
     fn a_bar_for_each_path_is_as_long_as_its_median() {
         let middle = |values: &[f64]| Middle::of(values.to_vec()).unwrap();
-        let text = bars("mb_per_s", &[row("a", 0, middle(&[100.0])), row("b", 1, middle(&[200.0, 190.0, 210.0]))]);
+        let text = bars("mb_per_s", &[row("ssh", middle(&[100.0])), row("rathole", middle(&[200.0, 190.0, 210.0]))]);
         let text = text.unwrap();
         assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"), "{text}");
-        let width = |place: usize| -> f64 {
-            let bar = text.split("<rect").find(|rect| rect.to_lowercase().contains(&colour(place))).unwrap();
+        let width = |path: &str| -> f64 {
+            let bar = text.split("<rect").find(|rect| rect.to_lowercase().contains(&colour(path))).unwrap();
             bar.split("width=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
         };
-        assert!((1.9..2.1).contains(&(width(1) / width(0))), "{text}");
-        assert!(text.contains("mb_per_s") && text.contains("\na\n") && text.contains("\n200\n"), "{text}");
+        assert!((1.9..2.1).contains(&(width("rathole") / width("ssh"))), "{text}");
+        assert!(text.contains("mb_per_s") && text.contains("\nssh\n") && text.contains("\n200\n"), "{text}");
     }
 
     #[test]
@@ -209,9 +225,9 @@ mod tests {
         assert_eq!((points[0], points.last().map(|point| point.0)), ((0.0, 100.0), Some(3.0)));
         assert!(points.iter().any(|(nines, us)| *nines > 1.0 && *nines < 2.0 && (999.0..1002.0).contains(us)));
         assert!(points.last().unwrap().1 >= 5000.0);
-        let text = latencies("latency", &[row("a", 0, latency)]).unwrap().unwrap();
+        let text = latencies("latency", &[row("a", latency)]).unwrap().unwrap();
         assert!(text.contains("polyline") && text.contains("99.9 %") && text.contains("1 ms"), "{text}");
-        assert!(latencies("latency", &[row("a", 0, Latency::default())]).unwrap().is_none());
+        assert!(latencies("latency", &[row("a", Latency::default())]).unwrap().is_none());
     }
 
     #[test]
@@ -222,6 +238,6 @@ mod tests {
 
     #[test]
     fn nothing_at_all_has_bars_too() {
-        assert!(bars("failed", &[row("a", 0, Middle::of(vec![0.0]).unwrap())]).unwrap().contains("<svg"));
+        assert!(bars("failed", &[row("a", Middle::of(vec![0.0]).unwrap())]).unwrap().contains("<svg"));
     }
 }

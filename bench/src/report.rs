@@ -65,8 +65,6 @@ pub struct Table<'a> {
 pub struct Row<'a> {
     /// Its name.
     pub path: &'a str,
-    /// Its place among the paths of the whole run.
-    pub place: usize,
     /// One for each figure; nothing where no repeat has any.
     pub cells: Vec<Cell<'a>>,
     /// Repeats without figures, if there are.
@@ -129,8 +127,8 @@ pub fn tables(run: &Run) -> Vec<Table<'_>> {
             .iter()
             .filter(|figure| run.records.iter().any(|r| r.scenario == scenario && (figure.of)(r).is_some()))
             .collect();
-        let measured = paths.iter().enumerate().filter(|(_, path)| of(run, scenario, path).next().is_some());
-        let rows = measured.map(|(place, path)| row(run, scenario, (place, path), (&figures, &paths))).collect();
+        let measured = paths.iter().filter(|path| of(run, scenario, path).next().is_some());
+        let rows = measured.map(|path| row(run, scenario, path, (&figures, &paths))).collect();
         Table { scenario, figures, rows }
     };
     names(run, |record| &record.scenario).into_iter().map(table).collect()
@@ -139,7 +137,7 @@ pub fn tables(run: &Run) -> Vec<Table<'_>> {
 fn row<'a>(
     run: &'a Run,
     scenario: &'a str,
-    (place, path): (usize, &'a str),
+    path: &'a str,
     (figures, paths): (&[&'static Figure], &[&'a str]),
 ) -> Row<'a> {
     let mut latency = Latency::default();
@@ -155,7 +153,7 @@ fn row<'a>(
     let all = of(run, scenario, path).count();
     let no = why_not(run, scenario, path).map(|why| No { why, times, of: all });
     let cells = if times < all { figures.iter().map(cell).collect() } else { Vec::new() };
-    Row { path, place, cells, no, latency }
+    Row { path, cells, no, latency }
 }
 
 fn compared<'a>(
