@@ -1,4 +1,4 @@
-//! Two runs of one machine beside each other: only what differs by more than both spreads.
+//! Two runs of one machine beside each other: what differs by more than both spreads, and what differs and has none.
 
 use std::fmt::Write;
 
@@ -21,23 +21,34 @@ pub fn compare(old: &Run, new: &Run) -> String {
             let _ = writeln!(text, "only in the {word} run: {}", alone.join(", "));
         }
     }
-    let (mut changes, mut compared) = (0, 0);
+    let (mut changes, mut unsure, mut compared) = (0, 0, 0);
     for (scenario, path) in measured(new) {
         for figure in FIGURES {
             let both = middle(new, scenario, path, figure).zip(middle(old, scenario, path, figure));
             let Some((this, before)) = both else { continue };
             compared += 1;
-            if !this.meets(&before) {
-                changes += 1;
-                let _ = writeln!(text, "{scenario} {path} {}", change(figure, &before, &this));
+            if this.meets(&before) {
+                continue;
             }
+            let few = if this.is_spread() && before.is_spread() {
+                changes += 1;
+                ""
+            } else {
+                unsure += 1;
+                "?"
+            };
+            let _ = writeln!(text, "{scenario} {path} {}{few}", change(figure, &before, &this));
         }
     }
     let _ = match (compared, changes) {
         (0, _) => write!(text, "the two runs have no scenario and path in common"),
-        (_, 0) => write!(text, "no difference beyond the spread in {compared} figures"),
+        (_, 0) if unsure == 0 => write!(text, "no difference beyond the spread in {compared} figures"),
         _ => write!(text, "{changes} of {compared} figures differ by more than the spread"),
     };
+    if unsure > 0 {
+        let _ =
+            write!(text, "; {unsure} differ of which there are fewer than three repeats (`?`), which show no spread");
+    }
     text
 }
 
@@ -80,9 +91,14 @@ mod tests {
 
     #[test]
     fn two_runs_differ_where_their_spreads_do_not_meet() {
-        let (old, mut new) = (run_of(&[("h2", &[100, 110])]), run_of(&[("h2", &[200, 210])]));
+        let (old, mut new) = (run_of(&[("h2", &[100, 105, 110])]), run_of(&[("h2", &[200, 205, 210])]));
         assert!(compare(&old, &new).contains("get-64 h2 p99_us: 105 -> 205 (1.95x, WORSE)"), "{}", compare(&old, &new));
         assert!(compare(&new, &old).contains("(0.51x, better)"), "{}", compare(&new, &old));
+        assert!(
+            compare(&old, &new).ends_with("4 of 6 figures differ by more than the spread"),
+            "{}",
+            compare(&old, &new)
+        );
         assert!(compare(&old, &old).starts_with("no difference beyond the spread"), "{}", compare(&old, &old));
         new.facts.link = "LOOPBACK".to_owned();
         assert!(compare(&old, &new).starts_with("not the same link"), "{}", compare(&old, &new));
@@ -91,6 +107,15 @@ mod tests {
             ["only in the old run: get-64 h2\n", "only in the new run: get-64 quic\n", "no scenario and path in common"]
         {
             assert!(other.contains(part), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_difference_of_fewer_than_three_repeats_is_none_beyond_the_spread() {
+        for (old, new) in [(&[100][..], &[200][..]), (&[100, 101, 102], &[200, 201]), (&[100, 101], &[200, 201, 202])] {
+            let text = compare(&run_of(&[("h2", old)]), &run_of(&[("h2", new)]));
+            assert!(text.contains("x, WORSE)?\n"), "{text}");
+            assert!(text.contains("\n0 of ") && text.ends_with("(`?`), which show no spread"), "{text}");
         }
     }
 }

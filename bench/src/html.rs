@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::{
     plot,
     record::{RARE, Run},
-    report::{Cell, Compared, Row, Table, heading, names, short, tables},
+    report::{Cell, Compared, FEW, Row, Table, heading, names, short, tables},
     scenario,
     statistics::Middle,
     targets::{HOW, Judgement, Verdict},
@@ -169,6 +169,9 @@ fn table(scenario: &Table) -> String {
         text.push_str("</tr>\n");
     }
     text.push_str("</table></div>\n");
+    if scenario.is_unsure() {
+        let _ = writeln!(text, "<p>{}</p>", escaped(FEW).replace('`', ""));
+    }
     text
 }
 
@@ -234,7 +237,8 @@ mod tests {
         for part in [
             "<h2 id=\"get-64\">",
             "410 <b>",
-            "x ssh</small>",
+            "x? ssh</small>",
+            "<p>?: fewer than three repeats",
             "no (no &quot;&lt;exec&gt;&quot;)",
             "x&lt;y",
             "<td class=\"missed\">MISSED</td><td>get-64 towline-h2 &lt;p99&gt;</td><td>4.0 [3.0 .. 5.0]</td>",

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::{
     record::{Run, figure},
-    report::{FLOOR, compared_with, names, short, why_not},
+    report::{FEW, FLOOR, compared_with, names, short, why_not},
     statistics::Middle,
     targets::{HOW, Verdict},
 };
@@ -40,11 +40,16 @@ pub fn text(run: &Run, verdict: Option<&Verdict>) -> String {
     }
     let titles: Vec<_> = COLUMNS.iter().map(|Column(title, ..)| *title).collect();
     let _ = write!(text, "\n| path | {} |\n|---|{}\n", titles.join(" | "), "---|".repeat(titles.len()));
+    let mut unsure = false;
     for path in names(run, |record| &record.path) {
         let cells: Vec<_> = COLUMNS.iter().map(|column| cell(run, path, column)).collect();
+        unsure |= cells.iter().any(|cell| cell.ends_with("?)"));
         if cells.iter().any(|cell| cell != NOTHING) {
             let _ = writeln!(text, "| {path} | {} |", cells.join(" | "));
         }
+    }
+    if unsure {
+        let _ = writeln!(text, "\n{FEW}");
     }
     if let Some(verdict) = verdict {
         let _ = write!(
@@ -81,6 +86,14 @@ mod tests {
     };
 
     #[test]
+    fn a_ratio_of_too_few_repeats_is_marked_here_too() {
+        let mut run = run_of(&[(FLOOR, &[100]), ("towline-h2", &[220])]);
+        run.records.iter_mut().for_each(|record| record.scenario = "get-100".into());
+        let text = text(&run, None);
+        assert!(text.contains("0.220 (2.20x?) |") && text.contains(FEW), "{text}");
+    }
+
+    #[test]
     fn it_says_when_where_and_by_what_and_shows_the_figures_and_the_targets() {
         let mut run = run_of(&[(FLOOR, &[100, 120, 110]), ("towline-h2", &[220, 200, 240]), ("other", &[1])]);
         run.records
@@ -105,6 +118,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        assert!(!text.contains(FEW), "{text}");
         // get-64 is shown by other columns.
         assert!(text.contains("| other | – | – | 0.500 |"), "{text}");
     }

@@ -115,8 +115,27 @@ pub struct Compared<'a> {
 pub enum Ratio {
     /// One over the other.
     Times(f64),
+    /// The same, but of repeats that are too few to have a spread.
+    Unsure(f64),
     /// The spreads meet: no difference that this run can show.
     Same,
+}
+
+/// What `?` means, under a table that has one.
+pub const FEW: &str = "`?`: fewer than three repeats, so that nobody knows how far they spread.";
+
+impl Table<'_> {
+    /// Whether a ratio in it is of too few repeats.
+    pub fn is_unsure(&self) -> bool {
+        let unsure = |ratio: &Ratio| matches!(ratio, Ratio::Unsure(_));
+        let cells = self.rows.iter().flat_map(|row| &row.cells);
+        cells.into_iter().any(|cell| match cell {
+            Cell::Of(Compared { floor, peer, .. }) => {
+                floor.as_ref().is_some_and(unsure) || peer.as_ref().is_some_and(|(_, ratio)| unsure(ratio))
+            }
+            Cell::None | Cell::OfAll(_) => false,
+        })
+    }
 }
 
 /// All scenarios of a run.
@@ -195,7 +214,13 @@ pub fn compared_with(
 
 fn ratio(this: &Middle, other: &Middle) -> Option<Ratio> {
     let times = this.ratio(other)?;
-    Some(if this.meets(other) { Ratio::Same } else { Ratio::Times(times) })
+    Some(if this.meets(other) {
+        Ratio::Same
+    } else if this.is_spread() && other.is_spread() {
+        Ratio::Times(times)
+    } else {
+        Ratio::Unsure(times)
+    })
 }
 
 impl Ratio {
@@ -203,6 +228,7 @@ impl Ratio {
     pub fn text(&self) -> String {
         match self {
             Self::Times(times) => format!("{times:.2}x"),
+            Self::Unsure(times) => format!("{times:.2}x?"),
             Self::Same => "=".to_owned(),
         }
     }
@@ -224,6 +250,9 @@ pub fn markdown(run: &Run) -> String {
                 let cells: Vec<_> = cells.iter().map(cell).collect();
                 writeln!(text, "| {path}{sign}{no} | {} |", cells.join(" | "))
             };
+        }
+        if table.is_unsure() {
+            let _ = writeln!(text, "\n{FEW}");
         }
     }
     text
@@ -295,6 +324,15 @@ mod tests {
     }
 
     #[test]
+    fn a_ratio_of_fewer_than_three_repeats_says_so() {
+        let run = run_of(&[(FLOOR, &[100, 101, 102]), ("ssh", &[300, 301]), ("towline-h2", &[200, 200, 200])]);
+        let text = markdown(&run);
+        assert!(text.contains("300 [300 .. 301] 2.98x? |"), "{text}");
+        assert!(text.contains("200 [200 .. 200] 1.98x (0.67x? ssh) |") && text.trim_end().ends_with(FEW), "{text}");
+        assert!(!markdown(&run_of(&[(FLOOR, &[1, 1, 1]), ("ssh", &[2, 2, 2])])).contains('?'));
+    }
+
+    #[test]
     fn our_paths_are_compared_with_the_best_peer_by_its_name() {
         let mut run = run_of(&[
             (DIRECT, &[1]),
@@ -305,14 +343,14 @@ mod tests {
             ("towline-h2", &[400]),
         ]);
         let text = markdown(&run);
-        assert!(text.contains("| 400 4.00x (8.00x haproxy-chain) |"), "{text}");
-        assert!(text.contains("| 50.000 0.50x |") && text.contains("| 1.000 0.01x |"), "{text}");
+        assert!(text.contains("| 400 4.00x? (8.00x? haproxy-chain) |"), "{text}");
+        assert!(text.contains("| 50.000 0.50x? |") && text.contains("| 1.000 0.01x? |"), "{text}");
         // More is better of requests per second, and what failed is no measure.
         run.records[3].outcome.failed = 1;
         run.records[2].outcome.requests = 40;
         run.records[5].outcome.requests = 20;
         let text = markdown(&run);
-        assert!(text.contains("| 400 4.00x (2.00x rathole) |") && text.contains("20.00x (0.50x ssh) |"), "{text}");
+        assert!(text.contains("| 400 4.00x? (2.00x? rathole) |") && text.contains("20.00x? (0.50x? ssh) |"), "{text}");
     }
 
     #[test]

@@ -14,6 +14,9 @@ pub struct Middle {
 }
 
 impl Middle {
+    /// Fewer repeats have no spread that says anything.
+    const SPREAD: usize = 3;
+
     /// Of repeats, in any order; `None` of none.
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_unstable_by(f64::total_cmp);
@@ -31,6 +34,11 @@ impl Middle {
     /// Its ratio to another; `None` where that is nothing.
     pub fn ratio(&self, floor: &Self) -> Option<f64> {
         (floor.median > 0.0).then(|| self.median / floor.median)
+    }
+
+    /// Whether its spread is one: two repeats may be close by chance, and one always is.
+    pub fn is_spread(&self) -> bool {
+        self.count >= Self::SPREAD
     }
 
     /// Whether the spreads of the two meet, so that a difference of the medians says nothing.
@@ -60,5 +68,6 @@ mod tests {
         assert!(low.meets(&high) && high.meets(&low) && !high.meets(&apart) && !apart.meets(&low));
         assert_eq!(apart.ratio(&middle(&[2.0])), Some(2.0));
         assert_eq!(apart.ratio(&middle(&[0.0])), None);
+        assert!(!low.is_spread() && middle(&[1.0, 1.0, 1.0]).is_spread());
     }
 }
