@@ -57,7 +57,8 @@ pub struct Part {
     pub repeats: u32,
 }
 
-/// All of a run, in order: interleaved repeats, in each of them scenes, in each of them paths.
+/// All of a run, in order: interleaved repeats, in each of them scenes, in each of them paths, of which another one is the
+/// first in each repeat.
 pub struct Plan {
     parts: Vec<Part>,
     repeats: u32,
@@ -122,9 +123,14 @@ impl Plan {
             }
         }
         for scene in scenes {
-            for kind in [None].into_iter().chain(Kind::value_variants().iter().copied().map(Some)) {
-                let these = due().filter(|part| part.scenario.scene == scene && part.kind == kind);
-                let scenarios: Vec<_> = these.map(|part| part.scenario).collect();
+            let of = |kind| due().filter(move |part| part.scenario.scene == scene && part.kind == kind);
+            let mut kinds: Vec<_> = Kind::value_variants().iter().map(|kind| Some(*kind)).collect();
+            kinds.retain(|kind| of(*kind).next().is_some());
+            // What one leaves behind on the machine, the next one finds: each has every place in turn.
+            let first = repeat as usize % kinds.len().max(1);
+            kinds.rotate_left(first);
+            for kind in [None].into_iter().chain(kinds) {
+                let scenarios: Vec<_> = of(kind).map(|part| part.scenario).collect();
                 if !scenarios.is_empty() {
                     stops.push(Stop { repeat, scene, kind, scenarios });
                 }
@@ -249,8 +255,19 @@ mod tests {
     fn repeats_are_interleaved_and_a_path_starts_once_for_all_of_a_scene() {
         let stops = plan(&["get-1", "get-20ms", "get-64"], &[Kind::Direct, Kind::Ssh], 2).unwrap().stops();
         let seen: Vec<_> = stops.iter().map(|stop| (stop.repeat, stop.kind, stop.scenarios.len())).collect();
-        let once = [(Some(Kind::Direct), 2), (Some(Kind::Ssh), 2), (Some(Kind::Direct), 1), (Some(Kind::Ssh), 1)];
-        let wanted: Vec<_> = (0..2).flat_map(|n| once.map(|(kind, count)| (n, kind, count))).collect();
-        assert_eq!(seen, wanted);
+        let once = |a, b| [(Some(a), 2), (Some(b), 2), (Some(a), 1), (Some(b), 1)];
+        let (direct, ssh) = (Kind::Direct, Kind::Ssh);
+        let rounds = [once(direct, ssh), once(ssh, direct)];
+        let wanted = rounds.into_iter().zip(0..).flat_map(|(round, n)| round.map(|(kind, count)| (n, kind, count)));
+        assert_eq!(seen, wanted.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn each_path_is_first_in_its_turn() {
+        let kinds = [Kind::Direct, Kind::NginxChain, Kind::TowlineQuic];
+        let stops = plan(&["tokens", "get-1"], &kinds, 4).unwrap().stops();
+        let orders: Vec<Vec<_>> = stops.chunks(4).map(|round| round.iter().map(|stop| stop.kind).collect()).collect();
+        let [a, b, c] = kinds.map(Some);
+        assert_eq!(orders, [[None, a, b, c], [None, b, c, a], [None, c, a, b], [None, a, b, c]]);
     }
 }
