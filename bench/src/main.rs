@@ -38,6 +38,7 @@ mod told;
 mod upstream;
 
 use std::{
+    io::{ErrorKind, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -185,10 +186,15 @@ fn verdict(run: &record::Run, file: &Path) -> anyhow::Result<Option<targets::Ver
     decides.then(|| targets::check(file, run)).transpose()
 }
 
-/// Results go to standard output.
-#[expect(clippy::print_stdout, reason = "what was asked for")]
+/// Results go to standard output. Whoever has read enough of them (`bench report | head`) is told no more; where they cannot
+/// be written for another reason, nothing that follows is worth anything.
 fn say(text: &str) {
-    println!("{text}");
+    if let Err(error) = writeln!(std::io::stdout(), "{text}")
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        progress(&format!("bench: standard output: {error}"));
+        std::process::exit(1);
+    }
 }
 
 /// What goes on meanwhile goes to standard error.

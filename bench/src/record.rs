@@ -334,4 +334,24 @@ pub mod tests {
         std::fs::write(&file, "{}").unwrap();
         assert!(format!("{:#}", read(&file).err().unwrap()).contains("line 1"));
     }
+
+    #[test]
+    fn what_is_no_whole_run_says_which_line_and_what_to_do() {
+        let (dir, run) = (tempfile::tempdir().unwrap(), run_of(&[("x", &[10, 20])]));
+        let file = dir.path().join("run.jsonl");
+        let error = || format!("{:#}", read(&file).err().unwrap());
+        let name = file.display();
+        assert!(error().starts_with(&format!("{name}; `bench run` writes one: ")), "{}", error());
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(error(), format!("{name} is empty; `bench run` writes one"));
+        let mut writer = Writer::create(&file, &run.facts).unwrap();
+        run.records.iter().for_each(|record| writer.write(record).unwrap());
+        let text = std::fs::read_to_string(&file).unwrap();
+        // Killed in the middle of a line, be it the first one or the last.
+        for (kept, line, what) in [(9, 1, "not the facts of a machine"), (text.len() - 9, 3, "half of one: delete it")]
+        {
+            std::fs::write(&file, &text[..kept]).unwrap();
+            assert!(error().contains(&format!("{name} line {line}: ")) && error().contains(what), "{}", error());
+        }
+    }
 }

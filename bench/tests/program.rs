@@ -4,7 +4,7 @@
 
 use std::{
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 const MACHINE: &str = r#"{"date":"2026-11-22T06:45:01Z","kernel":"6.1","processor":"x","processors":2,"memory_mib":1,"load":"0","optimised":true,"quick":false,"link":"veth","command":"run"}"#;
@@ -66,6 +66,41 @@ fn a_missed_target_is_named_and_is_the_exit_code() {
         let seen = bench(&["check", &file, "--targets", &targets.display().to_string()]);
         assert_eq!(seen.status.success(), success, "{}", text(&seen));
         assert_eq!(text(&seen).contains("MISSED"), !success, "{}", text(&seen));
+    }
+}
+
+#[test]
+fn a_reader_that_has_enough_is_left_in_peace() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = kept(dir.path());
+    for words in [&["report", &file][..], &["list"], &["compare", &file, &file]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut bench = Command::new(env!("CARGO_BIN_EXE_bench"));
+        let seen = bench.args(words).stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        assert!(seen.status.success() && seen.stderr.is_empty(), "{words:?} {}", text(&seen));
+    }
+}
+
+#[test]
+fn a_file_that_is_no_whole_run_is_named_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = kept(dir.path());
+    let lines = std::fs::read_to_string(&whole).unwrap();
+    let [missing, empty, cut] = ["missing", "empty", "cut"].map(|name| dir.path().join(name).display().to_string());
+    std::fs::write(&empty, "").unwrap();
+    std::fs::write(&cut, &lines[..lines.len() - 20]).unwrap();
+    for (file, says) in [
+        (&missing, "missing; `bench run` writes one: No such file"),
+        (&empty, "empty is empty; `bench run` writes one"),
+        (
+            &cut,
+            "cut line 11: no figures (of a run that was killed the last line may be half of one: delete it); is it a file that `bench run` wrote?: ",
+        ),
+    ] {
+        let seen = bench(&["report", file]);
+        assert_eq!(seen.status.code(), Some(1));
+        assert!(seen.stdout.is_empty() && text(&seen).contains(says), "{}", text(&seen));
     }
 }
 
