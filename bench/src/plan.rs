@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use anyhow::ensure;
 use clap::ValueEnum;
 
 use crate::{
@@ -173,9 +174,11 @@ fn whole(file: &Path) -> anyhow::Result<Vec<Part>> {
     let mut parts = Vec::new();
     for Need { scenario, path, repeats } in targets::needs(file)? {
         let (scenario, kind) = (scenario::of(&scenario)?, Kind::from_str(&path, false).ok());
-        if kind.is_some() || scenario.work.is_alone() {
-            add(&mut parts, Part { scenario, kind, repeats });
-        }
+        ensure!(
+            kind.is_some() || scenario.work.is_alone(),
+            "no path {path:?}, which a target is about; see `bench list`"
+        );
+        add(&mut parts, Part { scenario, kind, repeats });
     }
     for &(name, kind, repeats) in EVIDENCE {
         add(&mut parts, Part { scenario: scenario::of(name)?, kind: Some(kind), repeats });
@@ -238,6 +241,22 @@ mod tests {
             let stops = plan(&[], &[], repeat).unwrap().stops();
             let all = seconds(&stops, Size::new(quick)) / 60.0;
             assert!(all < minutes, "{all} minutes");
+        }
+    }
+
+    #[test]
+    fn a_target_of_a_scenario_or_path_that_there_is_not_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("targets.toml");
+        for (scenario, path, why) in
+            [("get-63", "ssh", "no scenario \"get-63\""), ("get-64", "sssh", "no path \"sssh\"")]
+        {
+            let target =
+                format!("[[target]]\nscenario = \"{scenario}\"\npath = \"{path}\"\nfigure = \"p50_us\"\nat_most = 1\n");
+            std::fs::write(&file, target).unwrap();
+            let wanted = Wanted { scenarios: &[], paths: &[], repeat: 5, targets: &file };
+            let error = Plan::new(&wanted).err().unwrap().to_string();
+            assert!(error.contains(why), "{error}");
         }
     }
 
