@@ -16,7 +16,7 @@ test:      ## formatting, lints, unit, integration and end-to-end tests; what th
 test-full: ## the same with the long tests: every client by every protocol by every carrier, and idle sessions for ten minutes
 	@tests/run --full
 
-bench:     ## Towline beside its peers, as root: about 35 minutes, and 20 to 30 before it for `make dist`; figures and a page with plots in target/bench, and the targets that hold or do not
+bench:     ## Towline beside its peers, as root: about 38 minutes, and 20 to 30 before it for `make dist`; figures and a page with plots in target/bench, and the targets that hold or do not
 	@bench/run
 
 bench-quick: ## the same in a few minutes, to show that it works; its figures decide nothing
