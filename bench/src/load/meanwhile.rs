@@ -85,6 +85,25 @@ impl Ends {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        load::{Connections, Load, Request, Until},
+        upstream,
+    };
+
+    #[tokio::test]
+    async fn what_is_over_at_once_has_its_least_and_the_time_to_connect() {
+        let (dir, tasks) = (tempfile::tempdir().unwrap(), TaskGroup::new("test"));
+        let address = upstream::tests::start(dir.path(), &tasks).await;
+        let load = |pace| Load { connections: Connections::Http2(1), request: Request::Small, pace };
+        let (url, ca, until) = (format!("https://{address}"), dir.path().join("ca.crt"), Until::Over { least: 50 });
+        let mut plan = Plan { url, ca, token: None, load: load(Pace::Open { rate: 1000.0, seconds: 3600.0 }), until };
+        let seen = run(&plan, 50, async {}).await.unwrap();
+        assert_eq!((seen.outcome.requests, seen.outcome.failed), (50, 0), "{:?}", seen.outcome.errors);
+        assert!(seen.within <= 1 && seen.connect_us > 0.0, "{seen:?}");
+        plan.load = load(Pace::Count { concurrent: 1, requests: 1 });
+        assert!(run(&plan, 50, async {}).await.is_err());
+        tasks.abort();
+    }
 
     #[test]
     fn it_goes_on_without_a_gap_until_the_end_and_until_there_are_enough() {
