@@ -18,9 +18,9 @@ use crate::{
 const EVIDENCE: &[(&str, Kind, u32)] = &[
     ("get-64", Kind::MinimalH2, targets::REPEATS),
     ("get-64", Kind::MinimalH2All, 3),
-    ("get-100", Kind::MinimalH2, targets::REPEATS),
-    ("get-100", Kind::MinimalWebsocket, targets::REPEATS),
-    ("get-100", Kind::MinimalQuic, targets::REPEATS),
+    ("get-100", Kind::MinimalH2, 3),
+    ("get-100", Kind::MinimalWebsocket, 3),
+    ("get-100", Kind::MinimalQuic, 3),
     ("download", Kind::MinimalH2, 3),
     ("download", Kind::MinimalQuic, 3),
     ("idle-10000", Kind::MinimalQuic, 1),

@@ -42,6 +42,7 @@ fn rgb(path: &str) -> RGBColor {
         Ok(Kind::NginxChain) => RGBColor(0xd6, 0x27, 0x28),
         Ok(Kind::MinimalH2) => RGBColor(0xf0, 0xa3, 0x0a),
         Ok(Kind::MinimalH2All) => RGBColor(0x8f, 0x9a, 0x00),
+        Ok(Kind::MinimalWebsocket) => RGBColor(0xf4, 0xd8, 0x3f),
         Ok(Kind::MinimalQuic) => RGBColor(0xf7, 0xb6, 0x9c),
         Ok(Kind::HaproxyChain) => RGBColor(0x8c, 0x4a, 0x2f),
         Ok(Kind::Rathole) => RGBColor(0x7b, 0x2d, 0xa8),
