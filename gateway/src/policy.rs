@@ -1,6 +1,6 @@
 //! Who may reach which cluster: a pure decision over a snapshot, no await, no clock, no lookup elsewhere.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use proto::ids::ClusterId;
 
@@ -12,7 +12,10 @@ use crate::{
 /// The rules in force.
 #[derive(Debug, Clone, Default)]
 pub struct Policy {
-    grants: Vec<Grant>,
+    /// What a user is granted. No hash: most configurations name few, and users have hundreds of groups.
+    users: BTreeMap<String, Vec<GrantScope>>,
+    /// What a group is granted.
+    groups: BTreeMap<String, Vec<GrantScope>>,
     disabled: HashSet<String>,
 }
 
@@ -54,7 +57,15 @@ impl DenialReason {
 impl Policy {
     /// Rules of a configuration.
     pub fn new(grants: Vec<Grant>, disabled: HashSet<String>) -> Self {
-        Self { grants, disabled }
+        let mut policy = Self { disabled, ..Self::default() };
+        for Grant { cluster, users, groups } in grants {
+            for (names, granted) in [(users, &mut policy.users), (groups, &mut policy.groups)] {
+                for name in names {
+                    granted.entry(name).or_default().push(cluster.clone());
+                }
+            }
+        }
+        policy
     }
 
     /// Whether a user is refused everywhere.
@@ -62,8 +73,8 @@ impl Policy {
         self.disabled.contains(name)
     }
 
-    /// Whether `principal` may reach `cluster` (`None`: it is not registered). All grants are looked at in either case,
-    /// so that an unknown cluster takes as long as a forbidden one.
+    /// Whether `principal` may reach `cluster` (`None`: it is not registered). All grants that they have are looked at in
+    /// either case, so that an unknown cluster takes as long as a forbidden one.
     pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterId>) -> Result<(), DenialReason> {
         if self.is_disabled(principal.name()) {
             return Err(DenialReason::Disabled);
@@ -87,11 +98,10 @@ impl Policy {
 }
 
 impl Policy {
-    fn grants(&self, username: &String, groups: &[String], cluster: Option<&ClusterId>) -> bool {
-        self.grants.iter().fold(false, |granted, grant| {
-            let named = grant.users.contains(username) || groups.iter().any(|group| grant.groups.contains(group));
-            granted | (named & covers(&grant.cluster, cluster))
-        })
+    fn grants(&self, username: &str, groups: &[String], cluster: Option<&ClusterId>) -> bool {
+        let of_groups = groups.iter().filter_map(|group| self.groups.get(group));
+        let scopes = self.users.get(username).into_iter().chain(of_groups).flatten();
+        scopes.fold(false, |granted, scope| granted | covers(scope, cluster))
     }
 }
 
@@ -143,6 +153,11 @@ mod tests {
         assert_eq!(policy.decide(&ops, Some(&cluster("b"))), Ok(()));
         // What is not registered is nobody's, not even for a grant everywhere.
         assert_eq!(policy.decide(&ops, None), Err(DenialReason::UnknownCluster));
+        let both = ["a", "b"].map(|name| Grant { cluster: GrantScope::Cluster(cluster(name)), ..grants[0].clone() });
+        let policy_of_both = Policy::new(both.to_vec(), HashSet::new());
+        for (name, decision) in [("a", Ok(())), ("b", Ok(())), ("c", Err(DenialReason::NoGrant))] {
+            assert_eq!(policy_of_both.decide(&ann, Some(&cluster(name))), decision, "{name}");
+        }
         let policy = Policy::new(grants, [ops.name().to_owned()].into());
         assert_eq!(policy.decide(&ops, Some(&cluster("b"))), Err(DenialReason::Disabled));
     }
