@@ -146,14 +146,17 @@ impl Registry {
         let turn = there.turn.fetch_add(1, Ordering::Relaxed);
         drop(there);
         tunnels.retain(|tunnel| !tunnel.handle.info().features.contains(Features::NO_USERS));
-        if tunnels.len() > 1 {
-            let first = turn % tunnels.len();
-            tunnels.rotate_left(first);
-            tunnels.sort_by_cached_key(|t| {
-                (t.is_draining(), t.handle.suspect(), t.handle.open_streams(), t.replaced.load(Ordering::Relaxed))
-            });
+        if tunnels.len() < 2 {
+            return tunnels;
         }
-        tunnels
+        let rank = |t: Arc<LiveTunnel>| {
+            ((t.is_draining(), t.handle.suspect(), t.handle.open_streams(), t.replaced.load(Ordering::Relaxed)), t)
+        };
+        let mut ranked: Vec<_> = tunnels.into_iter().map(rank).collect();
+        ranked.sort_by_key(|(rank, _)| *rank);
+        let alike = ranked.partition_point(|(rank, _)| *rank == ranked[0].0);
+        ranked[..alike].rotate_left(turn % alike);
+        ranked.into_iter().map(|(_, tunnel)| tunnel).collect()
     }
 
     /// Asks the agent of `new` for a sign of life on its older tunnels: it may have dialled because they are gone.
@@ -212,6 +215,12 @@ impl Drop for Registered {
         let key = self.tunnel.cluster.key;
         if let Some(mut tunnels) = self.registry.by_cluster.get_mut(&key) {
             tunnels.live.retain(|tunnel| tunnel.number != self.tunnel.number);
+            // What it took the place of is its agent's last again: of two that were dialled at once, either may be kept.
+            let instance = self.tunnel.handle.info().instance;
+            let of_agent = tunnels.live.iter().filter(|tunnel| tunnel.handle.info().instance == instance);
+            if let Some(last) = of_agent.max_by_key(|tunnel| tunnel.number) {
+                last.replaced.store(false, Ordering::Relaxed);
+            }
         }
         self.registry.by_cluster.remove_if(&key, |_, tunnels| tunnels.live.is_empty());
         self.registry.touch(&self.tunnel.cluster);
@@ -299,6 +308,28 @@ mod tests {
         site.tunnels[0].tunnel.set_draining();
         assert_eq!([site.next(), site.next()], [1, 1]);
         assert_eq!(site.registry.of(&site.cluster.key).len(), 2, "it is there where no other can take it");
+    }
+
+    /// Whoever came behind one with more to do had its turns as well.
+    #[tokio::test]
+    async fn t7_only_those_of_equal_load_take_turns() {
+        let site = Site::of(3).await;
+        let _held = site.open(2, 1).await;
+        let taken: Vec<_> = (0..6).map(|_| site.next()).collect();
+        assert_eq!(taken, [0, 1, 0, 1, 0, 1]);
+    }
+
+    /// An agent dials over two carriers at once, and the one that it lets go may be the one that came last here.
+    #[tokio::test]
+    async fn t7_a_tunnel_whose_successor_went_away_has_its_turns_again() {
+        let mut site = Site::of(2).await;
+        site.registry.doubt_older(&site.tunnels[1].tunnel);
+        drop(site.tunnels.pop());
+        let (gateway, agent) = memory::pair().await;
+        site.tunnels.push(site.registry.add(gateway, Arc::clone(&site.cluster), (Named::default(), None)));
+        site._agents.push(agent);
+        let taken: Vec<_> = (0..4).map(|_| site.next()).collect();
+        assert_eq!(taken.iter().filter(|&&at| at == 0).count(), 2, "{taken:?}");
     }
 
     /// An agent dials again when its tunnel is gone, which is not always known here by then.
