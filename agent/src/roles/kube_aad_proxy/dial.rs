@@ -13,6 +13,7 @@ mod tasks;
 use std::{
     future::Future as _,
     net::SocketAddr,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -31,7 +32,7 @@ use proto::{
     process::TaskGroup,
     transport::cork::{Turns, cork},
 };
-use tokio::{net::TcpStream, sync::Semaphore};
+use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use self::{
@@ -61,11 +62,9 @@ const SEND_BUFFER_BYTES: usize = 512 * 1024;
 const HTTP1_BUFFER_BYTES: usize = 512 * 1024;
 /// Looking up the name, connecting and TLS, each.
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a request waits for another's dial before it dials on its own: one backend of the apiserver that does not answer
-/// must not hold up what another would take (lesson 1). A handshake in a cluster takes a few milliseconds.
+/// How long others wait for a dial before the next of them dials too: one backend of the apiserver that does not answer must not
+/// hold up what another would take (lesson 1). A handshake in a cluster takes a few milliseconds; at most 60 dials hang at once.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Requests that dial on their own at once.
-const IMPATIENT_MAX: usize = 16;
 /// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take (lesson 11). Together as long as
 /// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten seconds.
 const PING_PERIOD: Duration = Duration::from_secs(15);
@@ -108,12 +107,11 @@ pub struct Apiserver {
     tasks: TaskGroup,
 }
 
+#[derive(Default)]
 pub(super) struct Pool {
     connections: Mutex<Connections>,
-    /// Who dials for all.
+    /// Who dials for all, unless that takes long.
     dialling: tokio::sync::Mutex<()>,
-    /// Who waited for that one in vain.
-    impatient: Semaphore,
 }
 
 #[derive(Default)]
@@ -151,16 +149,6 @@ pub(super) struct Claim(Arc<Load>);
 enum Sender {
     Http2(http2::SendRequest<RequestBody>, Claim),
     Http1(http1::SendRequest<RequestBody>),
-}
-
-impl Default for Pool {
-    fn default() -> Self {
-        Self {
-            connections: Mutex::default(),
-            dialling: tokio::sync::Mutex::default(),
-            impatient: Semaphore::new(IMPATIENT_MAX),
-        }
-    }
 }
 
 impl Pool {
@@ -377,15 +365,18 @@ impl Apiserver {
 
     async fn dial(&self, own: bool) -> Result<Sender, DialError> {
         let pool = self.pool(own);
-        let dialling = tokio::time::timeout(PATIENCE, pool.dialling.lock()).await.ok();
-        let _impatient = match &dialling {
-            Some(_) => None,
-            None => pool.impatient.acquire().await.ok(),
-        };
+        let mut dialling = Some(pool.dialling.lock().await);
         if let Some(sender) = pool.take() {
             return Ok(sender);
         }
-        let tls = self.connect(false, own).await?;
+        let mut connecting = pin!(self.connect(false, own));
+        let tls = match tokio::time::timeout(PATIENCE, &mut connecting).await {
+            Ok(tls) => tls?,
+            Err(_) => {
+                dialling = None;
+                connecting.await?
+            }
+        };
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
             let (send, allowed, turns) = self.http2(tls).await?;
             return Ok(pool.add(send, allowed, turns));
