@@ -91,8 +91,9 @@ pub fn check(filter: &str) -> Result<(), TelemetryError> {
 pub const RELAYED: &str = "agent_logs";
 
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
+    let named = filter.split(',').any(|part| part.trim().split(['=', '[']).next() == Some(RELAYED));
     let parsed = EnvFilter::builder().parse(filter).and_then(|parsed| {
-        if filter.contains(RELAYED) { Ok(parsed) } else { Ok(parsed.add_directive(format!("{RELAYED}=off").parse()?)) }
+        if named { Ok(parsed) } else { Ok(parsed.add_directive(format!("{RELAYED}=off").parse()?)) }
     });
     parsed.map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
 }
@@ -236,7 +237,9 @@ mod tests {
             .with(filter)
             .with(tracing_subscriber::fmt::layer().with_writer(move || writer.clone()));
         tracing::subscriber::with_default(subscriber, || {
-            for (filter, line) in [("debug", "a1"), ("trace", "a2"), ("info,agent_logs=debug", "a3")] {
+            for (filter, line) in
+                [("debug", "a1"), ("trace", "a2"), ("debug,not_agent_logs=off", "a4"), ("info, agent_logs=debug", "a3")]
+            {
                 level.set(filter).unwrap();
                 tracing::debug!(target: RELAYED, line, "theirs");
                 tracing::error!(line, "ours");
@@ -244,6 +247,6 @@ mod tests {
         });
         let text = String::from_utf8(captured.0.lock().unwrap().clone()).unwrap();
         let theirs: Vec<_> = text.lines().filter(|line| line.contains("theirs")).collect();
-        assert!(theirs.len() == 1 && theirs[0].contains("a3") && text.matches("ours").count() == 3, "{text}");
+        assert!(theirs.len() == 1 && theirs[0].contains("a3") && text.matches("ours").count() == 4, "{text}");
     }
 }
