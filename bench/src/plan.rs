@@ -59,7 +59,7 @@ pub struct Part {
 }
 
 /// All of a run, in order: interleaved repeats, in each of them scenes, in each of them paths, of which another one is the
-/// first in each repeat.
+/// first in each repeat, and the way round alternates.
 pub struct Plan {
     parts: Vec<Part>,
     repeats: u32,
@@ -127,9 +127,15 @@ impl Plan {
             let of = |kind| due().filter(move |part| part.scenario.scene == scene && part.kind == kind);
             let mut kinds: Vec<_> = Kind::value_variants().iter().map(|kind| Some(*kind)).collect();
             kinds.retain(|kind| of(*kind).next().is_some());
-            // What one leaves behind on the machine, the next one finds: each has every place in turn.
+            // What one leaves behind on the machine, the next one finds: each is first in its turn, and in odd repeats, which
+            // go backwards from there, comes after another one than in even ones.
             let first = repeat as usize % kinds.len().max(1);
             kinds.rotate_left(first);
+            if let [_, rest @ ..] = kinds.as_mut_slice()
+                && repeat % 2 == 1
+            {
+                rest.reverse();
+            }
             for kind in [None].into_iter().chain(kinds) {
                 let scenarios: Vec<_> = of(kind).map(|part| part.scenario).collect();
                 if !scenarios.is_empty() {
@@ -284,11 +290,12 @@ mod tests {
     }
 
     #[test]
-    fn each_path_is_first_in_its_turn() {
-        let kinds = [Kind::Direct, Kind::NginxChain, Kind::TowlineQuic];
-        let stops = plan(&["tokens", "get-1"], &kinds, 4).unwrap().stops();
-        let orders: Vec<Vec<_>> = stops.chunks(4).map(|round| round.iter().map(|stop| stop.kind).collect()).collect();
-        let [a, b, c] = kinds.map(Some);
-        assert_eq!(orders, [[None, a, b, c], [None, b, c, a], [None, c, a, b], [None, a, b, c]]);
+    fn each_path_is_first_in_its_turn_and_comes_not_always_after_the_same_one() {
+        let kinds = [Kind::Direct, Kind::NginxChain, Kind::Ssh, Kind::TowlineQuic];
+        let stops = plan(&["tokens", "get-1"], &kinds, 5).unwrap().stops();
+        let orders: Vec<Vec<_>> = stops.chunks(5).map(|round| round.iter().map(|stop| stop.kind).collect()).collect();
+        let [a, b, c, d] = kinds.map(Some);
+        let wanted = [[a, b, c, d], [b, a, d, c], [c, d, a, b], [d, c, b, a], [a, b, c, d]];
+        assert_eq!(orders, wanted.map(|[first, second, third, last]| [None, first, second, third, last]));
     }
 }
