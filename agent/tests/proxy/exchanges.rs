@@ -111,7 +111,9 @@ async fn t9_each_event_of_a_watch_arrives_before_the_next_is_sent() {
     let harness = Harness::new(apiserver.access()).await;
     let mut stream = harness.open(&head("GET", "/api/v1/pods?watch=1", &[("authorization", &harness.jane())])).await;
     stream.send.finish().unwrap();
-    assert_eq!(response_head(&mut stream.recv).await.status, 200, "before the first event");
+    let answered =
+        tokio::time::timeout(LONG, response_head(&mut stream.recv)).await.expect("the head, before any event");
+    assert_eq!(answered.status, 200);
     for event in 0..3 {
         go.notify_one();
         let arrived = tokio::time::timeout(LONG, stream.recv.recv()).await.expect("the event, before the next one");
