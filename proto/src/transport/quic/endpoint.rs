@@ -433,24 +433,27 @@ mod tests {
         let (near, far) = (socket(), socket());
         let address = near.local_addr().unwrap();
         let (server, client) = paths::tls("gateway.test");
-        let (mut gateway, agent) = carriers_over(near, &server, far, &client, address).await;
-        // Who the agent is does not matter here.
-        gateway.facts.certificates = vec![Vec::new().into()];
-        let (gateway, agent) = memory::joined(gateway, agent, SessionOptions::default()).await;
-        let mut asking = gateway.open(Bytes::from_static(b"\0\0\0\x01\x10")).await.unwrap();
-        let mut asked = agent.accept().await.unwrap().stream;
-        let send = async {
-            asked.send.send(Bytes::from(vec![7; BODY_BYTES])).await.unwrap();
-            asked.send.finish().unwrap();
+        let moved = async {
+            let (mut gateway, agent) = carriers_over(near, &server, far, &client, address).await;
+            // Who the agent is does not matter here.
+            gateway.facts.certificates = vec![Vec::new().into()];
+            let (gateway, agent) = memory::joined(gateway, agent, SessionOptions::default()).await;
+            let mut asking = gateway.open(Bytes::from_static(b"\0\0\0\x01\x10")).await.unwrap();
+            let mut asked = agent.accept().await.unwrap().stream;
+            let send = async {
+                asked.send.send(Bytes::from(vec![7; BODY_BYTES])).await.unwrap();
+                asked.send.finish().unwrap();
+            };
+            let receive = async {
+                let mut got = 0;
+                while let Some(chunk) = asking.recv.recv().await.unwrap() {
+                    got += chunk.len();
+                }
+                got
+            };
+            tokio::join!(send, receive).1
         };
-        let receive = async {
-            let mut got = 0;
-            while let Some(chunk) = asking.recv.recv().await.unwrap() {
-                got += chunk.len();
-            }
-            got
-        };
-        assert_eq!(tokio::join!(send, receive).1, BODY_BYTES);
+        assert_eq!(tokio::time::timeout(Duration::from_secs(60), moved).await.expect("all of it comes"), BODY_BYTES);
     }
 
     /// What connections of a gateway before this one send, all at once, is answered at once: with quinn's 20 ms from one
