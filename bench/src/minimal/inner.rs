@@ -14,10 +14,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use proto::{
-    process::TaskGroup,
-    transport::websocket::{self, Role},
-};
+use proto::{process::TaskGroup, transport::websocket};
 
 use super::{Body, Bytes, Context, Incoming, Inner, Over, Request, Response, quic};
 
@@ -48,7 +45,7 @@ async fn carry(upstream: &Arc<Upstream>) -> anyhow::Result<()> {
     let (host, _) = connect.rsplit_once(':').context("host:port")?;
     let tls = super::dial(connect, host, ca, b"h2").await?;
     match over {
-        Over::Websocket => super::serve(websocket::bare(tls, Role::Client).await, true, service).await,
+        Over::Websocket => super::serve(websocket::bare(tls, true).await, true, service).await,
         _ => super::serve(tls, true, service).await,
     }
 }

@@ -6,10 +6,7 @@ use std::{
 };
 
 use hyper::{client::conn::http2::SendRequest, service::service_fn};
-use proto::{
-    process::TaskGroup,
-    transport::websocket::{self, Role},
-};
+use proto::{process::TaskGroup, transport::websocket};
 use quinn::{Connection, Endpoint};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -100,7 +97,7 @@ impl Hop {
 
     async fn site_in_messages(self, tcp: TcpStream) -> anyhow::Result<()> {
         let tls = self.acceptor.accept(tcp).await?;
-        self.carry(websocket::bare(tls, Role::Server).await).await
+        self.carry(websocket::bare(tls, false).await).await
     }
 
     async fn carry(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> anyhow::Result<()> {

@@ -16,11 +16,9 @@ use tokio_tungstenite::{
     tungstenite::{
         self, Message,
         handshake::{client::generate_key, derive_accept_key},
-        protocol::WebSocketConfig,
+        protocol::{Role, WebSocketConfig},
     },
 };
-
-pub use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::{
     carrier::{Carrier, CarrierError, Facts},
@@ -85,11 +83,12 @@ where
 }
 
 /// The messages of a WebSocket that was not asked for by HTTP, set as the carrier's are: what they cost by themselves is
-/// measured with it.
-pub async fn bare<T>(io: T, role: Role) -> impl AsyncRead + AsyncWrite + Send + Unpin + 'static
+/// measured with it. One end is the client, and masks what it sends.
+pub async fn bare<T>(io: T, client: bool) -> impl AsyncRead + AsyncWrite + Send + Unpin + 'static
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    let role = if client { Role::Client } else { Role::Server };
     WebSocketIo::new(WebSocketStream::from_raw_socket(io, role, Some(config())).await)
 }
 
