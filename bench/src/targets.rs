@@ -109,13 +109,20 @@ impl Verdict {
         self.lines.iter().all(|line| line.judgement == Judgement::Holds)
     }
 
-    /// How many.
+    /// How many of each, and of these how many within the spread.
     pub fn summary(&self) -> String {
-        let count = |judgement| self.lines.iter().filter(|line| line.judgement == judgement).count();
-        let [held, missed, unknown] = [Judgement::Holds, Judgement::Missed, Judgement::NotMeasured].map(count);
-        let unsure = self.lines.iter().filter(|line| line.text.ends_with(UNSURE)).count();
-        let unsure = if unsure > 0 { format!(" ({unsure} of them within the spread)") } else { String::new() };
-        format!("{held} hold, {missed} missed{unsure}, {unknown} not measured")
+        let count = |judgement, word| {
+            let these = || self.lines.iter().filter(move |line| line.judgement == judgement);
+            let unsure = match these().filter(|line| line.text.ends_with(UNSURE)).count() {
+                0 => String::new(),
+                unsure => format!(" ({unsure} of them within the spread)"),
+            };
+            format!("{} {word}{unsure}", these().count())
+        };
+        let [held, missed, unknown] =
+            [(Judgement::Holds, "hold"), (Judgement::Missed, "missed"), (Judgement::NotMeasured, "not measured")]
+                .map(|(judgement, word)| count(judgement, word));
+        format!("{held}, {missed}, {unknown}")
     }
 
     /// A line for each, how to read them, then how many.
@@ -378,8 +385,11 @@ mod tests {
             let seen = verdict(&run, &[&format!("path = \"h2\"\nat_most = {most}")]).unwrap();
             assert!(seen.text().contains(text), "{}", seen.text());
         }
-        let seen = verdict(&run, &["path = \"h2\"\nat_most = 1.3", "path = \"h2\"\nat_least = 1.0"]).unwrap();
-        assert_eq!(seen.summary(), "2 hold, 0 missed (1 of them within the spread), 0 not measured");
+        let limits = ["at_most = 1.3", "at_most = 1.2", "at_least = 1.3", "at_least = 1.0"];
+        let targets = limits.map(|limit| format!("path = \"h2\"\n{limit}"));
+        let seen = verdict(&run, &targets.each_ref().map(String::as_str)).unwrap();
+        let summary = "2 hold (1 of them within the spread), 2 missed (2 of them within the spread), 0 not measured";
+        assert_eq!(seen.summary(), summary);
         let added = verdict(&run, &["path = \"h2\"\nto = \"nothing\"\nover = \"nginx-chain\"\nat_most = 50"]).unwrap();
         assert!(added.text().contains(": 27.000 [10.000 .. 60.000], within the spread"), "{}", added.text());
     }
