@@ -51,15 +51,25 @@ fn dropped(admin: SocketAddr) -> anyhow::Result<u64> {
 /// The records of one gateway.
 pub struct Audit {
     admin: String,
-    /// Dropped by gateways that it took the place of, and what was told of it all.
+    /// Dropped by gateways that it took the place of.
+    ended: u64,
+    /// All that were dropped before the load.
     before: u64,
-    told: u64,
 }
 
 impl Audit {
     /// Of a gateway whose admin listener is there.
     pub fn new(admin: &str) -> Self {
-        Self { admin: admin.trim_start_matches("http://").to_owned(), before: 0, told: 0 }
+        Self { admin: admin.trim_start_matches("http://").to_owned(), ended: 0, before: 0 }
+    }
+
+    /// A load begins: what was dropped until now counts for nothing.
+    ///
+    /// # Errors
+    /// The gateway does not tell.
+    pub async fn begins(&mut self, link: &Link) -> anyhow::Result<()> {
+        self.before = self.all(link).await?;
+        Ok(())
     }
 
     /// The gateway is killed next, and takes its count along.
@@ -67,19 +77,21 @@ impl Audit {
     /// # Errors
     /// It does not tell.
     pub async fn ends(&mut self, link: &Link) -> anyhow::Result<()> {
-        self.before += self.now(link).await?;
+        self.ended += self.now(link).await?;
         Ok(())
     }
 
-    /// Says in an outcome what was dropped since the last time; a request without a record has failed.
+    /// Says in an outcome what was dropped since the load began; a request without a record has failed.
     ///
     /// # Errors
     /// The gateway does not tell.
-    pub async fn tell(&mut self, link: &Link, outcome: &mut Outcome) -> anyhow::Result<()> {
-        let all = self.before + self.now(link).await?;
-        note(outcome, all.saturating_sub(self.told));
-        self.told = all;
+    pub async fn tell(&self, link: &Link, outcome: &mut Outcome) -> anyhow::Result<()> {
+        note(outcome, self.all(link).await?.saturating_sub(self.before));
         Ok(())
+    }
+
+    async fn all(&self, link: &Link) -> anyhow::Result<u64> {
+        Ok(self.ended + self.now(link).await?)
     }
 
     async fn now(&self, link: &Link) -> anyhow::Result<u64> {

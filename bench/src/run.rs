@@ -301,6 +301,9 @@ impl Round<'_> {
         warm(self.bench, path, scenario.scene).await?;
         // What was before counts for nothing.
         way.told().await?;
+        if let Some(audit) = &mut path.also.audit {
+            audit.begins(&self.bench.link).await?;
+        }
         let ledgers = path.ledgers()?;
         let mut ticks = interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -319,7 +322,7 @@ impl Round<'_> {
         }
         outcome.extra.extend(way.told().await?.iter().flat_map(relay::figures));
         let hops = ledgers.iter().map(Ledger::close).collect::<anyhow::Result<_>>()?;
-        if let Some(audit) = &mut path.also.audit {
+        if let Some(audit) = &path.also.audit {
             audit.tell(&self.bench.link, &mut outcome).await?;
         }
         if let Some(name) = outcome.extra.keys().find(|name| record::figure(name).is_none()) {
