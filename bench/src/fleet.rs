@@ -9,11 +9,11 @@ use tokio::time::{Instant, sleep};
 use crate::{
     accounting,
     agents::{Ask, control},
-    audit::Audit,
     latency::Latency,
+    ledger::Ledger,
     link::Seat,
     load::{Load, Outcome, meanwhile::Seen, watch},
-    path::{Bench, Running, towline::fleet::Fleet},
+    path::{Also, Bench, Running, towline::fleet::Fleet},
     program::{Dialogue, Program},
     run::{self, User, load_of},
     statistics::Middle,
@@ -44,7 +44,7 @@ const INTERVAL_MS: u64 = 1000;
 pub async fn idle(bench: &Bench, path: &mut Running, seconds: f64) -> anyhow::Result<Outcome> {
     let fleet = path.also.fleet.as_mut().context("a gateway with a fleet")?;
     let before = resident(&[pid(&fleet.gateway)?])?;
-    let (mut agents, mut outcome) = up(bench, fleet).await?;
+    let (mut agents, mut outcome) = up(bench, fleet, &path.also.ledgers).await?;
     sleep(SETTLE).await;
     let gateway = pid(&fleet.gateway)?;
     let used = accounting::usage(gateway).context("the gateway has ended")?;
@@ -68,12 +68,13 @@ pub async fn idle(bench: &Bench, path: &mut Running, seconds: f64) -> anyhow::Re
     Ok(outcome)
 }
 
-/// The agents, all of them up or failed.
-async fn up(bench: &Bench, fleet: &Fleet) -> anyhow::Result<(Dialogue, Outcome)> {
+/// The agents, all of them up or failed. What memory was while they came is not steady.
+async fn up(bench: &Bench, fleet: &Fleet, ledgers: &[Ledger]) -> anyhow::Result<(Dialogue, Outcome)> {
     let (mut agents, plan) = fleet.dialogue(bench)?;
     agents.ask::<Outcome>(&plan, MADE).await?;
     let within = f64::from(plan.agents) / plan.rate + UP_S;
     let outcome = agents.ask(&Ask::Up { within }, Duration::from_secs_f64(within) + ANSWER).await?;
+    ledgers.iter().for_each(Ledger::look_anew);
     Ok((agents, outcome))
 }
 
@@ -81,7 +82,7 @@ async fn up(bench: &Bench, fleet: &Fleet) -> anyhow::Result<(Dialogue, Outcome)>
 /// agent is back until all are. `users` is the open loop that they are.
 pub async fn storm(bench: &Bench, path: &mut Running, users: Load) -> anyhow::Result<Outcome> {
     let (user, mut fleet) = (User::of(path), path.also.fleet.take().context("a gateway with a fleet")?);
-    let stormed = storm_of(bench, &user, (&mut fleet, path.also.audit.as_mut()), users).await;
+    let stormed = storm_of(bench, &user, (&mut fleet, &mut path.also), users).await;
     path.also.fleet = Some(fleet);
     stormed
 }
@@ -89,14 +90,14 @@ pub async fn storm(bench: &Bench, path: &mut Running, users: Load) -> anyhow::Re
 async fn storm_of(
     bench: &Bench,
     user: &User,
-    (fleet, audit): (&mut Fleet, Option<&mut Audit>),
+    (fleet, also): (&mut Fleet, &mut Also),
     users: Load,
 ) -> anyhow::Result<Outcome> {
-    let (mut agents, first) = up(bench, fleet).await?;
+    let (mut agents, first) = up(bench, fleet, &also.ledgers).await?;
     ensure!(first.failed == 0, "{} of {} agents have no tunnel: {:?}", first.failed, fleet.agents(), first.errors);
     let before = load_of(bench, user, (users, None)).await?;
     ensure!(before.failed == 0, "{} requests failed before: {:?}", before.failed, before.errors);
-    if let Some(audit) = audit {
+    if let Some(audit) = &mut also.audit {
         audit.ends(&bench.link).await?;
     }
     fleet.kill().await?;
@@ -165,6 +166,7 @@ pub async fn watches(bench: &Bench, path: &mut Running, watches: u32, seconds: f
     let mut reader = Dialogue::start("watches", command)?;
     let opened: Outcome = reader.ask(&plan, MADE).await?;
     ensure!(opened.requests > 0, "not one watch began: {:?}", opened.errors);
+    path.also.ledgers.iter().for_each(Ledger::look_anew);
     sleep(SETTLE).await;
     let ask = watch::Ask { seconds };
     let (outcome, memory) =

@@ -46,6 +46,11 @@ impl Ledger {
         kept.memory_kib.extend(now.map(|kib| kib as f64));
     }
 
+    /// Forgets what its memory was until now, while a crowd was still to come.
+    pub fn look_anew(&self) {
+        self.0.borrow_mut().memory_kib.clear();
+    }
+
     /// It is killed next: what it used until now is kept.
     ///
     /// # Errors
@@ -119,6 +124,8 @@ mod tests {
         assert!(hop.name == "hop" && hop.used.cpu_s > 0.0 && hop.used.peak_kib > 0, "{hop:?}");
         // One look in each life, and none between.
         assert_eq!(ledger.0.borrow().memory_kib.len(), 2);
+        ledger.look_anew();
+        assert!(ledger.0.borrow().memory_kib.is_empty() && ledger.close().unwrap().used.memory_kib > 0);
         second.stop().await;
         assert!(ledger.close().is_err(), "it has ended");
     }

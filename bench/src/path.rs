@@ -182,6 +182,8 @@ pub struct Also {
     pub control: Option<Dialogue>,
     /// URL and token of the second cluster.
     pub beside: Option<(String, Option<String>)>,
+    /// What each hop uses while a load runs.
+    pub ledgers: Vec<Ledger>,
 }
 
 /// Of a path that can do every scenario.
@@ -195,13 +197,15 @@ impl Running {
         (self.cannot)(scenario)
     }
 
-    /// What each hop uses from now on, the gateway of a fleet first.
+    /// What each hop uses from now on, the gateway of a fleet first. The path keeps them too, for whoever knows when its crowd
+    /// is there.
     ///
     /// # Errors
     /// One of them has ended.
     pub fn ledgers(&mut self) -> anyhow::Result<Vec<Ledger>> {
         let gateway = self.also.fleet.iter_mut().map(towline::fleet::Fleet::ledger);
-        gateway.chain(self.hops.iter().map(Ledger::open)).collect()
+        self.also.ledgers = gateway.chain(self.hops.iter().map(Ledger::open)).collect::<anyhow::Result<_>>()?;
+        Ok(self.also.ledgers.clone())
     }
 
     /// That one of its hops has ended, if so.
