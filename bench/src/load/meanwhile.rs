@@ -95,13 +95,14 @@ mod tests {
         let (dir, tasks) = (tempfile::tempdir().unwrap(), TaskGroup::new("test"));
         let address = upstream::tests::start(dir.path(), &tasks).await;
         let load = |pace| Load { connections: Connections::Http2(1), request: Request::Small, pace };
-        let (url, ca, until) = (format!("https://{address}"), dir.path().join("ca.crt"), Until::Over { least: 50 });
-        let mut plan = Plan { url, ca, token: None, load: load(Pace::Open { rate: 1000.0, seconds: 3600.0 }), until };
-        let seen = run(&plan, 50, async {}).await.unwrap();
-        assert_eq!((seen.outcome.requests, seen.outcome.failed), (50, 0), "{:?}", seen.outcome.errors);
-        assert!(seen.within <= 1 && seen.connect_us > 0.0, "{seen:?}");
+        let (url, ca, until) = (format!("https://{address}"), dir.path().join("ca.crt"), Until::Over { least: 5 });
+        let mut plan = Plan { url, ca, token: None, load: load(Pace::Open { rate: 20.0, seconds: 3600.0 }), until };
+        let seen = run(&plan, 5, async {}).await.unwrap();
+        assert_eq!((seen.outcome.requests, seen.outcome.failed), (5, 0), "{:?}", seen.outcome.errors);
+        // One was due at once, and those that a busy machine let become due before the end.
+        assert!(seen.within < 5 && seen.connect_us > 0.0, "{seen:?}");
         plan.load = load(Pace::Count { concurrent: 1, requests: 1 });
-        assert!(run(&plan, 50, async {}).await.is_err());
+        assert!(run(&plan, 5, async {}).await.is_err());
         tasks.abort();
     }
 
