@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::{
-    record::{FIGURES, Figure, Run},
+    record::{Better, FIGURES, Figure, Run},
     report::{middle, names, short},
     statistics::Middle,
 };
@@ -53,7 +53,11 @@ pub fn compare(old: &Run, new: &Run) -> String {
 }
 
 fn change(figure: &Figure, before: &Middle, now: &Middle) -> String {
-    let word = if (now.median < before.median) == figure.less { "better" } else { "WORSE" };
+    let word = match (figure.better, now.median < before.median) {
+        (Better::Less, true) | (Better::More, false) => "better",
+        (Better::Less, false) | (Better::More, true) => "WORSE",
+        (Better::Neither, _) => "neither better nor worse",
+    };
     let ratio = now.ratio(before).map(|ratio| format!("{ratio:.2}x, ")).unwrap_or_default();
     format!("{}: {} -> {} ({ratio}{word})", figure.name, short(before.median), short(now.median))
 }
@@ -108,6 +112,18 @@ mod tests {
         {
             assert!(other.contains(part), "{other}");
         }
+    }
+
+    /// A shorter storm has fewer requests within it, and is none the worse for that.
+    #[test]
+    fn what_is_neither_good_nor_bad_is_called_neither() {
+        let of = |requests: f64| {
+            let mut run = run_of(&[("h2", &[1; 3])]);
+            run.records.iter_mut().for_each(|r| r.outcome.extra.extend([("users_requests".to_owned(), requests)]));
+            run
+        };
+        let text = compare(&of(800.0), &of(400.0));
+        assert!(text.contains("users_requests: 800 -> 400 (0.50x, neither better nor worse)"), "{text}");
     }
 
     #[test]

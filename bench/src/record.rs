@@ -9,6 +9,7 @@ use std::{
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
+use self::Better::{Less, More, Neither};
 use crate::{accounting::Usage, latency::Latency, load::Outcome, machine::Facts};
 
 /// One load over one path, once.
@@ -42,10 +43,21 @@ pub struct Hop {
 pub struct Figure {
     /// As in tables and targets; its unit is the end of it.
     pub name: &'static str,
-    /// Whether less is better.
-    pub less: bool,
+    /// What is better.
+    pub better: Better,
     /// `None` where the scenario has none of it.
     pub of: fn(&Record) -> Option<f64>,
+}
+
+/// Which of two values of a figure is the better one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// The lesser.
+    Less,
+    /// The greater.
+    More,
+    /// None: it says what the others are of.
+    Neither,
 }
 
 /// The rarest latencies: a repeat of few requests alone says nothing of them.
@@ -56,27 +68,31 @@ pub const FAILED: &str = "failed";
 
 /// All of them; a scenario's own (`Outcome::extra`) are `|r| extra(r, "name")`.
 pub const FIGURES: &[Figure] = &[
-    Figure { name: "requests_per_s", less: false, of: |r| per(count(r.outcome.requests), r.outcome.seconds) },
-    Figure { name: "mb_per_s", less: false, of: |r| per(moved_mb(r)?, r.outcome.seconds) },
+    Figure { name: "requests_per_s", better: More, of: |r| per(count(r.outcome.requests), r.outcome.seconds) },
+    Figure { name: "mb_per_s", better: More, of: |r| per(moved_mb(r)?, r.outcome.seconds) },
     Figure {
         name: "beside_mb_per_s",
-        less: false,
+        better: More,
         of: |r| {
             let beside = r.outcome.beside?;
             let seconds = if beside.seconds > 0.0 { beside.seconds } else { r.outcome.seconds };
             per(count(beside.bytes) / 1e6, seconds).filter(|rate| *rate > 0.0)
         },
     },
-    Figure { name: "p50_us", less: true, of: |r| quantile(r, 0.5) },
-    Figure { name: "p90_us", less: true, of: |r| quantile(r, 0.9) },
-    Figure { name: "p99_us", less: true, of: |r| quantile(r, 0.99) },
-    Figure { name: RARE, less: true, of: |r| quantile(r, 0.999).filter(|_| r.outcome.latency.len() >= Latency::RARE) },
-    Figure { name: "worst_us", less: true, of: |r| quantile(r, 1.0) },
-    Figure { name: FAILED, less: true, of: |r| r.no.is_none().then(|| count(r.outcome.all_failed())) },
-    Figure { name: "cpu_s_per_gb", less: true, of: |r| per(hops(r, |used| used.cpu_s)?, moved_mb(r)? / 1000.0) },
+    Figure { name: "p50_us", better: Less, of: |r| quantile(r, 0.5) },
+    Figure { name: "p90_us", better: Less, of: |r| quantile(r, 0.9) },
+    Figure { name: "p99_us", better: Less, of: |r| quantile(r, 0.99) },
+    Figure {
+        name: RARE,
+        better: Less,
+        of: |r| quantile(r, 0.999).filter(|_| r.outcome.latency.len() >= Latency::RARE),
+    },
+    Figure { name: "worst_us", better: Less, of: |r| quantile(r, 1.0) },
+    Figure { name: FAILED, better: Less, of: |r| r.no.is_none().then(|| count(r.outcome.all_failed())) },
+    Figure { name: "cpu_s_per_gb", better: Less, of: |r| per(hops(r, |used| used.cpu_s)?, moved_mb(r)? / 1000.0) },
     Figure {
         name: "cpu_s_per_1000_requests",
-        less: true,
+        better: Less,
         of: |r| match moved_mb(r) {
             // What went on beside cost too.
             None if r.outcome.beside.is_some() => None,
@@ -84,35 +100,35 @@ pub const FIGURES: &[Figure] = &[
             Some(_) => None,
         },
     },
-    Figure { name: "steady_kib", less: true, of: |r| hops(r, |used| count(used.memory_kib)) },
-    Figure { name: "peak_kib", less: true, of: |r| hops(r, |used| count(used.peak_kib)) },
-    Figure { name: "context_switches", less: true, of: |r| hops(r, |used| count(used.switches)) },
-    Figure { name: "cached_1kb_us", less: true, of: |r| extra(r, "cached_1kb_us") },
-    Figure { name: "cold_rs256_us", less: true, of: |r| extra(r, "cold_rs256_us") },
-    Figure { name: "cached_300_groups_us", less: true, of: |r| extra(r, "cached_300_groups_us") },
-    Figure { name: "cold_300_groups_us", less: true, of: |r| extra(r, "cold_300_groups_us") },
-    Figure { name: "cold_agent_certificate_us", less: true, of: |r| extra(r, "cold_agent_certificate_us") },
-    Figure { name: "cold_access_certificate_us", less: true, of: |r| extra(r, "cold_access_certificate_us") },
-    Figure { name: "kept_access_certificate_us", less: true, of: |r| extra(r, "kept_access_certificate_us") },
-    Figure { name: "kib_per_watch", less: true, of: |r| extra(r, "kib_per_watch") },
-    Figure { name: "open_p99_us", less: true, of: |r| extra(r, "open_p99_us") },
-    Figure { name: "kib_per_tunnel", less: true, of: |r| extra(r, "kib_per_tunnel") },
-    Figure { name: "gateway_kib", less: true, of: |r| extra(r, "gateway_kib") },
-    Figure { name: "cpu_percent", less: true, of: |r| extra(r, "cpu_percent") },
-    Figure { name: "cpu_us_per_tunnel_s", less: true, of: |r| extra(r, "cpu_us_per_tunnel_s") },
-    Figure { name: "users_away_s", less: true, of: |r| extra(r, "users_away_s") },
-    Figure { name: "users_connect_us", less: true, of: |r| extra(r, "users_connect_us") },
-    Figure { name: "users_requests", less: false, of: |r| extra(r, "users_requests") },
-    Figure { name: "users_p99_us_before", less: true, of: |r| extra(r, "users_p99_us_before") },
-    Figure { name: "users_p99_us", less: true, of: |r| extra(r, "users_p99_us") },
-    Figure { name: "users_p99_ratio", less: true, of: |r| extra(r, "users_p99_ratio") },
-    Figure { name: "alone_p99_us", less: true, of: |r| extra(r, "alone_p99_us") },
-    Figure { name: "beside_p99_ratio", less: true, of: |r| extra(r, "beside_p99_ratio") },
-    Figure { name: "probe_us", less: true, of: |r| extra(r, "probe_us") },
-    Figure { name: "audit_dropped", less: true, of: |r| extra(r, "audit_dropped") },
-    Figure { name: "link_lost_percent", less: true, of: |r| extra(r, "link_lost_percent") },
-    Figure { name: "link_dropped_percent", less: true, of: |r| extra(r, "link_dropped_percent") },
-    Figure { name: "link_late_us", less: true, of: |r| extra(r, "link_late_us") },
+    Figure { name: "steady_kib", better: Less, of: |r| hops(r, |used| count(used.memory_kib)) },
+    Figure { name: "peak_kib", better: Less, of: |r| hops(r, |used| count(used.peak_kib)) },
+    Figure { name: "context_switches", better: Less, of: |r| hops(r, |used| count(used.switches)) },
+    Figure { name: "cached_1kb_us", better: Less, of: |r| extra(r, "cached_1kb_us") },
+    Figure { name: "cold_rs256_us", better: Less, of: |r| extra(r, "cold_rs256_us") },
+    Figure { name: "cached_300_groups_us", better: Less, of: |r| extra(r, "cached_300_groups_us") },
+    Figure { name: "cold_300_groups_us", better: Less, of: |r| extra(r, "cold_300_groups_us") },
+    Figure { name: "cold_agent_certificate_us", better: Less, of: |r| extra(r, "cold_agent_certificate_us") },
+    Figure { name: "cold_access_certificate_us", better: Less, of: |r| extra(r, "cold_access_certificate_us") },
+    Figure { name: "kept_access_certificate_us", better: Less, of: |r| extra(r, "kept_access_certificate_us") },
+    Figure { name: "kib_per_watch", better: Less, of: |r| extra(r, "kib_per_watch") },
+    Figure { name: "open_p99_us", better: Less, of: |r| extra(r, "open_p99_us") },
+    Figure { name: "kib_per_tunnel", better: Less, of: |r| extra(r, "kib_per_tunnel") },
+    Figure { name: "gateway_kib", better: Less, of: |r| extra(r, "gateway_kib") },
+    Figure { name: "cpu_percent", better: Less, of: |r| extra(r, "cpu_percent") },
+    Figure { name: "cpu_us_per_tunnel_s", better: Less, of: |r| extra(r, "cpu_us_per_tunnel_s") },
+    Figure { name: "users_away_s", better: Less, of: |r| extra(r, "users_away_s") },
+    Figure { name: "users_connect_us", better: Less, of: |r| extra(r, "users_connect_us") },
+    Figure { name: "users_requests", better: Neither, of: |r| extra(r, "users_requests") },
+    Figure { name: "users_p99_us_before", better: Less, of: |r| extra(r, "users_p99_us_before") },
+    Figure { name: "users_p99_us", better: Less, of: |r| extra(r, "users_p99_us") },
+    Figure { name: "users_p99_ratio", better: Less, of: |r| extra(r, "users_p99_ratio") },
+    Figure { name: "alone_p99_us", better: Less, of: |r| extra(r, "alone_p99_us") },
+    Figure { name: "beside_p99_ratio", better: Less, of: |r| extra(r, "beside_p99_ratio") },
+    Figure { name: "probe_us", better: Less, of: |r| extra(r, "probe_us") },
+    Figure { name: "audit_dropped", better: Less, of: |r| extra(r, "audit_dropped") },
+    Figure { name: "link_lost_percent", better: Neither, of: |r| extra(r, "link_lost_percent") },
+    Figure { name: "link_dropped_percent", better: Neither, of: |r| extra(r, "link_dropped_percent") },
+    Figure { name: "link_late_us", better: Neither, of: |r| extra(r, "link_late_us") },
 ];
 
 /// A figure that only some scenarios have.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::{
     latency::Latency,
-    record::{FAILED, FIGURES, Figure, RARE, Record, Run, figure},
+    record::{Better, FAILED, FIGURES, Figure, RARE, Record, Run, figure},
     statistics::Middle,
 };
 
@@ -193,11 +193,14 @@ fn best_peer<'a>(run: &Run, scenario: &str, of: &Figure, paths: &[&'a str]) -> O
         |path: &&str| ![OURS, MINIMAL].iter().any(|one| path.starts_with(one)) && ![DIRECT, FLOOR].contains(path);
     let sound = |path: &&str| middle(run, scenario, path, failed).is_some_and(|failed| failed.most == 0.0);
     let peers = paths.iter().copied().filter(|path| peer(path) && sound(path));
-    let better = |(_, one): &(&str, Middle), (_, other): &(&str, Middle)| {
-        let order = one.median.total_cmp(&other.median);
-        if of.less { order } else { order.reverse() }
-    };
-    peers.filter_map(|path| Some((path, middle(run, scenario, path, of)?))).min_by(better)
+    let measured = peers.filter_map(|path| Some((path, middle(run, scenario, path, of)?)));
+    let order = |(_, one): &(&str, Middle), (_, other): &(&str, Middle)| one.median.total_cmp(&other.median);
+    match of.better {
+        Better::Less => measured.min_by(order),
+        // Of equal ones the first, too.
+        Better::More => measured.min_by(|one, other| order(other, one)),
+        Better::Neither => None,
+    }
 }
 
 /// The figure of a path, and how it compares with another path; `None` where it has none.
