@@ -350,8 +350,6 @@ pub mod tests {
         assert!(file.ends_with("run-2.jsonl"), "{file:?}");
         let again = read(&file).unwrap();
         assert_eq!((again.records.len(), value(&again.records[1], "p50_us")), (2, Some(20.0)));
-        std::fs::write(&file, "{}").unwrap();
-        assert!(format!("{:#}", read(&file).err().unwrap()).contains("line 1"));
     }
 
     #[test]
@@ -370,7 +368,7 @@ pub mod tests {
         for (kept, line, what) in [(9, 1, "not the facts of a machine"), (text.len() - 9, 3, "half of one: delete it")]
         {
             std::fs::write(&file, &text[..kept]).unwrap();
-            assert!(error().contains(&format!("{name} line {line}: ")) && error().contains(what), "{}", error());
+            assert!(error().starts_with(&format!("{name} line {line}: ")) && error().contains(what), "{}", error());
         }
     }
 }
