@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::{
     record::{Run, figure},
-    report::{FEW, FLOOR, compared_with, names, short, why_not},
+    report::{FEW, FLOOR, Ratio, compared_with, names, short, why_not},
     statistics::Middle,
     targets::{HOW, Verdict},
 };
@@ -42,8 +42,8 @@ pub fn text(run: &Run, verdict: Option<&Verdict>) -> String {
     let _ = write!(text, "\n| path | {} |\n|---|{}\n", titles.join(" | "), "---|".repeat(titles.len()));
     let mut unsure = false;
     for path in names(run, |record| &record.path) {
-        let cells: Vec<_> = COLUMNS.iter().map(|column| cell(run, path, column)).collect();
-        unsure |= cells.iter().any(|cell| cell.ends_with("?)"));
+        let (cells, ratios): (Vec<_>, Vec<_>) = COLUMNS.iter().map(|column| cell(run, path, column)).unzip();
+        unsure |= ratios.iter().flatten().any(|ratio| matches!(ratio, Ratio::Unsure(_)));
         if cells.iter().any(|cell| cell != NOTHING) {
             let _ = writeln!(text, "| {path} | {} |", cells.join(" | "));
         }
@@ -67,14 +67,15 @@ pub fn text(run: &Run, verdict: Option<&Verdict>) -> String {
 /// Where there is no figure and nothing was said.
 const NOTHING: &str = "–";
 
-fn cell(run: &Run, path: &str, Column(_, scenario, name, divisor): &Column) -> String {
+/// What is in it, and the ratio that is, if any.
+fn cell(run: &Run, path: &str, Column(_, scenario, name, divisor): &Column) -> (String, Option<Ratio>) {
     let Some((middle, ratio)) = figure(name).and_then(|figure| compared_with(run, scenario, (path, FLOOR), figure))
     else {
-        return why_not(run, scenario, path).map_or(NOTHING, |_| "no").to_owned();
+        return (why_not(run, scenario, path).map_or(NOTHING, |_| "no").to_owned(), None);
     };
     let Middle { median, .. } = middle;
-    let ratio = ratio.map(|ratio| format!(" ({})", ratio.text())).unwrap_or_default();
-    format!("{}{ratio}", short(median / divisor))
+    let behind = ratio.as_ref().map(|ratio| format!(" ({})", ratio.text())).unwrap_or_default();
+    (format!("{}{behind}", short(median / divisor)), ratio)
 }
 
 #[cfg(test)]
