@@ -69,9 +69,6 @@ impl Pace {
             // that, which the second lets run. A busy one comes back in the end all the same.
             yield_now().await;
             yield_now().await;
-            // And other processes, such as an agent that shares the processor: each step of a request there would wait until the
-            // system's scheduler takes it from this one, which is a tick of up to 4 ms.
-            std::thread::yield_now();
         }
         turn
     }
