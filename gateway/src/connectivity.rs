@@ -18,6 +18,9 @@ use crate::{
 pub const OFFLINE_AFTER_MS: i64 = 15 * 60 * 1000;
 /// How often the clusters whose tunnels are up are kept as seen, all in one write.
 const SEEN_EVERY: Duration = Duration::from_secs(60);
+/// Time between two of these writes: thousands of agents that come back within seconds are a few transactions and not one
+/// each, while users' requests wait for the same processor.
+pub const APART: Duration = Duration::from_millis(250);
 
 /// A cluster's `connectivityStatus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,8 +70,8 @@ impl Status {
     }
 }
 
-/// Keeps in the store which clusters' tunnels are up: at once when one comes or goes, and every minute while they are up,
-/// until the gateway stops.
+/// Keeps in the store which clusters' tunnels are up: at once when one comes or goes, with all that did so in the
+/// [`APART`] after the write before, and every minute while they are up, until the gateway stops.
 pub async fn keep(control: Arc<Control>, tunnels: Arc<Registry>, shutdown: Shutdown) {
     if let Err(error) = control.store.forget_future(control.now_ms()).await {
         tracing::error!(%error, "signs of life of the future cannot be taken back");
@@ -102,6 +105,13 @@ pub async fn keep(control: Arc<Control>, tunnels: Arc<Registry>, shutdown: Shutd
         }
         if last {
             return;
+        }
+        if !keys.is_empty() {
+            tokio::select! {
+                biased;
+                () = shutdown.closed() => {}
+                () = tokio::time::sleep(APART) => {}
+            }
         }
     }
 }

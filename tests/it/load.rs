@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use libtest_mimic::Trial;
 use tests::{
     apiserver::{Apiserver, answer},
@@ -367,7 +367,7 @@ fn chatty(carrier: &'static str) -> anyhow::Result<()> {
     let kubectl = stack.kubectl("admin")?.namespace(&name);
     kubectl.apply(&pod("c", "yes chatty-chatty-chatty-chatty-chatty"))?;
     kubectl.ok(&["wait", "--for=condition=Ready", "pod/c", "--timeout=60s"])?;
-    let follow = || kubectl.command(&["logs", "-f", "c"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let follow = || kubectl.command(&["logs", "-f", "c"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let (mut reads, mut stands) = (follow()?, follow()?);
     let read = Arc::new(AtomicUsize::new(0));
     let mut out = reads.stdout.take().context("no standard output")?;
@@ -389,9 +389,14 @@ fn chatty(carrier: &'static str) -> anyhow::Result<()> {
             slowest = slowest.max(output.took);
             ensure!(kubectl.ok(&["exec", "c", "--", "echo", "usable"])? == "usable\n");
             rounds += 1;
+            for (who, follower) in [("reads", &mut reads), ("does not read", &mut stands)] {
+                if let Some(code) = follower.try_wait()? {
+                    let mut said = String::new();
+                    follower.stderr.take().context("no standard error")?.read_to_string(&mut said)?;
+                    bail!("who {who} has ended after {:?}: {code}, {said}", start.elapsed());
+                }
+            }
         }
-        // Both still follow.
-        ensure!(reads.try_wait()?.is_none() && stands.try_wait()?.is_none(), "a follower has ended");
         Ok(())
     })();
     for child in [&mut reads, &mut stands] {

@@ -1,5 +1,7 @@
 //! What the API says of clusters' agents (features rows C1-C7, C9, M1-M5, D7), with the clock in the test's hand.
 
+use std::{collections::HashSet, time::Instant};
+
 use aws_lc_rs::{
     rsa::{KeyPair, KeySize},
     signature::KeyPair as _,
@@ -163,6 +165,30 @@ async fn c2_what_comes_and_goes_is_kept_as_seen_at_once() {
     shutdown.close();
     keeper.await.unwrap();
     assert_eq!(site.properties("a").await["lastConnectivityTime"], "2027-01-15T08:01:00Z");
+}
+
+#[tokio::test]
+async fn c2_agents_that_come_back_at_once_are_few_writes() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    let (tunnels, shutdown) = (Arc::new(Registry::default()), Shutdown::new());
+    let keeper = tokio::spawn(connectivity::keep(Arc::clone(&site.control), Arc::clone(&tunnels), shutdown.clone()));
+    let last_seen = async || site.control.store.agent(&key_of("a")).await.unwrap().unwrap().last_seen_ms;
+    let (begin, mut kept) = (Instant::now(), HashSet::new());
+    for _ in 0..300 {
+        site.at(site.now() + 1);
+        tunnels.touch(&Cluster::new(cluster_id("g", "a").parse().unwrap()));
+        kept.extend(last_seen().await);
+    }
+    let may = 2 + begin.elapsed().as_millis() / connectivity::APART.as_millis();
+    assert!(kept.len() as u128 <= may, "{} writes where there may be {may}", kept.len());
+    // What came meanwhile is kept with the next one.
+    while last_seen().await != Some(site.now()) {
+        tokio::task::yield_now().await;
+    }
+    shutdown.close();
+    keeper.await.unwrap();
 }
 
 #[tokio::test]
