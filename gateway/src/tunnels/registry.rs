@@ -181,7 +181,7 @@ impl Registry {
         self.by_cluster.is_empty()
     }
 
-    /// Says that a cluster's agent was here just now, which is kept at once.
+    /// Says that a cluster's agent was here just now, which is kept within a moment.
     pub fn touch(&self, cluster: &ClusterRef) {
         self.note(cluster);
         self.changed.notify_one();
