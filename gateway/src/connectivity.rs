@@ -107,11 +107,8 @@ pub async fn keep(control: Arc<Control>, tunnels: Arc<Registry>, shutdown: Shutd
             return;
         }
         if !keys.is_empty() {
-            tokio::select! {
-                biased;
-                () = shutdown.closed() => {}
-                () = tokio::time::sleep(APART) => {}
-            }
+            // Closed or not, the next round finds out.
+            let _ = shutdown.until_closed(tokio::time::sleep(APART)).await;
         }
     }
 }

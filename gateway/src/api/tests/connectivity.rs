@@ -56,6 +56,13 @@ impl Bench {
         self.clock_ms.store(now_ms, Ordering::SeqCst);
     }
 
+    /// Tunnels, and the task that keeps which of them are up until it is told to end.
+    fn keeper(&self) -> (Arc<Registry>, Shutdown, tokio::task::JoinHandle<()>) {
+        let (tunnels, shutdown) = (Arc::new(Registry::default()), Shutdown::new());
+        let keep = connectivity::keep(Arc::clone(&self.control), Arc::clone(&tunnels), shutdown.clone());
+        (tunnels, shutdown, tokio::spawn(keep))
+    }
+
     pub async fn seen(&self, name: &str) {
         self.control.store.seen(&[key_of(name)], self.now()).await.unwrap();
     }
@@ -153,8 +160,7 @@ async fn c2_what_comes_and_goes_is_kept_as_seen_at_once() {
     let site = Bench::new().await;
     site.group("g").await;
     site.with_agents("a").await;
-    let (tunnels, shutdown) = (Arc::new(Registry::default()), Shutdown::new());
-    let keeper = tokio::spawn(connectivity::keep(Arc::clone(&site.control), Arc::clone(&tunnels), shutdown.clone()));
+    let (tunnels, shutdown, keeper) = site.keeper();
     tunnels.touch(&Cluster::new(cluster_id("g", "a").parse().unwrap()));
     while site.status("a").await != "Connected" {
         tokio::task::yield_now().await;
@@ -172,8 +178,7 @@ async fn c2_agents_that_come_back_at_once_are_few_writes() {
     let site = Bench::new().await;
     site.group("g").await;
     site.with_agents("a").await;
-    let (tunnels, shutdown) = (Arc::new(Registry::default()), Shutdown::new());
-    let keeper = tokio::spawn(connectivity::keep(Arc::clone(&site.control), Arc::clone(&tunnels), shutdown.clone()));
+    let (tunnels, shutdown, keeper) = site.keeper();
     let last_seen = async || site.control.store.agent(&key_of("a")).await.unwrap().unwrap().last_seen_ms;
     let (begin, mut kept) = (Instant::now(), HashSet::new());
     for _ in 0..300 {
@@ -201,8 +206,7 @@ async fn c6_signs_of_life_of_a_clock_that_was_wrong_are_taken_back() {
     site.seen("a").await;
     site.at(start);
     assert_eq!(site.properties("a").await["lastConnectivityTime"], "2027-01-15T08:00:00Z", "not of the future");
-    let shutdown = Shutdown::new();
-    let keeper = tokio::spawn(connectivity::keep(Arc::clone(&site.control), Arc::default(), shutdown.clone()));
+    let (_tunnels, shutdown, keeper) = site.keeper();
     while site.control.store.agent(&key_of("a")).await.unwrap().unwrap().last_seen_ms != Some(start) {
         tokio::task::yield_now().await;
     }
