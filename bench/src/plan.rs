@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What shows whether a target can be reached at all, measured beside it, and how often. No target is held against it, so that
-/// three repeats do; and one of a crowd, as the whole run has little time left.
+/// three repeats do.
 const EVIDENCE: &[(&str, Kind, u32)] = &[
     ("get-64", Kind::MinimalH2, targets::REPEATS),
     ("get-64", Kind::MinimalH2All, 3),
@@ -23,7 +23,6 @@ const EVIDENCE: &[(&str, Kind, u32)] = &[
     ("get-100", Kind::MinimalQuic, 3),
     ("download", Kind::MinimalH2, 3),
     ("download", Kind::MinimalQuic, 3),
-    ("idle-10000", Kind::MinimalQuic, 1),
 ];
 /// Estimates of what comes before a path is measured, in seconds: programs that start; a gateway and its agent; a gateway of
 /// many clusters, once more; connections and packets that go around before a long way is warm; a real cluster.
@@ -178,13 +177,13 @@ pub fn seconds(stops: &[Stop], size: Size) -> f64 {
 /// What a run measures without names.
 fn whole(file: &Path) -> anyhow::Result<Vec<Part>> {
     let mut parts = Vec::new();
-    for Need { scenario, path, repeats } in targets::needs(file)? {
+    for Need { scenario, path } in targets::needs(file)? {
         let (scenario, kind) = (scenario::of(&scenario)?, Kind::from_str(&path, false).ok());
         ensure!(
             kind.is_some() || scenario.work.is_alone(),
             "no path {path:?}, which a target is about; see `bench list`"
         );
-        add(&mut parts, Part { scenario, kind, repeats });
+        add(&mut parts, Part { scenario, kind, repeats: targets::REPEATS });
     }
     for &(name, kind, repeats) in EVIDENCE {
         add(&mut parts, Part { scenario: scenario::of(name)?, kind: Some(kind), repeats });
@@ -230,10 +229,9 @@ mod tests {
             ("download", Kind::Rathole, 5),
             ("get-64", Kind::MinimalH2, 5),
             ("download", Kind::MinimalQuic, 3),
-            ("idle-10000", Kind::MinimalQuic, 1),
             ("download-lossy", Kind::Direct, 5),
             ("watch-10000", Kind::TowlineH2, 5),
-            ("idle-10000", Kind::TowlineH2, 3),
+            ("idle-10000", Kind::TowlineH2, 5),
             ("get-256", Kind::TowlineH2, 1),
             ("get-256", Kind::Direct, 0),
             ("get-20ms", Kind::TowlineH2, 0),

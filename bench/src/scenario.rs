@@ -148,8 +148,8 @@ const COUNTED_ON: f64 = 200e6;
 /// Estimates: what goes on beside begins and settles; the certificates of a fleet, as a part of the time in which it dials; a
 /// gateway that was killed is back, and all of its agents; a program that was started; the token checks.
 const BESIDE_S: f64 = 2.5;
-const CERTIFIED: f64 = 1.2;
-const AWAY_S: f64 = 12.0;
+const CERTIFIED: f64 = 1.3;
+const AWAY_S: f64 = 8.0;
 const START_S: f64 = 0.3;
 const TOKENS_S: f64 = 3.0;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use serde::Deserialize;
 
 use crate::{
@@ -36,17 +36,10 @@ struct Target {
     over: Option<String>,
     at_most: Option<f64>,
     at_least: Option<f64>,
-    /// Repeats that it needs; fewer than five only where nothing is compared.
-    #[serde(default = "repeats")]
-    repeats: u32,
 }
 
 fn floor() -> String {
     FLOOR.to_owned()
-}
-
-fn repeats() -> u32 {
-    REPEATS
 }
 
 /// A scenario and path that a target needs.
@@ -55,8 +48,6 @@ pub struct Need {
     pub scenario: String,
     /// The path's name.
     pub path: String,
-    /// How often.
-    pub repeats: u32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -145,7 +136,7 @@ pub fn check(file: &Path, run: &Run) -> anyhow::Result<Verdict> {
     Ok(Verdict { lines: read(file)?.iter().map(line).collect::<anyhow::Result<_>>()? })
 }
 
-/// What the targets of a file need to be measured, some of it more than once.
+/// What the targets of a file need to be measured, [`REPEATS`] times; some of it is named more than once.
 ///
 /// # Errors
 /// A file that cannot be read or makes no sense.
@@ -158,15 +149,6 @@ fn read(file: &Path) -> anyhow::Result<Vec<Target>> {
         || format!("{}, the targets (run it at the root of the checkout, or name them by --targets)", file.display());
     let text = std::fs::read_to_string(file).with_context(what)?;
     let targets: Targets = toml::from_str(&text).with_context(|| file.display().to_string())?;
-    for target in &targets.target {
-        ensure!(
-            target.repeats >= REPEATS || (target.repeats > 0 && target.to == "nothing" && target.over.is_none()),
-            "{}: {} {}: what is compared needs {REPEATS} repeats",
-            file.display(),
-            target.scenario,
-            target.path
-        );
-    }
     Ok(targets.target)
 }
 
@@ -178,7 +160,7 @@ impl Target {
             pairs.extend([(of, Some(&self.to)), (of, self.over.as_ref())]);
         }
         let need = |(scenario, path): (&String, Option<&String>)| {
-            Some(Need { scenario: scenario.clone(), path: path?.clone(), repeats: self.repeats })
+            Some(Need { scenario: scenario.clone(), path: path?.clone() })
         };
         pairs.into_iter().filter_map(need).collect()
     }
@@ -261,9 +243,9 @@ impl Target {
                 || format!("no {scenario} {path} in this run"),
                 |why| format!("{scenario} {path}: no ({why})"),
             )),
-            Some(Middle { count, .. }) if count < self.repeats as usize => {
+            Some(Middle { count, .. }) if count < REPEATS as usize => {
                 let why = why_not(run, scenario, path).map(|why| format!(" (no: {why})")).unwrap_or_default();
-                Err(format!("{count} of {} repeats of {scenario} {path}{why}", self.repeats))
+                Err(format!("{count} of {REPEATS} repeats of {scenario} {path}{why}"))
             }
             Some(middle) => Ok(middle),
         };
@@ -418,19 +400,6 @@ mod tests {
         {
             assert!(verdict(&five(), &[target]).is_err(), "{target}");
         }
-    }
-
-    #[test]
-    fn what_is_compared_needs_five_repeats_and_a_limit_of_its_own_may_need_fewer() {
-        let mut run = five();
-        run.records.retain(|record| record.repeat < 3);
-        let alone =
-            |repeats| verdict(&run, &[&format!("path = \"h2\"\nto = \"nothing\"\nat_most = 130\nrepeats = {repeats}")]);
-        assert!(alone(3).unwrap().holds());
-        let text = alone(4).unwrap().text();
-        assert!(text.contains("3 of 4 repeats of get-64 h2"), "{text}");
-        assert!(alone(0).is_err());
-        assert!(verdict(&run, &["path = \"h2\"\nat_most = 9\nrepeats = 3"]).is_err());
     }
 
     #[test]

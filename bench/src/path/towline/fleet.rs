@@ -19,7 +19,7 @@ use crate::{
 /// What it logs when it listens.
 const SERVES: &str = "gateway serves";
 /// How many agents begin in a second; one that loses its tunnel comes back by its own rules.
-pub const RATE: f64 = 400.0;
+pub const RATE: f64 = 600.0;
 
 /// A gateway and the agents of its clusters.
 pub struct Fleet {
