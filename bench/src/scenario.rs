@@ -144,7 +144,7 @@ impl Size {
 }
 
 /// Bytes a second that an estimate counts on, of any path.
-const COUNTED_ON: f64 = 200e6;
+const COUNTED_ON: f64 = 300e6;
 /// Estimates: what goes on beside begins and settles; the certificates of a fleet, as a part of the time in which it dials; a
 /// gateway that was killed is back, and all of its agents; a program that was started; the token checks.
 const BESIDE_S: f64 = 2.5;
