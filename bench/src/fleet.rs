@@ -185,15 +185,7 @@ pub async fn watches(bench: &Bench, path: &mut Running, watches: u32, seconds: f
 pub async fn noisy(bench: &Bench, path: &mut Running, quiet: Load, noise: Load) -> anyhow::Result<Outcome> {
     let (url, token) = path.also.beside.clone().context("a second cluster")?;
     let user = User { url, token, ..User::of(path) };
-    let alone = load_of(bench, &user, (quiet, None)).await?;
-    let mut outcome = load_of(bench, &user, (quiet, Some((User::of(path), noise)))).await?;
-    #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
-    let p99 = |latency: &Latency| latency.at(0.99).map(|us| us as f64);
-    let (alone, beside) = (p99(&alone.latency), p99(&outcome.latency));
-    outcome.extra.extend(alone.map(|us| ("alone_p99_us".to_owned(), us)));
-    let ratio = beside.zip(alone).filter(|(_, alone)| *alone > 0.0).map(|(beside, alone)| beside / alone);
-    outcome.extra.extend(ratio.map(|ratio| ("beside_p99_ratio".to_owned(), ratio)));
-    Ok(outcome)
+    run::alone_and_beside(bench, &user, quiet, (User::of(path), noise)).await
 }
 
 /// What the agent says to its gateway, beside bulk on the same tunnel.

@@ -13,13 +13,16 @@ pub mod watch;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
-use anyhow::Context;
+use anyhow::bail;
 use client::{Client, Target};
 use meter::Meter;
 use proto::process::TaskGroup;
 use serde::{Deserialize, Serialize};
 
-use crate::latency::Latency;
+use crate::{
+    latency::Latency,
+    told::{self, Told},
+};
 
 /// What to send and how.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,12 +46,25 @@ pub enum Until {
     Done,
     /// With standard input: it goes on beside what is measured, and says `begun` when it is under way.
     Told,
+    /// It goes on and off on connections that are kept: each line on standard input is a [`Turn`], and has an [`Outcome`] for
+    /// an answer.
+    InTurns,
     /// With a line on standard input, by which something is over that users shall be seen during; not before so many
     /// requests. The answer is a [`meanwhile::Seen`].
     Over {
         /// Requests.
         least: u64,
     },
+}
+
+/// One turn of a load that is asked for in turns, at its rate.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Turn {
+    /// Seconds in which the caches, which others have used meanwhile, are filled again: what is sent then is counted, and is
+    /// in no latency.
+    pub warm_s: f64,
+    /// Seconds that are measured.
+    pub seconds: f64,
 }
 
 /// One kind of requests.
@@ -165,8 +181,12 @@ pub const ERRORS: usize = 16;
 
 /// Counts an error among those of its kind.
 pub fn count(errors: &mut BTreeMap<String, u64>, text: String) {
+    count_times(errors, text, 1);
+}
+
+fn count_times(errors: &mut BTreeMap<String, u64>, text: String, times: u64) {
     let known = errors.len() < ERRORS || errors.contains_key(&text);
-    *errors.entry(if known { text } else { "others".to_owned() }).or_default() += 1;
+    *errors.entry(if known { text } else { "others".to_owned() }).or_default() += times;
 }
 
 /// What went on beside a load.
@@ -189,6 +209,21 @@ impl Outcome {
         self
     }
 
+    /// With what came after it.
+    #[must_use]
+    pub fn and(mut self, later: Self) -> Self {
+        self.requests += later.requests;
+        self.failed += later.failed;
+        self.bytes += later.bytes;
+        self.seconds += later.seconds;
+        self.latency.merge(&later.latency);
+        for (text, times) in later.errors {
+            count_times(&mut self.errors, text, times);
+        }
+        self.extra.extend(later.extra);
+        self
+    }
+
     /// All that failed, what went on beside included.
     pub fn all_failed(&self) -> u64 {
         self.failed + self.beside.map_or(0, |beside| beside.failed)
@@ -206,17 +241,16 @@ const BEGIN: Duration = Duration::from_secs(30);
 /// A plan that cannot be read, a fault of this program.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> anyhow::Result<()> {
-    // Without a change of the limit there is what was there.
-    let _ = proto::process::raise_open_files();
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line)?;
-    let plan: Plan = serde_json::from_str(&line).context("the plan")?;
+    let (mut told, plan) = Told::begin::<Plan>().await?;
+    if let Until::InTurns = plan.until {
+        return in_turns(&plan, told, told::tell).await;
+    }
     let told = async {
         // Whatever comes there or not, it is over.
-        let _ = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await;
+        let _ = told.next::<serde_json::Value>().await;
     };
     let answer = match plan.until {
-        Until::Done => serde_json::to_string(&execute(&plan).await?),
+        Until::Done | Until::InTurns => serde_json::to_string(&execute(&plan).await?),
         Until::Told => serde_json::to_string(&aside(&plan, SETTLE, || crate::say("begun"), told).await?),
         Until::Over { least } => serde_json::to_string(&meanwhile::run(&plan, least, told).await?),
     };
@@ -229,6 +263,30 @@ async fn execute(plan: &Plan) -> anyhow::Result<Outcome> {
     let meter = Arc::new(Meter::default());
     let seconds = run(&plan.load, &target, &meter).await?;
     Ok(meter.outcome(seconds))
+}
+
+/// Turn after turn, on connections that are kept, until there is no more line.
+async fn in_turns(
+    plan: &Plan,
+    mut told: Told,
+    mut answer: impl FnMut(&Outcome) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let Pace::Open { rate, .. } = plan.load.pace else { bail!("turns are for an open loop") };
+    let target = Arc::new(Target::new(&plan.url, &plan.ca, plan.token.as_deref())?);
+    let client = Arc::new(Client::new(target, plan.load.connections));
+    client.connect().await;
+    while let Some(Turn { warm_s, seconds }) = told.next().await? {
+        let send = async |seconds| {
+            let (meter, load) = (Arc::new(Meter::default()), Load { pace: Pace::Open { rate, seconds }, ..plan.load });
+            let seconds = paced(&load, &client, &meter).await?;
+            anyhow::Ok(meter.outcome(seconds))
+        };
+        let warm = send(warm_s).await?;
+        let measured = send(seconds).await?;
+        let outcome = Outcome { latency: Latency::default(), ..warm }.and(measured);
+        answer(&outcome)?;
+    }
+    Ok(())
 }
 
 /// Goes on until it is told to end, and says when it is under way. What did not even begin has failed.
@@ -266,6 +324,12 @@ async fn run(load: &Load, target: &Arc<Target>, meter: &Arc<Meter>) -> anyhow::R
     }
     let client = Arc::new(Client::new(Arc::clone(target), load.connections));
     client.connect().await;
+    paced(load, &client, meter).await
+}
+
+/// One load on connections that there are; the seconds that it took.
+async fn paced(load: &Load, client: &Arc<Client>, meter: &Arc<Meter>) -> anyhow::Result<f64> {
+    let client = Arc::clone(client);
     let (start, request) = (tokio::time::Instant::now(), load.request);
     pace::run(load.pace, meter, move |meter| {
         let client = Arc::clone(&client);
@@ -313,6 +377,45 @@ mod tests {
         };
         tasks.abort();
         outcome
+    }
+
+    // A turn is counted whole; only what is sent once the caches are filled again is in its latencies.
+    #[tokio::test]
+    async fn turns_go_over_a_connection_that_is_kept_and_leave_out_the_latencies_of_their_beginnings() {
+        let (dir, tasks) = (tempfile::tempdir().unwrap(), TaskGroup::new("test"));
+        let address = upstream::tests::start(dir.path(), &tasks).await;
+        let pace = Pace::Open { rate: 200.0, seconds: 1.0 };
+        let plan = Plan {
+            url: format!("https://{address}"),
+            ca: dir.path().join("ca.crt"),
+            token: None,
+            load: Load { connections: Connections::Http2(1), request: Request::Small, pace },
+            until: Until::InTurns,
+        };
+        let turn = serde_json::to_string(&Turn { warm_s: 0.05, seconds: 0.1 }).unwrap();
+        let mut seen: Vec<Outcome> = Vec::new();
+        let answer = |outcome: &Outcome| {
+            seen.push(outcome.clone());
+            Ok(())
+        };
+        in_turns(&plan, Told::of([turn.clone(), turn]), answer).await.unwrap();
+        tasks.abort();
+        let counts: Vec<_> = seen.iter().map(|turn| (turn.requests, turn.failed, turn.latency.len())).collect();
+        assert_eq!(counts, [(30, 0, 20); 2], "{seen:?}");
+        let both = seen.into_iter().reduce(Outcome::and).unwrap();
+        assert_eq!((both.requests, both.latency.len()), (60, 40));
+    }
+
+    #[test]
+    fn errors_of_turns_are_added_and_stay_bounded() {
+        let of = |texts: std::ops::Range<usize>| Outcome {
+            failed: texts.len() as u64,
+            errors: texts.map(|number| (format!("error {number}"), 1)).collect(),
+            ..Outcome::default()
+        };
+        let both = of(0..ERRORS).and(of(1..ERRORS + 3));
+        assert_eq!((both.failed, both.errors["error 0"], both.errors["error 1"]), (34, 1, 2));
+        assert_eq!((both.errors["others"], both.errors.len()), (3, ERRORS + 1));
     }
 
     fn load(connections: Connections, request: Request) -> Load {

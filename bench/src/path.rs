@@ -81,6 +81,11 @@ impl Kind {
         }
     }
 
+    /// Where users reach it, at its outer hop, and the first of its ports: those of paths that are up together differ.
+    fn port(self) -> u16 {
+        FIRST_PORT + PORTS * self as u16
+    }
+
     /// Whether it is one of ours.
     pub fn is_towline(self) -> bool {
         matches!(self, Self::TowlineH2 | Self::TowlineWebsocket | Self::TowlineQuic)
@@ -142,7 +147,7 @@ pub struct Upstream {
     pub name: &'static str,
     /// The authority of its certificate.
     pub ca: PathBuf,
-    /// What it knows users by, where it wants to.
+    /// What users show to it.
     pub token: Option<String>,
     /// The kubeconfig that an agent is given.
     pub admin: PathBuf,
@@ -255,7 +260,7 @@ impl Bench {
         let log = dir.path().join("upstream.log");
         let (program, address) = Program::start_with_line("upstream", command, &log).await?;
         let (ca, admin) = (dir.path().join("ca.crt"), dir.path().join("upstream.kubeconfig"));
-        let synthetic = Upstream { address, name: "inner", ca, token: None, admin };
+        let synthetic = Upstream { address, name: "inner", ca, token: Some(credential()), admin };
         std::fs::write(&synthetic.admin, kubeconfig(&synthetic).to_string())?;
         Ok(Self { link, programs, train, synthetic, apiserver: OnceCell::new(), dir, _upstream: program })
     }
@@ -301,17 +306,16 @@ impl Bench {
                 cannot: can_all,
             }),
             Kind::NginxChain => nginx::start(self, upstream, scene.crowd),
-            Kind::MinimalH2 => minimal::start(self, upstream, minimal::Way::Http2, scene.crowd),
-            Kind::MinimalH2All => minimal::start(self, upstream, minimal::Way::AllHttp2, scene.crowd),
-            Kind::MinimalWebsocket => minimal::start(self, upstream, minimal::Way::Websocket, scene.crowd),
-            Kind::MinimalQuic => minimal::start(self, upstream, minimal::Way::Quic, scene.crowd),
+            Kind::MinimalH2 | Kind::MinimalH2All | Kind::MinimalWebsocket | Kind::MinimalQuic => {
+                minimal::start(self, upstream, kind, scene.crowd)
+            }
             Kind::HaproxyChain => haproxy::start(self, upstream),
             Kind::Rathole => rathole::start(self, upstream).await,
             Kind::Ssh => ssh::start(self, upstream).await,
             Kind::Remotedialer => remotedialer::start(self, upstream),
-            Kind::TowlineH2 => towline::start(self, upstream, "h2", scene.crowd).await,
-            Kind::TowlineWebsocket => towline::start(self, upstream, "websocket", scene.crowd).await,
-            Kind::TowlineQuic => towline::start(self, upstream, "quic", scene.crowd).await,
+            Kind::TowlineH2 | Kind::TowlineWebsocket | Kind::TowlineQuic => {
+                towline::start(self, upstream, kind, scene.crowd).await
+            }
         }
         .with_context(|| format!("start {}", kind.name()))
     }
@@ -337,19 +341,19 @@ impl Bench {
     }
 
     /// Where users reach a path.
-    fn door(&self) -> String {
-        format!("{}:{PORT}", self.link.address(Seat::Outer))
+    fn door(&self, kind: Kind) -> String {
+        format!("{}:{}", self.link.address(Seat::Outer), kind.port())
     }
 
     /// Of a path that ends the TLS of its users itself.
-    fn proxied(&self, upstream: &Upstream, hops: Vec<Program>) -> Running {
-        let (url, ca, token) = (format!("https://{}", self.door()), self.file("ca.crt"), upstream.token.clone());
+    fn proxied(&self, kind: Kind, upstream: &Upstream, hops: Vec<Program>) -> Running {
+        let (url, ca, token) = (format!("https://{}", self.door(kind)), self.file("ca.crt"), upstream.token.clone());
         Running { url, ca, name: None, token, hops, also: Also::default(), cannot: can_all }
     }
 
     /// Of a path that lets the TLS of its users through to the upstream.
-    fn forwarded(&self, upstream: &Upstream, hops: Vec<Program>) -> Running {
-        Running { ca: upstream.ca.clone(), name: Some(upstream.name), ..self.proxied(upstream, hops) }
+    fn forwarded(&self, kind: Kind, upstream: &Upstream, hops: Vec<Program>) -> Running {
+        Running { ca: upstream.ca.clone(), name: Some(upstream.name), ..self.proxied(kind, upstream, hops) }
     }
 
     /// A file of this run, removed with it.
@@ -361,8 +365,12 @@ impl Bench {
 /// A path that does not answer within this is broken.
 pub const ANSWERS: Duration = Duration::from_secs(30);
 
-/// Where every path is reached, at its outer hop.
-const PORT: u16 = 8443;
+/// Length of a user's token of `towline dev`, or a little less; that of a service account is longer.
+const CREDENTIAL_BYTES: usize = 800;
+
+/// The first port of the first path, and how many each path has.
+const FIRST_PORT: u16 = 8443;
+const PORTS: u16 = 4;
 /// Where `bench/peers/install` puts what is built for this only.
 const PEERS: &str = "target/bench/peers";
 
@@ -375,13 +383,19 @@ fn installed(name: &str, places: &[impl AsRef<Path>]) -> anyhow::Result<PathBuf>
     Ok(found.map(Path::to_owned).ok_or_else(|| Missing(format!("{name} is not installed: bench/peers/install")))?)
 }
 
+/// What a user shows to an upstream that knows nobody, and an agent to the same one: as much as a real apiserver wants to
+/// see, of letters as it has, so that no path has less to carry than another.
+fn credential() -> String {
+    std::iter::repeat_with(fastrand::alphanumeric).take(CREDENTIAL_BYTES).collect()
+}
+
 /// With which an agent reaches an upstream that knows nobody.
 fn kubeconfig(upstream: &Upstream) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "bench",
         "clusters": [{"name": "bench", "cluster":
             {"server": format!("https://{}", upstream.address), "certificate-authority": upstream.ca}}],
-        "users": [{"name": "bench", "user": {"token": "of-nobody"}}],
+        "users": [{"name": "bench", "user": {"token": upstream.token}}],
         "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
     })
 }

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 
 use crate::{
     path::Kind,
+    run::turns,
     scenario::{self, Scenario, Size, fleets},
     scene::{Crowd, Scene, Server},
     targets::{self, Need},
@@ -17,7 +18,6 @@ use crate::{
 /// three repeats do.
 const EVIDENCE: &[(&str, Kind, u32)] = &[
     ("get-64", Kind::MinimalH2, targets::REPEATS),
-    ("get-64", Kind::MinimalH2All, 3),
     ("get-100", Kind::MinimalH2, 3),
     ("get-100", Kind::MinimalWebsocket, 3),
     ("get-100", Kind::MinimalQuic, 3),
@@ -26,8 +26,8 @@ const EVIDENCE: &[(&str, Kind, u32)] = &[
 ];
 /// Estimates of what comes before a path is measured, in seconds: programs that start; a gateway and its agent; a gateway of
 /// many clusters, once more; connections and packets that go around before a long way is warm; a real cluster.
-const PROGRAMS_S: f64 = 0.6;
-const TOWLINE_S: f64 = 2.0;
+const PROGRAMS_S: f64 = 0.4;
+const TOWLINE_S: f64 = 1.0;
 const FLEET_S: f64 = 4.0;
 const LONG_WAY_S: f64 = 1.0;
 const CLUSTER_S: f64 = 10.0;
@@ -64,14 +64,14 @@ pub struct Plan {
     repeats: u32,
 }
 
-/// What one path does in one scene, in one repeat.
+/// What one path does in one scene, in one repeat; or several, one after the other in turns.
 pub struct Stop {
     /// Which repeat, from 0.
     pub repeat: u32,
     /// What the path is started in.
     pub scene: Scene,
-    /// Which; `None` where there is none.
-    pub kind: Option<Kind>,
+    /// Which; none where there is none, more than one where they are up together.
+    pub kinds: Vec<Kind>,
     /// What is measured.
     pub scenarios: Vec<&'static Scenario>,
 }
@@ -135,10 +135,23 @@ impl Plan {
             {
                 rest.reverse();
             }
-            for kind in [None].into_iter().chain(kinds) {
-                let scenarios: Vec<_> = of(kind).map(|part| part.scenario).collect();
+            let kinds: Vec<Kind> = kinds.into_iter().flatten().collect();
+            let mut stop = |kinds: Vec<Kind>, scenarios: Vec<_>| {
                 if !scenarios.is_empty() {
-                    stops.push(Stop { repeat, scene, kind, scenarios });
+                    stops.push(Stop { repeat, scene, kinds, scenarios });
+                }
+            };
+            if scene.together {
+                let mut scenarios: Vec<_> = due().map(|part| part.scenario).filter(|one| one.scene == scene).collect();
+                scenarios.dedup_by_key(|scenario| scenario.name);
+                for scenario in scenarios {
+                    let has = |kind: &Kind| of(Some(*kind)).any(|part| part.scenario.name == scenario.name);
+                    stop(kinds.iter().copied().filter(has).collect(), vec![scenario]);
+                }
+            } else {
+                stop(Vec::new(), of(None).map(|part| part.scenario).collect());
+                for kind in kinds {
+                    stop(vec![kind], of(Some(kind)).map(|part| part.scenario).collect());
                 }
             }
         }
@@ -156,15 +169,18 @@ impl Stop {
     /// About how long it takes, in seconds.
     pub fn seconds(&self, size: Size) -> f64 {
         let crowd = fleets::fewer(self.scene.crowd, size);
-        let start = match self.kind {
-            None => 0.0,
-            Some(kind) if kind.is_towline() && matches!(crowd, Crowd::Agents(_)) => TOWLINE_S + FLEET_S,
-            Some(kind) if kind.is_towline() => TOWLINE_S,
-            Some(_) => PROGRAMS_S,
+        let start = |kind: &Kind| match kind {
+            kind if kind.is_towline() && matches!(crowd, Crowd::Agents(_)) => TOWLINE_S + FLEET_S,
+            kind if kind.is_towline() => TOWLINE_S,
+            _ => PROGRAMS_S,
         };
         let way = if self.scene.shape == Scene::PLAIN.shape { 0.0 } else { LONG_WAY_S };
-        let each = |scenario: &&Scenario| scenario.work.seconds(size, crowd) + WARM_S;
-        start + way + self.scenarios.iter().map(each).sum::<f64>()
+        let turns = if self.scene.together { turns::WARM_S * f64::from(turns::TURNS) } else { 0.0 };
+        let each = |scenario: &&Scenario| scenario.work.seconds(size, crowd) + WARM_S + turns;
+        let works = self.scenarios.iter().map(each).sum::<f64>();
+        #[expect(clippy::cast_precision_loss, reason = "a few paths")]
+        let times = self.kinds.len().max(1) as f64;
+        self.kinds.iter().map(start).sum::<f64>() + way + works * times
     }
 }
 
@@ -279,7 +295,8 @@ mod tests {
     #[test]
     fn repeats_are_interleaved_and_a_path_starts_once_for_all_of_a_scene() {
         let stops = plan(&["get-1", "get-20ms", "get-64"], &[Kind::Direct, Kind::Ssh], 2).unwrap().stops();
-        let seen: Vec<_> = stops.iter().map(|stop| (stop.repeat, stop.kind, stop.scenarios.len())).collect();
+        let seen: Vec<_> =
+            stops.iter().map(|stop| (stop.repeat, stop.kinds.first().copied(), stop.scenarios.len())).collect();
         let once = |a, b| [(Some(a), 2), (Some(b), 2), (Some(a), 1), (Some(b), 1)];
         let (direct, ssh) = (Kind::Direct, Kind::Ssh);
         let rounds = [once(direct, ssh), once(ssh, direct)];
@@ -288,10 +305,34 @@ mod tests {
     }
 
     #[test]
+    fn paths_that_take_turns_are_in_one_place_and_another_one_begins_in_each_repeat() {
+        let kinds = [Kind::Direct, Kind::NginxChain, Kind::TowlineQuic];
+        let stops = plan(&["get-100", "get-1"], &kinds, 2).unwrap().stops();
+        let [a, b, c] = kinds;
+        let seen: Vec<_> = stops.iter().map(|stop| (stop.scene.together, stop.kinds.clone())).collect();
+        let one = |together, kind: Kind| (together, vec![kind]);
+        let wanted = [
+            (true, vec![a, b, c]),
+            one(false, a),
+            one(false, b),
+            one(false, c),
+            (true, vec![b, a, c]),
+            one(false, b),
+            one(false, a),
+            one(false, c),
+        ];
+        assert_eq!(seen, wanted);
+        let whole = plan(&[], &[], 5).unwrap().stops();
+        let turns = |repeat| whole.iter().find(|stop| stop.repeat == repeat && stop.scene.together).unwrap();
+        assert!(turns(0).kinds.contains(&Kind::MinimalH2) && !turns(4).kinds.contains(&Kind::MinimalH2));
+    }
+
+    #[test]
     fn each_path_is_first_in_its_turn_and_comes_not_always_after_the_same_one() {
         let kinds = [Kind::Direct, Kind::NginxChain, Kind::Ssh, Kind::TowlineQuic];
         let stops = plan(&["tokens", "get-1"], &kinds, 5).unwrap().stops();
-        let orders: Vec<Vec<_>> = stops.chunks(5).map(|round| round.iter().map(|stop| stop.kind).collect()).collect();
+        let orders: Vec<Vec<_>> =
+            stops.chunks(5).map(|round| round.iter().map(|stop| stop.kinds.first().copied()).collect()).collect();
         let [a, b, c, d] = kinds.map(Some);
         let wanted = [[a, b, c, d], [b, a, d, c], [c, d, a, b], [d, c, b, a], [a, b, c, d]];
         assert_eq!(orders, wanted.map(|[first, second, third, last]| [None, first, second, third, last]));

@@ -23,6 +23,11 @@ pub fn middle(run: &Run, scenario: &str, path: &str, figure: &Figure) -> Option<
     Middle::of(of(run, scenario, path).filter_map(figure.of).collect())
 }
 
+/// The same of each repeat, by its number.
+pub fn repeats(run: &Run, scenario: &str, path: &str, figure: &Figure) -> Vec<(u32, f64)> {
+    of(run, scenario, path).filter_map(|record| Some((record.repeat, (figure.of)(record)?))).collect()
+}
+
 fn of<'a>(run: &'a Run, scenario: &'a str, path: &'a str) -> impl Iterator<Item = &'a Record> {
     run.records.iter().filter(move |record| record.scenario == scenario && record.path == path)
 }

@@ -1,5 +1,7 @@
 //! A run: scenarios over paths, in interleaved repeats, so that what the machine does meanwhile falls on all paths alike.
 
+pub mod turns;
+
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
@@ -13,6 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use crate::{
     commands::{self, Task},
     fleet, h2load,
+    latency::Latency,
     ledger::Ledger,
     link::{Link, Seat, Way},
     load::{Load, Outcome, Plan, Until},
@@ -115,14 +118,22 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     for stop in &stops {
         crate::progress(&progress.at(stop));
-        match stop.kind {
-            Some(kind) => {
-                let round = Round { bench: &bench, kind, repeat: stop.repeat, size };
-                broken += round.run(stop.scene, &stop.scenarios, &mut keep).await?;
-            }
-            None => {
+        let round = |kind| Round { bench: &bench, kind, repeat: stop.repeat, size };
+        match stop.kinds.as_slice() {
+            [] => {
                 for scenario in &stop.scenarios {
                     broken += keep_alone(&bench, scenario, (stop.repeat, size), &mut keep).await?;
+                }
+            }
+            kinds if stop.scene.together => {
+                let rounds: Vec<_> = kinds.iter().copied().map(round).collect();
+                for scenario in &stop.scenarios {
+                    broken += turns::run(&rounds, scenario, &mut keep).await?;
+                }
+            }
+            kinds => {
+                for kind in kinds {
+                    broken += round(*kind).run(stop.scene, &stop.scenarios, &mut keep).await?;
                 }
             }
         }
@@ -153,8 +164,12 @@ impl Progress {
 
     fn at(&self, stop: &Stop) -> String {
         let left = (self.all_s - self.done_s) * pace(self.begin.elapsed().as_secs_f64(), self.done_s);
-        let path = stop.kind.map_or("no path", Kind::name);
-        format!("-- repeat {} {path}, about {} left", stop.repeat, time(left))
+        let paths = match stop.kinds.as_slice() {
+            [] => "no path".to_owned(),
+            [kind] => kind.name().to_owned(),
+            kinds => format!("{} paths in turns", kinds.len()),
+        };
+        format!("-- repeat {} {paths}, about {} left", stop.repeat, time(left))
     }
 
     fn done(&mut self, stop: &Stop, size: Size) {
@@ -305,22 +320,23 @@ impl Round<'_> {
             audit.begins(&self.bench.link).await?;
         }
         let ledgers = path.ledgers()?;
-        let mut ticks = interval(LOOK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut outcome = {
-            let mut worked = std::pin::pin!(work(self.bench, path, (scenario.work, scene.crowd), self.size));
-            loop {
-                tokio::select! {
-                    outcome = &mut worked => break outcome?,
-                    _ = ticks.tick() => ledgers.iter().for_each(Ledger::look),
-                }
-            }
-        };
+        let work = work(self.bench, path, (scenario.work, scene.crowd), self.size);
+        let mut outcome = looked_at(&ledgers, work).await?;
         // All that failed since then would count as if the path had refused it.
         if let Some(why) = path.ended() {
             bail!(why);
         }
         outcome.extra.extend(way.told().await?.iter().flat_map(relay::figures));
+        self.record(path, scenario, (outcome, &ledgers)).await
+    }
+
+    /// What becomes of an outcome once it is whole.
+    async fn record(
+        &self,
+        path: &Running,
+        scenario: &Scenario,
+        (mut outcome, ledgers): (Outcome, &[Ledger]),
+    ) -> anyhow::Result<Record> {
         let hops = ledgers.iter().map(Ledger::close).collect::<anyhow::Result<_>>()?;
         if let Some(audit) = &path.also.audit {
             audit.tell(&self.bench.link, &mut outcome).await?;
@@ -330,6 +346,19 @@ impl Round<'_> {
         }
         let (scenario, path) = (scenario.name.to_owned(), self.kind.name().to_owned());
         Ok(Record { scenario, path, repeat: self.repeat, no: None, outcome, hops })
+    }
+}
+
+/// What comes of it, while the memory of hops is looked at.
+async fn looked_at<T>(ledgers: &[Ledger], work: impl Future<Output = T>) -> T {
+    let mut ticks = interval(LOOK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            _ = ticks.tick() => ledgers.iter().for_each(Ledger::look),
+        }
     }
 }
 
@@ -404,6 +433,10 @@ async fn command(bench: &Bench, path: &Running, task: Task) -> anyhow::Result<Ou
 async fn work(bench: &Bench, path: &mut Running, (work, crowd): (Work, Crowd), size: Size) -> anyhow::Result<Outcome> {
     match (work, crowd) {
         (Work::Load(of), _) => load(bench, path, of(size)).await,
+        (Work::Beside(of), _) => {
+            let ((load, around), user) = (of(size), User::of(path));
+            alone_and_beside(bench, &user, load, (User::of(path), around)).await
+        }
         (Work::Command(of), _) => command(bench, path, of(size)).await,
         (Work::H2load(seconds), _) => h2load::run(bench, path, seconds(size)).await,
         (Work::Tokens(_), _) => bail!("it goes over no path"),
@@ -477,6 +510,22 @@ pub async fn load_of(
         Some((user, load)) => beside(bench, &user, load, measured).await,
         None => measured.await,
     }
+}
+
+/// A load alone, and then beside another one: the second one is the outcome, which says what the first one saw.
+pub async fn alone_and_beside(bench: &Bench, user: &User, load: Load, around: (User, Load)) -> anyhow::Result<Outcome> {
+    let alone = load_of(bench, user, (load, None)).await?;
+    let mut outcome = load_of(bench, user, (load, Some(around))).await?;
+    // What failed alone has failed.
+    outcome.failed += alone.failed;
+    outcome.errors.extend(alone.errors.into_iter().map(|(text, count)| (format!("alone: {text}"), count)));
+    #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
+    let p99 = |latency: &Latency| latency.at(0.99).map(|us| us as f64);
+    let (alone, beside) = (p99(&alone.latency), p99(&outcome.latency));
+    outcome.extra.extend(alone.map(|us| ("alone_p99_us".to_owned(), us)));
+    let ratio = beside.zip(alone).filter(|(_, alone)| *alone > 0.0).map(|(beside, alone)| beside / alone);
+    outcome.extra.extend(ratio.map(|ratio| ("beside_p99_ratio".to_owned(), ratio)));
+    Ok(outcome)
 }
 
 /// What is measured while a load is under way, and what became of that.

@@ -37,6 +37,8 @@ pub struct Scenario {
 pub enum Work {
     /// Requests, and what goes on beside them.
     Load(fn(Size) -> (Load, Option<Load>)),
+    /// Requests, alone and then beside others.
+    Beside(fn(Size) -> (Load, Load)),
     /// With many agents, watches or clusters.
     Many(fleets::Many),
     /// What kubectl does, before a real apiserver.
@@ -68,6 +70,7 @@ impl Work {
                 (load, None) => load.seconds(COUNTED_ON),
                 (load, Some(_)) => load.seconds(COUNTED_ON) + BESIDE_S,
             },
+            Self::Beside(of) => 2.0 * of(size).0.seconds(COUNTED_ON) + BESIDE_S,
             Self::Many(fleets::Many::Storm) => come + size.seconds + AWAY_S,
             Self::Many(fleets::Many::Noisy) => 2.0 * size.seconds + BESIDE_S,
             Self::Many(_) => come + size.crowd_s + BESIDE_S,
@@ -83,7 +86,7 @@ impl Work {
         match self {
             Self::Load(of) => matches!(of(size).0.connections, Connections::Upgraded(_)),
             Self::Command(task) => matches!(task(size), Task::Echo { .. }),
-            Self::Many(_) | Self::H2load(_) | Self::Tokens(_) => false,
+            Self::Beside(_) | Self::Many(_) | Self::H2load(_) | Self::Tokens(_) => false,
         }
     }
 
@@ -172,8 +175,8 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
 const PLAIN: &[Scenario] = &[
     Scenario {
         name: "get-100",
-        what: "100 small GETs a second on one HTTP/2 connection that is kept: latency",
-        scene: Scene::PLAIN,
+        what: "100 small GETs a second on one HTTP/2 connection that is kept, paths in turns: latency",
+        scene: Scene::TOGETHER,
         work: Work::Load(|size| (small(Connections::Http2(1), hundred(size)), None)),
         shown: &[],
     },
@@ -264,12 +267,12 @@ const PLAIN: &[Scenario] = &[
     },
     Scenario {
         name: "beside-stalled",
-        what: "get-100 beside 16 readers, each on a connection of its own, that never read",
+        what: "100 small GETs a second alone, then beside 16 readers, each on a connection of its own, that never read",
         scene: Scene::PLAIN,
-        work: Work::Load(|size| {
+        work: Work::Beside(|size| {
             let pace = Pace::Count { concurrent: 16, requests: 16 };
             let stalled = Load { connections: Connections::Http2(16), request: Request::Stall(64 * MIB), pace };
-            (small(Connections::Http2(1), hundred(size)), Some(stalled))
+            (small(Connections::Http2(1), hundred(size)), stalled)
         }),
         shown: &[],
     },
@@ -344,6 +347,18 @@ mod tests {
         }
         assert_eq!(of("upload").unwrap().name, "upload");
         assert!(of("nothing").is_err());
+    }
+
+    // Nothing else can be stopped and gone on with, and over a long way nobody is warm that soon.
+    #[test]
+    fn what_is_measured_in_turns_are_requests_at_a_rate_over_a_short_way() {
+        for scenario in all().filter(|scenario| scenario.scene.together) {
+            let Work::Load(of) = scenario.work else { panic!("{}", scenario.name) };
+            let (load, beside) = of(Size::new(false));
+            assert!(matches!(load.pace, Pace::Open { .. }) && beside.is_none(), "{}", scenario.name);
+            assert_eq!(scenario.scene, Scene::TOGETHER, "{}", scenario.name);
+        }
+        assert!(of("get-100").unwrap().scene.together);
     }
 
     #[test]

@@ -11,6 +11,8 @@ pub struct Scene {
     pub server: Server,
     /// Whom there must be room for.
     pub crowd: Crowd,
+    /// Whether all paths are up together and take turns, instead of one after the other.
+    pub together: bool,
 }
 
 /// Whom a path has room for; all of that is settings that anybody may make, and no check is off.
@@ -41,7 +43,9 @@ pub enum Server {
 
 impl Scene {
     /// A short way, and an upstream that is not what is measured.
-    pub const PLAIN: Self = Self { shape: Shape::PLAIN, server: Server::Synthetic, crowd: Crowd::Few };
+    pub const PLAIN: Self = Self { shape: Shape::PLAIN, server: Server::Synthetic, crowd: Crowd::Few, together: false };
+    /// The same, of paths that take turns: what the machine does in a second falls on all of them.
+    pub const TOGETHER: Self = Self { together: true, ..Self::PLAIN };
     /// A short way, and a real apiserver.
     pub const APISERVER: Self = Self { server: Server::Apiserver, ..Self::PLAIN };
 }

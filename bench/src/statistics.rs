@@ -26,11 +26,6 @@ impl Middle {
         Some(Self { median, least, most, count })
     }
 
-    /// Each of it made another value, in the same order.
-    pub fn map(self, of: impl Fn(f64) -> f64) -> Self {
-        Self { median: of(self.median), least: of(self.least), most: of(self.most), ..self }
-    }
-
     /// Its ratio to another; `None` where that is nothing.
     pub fn ratio(&self, floor: &Self) -> Option<f64> {
         (floor.median > 0.0).then(|| self.median / floor.median)

@@ -7,15 +7,15 @@ use serde::Deserialize;
 
 use crate::{
     record::{self, FAILED, Figure, Run},
-    report::{FLOOR, failures, middle, short, why_not},
+    report::{FLOOR, failures, middle, repeats, short, why_not},
     statistics::Middle,
 };
 
 /// Behind a figure whose spread has the limit in it.
 const UNSURE: &str = ", within the spread";
 /// How a figure of a target is to be read.
-pub const HOW: &str = "[least .. most] is the spread of the path's own repeats, in a ratio over the median of what it is compared \
-                       with; `within the spread`: the limit lies between both, so that another run may decide otherwise.";
+pub const HOW: &str = "[least .. most] is the spread of the repeats, of a ratio in each of them; `within the spread`: the limit lies \
+                       between both, so that another run may decide otherwise.";
 
 /// Medians of fewer repeats are no measurement.
 pub const REPEATS: u32 = 5;
@@ -30,8 +30,6 @@ struct Target {
     /// What the ratio is to: a path, the floor if it is not said, or `nothing`, when the limit is of the figure itself.
     #[serde(default = "floor")]
     to: String,
-    /// The scenario that it is compared with, if it is another one.
-    of: Option<String>,
     /// A path whose figure is taken off both first: what is added over it is compared.
     over: Option<String>,
     at_most: Option<f64>,
@@ -154,10 +152,9 @@ fn read(file: &Path) -> anyhow::Result<Vec<Target>> {
 
 impl Target {
     fn needs(&self) -> Vec<Need> {
-        let of = self.of.as_ref().unwrap_or(&self.scenario);
         let mut pairs = vec![(&self.scenario, Some(&self.path)), (&self.scenario, self.over.as_ref())];
         if self.to != "nothing" {
-            pairs.extend([(of, Some(&self.to)), (of, self.over.as_ref())]);
+            pairs.push((&self.scenario, Some(&self.to)));
         }
         let need = |(scenario, path): (&String, Option<&String>)| {
             Some(Need { scenario: scenario.clone(), path: path?.clone() })
@@ -172,9 +169,8 @@ impl Target {
             (None, Some(least)) => format!("at least {least}"),
             _ => bail!("{scenario} {path} {figure}: either at_most or at_least"),
         };
-        let of = self.of.as_ref().map(|of| format!(" in {of}")).unwrap_or_default();
         let over = self.over.as_ref().map(|over| format!(" over {over}")).unwrap_or_default();
-        let to = if to == "nothing" { String::new() } else { format!(" x {to}{of}") };
+        let to = if to == "nothing" { String::new() } else { format!(" x {to}") };
         Ok(format!("{scenario} {path} {figure}{over} {limit}{to}"))
     }
 
@@ -220,37 +216,52 @@ impl Target {
         (if met(value) { Judgement::Holds } else { Judgement::Missed }, text)
     }
 
-    /// What is compared with the limit; otherwise why there is none.
+    /// What is compared with the limit; otherwise why there is none. A ratio is taken in each repeat, for what the machine did
+    /// meanwhile fell on both alike, and not on all repeats.
     fn measured(&self, run: &Run, figure: &Figure) -> Result<Middle, String> {
-        let other = self.of.as_ref().unwrap_or(&self.scenario);
-        let this = self.added(run, figure, (&self.scenario, &self.path))?;
-        if self.to == "nothing" {
-            return Ok(this);
-        }
-        let that = self.added(run, figure, (other, &self.to))?.median;
-        // What adds nothing cannot be a measure.
-        if that > 0.0 {
-            Ok(this.map(|value| value / that))
+        let this = self.added(run, figure, &self.path)?;
+        let compared: Vec<f64> = if self.to == "nothing" {
+            this.into_iter().map(|(_, value)| value).collect()
         } else {
-            Err(format!("{} has {} to compare with", self.to, short(that)))
-        }
+            let that = self.added(run, figure, &self.to)?;
+            // What adds nothing cannot be a measure.
+            if let Some((_, least)) = that.iter().find(|(_, value)| *value <= 0.0) {
+                return Err(format!("{} has {} to compare with", self.to, short(*least)));
+            }
+            let of = |repeat| that.iter().find(|(other, _)| *other == repeat).map(|(_, value)| value);
+            this.into_iter().filter_map(|(repeat, value)| Some(value / of(repeat)?)).collect()
+        };
+        let count = compared.len();
+        Middle::of(compared)
+            .filter(|_| count >= REPEATS as usize)
+            .ok_or_else(|| format!("only {count} repeats have both {} and {}", self.path, self.to))
     }
 
-    /// The figure, less the median of the path that it is over.
-    fn added(&self, run: &Run, figure: &Figure, (scenario, path): (&str, &str)) -> Result<Middle, String> {
-        let enough = |path: &str| match middle(run, scenario, path, figure) {
-            None => Err(why_not(run, scenario, path).map_or_else(
-                || format!("no {scenario} {path} in this run"),
-                |why| format!("{scenario} {path}: no ({why})"),
-            )),
-            Some(Middle { count, .. }) if count < REPEATS as usize => {
-                let why = why_not(run, scenario, path).map(|why| format!(" (no: {why})")).unwrap_or_default();
-                Err(format!("{count} of {REPEATS} repeats of {scenario} {path}{why}"))
+    /// The figure of each repeat, less the median of the path that it is over.
+    fn added(&self, run: &Run, figure: &Figure, path: &str) -> Result<Vec<(u32, f64)>, String> {
+        let scenario = &self.scenario;
+        let enough = |path: &str| {
+            let why = why_not(run, scenario, path);
+            match repeats(run, scenario, path, figure) {
+                none if none.is_empty() => Err(why.map_or_else(
+                    || format!("no {scenario} {path} in this run"),
+                    |why| format!("{scenario} {path}: no ({why})"),
+                )),
+                few if few.len() < REPEATS as usize => {
+                    let why = why.map(|why| format!(" (no: {why})")).unwrap_or_default();
+                    Err(format!("{} of {REPEATS} repeats of {scenario} {path}{why}", few.len()))
+                }
+                all => Ok(all),
             }
-            Some(middle) => Ok(middle),
         };
-        let less = self.over.as_deref().map(enough).transpose()?.map_or(0.0, |over| over.median);
-        Ok(enough(path)?.map(|value| value - less))
+        let less = match &self.over {
+            Some(over) => {
+                enough(over)?;
+                middle(run, scenario, over, figure).map_or(0.0, |over| over.median)
+            }
+            None => 0.0,
+        };
+        Ok(enough(path)?.into_iter().map(|(repeat, value)| (repeat, value - less)).collect())
     }
 }
 
@@ -302,7 +313,6 @@ mod tests {
             ("path = \"rathole\"\nat_least = 0", "no get-64 rathole in this run"),
             ("path = \"websocket\"\nat_most = 9", "4 of 5 repeats"),
             ("path = \"h2\"\nto = \"rathole\"\nat_most = 9", "no get-64 rathole"),
-            ("path = \"h2\"\nof = \"get-1\"\nat_most = 9", "no get-1 nginx-chain"),
             ("path = \"h2\"\nover = \"nginx-chain\"\nat_most = 9", "nginx-chain has 0 to compare with"),
         ] {
             let seen = verdict(&five(), &[target]).unwrap();
@@ -351,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_target_that_only_some_repeats_are_within_says_so() {
-        let run = run_of(&[(FLOOR, &[80, 100, 100, 100, 120]), ("h2", &[110, 120, 127, 150, 160])]);
+        let run = run_of(&[(FLOOR, &[100; 5]), ("h2", &[110, 120, 127, 150, 160])]);
         for (most, text) in [
             (
                 "1.3",
@@ -374,6 +384,20 @@ mod tests {
         assert_eq!(seen.summary(), summary);
         let added = verdict(&run, &["path = \"h2\"\nto = \"nothing\"\nover = \"nginx-chain\"\nat_most = 50"]).unwrap();
         assert!(added.text().contains(": 27.000 [10.000 .. 60.000], within the spread"), "{}", added.text());
+    }
+
+    // Another machine of the same host took the caches in two repeats, of both paths.
+    #[test]
+    fn a_ratio_is_that_of_each_repeat() {
+        let run = run_of(&[(FLOOR, &[100, 250, 100, 250, 105]), ("h2", &[125, 300, 125, 300, 126])]);
+        let seen = verdict(&run, &["path = \"h2\"\nat_most = 1.3"]).unwrap();
+        assert!(seen.text().contains("1.200 [1.200 .. 1.250]\n"), "{}", seen.text());
+        let mut fewer = run_of(&[(FLOOR, &[100; 6]), ("h2", &[125; 6])]);
+        fewer.records.retain(|record| record.repeat != if record.path == FLOOR { 5 } else { 0 });
+        let seen = verdict(&fewer, &["path = \"h2\"\nat_most = 1.3"]).unwrap();
+        let why =
+            "NOT MEASURED  get-64 h2 p99_us at most 1.3 x nginx-chain: only 4 repeats have both h2 and nginx-chain";
+        assert!(seen.text().contains(why), "{}", seen.text());
     }
 
     #[test]

@@ -34,6 +34,15 @@ impl Told {
         Self(receiver)
     }
 
+    /// Of these lines.
+    #[cfg(test)]
+    pub fn of(lines: impl IntoIterator<Item = String>) -> Self {
+        let lines: Vec<_> = lines.into_iter().collect();
+        let (sender, receiver) = mpsc::channel(lines.len().max(1));
+        lines.into_iter().for_each(|line| sender.try_send(line).expect("there is room for all"));
+        Self(receiver)
+    }
+
     /// The next; `None` once the other end lets go.
     ///
     /// # Errors

@@ -3,18 +3,20 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Bench, PORT, Running, Upstream, installed};
+use super::{Bench, Kind, Running, Upstream, installed};
 use crate::{cipher, link::Seat, program::Program};
+
+const THIS: Kind = Kind::HaproxyChain;
 
 /// Starts both.
 pub fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running> {
-    let outer = hop(bench, Seat::Outer, "outer", &bench.inner(PORT))?;
-    Ok(bench.proxied(upstream, vec![outer, hop(bench, Seat::Inner, "inner", upstream)?]))
+    let outer = hop(bench, Seat::Outer, "outer", &bench.inner(THIS.port()))?;
+    Ok(bench.proxied(THIS, upstream, vec![outer, hop(bench, Seat::Inner, "inner", upstream)?]))
 }
 
 fn hop(bench: &Bench, seat: Seat, name: &str, to: &Upstream) -> anyhow::Result<Program> {
     let file = bench.file(&format!("haproxy-{name}.cfg"));
-    let listen = format!("{}:{PORT}", bench.link.address(seat));
+    let listen = format!("{}:{}", bench.link.address(seat), THIS.port());
     std::fs::write(&file, configuration(&bench.file(""), name, (&listen, to)))?;
     let mut command = bench.link.command(seat, &program()?);
     command.args(["-db", "-f"]).arg(&file);

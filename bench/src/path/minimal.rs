@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use super::{Also, Bench, PORT, Running, Upstream, towline::fleet};
+use super::{Also, Bench, Kind, Running, Upstream, towline::fleet};
 use crate::{
     agents::Plan,
     link::Seat,
@@ -12,43 +12,29 @@ use crate::{
     scene::Crowd,
 };
 
-/// Where the site dials in.
-const TUNNEL: u16 = 8446;
 /// The words by which this program is those who idle.
 const IDLE: &[&str] = &["minimal", "idle"];
 
-/// What is between both, and between the second one and the upstream.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// HTTP/2, then HTTP/1.1.
-    Http2,
-    /// HTTP/2 on both.
-    AllHttp2,
-    /// HTTP/2 in messages of a WebSocket, then HTTP/1.1.
-    Websocket,
-    /// QUIC, then HTTP/1.1.
-    Quic,
-}
-
 /// Starts both.
-pub fn start(bench: &Bench, upstream: &Upstream, way: Way, crowd: Crowd) -> anyhow::Result<Running> {
+pub fn start(bench: &Bench, upstream: &Upstream, kind: Kind, crowd: Crowd) -> anyhow::Result<Running> {
     let (this, address) = (std::env::current_exe()?, bench.link.address(Seat::Outer));
-    let over = match way {
-        Way::Http2 | Way::AllHttp2 => "http2",
-        Way::Websocket => "websocket",
-        Way::Quic => "quic",
+    let over = match kind {
+        Kind::MinimalWebsocket => "websocket",
+        Kind::MinimalQuic => "quic",
+        _ => "http2",
     };
-    let (tunnel, over) = (format!("{address}:{TUNNEL}"), ["--over", over]);
+    // Where the site dials in.
+    let (tunnel, over) = (format!("{address}:{}", kind.port() + 1), ["--over", over]);
     let mut outer = bench.link.command(Seat::Outer, &this);
-    outer.args(["minimal", "outer", "--listen", &format!("{address}:{PORT}"), "--tunnel", &tunnel]).args(over);
+    outer.args(["minimal", "outer", "--listen", &bench.door(kind), "--tunnel", &tunnel]).args(over);
     outer.arg("--certificate").arg(bench.file("outer.crt")).arg("--key").arg(bench.file("outer.key"));
     let mut inner = bench.link.command(Seat::Inner, &this);
     inner.args(["minimal", "inner", "--connect", &tunnel, "--upstream", &upstream.address]).args(over);
-    inner.args(["--upstream-name", upstream.name]).args((way == Way::AllHttp2).then_some("--h2"));
+    inner.args(["--upstream-name", upstream.name]).args((kind == Kind::MinimalH2All).then_some("--h2"));
     inner.arg("--ca").arg(bench.file("ca.crt")).arg("--upstream-ca").arg(&upstream.ca);
     let mut hops = vec![
-        Program::start("minimal outer", outer, &bench.file("minimal-outer.log"))?,
-        Program::start("minimal inner", inner, &bench.file("minimal-inner.log"))?,
+        Program::start("minimal outer", outer, &bench.file(&format!("{}-outer.log", kind.name())))?,
+        Program::start("minimal inner", inner, &bench.file(&format!("{}-inner.log", kind.name())))?,
     ];
     let mut also = Also::default();
     if let Crowd::Agents(agents) = crowd {
@@ -58,7 +44,7 @@ pub fn start(bench: &Bench, upstream: &Upstream, way: Way, crowd: Crowd) -> anyh
         let plan = Plan { gateway: tunnel, ca, authority, dir, carrier, agents, rate: fleet::RATE };
         also.fleet = Some(fleet::Fleet::once(hops.remove(0), plan, IDLE));
     }
-    Ok(Running { cannot, also, ..bench.proxied(upstream, hops) })
+    Ok(Running { cannot, also, ..bench.proxied(kind, upstream, hops) })
 }
 
 fn cannot(scenario: &Scenario) -> Option<&'static str> {

@@ -2,11 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Also, Bench, PORT, Running, Upstream, installed};
+use super::{Also, Bench, Kind, Running, Upstream, installed};
 use crate::{cipher, link::Seat, program::Program, scene::Crowd};
 
-/// Of the site beside, where two share the outer hop.
-const PORT_BESIDE: u16 = 8444;
+const THIS: Kind = Kind::NginxChain;
 /// Connections of a process, unless a crowd needs more.
 const CONNECTIONS: u32 = 9000;
 /// Connections beside those of a crowd.
@@ -17,18 +16,21 @@ pub fn start(bench: &Bench, upstream: &Upstream, crowd: Crowd) -> anyhow::Result
     let connections = if let Crowd::Watches(watches) = crowd { needed(watches).max(CONNECTIONS) } else { CONNECTIONS };
     let address = |seat, port| format!("{}:{port}", bench.link.address(seat));
     let url = |port| format!("https://{}", address(Seat::Outer, port));
-    let ports = if crowd == Crowd::Two { vec![PORT, PORT_BESIDE] } else { vec![PORT] };
+    let port = THIS.port();
+    // Of the site beside, where two share the outer hop.
+    let port_beside = port + 1;
+    let ports = if crowd == Crowd::Two { vec![port, port_beside] } else { vec![port] };
     let (mut servers, mut hops, mut also) = (Vec::new(), Vec::new(), Also::default());
-    for port in ports {
-        let (inner, name) = (bench.inner(port), if port == PORT { "inner" } else { "inner-beside" });
+    for each in ports {
+        let (inner, name) = (bench.inner(each), if each == port { "inner" } else { "inner-beside" });
         hops.push(hop(bench, Seat::Inner, name, (&[(inner.address.clone(), upstream.clone())], connections))?);
-        servers.push((address(Seat::Outer, port), inner));
+        servers.push((address(Seat::Outer, each), inner));
     }
     if crowd == Crowd::Two {
-        also.beside = Some((url(PORT_BESIDE), None));
+        also.beside = Some((url(port_beside), None));
     }
     hops.insert(0, hop(bench, Seat::Outer, "outer", (&servers, connections))?);
-    Ok(Running { also, ..bench.proxied(upstream, hops) })
+    Ok(Running { also, ..bench.proxied(THIS, upstream, hops) })
 }
 
 /// Connections, and so open files, of the inner hop: one of HTTP/1.1 on each side for each watch.

@@ -3,12 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Bench, PORT, Running, Upstream, installed};
+use super::{Bench, Kind, Running, Upstream, installed};
 use crate::{
     link::Seat,
     program::{Program, output},
 };
 
+const THIS: Kind = Kind::Rathole;
 /// Where the client of rathole dials in.
 const TUNNEL: u16 = 2333;
 /// PKCS #12 needs one.
@@ -18,11 +19,11 @@ const PASSWORD: &str = "bench";
 pub async fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running> {
     let program = installed("rathole", &[Path::new(super::PEERS).join("bin/rathole")])?;
     let identity = identity(bench).await?;
-    let outer = bench.link.address(Seat::Outer);
+    let (outer, door) = (bench.link.address(Seat::Outer), bench.door(THIS));
     let server = format!(
         "[server]\nbind_addr = \"{outer}:{TUNNEL}\"\ndefault_token = \"bench\"\n\
          [server.transport]\ntype = \"tls\"\n[server.transport.tls]\npkcs12 = {identity:?}\npkcs12_password = \"{PASSWORD}\"\n\
-         [server.services.upstream]\nbind_addr = \"{outer}:{PORT}\"\nnodelay = true\n"
+         [server.services.upstream]\nbind_addr = \"{door}\"\nnodelay = true\n"
     );
     let client = format!(
         "[client]\nremote_addr = \"{outer}:{TUNNEL}\"\ndefault_token = \"bench\"\n\
@@ -39,7 +40,7 @@ pub async fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running
         Program::start(&format!("rathole {side}"), command, &bench.file(&format!("rathole-{side}.log")))
     };
     let hops = vec![hop(Seat::Outer, "server", server)?, hop(Seat::Inner, "client", client)?];
-    Ok(bench.forwarded(upstream, hops))
+    Ok(bench.forwarded(THIS, upstream, hops))
 }
 
 /// The certificate of the outer hop, as rathole reads it.

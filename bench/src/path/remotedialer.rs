@@ -3,13 +3,15 @@
 
 use std::path::Path;
 
-use super::{Bench, Running, Upstream, installed};
+use super::{Bench, Kind, Running, Upstream, installed};
 use crate::{link::Seat, program::Program};
+
+const THIS: Kind = Kind::Remotedialer;
 
 /// Starts both ends.
 pub fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running> {
     let program = installed("remotedialer", &[Path::new(super::PEERS).join("bin/remotedialer")])?;
-    let door = bench.door();
+    let door = bench.door(THIS);
     let mut server = bench.link.command(Seat::Outer, &program);
     server.args(["server", "--listen", &door, "--upstream", &upstream.address, "--upstream-name", upstream.name]);
     server.arg("--certificate").arg(bench.file("outer.crt")).arg("--key").arg(bench.file("outer.key"));
@@ -20,5 +22,5 @@ pub fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running> {
         Program::start("remotedialer server", server, &bench.file("remotedialer-server.log"))?,
         Program::start("remotedialer agent", agent, &bench.file("remotedialer-agent.log"))?,
     ];
-    Ok(bench.proxied(upstream, hops))
+    Ok(bench.proxied(THIS, upstream, hops))
 }

@@ -5,13 +5,14 @@ use std::{path::Path, process::Command};
 
 use anyhow::Context;
 
-use super::{Bench, PORT, Running, Upstream, installed};
+use super::{Bench, Kind, Running, Upstream, installed};
 use crate::{
     cipher,
     link::Seat,
     program::{Program, output},
 };
 
+const THIS: Kind = Kind::Ssh;
 /// Where the site dials in.
 const TUNNEL: u16 = 2222;
 /// What sshd insists on: an empty folder for its unprivileged half.
@@ -23,7 +24,7 @@ pub async fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running
     let outer = bench.link.address(Seat::Outer);
     keys(bench, &outer).await?;
     let hops = vec![server(bench, &sshd, &outer)?, client(bench, upstream, &ssh)?];
-    Ok(bench.forwarded(upstream, hops))
+    Ok(bench.forwarded(THIS, upstream, hops))
 }
 
 /// Keys of this run for both ends, each told of the other's.
@@ -67,7 +68,7 @@ fn client(bench: &Bench, upstream: &Upstream, ssh: &Path) -> anyhow::Result<Prog
     ] {
         command.arg("-o").arg(option);
     }
-    command.arg("-R").arg(format!("{outer}:{PORT}:{}", upstream.address)).arg(format!("{}@{outer}", user()?));
+    command.arg("-R").arg(format!("{}:{}", bench.door(THIS), upstream.address)).arg(format!("{}@{outer}", user()?));
     Program::start("ssh", command, &bench.file("ssh.log"))
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::Value;
 
-use super::{Also, Bench, Running, Upstream, can_all};
+use super::{Also, Bench, Kind, Running, Upstream, can_all};
 use crate::{
     agents::control,
     audit::Audit,
@@ -39,14 +39,23 @@ pub fn has_programs(bench: &Bench) -> anyhow::Result<()> {
     ["towline", "towline-agent"].iter().try_for_each(|name| program(bench, name).map(drop))
 }
 
+/// What bears its tunnel, as the agent calls it.
+fn carrier(kind: Kind) -> &'static str {
+    match kind {
+        Kind::TowlineWebsocket => "websocket",
+        Kind::TowlineQuic => "quic",
+        _ => "h2",
+    }
+}
+
 /// Starts both, with one carrier.
-pub async fn start(bench: &Bench, upstream: &Upstream, carrier: &str, crowd: Crowd) -> anyhow::Result<Running> {
+pub async fn start(bench: &Bench, upstream: &Upstream, kind: Kind, crowd: Crowd) -> anyhow::Result<Running> {
     match (crowd, bench.train) {
-        (Crowd::Agents(agents), _) => return fleet::start(bench, carrier, agents).await,
-        (Crowd::Few, Some(Trained::Gateway)) => return fleet::start(bench, carrier, 0).await,
+        (Crowd::Agents(agents), _) => return fleet::start(bench, kind, agents).await,
+        (Crowd::Few, Some(Trained::Gateway)) => return fleet::start(bench, kind, 0).await,
         _ => {}
     }
-    let begun = Begun::new(bench, carrier, crowd).await?;
+    let begun = Begun::new(bench, kind, crowd).await?;
     let audit = Some(Audit::new(text(&begun.ready, "admin")?));
     let (mut hops, mut also) = (Vec::new(), Also { audit, ..Also::default() });
     match crowd {
@@ -71,7 +80,7 @@ pub async fn start(bench: &Bench, upstream: &Upstream, carrier: &str, crowd: Cro
 /// A gateway that serves.
 struct Begun<'a> {
     bench: &'a Bench,
-    carrier: &'a str,
+    carrier: &'static str,
     state: PathBuf,
     gateway: Program,
     /// The line that it printed.
@@ -80,13 +89,14 @@ struct Begun<'a> {
 
 impl<'a> Begun<'a> {
     /// `towline dev` with room for a crowd.
-    async fn new(bench: &'a Bench, carrier: &'a str, crowd: Crowd) -> anyhow::Result<Self> {
+    async fn new(bench: &'a Bench, kind: Kind, crowd: Crowd) -> anyhow::Result<Self> {
+        let carrier = carrier(kind);
         // Of the last repeat: databases and logs begin anew.
         let state = bench.file(&format!("towline-{carrier}"));
         let _ = std::fs::remove_dir_all(&state);
         let mut command = bench.link.command(Seat::Outer, &program(bench, "towline")?);
         command.args(["dev", "--json", "--token-ttl", "24h", "--state"]).arg(&state);
-        command.args(["--listen", &format!("{}:8443", bench.link.address(Seat::Outer))]);
+        command.args(["--listen", &bench.door(kind)]);
         command.args(["--cluster", CLUSTER]);
         match crowd {
             Crowd::Few | Crowd::Control | Crowd::Agents(_) => {}
@@ -157,7 +167,14 @@ fn agent(
 async fn token(bench: &Bench, state: &Path, cluster: &str) -> anyhow::Result<String> {
     let mut command = bench.link.command(Seat::Outer, &program(bench, "towline")?);
     command.args(["token", "--user", "admin", "--cluster", cluster, "--state"]).arg(state);
-    Ok(output(command, b"").await?.trim().to_owned())
+    let token = output(command, b"").await?.trim().to_owned();
+    let least = super::CREDENTIAL_BYTES;
+    anyhow::ensure!(
+        token.len() >= least,
+        "a token of {} bytes: users of other paths have {least} to carry",
+        token.len()
+    );
+    Ok(token)
 }
 
 fn text<'a>(value: &'a Value, name: &str) -> anyhow::Result<&'a str> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use toml::Table;
 
-use super::{Also, Begun, Bench, CLUSTER, Running, agent, can_all, program, text, token};
+use super::{Also, Begun, Bench, CLUSTER, Kind, Running, agent, can_all, program, text, token};
 use crate::{
     agents::{self, Plan, cluster},
     audit::Audit,
@@ -36,9 +36,10 @@ pub struct Fleet {
 }
 
 /// Starts the gateway, and the agent of the cluster that users reach; those of the fleet are the scenario's to start.
-pub async fn start(bench: &Bench, carrier: &str, agents: u32) -> anyhow::Result<Running> {
+pub async fn start(bench: &Bench, kind: Kind, agents: u32) -> anyhow::Result<Running> {
     // It makes certificates, users and the configuration, and serves one cluster for a moment.
-    let made = Begun::new(bench, carrier, Crowd::Few).await?;
+    let made = Begun::new(bench, kind, Crowd::Few).await?;
+    let carrier = made.carrier;
     made.gateway.stop().await;
     let (state, ready) = (made.state, made.ready);
     write_config(&state, agents)?;
