@@ -241,21 +241,18 @@ const BEGIN: Duration = Duration::from_secs(30);
 /// A plan that cannot be read, a fault of this program.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> anyhow::Result<()> {
-    let (mut told, plan) = Told::begin::<Plan>().await?;
-    if let Until::InTurns = plan.until {
-        return in_turns(&plan, told, told::tell).await;
+    let (told, plan) = Told::begin::<Plan>().await?;
+    match plan.until {
+        Until::Done => told::tell(&execute(&plan).await?),
+        Until::Told => told::tell(&aside(&plan, SETTLE, || crate::say("begun"), over(told)).await?),
+        Until::InTurns => in_turns(&plan, told, told::tell).await,
+        Until::Over { least } => told::tell(&meanwhile::run(&plan, least, over(told)).await?),
     }
-    let told = async {
-        // Whatever comes there or not, it is over.
-        let _ = told.next::<serde_json::Value>().await;
-    };
-    let answer = match plan.until {
-        Until::Done | Until::InTurns => serde_json::to_string(&execute(&plan).await?),
-        Until::Told => serde_json::to_string(&aside(&plan, SETTLE, || crate::say("begun"), told).await?),
-        Until::Over { least } => serde_json::to_string(&meanwhile::run(&plan, least, told).await?),
-    };
-    crate::say(&answer?);
-    Ok(())
+}
+
+/// Completes with the next line or without any more: whatever comes there or not, it is over.
+async fn over(mut told: Told) {
+    let _ = told.next::<serde_json::Value>().await;
 }
 
 async fn execute(plan: &Plan) -> anyhow::Result<Outcome> {

@@ -124,18 +124,9 @@ impl Plan {
         }
         for scene in scenes {
             let of = |kind| due().filter(move |part| part.scenario.scene == scene && part.kind == kind);
-            let mut kinds: Vec<_> = Kind::value_variants().iter().map(|kind| Some(*kind)).collect();
-            kinds.retain(|kind| of(*kind).next().is_some());
-            // What one leaves behind on the machine, the next one finds: each is first in its turn, and in odd repeats, which
-            // go backwards from there, comes after another one than in even ones.
-            let first = repeat as usize % kinds.len().max(1);
-            kinds.rotate_left(first);
-            if let [_, rest @ ..] = kinds.as_mut_slice()
-                && repeat % 2 == 1
-            {
-                rest.reverse();
-            }
-            let kinds: Vec<Kind> = kinds.into_iter().flatten().collect();
+            let mut kinds = Kind::value_variants().to_vec();
+            kinds.retain(|kind| of(Some(*kind)).next().is_some());
+            begin_with_another(&mut kinds, repeat);
             let mut stop = |kinds: Vec<Kind>, scenarios: Vec<_>| {
                 if !scenarios.is_empty() {
                     stops.push(Stop { repeat, scene, kinds, scenarios });
@@ -181,6 +172,18 @@ impl Stop {
         #[expect(clippy::cast_precision_loss, reason = "a few paths")]
         let times = self.kinds.len().max(1) as f64;
         self.kinds.iter().map(start).sum::<f64>() + way + works * times
+    }
+}
+
+/// The order of a round. What one leaves behind on the machine, the next one finds: each is first in its turn, and in odd
+/// rounds, which go backwards from there, comes after another one than in even ones.
+pub fn begin_with_another<T>(order: &mut [T], round: u32) {
+    let first = round as usize % order.len().max(1);
+    order.rotate_left(first);
+    if let [_, rest @ ..] = order
+        && round % 2 == 1
+    {
+        rest.reverse();
     }
 }
 

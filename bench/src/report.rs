@@ -20,7 +20,7 @@ const DIRECT: &str = "direct";
 
 /// Of one scenario and path.
 pub fn middle(run: &Run, scenario: &str, path: &str, figure: &Figure) -> Option<Middle> {
-    Middle::of(of(run, scenario, path).filter_map(figure.of).collect())
+    Middle::of(repeats(run, scenario, path, figure).into_iter().map(|(_, value)| value).collect())
 }
 
 /// The same of each repeat, by its number.

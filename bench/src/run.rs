@@ -313,13 +313,9 @@ impl Round<'_> {
         path: &mut Running,
         (scenario, scene): (&Scenario, Scene),
     ) -> anyhow::Result<Record> {
-        warm(self.bench, path, scenario.scene).await?;
-        // What was before counts for nothing.
+        let ledgers = self.ready(path, scenario.scene).await?;
+        // What was lost before counts for nothing, too.
         way.told().await?;
-        if let Some(audit) = &mut path.also.audit {
-            audit.begins(&self.bench.link).await?;
-        }
-        let ledgers = path.ledgers()?;
         let work = work(self.bench, path, (scenario.work, scene.crowd), self.size);
         let mut outcome = looked_at(&ledgers, work).await?;
         // All that failed since then would count as if the path had refused it.
@@ -328,6 +324,15 @@ impl Round<'_> {
         }
         outcome.extra.extend(way.told().await?.iter().flat_map(relay::figures));
         self.record(path, scenario, (outcome, &ledgers)).await
+    }
+
+    /// Warms the path; what its hops used and dropped before counts for nothing.
+    async fn ready(&self, path: &mut Running, scene: Scene) -> anyhow::Result<Vec<Ledger>> {
+        warm(self.bench, path, scene).await?;
+        if let Some(audit) = &mut path.also.audit {
+            audit.begins(&self.bench.link).await?;
+        }
+        path.ledgers()
     }
 
     /// What becomes of an outcome once it is whole.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{
     record::{self, FAILED, Figure, Run},
-    report::{FLOOR, failures, middle, repeats, short, why_not},
+    report::{FLOOR, failures, repeats, short, why_not},
     statistics::Middle,
 };
 
@@ -255,12 +255,10 @@ impl Target {
             }
         };
         let less = match &self.over {
-            Some(over) => {
-                enough(over)?;
-                middle(run, scenario, over, figure).map_or(0.0, |over| over.median)
-            }
-            None => 0.0,
+            Some(over) => Middle::of(enough(over)?.into_iter().map(|(_, value)| value).collect()),
+            None => None,
         };
+        let less = less.map_or(0.0, |over| over.median);
         Ok(enough(path)?.into_iter().map(|(repeat, value)| (repeat, value - less)).collect())
     }
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use super::{Ledger, Missing, Outcome, Record, Round, Running, Scenario, User, looked_at, warm, why};
+use super::{Ledger, Missing, Outcome, Record, Round, Running, Scenario, User, looked_at, why};
 use crate::{
     load::{Load, Pace, Turn, Until},
+    plan::begin_with_another,
     program::Dialogue,
     scenario::Work,
 };
@@ -27,12 +28,10 @@ pub(super) async fn run(
     scenario: &Scenario,
     keep: &mut impl FnMut(Record) -> anyhow::Result<()>,
 ) -> anyhow::Result<u32> {
-    let (Work::Load(of), size) = (scenario.work, rounds.first().map(|round| round.size)) else {
-        bail!("{} cannot be measured in turns", scenario.name)
-    };
-    let Some(((load, _), Pace::Open { seconds, .. })) = size.map(of).map(|load| (load, load.0.pace)) else {
-        bail!("{} cannot be measured in turns", scenario.name)
-    };
+    let Some(&Round { size, .. }) = rounds.first() else { return Ok(0) };
+    let Work::Load(of) = scenario.work else { bail!("{} cannot be measured in turns", scenario.name) };
+    let (load, _) = of(size);
+    let Pace::Open { seconds, .. } = load.pace else { bail!("{} has no rate to keep in turns", scenario.name) };
     let (mut up, mut broken) = (Vec::new(), 0);
     for round in rounds {
         match Up::start(round, scenario, load).await {
@@ -45,13 +44,8 @@ pub(super) async fn run(
     }
     let turn = Turn { warm_s: WARM_S, seconds: seconds / f64::from(TURNS) };
     for number in 0..TURNS {
-        // Another one begins each time, and comes after another one than before.
-        let first = number as usize % up.len().max(1);
         let mut order: Vec<&mut Up> = up.iter_mut().collect();
-        order.rotate_left(first);
-        if number % 2 == 1 {
-            order.reverse();
-        }
+        begin_with_another(&mut order, number);
         for path in order {
             path.turn(turn).await;
         }
@@ -119,19 +113,16 @@ impl<'a> Up<'a> {
     }
 }
 
-/// Users on connections of their own, once the path is warm; what was before counts for nothing.
+/// Users on connections of their own, once the path is ready.
 async fn begin(
     round: &Round<'_>,
     path: &mut Running,
     scenario: &Scenario,
     load: Load,
 ) -> anyhow::Result<(Dialogue, Vec<Ledger>)> {
-    warm(round.bench, path, scenario.scene).await?;
-    if let Some(audit) = &mut path.also.audit {
-        audit.begins(&round.bench.link).await?;
-    }
+    let ledgers = round.ready(path, scenario.scene).await?;
     let (command, plan) = User::of(path).start(round.bench, load, Until::InTurns)?;
     let mut users = Dialogue::start("users", command)?;
     users.tell(&plan).await?;
-    Ok((users, path.ledgers()?))
+    Ok((users, ledgers))
 }
