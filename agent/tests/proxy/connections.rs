@@ -163,3 +163,75 @@ async fn attack_i9_three_hundred_groups_arrive_over_http2() {
     let answer = harness.send(&head("GET", "/api", &[("authorization", &credential)]), b"").await;
     assert_eq!((answer.status, answer.headers["x-groups"].to_str().unwrap()), (200, "300"));
 }
+
+/// What nobody reads of a connection's answers, a byte in a frame: beyond an allowance h2 ended the connection, and with it the
+/// watches of everybody else on it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drops_that_nobody_reads_end_no_connection() {
+    // Behind the tunnel's credit and what the agent has of the stream at once.
+    const DROPS: usize = 450_000;
+    let (acceptor, roots) = tls(&[b"h2", b"http/1.1"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskGroup::new("apiserver");
+    let (spawner, http1) = (tasks.clone(), Arc::new(AtomicUsize::new(0)));
+    let counter = http1.clone();
+    tasks.spawn("accept", async move {
+        loop {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let (acceptor, serving, counter) = (acceptor.clone(), spawner.clone(), counter.clone());
+            spawner.spawn("connection", async move {
+                let mut io = acceptor.accept(tcp).await.unwrap();
+                if io.get_ref().1.alpn_protocol() == Some(b"h2") {
+                    let mut connection = h2::server::handshake(io).await.unwrap();
+                    while let Some(Ok((request, mut respond))) = connection.accept().await {
+                        assert!(!request.uri().path().ends_with("/log"), "a log over HTTP/2");
+                        let mut send = respond.send_response(http::Response::new(()), false).unwrap();
+                        serving.spawn("drops", async move {
+                            for _ in 0..DROPS {
+                                send.reserve_capacity(1);
+                                let Some(Ok(_)) = std::future::poll_fn(|cx| send.poll_capacity(cx)).await else {
+                                    return;
+                                };
+                                send.send_data(Bytes::from_static(b"x"), false).unwrap();
+                            }
+                            send.send_data(Bytes::new(), true).unwrap();
+                        });
+                    }
+                    return;
+                }
+                counter.fetch_add(1, Ordering::SeqCst);
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    assert!(io.read_buf(&mut head).await.unwrap() > 0, "the head, whole");
+                }
+                io.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
+                io.write_all(&b"1\r\nx\r\n".repeat(DROPS)).await.unwrap();
+                io.write_all(b"0\r\n\r\n").await.unwrap();
+                io.flush().await.unwrap();
+            });
+        }
+    });
+    let harness = Harness::new(access(address, &roots)).await;
+    let jane = harness.jane();
+    let mut unread = Vec::new();
+    for target in ["/api/v1/pods?watch=1", "/api/v1/namespaces/n/pods/p/log?follow=true"] {
+        let mut stream = harness.open(&head("GET", target, &[("authorization", &jane)])).await;
+        stream.send.finish().unwrap();
+        assert_eq!(response_head(&mut stream.recv).await.status, 200);
+        unread.push(stream);
+    }
+    // Another one, which has the connection of the first, and reads.
+    let mut beside = harness.open(&head("GET", "/api/v1/nodes?watch=1", &[("authorization", &jane)])).await;
+    beside.send.finish().unwrap();
+    assert_eq!(response_head(&mut beside.recv).await.status, 200);
+    unread.insert(0, beside);
+    for mut stream in unread {
+        let mut read = 0;
+        while let Some(chunk) = stream.recv.recv().await.unwrap() {
+            read += chunk.len();
+        }
+        assert_eq!(read, DROPS);
+    }
+    assert_eq!(http1.load(Ordering::SeqCst), 1);
+}

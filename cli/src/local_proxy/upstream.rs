@@ -26,9 +26,11 @@ use crate::client::Client;
 const STREAMS_PER_CONNECTION: usize = 64;
 /// Idle HTTP/1.1 connections that are kept, where the gateway does not speak HTTP/2.
 const IDLE_CONNECTIONS: usize = 32;
-/// Window of one stream and of a whole connection, in bytes: so many streams can be stalled at once and others go on.
+/// Window of one stream, in bytes.
 const STREAM_WINDOW: u32 = 1024 * 1024;
-const CONNECTION_WINDOW: u32 = STREAM_WINDOW * (STREAMS_PER_CONNECTION as u32 + 1);
+/// Window of a whole connection: room for every stream's, so that stalled ones hold up no others. As large as can be, for h2
+/// makes of half of it what small frames may cost it beside their bytes, over which it ends the connection.
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// A silent connection is asked for a sign of life, and given up without one.
 const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);

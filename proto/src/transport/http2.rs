@@ -7,6 +7,7 @@
 //! NO_ERROR or CANCEL, which says "no more" to the writer at the other end.
 
 mod connection;
+mod shelf;
 mod streams;
 
 #[cfg(test)]

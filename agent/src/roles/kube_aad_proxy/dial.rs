@@ -1,6 +1,6 @@
 //! Connections to the apiserver: HTTP/2 for plain requests, as many connections as the streams need (an apiserver allows
-//! about 100 streams on one; 1,000 watches must fit), HTTP/1.1 where ALPN says so, and one HTTP/1.1 connection for each
-//! upgrade, never used again after anything but 101 (CVE-2018-1002105).
+//! about 100 streams on one; 1,000 watches must fit), HTTP/1.1 where ALPN says so and for each answer that may come in drops,
+//! and one HTTP/1.1 connection for each upgrade, never used again after anything but 101 (CVE-2018-1002105).
 //!
 //! Nothing is sent twice: a request goes to another connection only while none of it has left (hyper hands it back), or
 //! when the apiserver said with GOAWAY or REFUSED_STREAM that it did not look at it, it is safe, and it has no body.
@@ -32,6 +32,7 @@ use proto::{
     process::TaskGroup,
     transport::cork::{Turns, cork},
 };
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
@@ -52,8 +53,9 @@ const IDLE_MAX: usize = 64;
 const IDLE_TIME: Duration = Duration::from_secs(60);
 /// What one stream may have in flight from the apiserver before its reader took anything. The apiserver is near.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// Room for every stream's window, so that stalled readers never block others of the connection.
-const CONNECTION_WINDOW: u32 = STREAM_WINDOW * 100;
+/// Room for every stream's window, so that stalled readers never block others of the connection. As large as can be, for h2
+/// makes of half of it what small frames may cost it beside their bytes, over which it ends the connection.
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// HTTP/2 frames at the most.
 const FRAME_BYTES: u32 = 256 * 1024;
 /// What one stream may queue towards the apiserver.
@@ -69,6 +71,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten seconds.
 const PING_PERIOD: Duration = Duration::from_secs(15);
 const PING_DEADLINE: Duration = Duration::from_secs(30);
+/// So many unanswered probes within the deadline, and a connection of HTTP/1.1 is dead.
+const PROBES: u32 = 3;
 /// How many connections a request that was not sent may try.
 const ATTEMPTS: usize = 4;
 
@@ -151,16 +155,28 @@ enum Sender {
     Http1(http1::SendRequest<RequestBody>),
 }
 
+impl Connections {
+    /// What is closed or has been idle for long.
+    fn retire(&mut self) {
+        self.http2.retain(|connection| !connection.send.is_closed() && !connection.load.idle_for(IDLE_TIME));
+        self.idle.retain(|(send, since)| !send.is_closed() && since.elapsed() < IDLE_TIME);
+    }
+
+    fn take_idle(&mut self) -> Option<Sender> {
+        let ready = self.idle.iter().rposition(|(send, _)| send.is_ready())?;
+        Some(Sender::Http1(self.idle.swap_remove(ready).0))
+    }
+}
+
 impl Pool {
     fn lock(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection with room, if there is one. Retires what is closed or has been idle for long.
+    /// A connection with room, if there is one.
     fn take(&self) -> Option<Sender> {
         let mut connections = self.lock();
-        connections.http2.retain(|connection| !connection.send.is_closed() && !connection.load.idle_for(IDLE_TIME));
-        connections.idle.retain(|(send, since)| !send.is_closed() && since.elapsed() < IDLE_TIME);
+        connections.retire();
         let full = connections.http2.len() >= CONNECTIONS_MAX;
         let room = |connection: &&Http2| {
             full || connection.load.streams() < connection.allowed.load(Ordering::Relaxed).min(STREAMS_PER_CONNECTION)
@@ -174,8 +190,14 @@ impl Pool {
         if let Some(connection) = chosen {
             return Some(Sender::Http2(connection.send.clone(), connection.load.claim()));
         }
-        let ready = connections.idle.iter().rposition(|(send, _)| send.is_ready())?;
-        Some(Sender::Http1(connections.idle.swap_remove(ready).0))
+        connections.take_idle()
+    }
+
+    /// An idle connection of HTTP/1.1, if there is one.
+    fn take_idle(&self) -> Option<Sender> {
+        let mut connections = self.lock();
+        connections.retire();
+        connections.take_idle()
     }
 
     fn add(&self, send: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>, turns: Turns) -> Sender {
@@ -263,7 +285,7 @@ impl Apiserver {
             self.authorize(head).await?;
             let repeatable = head.method().is_safe() && body.is_empty();
             for _ in 0..ATTEMPTS {
-                match self.acquire(head.needs_own_credential()).await? {
+                match self.acquire(head).await? {
                     Sender::Http2(mut send, claim) => {
                         let request = self.request(head, Version::HTTP_2, body)?;
                         claim.0.turns.hand();
@@ -302,8 +324,7 @@ impl Apiserver {
     /// upgraded one, after anything else it ends with the answer's body.
     pub async fn upgrade(&self, head: &mut UpstreamHead) -> Result<Response<Incoming>, DialError> {
         self.authorize(head).await?;
-        let tls = self.connect(true, head.needs_own_credential()).await?;
-        let mut send = self.http1(tls).await?;
+        let mut send = self.dial_http1(head.needs_own_credential()).await?;
         let request = self.request(head, Version::HTTP_11, RequestBody::empty())?;
         send.send_request(request).await.map_err(DialError::Broken)
     }
@@ -353,14 +374,21 @@ impl Apiserver {
         if own { &self.pool } else { &self.bare }
     }
 
-    /// A connection with room; dials one at a time, so that a burst shares what it opens, unless that takes long. `own` is
-    /// whether it may show the agent's certificate.
-    async fn acquire(&self, own: bool) -> Result<Sender, DialError> {
-        match self.pool(own).take() {
+    /// A connection with room; dials one at a time, so that a burst shares what it opens, unless that takes long.
+    async fn acquire(&self, head: &UpstreamHead) -> Result<Sender, DialError> {
+        let own = head.needs_own_credential();
+        let (pool, drips) = (self.pool(own), drips(head));
+        match if drips { pool.take_idle() } else { pool.take() } {
             Some(sender) => Ok(sender),
             // In a box of its own: few requests dial, and every one would carry the room for TLS and HTTP/2 handshakes.
+            None if drips => Box::pin(self.dial_http1(own)).await.map(Sender::Http1),
             None => Box::pin(self.dial(own)).await,
         }
+    }
+
+    /// `own` is whether it may show the agent's certificate.
+    async fn dial_http1(&self, own: bool) -> Result<http1::SendRequest<RequestBody>, DialError> {
+        self.http1(self.connect(true, own).await?).await
     }
 
     async fn dial(&self, own: bool) -> Result<Sender, DialError> {
@@ -400,6 +428,10 @@ impl Apiserver {
             .map_err(|_| late("connecting"))?
             .map_err(|err| failed(format!("connecting: {err}")))?;
         tcp.set_nodelay(true).map_err(|err| failed(format!("socket option: {err}")))?;
+        // HTTP/1.1 cannot ask whether the apiserver is still there.
+        let probes =
+            TcpKeepalive::new().with_time(PING_PERIOD).with_interval(PING_DEADLINE / PROBES).with_retries(PROBES);
+        SockRef::from(&tcp).set_tcp_keepalive(&probes).map_err(|err| failed(format!("socket option: {err}")))?;
         let connector = TlsConnector::from(self.access.tls(upgrade, own));
         tokio::time::timeout(STEP_DEADLINE, connector.connect(self.access.server_name(), tcp))
             .await
@@ -458,6 +490,13 @@ impl Apiserver {
         });
         Ok(send)
     }
+}
+
+/// Whether the answer may come in drops, at whatever pace a pod likes: a log that is followed, what is proxied to a service. The
+/// apiserver makes a frame of each, and of what their reader leaves unread h2 keeps every frame: hundreds of bytes for one, and
+/// beyond an allowance it ends the connection, with all that others have on it. HTTP/1.1 leaves it to the socket.
+fn drips(head: &UpstreamHead) -> bool {
+    head.method().is_safe() && head.target().path().split('/').any(|part| matches!(part, "log" | "proxy"))
 }
 
 /// Whether the apiserver said that it never processed the stream (RFC 9113 sections 6.8 and 8.7).

@@ -23,7 +23,10 @@ use tokio::{
     time::Instant,
 };
 
-use super::streams::{self, Graves, RawPair};
+use super::{
+    shelf::{SMALL_FRAMES_BYTES, Shelves},
+    streams::{self, Graves, Kept, RawPair},
+};
 use crate::{
     limits,
     process::{TaskGroup, Told},
@@ -44,8 +47,6 @@ pub(super) const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STRE
 const RESET_STREAMS: usize = 16 * 1024;
 /// How long frames that crossed a reset on the wire are forgiven, and how long a stopped writer may take to end.
 pub(super) const RESET_REMEMBERED: Duration = Duration::from_secs(30);
-/// h2's allowance for small DATA frames not read yet, in bytes of overhead: the heads of all streams at once.
-const SMALL_FRAMES_BYTES: usize = 2 * 256 * STREAMS as usize;
 /// Pause before streams are parked in the place of those that the agent reset.
 const PARK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Bytes of a request's or answer's header list: ours are empty.
@@ -94,7 +95,7 @@ impl Drop for QueuedHead {
 
 enum Side {
     /// Sends requests, and parks some for the agent.
-    Gateway { requests: client::SendRequest<Bytes>, graves: Graves, parker: Mutex<Box<Parker>> },
+    Gateway { requests: client::SendRequest<Bytes>, kept: Kept, parker: Mutex<Box<Parker>> },
     /// Takes them. In boxes: a channel has room for 32 from the beginning.
     Agent { accepted: Mutex<mpsc::Receiver<Box<RawPair>>>, parked: Mutex<mpsc::Receiver<Box<RawPair>>> },
 }
@@ -111,7 +112,8 @@ pub async fn client_side<T>(io: T, facts: Facts) -> Result<Carrier, CarrierError
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (io, cork) = cork(io);
+    let shelves = Shelves::default();
+    let (io, cork) = cork(shelves.metered(io));
     let (requests, connection) = deadline(client_builder().handshake(io)).await?;
     // In a box, or each future that it is handed on to has room for it.
     let connection = Box::new(connection);
@@ -119,14 +121,15 @@ where
     let end = End(Arc::clone(&closed));
     let window = Arc::<Window>::default();
     let wanted = Arc::clone(&window);
+    let looks = shelves.clone();
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
-        let error = cork.drive(drive(connection, wanted)).await;
+        let error = cork.drive(drive(connection, wanted, looks)).await;
         end.0.tell_first(lost(error));
     });
-    let graves = Graves(tasks.clone());
-    let parker = Mutex::new(Box::new(Parker::new(requests.clone(), graves.clone())));
-    let link = Link { side: Side::Gateway { requests, graves, parker }, closed, window, tasks, queued: Arc::default() };
+    let kept = Kept { shelves, graves: Graves(tasks.clone()) };
+    let parker = Mutex::new(Box::new(Parker::new(requests.clone(), kept.clone())));
+    let link = Link { side: Side::Gateway { requests, kept, parker }, closed, window, tasks, queued: Arc::default() };
     Ok(Carrier { facts, link: carrier::Link::Http2(link) })
 }
 
@@ -135,7 +138,8 @@ pub async fn server_side<T>(io: T, facts: Facts) -> Result<Carrier, CarrierError
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (io, cork) = cork(io);
+    let shelves = Shelves::default();
+    let (io, cork) = cork(shelves.metered(io));
     let connection = Box::new(deadline(server_builder().handshake(io)).await?);
     let (accept, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let (park, parked) = mpsc::channel(STREAMS as usize);
@@ -145,7 +149,7 @@ where
     let wanted = Arc::clone(&window);
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
-        let error = cork.drive(serve(connection, wanted, accept, park)).await;
+        let error = cork.drive(serve(connection, wanted, shelves, accept, park)).await;
         end.0.tell_first(lost(error));
     });
     let link = Link {
@@ -244,7 +248,7 @@ impl Future for Parked {
 /// session's word that the peer's hello was accepted.
 struct Parker {
     requests: client::SendRequest<Bytes>,
-    graves: Graves,
+    kept: Kept,
     parked: FuturesUnordered<Parked>,
     /// So many are kept; it grows while the agent takes them faster than one at a time.
     stock: usize,
@@ -256,9 +260,9 @@ struct Parker {
 }
 
 impl Parker {
-    fn new(requests: client::SendRequest<Bytes>, graves: Graves) -> Self {
+    fn new(requests: client::SendRequest<Bytes>, kept: Kept) -> Self {
         let parked = FuturesUnordered::new();
-        Self { requests, graves, parked, stock: limits::PARKED_STREAMS, taken: 0, reset: false, again: None }
+        Self { requests, kept, parked, stock: limits::PARKED_STREAMS, taken: 0, reset: false, again: None }
     }
 
     /// The next stream that the agent opens. Cancel-safe.
@@ -274,7 +278,7 @@ impl Parker {
             };
             self.taken += 1;
             match taken {
-                Ok((body, answer)) => return Ok(streams::parked_pair(body, answer, self.graves.clone())),
+                Ok((body, answer)) => return Ok(streams::parked_pair(body, answer, &self.kept)),
                 Err(error) if error.is_reset() => self.reset = true,
                 Err(_) => return Err(RawError::Lost),
             }
@@ -303,7 +307,11 @@ impl Parker {
 }
 
 /// Drives the gateway's end until the connection is over, at the window that is wanted.
-async fn drive<T>(mut connection: Box<client::Connection<T, Bytes>>, wanted: Arc<Window>) -> Option<h2::Error>
+async fn drive<T>(
+    mut connection: Box<client::Connection<T, Bytes>>,
+    wanted: Arc<Window>,
+    shelves: Shelves,
+) -> Option<h2::Error>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -311,7 +319,7 @@ where
         tokio::select! {
             biased;
             () = wanted.changed.notified() => connection.set_target_window_size(wanted.bytes.load(Ordering::Acquire)),
-            result = &mut connection => return result.err(),
+            result = shelves.drive(&mut connection) => return result.err(),
         }
     }
 }
@@ -320,6 +328,7 @@ where
 async fn serve<T>(
     mut connection: Box<server::Connection<T, Bytes>>,
     wanted: Arc<Window>,
+    shelves: Shelves,
     accept: mpsc::Sender<Box<RawPair>>,
     park: mpsc::Sender<Box<RawPair>>,
 ) -> Option<h2::Error>
@@ -333,7 +342,7 @@ where
                 connection.set_target_window_size(wanted.bytes.load(Ordering::Acquire));
                 continue;
             }
-            accepted = connection.accept() => accepted,
+            accepted = shelves.drive(connection.accept()) => accepted,
         };
         match accepted {
             None => return None,
@@ -341,7 +350,7 @@ where
             Some(Ok((request, mut respond))) => {
                 let queue = if request.uri().path() == PATH_PARKED { &park } else { &accept };
                 match queue.try_reserve() {
-                    Ok(slot) => slot.send(Box::new(streams::accepted_pair(respond, request.into_body()))),
+                    Ok(slot) => slot.send(Box::new(streams::accepted_pair(respond, request.into_body(), &shelves))),
                     // Cannot be while the gateway keeps to the limit of streams.
                     Err(_) => respond.send_reset(h2::Reason::REFUSED_STREAM),
                 }
@@ -358,9 +367,9 @@ fn lost(error: Option<h2::Error>) -> Closed {
 impl Link {
     pub(crate) async fn open(&self) -> Result<RawPair, RawError> {
         match &self.side {
-            Side::Gateway { requests, graves, .. } => {
+            Side::Gateway { requests, kept, .. } => {
                 let (answer, body) = send(requests, PATH_STREAM).await.map_err(|_| RawError::Lost)?;
-                Ok(streams::opened_pair(body, answer, graves.clone()))
+                Ok(streams::opened_pair(body, answer, kept))
             }
             Side::Agent { parked, .. } => parked.lock().await.recv().await.map(|pair| *pair).ok_or(RawError::Lost),
         }

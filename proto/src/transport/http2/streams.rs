@@ -9,7 +9,10 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::ResponseFuture, server::SendResponse};
 use http::Response;
 
-use super::connection::{RESET_REMEMBERED, STREAMS};
+use super::{
+    connection::{RESET_REMEMBERED, STREAMS},
+    shelf::{Shelf, Shelves},
+};
 use crate::{
     process::TaskGroup,
     transport::carrier::{RawError, RawRecv, RawSend},
@@ -19,22 +22,29 @@ use crate::{
 pub(super) type RawPair = (RawSend, RawRecv);
 
 /// A stream that the gateway opened, at the gateway.
-pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, graves: Graves) -> RawPair {
-    pair(H2Send::Body(body), Body::Waiting(answer), Some(graves))
+pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, kept: &Kept) -> RawPair {
+    pair(H2Send::Body(body), kept.shelves.place(Body::Waiting(answer)), Some(kept.graves.clone()))
 }
 
 /// A parked stream that the agent opened, at the gateway.
-pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, graves: Graves) -> RawPair {
-    pair(H2Send::Body(body), Body::Here(answer), Some(graves))
+pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, kept: &Kept) -> RawPair {
+    pair(H2Send::Body(body), kept.shelves.place(Body::Here(answer)), Some(kept.graves.clone()))
 }
 
 /// Any stream at the agent.
-pub(super) fn accepted_pair(respond: SendResponse<Bytes>, body: RecvStream) -> RawPair {
-    pair(H2Send::NotBegun(respond), Body::Here(body), None)
+pub(super) fn accepted_pair(respond: SendResponse<Bytes>, body: RecvStream, shelves: &Shelves) -> RawPair {
+    pair(H2Send::NotBegun(respond), shelves.place(Body::Here(body)), None)
 }
 
-fn pair(send: H2Send, body: Body, graves: Option<Graves>) -> RawPair {
-    (RawSend::Http2(send), RawRecv::Http2(H2Recv { body, graves }))
+fn pair(send: H2Send, shelf: Shelf, graves: Option<Graves>) -> RawPair {
+    (RawSend::Http2(send), RawRecv::Http2(H2Recv { shelf, graves }))
+}
+
+/// What the gateway's end keeps of streams: what is unread, and what is stopped.
+#[derive(Clone)]
+pub(super) struct Kept {
+    pub(super) shelves: Shelves,
+    pub(super) graves: Graves,
 }
 
 pub(crate) enum H2Send {
@@ -150,12 +160,13 @@ impl Graves {
 }
 
 pub(crate) struct H2Recv {
-    body: Body,
+    shelf: Shelf,
     /// Where a stopped half is read out, at the gateway.
     graves: Option<Graves>,
 }
 
-enum Body {
+/// What is read of a stream.
+pub(super) enum Body {
     /// The answer's headers are not here yet.
     Waiting(ResponseFuture),
     Here(RecvStream),
@@ -163,7 +174,8 @@ enum Body {
 }
 
 impl Body {
-    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
+    /// The next bytes, never empty; `None` at the clean end. Their room is given back with [`Self::release`].
+    pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
         loop {
             match self {
                 Self::Stopped => return Poll::Ready(Ok(None)),
@@ -174,32 +186,36 @@ impl Body {
                 Self::Here(body) => match ready!(body.poll_data(cx)) {
                     None => return Poll::Ready(Ok(None)),
                     Some(Err(error)) => return Poll::Ready(Err(reader_error(&error))),
-                    Some(Ok(chunk)) => {
-                        // The session's credit bounds what is in flight; h2's window is given back at once. Fails only
-                        // for a stream that is over.
-                        let _ = body.flow_control().release_capacity(chunk.len());
-                        if !chunk.is_empty() {
-                            return Poll::Ready(Ok(Some(chunk)));
-                        }
-                    }
+                    Some(Ok(chunk)) if chunk.is_empty() => {}
+                    Some(Ok(chunk)) => return Poll::Ready(Ok(Some(chunk))),
                 },
             }
         }
     }
 
+    /// So many bytes are with their reader. The session's credit bounds what is in flight; h2's window is given back at once.
+    pub(super) fn release(&mut self, bytes: usize) {
+        if let Self::Here(body) = self {
+            // Fails only for a stream that is over.
+            let _ = body.flow_control().release_capacity(bytes);
+        }
+    }
+
     /// Reads to the end, whichever it is.
     async fn read_out(mut self) {
-        while let Ok(Some(_)) = std::future::poll_fn(|cx| self.poll_recv(cx)).await {}
+        while let Ok(Some(chunk)) = std::future::poll_fn(|cx| self.poll_recv(cx)).await {
+            self.release(chunk.len());
+        }
     }
 }
 
 impl H2Recv {
     pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
-        self.body.poll_recv(cx)
+        self.shelf.poll_recv(cx)
     }
 
     pub(crate) fn stop(&mut self, _code: StreamCode, broken: bool) -> bool {
-        let body = std::mem::replace(&mut self.body, Body::Stopped);
+        let body = self.shelf.clear();
         if let (Some(graves), false) = (&self.graves, broken) {
             graves.read_out(body);
         }

@@ -14,7 +14,7 @@ use super::*;
 use crate::{
     limits,
     transport::{
-        CarrierKind, StreamError, TunnelHandle,
+        CarrierKind, SendStream, StreamError, TunnelHandle,
         carrier::{Carrier, Facts},
         memory,
         session::{self, GatewaySide, SessionOptions},
@@ -59,10 +59,14 @@ async fn tunnel(rate: usize) -> (TunnelHandle, TunnelHandle, watch::Sender<usize
     let (agent_read, agent_write) = tokio::io::split(agent_plug);
     tokio::spawn(carry(gateway_read, agent_write, rate.clone()));
     tokio::spawn(carry(agent_read, gateway_write, rate));
+    let (gateway, agent) = joined(gateway_io, agent_io).await;
+    (gateway, agent, knob)
+}
+
+async fn joined(gateway_io: DuplexStream, agent_io: DuplexStream) -> (TunnelHandle, TunnelHandle) {
     let facts = || Facts { kind: CarrierKind::Http2, peer: None, certificates: vec![Vec::new().into()] };
     let (gateway, agent) = tokio::join!(client_side(gateway_io, facts()), server_side(agent_io, facts()));
-    let (gateway, agent) = memory::joined(gateway.unwrap(), agent.unwrap(), SessionOptions::default()).await;
-    (gateway, agent, knob)
+    memory::joined(gateway.unwrap(), agent.unwrap(), SessionOptions::default()).await
 }
 
 /// The gateway's carrier, and an agent that keeps to nothing but HTTP/2.
@@ -248,4 +252,90 @@ async fn many_bulk_streams_on_a_slow_path_do_not_delay_a_small_exchange_for_long
     for task in bulk {
         task.abort();
     }
+}
+
+/// Sends all that a stream may carry unread, so many bytes in a frame; then nothing more of it is taken.
+async fn fill_with_frames_of(bytes: usize, send: &mut SendStream) {
+    let mut count = 0u64;
+    let fill = async {
+        while count < limits::WINDOW_INITIAL {
+            let frame = Bytes::from(vec![count as u8; bytes.min((limits::WINDOW_INITIAL - count) as usize)]);
+            count += frame.len() as u64;
+            send.send(frame).await.unwrap();
+        }
+    };
+    fill.await;
+    assert!(send.send(Bytes::from_static(b"more")).now_or_never().is_none(), "beyond the credit");
+}
+
+/// A line of a log in each frame, and nobody who reads: h2 took the agent for an attacker and ended the connection, and with it
+/// whatever the cluster's other users had open.
+#[tokio::test]
+async fn small_frames_that_nobody_reads_do_not_end_the_tunnel() {
+    for at_agent in [false, true] {
+        let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
+        let (gateway, agent) = joined(gateway_io, agent_io).await;
+        let mut unread = Vec::new();
+        // More frames than h2 would keep, were they left to it.
+        for bytes in [1, 1, 1, 1, 1, 40] {
+            let near = gateway.open(head()).await.unwrap();
+            let far = agent.accept().await.unwrap().stream;
+            let (mut from, to) = if at_agent { (near, far) } else { (far, near) };
+            fill_with_frames_of(bytes, &mut from.send).await;
+            unread.push((bytes, from, to));
+        }
+        let mut near = gateway.open(head()).await.unwrap();
+        let mut far = agent.accept().await.unwrap().stream;
+        far.send.send(Bytes::from_static(b"small")).await.unwrap();
+        assert_eq!(near.recv.recv().await.unwrap().unwrap(), "small");
+        // What they did not read is still there for them, in its order, and its end behind it.
+        for (bytes, mut from, mut to) in unread {
+            let (mut position, mut chunks) = (0, 0);
+            while position < limits::WINDOW_INITIAL {
+                let chunk = to.recv.recv().await.unwrap().unwrap();
+                for byte in &chunk {
+                    assert_eq!(*byte, (position / bytes as u64 * bytes as u64) as u8);
+                    position += 1;
+                }
+                chunks += 1;
+            }
+            // The last are as they came: less was read than makes a look due.
+            let as_they_came = limits::WINDOW_INITIAL / bytes as u64;
+            assert!(chunks <= as_they_came.min(600 * 1024 / 10), "{chunks} chunks of {as_they_came}");
+            from.send.send_last(Bytes::from_static(b"end")).await.unwrap();
+            assert_eq!(to.recv.recv().await.unwrap().unwrap(), "end");
+            assert_eq!(to.recv.recv().await.unwrap(), None);
+        }
+    }
+}
+
+/// What is kept of a stream counts as unread: else an agent that keeps to no credit could send for ever to a user who does not
+/// read.
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_gives_no_room_for_more() {
+    const ROOM: usize = 8 << 20;
+    let (carrier, mut hostile) = hostile(&h2::server::Builder::new()).await;
+    carrier.link.allow(ROOM as u64);
+    let (_send, mut recv) = carrier.link.open().await.unwrap();
+    let (_, mut respond) = hostile.accept().await.unwrap().unwrap();
+    tokio::spawn(async move { while hostile.accept().await.is_some() {} });
+    let mut body = respond.send_response(http::Response::new(()), false).unwrap();
+    let mut sent = 0;
+    let flood = async {
+        while sent <= 2 * ROOM {
+            body.reserve_capacity(1 << 14);
+            let room = std::future::poll_fn(|cx| body.poll_capacity(cx)).await.unwrap().unwrap();
+            body.send_data(Bytes::from(vec![0; room]), false).unwrap();
+            sent += room;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(5), flood).await.is_err(), "{sent} bytes");
+    assert!((ROOM - (1 << 16)..=ROOM).contains(&sent), "{sent} bytes");
+    // Its reader makes room.
+    let mut read = 0;
+    while read < sent {
+        read += recv.recv().await.unwrap().unwrap().len();
+    }
+    body.reserve_capacity(1 << 14);
+    assert!(std::future::poll_fn(|cx| body.poll_capacity(cx)).await.unwrap().unwrap() > 0);
 }
