@@ -28,9 +28,9 @@ const STREAMS_PER_CONNECTION: usize = 64;
 const IDLE_CONNECTIONS: usize = 32;
 /// Window of one stream, in bytes.
 const STREAM_WINDOW: u32 = 1024 * 1024;
-/// Window of a whole connection: room for every stream's, so that stalled ones hold up no others. As large as can be, for h2
+/// Window of a whole connection: room for every stream's, so that stalled ones hold up no others; and many times that, for h2
 /// makes of half of it what small frames may cost it beside their bytes, over which it ends the connection.
-const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+const CONNECTION_WINDOW: u32 = 1 << 30;
 /// A silent connection is asked for a sign of life, and given up without one.
 const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);

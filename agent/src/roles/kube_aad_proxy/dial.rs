@@ -41,7 +41,7 @@ use self::{
     body::{AnswerBody, RequestBody},
     tasks::ConnectionTasks,
 };
-use super::impersonate::UpstreamHead;
+use super::{admit::percent_decode, impersonate::UpstreamHead};
 
 /// Streams on one HTTP/2 connection, below what an apiserver allows (100).
 const STREAMS_PER_CONNECTION: usize = 64;
@@ -53,9 +53,10 @@ const IDLE_MAX: usize = 64;
 const IDLE_TIME: Duration = Duration::from_secs(60);
 /// What one stream may have in flight from the apiserver before its reader took anything. The apiserver is near.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// Room for every stream's window, so that stalled readers never block others of the connection. As large as can be, for h2
-/// makes of half of it what small frames may cost it beside their bytes, over which it ends the connection.
-const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// Room for every stream's window, so that stalled readers never block others of the connection; several times that, for h2
+/// makes of half of it what small frames may cost it beside their bytes, over which it ends the connection: enough for events
+/// of 28 bytes on average, which none has.
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * 1024;
 /// HTTP/2 frames at the most.
 const FRAME_BYTES: u32 = 256 * 1024;
 /// What one stream may queue towards the apiserver.
@@ -121,8 +122,14 @@ pub(super) struct Pool {
 #[derive(Default)]
 struct Connections {
     http2: Vec<Http2>,
-    idle: Vec<(http1::SendRequest<RequestBody>, Instant)>,
+    idle: Idle,
+    /// What was dialled for answers in drops, and is for nothing else: where HTTP/2 is spoken it has GOAWAY, and is better.
+    idle_for_drops: Idle,
 }
+
+/// Connections of HTTP/1.1 that wait for another request, and since when.
+#[derive(Default)]
+struct Idle(Vec<(http1::SendRequest<RequestBody>, Instant)>);
 
 struct Http2 {
     send: http2::SendRequest<RequestBody>,
@@ -144,11 +151,22 @@ pub(super) enum Lease {
     /// One stream of an HTTP/2 connection, held for its drop.
     Stream(#[expect(dead_code, reason = "held for its drop")] Claim),
     /// A whole HTTP/1.1 connection, given back when the answer was read to its end.
-    Connection(Option<http1::SendRequest<RequestBody>>, Arc<Pool>),
+    Connection(Option<http1::SendRequest<RequestBody>>, Arc<Pool>, Pace),
 }
 
 /// One stream of a connection.
 pub(super) struct Claim(Arc<Load>);
+
+/// How an answer comes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// As the apiserver makes it.
+    Flows,
+    /// In drops, at whatever pace a pod likes: a log that is followed, what is proxied to a service. The apiserver makes a frame
+    /// of each, and of what their reader leaves unread h2 keeps every frame: hundreds of bytes for one, and beyond an allowance
+    /// it ends the connection, with all that others have on it. HTTP/1.1 leaves it to the socket.
+    Drips,
+}
 
 enum Sender {
     Http2(http2::SendRequest<RequestBody>, Claim),
@@ -159,12 +177,26 @@ impl Connections {
     /// What is closed or has been idle for long.
     fn retire(&mut self) {
         self.http2.retain(|connection| !connection.send.is_closed() && !connection.load.idle_for(IDLE_TIME));
-        self.idle.retain(|(send, since)| !send.is_closed() && since.elapsed() < IDLE_TIME);
+        self.idle.retire();
+        self.idle_for_drops.retire();
     }
 
-    fn take_idle(&mut self) -> Option<Sender> {
-        let ready = self.idle.iter().rposition(|(send, _)| send.is_ready())?;
-        Some(Sender::Http1(self.idle.swap_remove(ready).0))
+    fn idle(&mut self, pace: Pace) -> &mut Idle {
+        match pace {
+            Pace::Flows => &mut self.idle,
+            Pace::Drips => &mut self.idle_for_drops,
+        }
+    }
+}
+
+impl Idle {
+    fn retire(&mut self) {
+        self.0.retain(|(send, since)| !send.is_closed() && since.elapsed() < IDLE_TIME);
+    }
+
+    fn take(&mut self) -> Option<Sender> {
+        let ready = self.0.iter().rposition(|(send, _)| send.is_ready())?;
+        Some(Sender::Http1(self.0.swap_remove(ready).0))
     }
 }
 
@@ -190,14 +222,14 @@ impl Pool {
         if let Some(connection) = chosen {
             return Some(Sender::Http2(connection.send.clone(), connection.load.claim()));
         }
-        connections.take_idle()
+        connections.idle.take()
     }
 
-    /// An idle connection of HTTP/1.1, if there is one.
-    fn take_idle(&self) -> Option<Sender> {
+    /// The same for an answer in drops.
+    fn take_for_drops(&self) -> Option<Sender> {
         let mut connections = self.lock();
         connections.retire();
-        connections.take_idle()
+        connections.idle_for_drops.take()
     }
 
     fn add(&self, send: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>, turns: Turns) -> Sender {
@@ -207,10 +239,11 @@ impl Pool {
         Sender::Http2(send, claim)
     }
 
-    fn give_back(&self, send: http1::SendRequest<RequestBody>) {
+    fn give_back(&self, send: http1::SendRequest<RequestBody>, pace: Pace) {
         let mut connections = self.lock();
-        if !send.is_closed() && connections.idle.len() < IDLE_MAX {
-            connections.idle.push((send, Instant::now()));
+        let Idle(idle) = connections.idle(pace);
+        if !send.is_closed() && idle.len() < IDLE_MAX {
+            idle.push((send, Instant::now()));
         }
     }
 }
@@ -240,10 +273,10 @@ impl Drop for Claim {
 impl Lease {
     /// The answer was read to its end.
     pub(super) fn finished(&mut self) {
-        if let Self::Connection(send, pool) = self
+        if let Self::Connection(send, pool, pace) = self
             && let Some(send) = send.take()
         {
-            pool.give_back(send);
+            pool.give_back(send, *pace);
         }
     }
 }
@@ -284,8 +317,9 @@ impl Apiserver {
         async move {
             self.authorize(head).await?;
             let repeatable = head.method().is_safe() && body.is_empty();
+            let pace = pace(head);
             for _ in 0..ATTEMPTS {
-                match self.acquire(head).await? {
+                match self.acquire(head, pace).await? {
                     Sender::Http2(mut send, claim) => {
                         let request = self.request(head, Version::HTTP_2, body)?;
                         claim.0.turns.hand();
@@ -304,8 +338,8 @@ impl Apiserver {
                         let request = self.request(head, Version::HTTP_11, body)?;
                         match send.try_send_request(request).await {
                             Ok(answer) => {
-                                let lease =
-                                    Lease::Connection(Some(send), self.pool(head.needs_own_credential()).clone());
+                                let pool = self.pool(head.needs_own_credential()).clone();
+                                let lease = Lease::Connection(Some(send), pool, pace);
                                 return Ok(answer.map(|body| AnswerBody::new(body, Some(lease))));
                             }
                             Err(mut err) => match err.take_message() {
@@ -375,20 +409,37 @@ impl Apiserver {
     }
 
     /// A connection with room; dials one at a time, so that a burst shares what it opens, unless that takes long.
-    async fn acquire(&self, head: &UpstreamHead) -> Result<Sender, DialError> {
+    async fn acquire(&self, head: &UpstreamHead, pace: Pace) -> Result<Sender, DialError> {
         let own = head.needs_own_credential();
-        let (pool, drips) = (self.pool(own), drips(head));
-        match if drips { pool.take_idle() } else { pool.take() } {
-            Some(sender) => Ok(sender),
+        let (pool, safe) = (self.pool(own), head.method().is_safe());
+        let kept = match pace {
+            Pace::Flows => pool.take(),
+            // One that may have been closed just now is only for what can be asked for again.
+            Pace::Drips if safe => pool.take_for_drops(),
+            Pace::Drips => None,
+        };
+        match (kept, pace) {
+            (Some(sender), _) => Ok(sender),
             // In a box of its own: few requests dial, and every one would carry the room for TLS and HTTP/2 handshakes.
-            None if drips => Box::pin(self.dial_http1(own)).await.map(Sender::Http1),
-            None => Box::pin(self.dial(own)).await,
+            (None, Pace::Flows) => Box::pin(self.dial(own)).await,
+            (None, Pace::Drips) => Box::pin(self.dial_for_drops(own, safe)).await.map(Sender::Http1),
         }
     }
 
     /// `own` is whether it may show the agent's certificate.
     async fn dial_http1(&self, own: bool) -> Result<http1::SendRequest<RequestBody>, DialError> {
         self.http1(self.connect(true, own).await?).await
+    }
+
+    /// The same; `safe` is whether it is for requests without a body, which the apiserver takes at once or not at all.
+    async fn dial_for_drops(&self, own: bool, safe: bool) -> Result<http1::SendRequest<RequestBody>, DialError> {
+        let tls = self.connect(true, own).await?;
+        #[cfg(target_os = "linux")]
+        if safe {
+            // Keep-alive says nothing while a request waits to be acknowledged.
+            let _ = SockRef::from(tls.get_ref().0).set_tcp_user_timeout(Some(PING_PERIOD + PING_DEADLINE));
+        }
+        self.http1(tls).await
     }
 
     async fn dial(&self, own: bool) -> Result<Sender, DialError> {
@@ -414,7 +465,7 @@ impl Apiserver {
         Ok(Sender::Http1(self.http1(tls).await?))
     }
 
-    async fn connect(&self, upgrade: bool, own: bool) -> Result<TlsStream<TcpStream>, DialError> {
+    async fn connect(&self, http1: bool, own: bool) -> Result<TlsStream<TcpStream>, DialError> {
         let failed = |step: String| DialError::Connect { address: self.authority.to_string(), step };
         let late = |what: &str| failed(format!("{what} took longer than {} s", STEP_DEADLINE.as_secs()));
         let addresses: Vec<SocketAddr> =
@@ -428,11 +479,11 @@ impl Apiserver {
             .map_err(|_| late("connecting"))?
             .map_err(|err| failed(format!("connecting: {err}")))?;
         tcp.set_nodelay(true).map_err(|err| failed(format!("socket option: {err}")))?;
-        // HTTP/1.1 cannot ask whether the apiserver is still there.
+        // HTTP/1.1 cannot ask whether the apiserver is still there. A system that refuses it still works.
         let probes =
             TcpKeepalive::new().with_time(PING_PERIOD).with_interval(PING_DEADLINE / PROBES).with_retries(PROBES);
-        SockRef::from(&tcp).set_tcp_keepalive(&probes).map_err(|err| failed(format!("socket option: {err}")))?;
-        let connector = TlsConnector::from(self.access.tls(upgrade, own));
+        let _ = SockRef::from(&tcp).set_tcp_keepalive(&probes);
+        let connector = TlsConnector::from(self.access.tls(http1, own));
         tokio::time::timeout(STEP_DEADLINE, connector.connect(self.access.server_name(), tcp))
             .await
             .map_err(|_| late("TLS"))?
@@ -492,11 +543,11 @@ impl Apiserver {
     }
 }
 
-/// Whether the answer may come in drops, at whatever pace a pod likes: a log that is followed, what is proxied to a service. The
-/// apiserver makes a frame of each, and of what their reader leaves unread h2 keeps every frame: hundreds of bytes for one, and
-/// beyond an allowance it ends the connection, with all that others have on it. HTTP/1.1 leaves it to the socket.
-fn drips(head: &UpstreamHead) -> bool {
-    head.method().is_safe() && head.target().path().split('/').any(|part| matches!(part, "log" | "proxy"))
+fn pace(head: &UpstreamHead) -> Pace {
+    // As the apiserver reads it, which decodes.
+    let drips = |part: &[u8]| matches!(part, b"log" | b"proxy");
+    let path = percent_decode(head.target().path().as_bytes());
+    if path.split(|byte| *byte == b'/').any(drips) { Pace::Drips } else { Pace::Flows }
 }
 
 /// Whether the apiserver said that it never processed the stream (RFC 9113 sections 6.8 and 8.7).

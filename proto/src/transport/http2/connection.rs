@@ -24,8 +24,8 @@ use tokio::{
 };
 
 use super::{
-    shelf::{SMALL_FRAMES_BYTES, Shelves},
-    streams::{self, Graves, Kept, RawPair},
+    shelf::{Shelf, Shelves},
+    streams::{self, Body, Graves, Kept, RawPair},
 };
 use crate::{
     limits,
@@ -45,6 +45,9 @@ pub(super) const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STRE
 /// Reset streams remembered, and reset streams not accepted yet: 10,000 requests may be cancelled at once. h2's default
 /// of 20 closes the connection; without a bound it is open to rapid reset (CVE-2023-44487).
 const RESET_STREAMS: usize = 16 * 1024;
+/// h2's allowance for small DATA frames. [`Shelves`] bound what it keeps of them; and it never forgets what it was charged for
+/// frames that came behind the end of their reader.
+const SMALL_FRAMES: usize = usize::MAX;
 /// How long frames that crossed a reset on the wire are forgiven, and how long a stopped writer may take to end.
 pub(super) const RESET_REMEMBERED: Duration = Duration::from_secs(30);
 /// Pause before streams are parked in the place of those that the agent reset.
@@ -188,7 +191,7 @@ fn client_builder() -> client::Builder {
         .max_pending_accept_reset_streams(RESET_STREAMS)
         .max_local_error_reset_streams(Some(RESET_STREAMS))
         .reset_stream_duration(RESET_REMEMBERED)
-        .data_frame_budget(SMALL_FRAMES_BYTES);
+        .data_frame_budget(SMALL_FRAMES);
     builder
 }
 
@@ -204,7 +207,7 @@ fn server_builder() -> server::Builder {
         .max_pending_accept_reset_streams(RESET_STREAMS)
         .max_local_error_reset_streams(Some(RESET_STREAMS))
         .reset_stream_duration(RESET_REMEMBERED)
-        .data_frame_budget(SMALL_FRAMES_BYTES);
+        .data_frame_budget(SMALL_FRAMES);
     builder
 }
 
@@ -229,18 +232,15 @@ async fn send(
 }
 
 /// A parked stream, until the agent opens it.
-struct Parked {
-    answer: client::ResponseFuture,
-    body: Option<h2::SendStream<Bytes>>,
-}
+struct Parked(Option<(h2::SendStream<Bytes>, Shelf)>);
 
 impl Future for Parked {
-    type Output = Result<(h2::SendStream<Bytes>, h2::RecvStream), h2::Error>;
+    type Output = Result<(h2::SendStream<Bytes>, Shelf), RawError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = ready!(Pin::new(&mut self.answer).poll(cx))?;
-        let body = self.body.take().expect("a future is not polled after its end");
-        Poll::Ready(Ok((body, answer.into_body())))
+        let (_, answer) = self.0.as_ref().expect("a future is not polled after its end");
+        ready!(answer.poll_begun(cx))?;
+        Poll::Ready(Ok(self.0.take().expect("there until now")))
     }
 }
 
@@ -279,7 +279,7 @@ impl Parker {
             self.taken += 1;
             match taken {
                 Ok((body, answer)) => return Ok(streams::parked_pair(body, answer, &self.kept)),
-                Err(error) if error.is_reset() => self.reset = true,
+                Err(RawError::Reset(_)) => self.reset = true,
                 Err(_) => return Err(RawError::Lost),
             }
         }
@@ -300,7 +300,7 @@ impl Parker {
         }
         while self.parked.len() < self.stock {
             let (answer, body) = send(&self.requests, PATH_PARKED).await.map_err(|_| RawError::Lost)?;
-            self.parked.push(Parked { answer, body: Some(body) });
+            self.parked.push(Parked(Some((body, self.kept.shelves.place(Body::Waiting(answer))))));
         }
         Ok(())
     }

@@ -1,10 +1,10 @@
 //! What has arrived and nobody takes, kept as bytes and not as frames.
 //!
-//! h2 keeps each DATA frame until its reader takes it, and has an allowance for what small ones cost beside their bytes, over
-//! which it ends the connection (RFC 9113 section 10.5). A log that nobody reads, a line in a frame, comes to that within its
-//! stream's credit, and every other user's streams would end with it. So, behind so many bytes from the socket, all that is
-//! unread is taken out of h2 and small chunks are joined; only then the connection reads on. That holds for whatever a peer
-//! sends, and costs what is read at once nothing but a look.
+//! h2 keeps each DATA frame until its reader takes it: a hundred bytes or more for one. Its guard against that is an allowance
+//! for small frames, over which it ends the connection (RFC 9113 section 10.5). A log that nobody reads, a line in a frame, came
+//! to that within its stream's credit, and every other user's streams ended with it. So that allowance is without bound, and
+//! behind so many bytes from the socket all that is unread is taken out of h2 and small chunks are joined; only then the
+//! connection reads on. That holds for whatever a peer sends, and costs what is read at once nothing but a look.
 
 use std::{
     collections::VecDeque,
@@ -22,37 +22,28 @@ use bytes::{Bytes, BytesMut};
 use slab::Slab;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{connection::STREAMS, streams::Body};
+use super::streams::Body;
 use crate::transport::carrier::RawError;
 
-/// Bytes that a connection reads before what is unread is put on shelves...
+/// Bytes that a connection reads before what is unread is put on shelves: at ten bytes for the smallest frame that costs
+/// anything, h2 has 26,000 of them at the most...
 const READ_BYTES: usize = 256 * 1024;
-/// ...and so many more for each open stream, for each of them is looked at.
+/// ...and so many more for each stream that was open, for each of them is looked at.
 const READ_BYTES_PER_STREAM: usize = 512;
-/// Read ahead of frames at the most: a TLS record, and h2's own buffer.
-const AHEAD_BYTES: usize = 64 * 1024;
-/// The smallest DATA frame that costs anything: its head and a byte.
-const FRAME_BYTES: usize = 10;
-/// What h2 counts at most for a small frame, in bytes.
-const FRAME_COST: usize = 256;
-/// h2's allowance for small frames: all that is read between two looks, and two frames of each stream that no shelf knows yet.
-pub(super) const SMALL_FRAMES_BYTES: usize =
-    ((READ_BYTES + READ_BYTES_PER_STREAM * STREAMS as usize + AHEAD_BYTES) / FRAME_BYTES + 2 * STREAMS as usize)
-        * FRAME_COST;
 /// Chunks of at least so many bytes are kept as they are.
 const LARGE_BYTES: usize = 4 * 1024;
 /// Smaller ones are joined up to so many bytes.
 const JOINED_BYTES: usize = 64 * 1024;
 
 /// The shelves of a connection's streams.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Shelves(Arc<All>);
 
-#[derive(Default)]
 struct All {
     live: Mutex<Slab<Arc<Mutex<Unread>>>>,
-    /// Bytes from the socket since the last look.
-    read: AtomicUsize,
+    /// Bytes that may come from the socket before the next look. Only a look makes it more, so that whoever found that one is
+    /// due is not alone with that.
+    left: AtomicUsize,
 }
 
 /// One stream's place, and the only reader of its body.
@@ -78,6 +69,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Default for Shelves {
+    fn default() -> Self {
+        Self(Arc::new(All { live: Mutex::default(), left: AtomicUsize::new(READ_BYTES) }))
+    }
+}
+
 impl Shelves {
     /// Makes a place for what arrives on a stream.
     pub(super) fn place(&self, body: Body) -> Shelf {
@@ -98,7 +95,7 @@ impl Shelves {
         poll_fn(|cx| {
             loop {
                 match connection.as_mut().poll(cx) {
-                    Poll::Pending if self.0.is_due() => self.look(),
+                    Poll::Pending if self.0.left() == 0 => self.look(),
                     polled => return polled,
                 }
             }
@@ -108,18 +105,17 @@ impl Shelves {
 
     /// Puts on shelves what is unread, and lets the connection read on.
     fn look(&self) {
-        for (_, unread) in lock(&self.0.live).iter() {
+        let live = lock(&self.0.live);
+        for (_, unread) in live.iter() {
             lock(unread).put();
         }
-        self.0.read.store(0, Ordering::Relaxed);
+        self.0.left.store(READ_BYTES + READ_BYTES_PER_STREAM * live.len(), Ordering::Relaxed);
     }
 }
 
 impl All {
-    fn is_due(&self) -> bool {
-        let read = self.read.load(Ordering::Relaxed);
-        // The lock only where it may matter.
-        read >= READ_BYTES && read >= READ_BYTES + READ_BYTES_PER_STREAM * lock(&self.live).len()
+    fn left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
     }
 }
 
@@ -164,10 +160,28 @@ impl Unread {
             // Not before: what is kept counts, or a peer that keeps to no credit could have any amount of it kept.
             Poll::Ready(Ok(Some(chunk))) => self.body.release(chunk.len()),
             Poll::Ready(_) => {}
-            Poll::Pending if self.reader.as_ref().is_some_and(|reader| reader.will_wake(cx.waker())) => {}
-            Poll::Pending => self.reader = Some(cx.waker().clone()),
+            Poll::Pending => self.waits(cx),
         }
         next
+    }
+
+    fn poll_begun(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RawError>> {
+        // A look may have found out.
+        let begun = match self.end {
+            Some(Err(error)) => Poll::Ready(Err(error)),
+            Some(Ok(())) => Poll::Ready(Ok(())),
+            None => self.body.poll_begun(cx),
+        };
+        if begun.is_pending() {
+            self.waits(cx);
+        }
+        begun
+    }
+
+    fn waits(&mut self, cx: &Context<'_>) {
+        if !self.reader.as_ref().is_some_and(|reader| reader.will_wake(cx.waker())) {
+            self.reader = Some(cx.waker().clone());
+        }
     }
 }
 
@@ -177,9 +191,16 @@ impl Shelf {
         lock(&self.unread).poll_recv(cx)
     }
 
+    /// Completes when the answer has begun, of a stream that was opened for it.
+    pub(super) fn poll_begun(&self, cx: &mut Context<'_>) -> Poll<Result<(), RawError>> {
+        lock(&self.unread).poll_begun(cx)
+    }
+
     /// Takes the body off, with nothing of what is kept.
     pub(super) fn clear(&self) -> Body {
         let mut unread = lock(&self.unread);
+        let kept = unread.kept.iter().map(Bytes::len).sum::<usize>() + unread.joined.len();
+        unread.body.release(kept);
         (unread.kept, unread.joined, unread.reader) = (VecDeque::new(), BytesMut::new(), None);
         std::mem::replace(&mut unread.body, Body::Stopped)
     }
@@ -201,13 +222,14 @@ pub(super) struct Metered<T> {
 
 impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.all.is_due() {
+        let left = self.all.left();
+        if left == 0 {
             // Whoever drives the connection looks, and polls it again.
             return Poll::Pending;
         }
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
-        self.all.read.fetch_add(buf.filled().len() - before, Ordering::Relaxed);
+        self.all.left.store(left.saturating_sub(buf.filled().len() - before), Ordering::Relaxed);
         Poll::Ready(Ok(()))
     }
 }

@@ -27,8 +27,8 @@ pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, kept:
 }
 
 /// A parked stream that the agent opened, at the gateway.
-pub(super) fn parked_pair(body: SendStream<Bytes>, answer: RecvStream, kept: &Kept) -> RawPair {
-    pair(H2Send::Body(body), kept.shelves.place(Body::Here(answer)), Some(kept.graves.clone()))
+pub(super) fn parked_pair(body: SendStream<Bytes>, answer: Shelf, kept: &Kept) -> RawPair {
+    pair(H2Send::Body(body), answer, Some(kept.graves.clone()))
 }
 
 /// Any stream at the agent.
@@ -176,24 +176,30 @@ pub(super) enum Body {
 impl Body {
     /// The next bytes, never empty; `None` at the clean end. Their room is given back with [`Self::release`].
     pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
+        ready!(self.poll_begun(cx))?;
+        let Self::Here(body) = self else { return Poll::Ready(Ok(None)) };
         loop {
-            match self {
-                Self::Stopped => return Poll::Ready(Ok(None)),
-                Self::Waiting(answer) => match ready!(Pin::new(answer).poll(cx)) {
-                    Ok(answer) => *self = Self::Here(answer.into_body()),
-                    Err(error) => return Poll::Ready(Err(reader_error(&error))),
-                },
-                Self::Here(body) => match ready!(body.poll_data(cx)) {
-                    None => return Poll::Ready(Ok(None)),
-                    Some(Err(error)) => return Poll::Ready(Err(reader_error(&error))),
-                    Some(Ok(chunk)) if chunk.is_empty() => {}
-                    Some(Ok(chunk)) => return Poll::Ready(Ok(Some(chunk))),
-                },
+            match ready!(body.poll_data(cx)) {
+                None => return Poll::Ready(Ok(None)),
+                Some(Err(error)) => return Poll::Ready(Err(reader_error(&error))),
+                Some(Ok(chunk)) if chunk.is_empty() => {}
+                Some(Ok(chunk)) => return Poll::Ready(Ok(Some(chunk))),
             }
         }
     }
 
-    /// So many bytes are with their reader. The session's credit bounds what is in flight; h2's window is given back at once.
+    /// Completes when the answer's headers are here, if they have to come.
+    pub(super) fn poll_begun(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RawError>> {
+        if let Self::Waiting(answer) = self {
+            match ready!(Pin::new(answer).poll(cx)) {
+                Ok(answer) => *self = Self::Here(answer.into_body()),
+                Err(error) => return Poll::Ready(Err(reader_error(&error))),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// So many bytes are with their reader, and h2's window has room for as many: the session's credit bounds what is in flight.
     pub(super) fn release(&mut self, bytes: usize) {
         if let Self::Here(body) = self {
             // Fails only for a stream that is over.

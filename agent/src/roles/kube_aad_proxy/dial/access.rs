@@ -208,14 +208,14 @@ impl Access {
         self.server_name.clone()
     }
 
-    /// TLS settings; for an upgrade only HTTP/1.1 is offered. `own` is whether the agent speaks for itself: an apiserver
+    /// TLS settings; where it has to be `http1`, nothing else is offered. `own` is whether the agent speaks for itself: an apiserver
     /// believes a client certificate before a token, so a token that is passed through must not travel beside the
     /// agent's certificate.
-    pub fn tls(&self, upgrade: bool, own: bool) -> Arc<ClientConfig> {
-        match (upgrade, own) {
+    pub fn tls(&self, http1: bool, own: bool) -> Arc<ClientConfig> {
+        match (http1, own) {
             (false, true) => self.tls.clone(),
             (true, true) => self.tls_http1.clone(),
-            (upgrade, false) => self.bare[usize::from(upgrade)].clone(),
+            (http1, false) => self.bare[usize::from(http1)].clone(),
         }
     }
 
