@@ -1,6 +1,6 @@
 //! Connections to the apiserver: HTTP/2 for plain requests, as many connections as the streams need (an apiserver allows
-//! about 100 streams on one; 1,000 watches must fit), HTTP/1.1 where ALPN says so and for each answer that may come in drops,
-//! and one HTTP/1.1 connection for each upgrade, never used again after anything but 101 (CVE-2018-1002105).
+//! about 100 streams on one; 1,000 watches must fit), HTTP/1.1 where ALPN says so, connections apart for answers that may come
+//! in drops, and one HTTP/1.1 connection for each upgrade, never used again after anything but 101 (CVE-2018-1002105).
 //!
 //! Nothing is sent twice: a request goes to another connection only while none of it has left (hyper hands it back), or
 //! when the apiserver said with GOAWAY or REFUSED_STREAM that it did not look at it, it is safe, and it has no body.
@@ -28,6 +28,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::{
+    kubernetes::RequestInfo,
     limits,
     process::TaskGroup,
     transport::cork::{Turns, cork},
@@ -157,7 +158,7 @@ pub(super) enum Lease {
 /// One stream of a connection.
 pub(super) struct Claim(Arc<Load>);
 
-/// How an answer comes.
+/// How an answer comes, and so on which connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pace {
     /// As the apiserver makes it.
@@ -166,6 +167,9 @@ pub(super) enum Pace {
     /// of each, and of what their reader leaves unread h2 keeps every frame: hundreds of bytes for one, and beyond an allowance
     /// it ends the connection, with all that others have on it. HTTP/1.1 leaves it to the socket.
     Drips,
+    /// The same while a body may still be on its way, which Go's HTTP/1.1 reads before it answers: HTTP/2, and no others on
+    /// the connection.
+    DripsBothWays,
 }
 
 enum Sender {
@@ -183,8 +187,8 @@ impl Connections {
 
     fn idle(&mut self, pace: Pace) -> &mut Idle {
         match pace {
-            Pace::Flows => &mut self.idle,
             Pace::Drips => &mut self.idle_for_drops,
+            Pace::Flows | Pace::DripsBothWays => &mut self.idle,
         }
     }
 }
@@ -233,7 +237,7 @@ impl Pool {
     }
 
     fn add(&self, send: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>, turns: Turns) -> Sender {
-        let load = Arc::new(Load { turns, streams: AtomicUsize::new(0), idle_since: Mutex::new(Instant::now()) });
+        let load = Load::new(turns);
         let claim = load.claim();
         self.lock().http2.push(Http2 { send: send.clone(), load, allowed });
         Sender::Http2(send, claim)
@@ -249,6 +253,10 @@ impl Pool {
 }
 
 impl Load {
+    fn new(turns: Turns) -> Arc<Self> {
+        Arc::new(Self { turns, streams: AtomicUsize::new(0), idle_since: Mutex::new(Instant::now()) })
+    }
+
     fn streams(&self) -> usize {
         self.streams.load(Ordering::Relaxed)
     }
@@ -317,7 +325,7 @@ impl Apiserver {
         async move {
             self.authorize(head).await?;
             let repeatable = head.method().is_safe() && body.is_empty();
-            let pace = pace(head);
+            let pace = pace(head, body.is_empty());
             for _ in 0..ATTEMPTS {
                 match self.acquire(head, pace).await? {
                     Sender::Http2(mut send, claim) => {
@@ -411,18 +419,18 @@ impl Apiserver {
     /// A connection with room; dials one at a time, so that a burst shares what it opens, unless that takes long.
     async fn acquire(&self, head: &UpstreamHead, pace: Pace) -> Result<Sender, DialError> {
         let own = head.needs_own_credential();
-        let (pool, safe) = (self.pool(own), head.method().is_safe());
+        let pool = self.pool(own);
         let kept = match pace {
             Pace::Flows => pool.take(),
-            // One that may have been closed just now is only for what can be asked for again.
-            Pace::Drips if safe => pool.take_for_drops(),
-            Pace::Drips => None,
+            Pace::Drips => pool.take_for_drops(),
+            Pace::DripsBothWays => None,
         };
         match (kept, pace) {
             (Some(sender), _) => Ok(sender),
             // In a box of its own: few requests dial, and every one would carry the room for TLS and HTTP/2 handshakes.
             (None, Pace::Flows) => Box::pin(self.dial(own)).await,
-            (None, Pace::Drips) => Box::pin(self.dial_for_drops(own, safe)).await.map(Sender::Http1),
+            (None, Pace::Drips) => Box::pin(self.dial_for_drops(own)).await,
+            (None, Pace::DripsBothWays) => Box::pin(self.dial_alone(own)).await,
         }
     }
 
@@ -431,15 +439,23 @@ impl Apiserver {
         self.http1(self.connect(true, own).await?).await
     }
 
-    /// The same; `safe` is whether it is for requests without a body, which the apiserver takes at once or not at all.
-    async fn dial_for_drops(&self, own: bool, safe: bool) -> Result<http1::SendRequest<RequestBody>, DialError> {
+    /// The same for requests without a body, which the apiserver takes at once or not at all.
+    async fn dial_for_drops(&self, own: bool) -> Result<Sender, DialError> {
         let tls = self.connect(true, own).await?;
+        // Keep-alive says nothing while a request waits to be acknowledged.
         #[cfg(target_os = "linux")]
-        if safe {
-            // Keep-alive says nothing while a request waits to be acknowledged.
-            let _ = SockRef::from(tls.get_ref().0).set_tcp_user_timeout(Some(PING_PERIOD + PING_DEADLINE));
+        let _ = SockRef::from(tls.get_ref().0).set_tcp_user_timeout(Some(PING_PERIOD + PING_DEADLINE));
+        self.http1(tls).await.map(Sender::Http1)
+    }
+
+    /// A connection that no other request gets.
+    async fn dial_alone(&self, own: bool) -> Result<Sender, DialError> {
+        let tls = self.connect(false, own).await?;
+        if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
+            return self.http1(tls).await.map(Sender::Http1);
         }
-        self.http1(tls).await
+        let (send, _, turns) = self.http2(tls).await?;
+        Ok(Sender::Http2(send, Load::new(turns).claim()))
     }
 
     async fn dial(&self, own: bool) -> Result<Sender, DialError> {
@@ -543,11 +559,19 @@ impl Apiserver {
     }
 }
 
-fn pace(head: &UpstreamHead) -> Pace {
+fn pace(head: &UpstreamHead, bodiless: bool) -> Pace {
     // As the apiserver reads it, which decodes.
-    let drips = |part: &[u8]| matches!(part, b"log" | b"proxy");
     let path = percent_decode(head.target().path().as_bytes());
-    if path.split(|byte| *byte == b'/').any(drips) { Pace::Drips } else { Pace::Flows }
+    if !path.split(|byte| *byte == b'/').any(|part| matches!(part, b"log" | b"proxy")) {
+        return Pace::Flows;
+    }
+    // Others may be called so.
+    let info = RequestInfo::parse(head.method(), &String::from_utf8_lossy(&path), head.target().query());
+    match info.verb == "proxy" || matches!(&*info.subresource, "log" | "proxy") {
+        false => Pace::Flows,
+        true if bodiless && head.method().is_safe() => Pace::Drips,
+        true => Pace::DripsBothWays,
+    }
 }
 
 /// Whether the apiserver said that it never processed the stream (RFC 9113 sections 6.8 and 8.7).

@@ -166,11 +166,10 @@ impl Unread {
     }
 
     fn poll_begun(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RawError>> {
-        // A look may have found out.
-        let begun = match self.end {
-            Some(Err(error)) => Poll::Ready(Err(error)),
-            Some(Ok(())) => Poll::Ready(Ok(())),
-            None => self.body.poll_begun(cx),
+        let begun = match (&self.body, self.end) {
+            // A look has found out.
+            (Body::Waiting(_), Some(Err(error))) => Poll::Ready(Err(error)),
+            _ => self.body.poll_begun(cx),
         };
         if begun.is_pending() {
             self.waits(cx);
@@ -196,21 +195,22 @@ impl Shelf {
         lock(&self.unread).poll_begun(cx)
     }
 
-    /// Takes the body off, with nothing of what is kept.
-    pub(super) fn clear(&self) -> Body {
-        let mut unread = lock(&self.unread);
-        let kept = unread.kept.iter().map(Bytes::len).sum::<usize>() + unread.joined.len();
-        unread.body.release(kept);
-        (unread.kept, unread.joined, unread.reader) = (VecDeque::new(), BytesMut::new(), None);
-        std::mem::replace(&mut unread.body, Body::Stopped)
+    /// Reads to the end, whichever it is.
+    pub(super) async fn read_out(self) {
+        while let Ok(Some(_)) = poll_fn(|cx| self.poll_recv(cx)).await {}
     }
 }
 
 impl Drop for Shelf {
     fn drop(&mut self) {
         let place = lock(&self.all.live).try_remove(self.place);
-        // Behind the lock: the end of a body is told to its connection.
-        drop((self.clear(), place));
+        let mut unread = lock(&self.unread);
+        let kept = unread.kept.iter().map(Bytes::len).sum::<usize>() + unread.joined.len();
+        unread.body.release(kept);
+        // A look may hold the rest for a moment longer.
+        let body = std::mem::replace(&mut unread.body, Body::Stopped);
+        drop(unread);
+        drop((body, place));
     }
 }
 

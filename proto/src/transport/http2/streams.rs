@@ -37,7 +37,7 @@ pub(super) fn accepted_pair(respond: SendResponse<Bytes>, body: RecvStream, shel
 }
 
 fn pair(send: H2Send, shelf: Shelf, graves: Option<Graves>) -> RawPair {
-    (RawSend::Http2(send), RawRecv::Http2(H2Recv { shelf, graves }))
+    (RawSend::Http2(send), RawRecv::Http2(H2Recv { shelf: Some(shelf), graves }))
 }
 
 /// What the gateway's end keeps of streams: what is unread, and what is stopped.
@@ -144,7 +144,7 @@ impl H2Send {
 pub(super) struct Graves(pub(super) TaskGroup);
 
 impl Graves {
-    fn read_out(&self, body: Body) {
+    fn read_out(&self, shelf: Shelf) {
         if tokio::runtime::Handle::try_current().is_err() {
             // Dropped when the runtime has ended: so has the connection.
             return;
@@ -154,13 +154,14 @@ impl Graves {
             return;
         }
         self.0.spawn("digger", async move {
-            let _ = tokio::time::timeout(RESET_REMEMBERED, body.read_out()).await;
+            let _ = tokio::time::timeout(RESET_REMEMBERED, shelf.read_out()).await;
         });
     }
 }
 
 pub(crate) struct H2Recv {
-    shelf: Shelf,
+    /// None once it is stopped.
+    shelf: Option<Shelf>,
     /// Where a stopped half is read out, at the gateway.
     graves: Option<Graves>,
 }
@@ -206,24 +207,16 @@ impl Body {
             let _ = body.flow_control().release_capacity(bytes);
         }
     }
-
-    /// Reads to the end, whichever it is.
-    async fn read_out(mut self) {
-        while let Ok(Some(chunk)) = std::future::poll_fn(|cx| self.poll_recv(cx)).await {
-            self.release(chunk.len());
-        }
-    }
 }
 
 impl H2Recv {
     pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RawError>> {
-        self.shelf.poll_recv(cx)
+        self.shelf.as_ref().map_or(Poll::Ready(Ok(None)), |shelf| shelf.poll_recv(cx))
     }
 
     pub(crate) fn stop(&mut self, _code: StreamCode, broken: bool) -> bool {
-        let body = self.shelf.clear();
-        if let (Some(graves), false) = (&self.graves, broken) {
-            graves.read_out(body);
+        if let (Some(shelf), Some(graves), false) = (self.shelf.take(), &self.graves, broken) {
+            graves.read_out(shelf);
         }
         false
     }
