@@ -25,7 +25,12 @@ mod stream;
 pub mod testing;
 pub mod websocket;
 
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -37,6 +42,11 @@ use crate::{
     version::{Features, Version},
     wire::close::{CloseCode, StreamCode},
 };
+
+/// Locks what is left whole whatever panics.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// An authenticated connection that an agent dialled. Symmetric: both ends open and accept streams.
 pub trait Tunnel: Send + Sync + 'static {

@@ -73,8 +73,9 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten seconds.
 const PING_PERIOD: Duration = Duration::from_secs(15);
 const PING_DEADLINE: Duration = Duration::from_secs(30);
-/// So many unanswered probes within the deadline, and a connection of HTTP/1.1 is dead.
-const PROBES: u32 = 3;
+/// The same for HTTP/1.1, which cannot ask whether the apiserver is still there.
+const KEEPALIVE: TcpKeepalive =
+    TcpKeepalive::new().with_time(PING_PERIOD).with_interval(Duration::from_secs(10)).with_retries(3);
 /// How many connections a request that was not sent may try.
 const ATTEMPTS: usize = 4;
 
@@ -325,7 +326,7 @@ impl Apiserver {
         async move {
             self.authorize(head).await?;
             let repeatable = head.method().is_safe() && body.is_empty();
-            let pace = pace(head, body.is_empty());
+            let pace = pace(head, repeatable);
             for _ in 0..ATTEMPTS {
                 match self.acquire(head, pace).await? {
                     Sender::Http2(mut send, claim) => {
@@ -366,7 +367,8 @@ impl Apiserver {
     /// upgraded one, after anything else it ends with the answer's body.
     pub async fn upgrade(&self, head: &mut UpstreamHead) -> Result<Response<Incoming>, DialError> {
         self.authorize(head).await?;
-        let mut send = self.dial_http1(head.needs_own_credential()).await?;
+        let tls = self.connect(true, head.needs_own_credential()).await?;
+        let mut send = self.http1(tls).await?;
         let request = self.request(head, Version::HTTP_11, RequestBody::empty())?;
         send.send_request(request).await.map_err(DialError::Broken)
     }
@@ -425,21 +427,19 @@ impl Apiserver {
             Pace::Drips => pool.take_for_drops(),
             Pace::DripsBothWays => None,
         };
-        match (kept, pace) {
-            (Some(sender), _) => Ok(sender),
-            // In a box of its own: few requests dial, and every one would carry the room for TLS and HTTP/2 handshakes.
-            (None, Pace::Flows) => Box::pin(self.dial(own)).await,
-            (None, Pace::Drips) => Box::pin(self.dial_for_drops(own)).await,
-            (None, Pace::DripsBothWays) => Box::pin(self.dial_alone(own)).await,
+        if let Some(sender) = kept {
+            return Ok(sender);
+        }
+        // In boxes of their own: few requests dial, and every one would carry the room for TLS and HTTP/2 handshakes.
+        match pace {
+            Pace::Flows => Box::pin(self.dial(own)).await,
+            Pace::Drips => Box::pin(self.dial_for_drops(own)).await,
+            Pace::DripsBothWays => Box::pin(self.dial_alone(own)).await,
         }
     }
 
-    /// `own` is whether it may show the agent's certificate.
-    async fn dial_http1(&self, own: bool) -> Result<http1::SendRequest<RequestBody>, DialError> {
-        self.http1(self.connect(true, own).await?).await
-    }
-
-    /// The same for requests without a body, which the apiserver takes at once or not at all.
+    /// HTTP/1.1 for requests without a body, which the apiserver takes at once or not at all. `own` is whether it may show the
+    /// agent's certificate.
     async fn dial_for_drops(&self, own: bool) -> Result<Sender, DialError> {
         let tls = self.connect(true, own).await?;
         // Keep-alive says nothing while a request waits to be acknowledged.
@@ -495,10 +495,8 @@ impl Apiserver {
             .map_err(|_| late("connecting"))?
             .map_err(|err| failed(format!("connecting: {err}")))?;
         tcp.set_nodelay(true).map_err(|err| failed(format!("socket option: {err}")))?;
-        // HTTP/1.1 cannot ask whether the apiserver is still there. A system that refuses it still works.
-        let probes =
-            TcpKeepalive::new().with_time(PING_PERIOD).with_interval(PING_DEADLINE / PROBES).with_retries(PROBES);
-        let _ = SockRef::from(&tcp).set_tcp_keepalive(&probes);
+        // A system that refuses it still works.
+        let _ = SockRef::from(&tcp).set_tcp_keepalive(&KEEPALIVE);
         let connector = TlsConnector::from(self.access.tls(http1, own));
         tokio::time::timeout(STEP_DEADLINE, connector.connect(self.access.server_name(), tcp))
             .await
@@ -559,7 +557,8 @@ impl Apiserver {
     }
 }
 
-fn pace(head: &UpstreamHead, bodiless: bool) -> Pace {
+/// `repeatable` is a request that changes nothing and has no body.
+fn pace(head: &UpstreamHead, repeatable: bool) -> Pace {
     // As the apiserver reads it, which decodes.
     let path = percent_decode(head.target().path().as_bytes());
     if !path.split(|byte| *byte == b'/').any(|part| matches!(part, b"log" | b"proxy")) {
@@ -567,10 +566,12 @@ fn pace(head: &UpstreamHead, bodiless: bool) -> Pace {
     }
     // Others may be called so.
     let info = RequestInfo::parse(head.method(), &String::from_utf8_lossy(&path), head.target().query());
-    match info.verb == "proxy" || matches!(&*info.subresource, "log" | "proxy") {
-        false => Pace::Flows,
-        true if bodiless && head.method().is_safe() => Pace::Drips,
-        true => Pace::DripsBothWays,
+    if info.verb != "proxy" && !matches!(&*info.subresource, "log" | "proxy") {
+        Pace::Flows
+    } else if repeatable {
+        Pace::Drips
+    } else {
+        Pace::DripsBothWays
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
     io,
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker, ready},
@@ -23,7 +23,7 @@ use slab::Slab;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::streams::Body;
-use crate::transport::carrier::RawError;
+use crate::transport::{carrier::RawError, lock};
 
 /// Bytes that a connection reads before what is unread is put on shelves: at ten bytes for the smallest frame that costs
 /// anything, h2 has 26,000 of them at the most...
@@ -62,11 +62,6 @@ struct Unread {
     end: Option<Result<(), RawError>>,
     /// The reader's, when it last found nothing: a look must not take its place in the body.
     reader: Option<Waker>,
-}
-
-/// Nothing below panics while a lock is held.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Default for Shelves {

@@ -257,14 +257,11 @@ async fn many_bulk_streams_on_a_slow_path_do_not_delay_a_small_exchange_for_long
 /// Sends all that a stream may carry unread, so many bytes in a frame; then nothing more of it is taken.
 async fn fill_with_frames_of(bytes: usize, send: &mut SendStream) {
     let mut count = 0u64;
-    let fill = async {
-        while count < limits::WINDOW_INITIAL {
-            let frame = Bytes::from(vec![count as u8; bytes.min((limits::WINDOW_INITIAL - count) as usize)]);
-            count += frame.len() as u64;
-            send.send(frame).await.unwrap();
-        }
-    };
-    fill.await;
+    while count < limits::WINDOW_INITIAL {
+        let frame = Bytes::from(vec![count as u8; bytes.min((limits::WINDOW_INITIAL - count) as usize)]);
+        count += frame.len() as u64;
+        send.send(frame).await.unwrap();
+    }
     assert!(send.send(Bytes::from_static(b"more")).now_or_never().is_none(), "beyond the credit");
 }
 

@@ -9,7 +9,7 @@ mod room;
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -23,7 +23,7 @@ use crate::{
     ids::StreamId,
     limits,
     process::Told,
-    transport::{Closed, Drain, OpenError, StreamError},
+    transport::{Closed, Drain, OpenError, StreamError, lock},
     wire::{
         close::{CloseCode, StreamCode},
         control::Control,
@@ -209,11 +209,6 @@ pub(crate) enum Refused {
     TooMany,
     /// The id is this end's to choose, or is in use: the peer breaks the protocol.
     BadId,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing below panics while a lock is held.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
