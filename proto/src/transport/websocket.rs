@@ -4,7 +4,7 @@
 use std::{
     io::{self, IoSlice},
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -33,6 +33,9 @@ pub const SUBPROTOCOL: &str = "towline.v1";
 
 /// One message: an HTTP/2 frame and what small frames go with it.
 const MESSAGE_BYTES: usize = limits::CHUNK_BYTES + 64 * 1024;
+/// What is read at once, in bytes. tungstenite fills so much room with zeros before each read, whatever comes then: an eighth of
+/// 64 KiB, with nothing to be read, was more of the cache than the rest of a small request; and a TLS record has 16 KiB at most.
+const READ_BUFFER_BYTES: usize = 8 * 1024;
 /// Written bytes above which tungstenite writes at once instead of waiting for a flush.
 const WRITE_BUFFER_BYTES: usize = 128 * 1024;
 
@@ -96,7 +99,7 @@ fn config() -> WebSocketConfig {
     WebSocketConfig::default()
         .max_message_size(Some(MESSAGE_BYTES))
         .max_frame_size(Some(MESSAGE_BYTES))
-        .read_buffer_size(WRITE_BUFFER_BYTES)
+        .read_buffer_size(READ_BUFFER_BYTES)
         .write_buffer_size(WRITE_BUFFER_BYTES)
         .max_write_buffer_size(4 * MESSAGE_BYTES)
 }
@@ -106,11 +109,13 @@ pub(crate) struct WebSocketIo<T> {
     socket: WebSocketStream<T>,
     /// What is left of the message read last.
     message: Bytes,
+    /// Whether a write waits for room.
+    waits: bool,
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketIo<T> {
     fn new(socket: WebSocketStream<T>) -> Self {
-        Self { socket, message: Bytes::new() }
+        Self { socket, message: Bytes::new(), waits: false }
     }
 }
 
@@ -153,7 +158,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocketIo<T> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.waits = true;
         ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(failed)?;
+        self.waits = false;
         let total = slices.iter().map(|slice| slice.len()).sum::<usize>().min(MESSAGE_BYTES);
         if total == 0 {
             return Poll::Ready(Ok(0));
@@ -171,11 +178,93 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocketIo<T> {
         true
     }
 
+    /// What arrives later rings for who reads, and for who flushed last. That is one connection, which would have two rings for
+    /// one message, and take them for work that came together (`cork`): whoever has nothing more to write is not called.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut nobody = Context::from_waker(Waker::noop());
+        if !self.waits
+            && let Poll::Ready(flushed) = Pin::new(&mut self.socket).poll_flush(&mut nobody)
+        {
+            return Poll::Ready(flushed.map_err(failed));
+        }
         Pin::new(&mut self.socket).poll_flush(cx).map_err(failed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_close(cx).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        task::Wake,
+    };
+
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Rings(AtomicUsize);
+
+    impl Wake for Rings {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    async fn end<T: AsyncRead + AsyncWrite + Unpin>(io: T, role: Role) -> WebSocketIo<T> {
+        WebSocketIo::new(WebSocketStream::from_raw_socket(io, role, Some(config())).await)
+    }
+
+    /// With two rings for each message a connection put off every turn (`cork`), for other work that never came.
+    #[tokio::test]
+    async fn what_arrives_rings_once() {
+        let (here, there) = tokio::io::duplex(64 * 1024);
+        let (mut here, mut there) = (end(here, Role::Client).await, end(there, Role::Server).await);
+        let rings = Arc::new(Rings::default());
+        let waker = Waker::from(rings.clone());
+        let mut cx = Context::from_waker(&waker);
+        for round in 1..=3 {
+            assert!(Pin::new(&mut here).poll_write(&mut cx, b"ping").is_ready());
+            assert!(Pin::new(&mut here).poll_flush(&mut cx).is_ready());
+            let (mut bytes, mut got) = ([0; 16], 0);
+            while got == 0 {
+                let mut buf = ReadBuf::new(&mut bytes);
+                match Pin::new(&mut here).poll_read(&mut cx, &mut buf) {
+                    Poll::Ready(read) => {
+                        read.unwrap();
+                        got = buf.filled().len();
+                    }
+                    Poll::Pending => {
+                        there.write_all(b"pong").await.unwrap();
+                        there.flush().await.unwrap();
+                    }
+                }
+            }
+            assert_eq!(rings.0.load(Ordering::SeqCst), round);
+        }
+    }
+
+    /// A flush that waits is called when there is room, whatever was flushed before.
+    #[tokio::test]
+    async fn a_flush_that_waits_is_called() {
+        let (here, mut there) = tokio::io::duplex(1024);
+        let mut here = end(here, Role::Client).await;
+        let rings = Arc::new(Rings::default());
+        let waker = Waker::from(rings.clone());
+        let mut cx = Context::from_waker(&waker);
+        assert!(Pin::new(&mut here).poll_flush(&mut cx).is_ready());
+        assert!(Pin::new(&mut here).poll_write(&mut cx, &[7; 1500]).is_ready());
+        assert!(Pin::new(&mut here).poll_flush(&mut cx).is_pending());
+        let mut taken = [0; 1024];
+        tokio::io::AsyncReadExt::read_exact(&mut there, &mut taken).await.unwrap();
+        assert_eq!(rings.0.load(Ordering::SeqCst), 1);
+        assert!(Pin::new(&mut here).poll_flush(&mut cx).is_ready());
     }
 }
