@@ -1,7 +1,8 @@
-//! The HTTP/2 pool: as many connections as the streams need, and a GOAWAY fails nobody.
+//! The connections to the apiserver: as many of HTTP/2 as the streams need, a few of HTTP/1.1 for brief answers, and none that
+//! ends fails anybody.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -9,8 +10,9 @@ use bytes::Bytes;
 use proto::process::TaskGroup;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
 };
+use tokio_rustls::server::TlsStream;
 
 use crate::{
     apiserver::{access, tls},
@@ -36,7 +38,8 @@ async fn http2(streams_max: u32, goaway_after: usize) -> Http2 {
             let (tcp, _) = listener.accept().await.unwrap();
             let (acceptor, serving, counter) = (acceptor.clone(), spawner.clone(), counter.clone());
             spawner.spawn("connection", async move {
-                let io = acceptor.accept(tcp).await.unwrap();
+                // HTTP/1.1 is refused.
+                let Ok(io) = acceptor.accept(tcp).await else { return };
                 counter.fetch_add(1, Ordering::SeqCst);
                 let mut builder = h2::server::Builder::new();
                 builder.max_concurrent_streams(streams_max).max_header_list_size(1 << 20);
@@ -64,6 +67,131 @@ async fn http2(streams_max: u32, goaway_after: usize) -> Http2 {
     });
     let harness = Harness::with(access(address, &roots), std::time::Duration::from_secs(3600), 4096).await;
     Http2 { harness, connections, _tasks: tasks }
+}
+
+/// An apiserver of both versions, as the real one is, and what came over which of them.
+struct Both {
+    harness: Harness,
+    seen: Arc<Mutex<Vec<(http::Version, String)>>>,
+    _tasks: TaskGroup,
+}
+
+impl Both {
+    /// Over HTTP/1.1 `/close` ends the connection without an answer, and `/long` has 200 headers.
+    async fn start() -> Self {
+        let (acceptor, roots) = tls(&[b"h2", b"http/1.1"]);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (tasks, seen) = (TaskGroup::new("apiserver of both versions"), Arc::<Mutex<Vec<_>>>::default());
+        let (spawner, records) = (tasks.clone(), seen.clone());
+        tasks.spawn("accept", async move {
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                let (acceptor, records) = (acceptor.clone(), records.clone());
+                spawner.spawn("connection", async move {
+                    let io = acceptor.accept(tcp).await.unwrap();
+                    if io.get_ref().1.alpn_protocol() == Some(b"h2") {
+                        over_http2(io, &records).await;
+                    } else {
+                        over_http1(io, &records).await;
+                    }
+                });
+            }
+        });
+        Self { harness: Harness::new(access(address, &roots)).await, seen, _tasks: tasks }
+    }
+
+    fn over(&self, version: http::Version) -> Vec<String> {
+        let seen = self.seen.lock().unwrap();
+        seen.iter().filter(|(came, _)| *came == version).map(|(_, request)| request.clone()).collect()
+    }
+
+    /// Asks until `count` of these have come over HTTP/1.1: that is dialled while others are answered.
+    async fn get_until_over_http1(&self, target: &str, count: usize) {
+        let wanted = format!("GET {target}");
+        let asked = async {
+            while self.over(http::Version::HTTP_11).iter().filter(|request| **request == wanted).count() < count {
+                let answer = self.harness.get(target, &[]).await;
+                assert_eq!((answer.status, answer.body.as_str(), answer.end), (200, "fine", Ok(())));
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(60), asked).await.expect("HTTP/1.1 is used in time");
+    }
+}
+
+async fn over_http2(io: TlsStream<TcpStream>, seen: &Mutex<Vec<(http::Version, String)>>) {
+    let mut connection = h2::server::handshake(io).await.unwrap();
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        let target = request.uri().path_and_query().unwrap();
+        seen.lock().unwrap().push((http::Version::HTTP_2, format!("{} {target}", request.method())));
+        let mut send = respond.send_response(http::Response::new(()), false).unwrap();
+        send.send_data(Bytes::from_static(b"fine"), true).unwrap();
+    }
+}
+
+async fn over_http1(mut io: TlsStream<TcpStream>, seen: &Mutex<Vec<(http::Version, String)>>) {
+    loop {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            match io.read_buf(&mut head).await {
+                Ok(read) if read > 0 => {}
+                _ => return,
+            }
+        }
+        let head = String::from_utf8(head).unwrap();
+        let request = head.split(" HTTP/").next().unwrap().to_owned();
+        let (close, long) = (request == "GET /close", request == "GET /long");
+        seen.lock().unwrap().push((http::Version::HTTP_11, request));
+        if close {
+            return;
+        }
+        let more = "Warning: 299 - more\r\n".repeat(if long { 200 } else { 0 });
+        io.write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n{more}\r\nfine").as_bytes()).await.unwrap();
+        io.flush().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn brief_answers_come_over_http1_and_nothing_else_does() {
+    let both = Both::start().await;
+    both.get_until_over_http1("/api?limit=1", 20).await;
+    let jane = both.harness.jane();
+    let others = [
+        ("GET", "/api/v1/pods?watch=1"),
+        ("GET", "/api/v1/watch/pods"),
+        ("POST", "/api"),
+        ("DELETE", "/api"),
+        ("OPTIONS", "/api"),
+    ];
+    for (method, target) in others {
+        let answer = both.harness.send(&head(method, target, &[("authorization", &jane)]), b"").await;
+        assert_eq!(answer.status, 200, "{method} {target}");
+        assert!(both.over(http::Version::HTTP_2).contains(&format!("{method} {target}")), "{method} {target}");
+    }
+    // A GET with a body may be answered before that has come.
+    let answer = both.harness.send(&head("GET", "/body", &[("authorization", &jane)]), b"body").await;
+    assert_eq!(answer.status, 200);
+    assert!(both.over(http::Version::HTTP_2).contains(&"GET /body".to_owned()));
+}
+
+/// RFC 9110 section 9.2.2: a server may close a kept connection at any time, and what is safe is asked again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kept_connection_that_ends_without_an_answer_fails_no_get() {
+    let both = Both::start().await;
+    both.get_until_over_http1("/close", 1).await;
+    // Once again, and nothing more often.
+    let seen = both.seen.lock().unwrap().clone();
+    for (at, _) in seen.iter().enumerate().filter(|(_, (version, _))| *version == http::Version::HTTP_11) {
+        assert_eq!(seen[at + 1], (http::Version::HTTP_2, "GET /close".to_owned()), "{seen:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_of_many_headers_is_asked_for_over_http2() {
+    let both = Both::start().await;
+    both.get_until_over_http1("/api", 2).await;
+    both.get_until_over_http1("/long", 1).await;
+    assert!(both.over(http::Version::HTTP_2).contains(&"GET /long".to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

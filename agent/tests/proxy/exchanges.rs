@@ -222,6 +222,32 @@ async fn an_idle_connection_that_the_apiserver_closed_fails_no_request() {
     }
 }
 
+/// Closed while the request was on its way: what is safe is asked again (RFC 9110 section 9.2.2), over a fresh connection.
+#[tokio::test]
+async fn a_kept_connection_that_ends_without_an_answer_fails_what_is_not_safe_alone() {
+    for (method, target, statuses, sent) in [
+        ("GET", "/api", [200, 200], 3),
+        ("GET", "/api/v1/namespaces/n/pods/p/log", [200, 200], 3),
+        ("POST", "/api", [200, 502], 2),
+    ] {
+        let mut count = 0;
+        let apiserver = Apiserver::start(move |_| {
+            count += 1;
+            if count == 2 { vec![Act::Close] } else { vec![Act::Ok("fine")] }
+        })
+        .await;
+        let harness = Harness::new(apiserver.access()).await;
+        let jane = harness.jane();
+        for status in statuses {
+            let answer = harness.send(&head(method, target, &[("authorization", &jane)]), b"").await;
+            assert_eq!(answer.status, status, "{method} {target}");
+        }
+        assert_eq!(apiserver.requests().len(), sent, "{method} {target}");
+        // The first two on one connection.
+        assert_eq!(apiserver.connections()[..2], [0, 0], "{method} {target}");
+    }
+}
+
 #[tokio::test]
 async fn connections_are_used_again_after_a_whole_answer() {
     let apiserver = ok().await;
@@ -230,6 +256,36 @@ async fn connections_are_used_again_after_a_whole_answer() {
         assert_eq!(harness.get("/api", &[]).await.status, 200);
     }
     assert!(apiserver.connections().iter().max().unwrap() < &5, "{:?}", apiserver.connections());
+}
+
+/// Where the apiserver's front speaks HTTP/1.1 only, whatever the connection has carried.
+#[tokio::test]
+async fn a_connection_is_used_again_by_any_request() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let jane = harness.jane();
+    for method in ["GET", "POST", "GET", "DELETE", "PUT", "GET"] {
+        let answer = harness.send(&head(method, "/api", &[("authorization", &jane)]), b"").await;
+        assert_eq!(answer.status, 200, "{method}");
+    }
+    assert_eq!(apiserver.connections(), [0; 6]);
+}
+
+/// What comes behind an answer is not the answer to the next one's request.
+#[tokio::test]
+async fn surplus_bytes_behind_an_answer_reach_nobody() {
+    let surplus = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfineHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother";
+    let mut first = true;
+    let apiserver =
+        Apiserver::start(
+            move |_| {
+                if std::mem::take(&mut first) { vec![Act::write(surplus)] } else { vec![Act::Ok("second")] }
+            },
+        )
+        .await;
+    let harness = Harness::new(apiserver.access()).await;
+    assert_eq!(harness.get("/api", &[]).await.body, "fine");
+    assert_eq!(harness.get("/api", &[]).await.body, "second");
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use proto::{exchange::StreamBody, transport::StreamError};
 use tokio::sync::oneshot;
 
-use super::Lease;
+use super::pool::Lease;
 
 /// What goes to the apiserver.
 pub struct RequestBody(Kind);

@@ -1,0 +1,168 @@
+//! Dials the apiserver: the name, TCP, TLS, and HTTP/2 or HTTP/1.1 over it.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{HeaderValue, uri};
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use proto::{
+    limits,
+    process::TaskGroup,
+    transport::cork::{Turns, cork},
+};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::{DialError, access::Access, body::RequestBody, pool::STREAMS_PER_CONNECTION, tasks::ConnectionTasks};
+
+/// What one stream may have in flight from the apiserver before its reader took anything. The apiserver is near.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// Room for every stream's window, so that stalled readers never block others of the connection; several times that, for h2
+/// makes of half of it what small frames may cost it beside their bytes, over which it ends the connection: enough for events
+/// of 28 bytes on average, which none has.
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * 1024;
+/// HTTP/2 frames at the most.
+const FRAME_BYTES: u32 = 256 * 1024;
+/// What one stream may queue towards the apiserver.
+const SEND_BUFFER_BYTES: usize = 512 * 1024;
+/// Buffer of an HTTP/1.1 connection: a whole head must fit.
+const HTTP1_BUFFER_BYTES: usize = 512 * 1024;
+/// Looking up the name, connecting and TLS, each.
+const STEP_DEADLINE: Duration = Duration::from_secs(10);
+/// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take (lesson 11). Together as long as
+/// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten seconds.
+const PING_PERIOD: Duration = Duration::from_secs(15);
+const PING_DEADLINE: Duration = Duration::from_secs(30);
+/// The same for HTTP/1.1, which cannot ask whether the apiserver is still there.
+const KEEPALIVE: TcpKeepalive =
+    TcpKeepalive::new().with_time(PING_PERIOD).with_interval(Duration::from_secs(10)).with_retries(3);
+
+/// Dials, and runs what it dialled.
+pub(super) struct Connector {
+    pub(super) access: Access,
+    pub(super) authority: uri::Authority,
+    /// The same, as HTTP/1.1 has it.
+    pub(super) host: HeaderValue,
+    /// Connections are tasks of it.
+    pub(super) tasks: TaskGroup,
+}
+
+impl Connector {
+    /// TLS, for HTTP/1.1 alone or for whichever the apiserver likes; `own` is whether it may show the agent's certificate.
+    pub(super) async fn tls(&self, http1: bool, own: bool) -> Result<TlsStream<TcpStream>, DialError> {
+        let failed = |step: String| DialError::Connect { address: self.authority.to_string(), step };
+        let late = |what: &str| failed(format!("{what} took longer than {} s", STEP_DEADLINE.as_secs()));
+        let addresses: Vec<SocketAddr> =
+            tokio::time::timeout(STEP_DEADLINE, tokio::net::lookup_host((self.access.host(), self.access.port())))
+                .await
+                .map_err(|_| late("looking up the name"))?
+                .map_err(|err| failed(format!("looking up the name: {err}")))?
+                .collect();
+        let tcp = tokio::time::timeout(STEP_DEADLINE, TcpStream::connect(&addresses[..]))
+            .await
+            .map_err(|_| late("connecting"))?
+            .map_err(|err| failed(format!("connecting: {err}")))?;
+        tcp.set_nodelay(true).map_err(|err| failed(format!("socket option: {err}")))?;
+        // A system that refuses it still works.
+        let _ = SockRef::from(&tcp).set_tcp_keepalive(&KEEPALIVE);
+        let connector = TlsConnector::from(self.access.tls(http1, own));
+        tokio::time::timeout(STEP_DEADLINE, connector.connect(self.access.server_name(), tcp))
+            .await
+            .map_err(|_| late("TLS"))?
+            .map_err(|err| failed(format!("TLS: {err}")))
+    }
+
+    /// HTTP/1.1 for answers in drops.
+    pub(super) async fn http1_for_drops(&self, own: bool) -> Result<http1::SendRequest<RequestBody>, DialError> {
+        self.http1(self.tls_for_reads(own).await?).await
+    }
+
+    /// HTTP/1.1 for brief answers, of at most a hundred headers: hyper has room for as many at hand, and allocates it for
+    /// each answer where they may be more. `held` is dropped when the connection ends.
+    pub(super) async fn http1_for_brief(
+        &self,
+        own: bool,
+        held: impl Send + 'static,
+    ) -> Result<http1::SendRequest<RequestBody>, DialError> {
+        let tls = self.tls_for_reads(own).await?;
+        self.run_http1(&http1::Builder::new(), tls, held).await
+    }
+
+    /// For requests without a body, which the apiserver takes at once or not at all.
+    async fn tls_for_reads(&self, own: bool) -> Result<TlsStream<TcpStream>, DialError> {
+        let tls = self.tls(true, own).await?;
+        // Keep-alive says nothing while a request waits to be acknowledged.
+        #[cfg(target_os = "linux")]
+        let _ = SockRef::from(tls.get_ref().0).set_tcp_user_timeout(Some(PING_PERIOD + PING_DEADLINE));
+        Ok(tls)
+    }
+
+    /// HTTP/2, with how many streams the apiserver allows, and what is told of each request.
+    pub(super) async fn http2(
+        &self,
+        tls: TlsStream<TcpStream>,
+    ) -> Result<(http2::SendRequest<RequestBody>, Arc<AtomicUsize>, Turns), DialError> {
+        let header_bytes = u32::try_from(limits::HEADER_LIST_BYTES).unwrap_or(u32::MAX);
+        let (io, cork) = cork(tls);
+        let (turns, tasks) = (cork.turns(), ConnectionTasks::new(self.tasks.clone()));
+        let (send, connection) = http2::Builder::new(tasks.clone())
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_frame_size(FRAME_BYTES)
+            .max_header_list_size(header_bytes)
+            .max_send_buf_size(SEND_BUFFER_BYTES)
+            .keep_alive_interval(PING_PERIOD)
+            .keep_alive_timeout(PING_DEADLINE)
+            .keep_alive_while_idle(true)
+            .handshake(TokioIo::new(io))
+            .await
+            .map_err(DialError::Broken)?;
+        let allowed = Arc::new(AtomicUsize::new(STREAMS_PER_CONNECTION));
+        let allows = allowed.clone();
+        let mut connection = Box::pin(connection);
+        let run = std::future::poll_fn(move |cx| {
+            let ended = connection.as_mut().poll(cx);
+            allows.store(connection.current_max_send_streams(), Ordering::Relaxed);
+            ended
+        });
+        let run = async move {
+            if let Err(err) = run.await {
+                tracing::debug!(error = %err, "connection to the apiserver ended");
+            }
+        };
+        self.tasks.spawn("apiserver connection", cork.drive(tasks.beside_socket(run)));
+        Ok((send, allowed, turns))
+    }
+
+    /// HTTP/1.1.
+    pub(super) async fn http1(&self, tls: TlsStream<TcpStream>) -> Result<http1::SendRequest<RequestBody>, DialError> {
+        self.run_http1(http1::Builder::new().max_headers(limits::HEADER_COUNT), tls, ()).await
+    }
+
+    async fn run_http1(
+        &self,
+        builder: &http1::Builder,
+        tls: TlsStream<TcpStream>,
+        held: impl Send + 'static,
+    ) -> Result<http1::SendRequest<RequestBody>, DialError> {
+        let mut builder = builder.clone();
+        let (send, connection) =
+            builder.max_buf_size(HTTP1_BUFFER_BYTES).handshake(TokioIo::new(tls)).await.map_err(DialError::Broken)?;
+        self.tasks.spawn("apiserver connection", async move {
+            let _held = held;
+            if let Err(err) = connection.with_upgrades().await {
+                tracing::debug!(error = %err, "connection to the apiserver ended");
+            }
+        });
+        Ok(send)
+    }
+}

@@ -1,0 +1,390 @@
+//! Connections to the apiserver that are open, and which of them a request gets.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use http::Method;
+use hyper::client::conn::{http1, http2};
+use proto::{kubernetes::RequestInfo, transport::cork::Turns};
+
+use super::body::RequestBody;
+use crate::roles::kube_aad_proxy::{admit::percent_decode, impersonate::UpstreamHead};
+
+/// Streams on one HTTP/2 connection, below what an apiserver allows (100).
+pub(super) const STREAMS_PER_CONNECTION: usize = 64;
+/// HTTP/2 connections at the most; together they carry what one cluster may have open.
+const CONNECTIONS_MAX: usize = 256;
+/// Idle HTTP/1.1 connections that are kept.
+const IDLE_MAX: usize = 64;
+/// How long an idle connection is kept.
+const IDLE_TIME: Duration = Duration::from_secs(60);
+/// How old a connection of HTTP/1.1 gets: it has no GOAWAY, by which apiservers spread their clients anew.
+const AGE_MAX: Duration = Duration::from_secs(300);
+/// HTTP/1.1 connections for brief answers beside HTTP/2, busy ones counted. People and their tools ask one thing after the other;
+/// where many ask at once, HTTP/2 carries several requests in one write.
+const BRIEF_MAX: usize = 2;
+/// Between two dials of these, so that requests that are given up and end theirs cost the apiserver no handshake each...
+const BRIEF_PERIOD: Duration = Duration::from_secs(1);
+/// ...and where none came of it that served a request and could go on: a front may speak HTTP/2 only, or close behind each answer.
+const BRIEF_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long a request and the end of its connection may have crossed each other. What ends later had been looked at.
+const CROSSING: Duration = Duration::from_secs(1);
+
+/// Connections to the apiserver that show it the same credential.
+#[derive(Default)]
+pub(in super::super) struct Pool {
+    connections: Mutex<Connections>,
+    /// Who dials for all, unless that takes long.
+    pub(super) dialling: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Connections {
+    http2: Vec<Http2>,
+    /// Where HTTP/2 is not spoken.
+    idle: Idle,
+    idle_for_brief: Idle,
+    brief: Brief,
+    /// What was dialled for answers in drops, and is for nothing else: where HTTP/2 is spoken it has GOAWAY, and is better.
+    idle_for_drops: Idle,
+}
+
+/// Connections of HTTP/1.1 that wait for another request, and since when.
+#[derive(Default)]
+struct Idle(Vec<(Http1, Instant)>);
+
+/// Connections for brief answers, busy or idle.
+#[derive(Default)]
+struct Brief {
+    /// Each holds one.
+    open: Arc<()>,
+    /// When the last was.
+    dialled: Option<tokio::time::Instant>,
+    /// Whether one has served since.
+    served: bool,
+}
+
+/// A place among the connections for brief answers, held as long as one lives.
+pub(super) struct Place(#[expect(dead_code, reason = "held for its drop")] Arc<()>);
+
+struct Http2 {
+    send: http2::SendRequest<RequestBody>,
+    load: Arc<Load>,
+    /// How many streams the apiserver allows now.
+    allowed: Arc<AtomicUsize>,
+}
+
+/// Streams open on a connection.
+struct Load {
+    /// What is told of each request.
+    turns: Turns,
+    streams: AtomicUsize,
+    idle_since: Mutex<Instant>,
+}
+
+/// A connection for one request.
+pub(super) enum Sender {
+    Http2(http2::SendRequest<RequestBody>, Claim),
+    Http1(Http1),
+}
+
+/// A connection of HTTP/1.1.
+pub(in super::super) struct Http1 {
+    pub(super) send: http1::SendRequest<RequestBody>,
+    list: List,
+    since: Instant,
+    /// Whether it was idle in the pool: the apiserver may be closing it.
+    pub(super) kept: bool,
+}
+
+/// Where a connection of HTTP/1.1 waits for another request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum List {
+    /// For any.
+    Any,
+    /// For brief answers.
+    Brief,
+    /// For answers in drops.
+    Drops,
+}
+
+/// A claim on a connection; held until the answer's body is dropped.
+pub(in super::super) enum Lease {
+    /// One stream of an HTTP/2 connection, held for its drop.
+    Stream(#[expect(dead_code, reason = "held for its drop")] Claim),
+    /// A whole HTTP/1.1 connection, given back when the answer was read to its end.
+    Connection(Option<Http1>, Arc<Pool>),
+}
+
+/// One stream of a connection.
+pub(in super::super) struct Claim(Arc<Load>);
+
+/// How an answer comes, and so on which connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Pace {
+    /// As the apiserver makes it.
+    Flows,
+    /// At once as a rule: to a GET without a body that is no watch. Go's server, and hyper's, answer over HTTP/1.1 with less ado,
+    /// so that a request which comes alone has its answer a tenth of a millisecond sooner: one of few connections of that
+    /// kind if any is idle, else as what flows.
+    Brief,
+    /// In drops, at whatever pace a pod likes: a log that is followed, what is proxied to a service. The apiserver makes a frame
+    /// of each, and of what their reader leaves unread h2 keeps every frame: hundreds of bytes for one, and beyond an allowance
+    /// it ends the connection, with all that others have on it. HTTP/1.1 leaves it to the socket.
+    Drips,
+    /// The same while a body may still be on its way, which Go's HTTP/1.1 reads before it answers: HTTP/2, and no others on
+    /// the connection.
+    DripsBothWays,
+}
+
+impl Connections {
+    /// What is closed or has been idle for long.
+    fn retire(&mut self) {
+        self.http2.retain(|connection| !connection.send.is_closed() && !connection.load.idle_for(IDLE_TIME));
+        self.idle.retire();
+        self.idle_for_brief.retire();
+        self.idle_for_drops.retire();
+    }
+
+    fn idle(&mut self, list: List) -> &mut Idle {
+        match list {
+            List::Any => &mut self.idle,
+            List::Brief => &mut self.idle_for_brief,
+            List::Drops => &mut self.idle_for_drops,
+        }
+    }
+
+    /// An idle connection for brief answers. What comes beside it has HTTP/2, which is not to be dialled anew for that.
+    fn brief(&mut self) -> Option<Sender> {
+        let sender = self.idle_for_brief.take()?;
+        if let Some(connection) = self.http2.first() {
+            connection.load.is_wanted();
+        }
+        Some(sender)
+    }
+
+    /// The first HTTP/2 connection with room, so that the last ones become idle; when all are full, the least loaded.
+    fn http2(&self) -> Option<Sender> {
+        let full = self.http2.len() >= CONNECTIONS_MAX;
+        let room = |connection: &&Http2| {
+            connection.load.streams() < connection.allowed.load(Ordering::Relaxed).min(STREAMS_PER_CONNECTION)
+        };
+        let chosen = if full {
+            self.http2.iter().min_by_key(|connection| connection.load.streams())
+        } else {
+            self.http2.iter().find(room)
+        };
+        chosen.map(|connection| Sender::Http2(connection.send.clone(), connection.load.claim()))
+    }
+}
+
+impl Idle {
+    fn retire(&mut self) {
+        self.0.retain(|(connection, since)| !connection.send.is_closed() && since.elapsed() < IDLE_TIME);
+    }
+
+    fn take(&mut self) -> Option<Sender> {
+        let ready = self.0.iter().rposition(|(connection, _)| connection.send.is_ready())?;
+        let (connection, _) = self.0.swap_remove(ready);
+        Some(Sender::Http1(Http1 { kept: true, ..connection }))
+    }
+}
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection with room, if there is one; one of HTTP/1.1, which was kept idle, only if `kept_too`.
+    pub(super) fn take(&self, pace: Pace, kept_too: bool) -> Option<Sender> {
+        let mut connections = self.lock();
+        connections.retire();
+        match pace {
+            Pace::Brief if kept_too => {
+                connections.brief().or_else(|| connections.http2()).or_else(|| connections.idle.take())
+            }
+            Pace::Flows if kept_too => connections.http2().or_else(|| connections.idle.take()),
+            Pace::Brief | Pace::Flows => connections.http2(),
+            Pace::Drips if kept_too => connections.idle_for_drops.take(),
+            Pace::Drips | Pace::DripsBothWays => None,
+        }
+    }
+
+    /// Of HTTP/2, with one stream taken.
+    pub(super) fn add(&self, send: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>, turns: Turns) -> Sender {
+        let load = Load::new(turns);
+        let claim = load.claim();
+        self.lock().http2.push(Http2 { send: send.clone(), load, allowed });
+        Sender::Http2(send, claim)
+    }
+
+    /// Of HTTP/1.1; it is taken again once it has nothing on it.
+    pub(super) fn give_back(&self, connection: Http1) {
+        let mut connections = self.lock();
+        let Idle(idle) = connections.idle(connection.list);
+        if !connection.send.is_closed() && idle.len() < IDLE_MAX && connection.since.elapsed() < AGE_MAX {
+            idle.push((connection, Instant::now()));
+        }
+    }
+
+    /// After an answer.
+    fn served(&self, connection: Http1) {
+        if connection.list == List::Brief && !connection.send.is_closed() {
+            self.lock().brief.served = true;
+        }
+        self.give_back(connection);
+    }
+
+    /// A place for another connection for brief answers, if one may be dialled now.
+    pub(super) fn place_for_brief(&self) -> Option<Place> {
+        let Brief { open, dialled, served } = &mut self.lock().brief;
+        let pause = if *served { BRIEF_PERIOD } else { BRIEF_PAUSE };
+        if Arc::strong_count(open) > BRIEF_MAX || dialled.is_some_and(|dialled| dialled.elapsed() < pause) {
+            return None;
+        }
+        (*dialled, *served) = (Some(tokio::time::Instant::now()), false);
+        Some(Place(open.clone()))
+    }
+
+    /// HTTP/2 connections, and streams on them.
+    pub(super) fn open(&self) -> (usize, usize) {
+        let connections = self.lock();
+        (connections.http2.len(), connections.http2.iter().map(|connection| connection.load.streams()).sum())
+    }
+}
+
+impl Sender {
+    /// A connection of HTTP/2 that no other request gets.
+    pub(super) fn alone(send: http2::SendRequest<RequestBody>, turns: Turns) -> Self {
+        Self::Http2(send, Load::new(turns).claim())
+    }
+}
+
+impl Http1 {
+    /// Dialled just now.
+    pub(super) fn fresh(send: http1::SendRequest<RequestBody>, list: List) -> Self {
+        Self { send, list, since: Instant::now(), kept: false }
+    }
+
+    /// Whether a request that is safe and was sent at `sent` may go to another connection after `error`: this one ended before
+    /// the answer's head had come whole, and may have been ending when it was taken, or had no room for that head.
+    pub(super) fn asks_again(&self, error: &hyper::Error, sent: Instant) -> bool {
+        let by_socket = || std::error::Error::source(error).is_some_and(|source| source.is::<std::io::Error>());
+        let ended = error.is_incomplete_message() || error.is_closed() || error.is_canceled() || by_socket();
+        let crossed = self.kept && ended && sent.elapsed() < CROSSING;
+        crossed || (self.list == List::Brief && error.is_parse_too_large())
+    }
+}
+
+impl Load {
+    fn new(turns: Turns) -> Arc<Self> {
+        Arc::new(Self { turns, streams: AtomicUsize::new(0), idle_since: Mutex::new(Instant::now()) })
+    }
+
+    fn streams(&self) -> usize {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    fn idle_for(&self, time: Duration) -> bool {
+        self.streams() == 0 && self.idle_since.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= time
+    }
+
+    /// As if it had carried a request.
+    fn is_wanted(&self) {
+        *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn claim(self: &Arc<Self>) -> Claim {
+        self.streams.fetch_add(1, Ordering::Relaxed);
+        Claim(self.clone())
+    }
+}
+
+impl Claim {
+    /// What the connection is told of a request.
+    pub(super) fn turns(&self) -> &Turns {
+        &self.0.turns
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.0.is_wanted();
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Lease {
+    /// The answer was read to its end.
+    pub(super) fn finished(&mut self) {
+        if let Self::Connection(connection, pool) = self
+            && let Some(connection) = connection.take()
+        {
+            pool.served(connection);
+        }
+    }
+}
+
+impl Pace {
+    /// Of the answer to a request; `repeatable` is one that changes nothing and has no body.
+    pub(super) fn of(head: &UpstreamHead, repeatable: bool) -> Self {
+        // As the apiserver reads it, which decodes.
+        let path = percent_decode(head.target().path().as_bytes());
+        if !path.split(|byte| *byte == b'/').any(|part| matches!(part, b"log" | b"proxy")) {
+            return Self::of_other(head, repeatable);
+        }
+        // Others may be called so.
+        let info = RequestInfo::parse(head.method(), &String::from_utf8_lossy(&path), head.target().query());
+        if info.verb != "proxy" && !matches!(&*info.subresource, "log" | "proxy") {
+            Self::of_other(head, repeatable)
+        } else if repeatable {
+            Self::Drips
+        } else {
+            Self::DripsBothWays
+        }
+    }
+
+    /// Of any other. A watch that is not seen to be one only holds its connection.
+    fn of_other(head: &UpstreamHead, repeatable: bool) -> Self {
+        let watch = |text: &str| text.contains("watch");
+        let target = head.target();
+        if repeatable && *head.method() == Method::GET && !watch(target.path()) && !target.query().is_some_and(watch) {
+            Self::Brief
+        } else {
+            Self::Flows
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_for_brief_answers_are_few_and_dialled_now_and_then() {
+        let pool = Pool::default();
+        let first = pool.place_for_brief().unwrap();
+        // Nothing has come of it yet.
+        tokio::time::advance(BRIEF_PERIOD).await;
+        assert!(pool.place_for_brief().is_none());
+        pool.lock().brief.served = true;
+        let second = pool.place_for_brief().unwrap();
+        pool.lock().brief.served = true;
+        assert!(pool.place_for_brief().is_none());
+        tokio::time::advance(BRIEF_PERIOD).await;
+        assert!(pool.place_for_brief().is_none());
+        drop(first);
+        let third = pool.place_for_brief().unwrap();
+        drop((second, third));
+        tokio::time::advance(BRIEF_PERIOD).await;
+        assert!(pool.place_for_brief().is_none());
+        tokio::time::advance(BRIEF_PAUSE).await;
+        assert!(pool.place_for_brief().is_some());
+    }
+}
