@@ -1,5 +1,5 @@
-//! The connections to the apiserver: as many of HTTP/2 as the streams need, a few of HTTP/1.1 for brief answers, and none that
-//! ends fails anybody.
+//! The connections to the apiserver: as many of HTTP/2 as the streams need, a few of HTTP/1.1 for brief answers, and one that
+//! ends fails no safe request.
 
 use std::sync::{
     Arc, Mutex,
@@ -182,7 +182,7 @@ async fn a_kept_connection_that_ends_without_an_answer_fails_no_get() {
     // Once again, and nothing more often.
     let seen = both.seen.lock().unwrap().clone();
     for (at, _) in seen.iter().enumerate().filter(|(_, (version, _))| *version == http::Version::HTTP_11) {
-        assert_eq!(seen[at + 1], (http::Version::HTTP_2, "GET /close".to_owned()), "{seen:?}");
+        assert_eq!(seen[at + 1..], [(http::Version::HTTP_2, "GET /close".to_owned())], "{seen:?}");
     }
 }
 

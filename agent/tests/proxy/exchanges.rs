@@ -224,7 +224,7 @@ async fn an_idle_connection_that_the_apiserver_closed_fails_no_request() {
 
 /// Closed while the request was on its way: what is safe is asked again (RFC 9110 section 9.2.2), over a fresh connection.
 #[tokio::test]
-async fn a_kept_connection_that_ends_without_an_answer_fails_what_is_not_safe_alone() {
+async fn a_kept_connection_that_ends_without_an_answer_fails_only_what_is_not_safe() {
     for (method, target, statuses, sent) in [
         ("GET", "/api", [200, 200], 3),
         ("GET", "/api/v1/namespaces/n/pods/p/log", [200, 200], 3),

@@ -33,8 +33,8 @@ pub const SUBPROTOCOL: &str = "towline.v1";
 
 /// One message: an HTTP/2 frame and what small frames go with it.
 const MESSAGE_BYTES: usize = limits::CHUNK_BYTES + 64 * 1024;
-/// What is read at once, in bytes. tungstenite fills so much room with zeros before each read, whatever comes then: an eighth of
-/// 64 KiB, with nothing to be read, was more of the cache than the rest of a small request; and a TLS record has 16 KiB at most.
+/// What is read at once, in bytes. tungstenite zeroes as much before every read, even one that finds nothing: the 128 KiB of
+/// before were a quarter of a core's second-level cache. No read brings more than a TLS record, 16 KiB.
 const READ_BUFFER_BYTES: usize = 8 * 1024;
 /// Written bytes above which tungstenite writes at once instead of waiting for a flush.
 const WRITE_BUFFER_BYTES: usize = 128 * 1024;
@@ -109,7 +109,7 @@ pub(crate) struct WebSocketIo<T> {
     socket: WebSocketStream<T>,
     /// What is left of the message read last.
     message: Bytes,
-    /// Whether a write waits for room.
+    /// Whether a write waits for room: a flush must not take its waker away.
     waits: bool,
 }
 
@@ -178,8 +178,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocketIo<T> {
         true
     }
 
-    /// What arrives later rings for who reads, and for who flushed last. That is one connection, which would have two rings for
-    /// one message, and take them for work that came together (`cork`): whoever has nothing more to write is not called.
+    /// tokio-tungstenite wakes whoever flushed last along with whoever reads. Here both are one connection, which would have two
+    /// rings for one message, and take them for work that came together (`cork`): a flush that is done leaves no waker behind.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut nobody = Context::from_waker(Waker::noop());
         if !self.waits
@@ -266,5 +266,52 @@ mod tests {
         tokio::io::AsyncReadExt::read_exact(&mut there, &mut taken).await.unwrap();
         assert_eq!(rings.0.load(Ordering::SeqCst), 1);
         assert!(Pin::new(&mut here).poll_flush(&mut cx).is_ready());
+    }
+
+    /// A socket without room, until it is said to have some.
+    #[derive(Default)]
+    struct Full {
+        has_room: bool,
+        waits: Option<Waker>,
+    }
+
+    impl AsyncRead for Full {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Full {
+        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            if self.has_room {
+                return Poll::Ready(Ok(bytes.len()));
+            }
+            self.waits = Some(cx.waker().clone());
+            Poll::Pending
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// There may be room, and a flush be done, before whoever waits to write is told.
+    #[tokio::test]
+    async fn a_write_that_waits_is_called_whatever_is_flushed() {
+        let mut io = end(Full::default(), Role::Server).await;
+        let rings = Arc::new(Rings::default());
+        let waker = Waker::from(rings.clone());
+        let mut cx = Context::from_waker(&waker);
+        while Pin::new(&mut io).poll_write(&mut cx, &[7; 64 * 1024]).is_ready() {}
+        let socket = io.socket.get_mut();
+        socket.has_room = true;
+        let told = socket.waits.take().unwrap();
+        assert!(Pin::new(&mut io).poll_flush(&mut cx).is_ready());
+        told.wake();
+        assert_eq!(rings.0.load(Ordering::SeqCst), 1);
     }
 }

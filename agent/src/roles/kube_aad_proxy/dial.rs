@@ -3,10 +3,10 @@
 //! connections apart for answers that may come in drops, and one HTTP/1.1 connection for each upgrade, never used again after
 //! anything but 101 (CVE-2018-1002105).
 //!
-//! Nothing is sent twice: a request goes to another connection only while none of it has left (hyper hands it back), or if
-//! it is safe, has no body, and the apiserver said with GOAWAY or REFUSED_STREAM that it did not look at it, or closed a
-//! kept HTTP/1.1 connection in that moment, as it may whenever that is idle (RFC 9110 section 9.2.2), or had more headers to
-//! say than a connection for brief answers has room for.
+//! A request goes to another connection while none of it has left (hyper hands it back). Only a safe request without a body is
+//! ever sent twice: when the apiserver said with GOAWAY or REFUSED_STREAM that it did not look at it, closed a kept HTTP/1.1
+//! connection just as the request was on its way, as it may whenever that is idle (RFC 9110 section 9.2.2), or had more
+//! headers to say than a connection for brief answers has room for.
 //! Redirects are answers like any other (CVE-2020-8559, CVE-2022-3172).
 
 pub mod access;
@@ -36,7 +36,7 @@ use super::impersonate::UpstreamHead;
 /// How long others wait for a dial before the next of them dials too: one backend of the apiserver that does not answer must not
 /// hold up what another would take (lesson 1). A handshake in a cluster takes a few milliseconds; at most 60 dials hang at once.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How many connections a request that was not sent may try.
+/// How many connections one request may try.
 const ATTEMPTS: usize = 4;
 
 /// Why the apiserver gave no answer.
@@ -59,7 +59,7 @@ pub enum DialError {
     /// The connection broke after the request, or a part of it, was sent.
     #[error("the apiserver broke off before it answered")]
     Broken(#[source] hyper::Error),
-    /// Each connection that was tried closed before the request was sent.
+    /// Each connection that was tried ended before it answered.
     #[error("no connection to the apiserver lasted long enough")]
     Attempts,
 }
@@ -128,7 +128,7 @@ impl Apiserver {
                         match connection.send.try_send_request(request).await {
                             Ok(answer) => {
                                 let pool = self.pool(head.needs_own_credential()).clone();
-                                let lease = Lease::Connection(Some(connection), pool);
+                                let lease = Lease::Connection(connection, pool);
                                 return Ok(answer.map(|body| AnswerBody::new(body, Some(lease))));
                             }
                             Err(mut err) => {
@@ -225,8 +225,9 @@ impl Apiserver {
 
     /// Dials a connection for brief answers, if there is a place for it; no request waits for that.
     fn keep_for_brief(&self, own: bool) {
-        let (connector, pool) = (self.connector.clone(), self.pool(own).clone());
+        let pool = self.pool(own);
         let Some(place) = pool.place_for_brief() else { return };
+        let (connector, pool) = (self.connector.clone(), pool.clone());
         self.connector.tasks.spawn("dial for brief answers", async move {
             match connector.http1_for_brief(own, place).await {
                 Ok(send) => pool.give_back(Http1::fresh(send, List::Brief)),

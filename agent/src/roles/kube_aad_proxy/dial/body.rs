@@ -116,7 +116,7 @@ impl AnswerBody {
     }
 
     fn finished(&mut self) {
-        if let Some(mut lease) = self.lease.take() {
+        if let Some(lease) = self.lease.take() {
             lease.finished();
         }
     }

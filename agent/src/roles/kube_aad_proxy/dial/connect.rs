@@ -93,7 +93,7 @@ impl Connector {
         held: impl Send + 'static,
     ) -> Result<http1::SendRequest<RequestBody>, DialError> {
         let tls = self.tls_for_reads(own).await?;
-        self.run_http1(&http1::Builder::new(), tls, held).await
+        self.run_http1(&mut http1::Builder::new(), tls, held).await
     }
 
     /// For requests without a body, which the apiserver takes at once or not at all.
@@ -150,11 +150,10 @@ impl Connector {
 
     async fn run_http1(
         &self,
-        builder: &http1::Builder,
+        builder: &mut http1::Builder,
         tls: TlsStream<TcpStream>,
         held: impl Send + 'static,
     ) -> Result<http1::SendRequest<RequestBody>, DialError> {
-        let mut builder = builder.clone();
         let (send, connection) =
             builder.max_buf_size(HTTP1_BUFFER_BYTES).handshake(TokioIo::new(tls)).await.map_err(DialError::Broken)?;
         self.tasks.spawn("apiserver connection", async move {

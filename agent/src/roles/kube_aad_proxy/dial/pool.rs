@@ -23,22 +23,22 @@ const CONNECTIONS_MAX: usize = 256;
 const IDLE_MAX: usize = 64;
 /// How long an idle connection is kept.
 const IDLE_TIME: Duration = Duration::from_secs(60);
-/// How old a connection of HTTP/1.1 gets: it has no GOAWAY, by which apiservers spread their clients anew.
+/// A connection of HTTP/1.1 that is older is not kept again: it has no GOAWAY, by which apiservers spread their clients anew.
 const AGE_MAX: Duration = Duration::from_secs(300);
 /// HTTP/1.1 connections for brief answers beside HTTP/2, busy ones counted. People and their tools ask one thing after the other;
 /// where many ask at once, HTTP/2 carries several requests in one write.
 const BRIEF_MAX: usize = 2;
-/// Between two dials of these, so that requests that are given up and end theirs cost the apiserver no handshake each...
+/// Least time between two dials of these: a request that is given up ends its connection, and must not cost a handshake each time...
 const BRIEF_PERIOD: Duration = Duration::from_secs(1);
-/// ...and where none came of it that served a request and could go on: a front may speak HTTP/2 only, or close behind each answer.
+/// ...and after a dial of which nothing came: a front may speak HTTP/2 only, or close behind each answer.
 const BRIEF_PAUSE: Duration = Duration::from_secs(60);
 
 /// How long a request and the end of its connection may have crossed each other. What ends later had been looked at.
 const CROSSING: Duration = Duration::from_secs(1);
 
-/// Connections to the apiserver that show it the same credential.
+/// Connections to the apiserver: all with the agent's client certificate, where it has one, or all without.
 #[derive(Default)]
-pub(in super::super) struct Pool {
+pub(super) struct Pool {
     connections: Mutex<Connections>,
     /// Who dials for all, unless that takes long.
     pub(super) dialling: tokio::sync::Mutex<()>,
@@ -51,7 +51,7 @@ struct Connections {
     idle: Idle,
     idle_for_brief: Idle,
     brief: Brief,
-    /// What was dialled for answers in drops, and is for nothing else: where HTTP/2 is spoken it has GOAWAY, and is better.
+    /// Dialled for answers in drops, and used for nothing else.
     idle_for_drops: Idle,
 }
 
@@ -62,11 +62,11 @@ struct Idle(Vec<(Http1, Instant)>);
 /// Connections for brief answers, busy or idle.
 #[derive(Default)]
 struct Brief {
-    /// Each holds one.
+    /// Each holds a clone.
     open: Arc<()>,
-    /// When the last was.
+    /// When the last one was dialled.
     dialled: Option<tokio::time::Instant>,
-    /// Whether one has served since.
+    /// Whether one has been taken for a second request since: it is of use.
     served: bool,
 }
 
@@ -95,10 +95,12 @@ pub(super) enum Sender {
 }
 
 /// A connection of HTTP/1.1.
-pub(in super::super) struct Http1 {
+pub(super) struct Http1 {
     pub(super) send: http1::SendRequest<RequestBody>,
     list: List,
     since: Instant,
+    /// Whether it has answered a request.
+    used: bool,
     /// Whether it was idle in the pool: the apiserver may be closing it.
     pub(super) kept: bool,
 }
@@ -115,19 +117,19 @@ pub(super) enum List {
 }
 
 /// A claim on a connection; held until the answer's body is dropped.
-pub(in super::super) enum Lease {
+pub(super) enum Lease {
     /// One stream of an HTTP/2 connection, held for its drop.
     Stream(#[expect(dead_code, reason = "held for its drop")] Claim),
     /// A whole HTTP/1.1 connection, given back when the answer was read to its end.
-    Connection(Option<Http1>, Arc<Pool>),
+    Connection(Http1, Arc<Pool>),
 }
 
 /// One stream of a connection.
-pub(in super::super) struct Claim(Arc<Load>);
+pub(super) struct Claim(Arc<Load>);
 
 /// How an answer comes, and so on which connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Pace {
+pub(super) enum Pace {
     /// As the apiserver makes it.
     Flows,
     /// At once as a rule: to a GET without a body that is no watch. Go's server, and hyper's, answer over HTTP/1.1 with less ado,
@@ -162,23 +164,26 @@ impl Connections {
 
     /// An idle connection for brief answers. What comes beside it has HTTP/2, which is not to be dialled anew for that.
     fn brief(&mut self) -> Option<Sender> {
-        let sender = self.idle_for_brief.take()?;
-        if let Some(connection) = self.http2.first() {
-            connection.load.is_wanted();
+        let connection = self.idle_for_brief.take()?;
+        self.brief.served |= connection.used;
+        if let Some(beside) = self.http2_with_room() {
+            beside.load.touch();
         }
-        Some(sender)
+        Some(Sender::Http1(connection))
+    }
+
+    fn http2_with_room(&self) -> Option<&Http2> {
+        self.http2.iter().find(|connection| {
+            connection.load.streams() < connection.allowed.load(Ordering::Relaxed).min(STREAMS_PER_CONNECTION)
+        })
     }
 
     /// The first HTTP/2 connection with room, so that the last ones become idle; when all are full, the least loaded.
     fn http2(&self) -> Option<Sender> {
-        let full = self.http2.len() >= CONNECTIONS_MAX;
-        let room = |connection: &&Http2| {
-            connection.load.streams() < connection.allowed.load(Ordering::Relaxed).min(STREAMS_PER_CONNECTION)
-        };
-        let chosen = if full {
+        let chosen = if self.http2.len() >= CONNECTIONS_MAX {
             self.http2.iter().min_by_key(|connection| connection.load.streams())
         } else {
-            self.http2.iter().find(room)
+            self.http2_with_room()
         };
         chosen.map(|connection| Sender::Http2(connection.send.clone(), connection.load.claim()))
     }
@@ -189,10 +194,9 @@ impl Idle {
         self.0.retain(|(connection, since)| !connection.send.is_closed() && since.elapsed() < IDLE_TIME);
     }
 
-    fn take(&mut self) -> Option<Sender> {
+    fn take(&mut self) -> Option<Http1> {
         let ready = self.0.iter().rposition(|(connection, _)| connection.send.is_ready())?;
-        let (connection, _) = self.0.swap_remove(ready);
-        Some(Sender::Http1(Http1 { kept: true, ..connection }))
+        Some(self.0.swap_remove(ready).0)
     }
 }
 
@@ -206,12 +210,13 @@ impl Pool {
         let mut connections = self.lock();
         connections.retire();
         match pace {
-            Pace::Brief if kept_too => {
-                connections.brief().or_else(|| connections.http2()).or_else(|| connections.idle.take())
-            }
-            Pace::Flows if kept_too => connections.http2().or_else(|| connections.idle.take()),
+            Pace::Brief if kept_too => connections
+                .brief()
+                .or_else(|| connections.http2())
+                .or_else(|| connections.idle.take().map(Sender::Http1)),
+            Pace::Flows if kept_too => connections.http2().or_else(|| connections.idle.take().map(Sender::Http1)),
             Pace::Brief | Pace::Flows => connections.http2(),
-            Pace::Drips if kept_too => connections.idle_for_drops.take(),
+            Pace::Drips if kept_too => connections.idle_for_drops.take().map(Sender::Http1),
             Pace::Drips | Pace::DripsBothWays => None,
         }
     }
@@ -229,16 +234,8 @@ impl Pool {
         let mut connections = self.lock();
         let Idle(idle) = connections.idle(connection.list);
         if !connection.send.is_closed() && idle.len() < IDLE_MAX && connection.since.elapsed() < AGE_MAX {
-            idle.push((connection, Instant::now()));
+            idle.push((Http1 { kept: true, ..connection }, Instant::now()));
         }
-    }
-
-    /// After an answer.
-    fn served(&self, connection: Http1) {
-        if connection.list == List::Brief && !connection.send.is_closed() {
-            self.lock().brief.served = true;
-        }
-        self.give_back(connection);
     }
 
     /// A place for another connection for brief answers, if one may be dialled now.
@@ -269,14 +266,14 @@ impl Sender {
 impl Http1 {
     /// Dialled just now.
     pub(super) fn fresh(send: http1::SendRequest<RequestBody>, list: List) -> Self {
-        Self { send, list, since: Instant::now(), kept: false }
+        Self { send, list, since: Instant::now(), used: false, kept: false }
     }
 
     /// Whether a request that is safe and was sent at `sent` may go to another connection after `error`: this one ended before
     /// the answer's head had come whole, and may have been ending when it was taken, or had no room for that head.
     pub(super) fn asks_again(&self, error: &hyper::Error, sent: Instant) -> bool {
         let by_socket = || std::error::Error::source(error).is_some_and(|source| source.is::<std::io::Error>());
-        let ended = error.is_incomplete_message() || error.is_closed() || error.is_canceled() || by_socket();
+        let ended = error.is_incomplete_message() || by_socket();
         let crossed = self.kept && ended && sent.elapsed() < CROSSING;
         crossed || (self.list == List::Brief && error.is_parse_too_large())
     }
@@ -296,7 +293,7 @@ impl Load {
     }
 
     /// As if it had carried a request.
-    fn is_wanted(&self) {
+    fn touch(&self) {
         *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
@@ -315,18 +312,16 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.0.is_wanted();
+        self.0.touch();
         self.0.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Lease {
     /// The answer was read to its end.
-    pub(super) fn finished(&mut self) {
-        if let Self::Connection(connection, pool) = self
-            && let Some(connection) = connection.take()
-        {
-            pool.served(connection);
+    pub(super) fn finished(self) {
+        if let Self::Connection(connection, pool) = self {
+            pool.give_back(Http1 { used: true, ..connection });
         }
     }
 }
