@@ -15,15 +15,12 @@ mod connect;
 mod pool;
 mod tasks;
 
-use std::{
-    pin::pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Request, Response, Uri, Version, header, uri};
 use hyper::body::Incoming;
 use proto::process::TaskGroup;
+use tokio::time::Instant;
 
 use self::{
     access::{Access, AccessError},

@@ -5,12 +5,13 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use http::Method;
 use hyper::client::conn::{http1, http2};
 use proto::{kubernetes::RequestInfo, transport::cork::Turns};
+use tokio::time::Instant;
 
 use super::body::RequestBody;
 use crate::roles::kube_aad_proxy::{admit::percent_decode, impersonate::UpstreamHead};
@@ -65,7 +66,7 @@ struct Brief {
     /// Each holds a clone.
     open: Arc<()>,
     /// When the last one was dialled.
-    dialled: Option<tokio::time::Instant>,
+    dialled: Option<Instant>,
     /// Whether one has been taken for a second request since: it is of use.
     served: bool,
 }
@@ -245,7 +246,7 @@ impl Pool {
         if Arc::strong_count(open) > BRIEF_MAX || dialled.is_some_and(|dialled| dialled.elapsed() < pause) {
             return None;
         }
-        (*dialled, *served) = (Some(tokio::time::Instant::now()), false);
+        (*dialled, *served) = (Some(Instant::now()), false);
         Some(Place(open.clone()))
     }
 
@@ -381,5 +382,23 @@ mod tests {
         assert!(pool.place_for_brief().is_none());
         tokio::time::advance(BRIEF_PAUSE).await;
         assert!(pool.place_for_brief().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_connection_is_not_kept_again() {
+        let (near, _far) = tokio::io::duplex(1024);
+        let (send, connection) = http1::handshake(hyper_util::rt::TokioIo::new(near)).await.unwrap();
+        let _running = tokio::spawn(connection);
+        tokio::task::yield_now().await;
+        let pool = Pool::default();
+        pool.give_back(Http1::fresh(send, List::Brief));
+        for age in 1..=AGE_MAX.as_secs() / IDLE_TIME.as_secs() {
+            let Some(Sender::Http1(connection)) = pool.take(Pace::Brief, true) else {
+                panic!("gone after {age} minutes")
+            };
+            tokio::time::advance(IDLE_TIME).await;
+            pool.give_back(connection);
+        }
+        assert!(pool.take(Pace::Brief, true).is_none());
     }
 }
