@@ -72,24 +72,14 @@ type Script = Arc<Mutex<dyn FnMut(&str) -> Vec<Act> + Send>>;
 impl Apiserver {
     /// HTTP/1.1 only; `script` is asked with each request's head.
     pub async fn start(script: impl FnMut(&str) -> Vec<Act> + Send + 'static) -> Self {
-        let (acceptor, roots) = tls(&[b"http/1.1"]);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let seen = Arc::new(watch::Sender::new(Seen::default()));
-        let tasks = TaskGroup::new("apiserver");
         let script: Script = Arc::new(Mutex::new(script));
-        let (records, spawner) = (seen.clone(), tasks.clone());
-        tasks.spawn("accept", async move {
-            for number in 0.. {
-                let (tcp, _) = listener.accept().await.unwrap();
-                let (acceptor, script, records) = (acceptor.clone(), script.clone(), records.clone());
-                spawner.spawn("connection", async move {
-                    if let Ok(stream) = acceptor.accept(tcp).await {
-                        serve(stream, number, &script, &records).await;
-                    }
-                });
-            }
-        });
+        let records = seen.clone();
+        let (address, roots, tasks) = listen(&[b"http/1.1"], move |stream, number| {
+            let (script, records) = (script.clone(), records.clone());
+            async move { serve(stream, number, &script, &records).await }
+        })
+        .await;
         Self { address, roots, seen, tasks }
     }
 
@@ -118,6 +108,33 @@ impl Apiserver {
     }
 }
 
+/// A listener with a task for each connection whose handshake is done, which is given its number.
+pub async fn listen<F>(
+    alpn: &[&[u8]],
+    serve: impl Fn(TlsStream<TcpStream>, usize) -> F + Clone + Send + Sync + 'static,
+) -> (SocketAddr, Roots, TaskGroup)
+where
+    F: Future<Output = ()> + Send,
+{
+    let (acceptor, roots) = tls(alpn);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskGroup::new("apiserver");
+    let spawner = tasks.clone();
+    tasks.spawn("accept", async move {
+        for number in 0.. {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let (acceptor, serve) = (acceptor.clone(), serve.clone());
+            spawner.spawn("connection", async move {
+                if let Ok(stream) = acceptor.accept(tcp).await {
+                    serve(stream, number).await;
+                }
+            });
+        }
+    });
+    (address, roots, tasks)
+}
+
 /// A fresh authority and a server of `127.0.0.1`.
 pub fn tls(alpn: &[&[u8]]) -> (TlsAcceptor, Roots) {
     let authority = Authority::create("test", Validity::days(1)).unwrap();
@@ -137,7 +154,7 @@ pub fn access(address: SocketAddr, roots: &Roots) -> Access {
 async fn serve(mut stream: TlsStream<TcpStream>, number: usize, script: &Script, seen: &watch::Sender<Seen>) {
     let mut buffer = Vec::new();
     loop {
-        let Some(head) = head(&mut stream, &mut buffer).await else { break };
+        let Some(head) = read_head(&mut stream, &mut buffer).await else { break };
         seen.send_modify(|seen| seen.heads += 1);
         let text = String::from_utf8_lossy(&head).into_owned();
         let mut whole = head;
@@ -181,7 +198,8 @@ async fn serve(mut stream: TlsStream<TcpStream>, number: usize, script: &Script,
     seen.send_modify(|seen| seen.gone += 1);
 }
 
-async fn head(stream: &mut TlsStream<TcpStream>, buffer: &mut Vec<u8>) -> Option<Vec<u8>> {
+/// The next request's head, whole; `buffer` keeps what came behind it.
+pub async fn read_head(stream: &mut TlsStream<TcpStream>, buffer: &mut Vec<u8>) -> Option<Vec<u8>> {
     loop {
         if let Some(end) = buffer.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
             let rest = buffer.split_off(end + 4);

@@ -15,7 +15,7 @@ use tokio::{
 use tokio_rustls::server::TlsStream;
 
 use crate::{
-    apiserver::{access, tls},
+    apiserver::{access, listen, read_head, tls},
     harness::{Harness, head, response_head},
 };
 
@@ -79,25 +79,19 @@ struct Both {
 impl Both {
     /// Over HTTP/1.1 `/close` ends the connection without an answer, and `/long` has 200 headers.
     async fn start() -> Self {
-        let (acceptor, roots) = tls(&[b"h2", b"http/1.1"]);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (tasks, seen) = (TaskGroup::new("apiserver of both versions"), Arc::<Mutex<Vec<_>>>::default());
-        let (spawner, records) = (tasks.clone(), seen.clone());
-        tasks.spawn("accept", async move {
-            loop {
-                let (tcp, _) = listener.accept().await.unwrap();
-                let (acceptor, records) = (acceptor.clone(), records.clone());
-                spawner.spawn("connection", async move {
-                    let io = acceptor.accept(tcp).await.unwrap();
-                    if io.get_ref().1.alpn_protocol() == Some(b"h2") {
-                        over_http2(io, &records).await;
-                    } else {
-                        over_http1(io, &records).await;
-                    }
-                });
+        let seen = Arc::<Mutex<Vec<_>>>::default();
+        let records = seen.clone();
+        let (address, roots, tasks) = listen(&[b"h2", b"http/1.1"], move |io, _| {
+            let records = records.clone();
+            async move {
+                if io.get_ref().1.alpn_protocol() == Some(b"h2") {
+                    over_http2(io, &records).await;
+                } else {
+                    over_http1(io, &records).await;
+                }
             }
-        });
+        })
+        .await;
         Self { harness: Harness::new(access(address, &roots)).await, seen, _tasks: tasks }
     }
 
@@ -130,14 +124,8 @@ async fn over_http2(io: TlsStream<TcpStream>, seen: &Mutex<Vec<(http::Version, S
 }
 
 async fn over_http1(mut io: TlsStream<TcpStream>, seen: &Mutex<Vec<(http::Version, String)>>) {
-    loop {
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            match io.read_buf(&mut head).await {
-                Ok(read) if read > 0 => {}
-                _ => return,
-            }
-        }
+    let mut buffer = Vec::new();
+    while let Some(head) = read_head(&mut io, &mut buffer).await {
         let head = String::from_utf8(head).unwrap();
         let request = head.split(" HTTP/").next().unwrap().to_owned();
         let (close, long) = (request == "GET /close", request == "GET /long");

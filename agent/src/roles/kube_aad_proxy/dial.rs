@@ -104,7 +104,7 @@ impl Apiserver {
             let pace = Pace::of(head, repeatable);
             let mut kept_too = true;
             for _ in 0..ATTEMPTS {
-                match self.acquire(head, pace, kept_too).await? {
+                let (mut err, again) = match self.acquire(head, pace, kept_too).await? {
                     Sender::Http2(mut send, claim) => {
                         let request = self.request(head, Version::HTTP_2, body)?;
                         claim.turns().hand();
@@ -112,11 +112,10 @@ impl Apiserver {
                             Ok(answer) => {
                                 return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)))));
                             }
-                            Err(mut err) => match err.take_message() {
-                                Some(unsent) => body = unsent.into_body(),
-                                None if repeatable && was_not_looked_at(err.error()) => body = RequestBody::empty(),
-                                None => return Err(DialError::Broken(err.into_error())),
-                            },
+                            Err(err) => {
+                                let again = was_not_looked_at(err.error());
+                                (err, again)
+                            }
                         }
                     }
                     Sender::Http1(mut connection) => {
@@ -128,19 +127,19 @@ impl Apiserver {
                                 let lease = Lease::Connection(connection, pool);
                                 return Ok(answer.map(|body| AnswerBody::new(body, Some(lease))));
                             }
-                            Err(mut err) => {
-                                body = match err.take_message() {
-                                    Some(unsent) => unsent.into_body(),
-                                    None if repeatable && connection.asks_again(err.error(), sent) => {
-                                        RequestBody::empty()
-                                    }
-                                    None => return Err(DialError::Broken(err.into_error())),
-                                };
+                            Err(err) => {
                                 kept_too &= !connection.kept;
+                                let again = connection.asks_again(err.error(), sent);
+                                (err, again)
                             }
                         }
                     }
-                }
+                };
+                body = match err.take_message() {
+                    Some(unsent) => unsent.into_body(),
+                    None if repeatable && again => RequestBody::empty(),
+                    None => return Err(DialError::Broken(err.into_error())),
+                };
             }
             Err(DialError::Attempts)
         }

@@ -332,22 +332,11 @@ impl Pace {
     pub(super) fn of(head: &UpstreamHead, repeatable: bool) -> Self {
         // As the apiserver reads it, which decodes.
         let path = percent_decode(head.target().path().as_bytes());
-        if !path.split(|byte| *byte == b'/').any(|part| matches!(part, b"log" | b"proxy")) {
-            return Self::of_other(head, repeatable);
+        let named = path.split(|byte| *byte == b'/').any(|part| matches!(part, b"log" | b"proxy"));
+        if named && is_log_or_proxy(head, &path) {
+            return if repeatable { Self::Drips } else { Self::DripsBothWays };
         }
-        // Others may be called so.
-        let info = RequestInfo::parse(head.method(), &String::from_utf8_lossy(&path), head.target().query());
-        if info.verb != "proxy" && !matches!(&*info.subresource, "log" | "proxy") {
-            Self::of_other(head, repeatable)
-        } else if repeatable {
-            Self::Drips
-        } else {
-            Self::DripsBothWays
-        }
-    }
-
-    /// Of any other. A watch that is not seen to be one only holds its connection.
-    fn of_other(head: &UpstreamHead, repeatable: bool) -> Self {
+        // A watch that is not seen to be one only holds its connection.
         let watch = |text: &str| text.contains("watch");
         let target = head.target();
         if repeatable && *head.method() == Method::GET && !watch(target.path()) && !target.query().is_some_and(watch) {
@@ -356,6 +345,12 @@ impl Pace {
             Self::Flows
         }
     }
+}
+
+/// Whether it asks for a log or through a proxy: others may be called so.
+fn is_log_or_proxy(head: &UpstreamHead, path: &[u8]) -> bool {
+    let info = RequestInfo::parse(head.method(), &String::from_utf8_lossy(path), head.target().query());
+    info.verb == "proxy" || matches!(&*info.subresource, "log" | "proxy")
 }
 
 #[cfg(test)]
