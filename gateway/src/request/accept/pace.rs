@@ -5,8 +5,9 @@
 
 use std::{
     pin::pin,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     task::Poll,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,12 +18,18 @@ use tokio::{
 
 /// Time of handshakes in a row, before all else that is ready goes first.
 const IN_A_ROW: Duration = Duration::from_micros(250);
+/// After that, where other handshakes wait for their turn, the thread leaves its processor for about so long, the system's slack
+/// of 50 microseconds more. A program on the same processor that a request has just been sent to would wait for the end of the
+/// thread's slice otherwise, milliseconds each time; `sched_yield` does not end it.
+const REST: Duration = Duration::from_micros(60);
 
 /// Turns of handshakes, as many at once as there are threads for them.
 pub struct Pace {
     turns: Semaphore,
     /// Nanoseconds since others went first.
     spent: AtomicU64,
+    /// Handshakes that wait for their turn.
+    waiting: AtomicUsize,
     in_a_row: Duration,
 }
 
@@ -33,19 +40,19 @@ impl Pace {
     }
 
     fn with(threads: usize, in_a_row: Duration) -> Self {
-        Self { turns: Semaphore::new(threads.max(1)), spent: AtomicU64::new(0), in_a_row }
+        Self { turns: Semaphore::new(threads.max(1)), spent: AtomicU64::new(0), waiting: AtomicUsize::new(0), in_a_row }
     }
 
     /// Waits for those who wait already, and, where handshakes have had their time, until others have had some.
     pub async fn turn(&self) {
-        drop(self.begin().await);
+        drop(self.begin(false).await);
     }
 
     /// Runs a handshake, each step of it in a turn. Others may go before the next one, but never before that who waits longer.
     pub async fn steps<F: Future>(&self, handshake: F) -> F::Output {
         let mut handshake = pin!(handshake);
         loop {
-            let turn = self.begin().await;
+            let turn = self.begin(true).await;
             let polled = std::future::poll_fn(|cx| {
                 let begin = Instant::now();
                 let polled = handshake.as_mut().poll(cx);
@@ -60,15 +67,24 @@ impl Pace {
         }
     }
 
-    /// A turn. Who holds it while others go first keeps the next handshake from beginning.
-    async fn begin(&self) -> SemaphorePermit<'_> {
-        let Ok(turn) = self.turns.acquire().await else { unreachable!("it is never closed") };
+    /// A turn, of a handshake's or of who begins others. Who holds it while others go first keeps the next handshake from
+    /// beginning.
+    async fn begin(&self, handshake: bool) -> SemaphorePermit<'_> {
+        let turn = {
+            let _waits = handshake.then(|| Waits::among(&self.waiting));
+            self.turns.acquire().await
+        };
+        let Ok(turn) = turn else { unreachable!("it is never closed") };
         if Duration::from_nanos(self.spent.load(Ordering::Relaxed)) >= self.in_a_row {
             self.spent.store(0, Ordering::Relaxed);
-            // The first lets the runtime find out what else is ready; on a runtime of several threads it comes back before
-            // that, which the second lets run. A busy one comes back in the end all the same.
-            yield_now().await;
-            yield_now().await;
+            others().await;
+            // Behind who begins others there is one that it has just begun.
+            if self.waiting.load(Ordering::Relaxed) > usize::from(!handshake) {
+                // Not the runtime's sleep: that lasts a millisecond at least, in which the thread has nothing to do.
+                thread::sleep(REST);
+                // What has been answered meanwhile.
+                others().await;
+            }
         }
         turn
     }
@@ -76,6 +92,29 @@ impl Pace {
     fn spend(&self, time: Duration) {
         self.spent.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 2), Ordering::Relaxed);
     }
+}
+
+/// One of those who wait, until it is dropped.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl<'a> Waits<'a> {
+    fn among(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Lets others run that are ready. The first time lets the runtime find out what is; on a runtime of several threads it comes
+/// back before that, which the second lets run. A busy one comes back in the end all the same.
+async fn others() {
+    yield_now().await;
+    yield_now().await;
 }
 
 /// Completes when the task is woken by what was polled last.
@@ -198,6 +237,50 @@ mod tests {
             assert!(futures_util::poll!(second.as_mut()).is_pending());
         }
         pace.turn().await;
+    }
+
+    /// How long the turn of a handshake took to come, with as many that wait behind it.
+    async fn turn_beside(waiting: usize) -> Duration {
+        let pace = Pace::with(1, Duration::ZERO);
+        let mut first = pin!(pace.steps(async {}));
+        assert!(futures_util::poll!(first.as_mut()).is_pending());
+        let mut others: Vec<_> = (0..waiting).map(|_| Box::pin(pace.steps(async {}))).collect();
+        for other in &mut others {
+            assert!(futures_util::poll!(other.as_mut()).is_pending());
+        }
+        assert_eq!(pace.waiting.load(Ordering::SeqCst), waiting);
+        // Who gives up waits no more.
+        others.truncate(1);
+        assert_eq!(pace.waiting.load(Ordering::SeqCst), waiting.min(1));
+        let begin = Instant::now();
+        first.await;
+        let took = begin.elapsed();
+        futures_util::future::join_all(others).await;
+        assert_eq!(pace.waiting.load(Ordering::SeqCst), 0);
+        took
+    }
+
+    #[tokio::test]
+    async fn the_thread_rests_where_handshakes_wait() {
+        let mut alone = Duration::MAX;
+        for _ in 0..20 {
+            alone = alone.min(turn_beside(0).await);
+        }
+        assert!(alone < REST, "{alone:?}");
+        assert!(turn_beside(3).await >= REST);
+    }
+
+    /// A handshake alone is no reason for a rest, for a listener is always there.
+    #[tokio::test]
+    async fn who_begins_others_does_not_count_as_waiting() {
+        let pace = Pace::with(1, Duration::ZERO);
+        let mut handshake = pin!(pace.steps(async {}));
+        assert!(futures_util::poll!(handshake.as_mut()).is_pending());
+        let mut listener = pin!(pace.turn());
+        assert!(futures_util::poll!(listener.as_mut()).is_pending());
+        assert_eq!(pace.waiting.load(Ordering::SeqCst), 0);
+        handshake.await;
+        listener.await;
     }
 
     #[tokio::test]
