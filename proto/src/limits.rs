@@ -76,6 +76,17 @@ pub const HEADS_AT_AGENT: usize = 512;
 pub const HEADS_AT_GATEWAY: usize = 16;
 /// How long a stream's head may take to arrive once the stream exists.
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+/// Reset streams that one HTTP/2 connection between hops remembers, and reset streams that it has not accepted yet: 10,000
+/// requests may be cancelled at once. h2's own 20 and 50 end the connection; without a bound it is open to rapid reset
+/// (CVE-2023-44487).
+pub const RESET_STREAMS: usize = 16 * 1024;
+/// How long frames that crossed a reset on the wire are forgiven: longer than all but a link that stands still. Of more resets
+/// than [`RESET_STREAMS`] within that time h2 remembers none, and each frame that crosses one of those counts for good, as an
+/// error that it answers: one too many ends the connection. (With half a minute, 600 requests cancelled in a second, and that
+/// for a minute or so, brought down the tunnel of their cluster.)
+pub const RESET_REMEMBERED: Duration = Duration::from_secs(5);
+/// So many may be cancelled each second without end.
+const _: () = assert!(RESET_STREAMS as u64 / RESET_REMEMBERED.as_secs() > 3000);
 /// Period of liveness probes while users have streams open, and over QUIC always: of a tunnel that nobody uses the gateway's
 /// carrier says a little before that it is there, and the agent asks where that does not come, which is how it finds out about
 /// a gateway that was killed and mends what a NAT forgot. It has to come before users give up the tunnel ([`URGENT_PROBES`]),

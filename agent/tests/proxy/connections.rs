@@ -7,6 +7,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
+use futures_util::StreamExt as _;
 use proto::process::TaskGroup;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -268,6 +269,63 @@ async fn a_dial_that_hangs_holds_up_no_other_request() {
         head = response_head(&mut first.recv) => panic!("the second waited for the end of the first: {}", head.status),
         second = harness.get("/second", &[]) => assert_eq!((second.status, second.body.as_str()), (200, "fine")),
     }
+}
+
+/// Of more than 50 requests that were cancelled within a second h2 remembered nothing, and after a thousand frames of theirs that
+/// were on their way still it ended the connection, and with it the watches of everybody else on it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_are_cancelled_end_no_connection() {
+    const CANCELLED: usize = 3000;
+    let (acceptor, roots) = tls(&[b"h2"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskGroup::new("apiserver");
+    let (spawner, happens) = (tasks.clone(), Arc::new(tokio::sync::Notify::new()));
+    let event = happens.clone();
+    tasks.spawn("accept", async move {
+        loop {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let (acceptor, serving, event) = (acceptor.clone(), spawner.clone(), event.clone());
+            spawner.spawn("connection", async move {
+                // HTTP/1.1 is refused.
+                let Ok(io) = acceptor.accept(tcp).await else { return };
+                let mut builder = h2::server::Builder::new();
+                builder.max_pending_accept_reset_streams(CANCELLED);
+                let mut connection = builder.handshake::<_, Bytes>(io).await.unwrap();
+                while let Some(Ok((request, mut respond))) = connection.accept().await {
+                    let Ok(mut send) = respond.send_response(http::Response::new(()), false) else { continue };
+                    let (watch, event) = (request.uri().path() == "/watch", event.clone());
+                    serving.spawn("answer", async move {
+                        let mut first = true;
+                        loop {
+                            if watch && !std::mem::take(&mut first) {
+                                event.notified().await;
+                            }
+                            send.reserve_capacity(1000);
+                            let Some(Ok(_)) = std::future::poll_fn(|cx| send.poll_capacity(cx)).await else { return };
+                            if send.send_data(Bytes::from_static(&[b'x'; 1000]), false).is_err() {
+                                return;
+                            }
+                        }
+                    });
+                }
+            });
+        }
+    });
+    let harness = Harness::with(access(address, &roots), std::time::Duration::from_secs(3600), 4096).await;
+    let jane = harness.jane();
+    let open = async |target: &str| {
+        let mut stream = harness.open(&head("GET", target, &[("authorization", &jane)])).await;
+        stream.send.finish().unwrap();
+        assert_eq!(response_head(&mut stream.recv).await.status, 200);
+        assert!(stream.recv.recv().await.unwrap().is_some());
+        stream
+    };
+    let mut watch = open("/watch").await;
+    let cancelled = (0..CANCELLED).map(|_| async { drop(open("/endless").await) });
+    futures_util::stream::iter(cancelled).for_each_concurrent(20, |cancelled| cancelled).await;
+    happens.notify_one();
+    assert!(watch.recv.recv().await.unwrap().is_some(), "the next event");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

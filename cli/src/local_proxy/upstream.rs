@@ -238,6 +238,9 @@ fn builder2(tasks: TaskGroup) -> http2::Builder<TaskGroup> {
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(Some(256 * 1024))
         .max_header_list_size(u32::try_from(limits::HEADER_LIST_BYTES).unwrap_or(u32::MAX))
+        .max_concurrent_reset_streams(limits::RESET_STREAMS)
+        .max_local_error_reset_streams(limits::RESET_STREAMS)
+        .reset_stream_duration(limits::RESET_REMEMBERED)
         .keep_alive_interval(Some(PING_EVERY))
         .keep_alive_timeout(PING_TIMEOUT);
     builder

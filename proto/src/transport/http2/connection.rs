@@ -42,14 +42,11 @@ use crate::{
 const STREAM_WINDOW_BYTES: u32 = (limits::WINDOW_MAX as u32) + 2 * (limits::HEAD_BYTES as u32);
 /// Streams that one session bears: users', parked, control.
 pub(super) const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STREAMS_MAX as u32 + 1;
-/// Reset streams remembered, and reset streams not accepted yet: 10,000 requests may be cancelled at once. h2's default
-/// of 20 closes the connection; without a bound it is open to rapid reset (CVE-2023-44487).
-const RESET_STREAMS: usize = 16 * 1024;
 /// h2's allowance for small DATA frames. [`Shelves`] bound what it keeps of them; and it never forgets what it was charged for
 /// frames that came behind the end of their reader.
 const SMALL_FRAMES: usize = usize::MAX;
-/// How long frames that crossed a reset on the wire are forgiven, and how long a stopped writer may take to end.
-pub(super) const RESET_REMEMBERED: Duration = Duration::from_secs(30);
+/// How long a stopped writer may take to end.
+pub(super) const STOPPED: Duration = Duration::from_secs(30);
 /// Pause before streams are parked in the place of those that the agent reset.
 const PARK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Bytes of a request's or answer's header list: ours are empty.
@@ -187,10 +184,10 @@ fn client_builder() -> client::Builder {
         .initial_max_send_streams(STREAMS as usize)
         .max_concurrent_streams(0)
         .enable_push(false)
-        .max_concurrent_reset_streams(RESET_STREAMS)
-        .max_pending_accept_reset_streams(RESET_STREAMS)
-        .max_local_error_reset_streams(Some(RESET_STREAMS))
-        .reset_stream_duration(RESET_REMEMBERED)
+        .max_concurrent_reset_streams(limits::RESET_STREAMS)
+        .max_pending_accept_reset_streams(limits::RESET_STREAMS)
+        .max_local_error_reset_streams(Some(limits::RESET_STREAMS))
+        .reset_stream_duration(limits::RESET_REMEMBERED)
         .data_frame_budget(SMALL_FRAMES);
     builder
 }
@@ -203,10 +200,10 @@ fn server_builder() -> server::Builder {
         .max_header_list_size(HEADER_LIST_BYTES)
         .max_send_buffer_size(limits::CARRIER_QUEUE_BYTES)
         .max_concurrent_streams(STREAMS)
-        .max_concurrent_reset_streams(RESET_STREAMS)
-        .max_pending_accept_reset_streams(RESET_STREAMS)
-        .max_local_error_reset_streams(Some(RESET_STREAMS))
-        .reset_stream_duration(RESET_REMEMBERED)
+        .max_concurrent_reset_streams(limits::RESET_STREAMS)
+        .max_pending_accept_reset_streams(limits::RESET_STREAMS)
+        .max_local_error_reset_streams(Some(limits::RESET_STREAMS))
+        .reset_stream_duration(limits::RESET_REMEMBERED)
         .data_frame_budget(SMALL_FRAMES);
     builder
 }

@@ -10,7 +10,7 @@ use h2::{Reason, RecvStream, SendStream, client::ResponseFuture, server::SendRes
 use http::Response;
 
 use super::{
-    connection::{RESET_REMEMBERED, STREAMS},
+    connection::{STOPPED, STREAMS},
     shelf::{Shelf, Shelves},
 };
 use crate::{
@@ -154,7 +154,7 @@ impl Graves {
             return;
         }
         self.0.spawn("digger", async move {
-            let _ = tokio::time::timeout(RESET_REMEMBERED, shelf.read_out()).await;
+            let _ = tokio::time::timeout(STOPPED, shelf.read_out()).await;
         });
     }
 }

@@ -1,0 +1,111 @@
+//! Streams that have ended leave nothing behind (lesson 41, cloudflared #539: memory that grew with each stream of a QUIC
+//! connection; lesson 45), and one tunnel bears any number of them. It looks at the memory of the whole process, so nothing else
+//! runs in this program.
+//!
+//! `SOAK_STREAMS=1000000 cargo test --release -p proto --test soak -- --nocapture` for as many over each carrier.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::print_stdout, reason = "tests")]
+
+#[path = "conformance/carriers.rs"]
+#[allow(dead_code, reason = "the conformance suite uses the rest")]
+mod carriers;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use proto::{
+    transport::{CarrierKind, Incoming, StreamError, TunnelHandle, session::SessionOptions},
+    wire::close::StreamCode,
+};
+
+use tokio::{
+    sync::Mutex,
+    time::{Interval, interval},
+};
+
+use crate::carriers::{head, pair, serve};
+
+/// Streams over each carrier, if nothing else is asked for.
+const STREAMS: usize = 60_000;
+/// With as many before, all that is kept once is there: pools, what is remembered of resets, the allocator's own.
+const WARM: usize = 30_000;
+/// At once.
+const CONCURRENT: usize = 100;
+/// More memory than nothing left behind by each stream, in bytes: the least entry of a table.
+const EACH_BYTES: usize = 16;
+/// What the allocator may take meanwhile, in bytes, however many streams there are.
+const NOISE_BYTES: usize = 2 << 20;
+/// No more are left by their opener than one in this time: what HTTP/2 remembers of resets has a bound.
+const LEFT_EACH: Duration = Duration::from_micros(500);
+/// More than fits into the first packet of a stream.
+const BODY: &[u8] = &[7; 3000];
+
+/// Resident memory of this process, in bytes (Linux).
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+}
+
+/// Answers what is asked in full, and breaks off where the head says so.
+async fn answer(incoming: Incoming) {
+    let breaks = incoming.head.ends_with(b"break");
+    let mut stream = incoming.stream;
+    if breaks {
+        return stream.send.reset(StreamCode::Upstream);
+    }
+    while let Ok(Some(_)) = stream.recv.recv().await {}
+    if stream.send.send(Bytes::from_static(BODY)).await.is_ok() {
+        let _ = stream.send.finish();
+    }
+}
+
+/// One stream. Of sixteen, one is left by its opener at once, one in its answer, and one is broken off by the other end.
+async fn one(opener: &TunnelHandle, left: &Mutex<Interval>, number: usize) {
+    let (leaves, leaves_in_answer, breaks) = (number % 16 == 1, number % 16 == 2, number % 16 == 3);
+    if leaves || leaves_in_answer {
+        left.lock().await.tick().await;
+    }
+    let mut stream = opener.open(head(if breaks { b"break" } else { b"x" })).await.unwrap();
+    if leaves {
+        return;
+    }
+    // Refused where it is broken off already.
+    let _ = stream.send.send(Bytes::from_static(BODY)).await;
+    let _ = stream.send.finish();
+    let mut received = 0;
+    let end = loop {
+        match stream.recv.recv().await {
+            Ok(Some(_)) if leaves_in_answer => return,
+            Ok(Some(chunk)) => received += chunk.len(),
+            end => break end,
+        }
+    };
+    let expected = if breaks { Err(StreamError::Reset(StreamCode::Upstream)) } else { Ok(None) };
+    assert_eq!((received, end), (if breaks { 0 } else { BODY.len() }, expected), "stream {number}");
+}
+
+async fn streams_leave_nothing(kind: CarrierKind, streams: usize) {
+    let pair = pair(kind, true, SessionOptions::default()).await;
+    let _serving = serve(&pair.acceptor, answer);
+    let left = Mutex::new(interval(LEFT_EACH));
+    let many = async |count: usize| {
+        stream::iter(0..count).for_each_concurrent(CONCURRENT, |number| one(&pair.opener, &left, number)).await;
+        pair.idle().await;
+    };
+    many(WARM).await;
+    let before = resident();
+    many(streams).await;
+    let more = resident().saturating_sub(before);
+    println!("{kind}: {more} bytes more after {streams} streams");
+    assert!(more <= NOISE_BYTES + EACH_BYTES * streams, "{kind}: {more} bytes more after {streams} streams");
+}
+
+#[test]
+fn streams_leave_nothing_behind() {
+    let streams = std::env::var("SOAK_STREAMS").map_or(STREAMS, |streams| streams.parse().unwrap());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    for kind in [CarrierKind::Quic, CarrierKind::Http2, CarrierKind::WebSocket] {
+        runtime.block_on(streams_leave_nothing(kind, streams));
+    }
+}
