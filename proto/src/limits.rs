@@ -76,14 +76,14 @@ pub const HEADS_AT_AGENT: usize = 512;
 pub const HEADS_AT_GATEWAY: usize = 16;
 /// How long a stream's head may take to arrive once the stream exists.
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
-/// Reset streams that one HTTP/2 connection between hops remembers, and reset streams that it has not accepted yet: 10,000
-/// requests may be cancelled at once. h2's own 20 and 50 end the connection; without a bound it is open to rapid reset
-/// (CVE-2023-44487).
+/// Reset streams that one HTTP/2 connection between hops remembers, about 400 bytes each; reset streams that it has not accepted
+/// yet, for 10,000 requests may be cancelled at once and h2's own 20 end the connection; and frames in the connection's life
+/// that h2 answers as errors, of which its own 1,024 end it. Without a bound it is open to rapid reset (CVE-2023-44487).
 pub const RESET_STREAMS: usize = 16 * 1024;
-/// How long frames that crossed a reset on the wire are forgiven: longer than all but a link that stands still. Of more resets
-/// than [`RESET_STREAMS`] within that time h2 remembers none, and each frame that crosses one of those counts for good, as an
-/// error that it answers: one too many ends the connection. (With half a minute, 600 requests cancelled in a second, and that
-/// for a minute or so, brought down the tunnel of their cluster.)
+/// How long frames that crossed a reset on the wire are forgiven. Of more resets than [`RESET_STREAMS`] within that time h2
+/// remembers none, and then each frame that crosses one counts as such an error, for good. (With half a minute, 600 requests
+/// cancelled in a second, and that for a minute or so, brought down the tunnel of their cluster.) On a link that stood still for
+/// longer each stream that was cancelled before counts once.
 pub const RESET_REMEMBERED: Duration = Duration::from_secs(5);
 /// So many may be cancelled each second without end.
 const _: () = assert!(RESET_STREAMS as u64 / RESET_REMEMBERED.as_secs() > 3000);

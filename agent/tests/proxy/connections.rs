@@ -271,8 +271,8 @@ async fn a_dial_that_hangs_holds_up_no_other_request() {
     }
 }
 
-/// Of more than 50 requests that were cancelled within a second h2 remembered nothing, and after a thousand frames of theirs that
-/// were on their way still it ended the connection, and with it the watches of everybody else on it.
+/// Of requests that were cancelled within a second h2 remembered 50, and after a thousand frames of others that were on their way
+/// still it ended the connection, and with it the watches of everybody else on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_cancelled_end_no_connection() {
     const CANCELLED: usize = 3000;

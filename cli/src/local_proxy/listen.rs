@@ -162,6 +162,8 @@ async fn serve(
             // As the gateway has them: what is over its limits is its to refuse, and not a broken connection here.
             .max_frame_size(limits::USER_FRAME_BYTES)
             .max_concurrent_streams(STREAMS)
+            // The library's 20 are what a starved proxy reads at once of a program that gives up.
+            .max_pending_accept_reset_streams(limits::RESET_STREAMS)
             .max_header_list_size(limits::USER_HEADER_LIST_BYTES);
         let mut connection = std::pin::pin!(builder.serve_connection(io, service));
         tokio::select! {
