@@ -17,7 +17,6 @@ use proto::{
     transport::{CarrierKind, Incoming, StreamError, TunnelHandle, session::SessionOptions},
     wire::close::StreamCode,
 };
-
 use tokio::{
     sync::Mutex,
     time::{Interval, MissedTickBehavior, interval, timeout},

@@ -28,44 +28,37 @@ struct Http2 {
 }
 
 async fn http2(streams_max: u32, goaway_after: usize) -> Http2 {
-    let (acceptor, roots) = tls(&[b"h2"]);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let tasks = TaskGroup::new("http2 apiserver");
     let connections = Arc::new(AtomicUsize::new(0));
-    let (spawner, counter) = (tasks.clone(), connections.clone());
-    tasks.spawn("accept", async move {
-        loop {
-            let (tcp, _) = listener.accept().await.unwrap();
-            let (acceptor, serving, counter) = (acceptor.clone(), spawner.clone(), counter.clone());
-            spawner.spawn("connection", async move {
-                // HTTP/1.1 is refused.
-                let Ok(io) = acceptor.accept(tcp).await else { return };
-                counter.fetch_add(1, Ordering::SeqCst);
-                let mut builder = h2::server::Builder::new();
-                builder.max_concurrent_streams(streams_max).max_header_list_size(1 << 20);
-                let mut connection = builder.handshake::<_, Bytes>(io).await.unwrap();
-                let mut served = 0;
-                while let Some(Ok((request, mut respond))) = connection.accept().await {
-                    served += 1;
-                    if served == goaway_after {
-                        connection.graceful_shutdown();
-                    }
-                    let groups = request.headers().get_all("impersonate-group").iter().count();
-                    let watch = request.uri().path() == "/watch";
-                    let answer = http::Response::builder().header("x-groups", groups).body(()).unwrap();
-                    let mut send = respond.send_response(answer, false).unwrap();
-                    send.send_data(Bytes::from_static(b"event"), !watch).unwrap();
-                    if watch {
-                        serving.spawn("watch", async move {
-                            // Until the reader goes away.
-                            let _ = std::future::poll_fn(|cx| send.poll_reset(cx)).await;
-                        });
-                    }
+    let (counter, serving) = (connections.clone(), TaskGroup::new("watches"));
+    // HTTP/1.1 is refused.
+    let (address, roots, tasks) = listen(&[b"h2"], move |io, _| {
+        let (serving, counter) = (serving.clone(), counter.clone());
+        async move {
+            counter.fetch_add(1, Ordering::SeqCst);
+            let mut builder = h2::server::Builder::new();
+            builder.max_concurrent_streams(streams_max).max_header_list_size(1 << 20);
+            let mut connection = builder.handshake::<_, Bytes>(io).await.unwrap();
+            let mut served = 0;
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                served += 1;
+                if served == goaway_after {
+                    connection.graceful_shutdown();
                 }
-            });
+                let groups = request.headers().get_all("impersonate-group").iter().count();
+                let watch = request.uri().path() == "/watch";
+                let answer = http::Response::builder().header("x-groups", groups).body(()).unwrap();
+                let mut send = respond.send_response(answer, false).unwrap();
+                send.send_data(Bytes::from_static(b"event"), !watch).unwrap();
+                if watch {
+                    serving.spawn("watch", async move {
+                        // Until the reader goes away.
+                        let _ = std::future::poll_fn(|cx| send.poll_reset(cx)).await;
+                    });
+                }
+            }
         }
-    });
+    })
+    .await;
     let harness = Harness::with(access(address, &roots), std::time::Duration::from_secs(3600), 4096).await;
     Http2 { harness, connections, _tasks: tasks }
 }
@@ -276,42 +269,35 @@ async fn a_dial_that_hangs_holds_up_no_other_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_cancelled_end_no_connection() {
     const CANCELLED: usize = 3000;
-    let (acceptor, roots) = tls(&[b"h2"]);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let tasks = TaskGroup::new("apiserver");
-    let (spawner, happens) = (tasks.clone(), Arc::new(tokio::sync::Notify::new()));
-    let event = happens.clone();
-    tasks.spawn("accept", async move {
-        loop {
-            let (tcp, _) = listener.accept().await.unwrap();
-            let (acceptor, serving, event) = (acceptor.clone(), spawner.clone(), event.clone());
-            spawner.spawn("connection", async move {
-                // HTTP/1.1 is refused.
-                let Ok(io) = acceptor.accept(tcp).await else { return };
-                let mut builder = h2::server::Builder::new();
-                builder.max_pending_accept_reset_streams(CANCELLED);
-                let mut connection = builder.handshake::<_, Bytes>(io).await.unwrap();
-                while let Some(Ok((request, mut respond))) = connection.accept().await {
-                    let Ok(mut send) = respond.send_response(http::Response::new(()), false) else { continue };
-                    let (watch, event) = (request.uri().path() == "/watch", event.clone());
-                    serving.spawn("answer", async move {
-                        let mut first = true;
-                        loop {
-                            if watch && !std::mem::take(&mut first) {
-                                event.notified().await;
-                            }
-                            send.reserve_capacity(1000);
-                            let Some(Ok(_)) = std::future::poll_fn(|cx| send.poll_capacity(cx)).await else { return };
-                            if send.send_data(Bytes::from_static(&[b'x'; 1000]), false).is_err() {
-                                return;
-                            }
+    let happens = Arc::new(tokio::sync::Notify::new());
+    let (event, serving) = (happens.clone(), TaskGroup::new("answers"));
+    // HTTP/1.1 is refused.
+    let (address, roots, _tasks) = listen(&[b"h2"], move |io, _| {
+        let (serving, event) = (serving.clone(), event.clone());
+        async move {
+            let mut builder = h2::server::Builder::new();
+            builder.max_pending_accept_reset_streams(CANCELLED);
+            let mut connection = builder.handshake::<_, Bytes>(io).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let Ok(mut send) = respond.send_response(http::Response::new(()), false) else { continue };
+                let (watch, event) = (request.uri().path() == "/watch", event.clone());
+                serving.spawn("answer", async move {
+                    let mut first = true;
+                    loop {
+                        if watch && !std::mem::take(&mut first) {
+                            event.notified().await;
                         }
-                    });
-                }
-            });
+                        send.reserve_capacity(1000);
+                        let Some(Ok(_)) = std::future::poll_fn(|cx| send.poll_capacity(cx)).await else { return };
+                        if send.send_data(Bytes::from_static(&[b'x'; 1000]), false).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
         }
-    });
+    })
+    .await;
     let harness = Harness::with(access(address, &roots), std::time::Duration::from_secs(3600), 4096).await;
     let jane = harness.jane();
     let open = async |target: &str| {
