@@ -93,8 +93,10 @@ const _: () = assert!(RESET_STREAMS as u64 / RESET_REMEMBERED.as_secs() > 3000);
 /// who may have begun to wait just after the last sign.
 pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
 /// Period of the probes of a tunnel over TCP that nobody uses; the gateway's come a little before. Each of
-/// ten thousand costs a processor that has to fetch all that the tunnel is made of.
-pub const IDLE_PERIOD: Duration = Duration::from_secs(15);
+/// ten thousand costs a processor that has to fetch all that the tunnel is made of: as long as may be, so that a peer that does
+/// not answer is still given up [within 30 s](PROBE_DEADLINE) with some to spare.
+pub const IDLE_PERIOD: Duration = Duration::from_secs(17);
+const _: () = assert!(IDLE_PERIOD.as_secs() + ANSWER_WITHIN.as_secs() < 28);
 /// Without any sign of life for so long a tunnel is dead, if an answer was waited for [`ANSWER_WITHIN`]; both ends know within
 /// 30 s (features row T6). Of an idle tunnel over QUIC the carrier's acknowledgements are signs: a session that stands still
 /// behind them is known within 80 s, or so long after somebody waits for it.

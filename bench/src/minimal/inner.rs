@@ -45,7 +45,7 @@ async fn carry(upstream: &Arc<Upstream>) -> anyhow::Result<()> {
     let (host, _) = connect.rsplit_once(':').context("host:port")?;
     let tls = super::dial(connect, host, ca, b"h2").await?;
     match over {
-        Over::Websocket => super::serve(websocket::bare(tls, true).await, true, service).await,
+        Over::Websocket => super::serve(websocket::bare(tls, true), true, service).await,
         _ => super::serve(tls, true, service).await,
     }
 }

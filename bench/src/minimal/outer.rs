@@ -97,7 +97,7 @@ impl Hop {
 
     async fn site_in_messages(self, tcp: TcpStream) -> anyhow::Result<()> {
         let tls = self.acceptor.accept(tcp).await?;
-        self.carry(websocket::bare(tls, false).await).await
+        self.carry(websocket::bare(tls, false)).await
     }
 
     async fn carry(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> anyhow::Result<()> {

@@ -14,15 +14,15 @@ use super::{
 use crate::{
     exchange,
     ids::{ClusterId, ClusterKey, RequestId},
-    limits,
+    limits, transport,
 };
 
 /// One property over any bytes.
 pub type Target = fn(&[u8]);
 
 /// Every target by name.
-pub const TARGETS: [(&str, Target); 4] =
-    [("decode", decode), ("messages", messages), ("ids", ids), ("headers", headers)];
+pub const TARGETS: [(&str, Target); 5] =
+    [("decode", decode), ("messages", messages), ("ids", ids), ("headers", headers), ("websocket", websocket)];
 
 /// One message without its length prefix, by every decoder: what can be read says the same when written and read again.
 pub fn decode(data: &[u8]) {
@@ -122,4 +122,17 @@ pub fn headers(data: &[u8]) {
         assert!(named.iter().all(|name| !stripped.contains_key(name)));
         assert!(!stripped.contains_key(header::TRANSFER_ENCODING));
     }
+}
+
+/// Frames of a WebSocket: what is read of them, and up to where, does not depend on the parts that they come in. The first
+/// byte says whose they are, and how long the parts.
+pub fn websocket(data: &[u8]) {
+    let Some((first, frames)) = data.split_first() else { return };
+    let (masked, cut) = (first & 1 != 0, first >> 1);
+    let (whole, why) = transport::websocket::decode_in_parts(masked, frames, &[]);
+    let (parts, why_parts) = transport::websocket::decode_in_parts(masked, frames, &[cut, 1, 7]);
+    assert_eq!(why, why_parts);
+    // What stands before what is wrong in the same part is lost with it.
+    assert!(if why.is_none() { whole == parts } else { whole.is_empty() && whole.len() <= parts.len() });
+    assert!(parts.len() <= frames.len());
 }
