@@ -77,16 +77,18 @@ pub const HEADS_AT_GATEWAY: usize = 16;
 /// How long a stream's head may take to arrive once the stream exists.
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// Reset streams that one HTTP/2 connection between hops remembers, about 400 bytes each; reset streams that it has not accepted
-/// yet, for 10,000 requests may be cancelled at once and h2's own 20 end the connection; and frames in the connection's life
+/// yet, for all that are open may be cancelled at once and h2's own 20 end the connection; and frames in the connection's life
 /// that h2 answers as errors, of which its own 1,024 end it. Without a bound it is open to rapid reset (CVE-2023-44487).
-pub const RESET_STREAMS: usize = 16 * 1024;
+pub const RESET_STREAMS: usize = 32 * 1024;
 /// How long frames that crossed a reset on the wire are forgiven. Of more resets than [`RESET_STREAMS`] within that time h2
-/// remembers none, and then each frame that crosses one counts as such an error, for good. (With half a minute, 600 requests
-/// cancelled in a second, and that for a minute or so, brought down the tunnel of their cluster.) On a link that stood still for
-/// longer each stream that was cancelled before counts once.
+/// remembers none, and then each frame that crosses one counts as such an error, for good: a tunnel's are opened no faster
+/// than [`RESETS_AT_ONCE`] allows. On a link that stood still for longer each stream that was cancelled before counts once.
 pub const RESET_REMEMBERED: Duration = Duration::from_secs(5);
-/// So many may be cancelled each second without end.
-const _: () = assert!(RESET_STREAMS as u64 / RESET_REMEMBERED.as_secs() > 3000);
+/// Streams of one tunnel that its opener may reset at once, and again within each [`RESET_REMEMBERED`]; others are opened when
+/// these are forgotten.
+pub const RESETS_AT_ONCE: u64 = 10_000;
+/// What is remembered at most: those of before, those that are reset meanwhile, and all that were open behind them.
+const _: () = assert!(2 * RESETS_AT_ONCE + STREAMS_PER_TUNNEL as u64 <= RESET_STREAMS as u64);
 /// Period of liveness probes while users have streams open, and over QUIC always: of a tunnel that nobody uses the gateway's
 /// carrier says a little before that it is there, and the agent asks where that does not come, which is how it finds out about
 /// a gateway that was killed and mends what a NAT forgot. It has to come before users give up the tunnel ([`URGENT_PROBES`]),

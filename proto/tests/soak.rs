@@ -17,10 +17,7 @@ use proto::{
     transport::{CarrierKind, Incoming, StreamError, TunnelHandle, session::SessionOptions},
     wire::close::StreamCode,
 };
-use tokio::{
-    sync::Mutex,
-    time::{Interval, MissedTickBehavior, interval, timeout},
-};
+use tokio::time::timeout;
 
 use crate::carriers::{head, pair, serve};
 
@@ -35,8 +32,6 @@ const EACH_BYTES: usize = 16;
 /// What the allocator may take meanwhile, and what is remembered of resets, in bytes, however many streams there are: with
 /// [`STREAMS`] of them no less than 51 bytes of each are noticed.
 const NOISE_BYTES: usize = 2 << 20;
-/// No more are left by their opener than one in this time: what HTTP/2 remembers of resets has a bound.
-const LEFT_EACH: Duration = Duration::from_millis(1);
 /// Over one carrier; a stream that stays open would be waited for without end.
 const DEADLINE: Duration = Duration::from_secs(600);
 /// More than fits into the first packet of a stream.
@@ -63,11 +58,8 @@ async fn answer(incoming: Incoming) {
 }
 
 /// One stream. Of 64, one is left by its opener at once, one in its answer, and one is broken off by the other end.
-async fn one(opener: &TunnelHandle, left: &Mutex<Interval>, number: usize) {
+async fn one(opener: &TunnelHandle, number: usize) {
     let (leaves, leaves_in_answer, breaks) = (number % 64 == 1, number % 64 == 2, number % 64 == 3);
-    if leaves || leaves_in_answer {
-        left.lock().await.tick().await;
-    }
     let mut stream = opener.open(head(if breaks { b"break" } else { b"x" })).await.unwrap();
     if leaves {
         return;
@@ -90,11 +82,8 @@ async fn one(opener: &TunnelHandle, left: &Mutex<Interval>, number: usize) {
 async fn streams_leave_nothing(kind: CarrierKind, streams: usize) {
     let pair = pair(kind, true, SessionOptions::default()).await;
     let _serving = serve(&pair.acceptor, answer);
-    let mut left = interval(LEFT_EACH);
-    left.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let left = Mutex::new(left);
     let many = async |count: usize| {
-        stream::iter(0..count).for_each_concurrent(CONCURRENT, |number| one(&pair.opener, &left, number)).await;
+        stream::iter(0..count).for_each_concurrent(CONCURRENT, |number| one(&pair.opener, number)).await;
         pair.idle().await;
     };
     many(WARM).await;

@@ -167,6 +167,7 @@ impl SendStream {
         state.set_reset_here(code);
         self.over = true;
         self.raw.reset(code);
+        self.lease.shared.count_reset();
         // Where the other half is idle, nothing else would tell the peer's writer.
         self.lease.queue_stop(code);
     }

@@ -831,14 +831,15 @@ mod tests {
     fn an_agent_measures_a_long_round_trip_again() {
         let start = Instant::now();
         let options = SessionOptions::default();
-        for (took, asks) in [(Duration::from_millis(40), 1), (Duration::from_secs(5), 7)] {
+        let each_period = 1 + 99 / limits::IDLE_PERIOD.as_secs();
+        for (took, asks) in [(Duration::from_millis(40), 1), (Duration::from_secs(5), each_period)] {
             let mut liveness = Liveness::new(Side::Agent, &options, start);
             let (mut at, mut asked) = (Duration::ZERO, 0);
             while at < Duration::from_secs(100) {
                 // The gateway says something every second.
                 let heard = Duration::from_secs(at.as_secs());
                 let seen = Seen { answered_in: Some(took), ..seen(start, heard, false, false) };
-                asked += usize::from(liveness.look(seen, start + at) == Step::Ask);
+                asked += u64::from(liveness.look(seen, start + at) == Step::Ask);
                 at += liveness.next().max(EARLY);
             }
             assert_eq!(asked, asks, "{took:?}");
@@ -954,19 +955,19 @@ mod tests {
         let start = Instant::now();
         let options = SessionOptions::default();
         let mut liveness = Liveness::new(Side::Agent, &options, start);
-        let look = |liveness: &mut Liveness, at_ms, doubt| {
+        let look = |liveness: &mut Liveness, at, doubt| {
             if doubt {
                 liveness.doubt();
             }
             // Nothing but the answer to the first question.
-            let at = Duration::from_millis(at_ms);
             (liveness.look(seen(start, RTT.min(at), false, false), start + at), liveness.suspect())
         };
-        look(&mut liveness, 0, false);
-        look(&mut liveness, 20, false);
-        assert_eq!(look(&mut liveness, 16_040, false), (Step::Ask, false));
-        assert_eq!(look(&mut liveness, 17_000, true), (Step::Ask, false));
-        assert!(look(&mut liveness, 17_500, false).1);
+        look(&mut liveness, Duration::ZERO, false);
+        look(&mut liveness, RTT, false);
+        let due = limits::IDLE_PERIOD + Duration::from_secs(1);
+        assert_eq!(look(&mut liveness, due, false), (Step::Ask, false));
+        assert_eq!(look(&mut liveness, due + Duration::from_secs(1), true), (Step::Ask, false));
+        assert!(look(&mut liveness, due + Duration::from_millis(1500), false).1);
     }
 
     /// Round trips of more than half of what a peer has for an answer: dead and never suspect, so that nobody dialled in time.

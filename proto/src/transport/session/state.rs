@@ -4,6 +4,7 @@
 //! window), never per chunk.
 
 mod life;
+mod resets;
 mod room;
 
 use std::{
@@ -173,6 +174,8 @@ pub(crate) struct Shared {
     /// which is told here, as is that the peer has answered.
     pub(crate) stirred: Notify,
     rtt_us: AtomicU64,
+    /// When all streams that were reset here are paid off, in microseconds since it began.
+    resets_until_us: AtomicU64,
     /// The peer owes a sign of life.
     suspect: AtomicBool,
     /// Told to ask the peer at once.
@@ -233,6 +236,7 @@ impl Shared {
             resting: AtomicBool::new(false),
             stirred: Notify::new(),
             rtt_us: AtomicU64::new(micros(rtt)),
+            resets_until_us: AtomicU64::new(0),
             suspect: AtomicBool::new(false),
             doubted: Notify::new(),
             closed: Told::default(),

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{FutureExt, future::BoxFuture};
+use tokio::time::sleep;
 
 use super::{incoming::Queue, state::Shared};
 use crate::{
@@ -31,6 +32,14 @@ impl SessionTunnel {
             return Err(closed.into());
         }
         let lease = self.shared.lease()?;
+        if let Some(wait) = self.shared.wait_for_resets() {
+            tokio::select! {
+                biased;
+                closed = self.shared.wait_ended() => return Err(closed.into()),
+                // In a box: seldom.
+                () = Box::pin(sleep(wait)) => {}
+            }
+        }
         let raw = tokio::select! {
             biased;
             closed = self.shared.wait_ended() => return Err(closed.into()),
