@@ -18,6 +18,7 @@ use agent::{
     tunnel::{Tunnels, connect::Connector, serve::Server, status::StatusBoard},
 };
 use anyhow::Context;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use board::{Board, Member};
 use certs::{Authority, Validity};
 use proto::process::{Shutdown, TaskGroup};
@@ -43,7 +44,7 @@ pub struct Plan {
     pub ca: PathBuf,
     /// Folder of the authority that agents' certificates come from.
     pub authority: PathBuf,
-    /// A folder for these certificates.
+    /// A folder of certificates and keys that this authority gave to agents before; those that are not there are made.
     pub dir: PathBuf,
     /// `h2`, `websocket` or `quic`.
     pub carrier: String,
@@ -74,6 +75,11 @@ const CLUSTERS: u32 = 5000;
 /// How many clusters so many agents have.
 pub fn clusters(agents: u32) -> u32 {
     agents.min(CLUSTERS)
+}
+
+/// The cluster of an agent, whatever the size of its fleet.
+fn cluster_of(agent: u32) -> String {
+    cluster(agent % CLUSTERS)
 }
 
 /// The id of a cluster of a fleet.
@@ -114,11 +120,8 @@ fn make(plan: &Plan) -> anyhow::Result<Vec<Member>> {
 }
 
 fn member(plan: &Plan, authority: &Authority, number: u32) -> anyhow::Result<Member> {
-    let (certificate, key) = (plan.dir.join(format!("{number}.crt")), plan.dir.join(format!("{number}.key")));
-    authority
-        .issue_agent(&cluster(number % clusters(plan.agents)), Validity::days(CERTIFICATE_DAYS))?
-        .save(&certificate, &key)?;
-    let config = config(plan, &certificate, &key)?;
+    let files = identity(&plan.dir, authority, number)?;
+    let config = config(plan, &files)?;
     let connector = Connector::new(&config, &Identities::default())?;
     let server = Server::new(Roles::new(vec![Arc::new(Echo) as Arc<dyn Role>]), config.streams_max);
     let status = Arc::new(StatusBoard::default());
@@ -127,13 +130,37 @@ fn member(plan: &Plan, authority: &Authority, number: u32) -> anyhow::Result<Mem
     Ok(Member::new(tunnels, status))
 }
 
+/// Files of an agent's certificate and key.
+struct Identity {
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+/// Those of the agent of this number: of an earlier fleet, or new ones. Making them takes longer than all else that comes
+/// before a fleet dials, and more so where the disk is waited for, which nobody needs who loses the folder with the run.
+fn identity(dir: &Path, authority: &Authority, number: u32) -> anyhow::Result<Identity> {
+    let files = Identity { certificate: dir.join(format!("{number}.crt")), key: dir.join(format!("{number}.key")) };
+    // It is written last: where it is, the other one is.
+    if !files.certificate.exists() {
+        let issued = authority.issue_agent(&cluster_of(number), Validity::days(CERTIFICATE_DAYS))?;
+        std::fs::write(&files.key, issued.key_pem())?;
+        let chain = issued.credentials().chain();
+        std::fs::write(&files.certificate, chain.iter().map(|der| pem(der)).collect::<String>())?;
+    }
+    Ok(files)
+}
+
+fn pem(certificate: &[u8]) -> String {
+    format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", STANDARD.encode(certificate))
+}
+
 /// An agent's settings, as its own file would say them.
-fn config(plan: &Plan, certificate: &Path, key: &Path) -> anyhow::Result<Config> {
+fn config(plan: &Plan, identity: &Identity) -> anyhow::Result<Config> {
     let gateway = toml::Table::from_iter([
         ("url".to_owned(), plan.gateway.clone().into()),
         ("ca_file".to_owned(), plan.ca.display().to_string().into()),
-        ("certificate_file".to_owned(), certificate.display().to_string().into()),
-        ("key_file".to_owned(), key.display().to_string().into()),
+        ("certificate_file".to_owned(), identity.certificate.display().to_string().into()),
+        ("key_file".to_owned(), identity.key.display().to_string().into()),
         ("carrier".to_owned(), plan.carrier.clone().into()),
     ]);
     let text = toml::Table::from_iter([("gateway".to_owned(), toml::Value::Table(gateway))]).to_string();
@@ -151,4 +178,28 @@ pub fn due(start: Instant, number: usize, rate: f64) -> Instant {
 async fn run(tunnels: Arc<Tunnels>, due: Instant) {
     sleep_until(due).await;
     tunnels.run(Shutdown::new()).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use certs::{Credentials, PeerIdentity};
+
+    use super::*;
+
+    #[test]
+    fn an_agent_has_the_same_identity_in_every_fleet_and_those_of_a_cluster_have_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create("test", Validity::days(2)).unwrap();
+        let load = |number| {
+            let Identity { certificate, key } = identity(dir.path(), &authority, number).unwrap();
+            Credentials::load(&certificate, &key).unwrap()
+        };
+        let (first, again, other) = (load(1), load(1), load(1 + CLUSTERS));
+        assert_eq!(first.chain(), again.chain());
+        assert_ne!(first.chain(), other.chain());
+        for credentials in [first, other] {
+            let peer = PeerIdentity::claimed(credentials.chain()).unwrap();
+            assert_eq!(peer.agent().unwrap(), cluster(1));
+        }
+    }
 }

@@ -94,6 +94,9 @@ impl<'a> Begun<'a> {
         // Of the last repeat: databases and logs begin anew.
         let state = bench.file(&format!("towline-{carrier}"));
         let _ = std::fs::remove_dir_all(&state);
+        if matches!(crowd, Crowd::Agents(_)) {
+            fleet::give_authority(bench, &state)?;
+        }
         let mut command = bench.link.command(Seat::Outer, &program(bench, "towline")?);
         command.args(["dev", "--json", "--token-ttl", "24h", "--state"]).arg(&state);
         command.args(["--listen", &bench.door(kind)]);

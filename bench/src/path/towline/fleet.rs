@@ -38,10 +38,11 @@ pub struct Fleet {
 /// Starts the gateway, and the agent of the cluster that users reach; those of the fleet are the scenario's to start.
 pub async fn start(bench: &Bench, kind: Kind, agents: u32) -> anyhow::Result<Running> {
     // It makes certificates, users and the configuration, and serves one cluster for a moment.
-    let made = Begun::new(bench, kind, Crowd::Few).await?;
+    let made = Begun::new(bench, kind, Crowd::Agents(agents)).await?;
     let carrier = made.carrier;
     made.gateway.stop().await;
     let (state, ready) = (made.state, made.ready);
+    keep_authority(bench, &state)?;
     write_config(&state, agents)?;
     let first = &ready["clusters"][0];
     let gateway = run(bench, &state, carrier, 0).await?;
@@ -51,7 +52,7 @@ pub async fn start(bench: &Bench, kind: Kind, agents: u32) -> anyhow::Result<Run
         gateway: url,
         ca: state.join("ca/ca.crt"),
         authority: state.join("ca"),
-        dir: state.join("fleet"),
+        dir: bench.file("fleet"),
         carrier: carrier.to_owned(),
         agents,
         rate: RATE,
@@ -61,6 +62,33 @@ pub async fn start(bench: &Bench, kind: Kind, agents: u32) -> anyhow::Result<Run
     let audit = Some(Audit::new(text(&ready, "admin")?));
     let also = Also { fleet: Some(fleet), audit, ..Also::default() };
     Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, cannot: can_all })
+}
+
+/// Of a run's fleets: all gateways have the authority of the first one, so that the certificates of agents serve all of them.
+fn authority(bench: &Bench) -> PathBuf {
+    bench.file("fleet-ca")
+}
+
+/// Gives a state that does not exist yet the authority of the run's fleets, where there is one.
+pub fn give_authority(bench: &Bench, state: &Path) -> anyhow::Result<()> {
+    let kept = authority(bench);
+    if kept.exists() { copy(&kept, &state.join("ca")) } else { Ok(()) }
+}
+
+/// Keeps the authority of the first state for those that follow.
+fn keep_authority(bench: &Bench, state: &Path) -> anyhow::Result<()> {
+    let kept = authority(bench);
+    if kept.exists() { Ok(()) } else { copy(&state.join("ca"), &kept) }
+}
+
+/// A folder of files.
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for file in std::fs::read_dir(from).with_context(|| from.display().to_string())? {
+        let file = file?;
+        std::fs::copy(file.path(), to.join(file.file_name()))?;
+    }
+    Ok(())
 }
 
 /// The gateway's program with the fleet's configuration, once it listens.
