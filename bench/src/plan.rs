@@ -28,7 +28,7 @@ const EVIDENCE: &[(&str, Kind, u32)] = &[
 /// many clusters, once more; connections and packets that go around before a long way is warm; a real cluster.
 const PROGRAMS_S: f64 = 0.4;
 const TOWLINE_S: f64 = 1.0;
-const FLEET_S: f64 = 4.0;
+const FLEET_S: f64 = 1.5;
 const LONG_WAY_S: f64 = 1.0;
 const CLUSTER_S: f64 = 10.0;
 /// What comes before each scenario: requests that warm all up, in a process of their own.

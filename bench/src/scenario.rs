@@ -61,7 +61,7 @@ impl Work {
     /// About how long it takes once a path is up, in seconds.
     pub fn seconds(self, size: Size, crowd: Crowd) -> f64 {
         let come = match crowd {
-            Crowd::Agents(agents) => f64::from(agents) / towline::fleet::RATE * CERTIFIED,
+            Crowd::Agents(agents) => f64::from(agents) / towline::fleet::RATE * DIALLED,
             Crowd::Watches(watches) => f64::from(watches) / watch::OPENED_PER_SECOND,
             Crowd::Few | Crowd::Two | Crowd::Control => 0.0,
         };
@@ -148,11 +148,11 @@ impl Size {
 
 /// Bytes a second that an estimate counts on, of any path.
 const COUNTED_ON: f64 = 300e6;
-/// Estimates: what goes on beside begins and settles; the certificates of a fleet, as a part of the time in which it dials; a
+/// Estimates: what goes on beside begins and settles; how much longer than it means to a fleet dials, over both carriers; a
 /// gateway that was killed is back, and all of its agents; a program that was started; the token checks.
 const BESIDE_S: f64 = 2.5;
-const CERTIFIED: f64 = 1.3;
-const AWAY_S: f64 = 8.0;
+const DIALLED: f64 = 1.15;
+const AWAY_S: f64 = 11.0;
 const START_S: f64 = 0.3;
 const TOKENS_S: f64 = 3.0;
 
