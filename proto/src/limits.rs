@@ -79,14 +79,16 @@ pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// Reset streams that one HTTP/2 connection between hops remembers, about 400 bytes each; reset streams that it has not accepted
 /// yet, for all that are open may be cancelled at once and h2's own 20 end the connection; and frames in the connection's life
 /// that h2 answers as errors, of which its own 1,024 end it. Without a bound it is open to rapid reset (CVE-2023-44487).
-pub const RESET_STREAMS: usize = 32 * 1024;
+pub const RESET_STREAMS: usize = 64 * 1024;
 /// How long frames that crossed a reset on the wire are forgiven. Of more resets than [`RESET_STREAMS`] within that time h2
-/// remembers none, and then each frame that crosses one counts as such an error, for good: a tunnel's are opened no faster
-/// than [`RESETS_AT_ONCE`] allows. On a link that stood still for longer each stream that was cancelled before counts once.
+/// remembers none, and then each frame that crosses one counts as such an error, for good: the gateway opens those of a tunnel
+/// no faster than [`RESETS_AT_ONCE`] allows. On a link that stood still for longer each stream that was cancelled before counts
+/// once.
 pub const RESET_REMEMBERED: Duration = Duration::from_secs(5);
-/// Streams of one tunnel that its opener may reset at once, and again within each [`RESET_REMEMBERED`]; others are opened when
-/// these are forgotten.
-pub const RESETS_AT_ONCE: u64 = 10_000;
+/// Streams of one tunnel over HTTP/2 that may come to be reset at once, and again within each [`RESET_REMEMBERED`]; others are
+/// opened when these are forgotten. As many in a second as a gateway can well open and reset: who does that has all others wait
+/// for a moment (a second at most where it is one user).
+pub const RESETS_AT_ONCE: u64 = 25_000;
 /// What is remembered at most: those of before, those that are reset meanwhile, and all that were open behind them.
 const _: () = assert!(2 * RESETS_AT_ONCE + STREAMS_PER_TUNNEL as u64 <= RESET_STREAMS as u64);
 /// Period of liveness probes while users have streams open, and over QUIC always: of a tunnel that nobody uses the gateway's
@@ -95,10 +97,8 @@ const _: () = assert!(2 * RESETS_AT_ONCE + STREAMS_PER_TUNNEL as u64 <= RESET_ST
 /// who may have begun to wait just after the last sign.
 pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
 /// Period of the probes of a tunnel over TCP that nobody uses; the gateway's come a little before. Each of
-/// ten thousand costs a processor that has to fetch all that the tunnel is made of: as long as may be, so that a peer that does
-/// not answer is still given up [within 30 s](PROBE_DEADLINE) with some to spare.
-pub const IDLE_PERIOD: Duration = Duration::from_secs(17);
-const _: () = assert!(IDLE_PERIOD.as_secs() + ANSWER_WITHIN.as_secs() < 28);
+/// ten thousand costs a processor that has to fetch all that the tunnel is made of.
+pub const IDLE_PERIOD: Duration = Duration::from_secs(15);
 /// Without any sign of life for so long a tunnel is dead, if an answer was waited for [`ANSWER_WITHIN`]; both ends know within
 /// 30 s (features row T6). Of an idle tunnel over QUIC the carrier's acknowledgements are signs: a session that stands still
 /// behind them is known within 80 s, or so long after somebody waits for it.

@@ -155,6 +155,14 @@ impl Link {
         }
     }
 
+    /// Whether it remembers streams that were reset, and so many at most ([`limits::RESET_STREAMS`]).
+    pub(crate) fn remembers_resets(&self) -> bool {
+        match self {
+            Self::Http2(_) => true,
+            Self::Memory(_) | Self::Quic(_) => false,
+        }
+    }
+
     /// What came from the peer so far, on a carrier whose silence means something while the tunnel is in use (QUIC, which
     /// queues little and is asked every second then); `None` on others.
     pub(crate) fn heard(&self) -> Option<u64> {

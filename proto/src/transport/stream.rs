@@ -214,6 +214,7 @@ impl SendStream {
     fn end(&mut self, end: StreamError) -> StreamError {
         if !std::mem::replace(&mut self.over, true) {
             self.raw.finish();
+            self.lease.shared.count_reset();
         }
         end
     }

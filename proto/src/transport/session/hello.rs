@@ -220,7 +220,7 @@ fn establish(
     rtt: Duration,
     options: &SessionOptions,
 ) -> TunnelHandle {
-    let shared = Arc::new(Shared::new(side, rtt));
+    let shared = Arc::new(Shared::new(side, rtt, carrier.link.remembers_resets()));
     let link = Arc::new(carrier.link);
     let accepted = driver::spawn(side, shared.clone(), link.clone(), control, options.clone());
     Arc::new(SessionTunnel::new(info, shared, link, accepted))

@@ -174,6 +174,8 @@ pub(crate) struct Shared {
     /// which is told here, as is that the peer has answered.
     pub(crate) stirred: Notify,
     rtt_us: AtomicU64,
+    /// The carrier does, and has a bound for it.
+    remembers_resets: bool,
     /// When all streams that were reset here are paid off, in microseconds since it began.
     resets_until_us: AtomicU64,
     /// The peer owes a sign of life.
@@ -215,7 +217,7 @@ pub(crate) enum Refused {
 }
 
 impl Shared {
-    pub(crate) fn new(side: Side, rtt: Duration) -> Self {
+    pub(crate) fn new(side: Side, rtt: Duration, remembers_resets: bool) -> Self {
         Self {
             side,
             next: AtomicU64::new(if side == Side::Gateway { 2 } else { 1 }),
@@ -236,6 +238,7 @@ impl Shared {
             resting: AtomicBool::new(false),
             stirred: Notify::new(),
             rtt_us: AtomicU64::new(micros(rtt)),
+            remembers_resets,
             resets_until_us: AtomicU64::new(0),
             suspect: AtomicBool::new(false),
             doubted: Notify::new(),

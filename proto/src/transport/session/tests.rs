@@ -596,7 +596,7 @@ fn messages_of_this_test_are_messages() {
 /// hold as much as one with thousands.
 #[tokio::test]
 async fn the_carriers_window_follows_the_streams() {
-    let shared = Arc::new(state::Shared::new(state::Side::Gateway, Duration::ZERO));
+    let shared = Arc::new(state::Shared::new(state::Side::Gateway, Duration::ZERO, false));
     let of = |streams: u64| limits::CARRIER_WINDOW_BASE + 2 * streams * limits::WINDOW_INITIAL;
     let step = limits::CARRIER_WINDOW_STREAMS;
     assert_eq!(shared.take_room(), Some(of(step)));

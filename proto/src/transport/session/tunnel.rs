@@ -39,6 +39,9 @@ impl SessionTunnel {
                 // In a box: seldom.
                 () = Box::pin(sleep(wait)) => {}
             }
+            if self.shared.drain.is_told() {
+                return Err(OpenError::Draining);
+            }
         }
         let raw = tokio::select! {
             biased;

@@ -47,8 +47,8 @@ impl Key {
 pub(super) enum Asked {
     /// A pong with the same payload (section 5.5.3).
     Pong(Vec<u8>),
-    /// A close frame with the same payload; nothing that follows is read (section 5.5.1).
-    Close(Vec<u8>),
+    /// A close frame; nothing that follows is read (section 5.5.1).
+    Close,
 }
 
 impl Asked {
@@ -56,14 +56,19 @@ impl Asked {
     pub(super) fn answer(self, key: Option<Key>) -> Vec<u8> {
         match self {
             Self::Pong(payload) => control(opcode::PONG, payload, key),
-            Self::Close(payload) => control(opcode::CLOSE, payload, key),
+            Self::Close => close(NORMAL, key),
         }
     }
 }
 
-/// A close frame that says: done (status 1000, section 7.4.1).
-pub(super) fn close(key: Option<Key>) -> Vec<u8> {
-    control(opcode::CLOSE, 1000_u16.to_be_bytes().to_vec(), key)
+/// What a close frame says (section 7.4.1): done.
+pub(super) const NORMAL: u16 = 1000;
+/// The peer broke the rules.
+pub(super) const PROTOCOL_ERROR: u16 = 1002;
+
+/// A close frame.
+pub(super) fn close(status: u16, key: Option<Key>) -> Vec<u8> {
+    control(opcode::CLOSE, status.to_be_bytes().to_vec(), key)
 }
 
 /// At most 125 bytes of payload.
@@ -150,7 +155,7 @@ impl Decoder {
         self.asked.take()
     }
 
-    /// Whether the peer has said that it sends no more.
+    /// Whether no more is read: the peer has said that it sends no more, or broke the rules.
     pub(super) fn is_closed(&self) -> bool {
         self.closed
     }
@@ -160,8 +165,15 @@ impl Decoder {
         self.have == 0 && self.left == 0 && !self.fragments
     }
 
-    /// Takes what has come. The payload of messages is moved to the front of `bytes`: so many.
+    /// Takes what has come. The payload of messages is moved to the front of `bytes`: so many. Nothing is read behind an error,
+    /// as behind a close frame.
     pub(super) fn decode(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let taken = self.take(bytes);
+        self.closed |= taken.is_err();
+        taken
+    }
+
+    fn take(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let (mut at, mut kept) = (0, 0);
         while at < bytes.len() && !self.closed {
             if self.left == 0 {
@@ -260,7 +272,7 @@ impl Decoder {
             match opcode {
                 opcode::PING => self.asked = Some(Asked::Pong(payload)),
                 opcode::CLOSE => {
-                    self.asked = Some(Asked::Close(payload));
+                    self.asked = Some(Asked::Close);
                     self.closed = true;
                 }
                 _ => {}

@@ -50,6 +50,8 @@ where
         .map_err(|error| CarrierError::Protocol(format!("host {host:?}: {error}")))?;
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .max_buf_size(ANSWER_BYTES)
+        // For middleboxes that compare names as they are.
+        .title_case_headers(true)
         .handshake(TokioIo::new(io))
         .await
         .map_err(failed)?;

@@ -212,22 +212,29 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocketIo<T> {
                 let part = this.early.len().min(buf.remaining());
                 buf.put_slice(&this.early[..part]);
                 this.early.advance(part);
+                if this.early.is_empty() {
+                    // Or its buffer would be kept.
+                    this.early = Bytes::new();
+                }
             }
             if buf.filled().len() == before {
                 let cut = !this.decoder.is_between_messages();
                 return Poll::Ready(if cut { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) });
             }
-            let kept = this.decoder.decode(&mut buf.filled_mut()[before..])?;
-            buf.set_filled(before + kept);
-            if let Some(asked) = this.decoder.asked() {
-                if !this.closing {
-                    let key = this.next_key()?;
-                    this.answer = Some(asked.answer(key));
-                    this.closing = this.decoder.is_closed();
-                }
-                let _ = this.poll_answer(cx)?;
+            let kept = this.decoder.decode(&mut buf.filled_mut()[before..]);
+            buf.set_filled(before + *kept.as_ref().unwrap_or(&0));
+            let answer = match (this.decoder.asked(), &kept) {
+                (_, Err(_)) => Some(frames::close(frames::PROTOCOL_ERROR, this.next_key()?)),
+                (Some(asked), Ok(_)) => Some(asked.answer(this.next_key()?)),
+                (None, Ok(_)) => None,
+            };
+            if answer.is_some() && !this.closing {
+                this.answer = answer;
+                this.closing = this.decoder.is_closed();
+                // Where that fails, the next write says so: what was read before comes first.
+                let _ = this.poll_answer(cx);
             }
-            if kept > 0 {
+            if kept? > 0 {
                 break;
             }
         }
@@ -275,7 +282,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocketIo<T> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.closing {
             let key = self.next_key()?;
-            self.answer = Some(frames::close(key));
+            self.answer = Some(frames::close(frames::NORMAL, key));
             self.closing = true;
         }
         ready!(self.poll_answer(cx))?;

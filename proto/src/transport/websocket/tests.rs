@@ -207,8 +207,17 @@ async fn peers_that_break_the_rules_are_told_apart() {
         assert_eq!(decode_in_parts(masked, &bytes, &[1]).1.as_deref(), Some(why));
         let (here, mut there) = duplex(1024);
         there.write_all(&bytes).await.unwrap();
-        let error = end(here, !masked).read(&mut [0; 4096]).await.unwrap_err();
+        let mut here = end(here, !masked);
+        let error = here.read(&mut [0; 4096]).await.unwrap_err();
         assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InvalidData, why));
+        // It is told so, and nothing more is read or written.
+        there.write_all(&bytes).await.unwrap();
+        assert_eq!(here.read(&mut [0; 4096]).await.unwrap(), 0);
+        assert_eq!(here.write(b"x").await.unwrap_err().kind(), ErrorKind::BrokenPipe);
+        here.shutdown().await.unwrap();
+        let mut told = library(there, masked).await;
+        let close = told.next().await;
+        assert!(matches!(close, Some(Ok(Message::Close(Some(frame)))) if u16::from(frame.code) == 1002));
     }
 }
 
@@ -283,8 +292,8 @@ fn answers_say_what_was_asked() {
         let key = key.filter(|_| masked);
         let pong = Asked::Pong(b"payload".to_vec()).answer(key);
         assert_eq!(pong[0], 0x8a);
-        let close = Asked::Close(vec![3, 232]).answer(key);
-        assert_eq!(close, frames::close(key));
+        let close = Asked::Close.answer(key);
+        assert_eq!(close, frames::close(frames::NORMAL, key));
         assert_eq!(decode_in_parts(masked, &[pong, close].concat(), &[]), (Vec::new(), None));
     }
 }

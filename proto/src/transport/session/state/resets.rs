@@ -2,7 +2,7 @@
 //! send and cancels, without pause, ends the tunnel that all users of the cluster share.
 //!
 //! Whoever opens a stream waits, not whoever resets one: that would have nothing to lose by it. A stream whose opener has sent
-//! all and wants no more of the answer is not reset, and does not count.
+//! all and wants no more of the answer is not reset, and does not count; one that its peer did not want to the end does.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -14,8 +14,11 @@ const REMEMBERED_US: u64 = limits::RESET_REMEMBERED.as_micros() as u64;
 const EACH_US: u64 = REMEMBERED_US / limits::RESETS_AT_ONCE;
 
 impl Shared {
-    /// A stream was reset here.
+    /// A stream was broken off while its sender was not done, here or by the peer.
     pub(crate) fn count_reset(&self) {
+        if !self.remembers_resets {
+            return;
+        }
         let now = micros(self.begun.elapsed());
         let one_more = |until: u64| Some(until.max(now).saturating_add(EACH_US));
         let _ = self.resets_until_us.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
@@ -42,7 +45,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn more_than_may_be_reset_at_once_are_waited_for() {
-        let shared = Shared::new(Side::Gateway, Duration::from_millis(1));
+        let shared = Shared::new(Side::Gateway, Duration::from_millis(1), true);
         let reset = |count| (0..count).for_each(|_| shared.count_reset());
         assert_eq!(shared.wait_for_resets(), None);
         reset(limits::RESETS_AT_ONCE - 1);
@@ -60,6 +63,13 @@ mod tests {
         assert!(wait <= Duration::from_micros(10 * EACH_US), "{wait:?}");
         advance(2 * limits::RESET_REMEMBERED).await;
         reset(limits::RESETS_AT_ONCE - 1);
+        assert_eq!(shared.wait_for_resets(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_carrier_that_remembers_no_resets_is_not_waited_for() {
+        let shared = Shared::new(Side::Gateway, Duration::from_millis(1), false);
+        (0..4 * limits::RESETS_AT_ONCE).for_each(|_| shared.count_reset());
         assert_eq!(shared.wait_for_resets(), None);
     }
 }
