@@ -237,7 +237,8 @@ impl Target {
             .ok_or_else(|| format!("only {count} repeats have both {} and {}", self.path, self.to))
     }
 
-    /// The figure of each repeat, less the median of the path that it is over.
+    /// The figure of each repeat, less that of the path that it is over in the same repeat: a host that was twice as quick in one
+    /// of them was so for both.
     fn added(&self, run: &Run, figure: &Figure, path: &str) -> Result<Vec<(u32, f64)>, String> {
         let scenario = &self.scenario;
         let enough = |path: &str| {
@@ -254,12 +255,11 @@ impl Target {
                 all => Ok(all),
             }
         };
-        let less = match &self.over {
-            Some(over) => Middle::of(enough(over)?.into_iter().map(|(_, value)| value).collect()),
-            None => None,
-        };
-        let less = less.map_or(0.0, |over| over.median);
-        Ok(enough(path)?.into_iter().map(|(repeat, value)| (repeat, value - less)).collect())
+        let all = enough(path)?;
+        let Some(over) = &self.over else { return Ok(all) };
+        let less = enough(over)?;
+        let less = |repeat| less.iter().find(|(other, _)| *other == repeat).map(|(_, value)| value);
+        Ok(all.into_iter().filter_map(|(repeat, value)| Some((repeat, value - less(repeat)?))).collect())
     }
 }
 
@@ -390,6 +390,15 @@ mod tests {
         let run = run_of(&[(FLOOR, &[100, 250, 100, 250, 105]), ("h2", &[125, 300, 125, 300, 126])]);
         let seen = verdict(&run, &["path = \"h2\"\nat_most = 1.3"]).unwrap();
         assert!(seen.text().contains("1.200 [1.200 .. 1.250]\n"), "{}", seen.text());
+        // What is taken off is that of the repeat too: in the second the host was three times as quick.
+        let run =
+            [("direct", &[60, 20, 60, 60, 60]), (FLOOR, &[100, 40, 100, 100, 100]), ("h2", &[110, 44, 110, 110, 110])];
+        let seen = verdict(
+            &run_of(&run.map(|(path, all)| (path, &all[..]))),
+            &["path = \"h2\"\nover = \"direct\"\nat_most = 1.3"],
+        );
+        let text = seen.unwrap().text();
+        assert!(text.contains("1.250 [1.200 .. 1.250]\n"), "{text}");
         let mut fewer = run_of(&[(FLOOR, &[100; 6]), ("h2", &[125; 6])]);
         fewer.records.retain(|record| record.repeat != if record.path == FLOOR { 5 } else { 0 });
         let seen = verdict(&fewer, &["path = \"h2\"\nat_most = 1.3"]).unwrap();
