@@ -18,7 +18,6 @@ use agent::{
     tunnel::{Tunnels, connect::Connector, serve::Server, status::StatusBoard},
 };
 use anyhow::Context;
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use board::{Board, Member};
 use certs::{Authority, Validity};
 use proto::process::{Shutdown, TaskGroup};
@@ -144,14 +143,9 @@ fn identity(dir: &Path, authority: &Authority, number: u32) -> anyhow::Result<Id
     if !files.certificate.exists() {
         let issued = authority.issue_agent(&cluster_of(number), Validity::days(CERTIFICATE_DAYS))?;
         std::fs::write(&files.key, issued.key_pem())?;
-        let chain = issued.credentials().chain();
-        std::fs::write(&files.certificate, chain.iter().map(|der| pem(der)).collect::<String>())?;
+        std::fs::write(&files.certificate, &issued.certificate_pem)?;
     }
     Ok(files)
-}
-
-fn pem(certificate: &[u8]) -> String {
-    format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", STANDARD.encode(certificate))
 }
 
 /// An agent's settings, as its own file would say them.

@@ -228,8 +228,7 @@ impl Target {
             if let Some((_, least)) = that.iter().find(|(_, value)| *value <= 0.0) {
                 return Err(format!("{} has {} to compare with", self.to, short(*least)));
             }
-            let of = |repeat| that.iter().find(|(other, _)| *other == repeat).map(|(_, value)| value);
-            this.into_iter().filter_map(|(repeat, value)| Some(value / of(repeat)?)).collect()
+            this.into_iter().filter_map(|(repeat, value)| Some(value / in_repeat(&that, repeat)?)).collect()
         };
         let count = compared.len();
         Middle::of(compared)
@@ -258,9 +257,13 @@ impl Target {
         let all = enough(path)?;
         let Some(over) = &self.over else { return Ok(all) };
         let less = enough(over)?;
-        let less = |repeat| less.iter().find(|(other, _)| *other == repeat).map(|(_, value)| value);
-        Ok(all.into_iter().filter_map(|(repeat, value)| Some((repeat, value - less(repeat)?))).collect())
+        Ok(all.into_iter().filter_map(|(repeat, value)| Some((repeat, value - in_repeat(&less, repeat)?))).collect())
     }
+}
+
+/// The figure of one repeat, if it has one.
+fn in_repeat(figures: &[(u32, f64)], repeat: u32) -> Option<f64> {
+    figures.iter().find(|(other, _)| *other == repeat).map(|(_, value)| *value)
 }
 
 #[cfg(test)]

@@ -67,21 +67,16 @@ pub fn upgrade(
 }
 
 fn handshake_key(headers: &HeaderMap) -> Result<Vec<u8>, &'static str> {
-    let one = |name| {
-        let mut values = headers.get_all(name).iter();
-        values.next().filter(|_| values.next().is_none()).map(HeaderValue::as_bytes)
-    };
-    let upgrade = proto::exchange::upgrade_of(headers);
-    if !upgrade.is_some_and(|upgrade| upgrade.eq_ignore_ascii_case(b"websocket")) {
+    if !websocket::is_upgrade(headers) {
         return Err("the tunnel needs `Upgrade: websocket` and `Connection: Upgrade`");
     }
-    if one(header::SEC_WEBSOCKET_VERSION) != Some(b"13") {
+    if websocket::only(headers, header::SEC_WEBSOCKET_VERSION) != Some(b"13") {
         return Err("the tunnel needs Sec-WebSocket-Version 13");
     }
-    if one(header::SEC_WEBSOCKET_PROTOCOL) != Some(SUBPROTOCOL.as_bytes()) {
+    if websocket::only(headers, header::SEC_WEBSOCKET_PROTOCOL) != Some(SUBPROTOCOL.as_bytes()) {
         return Err("the tunnel needs its own Sec-WebSocket-Protocol");
     }
-    match one(header::SEC_WEBSOCKET_KEY) {
+    match websocket::only(headers, header::SEC_WEBSOCKET_KEY) {
         Some(key) if key.len() == 24 => Ok(key.to_vec()),
         _ => Err("Sec-WebSocket-Key cannot be read"),
     }

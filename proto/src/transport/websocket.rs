@@ -13,7 +13,7 @@ mod tests;
 
 use bytes::Bytes;
 pub(crate) use frames::decode_in_parts;
-pub use handshake::{PATH, SUBPROTOCOL, accept_key};
+pub use handshake::{PATH, SUBPROTOCOL, accept_key, is_upgrade, only};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::io::WebSocketIo;

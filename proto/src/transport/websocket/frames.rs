@@ -229,13 +229,13 @@ impl Decoder {
                 "a server's frame is masked"
             }));
         }
-        let (length, key) = match second & !MASKED {
-            126 => (u64::from(u16::from_be_bytes([self.head[2], self.head[3]])), 4),
+        let length = match second & !MASKED {
+            126 => u64::from(u16::from_be_bytes([self.head[2], self.head[3]])),
             127 => {
                 let [_, _, length @ .., _, _, _, _] = self.head;
-                (u64::from_be_bytes(length), 10)
+                u64::from_be_bytes(length)
             }
-            short => (u64::from(short), 2),
+            short => u64::from(short),
         };
         let fin = first & FIN != 0;
         self.kind = match first & !(FIN | RESERVED) {
@@ -258,8 +258,11 @@ impl Decoder {
             .ok()
             .filter(|length| *length <= MESSAGE_BYTES)
             .ok_or_else(|| broken("a frame that is too long"))?;
-        if self.masked {
-            self.key = Key([self.head[key], self.head[key + 1], self.head[key + 2], self.head[key + 3]]);
+        // The key ends the head.
+        if self.masked
+            && let Some(key) = self.head[..self.have].last_chunk()
+        {
+            self.key = Key(*key);
         }
         self.have = 0;
         Ok(())

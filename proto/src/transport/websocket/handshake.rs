@@ -80,12 +80,11 @@ fn agrees(response: &Response<Incoming>, accept: &str) -> Result<(), CarrierErro
         return Err(CarrierError::Upgrade(response.status().as_u16()));
     }
     let headers = response.headers();
-    let upgrade = crate::exchange::upgrade_of(headers);
-    let why = if !upgrade.is_some_and(|upgrade| upgrade.eq_ignore_ascii_case(b"websocket")) {
+    let why = if !is_upgrade(headers) {
         "without `Upgrade: websocket` and `Connection: Upgrade`"
-    } else if one(headers, header::SEC_WEBSOCKET_ACCEPT) != Some(accept.as_bytes()) {
+    } else if only(headers, header::SEC_WEBSOCKET_ACCEPT) != Some(accept.as_bytes()) {
         "without the Sec-WebSocket-Accept of this request"
-    } else if one(headers, header::SEC_WEBSOCKET_PROTOCOL) != Some(SUBPROTOCOL.as_bytes()) {
+    } else if only(headers, header::SEC_WEBSOCKET_PROTOCOL) != Some(SUBPROTOCOL.as_bytes()) {
         "without the tunnel's Sec-WebSocket-Protocol"
     } else if headers.contains_key(header::SEC_WEBSOCKET_EXTENSIONS) {
         "with an extension that was not asked for"
@@ -95,7 +94,13 @@ fn agrees(response: &Response<Incoming>, accept: &str) -> Result<(), CarrierErro
     Err(CarrierError::Protocol(format!("the upgrade was answered {why}")))
 }
 
-fn one(headers: &HeaderMap, name: HeaderName) -> Option<&[u8]> {
+/// Whether a request asks for a WebSocket, or an answer switches to one, by `Upgrade` and `Connection`.
+pub fn is_upgrade(headers: &HeaderMap) -> bool {
+    crate::exchange::upgrade_of(headers).is_some_and(|upgrade| upgrade.eq_ignore_ascii_case(b"websocket"))
+}
+
+/// The value of a header that is there once.
+pub fn only(headers: &HeaderMap, name: HeaderName) -> Option<&[u8]> {
     let mut values = headers.get_all(name).iter();
     values.next().filter(|_| values.next().is_none()).map(HeaderValue::as_bytes)
 }
