@@ -16,7 +16,7 @@ mod status;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use body::StreamBody;
-pub use headers::{content_length, remove_where, strip_hop_by_hop, upgrade_of};
+pub use headers::{content_length, is_hop_by_hop, remove_where, strip_hop_by_hop, upgrade_of};
 pub use send::{SendBodyError, Sent, respond, respond_encoded, respond_head, send_body};
 pub use splice::{Spliced, splice, splice_counted};
 pub use status::Status;

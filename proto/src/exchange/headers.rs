@@ -43,11 +43,16 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap, keep_upgrade: bool) {
     for name in named {
         headers.remove(name);
     }
-    remove_where(headers, |name| HOP_BY_HOP.contains(&name));
+    remove_where(headers, is_hop_by_hop);
     if let Some(value) = upgrade.and_then(|upgrade| HeaderValue::from_maybe_shared(upgrade).ok()) {
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(UPGRADE, value);
     }
+}
+
+/// Whether a header of this name, in lower case, is one of the fixed list.
+pub fn is_hop_by_hop(name: &str) -> bool {
+    HOP_BY_HOP.contains(&name)
 }
 
 /// Removes the headers whose names, in lower case, are as `unwanted` says, which is asked once for each. A head has few and

@@ -7,11 +7,7 @@
 use std::{borrow::Cow, collections::BTreeMap};
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
-    header::{self, Entry},
-    uri::PathAndQuery,
-};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
 use proto::{exchange, limits, token, wire::head::RequestHead};
 use secrecy::SecretString;
 
@@ -20,6 +16,8 @@ use super::Refusal;
 /// The stage's name in logs, metrics and refusals.
 pub const STAGE: &str = "admit";
 
+/// Room for the headers of most identities, and what else is written behind a request's own.
+const SUBJECT_LINES: usize = 8;
 /// The most bytes of one name that a client asks to impersonate.
 const NAME_BYTES: usize = 1024;
 
@@ -117,21 +115,102 @@ pub fn admit(head: RequestHead) -> Result<Admitted, Refusal> {
     }
     let target = admit_target(target)?;
     within_limits(&headers)?;
-    check_names(&headers)?;
     let upgrade = admit_upgrade(&headers, &method)?;
-    exchange::strip_hop_by_hop(&mut headers, false);
-    remove_proxy_headers(&mut headers);
+    if headers.contains_key(header::CONNECTION) {
+        exchange::strip_hop_by_hop(&mut headers, false);
+    }
+    let Sorted { mut headers, credentials, protocols, asked, lengths } = Sorted::of(headers)?;
     // The gateway's step of the trace takes the place of the user's.
     if let Some(value) = traceparent.and_then(|value| HeaderValue::from_maybe_shared(value).ok()) {
         headers.insert(TRACEPARENT, value);
     }
-    let credential = take_credential(&mut headers)?;
-    let asked = take_asked(&mut headers)?;
-    let content_length = take_length(&mut headers)?;
+    let credential = admit_credential(&credentials, protocols, &mut headers)?;
+    let asked = admit_asked(asked)?;
+    let content_length = admit_length(&lengths)?;
     if upgrade.is_some() && content_length.is_some_and(|length| length > 0) {
         return Err(refuse("an upgrade request has no body"));
     }
     Ok(Admitted { method, target, headers, upgrade, content_length, credential, asked })
+}
+
+/// What a header is to the agent.
+enum Fate {
+    /// It goes to the apiserver.
+    Passes,
+    /// It ends here: hop-by-hop, or another proxy's.
+    Ends,
+    Credential,
+    /// A subprotocol of WebSocket, perhaps with a credential.
+    Protocol,
+    Asked,
+    Length,
+}
+
+impl Fate {
+    fn of(name: &str) -> Result<Self, Refusal> {
+        check_name(name)?;
+        Ok(match name {
+            "authorization" => Self::Credential,
+            "sec-websocket-protocol" => Self::Protocol,
+            "content-length" => Self::Length,
+            _ if name.starts_with("impersonate") => Self::Asked,
+            _ if REMOVED.contains(&name)
+                || REMOVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+                || exchange::is_hop_by_hop(name) =>
+            {
+                Self::Ends
+            }
+            _ => Self::Passes,
+        })
+    }
+}
+
+/// The headers by what they are, in one pass and onto a fresh map: a request that comes alone waits for each line of code.
+struct Sorted {
+    headers: HeaderMap,
+    credentials: Vec<HeaderValue>,
+    protocols: Vec<HeaderValue>,
+    asked: Vec<(HeaderName, Vec<String>)>,
+    lengths: Vec<HeaderValue>,
+}
+
+impl Sorted {
+    fn of(received: HeaderMap) -> Result<Self, Refusal> {
+        let room = (received.len() + SUBJECT_LINES).min(limits::HEADER_COUNT);
+        let mut sorted = Self {
+            headers: HeaderMap::with_capacity(room),
+            credentials: Vec::new(),
+            protocols: Vec::new(),
+            asked: Vec::new(),
+            lengths: Vec::new(),
+        };
+        let mut header = None;
+        for (name, value) in received {
+            // Only the first of several values brings the name.
+            if let Some(name) = name {
+                let fate = Fate::of(name.as_str())?;
+                if matches!(fate, Fate::Asked) {
+                    sorted.asked.push((name.clone(), Vec::new()));
+                }
+                header = Some((fate, name));
+            }
+            match &header {
+                Some((Fate::Passes, name)) => {
+                    sorted.headers.append(name.clone(), value);
+                }
+                Some((Fate::Ends, _)) | None => {}
+                Some((Fate::Credential, _)) => sorted.credentials.push(value),
+                Some((Fate::Protocol, _)) => sorted.protocols.push(value),
+                Some((Fate::Length, _)) => sorted.lengths.push(value),
+                Some((Fate::Asked, _)) => {
+                    if let Some((_, values)) = sorted.asked.last_mut() {
+                        values.push(admit_text(&value)?);
+                    }
+                }
+            }
+        }
+        Ok(sorted)
+    }
 }
 
 /// Only a path and a query, in bytes that HTTP allows there. Dot segments, however spelled, are refused: a client never
@@ -210,13 +289,10 @@ fn within_limits(headers: &HeaderMap) -> Result<(), Refusal> {
 
 /// `Impersonate_User` is `Impersonate-User` to some servers (attack I4): only letters, digits, `-` and `.` go on, and
 /// `%` in the one family that has encoded keys.
-fn check_names(headers: &HeaderMap) -> Result<(), Refusal> {
-    for name in headers.keys().map(HeaderName::as_str) {
-        let extra = name.starts_with("impersonate-extra-");
-        let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.') || (extra && b == b'%');
-        if !name.bytes().all(fine) {
-            return Err(refuse("a header's name has a character that is not served"));
-        }
+fn check_name(name: &str) -> Result<(), Refusal> {
+    let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.');
+    if !name.bytes().all(|b| fine(b) || (b == b'%' && name.starts_with("impersonate-extra-"))) {
+        return Err(refuse("a header's name has a character that is not served"));
     }
     Ok(())
 }
@@ -244,22 +320,16 @@ fn admit_upgrade(headers: &HeaderMap, method: &Method) -> Result<Option<HeaderVa
     Ok(Some(value.clone()))
 }
 
-fn remove_proxy_headers(headers: &mut HeaderMap) {
-    exchange::remove_where(headers, |name| {
-        REMOVED.contains(&name) || REMOVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-    });
-}
-
 /// Exactly one credential, from `Authorization` or from a WebSocket subprotocol. The subprotocol that carried it is not
 /// forwarded: next to impersonation headers the apiserver must see the agent's credential alone (attack I5).
-fn take_credential(headers: &mut HeaderMap) -> Result<Option<Credential>, Refusal> {
+fn admit_credential(
+    shown: &[HeaderValue],
+    protocols: Vec<HeaderValue>,
+    headers: &mut HeaderMap,
+) -> Result<Option<Credential>, Refusal> {
     let unauthorized = |detail| Refusal::unauthorized(STAGE, detail);
     let (mut found, mut several) = (None, false);
-    let shown = match headers.entry(header::AUTHORIZATION) {
-        Entry::Occupied(shown) => Some(shown.remove_entry_mult().1),
-        Entry::Vacant(_) => None,
-    };
-    for value in shown.into_iter().flatten() {
+    for value in shown {
         let text = value.to_str().map_err(|_| unauthorized("the Authorization header is not text"))?;
         let (scheme, token) =
             text.split_once(' ').ok_or_else(|| unauthorized("the Authorization header has no token"))?;
@@ -270,7 +340,9 @@ fn take_credential(headers: &mut HeaderMap) -> Result<Option<Credential>, Refusa
         };
         several |= found.replace(Credential { scheme, token: checked_token(token.trim_matches(' '))? }).is_some();
     }
-    if let Some(token) = take_protocol_token(headers)? {
+    if !protocols.is_empty()
+        && let Some(token) = admit_protocols(protocols, headers)?
+    {
         several |= found.replace(Credential { scheme: Scheme::Bearer, token }).is_some();
     }
     if several { Err(unauthorized("more than one credential")) } else { Ok(found) }
@@ -285,11 +357,11 @@ fn checked_token(token: &str) -> Result<SecretString, Refusal> {
     Ok(SecretString::from(token.to_owned()))
 }
 
-fn take_protocol_token(headers: &mut HeaderMap) -> Result<Option<SecretString>, Refusal> {
+/// Writes the subprotocols that go on; gives the token that one of the others carries.
+fn admit_protocols(values: Vec<HeaderValue>, headers: &mut HeaderMap) -> Result<Option<SecretString>, Refusal> {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
     let unauthorized = |detail| Refusal::unauthorized(STAGE, detail);
     let name = header::SEC_WEBSOCKET_PROTOCOL;
-    let values: Vec<HeaderValue> = headers.get_all(&name).iter().cloned().collect();
     let offers = |value: &HeaderValue| {
         value
             .as_bytes()
@@ -298,6 +370,9 @@ fn take_protocol_token(headers: &mut HeaderMap) -> Result<Option<SecretString>, 
             .any(|part| part == BEARER_PROTOCOL.as_bytes())
     };
     if !values.iter().any(offers) {
+        for value in values {
+            headers.append(name.clone(), value);
+        }
         return Ok(None);
     }
     let mut token = None;
@@ -318,7 +393,6 @@ fn take_protocol_token(headers: &mut HeaderMap) -> Result<Option<SecretString>, 
             }
         }
     }
-    headers.remove(&name);
     if !kept.is_empty() {
         let kept = HeaderValue::try_from(kept.join(", ")).map_err(|_| unauthorized("the subprotocols are not text"))?;
         headers.insert(name, kept);
@@ -326,16 +400,13 @@ fn take_protocol_token(headers: &mut HeaderMap) -> Result<Option<SecretString>, 
     Ok(token)
 }
 
-/// Takes every `Impersonate-*` header out. One that is unknown or malformed is refused, never forwarded (attacks I1, I3).
-fn take_asked(headers: &mut HeaderMap) -> Result<Option<Asked>, Refusal> {
-    let names: Vec<HeaderName> =
-        headers.keys().filter(|name| name.as_str().starts_with("impersonate")).cloned().collect();
-    if names.is_empty() {
+/// Every `Impersonate-*` header. One that is unknown or malformed is refused, never forwarded (attacks I1, I3).
+fn admit_asked(headers: Vec<(HeaderName, Vec<String>)>) -> Result<Option<Asked>, Refusal> {
+    if headers.is_empty() {
         return Ok(None);
     }
     let (mut users, mut uids, mut asked) = (Vec::new(), Vec::new(), Asked::default());
-    for name in names {
-        let values = take_texts(headers, &name)?;
+    for (name, values) in headers {
         match name.as_str() {
             "impersonate-user" => users = values,
             "impersonate-uid" => uids = values,
@@ -364,16 +435,9 @@ fn take_asked(headers: &mut HeaderMap) -> Result<Option<Asked>, Refusal> {
     Ok(Some(asked))
 }
 
-fn take_texts(headers: &mut HeaderMap, name: &HeaderName) -> Result<Vec<String>, Refusal> {
-    let mut texts = Vec::new();
-    for value in headers.get_all(name) {
-        let text = std::str::from_utf8(value.as_bytes()).ok().filter(|text| is_plain_name(text));
-        texts.push(
-            text.ok_or_else(|| refuse("an Impersonate-* header is empty, too long or not plain text"))?.to_owned(),
-        );
-    }
-    headers.remove(name);
-    Ok(texts)
+fn admit_text(value: &HeaderValue) -> Result<String, Refusal> {
+    let text = std::str::from_utf8(value.as_bytes()).ok().filter(|text| is_plain_name(text));
+    text.map(str::to_owned).ok_or_else(|| refuse("an Impersonate-* header is empty, too long or not plain text"))
 }
 
 /// A name that reads the same everywhere: not empty, bounded, no control characters, and no white space at its ends
@@ -383,15 +447,12 @@ pub(super) fn is_plain_name(text: &str) -> bool {
 }
 
 /// One well-formed `Content-Length` or none; hyper writes it again from the parsed number.
-fn take_length(headers: &mut HeaderMap) -> Result<Option<u64>, Refusal> {
-    let mut values = headers.get_all(header::CONTENT_LENGTH).iter();
-    let first = values.next().cloned();
-    if values.next().is_some() {
-        return Err(refuse("more than one Content-Length"));
-    }
-    headers.remove(header::CONTENT_LENGTH);
-    headers.remove(header::TRANSFER_ENCODING);
-    let Some(value) = first else { return Ok(None) };
+fn admit_length(values: &[HeaderValue]) -> Result<Option<u64>, Refusal> {
+    let value = match values {
+        [] => return Ok(None),
+        [value] => value,
+        _ => return Err(refuse("more than one Content-Length")),
+    };
     let digits = value.as_bytes();
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return Err(refuse("Content-Length is not a number"));

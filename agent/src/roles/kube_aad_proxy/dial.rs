@@ -15,7 +15,7 @@ mod connect;
 mod pool;
 mod tasks;
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Request, Response, Uri, Version, header, uri};
 use hyper::body::Incoming;
@@ -26,7 +26,7 @@ use self::{
     access::{Access, AccessError},
     body::{AnswerBody, RequestBody},
     connect::Connector,
-    pool::{Http1, Lease, List, Pace, Pool, Sender},
+    pool::{Http1, Lease, List, Pace, Pool, Sender, drive},
 };
 use super::impersonate::UpstreamHead;
 
@@ -121,7 +121,14 @@ impl Apiserver {
                     Sender::Http1(mut connection) => {
                         let request = self.request(head, Version::HTTP_11, body)?;
                         let sent = Instant::now();
-                        match connection.send.try_send_request(request).await {
+                        let Http1 { send, driver, .. } = &mut *connection;
+                        let mut answer = pin!(send.try_send_request(request));
+                        // The connection first, so that the request leaves before whoever waits turns to anything else.
+                        let answered = poll_fn(|cx| {
+                            drive(driver, cx);
+                            answer.as_mut().poll(cx)
+                        });
+                        match answered.await {
                             Ok(answer) => {
                                 let pool = self.pool(head.needs_own_credential()).clone();
                                 let lease = Lease::Connection(connection, pool);
@@ -209,7 +216,7 @@ impl Apiserver {
             (None, Pace::Flows | Pace::Brief) => Box::pin(self.dial(own, kept_too)).await?,
             (None, Pace::Drips) => {
                 let send = Box::pin(self.connector.http1_for_drops(own)).await?;
-                Sender::Http1(Http1::fresh(send, List::Drops))
+                Sender::Http1(Http1::fresh(send, None, List::Drops))
             }
             (None, Pace::DripsBothWays) => Box::pin(self.dial_alone(own)).await?,
         };
@@ -226,7 +233,7 @@ impl Apiserver {
         let (connector, pool) = (self.connector.clone(), pool.clone());
         self.connector.tasks.spawn("dial for brief answers", async move {
             match connector.http1_for_brief(own, place).await {
-                Ok(send) => pool.give_back(Http1::fresh(send, List::Brief)),
+                Ok((send, driver)) => pool.give_back(Http1::fresh(send, Some(driver), List::Brief)),
                 Err(err) => {
                     tracing::debug!(error = %crate::chain(&err), "no HTTP/1.1 connection to the apiserver");
                 }
@@ -238,7 +245,7 @@ impl Apiserver {
     async fn dial_alone(&self, own: bool) -> Result<Sender, DialError> {
         let tls = self.connector.tls(false, own).await?;
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
-            return Ok(Sender::Http1(Http1::fresh(self.connector.http1(tls).await?, List::Any)));
+            return Ok(Sender::Http1(Http1::fresh(self.connector.http1(tls).await?, None, List::Any)));
         }
         let (send, _, turns) = self.connector.http2(tls).await?;
         Ok(Sender::alone(send, turns))
@@ -264,7 +271,7 @@ impl Apiserver {
         }
         // HTTP/1.1 carries one request at a time: others need not wait for this one's handshake.
         drop(dialling);
-        Ok(Sender::Http1(Http1::fresh(self.connector.http1(tls).await?, List::Any)))
+        Ok(Sender::Http1(Http1::fresh(self.connector.http1(tls).await?, None, List::Any)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! From a proved identity to `Impersonate-*`, on a fresh header map. The only file that writes those headers.
+//! From a proved identity to `Impersonate-*`, on the fresh header map of admission. The only file that writes those headers.
 //!
 //! An [`UpstreamHead`] cannot be made without a [`Principal`]: a request that carries the agent's own credential and
 //! impersonates nobody is not expressible (attack I7), but for the reviews that [`UpstreamHead::review`] spells out.
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header, uri::PathAndQuery};
 use proto::{
-    limits,
+    exchange, limits,
     rbac::call::{RESERVED_PREFIX, verb_group},
     token::Identity,
 };
@@ -222,21 +222,11 @@ pub struct UpstreamHead {
 impl UpstreamHead {
     /// An admitted request in the name of `principal`.
     pub fn new(admitted: Admitted, principal: &Principal) -> Result<Self, Refusal> {
-        let Admitted { method, target, headers: admitted_headers, upgrade, content_length, .. } = admitted;
-        // With room for what is written here and in `authorize`: a map that grows is copied, and so is one that is too large.
-        let room = admitted_headers.len() + principal.lines() + 3;
-        let mut headers = HeaderMap::with_capacity(room.min(limits::HEADER_COUNT));
-        let mut goes_on = None;
-        for (name, value) in admitted_headers {
-            // Only the first of several values brings the name.
-            if let Some(name) = name {
-                // Admission took these out; this is the last line.
-                goes_on = (!names_somebody(&name)).then_some(name);
-            }
-            if let Some(name) = &goes_on {
-                headers.append(name.clone(), value);
-            }
-        }
+        let Admitted { method, target, mut headers, upgrade, content_length, .. } = admitted;
+        // Admission took these out; this is the last line.
+        exchange::remove_where(&mut headers, names_somebody);
+        // With what is written here and in `authorize`: more is refused below, and a map that grows is copied.
+        headers.reserve((principal.lines() + 3).min(limits::HEADER_COUNT));
         match principal {
             Principal::Impersonated(subject) => write_subject(&mut headers, subject)?,
             Principal::PassThrough { token, asked } => {
@@ -308,8 +298,7 @@ impl UpstreamHead {
     }
 }
 
-fn names_somebody(name: &HeaderName) -> bool {
-    let name = name.as_str();
+fn names_somebody(name: &str) -> bool {
     name == "authorization" || name.starts_with("impersonate") || name.starts_with("x-remote-")
 }
 

@@ -221,7 +221,13 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
         tokio::select! {
             raw = link.accept(), if heads.len() < at_once => match raw {
                 // In a box, or the empty list has room for one.
-                Ok(raw) => heads.push(admit_in_place(side, shared, raw, queue).boxed()),
+                Ok(raw) => {
+                    let mut head = admit_in_place(side, shared, raw, queue).boxed();
+                    // As a rule it has come with its stream.
+                    if (&mut head).now_or_never().is_none() {
+                        heads.push(head);
+                    }
+                }
                 Err(_) => return,
             },
             Some(()) = heads.next() => {}

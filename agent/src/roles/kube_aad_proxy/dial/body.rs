@@ -127,6 +127,9 @@ impl Body for AnswerBody {
     type Error = hyper::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if let Some(lease) = &mut self.lease {
+            lease.drive(cx);
+        }
         let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
         if frame.is_none() || (matches!(frame, Some(Ok(_))) && self.body.is_end_stream()) {
             self.finished();

@@ -21,7 +21,13 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{DialError, access::Access, body::RequestBody, pool::STREAMS_PER_CONNECTION, tasks::ConnectionTasks};
+use super::{
+    DialError,
+    access::Access,
+    body::RequestBody,
+    pool::{Driver, STREAMS_PER_CONNECTION},
+    tasks::ConnectionTasks,
+};
 
 /// What one stream may have in flight from the apiserver before its reader took anything. The apiserver is near.
 const STREAM_WINDOW: u32 = 256 * 1024;
@@ -91,9 +97,14 @@ impl Connector {
         &self,
         own: bool,
         held: impl Send + 'static,
-    ) -> Result<http1::SendRequest<RequestBody>, DialError> {
+    ) -> Result<(http1::SendRequest<RequestBody>, Driver), DialError> {
         let tls = self.tls_for_reads(own).await?;
-        self.run_http1(&mut http1::Builder::new(), tls, held).await
+        let (send, connection) = handshake(&mut http1::Builder::new(), tls).await?;
+        let driver = Box::pin(async move {
+            let _held = held;
+            said(connection.await);
+        });
+        Ok((send, driver))
     }
 
     /// For requests without a body, which the apiserver takes at once or not at all.
@@ -137,34 +148,31 @@ impl Connector {
             allows.store(connection.current_max_send_streams(), Ordering::Relaxed);
             ended
         });
-        let run = async move {
-            if let Err(err) = run.await {
-                tracing::debug!(error = %err, "connection to the apiserver ended");
-            }
-        };
+        let run = async move { said(run.await) };
         self.tasks.spawn("apiserver connection", cork.drive(tasks.beside_socket(run)));
         Ok((send, allowed, turns))
     }
 
     /// HTTP/1.1.
     pub(super) async fn http1(&self, tls: TlsStream<TcpStream>) -> Result<http1::SendRequest<RequestBody>, DialError> {
-        self.run_http1(http1::Builder::new().max_headers(limits::HEADER_COUNT), tls, ()).await
-    }
-
-    async fn run_http1(
-        &self,
-        builder: &mut http1::Builder,
-        tls: TlsStream<TcpStream>,
-        held: impl Send + 'static,
-    ) -> Result<http1::SendRequest<RequestBody>, DialError> {
-        let (send, connection) =
-            builder.max_buf_size(HTTP1_BUFFER_BYTES).handshake(TokioIo::new(tls)).await.map_err(DialError::Broken)?;
-        self.tasks.spawn("apiserver connection", async move {
-            let _held = held;
-            if let Err(err) = connection.with_upgrades().await {
-                tracing::debug!(error = %err, "connection to the apiserver ended");
-            }
-        });
+        let (send, connection) = handshake(http1::Builder::new().max_headers(limits::HEADER_COUNT), tls).await?;
+        self.tasks.spawn("apiserver connection", async move { said(connection.with_upgrades().await) });
         Ok(send)
+    }
+}
+
+type Http1Connection = http1::Connection<TokioIo<TlsStream<TcpStream>>, RequestBody>;
+
+async fn handshake(
+    builder: &mut http1::Builder,
+    tls: TlsStream<TcpStream>,
+) -> Result<(http1::SendRequest<RequestBody>, Http1Connection), DialError> {
+    builder.max_buf_size(HTTP1_BUFFER_BYTES).handshake(TokioIo::new(tls)).await.map_err(DialError::Broken)
+}
+
+/// How a connection ended.
+fn said(ended: hyper::Result<()>) {
+    if let Err(err) = ended {
+        tracing::debug!(error = %err, "connection to the apiserver ended");
     }
 }

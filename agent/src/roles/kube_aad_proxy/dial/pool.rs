@@ -1,10 +1,12 @@
 //! Connections to the apiserver that are open, and which of them a request gets.
 
 use std::{
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Waker},
     time::Duration,
 };
 
@@ -58,7 +60,7 @@ struct Connections {
 
 /// Connections of HTTP/1.1 that wait for another request, and since when.
 #[derive(Default)]
-struct Idle(Vec<(Http1, Instant)>);
+struct Idle(Vec<(Box<Http1>, Instant)>);
 
 /// Connections for brief answers, busy or idle.
 #[derive(Default)]
@@ -92,12 +94,15 @@ struct Load {
 /// A connection for one request.
 pub(super) enum Sender {
     Http2(http2::SendRequest<RequestBody>, Claim),
-    Http1(Http1),
+    /// In a box: it goes from hand to hand with each request.
+    Http1(Box<Http1>),
 }
 
 /// A connection of HTTP/1.1.
 pub(super) struct Http1 {
     pub(super) send: http1::SendRequest<RequestBody>,
+    /// None where a task drives it, and once it has ended.
+    pub(super) driver: Option<Driver>,
     list: List,
     since: Instant,
     /// Whether it has answered a request.
@@ -105,6 +110,10 @@ pub(super) struct Http1 {
     /// Whether it was idle in the pool: the apiserver may be closing it.
     pub(super) kept: bool,
 }
+
+/// What reads and writes a connection, polled by who uses it and by nobody while it is idle: a task would have to be woken for the
+/// request and to wake who waits for the answer, which leaves only when all else is done that a turn of that one does.
+pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Where a connection of HTTP/1.1 waits for another request.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,7 +131,7 @@ pub(super) enum Lease {
     /// One stream of an HTTP/2 connection, held for its drop.
     Stream(#[expect(dead_code, reason = "held for its drop")] Claim),
     /// A whole HTTP/1.1 connection, given back when the answer was read to its end.
-    Connection(Http1, Arc<Pool>),
+    Connection(Box<Http1>, Arc<Pool>),
 }
 
 /// One stream of a connection.
@@ -195,8 +204,8 @@ impl Idle {
         self.0.retain(|(connection, since)| !connection.send.is_closed() && since.elapsed() < IDLE_TIME);
     }
 
-    fn take(&mut self) -> Option<Http1> {
-        let ready = self.0.iter().rposition(|(connection, _)| connection.send.is_ready())?;
+    fn take(&mut self) -> Option<Box<Http1>> {
+        let ready = self.0.iter_mut().rposition(|(connection, _)| connection.is_ready())?;
         Some(self.0.swap_remove(ready).0)
     }
 }
@@ -231,11 +240,12 @@ impl Pool {
     }
 
     /// Of HTTP/1.1; it is taken again once it has nothing on it.
-    pub(super) fn give_back(&self, connection: Http1) {
+    pub(super) fn give_back(&self, mut connection: Box<Http1>) {
         let mut connections = self.lock();
         let Idle(idle) = connections.idle(connection.list);
         if !connection.send.is_closed() && idle.len() < IDLE_MAX && connection.since.elapsed() < AGE_MAX {
-            idle.push((Http1 { kept: true, ..connection }, Instant::now()));
+            connection.kept = true;
+            idle.push((connection, Instant::now()));
         }
     }
 
@@ -266,8 +276,14 @@ impl Sender {
 
 impl Http1 {
     /// Dialled just now.
-    pub(super) fn fresh(send: http1::SendRequest<RequestBody>, list: List) -> Self {
-        Self { send, list, since: Instant::now(), used: false, kept: false }
+    pub(super) fn fresh(send: http1::SendRequest<RequestBody>, driver: Option<Driver>, list: List) -> Box<Self> {
+        Box::new(Self { send, driver, list, since: Instant::now(), used: false, kept: false })
+    }
+
+    /// Whether it takes a request now; not if the apiserver has closed it while it was idle.
+    fn is_ready(&mut self) -> bool {
+        drive(&mut self.driver, &mut Context::from_waker(Waker::noop()));
+        self.send.is_ready()
     }
 
     /// Whether a request that is safe and was sent at `sent` may go to another connection after `error`: this one ended before
@@ -278,6 +294,11 @@ impl Http1 {
         let crossed = self.kept && ended && sent.elapsed() < CROSSING;
         crossed || (self.list == List::Brief && error.is_parse_too_large())
     }
+}
+
+/// Has a connection read and write what it can; drops it when it has ended.
+pub(super) fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
+    driver.take_if(|driver| driver.as_mut().poll(cx).is_ready());
 }
 
 impl Load {
@@ -319,10 +340,18 @@ impl Drop for Claim {
 }
 
 impl Lease {
+    /// Has the connection bring more of the answer, where nobody else does.
+    pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
+        if let Self::Connection(connection, _) = self {
+            drive(&mut connection.driver, cx);
+        }
+    }
+
     /// The answer was read to its end.
     pub(super) fn finished(self) {
-        if let Self::Connection(connection, pool) = self {
-            pool.give_back(Http1 { used: true, ..connection });
+        if let Self::Connection(mut connection, pool) = self {
+            connection.used = true;
+            pool.give_back(connection);
         }
     }
 }
@@ -386,7 +415,7 @@ mod tests {
         let _running = tokio::spawn(connection);
         tokio::task::yield_now().await;
         let pool = Pool::default();
-        pool.give_back(Http1::fresh(send, List::Brief));
+        pool.give_back(Http1::fresh(send, None, List::Brief));
         for age in 1..=AGE_MAX.as_secs() / IDLE_TIME.as_secs() {
             let Some(Sender::Http1(connection)) = pool.take(Pace::Brief, true) else {
                 panic!("gone after {age} minutes")
