@@ -425,4 +425,20 @@ mod tests {
         }
         assert!(pool.take(Pace::Brief, true).is_none());
     }
+
+    /// Nobody drives it while it is idle.
+    #[tokio::test]
+    async fn a_connection_that_was_closed_while_it_was_idle_is_not_taken() {
+        let (near, far) = tokio::io::duplex(1024);
+        let (send, connection) = http1::handshake(hyper_util::rt::TokioIo::new(near)).await.unwrap();
+        let driver: Driver = Box::pin(async move { drop(connection.await) });
+        let pool = Pool::default();
+        pool.give_back(Http1::fresh(send, Some(driver), List::Brief));
+        let Some(Sender::Http1(connection)) = pool.take(Pace::Brief, true) else { panic!("not ready") };
+        pool.give_back(connection);
+        drop(far);
+        assert!(pool.take(Pace::Brief, true).is_none());
+        pool.lock().retire();
+        assert!(pool.lock().idle_for_brief.0.is_empty());
+    }
 }
