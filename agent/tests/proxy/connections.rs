@@ -20,6 +20,9 @@ use crate::{
     harness::{Harness, head, response_head},
 };
 
+/// Of an answer that does not fit into what a connection reads at once.
+const LARGE_BYTES: usize = 3_000_000;
+
 /// An HTTP/2 apiserver: streams of one connection at most, requests after which a connection says GOAWAY.
 struct Http2 {
     harness: Harness,
@@ -122,13 +125,15 @@ async fn over_http1(mut io: TlsStream<TcpStream>, seen: &Mutex<Vec<(http::Versio
     while let Some(head) = read_head(&mut io, &mut buffer).await {
         let head = String::from_utf8(head).unwrap();
         let request = head.split(" HTTP/").next().unwrap().to_owned();
-        let (close, long) = (request == "GET /close", request == "GET /long");
+        let (close, long, large) = (request == "GET /close", request == "GET /long", request == "GET /large");
         seen.lock().unwrap().push((http::Version::HTTP_11, request));
         if close {
             return;
         }
+        let body = if large { "large".repeat(LARGE_BYTES / 5) } else { "fine".to_owned() };
         let more = "Warning: 299 - more\r\n".repeat(if long { 200 } else { 0 });
-        io.write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n{more}\r\nfine").as_bytes()).await.unwrap();
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{more}\r\n{body}", body.len());
+        io.write_all(answer.as_bytes()).await.unwrap();
         io.flush().await.unwrap();
     }
 }
@@ -166,6 +171,18 @@ async fn a_kept_connection_that_ends_without_an_answer_fails_no_get() {
     for (at, _) in seen.iter().enumerate().filter(|(_, (version, _))| *version == http::Version::HTTP_11) {
         assert_eq!(seen[at + 1..], [(http::Version::HTTP_2, "GET /close".to_owned())], "{seen:?}");
     }
+}
+
+/// Whoever reads it drives its connection, which brings it in many parts, and is used again behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_answer_over_http1_comes_whole() {
+    let both = Both::start().await;
+    for _ in 0..2 {
+        both.get_until_over_http1("/api", 2).await;
+        let answer = both.harness.get("/large", &[]).await;
+        assert_eq!((answer.status, answer.body.len(), answer.end), (200, LARGE_BYTES, Ok(())));
+    }
+    assert_eq!(both.over(http::Version::HTTP_11).iter().filter(|request| *request == "GET /large").count(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
