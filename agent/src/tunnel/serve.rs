@@ -107,9 +107,9 @@ impl Server {
             let serving = metrics::timed(name, serving);
             tokio::select! {
                 biased;
-                () = serving => {}
                 // What is open ends too: its stream is reset, which is never taken for a clean end.
                 () = wanted.users_shut_out(), if for_users => metrics::stream_refused("cluster_connect_off"),
+                () = serving => {}
             }
             drop(slot);
         });

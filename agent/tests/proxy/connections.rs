@@ -8,7 +8,7 @@ use std::sync::{
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use proto::process::TaskGroup;
+use proto::{process::TaskGroup, transport::StreamError, wire::close::StreamCode};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -74,7 +74,7 @@ struct Both {
 }
 
 impl Both {
-    /// Over HTTP/1.1 `/close` ends the connection without an answer, and `/long` has 200 headers.
+    /// What it answers over HTTP/1.1 depends on the target; see [`over_http1`].
     async fn start() -> Self {
         let seen = Arc::<Mutex<Vec<_>>>::default();
         let records = seen.clone();
@@ -97,11 +97,16 @@ impl Both {
         seen.iter().filter(|(came, _)| *came == version).map(|(_, request)| request.clone()).collect()
     }
 
+    /// How many of these have come over HTTP/1.1.
+    fn http1(&self, target: &str) -> usize {
+        let wanted = format!("GET {target}");
+        self.over(http::Version::HTTP_11).iter().filter(|request| **request == wanted).count()
+    }
+
     /// Asks until `count` of these have come over HTTP/1.1: that is dialled while others are answered.
     async fn get_until_over_http1(&self, target: &str, count: usize) {
-        let wanted = format!("GET {target}");
         let asked = async {
-            while self.over(http::Version::HTTP_11).iter().filter(|request| **request == wanted).count() < count {
+            while self.http1(target) < count {
                 let answer = self.harness.get(target, &[]).await;
                 assert_eq!((answer.status, answer.body.as_str(), answer.end), (200, "fine", Ok(())));
             }
@@ -125,16 +130,45 @@ async fn over_http1(mut io: TlsStream<TcpStream>, seen: &Mutex<Vec<(http::Versio
     while let Some(head) = read_head(&mut io, &mut buffer).await {
         let head = String::from_utf8(head).unwrap();
         let request = head.split(" HTTP/").next().unwrap().to_owned();
-        let (close, long, large) = (request == "GET /close", request == "GET /long", request == "GET /large");
-        seen.lock().unwrap().push((http::Version::HTTP_11, request));
-        if close {
+        seen.lock().unwrap().push((http::Version::HTTP_11, request.clone()));
+        let many = "Warning: 299 - more\r\n".repeat(200);
+        let large = "large".repeat(LARGE_BYTES / 5);
+        let (answer, last) = match request.strip_prefix("GET ").unwrap_or_default() {
+            "/close" => (String::new(), true),
+            "/long" => (format!("200 OK\r\nContent-Length: 4\r\n{many}\r\nfine"), false),
+            "/large" => (format!("200 OK\r\nContent-Length: {LARGE_BYTES}\r\n\r\n{large}"), false),
+            "/chunked" => {
+                ("200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nfi\r\n2\r\nne\r\n0\r\n\r\n".to_owned(), false)
+            }
+            "/until-closed" => ("200 OK\r\n\r\nfine".to_owned(), true),
+            "/last" => ("200 OK\r\nConnection: close\r\nContent-Length: 4\r\n\r\nfine".to_owned(), true),
+            "/empty" => ("204 No Content\r\n\r\n".to_owned(), false),
+            "/same" => ("304 Not Modified\r\nContent-Length: 4\r\n\r\n".to_owned(), false),
+            "/early" => ("103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine".to_owned(), false),
+            "/switch" => ("101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nfine".to_owned(), false),
+            "/short" => ("200 OK\r\nContent-Length: 9\r\n\r\nfine".to_owned(), true),
+            "/more" => (
+                "200 OK\r\nContent-Length: 4\r\n\r\nfineHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil".to_owned(),
+                false,
+            ),
+            "/hints" => {
+                let hints = "103 Early Hints\r\nLink: <a>\r\n\r\nHTTP/1.1 ".repeat(1000);
+                // Until the agent gives it up.
+                while io.write_all(b"HTTP/1.1 ").await.is_ok() && io.write_all(hints.as_bytes()).await.is_ok() {
+                    io.write_all(b"103 Early Hints\r\n\r\n").await.unwrap_or_default();
+                }
+                return;
+            }
+            _ => ("200 OK\r\nContent-Length: 4\r\n\r\nfine".to_owned(), false),
+        };
+        if !answer.is_empty() {
+            io.write_all(format!("HTTP/1.1 {answer}").as_bytes()).await.unwrap();
+            io.flush().await.unwrap();
+        }
+        if last {
+            let _ = io.shutdown().await;
             return;
         }
-        let body = if large { "large".repeat(LARGE_BYTES / 5) } else { "fine".to_owned() };
-        let more = "Warning: 299 - more\r\n".repeat(if long { 200 } else { 0 });
-        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{more}\r\n{body}", body.len());
-        io.write_all(answer.as_bytes()).await.unwrap();
-        io.flush().await.unwrap();
     }
 }
 
@@ -182,7 +216,56 @@ async fn a_large_answer_over_http1_comes_whole() {
         let answer = both.harness.get("/large", &[]).await;
         assert_eq!((answer.status, answer.body.len(), answer.end), (200, LARGE_BYTES, Ok(())));
     }
-    assert_eq!(both.over(http::Version::HTTP_11).iter().filter(|request| *request == "GET /large").count(), 2);
+    assert_eq!(both.http1("/large"), 2);
+}
+
+/// Whatever an answer looks like, the next request has its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_of_every_kind_over_http1_are_handed_on_and_the_next_is_right() {
+    let both = Both::start().await;
+    for (target, status, body) in [
+        ("/chunked", 200, "fine"),
+        ("/until-closed", 200, "fine"),
+        ("/last", 200, "fine"),
+        ("/empty", 204, ""),
+        ("/same", 304, ""),
+        ("/early", 200, "fine"),
+        ("/more", 200, "fine"),
+    ] {
+        both.get_until_over_http1("/api", both.http1("/api") + 2).await;
+        let before = both.http1(target);
+        let answer = both.harness.get(target, &[]).await;
+        assert_eq!((answer.status, answer.body.as_str(), answer.end), (status, body, Ok(())), "{target}");
+        assert_eq!(both.http1(target), before + 1, "{target}");
+    }
+    both.get_until_over_http1("/api", both.http1("/api") + 2).await;
+    // Never a whole answer, whether its head was read before the end or not.
+    let jane = both.harness.jane();
+    let mut cut = both.harness.open(&head("GET", "/short", &[("authorization", &jane)])).await;
+    cut.send.finish().unwrap();
+    while let Some(_chunk) = match cut.recv.recv().await {
+        Ok(chunk) => Some(chunk.expect("no clean end")),
+        Err(StreamError::Reset(StreamCode::Upstream)) => None,
+        Err(other) => panic!("{other}"),
+    } {}
+    both.get_until_over_http1("/api", both.http1("/api") + 2).await;
+    let switched = both.harness.get("/switch", &[]).await;
+    assert_eq!(switched.status, 502);
+    both.get_until_over_http1("/api", both.http1("/api") + 2).await;
+}
+
+/// An apiserver that sends without a pause used up the turns of whoever waits, whose deadline was never seen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attack_4_3_hints_without_end_end_with_the_deadline() {
+    let both = Both::start().await;
+    both.get_until_over_http1("/api", 2).await;
+    let jane = both.harness.jane();
+    let mut request = head("GET", "/hints", &[("authorization", &jane)]);
+    request.deadline_ms = Some(300);
+    let answered = both.harness.send(&request, b"");
+    let answer = tokio::time::timeout(std::time::Duration::from_secs(60), answered).await.expect("an answer");
+    assert_eq!(answer.status, 504);
+    assert_eq!(both.http1("/hints"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

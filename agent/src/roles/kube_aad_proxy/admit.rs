@@ -117,6 +117,8 @@ pub fn admit(head: RequestHead) -> Result<Admitted, Refusal> {
     within_limits(&headers)?;
     let upgrade = admit_upgrade(&headers, &method)?;
     if headers.contains_key(header::CONNECTION) {
+        // Those too that it takes out.
+        headers.keys().try_for_each(|name| check_name(name.as_str()))?;
         exchange::strip_hop_by_hop(&mut headers, false);
     }
     let Sorted { mut headers, credentials, protocols, asked, lengths } = Sorted::of(headers)?;
@@ -170,7 +172,7 @@ struct Sorted {
     headers: HeaderMap,
     credentials: Vec<HeaderValue>,
     protocols: Vec<HeaderValue>,
-    asked: Vec<(HeaderName, Vec<String>)>,
+    asked: Vec<(HeaderName, Vec<HeaderValue>)>,
     lengths: Vec<HeaderValue>,
 }
 
@@ -204,7 +206,7 @@ impl Sorted {
                 Some((Fate::Length, _)) => sorted.lengths.push(value),
                 Some((Fate::Asked, _)) => {
                     if let Some((_, values)) = sorted.asked.last_mut() {
-                        values.push(admit_text(&value)?);
+                        values.push(value);
                     }
                 }
             }
@@ -401,12 +403,13 @@ fn admit_protocols(values: Vec<HeaderValue>, headers: &mut HeaderMap) -> Result<
 }
 
 /// Every `Impersonate-*` header. One that is unknown or malformed is refused, never forwarded (attacks I1, I3).
-fn admit_asked(headers: Vec<(HeaderName, Vec<String>)>) -> Result<Option<Asked>, Refusal> {
+fn admit_asked(headers: Vec<(HeaderName, Vec<HeaderValue>)>) -> Result<Option<Asked>, Refusal> {
     if headers.is_empty() {
         return Ok(None);
     }
     let (mut users, mut uids, mut asked) = (Vec::new(), Vec::new(), Asked::default());
     for (name, values) in headers {
+        let values = values.iter().map(admit_text).collect::<Result<Vec<_>, _>>()?;
         match name.as_str() {
             "impersonate-user" => users = values,
             "impersonate-uid" => uids = values,

@@ -20,13 +20,13 @@ use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 use http::{HeaderValue, Request, Response, Uri, Version, header, uri};
 use hyper::body::Incoming;
 use proto::process::TaskGroup;
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
 use self::{
     access::{Access, AccessError},
     body::{AnswerBody, RequestBody},
     connect::Connector,
-    pool::{Http1, Lease, List, Pace, Pool, Sender, drive},
+    pool::{Http1, LIFE_MAX, Lease, List, Pace, Pool, Sender, drive},
 };
 use super::impersonate::UpstreamHead;
 
@@ -232,8 +232,15 @@ impl Apiserver {
         let Some(place) = pool.place_for_brief() else { return };
         let (connector, pool) = (self.connector.clone(), pool.clone());
         self.connector.tasks.spawn("dial for brief answers", async move {
-            match connector.http1_for_brief(own, place).await {
-                Ok((send, driver)) => pool.give_back(Http1::fresh(send, Some(driver), List::Brief)),
+            let (held, ended) = oneshot::channel::<()>();
+            match connector.http1_for_brief(own, (place, held)).await {
+                Ok((send, driver)) => {
+                    pool.give_back(Http1::fresh(send, Some(driver), List::Brief));
+                    // Nobody looks at one that is idle, also if the apiserver closes it, until another request comes.
+                    if tokio::time::timeout(LIFE_MAX, ended).await.is_err() {
+                        pool.retire();
+                    }
+                }
                 Err(err) => {
                     tracing::debug!(error = %crate::chain(&err), "no HTTP/1.1 connection to the apiserver");
                 }

@@ -18,6 +18,7 @@ use proto::{
     transport::{RecvStream, SendStream, StreamError},
     wire::{close::StreamCode, head::ResponseHead},
 };
+use tokio::task::coop::unconstrained;
 
 use super::{
     Refusal,
@@ -204,7 +205,8 @@ impl Exchange<'_> {
     }
 }
 
-/// Waits for `asked` until the deadline, the user's going away, or the session's end.
+/// Waits for `asked` until the deadline, the user's going away, or the session's end. These are not held to the task's share of
+/// a turn, which an apiserver that sends without a pause uses up each time.
 async fn waited_for<T>(
     asked: Pin<&mut impl Future<Output = Result<T, Refusal>>>,
     send: &mut SendStream,
@@ -218,10 +220,10 @@ async fn waited_for<T>(
             Err(refusal) => Waited::Refused(refusal),
         },
         end = send.stopped() => Waited::Gone(gone(&end, None, 0)),
-        () = bounds.ended() => {
+        () = unconstrained(bounds.ended()) => {
             Waited::Refused(Refusal::unauthorized(STAGE, "the token's time is over, or the right was withdrawn"))
         }
-        () = tokio::time::sleep_until(deadline.into()) => Waited::Refused(Refusal::new(
+        () = unconstrained(tokio::time::sleep_until(deadline.into())) => Waited::Refused(Refusal::new(
             STAGE,
             StatusCode::GATEWAY_TIMEOUT,
             "Timeout",
@@ -278,7 +280,7 @@ impl Answering {
         let sent = tokio::select! {
             biased;
             sent = exchange::respond_encoded(send, std::mem::take(head), body, &counters) => Some(sent),
-            () = bounds.ended() => None,
+            () = unconstrained(bounds.ended()) => None,
         };
         let sent_bytes = counters.sent();
         let Some(result) = sent else {

@@ -121,6 +121,7 @@ fn attack_i4_odd_header_names_are_refused() {
         ["impersonate_user", "x_remote_user", "x-forwarded_for", "impersonate~user", "imp!ersonate-user", "a%2db"]
     {
         assert_eq!(code(get(&[(name, "admin")])), 400, "{name}");
+        assert_eq!(code(get(&[(name, "admin"), ("connection", name)])), 400, "{name}, which Connection names");
     }
 }
 
@@ -130,6 +131,8 @@ fn attack_i5_there_is_one_credential_or_none() {
     for bad in ["Bearer a, Bearer b", "Bearer a b", "Bearer", "Bearer ", "Basic YTpi", "Bearer =", "a", "Bearer a,b"] {
         assert_eq!(code(get(&[("authorization", bad)])), 401, "{bad}");
     }
+    // Whatever else is wrong.
+    assert_eq!(code(get(&[("impersonate-user", ""), ("authorization", "Basic YTpi")])), 401);
     let protocols = "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWJj";
     let admitted = get(&[("sec-websocket-protocol", protocols)]).unwrap();
     assert_eq!(admitted.credential.unwrap().token.expose_secret(), "abc");

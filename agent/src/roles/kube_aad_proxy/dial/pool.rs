@@ -28,6 +28,8 @@ const IDLE_MAX: usize = 64;
 const IDLE_TIME: Duration = Duration::from_secs(60);
 /// A connection of HTTP/1.1 that is older is not kept again: it has no GOAWAY, by which apiservers spread their clients anew.
 const AGE_MAX: Duration = Duration::from_secs(300);
+/// When a connection of HTTP/1.1 that was kept has been given up at the latest, but for the exchange that it has then.
+pub(super) const LIFE_MAX: Duration = Duration::from_secs(AGE_MAX.as_secs() + IDLE_TIME.as_secs());
 /// HTTP/1.1 connections for brief answers beside HTTP/2, busy ones counted. People and their tools ask one thing after the other;
 /// where many ask at once, HTTP/2 carries several requests in one write.
 const BRIEF_MAX: usize = 2;
@@ -156,12 +158,27 @@ pub(super) enum Pace {
 }
 
 impl Connections {
-    /// What is closed or has been idle for long.
-    fn retire(&mut self) {
+    /// Takes out what is closed or has been idle for long; what is to be ended of it, without the lock.
+    #[must_use]
+    fn retire(&mut self) -> Vec<Box<Http1>> {
         self.http2.retain(|connection| !connection.send.is_closed() && !connection.load.idle_for(IDLE_TIME));
-        self.idle.retire();
-        self.idle_for_brief.retire();
-        self.idle_for_drops.retire();
+        let mut old = Vec::new();
+        for idle in [&mut self.idle, &mut self.idle_for_brief, &mut self.idle_for_drops] {
+            idle.retire(&mut old);
+        }
+        old
+    }
+
+    fn take(&mut self, pace: Pace, kept_too: bool) -> Option<Sender> {
+        match pace {
+            Pace::Brief if kept_too => {
+                self.brief().or_else(|| self.http2()).or_else(|| self.idle.take().map(Sender::Http1))
+            }
+            Pace::Flows if kept_too => self.http2().or_else(|| self.idle.take().map(Sender::Http1)),
+            Pace::Brief | Pace::Flows => self.http2(),
+            Pace::Drips if kept_too => self.idle_for_drops.take().map(Sender::Http1),
+            Pace::Drips | Pace::DripsBothWays => None,
+        }
     }
 
     fn idle(&mut self, list: List) -> &mut Idle {
@@ -200,12 +217,17 @@ impl Connections {
 }
 
 impl Idle {
-    fn retire(&mut self) {
-        self.0.retain(|(connection, since)| !connection.send.is_closed() && since.elapsed() < IDLE_TIME);
+    fn retire(&mut self, into: &mut Vec<Box<Http1>>) {
+        let old = |(connection, since): &mut (Box<Http1>, Instant)| {
+            connection.send.is_closed() || since.elapsed() >= IDLE_TIME
+        };
+        into.extend(self.0.extract_if(.., old).map(|(connection, _)| connection));
     }
 
+    /// The last one that may be ready: of one that no task drives nobody knows until it is driven.
     fn take(&mut self) -> Option<Box<Http1>> {
-        let ready = self.0.iter_mut().rposition(|(connection, _)| connection.is_ready())?;
+        let driven = |connection: &Http1| connection.driver.is_some();
+        let ready = self.0.iter().rposition(|(connection, _)| driven(connection) || connection.send.is_ready())?;
         Some(self.0.swap_remove(ready).0)
     }
 }
@@ -217,18 +239,28 @@ impl Pool {
 
     /// A connection with room, if there is one; one of HTTP/1.1, which was kept idle, only if `kept_too`.
     pub(super) fn take(&self, pace: Pace, kept_too: bool) -> Option<Sender> {
-        let mut connections = self.lock();
-        connections.retire();
-        match pace {
-            Pace::Brief if kept_too => connections
-                .brief()
-                .or_else(|| connections.http2())
-                .or_else(|| connections.idle.take().map(Sender::Http1)),
-            Pace::Flows if kept_too => connections.http2().or_else(|| connections.idle.take().map(Sender::Http1)),
-            Pace::Brief | Pace::Flows => connections.http2(),
-            Pace::Drips if kept_too => connections.idle_for_drops.take().map(Sender::Http1),
-            Pace::Drips | Pace::DripsBothWays => None,
+        loop {
+            let mut connections = self.lock();
+            let old = connections.retire();
+            let taken = connections.take(pace, kept_too);
+            drop(connections);
+            old.into_iter().for_each(Http1::end);
+            match taken {
+                // Without the lock, for this reads and writes.
+                Some(Sender::Http1(mut connection)) => {
+                    if connection.is_ready() {
+                        return Some(Sender::Http1(connection));
+                    }
+                }
+                taken => return taken,
+            }
         }
+    }
+
+    /// Ends what is closed or has been idle for long.
+    pub(super) fn retire(&self) {
+        let old = self.lock().retire();
+        old.into_iter().for_each(Http1::end);
     }
 
     /// Of HTTP/2, with one stream taken.
@@ -246,7 +278,10 @@ impl Pool {
         if !connection.send.is_closed() && idle.len() < IDLE_MAX && connection.since.elapsed() < AGE_MAX {
             connection.kept = true;
             idle.push((connection, Instant::now()));
+            return;
         }
+        drop(connections);
+        connection.end();
     }
 
     /// A place for another connection for brief answers, if one may be dialled now.
@@ -280,6 +315,13 @@ impl Http1 {
         Box::new(Self { send, driver, list, since: Instant::now(), used: false, kept: false })
     }
 
+    /// Ends it as TLS asks for, which nobody else does where no task drives it.
+    fn end(self: Box<Self>) {
+        let Self { send, mut driver, .. } = *self;
+        drop(send);
+        drive(&mut driver, &mut Context::from_waker(Waker::noop()));
+    }
+
     /// Whether it takes a request now; not if the apiserver has closed it while it was idle.
     fn is_ready(&mut self) -> bool {
         drive(&mut self.driver, &mut Context::from_waker(Waker::noop()));
@@ -298,7 +340,12 @@ impl Http1 {
 
 /// Has a connection read and write what it can; drops it when it has ended.
 pub(super) fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
-    driver.take_if(|driver| driver.as_mut().poll(cx).is_ready());
+    // Taken out meanwhile: what panics is not polled again.
+    if let Some(mut running) = driver.take()
+        && running.as_mut().poll(cx).is_pending()
+    {
+        *driver = Some(running);
+    }
 }
 
 impl Load {
@@ -438,7 +485,6 @@ mod tests {
         pool.give_back(connection);
         drop(far);
         assert!(pool.take(Pace::Brief, true).is_none());
-        pool.lock().retire();
         assert!(pool.lock().idle_for_brief.0.is_empty());
     }
 }
