@@ -160,7 +160,7 @@ pub(super) enum Pace {
 impl Connections {
     /// Takes out what is closed or has been idle for long; what is to be ended of it, without the lock.
     #[must_use]
-    fn retire(&mut self) -> Vec<Box<Http1>> {
+    fn retire(&mut self) -> Vec<Http1> {
         self.http2.retain(|connection| !connection.send.is_closed() && !connection.load.idle_for(IDLE_TIME));
         let mut old = Vec::new();
         for idle in [&mut self.idle, &mut self.idle_for_brief, &mut self.idle_for_drops] {
@@ -217,11 +217,11 @@ impl Connections {
 }
 
 impl Idle {
-    fn retire(&mut self, into: &mut Vec<Box<Http1>>) {
+    fn retire(&mut self, into: &mut Vec<Http1>) {
         let old = |(connection, since): &mut (Box<Http1>, Instant)| {
             connection.send.is_closed() || since.elapsed() >= IDLE_TIME
         };
-        into.extend(self.0.extract_if(.., old).map(|(connection, _)| connection));
+        into.extend(self.0.extract_if(.., old).map(|(connection, _)| *connection));
     }
 
     /// The last one that may be ready: of one that no task drives nobody knows until it is driven.
@@ -316,8 +316,8 @@ impl Http1 {
     }
 
     /// Ends it as TLS asks for, which nobody else does where no task drives it.
-    fn end(self: Box<Self>) {
-        let Self { send, mut driver, .. } = *self;
+    fn end(self) {
+        let Self { send, mut driver, .. } = self;
         drop(send);
         drive(&mut driver, &mut Context::from_waker(Waker::noop()));
     }
