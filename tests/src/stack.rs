@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{Mutex, OnceLock},
+    sync::{Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -101,6 +101,9 @@ pub fn shared(carrier: &str) -> &'static Stack {
 
 /// Gives the users of `towline dev` their roles in the real cluster: admin everything, viewer view in one namespace.
 pub fn grant_in_cluster() -> anyhow::Result<()> {
+    // Of two that create the same at once kubectl tells one that it is there: a failure now and then on a fresh cluster.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     cluster().admin().apply(
         "apiVersion: v1\nkind: Namespace\nmetadata: {name: view-only}\n---\n\
          apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: towline-test-admin}\n\
