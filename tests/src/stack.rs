@@ -329,7 +329,7 @@ impl Drop for Stack {
 /// Folder and admin URL of every stack that was started and not dropped.
 fn stacks() -> std::sync::MutexGuard<'static, Vec<(PathBuf, String)>> {
     static STACKS: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
-    STACKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps the metrics of the stacks that still run: those that tests share live in statics, which are never dropped.

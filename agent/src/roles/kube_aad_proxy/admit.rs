@@ -127,7 +127,7 @@ pub fn admit(head: RequestHead) -> Result<Admitted, Refusal> {
         headers.insert(TRACEPARENT, value);
     }
     let credential = admit_credential(&credentials, protocols, &mut headers)?;
-    let asked = admit_asked(asked)?;
+    let asked = admit_asked(&asked)?;
     let content_length = admit_length(&lengths)?;
     if upgrade.is_some() && content_length.is_some_and(|length| length > 0) {
         return Err(refuse("an upgrade request has no body"));
@@ -172,7 +172,7 @@ struct Sorted {
     headers: HeaderMap,
     credentials: Vec<HeaderValue>,
     protocols: Vec<HeaderValue>,
-    asked: Vec<(HeaderName, Vec<HeaderValue>)>,
+    asked: HeaderMap,
     lengths: Vec<HeaderValue>,
 }
 
@@ -183,18 +183,14 @@ impl Sorted {
             headers: HeaderMap::with_capacity(room),
             credentials: Vec::new(),
             protocols: Vec::new(),
-            asked: Vec::new(),
+            asked: HeaderMap::new(),
             lengths: Vec::new(),
         };
         let mut header = None;
         for (name, value) in received {
             // Only the first of several values brings the name.
             if let Some(name) = name {
-                let fate = Fate::of(name.as_str())?;
-                if matches!(fate, Fate::Asked) {
-                    sorted.asked.push((name.clone(), Vec::new()));
-                }
-                header = Some((fate, name));
+                header = Some((Fate::of(name.as_str())?, name));
             }
             match &header {
                 Some((Fate::Passes, name)) => {
@@ -204,10 +200,8 @@ impl Sorted {
                 Some((Fate::Credential, _)) => sorted.credentials.push(value),
                 Some((Fate::Protocol, _)) => sorted.protocols.push(value),
                 Some((Fate::Length, _)) => sorted.lengths.push(value),
-                Some((Fate::Asked, _)) => {
-                    if let Some((_, values)) = sorted.asked.last_mut() {
-                        values.push(value);
-                    }
+                Some((Fate::Asked, name)) => {
+                    sorted.asked.append(name.clone(), value);
                 }
             }
         }
@@ -342,9 +336,7 @@ fn admit_credential(
         };
         several |= found.replace(Credential { scheme, token: checked_token(token.trim_matches(' '))? }).is_some();
     }
-    if !protocols.is_empty()
-        && let Some(token) = admit_protocols(protocols, headers)?
-    {
+    if let Some(token) = admit_protocols(protocols, headers)? {
         several |= found.replace(Credential { scheme: Scheme::Bearer, token }).is_some();
     }
     if several { Err(unauthorized("more than one credential")) } else { Ok(found) }
@@ -403,13 +395,13 @@ fn admit_protocols(values: Vec<HeaderValue>, headers: &mut HeaderMap) -> Result<
 }
 
 /// Every `Impersonate-*` header. One that is unknown or malformed is refused, never forwarded (attacks I1, I3).
-fn admit_asked(headers: Vec<(HeaderName, Vec<HeaderValue>)>) -> Result<Option<Asked>, Refusal> {
+fn admit_asked(headers: &HeaderMap) -> Result<Option<Asked>, Refusal> {
     if headers.is_empty() {
         return Ok(None);
     }
     let (mut users, mut uids, mut asked) = (Vec::new(), Vec::new(), Asked::default());
-    for (name, values) in headers {
-        let values = values.iter().map(admit_text).collect::<Result<Vec<_>, _>>()?;
+    for name in headers.keys() {
+        let values = headers.get_all(name).iter().map(admit_text).collect::<Result<Vec<_>, _>>()?;
         match name.as_str() {
             "impersonate-user" => users = values,
             "impersonate-uid" => uids = values,

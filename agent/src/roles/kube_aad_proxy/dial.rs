@@ -26,7 +26,7 @@ use self::{
     access::{Access, AccessError},
     body::{AnswerBody, RequestBody},
     connect::Connector,
-    pool::{Http1, LIFE_MAX, Lease, List, Pace, Pool, Sender, drive},
+    pool::{Http1, LIFE_MAX, Lease, List, Pace, Pool, Sender},
 };
 use super::impersonate::UpstreamHead;
 
@@ -121,11 +121,10 @@ impl Apiserver {
                     Sender::Http1(mut connection) => {
                         let request = self.request(head, Version::HTTP_11, body)?;
                         let sent = Instant::now();
-                        let Http1 { send, driver, .. } = &mut *connection;
-                        let mut answer = pin!(send.try_send_request(request));
+                        let mut answer = pin!(connection.send.try_send_request(request));
                         // The connection first, so that the request leaves before whoever waits turns to anything else.
                         let answered = poll_fn(|cx| {
-                            drive(driver, cx);
+                            connection.drive(cx);
                             answer.as_mut().poll(cx)
                         });
                         match answered.await {

@@ -205,8 +205,7 @@ impl Exchange<'_> {
     }
 }
 
-/// Waits for `asked` until the deadline, the user's going away, or the session's end. These are not held to the task's share of
-/// a turn, which an apiserver that sends without a pause uses up each time.
+/// Waits for `asked` until the deadline, the user's going away, or the session's end.
 async fn waited_for<T>(
     asked: Pin<&mut impl Future<Output = Result<T, Refusal>>>,
     send: &mut SendStream,
@@ -220,9 +219,10 @@ async fn waited_for<T>(
             Err(refusal) => Waited::Refused(refusal),
         },
         end = send.stopped() => Waited::Gone(gone(&end, None, 0)),
-        () = unconstrained(bounds.ended()) => {
+        () = bounds.ended() => {
             Waited::Refused(Refusal::unauthorized(STAGE, "the token's time is over, or the right was withdrawn"))
         }
+        // As the bounds are.
         () = unconstrained(tokio::time::sleep_until(deadline.into())) => Waited::Refused(Refusal::new(
             STAGE,
             StatusCode::GATEWAY_TIMEOUT,
@@ -251,23 +251,26 @@ impl Answer {
 }
 
 impl Bounds {
-    /// Completes when the session is over, or the right to this call is withdrawn.
-    async fn ended(&self) {
-        match (&self.session, &self.right) {
-            (None, None) => std::future::pending().await,
-            (Some(session), None) => session.ended().await,
-            (None, Some(right)) => Box::pin(right.withdrawn()).await,
-            // In a box of its own: most clusters ask no roles and assignments.
-            (Some(session), Some(right)) => {
-                Box::pin(async {
-                    tokio::select! {
-                        () = session.ended() => {}
-                        () = right.withdrawn() => {}
-                    }
-                })
-                .await;
+    /// Completes when the session is over, or the right to this call is withdrawn. Not held to the task's share of a turn, which
+    /// a peer that sends without a pause uses up each time.
+    fn ended(&self) -> impl Future<Output = ()> {
+        unconstrained(async {
+            match (&self.session, &self.right) {
+                (None, None) => std::future::pending().await,
+                (Some(session), None) => session.ended().await,
+                (None, Some(right)) => Box::pin(right.withdrawn()).await,
+                // In a box of its own: most clusters ask no roles and assignments.
+                (Some(session), Some(right)) => {
+                    Box::pin(async {
+                        tokio::select! {
+                            () = session.ended() => {}
+                            () = right.withdrawn() => {}
+                        }
+                    })
+                    .await;
+                }
             }
-        }
+        })
     }
 }
 
@@ -280,7 +283,7 @@ impl Answering {
         let sent = tokio::select! {
             biased;
             sent = exchange::respond_encoded(send, std::mem::take(head), body, &counters) => Some(sent),
-            () = unconstrained(bounds.ended()) => None,
+            () = bounds.ended() => None,
         };
         let sent_bytes = counters.sent();
         let Some(result) = sent else {

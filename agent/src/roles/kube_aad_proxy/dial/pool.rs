@@ -29,7 +29,7 @@ const IDLE_TIME: Duration = Duration::from_secs(60);
 /// A connection of HTTP/1.1 that is older is not kept again: it has no GOAWAY, by which apiservers spread their clients anew.
 const AGE_MAX: Duration = Duration::from_secs(300);
 /// When a connection of HTTP/1.1 that was kept has been given up at the latest, but for the exchange that it has then.
-pub(super) const LIFE_MAX: Duration = Duration::from_secs(AGE_MAX.as_secs() + IDLE_TIME.as_secs());
+pub(super) const LIFE_MAX: Duration = AGE_MAX.saturating_add(IDLE_TIME);
 /// HTTP/1.1 connections for brief answers beside HTTP/2, busy ones counted. People and their tools ask one thing after the other;
 /// where many ask at once, HTTP/2 carries several requests in one write.
 const BRIEF_MAX: usize = 2;
@@ -104,7 +104,7 @@ pub(super) enum Sender {
 pub(super) struct Http1 {
     pub(super) send: http1::SendRequest<RequestBody>,
     /// None where a task drives it, and once it has ended.
-    pub(super) driver: Option<Driver>,
+    driver: Option<Driver>,
     list: List,
     since: Instant,
     /// Whether it has answered a request.
@@ -239,12 +239,9 @@ impl Pool {
 
     /// A connection with room, if there is one; one of HTTP/1.1, which was kept idle, only if `kept_too`.
     pub(super) fn take(&self, pace: Pace, kept_too: bool) -> Option<Sender> {
+        self.retire();
         loop {
-            let mut connections = self.lock();
-            let old = connections.retire();
-            let taken = connections.take(pace, kept_too);
-            drop(connections);
-            old.into_iter().for_each(Http1::end);
+            let taken = self.lock().take(pace, kept_too);
             match taken {
                 // Without the lock, for this reads and writes.
                 Some(Sender::Http1(mut connection)) => {
@@ -317,14 +314,26 @@ impl Http1 {
 
     /// Ends it as TLS asks for, which nobody else does where no task drives it.
     fn end(self) {
-        let Self { send, mut driver, .. } = self;
+        let Self { send, driver, .. } = self;
         drop(send);
-        drive(&mut driver, &mut Context::from_waker(Waker::noop()));
+        if let Some(mut driver) = driver {
+            let _ended = driver.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        }
+    }
+
+    /// Has it read and write what it can, where no task does; whoever drives it last is woken for more.
+    pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
+        // Taken out meanwhile: what panics is not polled again.
+        if let Some(mut driver) = self.driver.take()
+            && driver.as_mut().poll(cx).is_pending()
+        {
+            self.driver = Some(driver);
+        }
     }
 
     /// Whether it takes a request now; not if the apiserver has closed it while it was idle.
     fn is_ready(&mut self) -> bool {
-        drive(&mut self.driver, &mut Context::from_waker(Waker::noop()));
+        self.drive(&mut Context::from_waker(Waker::noop()));
         self.send.is_ready()
     }
 
@@ -335,16 +344,6 @@ impl Http1 {
         let ended = error.is_incomplete_message() || by_socket();
         let crossed = self.kept && ended && sent.elapsed() < CROSSING;
         crossed || (self.list == List::Brief && error.is_parse_too_large())
-    }
-}
-
-/// Has a connection read and write what it can; drops it when it has ended.
-pub(super) fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
-    // Taken out meanwhile: what panics is not polled again.
-    if let Some(mut running) = driver.take()
-        && running.as_mut().poll(cx).is_pending()
-    {
-        *driver = Some(running);
     }
 }
 
@@ -390,7 +389,7 @@ impl Lease {
     /// Has the connection bring more of the answer, where nobody else does.
     pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
         if let Self::Connection(connection, _) = self {
-            drive(&mut connection.driver, cx);
+            connection.drive(cx);
         }
     }
 
