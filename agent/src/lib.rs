@@ -12,6 +12,7 @@
 //! | [`metrics`] | every metric, named once |
 //! | [`reload`] | what of the settings takes effect while the agent runs: the outbound proxy |
 //! | [`peers`] | places for connections, in all and for each address |
+//! | [`program`] | the process `towline-agent` |
 
 pub mod admin;
 mod assemble;
@@ -20,6 +21,7 @@ pub mod config;
 pub mod identity;
 pub mod metrics;
 pub mod peers;
+pub mod program;
 pub mod reload;
 pub mod roles;
 pub mod tunnel;

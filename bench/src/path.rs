@@ -130,8 +130,8 @@ pub struct Bench {
     pub link: Link,
     /// Where Towline's programs are.
     pub programs: PathBuf,
-    /// Which of them is trained, if any is; no figure is worth anything then.
-    pub train: Option<towline::Trained>,
+    /// They are trained; no figure is worth anything then.
+    pub train: bool,
     synthetic: Upstream,
     apiserver: OnceCell<Result<Apiserver, Missing>>,
     dir: tempfile::TempDir,
@@ -248,7 +248,7 @@ impl Bench {
     ///
     /// # Errors
     /// Whatever is missing on this machine.
-    pub async fn start(link: Link, programs: PathBuf, train: Option<towline::Trained>) -> anyhow::Result<Self> {
+    pub async fn start(link: Link, programs: PathBuf, train: bool) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let (outer, inner) = (link.address(Seat::Outer), link.address(Seat::Inner));
         // Where a port is forwarded, users reach what is at the site by the address of the gateway.

@@ -20,7 +20,7 @@ use crate::{
     link::{Link, Seat, Way},
     load::{Load, Outcome, Plan, Until},
     machine,
-    path::{ANSWERS, Bench, Kind, Missing, Running, towline::Trained},
+    path::{ANSWERS, Bench, Kind, Missing, Running},
     plan::{self, Plan as RunPlan, Stop, Wanted},
     program::{Dialogue, output},
     record::{self, Record, Writer},
@@ -57,10 +57,10 @@ pub struct Args {
     /// Folder of towline and towline-agent; that of this program without it.
     #[arg(long)]
     programs: Option<PathBuf>,
-    /// Train programs that were built to count what runs (`rustc -C profile-generate`): this one serves, and all are asked to
-    /// end before they are killed, as they write down then what they have counted.
+    /// Train a program that was built to count what runs (`rustc -C profile-generate`): its processes are asked to end before
+    /// they are killed, as they write down then what they have counted.
     #[arg(long)]
-    train: Option<Trained>,
+    train: bool,
     /// Exit code 1 if any request failed, or something broke.
     #[arg(long)]
     strict: bool,
@@ -268,7 +268,7 @@ impl Round<'_> {
             }
             *left = rest;
         }
-        path.stop(self.bench.train.is_some()).await;
+        path.stop(self.bench.train).await;
         way.stop().await;
         Ok(end)
     }
@@ -296,7 +296,7 @@ impl Round<'_> {
         match answers(self.bench, &mut path, scene).await {
             Ok(()) => Ok(path),
             Err(error) => {
-                path.stop(self.bench.train.is_some()).await;
+                path.stop(self.bench.train).await;
                 Err(error.context(format!("{} does not answer", self.kind.name())))
             }
         }

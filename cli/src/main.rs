@@ -1,5 +1,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods))]
-//! The `towline` command.
+//! The `towline` command; and all that ships, for `towline-gateway` and `towline-agent` are other names of the same file. So
+//! there is one program to build, to train and to hand out, and where two of them run on one machine they share its code in
+//! memory and caches.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -34,12 +36,43 @@ mod oauth;
 mod output;
 mod state;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::Parser;
 use proto::process::telemetry::{self, LogFormat};
 
+/// What the one file is, by the name that it is called by.
+#[derive(Debug, PartialEq, Eq)]
+enum Program {
+    Command,
+    Gateway,
+    Agent,
+}
+
+impl Program {
+    /// Also where something is appended to the name, such as a version.
+    fn of(called: Option<OsString>) -> Self {
+        let called = called.unwrap_or_default();
+        let name = Path::new(&called).file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("towline-gateway") {
+            Self::Gateway
+        } else if name.starts_with("towline-agent") {
+            Self::Agent
+        } else {
+            Self::Command
+        }
+    }
+}
+
 fn main() -> ExitCode {
+    match Program::of(std::env::args_os().next()) {
+        Program::Command => command(),
+        Program::Gateway => gateway::program::main(),
+        Program::Agent => agent::program::main(),
+    }
+}
+
+fn command() -> ExitCode {
     let args = args::Args::parse();
     let format = if args.log_json { LogFormat::Json } else { LogFormat::Text };
     let log_level = match telemetry::init(format, &args.log) {
@@ -56,5 +89,27 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(failure) => failure.report(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_that_it_is_called_by_says_what_it_is() {
+        for (called, program) in [
+            ("towline", Program::Command),
+            ("/usr/local/bin/towline", Program::Command),
+            ("/srv/towline-agent/towline", Program::Command),
+            ("towline-gateway", Program::Gateway),
+            ("/usr/local/bin/towline-gateway", Program::Gateway),
+            ("./towline-gateway-0.1.0", Program::Gateway),
+            ("/towline-agent", Program::Agent),
+            ("", Program::Command),
+        ] {
+            assert_eq!(Program::of(Some(called.into())), program, "{called}");
+        }
+        assert_eq!(Program::of(None), Program::Command);
     }
 }

@@ -28,6 +28,7 @@
 //! | [`init`] | the folder of a new gateway |
 //! | [`renew`] | what an operator renews: certificate and owner's secret |
 //! | [`roll_over`] | one certificate authority follows another |
+//! | [`program`] | the process `towline-gateway` |
 //! | [`core`] | what all of these share |
 
 pub mod accounts;
@@ -44,6 +45,7 @@ pub mod init;
 pub mod issuer;
 pub mod metrics;
 pub mod policy;
+pub mod program;
 pub mod rate;
 pub mod reload;
 pub mod renew;

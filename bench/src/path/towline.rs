@@ -25,15 +25,6 @@ const STREAMS_OF_AGENT: u32 = 8000;
 /// Streams that users may have beside those that a crowd is made of.
 const SPARE: u32 = 1000;
 
-/// A program that serves users. They share their parts, but not what the compiler makes of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Trained {
-    /// `towline dev`.
-    Dev,
-    /// `towline-gateway`.
-    Gateway,
-}
-
 /// The programs of both ends, which are built before anything is measured.
 pub fn has_programs(bench: &Bench) -> anyhow::Result<()> {
     ["towline", "towline-agent"].iter().try_for_each(|name| program(bench, name).map(drop))
@@ -50,10 +41,8 @@ fn carrier(kind: Kind) -> &'static str {
 
 /// Starts both, with one carrier.
 pub async fn start(bench: &Bench, upstream: &Upstream, kind: Kind, crowd: Crowd) -> anyhow::Result<Running> {
-    match (crowd, bench.train) {
-        (Crowd::Agents(agents), _) => return fleet::start(bench, kind, agents).await,
-        (Crowd::Few, Some(Trained::Gateway)) => return fleet::start(bench, kind, 0).await,
-        _ => {}
+    if let Crowd::Agents(agents) = crowd {
+        return fleet::start(bench, kind, agents).await;
     }
     let begun = Begun::new(bench, kind, crowd).await?;
     let audit = Some(Audit::new(text(&begun.ready, "admin")?));

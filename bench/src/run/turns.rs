@@ -74,7 +74,7 @@ impl<'a> Up<'a> {
         match begin(round, &mut path, scenario, load).await {
             Ok((users, ledgers)) => Ok(Self { round, path, users, ledgers, seen: Ok(Outcome::default()) }),
             Err(error) => {
-                path.stop(round.bench.train.is_some()).await;
+                path.stop(round.bench.train).await;
                 Err(error)
             }
         }
@@ -105,7 +105,7 @@ impl<'a> Up<'a> {
             // The hops' logs end with the path.
             crate::progress(&self.path.state());
         }
-        self.path.stop(self.round.bench.train.is_some()).await;
+        self.path.stop(self.round.bench.train).await;
         match measured {
             Ok(record) => (record, false),
             Err(error) => (self.round.without(scenario, &why(&error)), true),

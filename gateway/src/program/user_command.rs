@@ -9,11 +9,12 @@ use std::{
 
 use anyhow::{Context, ensure};
 use clap::Subcommand;
-use gateway::{
+use serde_json::{Value, json};
+
+use crate::{
     config::Config,
     issuer::{USERS_FILE, User, Users, users::generate_password},
 };
-use serde_json::{Value, json};
 
 /// A line that is longer is no password.
 const PASSWORD_FILE_BYTES: u64 = 4096;

@@ -1,0 +1,268 @@
+//! The program `towline-gateway`: arguments, what operators do by it, run until told, exit code.
+
+mod user_command;
+
+use std::{io::Write, path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use proto::process::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
+
+use crate::{
+    Extras, Gateway,
+    config::{self, Config},
+    init, renew, roll_over,
+    store::Store,
+};
+
+/// A gateway to Kubernetes clusters behind firewalls.
+#[derive(Parser)]
+#[command(name = "towline-gateway", version)]
+struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// The configuration file.
+    #[arg(long, global = true, default_value = "/etc/towline/gateway.toml")]
+    config: PathBuf,
+    /// What to log: a level or a list such as `info,proto=debug`. What agents log is left to a filter that names it, such
+    /// as `info,agent_logs=debug`. Programs built for release say no more at trace than at debug.
+    #[arg(long, default_value = "info")]
+    log_level: String,
+    /// Log one JSON object a line.
+    #[arg(long)]
+    log_json: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Reads the configuration file, reports all its faults, and starts nothing.
+    CheckConfig,
+    /// Prints every setting with its type, bounds, default and meaning, as a file to copy from.
+    ConfigReference,
+    /// Makes the folder of a new gateway: configuration, authority, issuer, and a service principal that owns it. Prints what
+    /// to sign in with, once, as JSON.
+    Init(Init),
+    /// Gives the gateway another certificate of its own authority, with the names of the one it has (where `init` made it).
+    RenewCertificate,
+    /// Has another certificate authority follow the one of clusters' certificates: `begin`, `status`, `finish`. Prints JSON.
+    RollOver {
+        #[command(subcommand)]
+        step: RollOverStep,
+    },
+    /// Gives the owner another secret, good for a year, and prints it once, as JSON. Also when none is good any more.
+    RenewOwnerSecret,
+    /// Copies the store of a gateway into a file while it runs (SQLite; with PostgreSQL use its own tools).
+    Backup {
+        /// The file; it must not exist yet.
+        #[arg(long)]
+        to: PathBuf,
+    },
+    /// The local users of the built-in issuer: add, list, disable, enable, remove. Prints JSON.
+    User {
+        #[command(subcommand)]
+        action: user_command::UserAction,
+    },
+}
+
+#[derive(Subcommand)]
+enum RollOverStep {
+    /// Makes the new authority. Both are trusted from now on, the new one issues, and agents that are connected renew.
+    Begin,
+    /// Says how far it is, and which clusters still live on the old one.
+    Status,
+    /// Trusts the old one no more, once nothing lives on it, and has the gateway's own certificate issued by the new one.
+    Finish {
+        /// Also while clusters live on the old one: they are cut off and must be connected again (`towline connect`).
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(clap::Args)]
+struct Init {
+    /// How users and agents address the gateway, https://host[:port].
+    #[arg(long)]
+    url: String,
+    /// The folder.
+    #[arg(long, default_value = "/var/lib/towline")]
+    directory: PathBuf,
+    /// Where it listens.
+    #[arg(long, default_value = "0.0.0.0:8443")]
+    listen: std::net::SocketAddr,
+    /// Where operators reach it.
+    #[arg(long, default_value = "127.0.0.1:9090")]
+    admin: std::net::SocketAddr,
+    /// The gateway's certificate chain, PEM, of an authority that users' machines know; without it one is made.
+    #[arg(long, requires = "key")]
+    certificate: Option<PathBuf>,
+    /// Its private key, PEM.
+    #[arg(long, requires = "certificate")]
+    key: Option<PathBuf>,
+}
+
+/// How often it is looked at what ends soon.
+const RENEWALS_LOOK: std::time::Duration = std::time::Duration::from_secs(86_400);
+
+/// The exit code for a configuration with faults.
+const BAD_CONFIG: u8 = 2;
+
+/// The process, from its arguments to its exit code.
+pub fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(Command::Init(init)) = args.command {
+        return make(init);
+    }
+    if let Some(Command::ConfigReference) = args.command {
+        return say(config::reference::text().trim_end_matches('\n'));
+    }
+    let config = match Config::load(&args.config) {
+        Ok(config) => config,
+        Err(error) => return fail(BAD_CONFIG, &error),
+    };
+    if let Some(Command::Backup { to }) = &args.command {
+        return backup(&config, to);
+    }
+    let now = std::time::SystemTime::now();
+    match args.command {
+        Some(Command::User { action }) => return printed(user_command::run(&config, action)),
+        Some(Command::RenewCertificate) => {
+            let allowed = user_command::as_its_owner(&config.tls.key_file);
+            return printed(allowed.and_then(|()| Ok(renew::certificate(&config, now)?)));
+        }
+        Some(Command::RollOver { step }) => return printed(roll_over(&config, &step)),
+        Some(Command::RenewOwnerSecret) => {
+            let allowed = config.issuer.as_ref().map_or(Ok(()), |own| user_command::as_its_owner(&own.state_dir));
+            return printed(allowed.and_then(|()| Ok(renew::owner_secret(&config, now)?)));
+        }
+        Some(_) => return checked(&config, &args.config),
+        None => {}
+    }
+    let format = if args.log_json { telemetry::LogFormat::Json } else { telemetry::LogFormat::Text };
+    let log_level = match telemetry::init(format, &args.log_level) {
+        Ok(log_level) => log_level,
+        Err(error) => return fail(BAD_CONFIG, &error),
+    };
+    let runtime = match proto::process::runtime() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(1, &error),
+    };
+    let result = runtime.block_on(run(config, log_level));
+    // Whoever does not read standard output, where audit records may go, does not hold up the end.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, error.as_ref()),
+    }
+}
+
+async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<()> {
+    let open_files = raise_open_files();
+    let (tasks, shutdown) = (TaskGroup::new("process"), Shutdown::new());
+    let mut signals = signals(&tasks, &shutdown)?;
+    let level = Some(log_level);
+    let extras = Extras { shutdown: shutdown.clone(), log_level: level, open_files, ..Extras::default() };
+    let gateway = Gateway::build(config.clone(), extras).await?;
+    tasks.spawn("renewals", async move {
+        let mut daily = tokio::time::interval(RENEWALS_LOOK);
+        loop {
+            daily.tick().await;
+            let told = config.clone();
+            let told = tokio::task::spawn_blocking(move || renew::warnings(&told, std::time::SystemTime::now())).await;
+            told.unwrap_or_default().iter().for_each(|warning| tracing::warn!("{warning}"));
+        }
+    });
+    let handle = gateway.handle();
+    tasks.spawn("reload", async move {
+        loop {
+            signals.reload().await;
+            // The result is in the log.
+            let _ = handle.reload().await;
+        }
+    });
+    gateway.run().await;
+    Ok(())
+}
+
+fn make(args: Init) -> ExitCode {
+    let Init { url, directory, listen, admin, certificate, key } = args;
+    let plan = init::Plan { directory, url, listen, admin, certificate: certificate.zip(key) };
+    match init::init(&plan) {
+        Ok(made) => say(&format!("{made:#}")),
+        Err(error @ (init::InitError::Url(_) | init::InitError::Exists(_))) => fail(BAD_CONFIG, &error),
+        Err(error) => fail(1, &error),
+    }
+}
+
+fn backup(config: &Config, to: &std::path::Path) -> ExitCode {
+    let Some(api) = &config.api else {
+        return fail(BAD_CONFIG, anyhow::anyhow!("there is nothing to copy: the configuration has no [api]").as_ref());
+    };
+    let copied =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from).and_then(
+            |runtime| {
+                runtime.block_on(async {
+                    let store = Store::open(&api.store.url()).await?;
+                    let copied = store.backup(to).await;
+                    store.close().await;
+                    Ok(copied?)
+                })
+            },
+        );
+    match copied {
+        Ok(()) => say(&format!(
+            "{}: the store as it is now; store.key and the folder of the issuer are not in it",
+            to.display()
+        )),
+        Err(error) => fail(1, error.as_ref()),
+    }
+}
+
+fn roll_over(config: &Config, step: &RollOverStep) -> anyhow::Result<serde_json::Value> {
+    let now = std::time::SystemTime::now();
+    if let Some(files) = config.agents.authority.as_ref().filter(|_| !matches!(step, RollOverStep::Status)) {
+        user_command::as_its_owner(&files.key)?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let store = match &config.api {
+            Some(api) if !matches!(step, RollOverStep::Begin) => Some(Store::open(&api.store.url()).await?),
+            _ => None,
+        };
+        let done = match step {
+            RollOverStep::Begin => roll_over::begin(config, now),
+            RollOverStep::Status => roll_over::status(config, store.as_ref(), now).await,
+            RollOverStep::Finish { force } => roll_over::finish(config, store.as_ref(), now, *force).await,
+        };
+        if let Some(store) = store {
+            store.close().await;
+        }
+        Ok(done?)
+    })
+}
+
+fn printed(done: anyhow::Result<serde_json::Value>) -> ExitCode {
+    match done {
+        Ok(said) => say(&format!("{said:#}")),
+        Err(error) => fail(1, error.as_ref()),
+    }
+}
+
+fn checked(config: &Config, file: &std::path::Path) -> ExitCode {
+    if let Err(error) = crate::check(config) {
+        return fail(BAD_CONFIG, &error);
+    }
+    for warning in renew::warnings(config, std::time::SystemTime::now()) {
+        let _ = writeln!(std::io::stderr(), "towline-gateway: warning: {warning}");
+    }
+    say(&format!("{}: no faults", file.display()))
+}
+
+fn say(text: &str) -> ExitCode {
+    // Nobody is left to tell if standard output is closed.
+    let _ = writeln!(std::io::stdout(), "{text}");
+    ExitCode::SUCCESS
+}
+
+fn fail(code: u8, error: &(dyn std::error::Error + 'static)) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "towline-gateway: {}", chain(error));
+    ExitCode::from(code)
+}
