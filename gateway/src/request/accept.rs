@@ -25,7 +25,7 @@ use std::{
 use bytes::Bytes;
 use certs::{Peer, PeerIdentity, tls};
 use http::{Request, Response};
-use hyper::{body::Incoming, service::service_fn};
+use hyper::{body::Incoming, service::service_fn, upgrade::Upgraded};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::{limits, process::chain, transport::cork::cork};
 use rustls::pki_types::CertificateDer;
@@ -39,6 +39,7 @@ use self::{
     flood::Frames,
     framing::{Framing, InTurn, Notes, Timeouts},
     limit::{Admission, Unread},
+    linger::Linger,
     refused::Cause,
 };
 use super::{
@@ -208,7 +209,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let notes = Notes::default();
     let limits = core.limits();
     let timeouts = Timeouts { head: limits.header_timeout, answer: limits.answer_timeout };
-    let io = TokioIo::new(Framing::new(linger::Linger::new(stream), notes.clone(), timeouts));
+    let io = TokioIo::new(Framing::new(Linger::new(stream), notes.clone(), timeouts));
     let shown = Arc::clone(&connection);
     let service = {
         let core = Arc::clone(&core);
@@ -247,6 +248,15 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         Some(result) => result.map_err(io::Error::other),
         None => Err(io::Error::other("cut: an answer's session is over and nobody reads")),
     }
+}
+
+/// The connection of a user that has become a tunnel's, without what reads users' heads and lingers for who is refused, and
+/// what was read of it already. Nothing if it is not over HTTP/1.1.
+pub fn into_stream(upgraded: Upgraded) -> Option<(Box<TlsStream<TcpStream>>, Bytes)> {
+    let parts = upgraded.downcast::<TokioIo<Framing<Linger<TlsStream<TcpStream>>>>>().ok()?;
+    let (io, held) = parts.io.into_inner().into_parts();
+    let early = if held.is_empty() { parts.read_buf } else { [parts.read_buf, held].concat().into() };
+    Some((Box::new(io.into_inner()), early))
 }
 
 async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
 use proto::transport::{
     CarrierKind,
     carrier::Facts,
+    http2,
     websocket::{self, SUBPROTOCOL},
 };
 
@@ -16,6 +16,7 @@ use crate::{
     core::Core,
     request::{
         Connection, Stage,
+        accept::{into_stream, refused::Cause},
         respond::{Body, Kind, Refusal},
     },
 };
@@ -49,9 +50,13 @@ pub fn upgrade(
     let (core, peer) = (Arc::clone(core), connection.peer);
     core.tasks.clone().spawn("tunnel", async move {
         match on_upgrade.await {
-            Ok(io) => {
-                let io = TokioIo::new(io);
-                super::accept::carry(core, peer, CarrierKind::WebSocket, websocket::accept(io, facts)).await;
+            Ok(upgraded) => {
+                let Some((stream, early)) = into_stream(upgraded) else {
+                    return core.refusals.record(peer, Cause::Tunnel, "a WebSocket that is not over HTTP/1.1");
+                };
+                http2::tune_tcp(stream.get_ref().0);
+                let establish = websocket::accept(stream, early, facts);
+                super::accept::carry(core, peer, CarrierKind::WebSocket, establish).await;
             }
             Err(error) => tracing::debug!(%peer, %error, "an agent went away before its WebSocket was up"),
         }

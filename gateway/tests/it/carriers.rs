@@ -78,6 +78,23 @@ async fn the_websocket_carrier_takes_agents_only() {
     assert_eq!(user.answer().await.status, 401);
 }
 
+/// It is held back until the handshake is answered, outside of the HTTP library, and goes to the tunnel with the socket.
+#[tokio::test]
+async fn what_comes_with_a_websockets_handshake_is_read() {
+    let world = World::new().await;
+    let mut user = world.user().await;
+    let handshake =
+        b"GET /.towline/tunnel HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+        Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+        Sec-WebSocket-Protocol: towline.v1\r\n\r\n";
+    // A ping, masked with zeros, and half of another one.
+    user.send([handshake, b"\x89\x85\0\0\0\0early\x89\x85\0\0".as_slice()].concat()).await;
+    assert_eq!(user.head().await.status, 101);
+    user.until(b"\x8a\x05early").await;
+    user.send(b"\0\0later").await;
+    user.until(b"\x8a\x05later").await;
+}
+
 /// Who speaks the carrier's ALPN and shows no certificate. They were allowed 1.1 GB on each connection before the hello.
 #[tokio::test]
 async fn before_the_hello_a_peer_may_send_next_to_nothing() {

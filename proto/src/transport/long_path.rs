@@ -141,7 +141,7 @@ async fn one_gbit_per_second_at_100_ms_over_websocket() {
             websocket::SUBPROTOCOL
         );
         near.write_all(answer.as_bytes()).await.unwrap();
-        websocket::accept(near, facts(kind)).await
+        websocket::accept(near, Bytes::new(), facts(kind)).await
     };
     let (gateway, agent) = tokio::join!(gateway, websocket::connect(far, "gateway.test", facts(kind)));
     fills(memory::joined(gateway.unwrap(), agent.unwrap(), SessionOptions::default()).await).await;

@@ -26,12 +26,12 @@ use crate::limits;
 /// One message: an HTTP/2 frame and what small frames go with it.
 const MESSAGE_BYTES: usize = limits::CHUNK_BYTES + 64 * 1024;
 
-/// The gateway's end, over an already upgraded byte stream.
-pub async fn accept<T>(io: T, facts: Facts) -> Result<Carrier, CarrierError>
+/// The gateway's end, over an already upgraded byte stream of which `early` was read already.
+pub async fn accept<T>(io: T, early: Bytes, facts: Facts) -> Result<Carrier, CarrierError>
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    http2::client_side(WebSocketIo::server(io), facts).await
+    http2::client_side(WebSocketIo::server(io, early), facts).await
 }
 
 /// The agent's end: the WebSocket handshake for [`PATH`] over a TLS stream, then HTTP/2. `host` is the `Host` header.
@@ -49,5 +49,5 @@ pub fn bare<T>(io: T, client: bool) -> impl AsyncRead + AsyncWrite + Send + Unpi
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    if client { WebSocketIo::client(io, Bytes::new()) } else { WebSocketIo::server(io) }
+    if client { WebSocketIo::client(io, Bytes::new()) } else { WebSocketIo::server(io, Bytes::new()) }
 }

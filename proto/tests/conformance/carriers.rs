@@ -273,7 +273,7 @@ impl Tls {
         );
         io.write_all(answer.as_bytes()).await.unwrap();
         io.flush().await.unwrap();
-        websocket::accept(io, facts).await.unwrap()
+        websocket::accept(io, Bytes::new(), facts).await.unwrap()
     }
 }
 

@@ -118,6 +118,12 @@ impl<T> Framing<T> {
         }
     }
 
+    /// The socket under a connection that is another protocol's from here on, and what was read of that.
+    pub fn into_parts(self) -> (T, Bytes) {
+        let early = if self.held.is_empty() { self.ready } else { [&*self.ready, &self.held].concat().into() };
+        (self.io, early)
+    }
+
     /// Follows `bytes` up to the end of the next head: how many of them may be given on as they are, and how many were
     /// taken; between the two is the head. Broken framing is an error behind what came before it.
     fn follow(&mut self, bytes: &[u8]) -> (usize, usize) {

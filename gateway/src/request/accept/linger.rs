@@ -42,6 +42,11 @@ impl<S> Linger<S> {
     pub fn new(io: S) -> Self {
         Self { io, ending: None }
     }
+
+    /// The connection by itself, which ends at once.
+    pub fn into_inner(self) -> S {
+        self.io
+    }
 }
 
 impl Ending {

@@ -48,7 +48,7 @@ impl Keys {
 /// One end of a WebSocket.
 pub(crate) struct WebSocketIo<T> {
     io: T,
-    /// What came along with the answer to the handshake.
+    /// What came along with the handshake.
     early: Bytes,
     decoder: Decoder,
     /// A client's.
@@ -66,20 +66,20 @@ pub(crate) struct WebSocketIo<T> {
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketIo<T> {
-    /// The server's end.
-    pub(super) fn server(io: T) -> Self {
-        Self::new(io, Decoder::new(true), None)
+    /// The server's end. `early` was read already.
+    pub(super) fn server(io: T, early: Bytes) -> Self {
+        Self::new(io, early, Decoder::new(true), None)
     }
 
     /// The client's end. `early` was read already.
     pub(super) fn client(io: T, early: Bytes) -> Self {
-        Self { early, ..Self::new(io, Decoder::new(false), Some(Keys::default())) }
+        Self::new(io, early, Decoder::new(false), Some(Keys::default()))
     }
 
-    fn new(io: T, decoder: Decoder, keys: Option<Keys>) -> Self {
+    fn new(io: T, early: Bytes, decoder: Decoder, keys: Option<Keys>) -> Self {
         Self {
             io,
-            early: Bytes::new(),
+            early,
             decoder,
             keys,
             queued: Vec::new(),

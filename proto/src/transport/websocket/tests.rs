@@ -37,7 +37,7 @@ impl Wake for Rings {
 }
 
 fn end<T: AsyncRead + AsyncWrite + Unpin>(io: T, client: bool) -> WebSocketIo<T> {
-    if client { WebSocketIo::client(io, Bytes::new()) } else { WebSocketIo::server(io) }
+    if client { WebSocketIo::client(io, Bytes::new()) } else { WebSocketIo::server(io, Bytes::new()) }
 }
 
 async fn library(io: DuplexStream, client: bool) -> WebSocketStream<DuplexStream> {
