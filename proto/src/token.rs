@@ -168,13 +168,14 @@ impl Verifier {
         self
     }
 
-    /// Keeps all issuers' keys fresh; runs until dropped. Whoever owns the verifier runs it beside, so that no request
+    /// Keeps all issuers' keys fresh, and no decisions that have ended; runs until dropped. Whoever owns the verifier runs it beside, so that no request
     /// waits for an issuer; without it requests read keys when they need them.
     pub async fn keep_fresh(&self) {
         let mut tick = tokio::time::interval(Duration::from_secs(30));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
+            self.decisions.sweep(SystemTime::now());
             futures_util::future::join_all(self.issuers.iter().map(|issuer| issuer.keys.refresh_if_older(FRESH))).await;
         }
     }

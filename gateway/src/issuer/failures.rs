@@ -2,16 +2,10 @@
 //!
 //! The count of one user from one address keeps a guesser away without letting them lock that user out elsewhere.
 
-use std::{
-    net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::Duration,
-};
+use std::{net::IpAddr, time::Duration};
 
-use moka::sync::Cache;
+use quick_cache::sync::{Cache, EntryAction, EntryResult};
+use tokio::time::Instant;
 
 use crate::request::accept::limit::network;
 
@@ -21,8 +15,8 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 const PER_USER: u32 = 10;
 /// Failures from one address in a window.
 const PER_ADDRESS: u32 = 100;
-/// Counters kept; over that the oldest go.
-const COUNTERS: u64 = 16_384;
+/// Windows kept; over that those go that were asked for least.
+const WINDOWS: usize = 16_384;
 
 #[derive(PartialEq, Eq, Hash, Clone)]
 enum Key {
@@ -30,19 +24,32 @@ enum Key {
     User(IpAddr, String),
 }
 
+/// Failures since it began.
+#[derive(Clone)]
+struct Window {
+    failures: u32,
+    began: Instant,
+}
+
+impl Window {
+    fn is_over(&self) -> bool {
+        self.began.elapsed() >= WINDOW
+    }
+}
+
 pub struct Failures {
-    counters: Cache<Key, Arc<AtomicU32>>,
+    windows: Cache<Key, Window>,
 }
 
 impl Failures {
     pub fn new() -> Self {
-        Self { counters: Cache::builder().max_capacity(COUNTERS).time_to_live(WINDOW).build() }
+        Self { windows: Cache::new(WINDOWS) }
     }
 
     /// Whether there were too many failures to try again now.
     pub fn too_many(&self, address: IpAddr, user: &str) -> bool {
         let address = network(address);
-        let count = |key| self.counters.get(&key).map_or(0, |counter| counter.load(Ordering::Relaxed));
+        let count = |key| self.windows.get(&key).filter(|window| !window.is_over()).map_or(0, |window| window.failures);
         count(Key::User(address, user.to_owned())) >= PER_USER || count(Key::Address(address)) >= PER_ADDRESS
     }
 
@@ -50,13 +57,25 @@ impl Failures {
     pub fn count(&self, address: IpAddr, user: &str) {
         let address = network(address);
         for key in [Key::User(address, user.to_owned()), Key::Address(address)] {
-            self.counters.get_with(key, Arc::default).fetch_add(1, Ordering::Relaxed);
+            let first = || Window { failures: 1, began: Instant::now() };
+            let counted = self.windows.entry(&key, None, |_, window| {
+                if window.is_over() {
+                    *window = first();
+                } else {
+                    window.failures += 1;
+                }
+                EntryAction::Retain(())
+            });
+            if let EntryResult::Vacant(place) = counted {
+                // Refused only where the cache was cleared meanwhile.
+                let _ = place.insert(first());
+            }
         }
     }
 
     /// Forgets those of a user who has now signed in.
     pub fn forgive(&self, address: IpAddr, user: &str) {
-        self.counters.invalidate(&Key::User(network(address), user.to_owned()));
+        self.windows.remove(&Key::User(network(address), user.to_owned()));
     }
 }
 
@@ -76,6 +95,23 @@ mod tests {
         assert!(!failures.too_many(there, "ann") && !failures.too_many(here, "bob"));
         failures.forgive(here, "ann");
         assert!(!failures.too_many(here, "ann"));
+    }
+
+    /// A count is that of its window alone.
+    #[tokio::test(start_paused = true)]
+    async fn a_minute_later_it_may_be_tried_again() {
+        let here = IpAddr::from([127, 0, 0, 1]);
+        let failures = Failures::new();
+        for _ in 0..PER_USER {
+            failures.count(here, "ann");
+        }
+        tokio::time::advance(WINDOW - Duration::from_secs(1)).await;
+        failures.count(here, "ann");
+        assert!(failures.too_many(here, "ann"));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(!failures.too_many(here, "ann"));
+        failures.count(here, "ann");
+        assert!(!failures.too_many(here, "ann"), "the one before is over");
     }
 
     /// Who has an IPv6 network had a fresh count for each of its 2^64 addresses.

@@ -10,6 +10,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use quick_cache::{
+    DefaultHashBuilder, OptionsBuilder, Weighter,
+    sync::{Cache, DefaultLifecycle},
+};
 use tokio::sync::OnceCell;
 
 use super::{error::TokenError, identity::Identity};
@@ -18,6 +22,10 @@ use super::{error::TokenError, identity::Identity};
 pub const KEEP: Duration = Duration::from_secs(120);
 /// Bytes of all decisions kept, about.
 const BYTES: u64 = 32 * 1024 * 1024;
+/// Of one without groups, about.
+const ONE_BYTES: u64 = 512;
+/// Parts with a lock and as many bytes each: no identity is too large for one.
+const PARTS: usize = 16;
 
 pub(super) type Digest = [u8; 32];
 
@@ -36,23 +44,30 @@ pub(super) struct Decision {
 type Outcome = Result<Arc<Decision>, TokenError>;
 
 pub(super) struct Decisions {
-    kept: moka::sync::Cache<Digest, Arc<Decision>>,
+    kept: Cache<Digest, Arc<Decision>, Bytes>,
     in_flight: Mutex<HashMap<Digest, Arc<OnceCell<Outcome>>>>,
 }
 
 impl Decisions {
     pub(super) fn new() -> Self {
-        let kept = moka::sync::Cache::builder()
-            .max_capacity(BYTES)
-            .weigher(|_: &Digest, decision: &Arc<Decision>| weight(decision))
-            .time_to_live(KEEP)
-            .build();
+        let options = OptionsBuilder::new()
+            .shards(PARTS)
+            .estimated_items_capacity((BYTES / ONE_BYTES) as usize)
+            .weight_capacity(BYTES)
+            .build()
+            .expect("both capacities are set");
+        let kept = Cache::with_options(options, Bytes, DefaultHashBuilder::default(), DefaultLifecycle::default());
         Self { kept, in_flight: Mutex::new(HashMap::new()) }
     }
 
     /// A decision that holds now.
     pub(super) fn kept(&self, digest: &Digest, now: SystemTime) -> Option<Arc<Decision>> {
         self.kept.get(digest).filter(|d| (d.from..d.until).contains(&now))
+    }
+
+    /// Forgets those that have ended.
+    pub(super) fn sweep(&self, now: SystemTime) {
+        self.kept.retain(|_, decision| now < decision.until);
     }
 
     /// Makes a decision, or waits for the one who is at it. If that one goes away, the next goes on in its place.
@@ -95,8 +110,14 @@ impl Drop for Claim<'_> {
     }
 }
 
-fn weight(decision: &Decision) -> u32 {
-    let identity = &decision.identity;
-    let texts = identity.groups.iter().chain(identity.extra.values().flatten()).map(|text| text.len() + 48);
-    u32::try_from(512 + texts.sum::<usize>()).unwrap_or(u32::MAX)
+/// What a decision weighs, in bytes.
+#[derive(Clone)]
+struct Bytes;
+
+impl Weighter<Digest, Arc<Decision>> for Bytes {
+    fn weight(&self, _: &Digest, decision: &Arc<Decision>) -> u64 {
+        let identity = &decision.identity;
+        let texts = identity.groups.iter().chain(identity.extra.values().flatten()).map(|text| text.len() + 48);
+        ONE_BYTES + texts.sum::<usize>() as u64
+    }
 }

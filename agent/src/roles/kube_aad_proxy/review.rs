@@ -24,7 +24,7 @@ pub const STAGE: &str = "review";
 /// How long an answer is remembered. A right that is withdrawn is gone after this.
 const REMEMBER: Duration = Duration::from_secs(10);
 /// Answers remembered at once.
-const REMEMBERED_MAX: u64 = 8192;
+const REMEMBERED_MAX: usize = 8192;
 /// Reviews that one request may need; more groups than this cannot be asked for with `--as-group`.
 const REVIEWS_MAX: usize = 64;
 /// The most bytes of an answer.
@@ -32,10 +32,17 @@ const ANSWER_BYTES: usize = 256 * 1024;
 
 /// Asks the cluster, and remembers for a short while.
 pub struct Reviews {
-    remembered: moka::sync::Cache<(u64, Question), bool>,
+    remembered: quick_cache::sync::Cache<(u64, Question), Answer>,
     /// With keys of this process: with known keys somebody could make up groups that hash like another user, and get that
     /// user's answers.
     hasher: RandomState,
+}
+
+/// What the cluster said, and when.
+#[derive(Debug, Clone, Copy)]
+struct Answer {
+    allowed: bool,
+    at: tokio::time::Instant,
 }
 
 /// One thing to be impersonated.
@@ -50,8 +57,7 @@ struct Question {
 
 impl Default for Reviews {
     fn default() -> Self {
-        let remembered = moka::sync::Cache::builder().max_capacity(REMEMBERED_MAX).time_to_live(REMEMBER).build();
-        Self { remembered, hasher: RandomState::new() }
+        Self { remembered: quick_cache::sync::Cache::new(REMEMBERED_MAX), hasher: RandomState::new() }
     }
 }
 
@@ -73,13 +79,13 @@ impl Reviews {
         let who = self.hasher.hash_one(real);
         for question in questions {
             let key = (who, question);
-            let allowed = match self.remembered.get(&key) {
-                Some(allowed) => allowed,
+            let allowed = match self.remembered.get(&key).filter(|answer| answer.at.elapsed() < REMEMBER) {
+                Some(answer) => answer.allowed,
                 None => {
                     let allowed = tokio::time::timeout_at(deadline.into(), ask(apiserver, real, &key.1))
                         .await
                         .map_err(|_| unavailable("no answer in time".to_owned()))??;
-                    self.remembered.insert(key.clone(), allowed);
+                    self.remembered.insert(key.clone(), Answer { allowed, at: tokio::time::Instant::now() });
                     allowed
                 }
             };
