@@ -16,19 +16,19 @@ test:      ## formatting, lints, unit, integration and end-to-end tests; what th
 test-full: ## the same with the long tests: every client by every protocol by every carrier, and idle sessions for ten minutes
 	@tests/run --full
 
-bench:     ## Towline beside its peers, as root: about 38 minutes, and 20 to 30 before it for `make dist`; figures and a page with plots in target/bench, and the targets that hold or do not
+bench:     ## Towline beside its peers, as root: about 38 minutes, and about 20 before it for `make dist`; figures and a page with plots in target/bench, and the targets that hold or do not
 	@bench/run
 
 bench-quick: ## the same in a few minutes, to show that it works; its figures decide nothing
 	@bench/run --quick
 
-build:     ## the three programs, static and optimised, in target/<host>/release
+build:     ## the program under its three names, static and optimised, in target/<host>/release
 	@docker/build binaries
 
-dist:      ## the same, trained for what they do most, in target/<host>/dist: more than a quarter less processor time, 20 to 30 minutes on two processors
+dist:      ## the same, trained for what they do most, in target/<host>/dist: more than a quarter less processor time, about 20 minutes on two processors
 	@PROFILE=dist docker/build binaries
 
-image:     ## docker archives of agent and gateway in target/image (PROFILE=dist: of the trained programs)
+image:     ## docker archives of agent and gateway in target/image (PROFILE=dist: of the trained program)
 	@docker/build image agent
 	@docker/build image gateway
 

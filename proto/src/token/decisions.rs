@@ -21,7 +21,7 @@ use super::{error::TokenError, identity::Identity};
 /// How long a decision is kept at most.
 pub const KEEP: Duration = Duration::from_secs(120);
 /// Bytes of all decisions kept, about.
-const BYTES: u64 = 32 * 1024 * 1024;
+pub(super) const BYTES: u64 = 32 * 1024 * 1024;
 /// Of one without groups, about.
 const ONE_BYTES: u64 = 512;
 /// Parts with a lock and as many bytes each: no identity is too large for one.
@@ -85,6 +85,12 @@ impl Decisions {
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.in_flight().len()
+    }
+
+    /// What is kept, in bytes, about.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> u64 {
+        self.kept.weight()
     }
 
     fn in_flight(&self) -> MutexGuard<'_, HashMap<Digest, Arc<OnceCell<Outcome>>>> {

@@ -783,6 +783,36 @@ async fn kept_decisions_end_with_the_token_and_after_a_short_while() {
 }
 
 #[tokio::test]
+async fn decisions_that_have_ended_are_forgotten() {
+    let site = site();
+    let token = site.issuer.mint(&site.claims());
+    let verify = || site.verifier.verify(&token, AUD, site.now);
+    let first = verify().await.unwrap();
+    site.verifier.decisions.sweep(site.now + KEEP - Duration::from_secs(1));
+    assert!(Arc::ptr_eq(&first, &verify().await.unwrap()));
+    site.verifier.decisions.sweep(site.now + KEEP);
+    assert_eq!(site.verifier.decisions.bytes(), 0);
+    assert!(!Arc::ptr_eq(&first, &verify().await.unwrap()));
+}
+
+/// The largest identity is kept, and any number of them is bounded.
+#[tokio::test]
+async fn kept_decisions_are_bounded_in_bytes() {
+    let site = site();
+    let groups: Vec<String> = (0..600).map(|n| format!("{n:0100}")).collect();
+    for n in 0..400 {
+        let token = site.issuer.mint(&site.changed(|c| {
+            c["groups"] = json!(groups);
+            c["sub"] = json!(n.to_string());
+        }));
+        let first = site.try_token(&token).await.unwrap();
+        assert!(n > 0 || Arc::ptr_eq(&first, &site.try_token(&token).await.unwrap()), "alone it is kept");
+        let bytes = site.verifier.decisions.bytes();
+        assert!((1 << 16..=decisions::BYTES).contains(&bytes), "{bytes} with {n} more");
+    }
+}
+
+#[tokio::test]
 async fn errors_never_hold_the_token_or_its_words() {
     let site = site();
     let marker = "s3cr3tm4rk3r";

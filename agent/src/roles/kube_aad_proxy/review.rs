@@ -79,13 +79,13 @@ impl Reviews {
         let who = self.hasher.hash_one(real);
         for question in questions {
             let key = (who, question);
-            let allowed = match self.remembered.get(&key).filter(|answer| answer.at.elapsed() < REMEMBER) {
-                Some(answer) => answer.allowed,
+            let allowed = match self.known(&key) {
+                Some(allowed) => allowed,
                 None => {
                     let allowed = tokio::time::timeout_at(deadline.into(), ask(apiserver, real, &key.1))
                         .await
                         .map_err(|_| unavailable("no answer in time".to_owned()))??;
-                    self.remembered.insert(key.clone(), Answer { allowed, at: tokio::time::Instant::now() });
+                    self.remember(key.clone(), allowed);
                     allowed
                 }
             };
@@ -99,6 +99,14 @@ impl Reviews {
             }
         }
         Ok(Subject::nested(asked, real))
+    }
+
+    fn known(&self, key: &(u64, Question)) -> Option<bool> {
+        self.remembered.get(key).filter(|answer| answer.at.elapsed() < REMEMBER).map(|answer| answer.allowed)
+    }
+
+    fn remember(&self, key: (u64, Question), allowed: bool) {
+        self.remembered.insert(key, Answer { allowed, at: tokio::time::Instant::now() });
     }
 }
 
@@ -190,6 +198,20 @@ fn unavailable(detail: String) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_remembered_for_ten_seconds() {
+        let reviews = Reviews::default();
+        let ask = |user: &str| Asked { user: user.to_owned(), ..Asked::default() };
+        let key = |who, user| (who, questions(&ask(user)).remove(0));
+        reviews.remember(key(1, "jane"), true);
+        reviews.remember(key(1, "joe"), false);
+        tokio::time::advance(REMEMBER - Duration::from_millis(1)).await;
+        assert_eq!([key(1, "jane"), key(1, "joe")].map(|key| reviews.known(&key)), [Some(true), Some(false)]);
+        assert_eq!(reviews.known(&key(2, "jane")), None, "what one may says nothing of another");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(reviews.known(&key(1, "jane")), None);
+    }
 
     #[test]
     fn who_hashes_like_whom_cannot_be_known_outside() {
