@@ -1,7 +1,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods))]
 //! The `towline` command; and all that ships, for `towline-gateway` and `towline-agent` are other names of the same file. So
-//! there is one program to build, to train and to hand out, and where two of them run on one machine they share its code in
-//! memory and caches.
+//! there is one program to build, to train and to hand out, and two that run from one file share its code in memory and
+//! caches.
 //!
 //! | module | what it holds |
 //! |---|---|

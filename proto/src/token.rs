@@ -26,7 +26,7 @@ pub mod testing;
 use std::{
     fmt,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use certs::Roots;
@@ -168,8 +168,8 @@ impl Verifier {
         self
     }
 
-    /// Keeps all issuers' keys fresh, and no decisions that have ended; runs until dropped. Whoever owns the verifier runs it beside, so that no request
-    /// waits for an issuer; without it requests read keys when they need them.
+    /// Keeps all issuers' keys fresh, and no decisions that have ended; runs until dropped. Whoever owns the verifier runs
+    /// it beside, so that no request waits for an issuer; without it requests read keys when they need them.
     pub async fn keep_fresh(&self) {
         let mut tick = tokio::time::interval(Duration::from_secs(30));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -318,7 +318,8 @@ impl Verifier {
         };
         let identity = Arc::new(identity::identity(&compact.payload, config, resolved, expires)?);
         let until = expires.min(now + KEEP).min(proof_until.unwrap_or(expires));
-        Ok(Arc::new(Decision { identity, issuer: place, generation, from: now - config.skew, until }))
+        let from = now - config.skew;
+        Ok(Arc::new(Decision { identity, issuer: place, generation, made: Instant::now(), from, until }))
     }
 
     async fn resolve(&self, overage: Overage) -> Result<Vec<String>, TokenError> {

@@ -67,7 +67,7 @@ impl Failures {
                 EntryAction::Retain(())
             });
             if let EntryResult::Vacant(place) = counted {
-                // Refused only where the cache was cleared meanwhile.
+                // Refused only where it was forgiven at this moment.
                 let _ = place.insert(first());
             }
         }

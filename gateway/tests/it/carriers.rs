@@ -87,8 +87,10 @@ async fn what_comes_with_a_websockets_handshake_is_read() {
         b"GET /.towline/tunnel HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
         Sec-WebSocket-Protocol: towline.v1\r\n\r\n";
-    // A ping, masked with zeros, and half of another one.
-    user.send([handshake, b"\x89\x85\0\0\0\0early\x89\x85\0\0".as_slice()].concat()).await;
+    // Pings, masked with zeros, of more than what is held back, and half of another one.
+    let many = [[0x89, 0xfd].as_slice(), &[0; 4 + 125]].concat().repeat(700);
+    let early = [many.as_slice(), b"\x89\x85\0\0\0\0early\x89\x85\0\0"].concat();
+    user.send([handshake.as_slice(), &early].concat()).await;
     assert_eq!(user.head().await.status, 101);
     user.until(b"\x8a\x05early").await;
     user.send(b"\0\0later").await;

@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use quick_cache::{
@@ -36,6 +36,8 @@ pub(super) struct Decision {
     /// Place of its issuer, and that issuer's keys at the time.
     pub(super) issuer: usize,
     pub(super) generation: u64,
+    /// By a clock that nobody sets.
+    pub(super) made: Instant,
     /// Good in this span: a clock that was set back asks again.
     pub(super) from: SystemTime,
     pub(super) until: SystemTime,
@@ -62,12 +64,12 @@ impl Decisions {
 
     /// A decision that holds now.
     pub(super) fn kept(&self, digest: &Digest, now: SystemTime) -> Option<Arc<Decision>> {
-        self.kept.get(digest).filter(|d| (d.from..d.until).contains(&now))
+        self.kept.get(digest).filter(|d| (d.from..d.until).contains(&now) && d.made.elapsed() < KEEP)
     }
 
     /// Forgets those that have ended.
     pub(super) fn sweep(&self, now: SystemTime) {
-        self.kept.retain(|_, decision| now < decision.until);
+        self.kept.retain(|_, decision| now < decision.until && decision.made.elapsed() < KEEP);
     }
 
     /// Makes a decision, or waits for the one who is at it. If that one goes away, the next goes on in its place.

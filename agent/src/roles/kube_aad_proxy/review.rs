@@ -23,8 +23,8 @@ pub const STAGE: &str = "review";
 
 /// How long an answer is remembered. A right that is withdrawn is gone after this.
 const REMEMBER: Duration = Duration::from_secs(10);
-/// Answers remembered at once.
-const REMEMBERED_MAX: usize = 8192;
+/// Answers remembered at once, of up to two kilobytes each: what has ended stays until its place is wanted.
+const REMEMBERED_MAX: usize = 2048;
 /// Reviews that one request may need; more groups than this cannot be asked for with `--as-group`.
 const REVIEWS_MAX: usize = 64;
 /// The most bytes of an answer.
