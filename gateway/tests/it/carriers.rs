@@ -42,16 +42,18 @@ async fn hellos_that_fail_are_counted_and_recorded() {
     assert!(metrics.contains("gateway_connections_refused_total{cause=\"tunnel\"} 1"), "{metrics}");
 }
 
+/// The handshake of RFC 6455, with these headers besides.
+fn handshake(more: &str) -> String {
+    format!(
+        "GET /.towline/tunnel HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{more}\r\n"
+    )
+}
+
 /// A user's credential opens no tunnel, and an agent's on the users' port opens nothing but a tunnel.
 #[tokio::test]
 async fn the_websocket_carrier_takes_agents_only() {
     let world = World::new().await;
-    let handshake = |more: &str| {
-        format!(
-            "GET /.towline/tunnel HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
-             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{more}\r\n"
-        )
-    };
     let mut user = world.user().await;
     user.send(handshake("")).await;
     assert_eq!(user.answer().await.status, 400);
@@ -83,14 +85,11 @@ async fn the_websocket_carrier_takes_agents_only() {
 async fn what_comes_with_a_websockets_handshake_is_read() {
     let world = World::new().await;
     let mut user = world.user().await;
-    let handshake =
-        b"GET /.towline/tunnel HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
-        Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
-        Sec-WebSocket-Protocol: towline.v1\r\n\r\n";
+    let handshake = handshake("Sec-WebSocket-Protocol: towline.v1\r\n");
     // Pings, masked with zeros, of more than what is held back, and half of another one.
     let many = [[0x89, 0xfd].as_slice(), &[0; 4 + 125]].concat().repeat(700);
     let early = [many.as_slice(), b"\x89\x85\0\0\0\0early\x89\x85\0\0"].concat();
-    user.send([handshake.as_slice(), &early].concat()).await;
+    user.send([handshake.as_bytes(), &early].concat()).await;
     assert_eq!(user.head().await.status, 101);
     user.until(b"\x8a\x05early").await;
     user.send(b"\0\0later").await;
