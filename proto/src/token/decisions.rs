@@ -43,6 +43,12 @@ pub(super) struct Decision {
     pub(super) until: SystemTime,
 }
 
+impl Decision {
+    fn has_ended(&self, now: SystemTime) -> bool {
+        now >= self.until || self.made.elapsed() >= KEEP
+    }
+}
+
 type Outcome = Result<Arc<Decision>, TokenError>;
 
 pub(super) struct Decisions {
@@ -64,12 +70,12 @@ impl Decisions {
 
     /// A decision that holds now.
     pub(super) fn kept(&self, digest: &Digest, now: SystemTime) -> Option<Arc<Decision>> {
-        self.kept.get(digest).filter(|d| (d.from..d.until).contains(&now) && d.made.elapsed() < KEEP)
+        self.kept.get(digest).filter(|decision| decision.from <= now && !decision.has_ended(now))
     }
 
     /// Forgets those that have ended.
     pub(super) fn sweep(&self, now: SystemTime) {
-        self.kept.retain(|_, decision| now < decision.until && decision.made.elapsed() < KEEP);
+        self.kept.retain(|_, decision| !decision.has_ended(now));
     }
 
     /// Makes a decision, or waits for the one who is at it. If that one goes away, the next goes on in its place.
