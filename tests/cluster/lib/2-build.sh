@@ -1,6 +1,8 @@
 # shellcheck shell=bash
 # The programs, built from Go modules into a cache outside the checkout. The
-# versions stand in the go.mod files and nowhere else.
+# versions stand in the go.mod files and nowhere else. etcd and helm are built in
+# Kubernetes' own module, with what they share compiled once; `replace` there keeps
+# Kubernetes at the versions that it was released with.
 
 module_of() {
     case $1 in
@@ -29,9 +31,17 @@ package_of() {
     esac
 }
 
+# Where the go.mod of a family is.
+folder_of() {
+    case $1 in
+        k9s) echo "$here/k9s" ;;
+        *) echo "$here/kubernetes" ;;
+    esac
+}
+
 version_of() {
     awk -v module="$(module_of "$1")" \
-        '{ sub(/^require /, ""); sub(/^[ \t]+/, "") } $1 == module && $2 ~ /^v/ { print $2; exit }' "$here/$1/go.mod"
+        '{ sub(/^require /, ""); sub(/^[ \t]+/, "") } $1 == module && $2 ~ /^v/ { print $2; exit }' "$(folder_of "$1")/go.mod"
 }
 
 bin_dir_of() { echo "$cache/$1-$(version_of "$1")/bin"; }
@@ -62,10 +72,14 @@ build() {
         set -- kubectl etcd kube-apiserver kube-controller-manager kube-scheduler \
             kubelet kube-proxy helm sample-apiserver
     fi
+    local missing=() apart=()
     for name in "$@"; do
         package_of "$name" >/dev/null
-        [[ -x $(program "$name") ]] || build_one "$name" || return
+        [[ ! -x $(program "$name") ]] || continue
+        if [[ $name == k9s ]]; then apart+=("$name"); else missing+=("$name"); fi
     done
+    ((!${#missing[@]})) || build_together "${missing[@]}" || return
+    ((!${#apart[@]})) || build_together "${apart[@]}" || return
     drop_go_caches
 }
 
@@ -79,26 +93,46 @@ drop_go_caches() (
     rm -rf "$cache/go"
 )
 
-build_one() (
-    name=$1
-    family=$(family_of "$name")
-    target=$(bin_dir_of "$family")/$name
+# Programs of one module by one call, which compiles what they share once and links one while it compiles for the next.
+build_together() (
     check_go
-    mkdir -p "$(dirname "$target")" "$cache/go"
+    mkdir -p "$cache/go"
     exec 8>"$cache/build.lock"
     flock -n 8 || { say "waiting for another build"; flock 8; }
-    [[ ! -x $target ]] || exit 0
+    names=()
+    packages=()
+    for name in "$@"; do
+        [[ ! -x $(program "$name") ]] || continue
+        names+=("$name")
+        packages+=("$(package_of "$name")")
+    done
+    ((${#names[@]})) || exit 0
 
-    say "building $name $(version_of "$family") ..."
+    say "building ${names[*]} ..."
     begin=$SECONDS
-    package=$(package_of "$name")
-    cd "$here/$family" || exit
+    part=$cache/part
+    rm -rf "$part"
+    mkdir -p "$part"
+    cd "$(folder_of "$(family_of "${names[0]}")")" || exit
     CGO_ENABLED=0 GOCACHE=$cache/go/build GOMODCACHE=$cache/go/modules go build \
         -mod=readonly -modcacherw -buildvcs=false -trimpath \
-        -ldflags "$(stamps "$family")" -o "$target.part" "$package" >&2
-    mv "$target.part" "$target"
-    say "built $name in $((SECONDS - begin)) s"
+        -ldflags "$(stamps "${names[@]}")" -o "$part/" "${packages[@]}" >&2 || exit
+    for name in "${names[@]}"; do
+        family=$(family_of "$name")
+        mkdir -p "$(bin_dir_of "$family")"
+        mv "$part/$(built_as "$name")" "$(bin_dir_of "$family")/$name" || exit
+    done
+    rm -rf "$part"
+    say "built ${names[*]} in $((SECONDS - begin)) s"
 )
+
+# The name that go gives a program: the last part of its path that is no version.
+built_as() {
+    case $1 in
+        etcd) echo server ;;
+        *) echo "$1" ;;
+    esac
+}
 
 # The API machinery of Kubernetes 1.36 serves a broken /openapi/v2 when built
 # with Go 1.27, and then `kubectl apply` fails.
@@ -110,19 +144,25 @@ check_go() {
     esac
 }
 
+# What programs say of themselves. Variables that a program does not have are passed over by the linker.
 stamps() {
-    local version
-    version=$(version_of "$1")
+    local name family version done=
     printf -- '-s -w'
-    case $1 in
-        kubernetes)
-            local numbers=${version#v}
-            local minor=${numbers#*.}
-            printf -- ' -X k8s.io/component-base/version.gitVersion=%s' "$version"
-            printf -- ' -X k8s.io/component-base/version.gitMajor=%s' "${numbers%%.*}"
-            printf -- ' -X k8s.io/component-base/version.gitMinor=%s' "${minor%%.*}"
-            ;;
-        helm) printf -- ' -X helm.sh/helm/v4/internal/version.version=%s' "$version" ;;
-        k9s) printf -- ' -X github.com/derailed/k9s/cmd.version=%s' "$version" ;;
-    esac
+    for name in "$@"; do
+        family=$(family_of "$name")
+        [[ " $done" != *" $family "* ]] || continue
+        done+="$family "
+        version=$(version_of "$family")
+        case $family in
+            kubernetes)
+                local numbers=${version#v}
+                local minor=${numbers#*.}
+                printf -- ' -X k8s.io/component-base/version.gitVersion=%s' "$version"
+                printf -- ' -X k8s.io/component-base/version.gitMajor=%s' "${numbers%%.*}"
+                printf -- ' -X k8s.io/component-base/version.gitMinor=%s' "${minor%%.*}"
+                ;;
+            helm) printf -- ' -X helm.sh/helm/v4/internal/version.version=%s' "$version" ;;
+            k9s) printf -- ' -X github.com/derailed/k9s/cmd.version=%s' "$version" ;;
+        esac
+    done
 }
