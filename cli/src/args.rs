@@ -3,6 +3,7 @@
 mod account;
 mod connect;
 mod identities;
+mod names;
 mod resources;
 mod role;
 
@@ -30,9 +31,9 @@ const SECRET_TTL: &str = "8760h";
         Results go to standard output, all else to standard error."
 )]
 pub struct Args {
-    /// What to log to standard error: a level, or target=level,...
-    #[arg(long, global = true, default_value = "info", value_name = "FILTER")]
-    pub log: String,
+    /// What to log to standard error: a level, or target=level,...; info without this, and of libraries errors alone
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
     /// Log JSON instead of text.
     #[arg(long, global = true)]
     pub log_json: bool,
@@ -279,10 +280,10 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "state")]
     pub ca: Option<PathBuf>,
     /// The cluster by its name, at the gateway that `towline login` signed in at
-    #[arg(short = 'n', long, value_name = "NAME", requires = "resource_group", conflicts_with_all = ["state", "server", "cluster"])]
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster, requires = "resource_group", conflicts_with_all = ["state", "server", "cluster"])]
     pub name: Option<String>,
     /// Its resource group
-    #[arg(short = 'g', long, value_name = "GROUP", requires = "name")]
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group, requires = "name")]
     pub resource_group: Option<String>,
     /// As which account.
     #[command(flatten)]

@@ -33,6 +33,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::{
     args::Command,
     failure::{Failure, INTERRUPTED, Outcome},
+    output::print_text as print,
 };
 
 /// Runs a command.
@@ -99,11 +100,4 @@ async fn confirm(question: &str, yes: bool) -> Outcome<()> {
         "y" | "yes" => Ok(()),
         _ => Err(anyhow::anyhow!("nothing was changed").into()),
     }
-}
-
-/// Prints to standard output: what was asked for and nothing else.
-fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}")?;
-    Ok(out.flush()?)
 }

@@ -1,13 +1,10 @@
 //! How a command fails: what was tried, why it failed, and, where there is something to type, what to type next.
 
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::{io, process::ExitCode};
 
 use proto::process::chain;
 
-use crate::api::ApiError;
+use crate::{api::ApiError, output::say};
 
 /// Exit code of a failure.
 pub const FAILED: u8 = 1;
@@ -15,6 +12,9 @@ pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// Exit code after Ctrl+C, as shells have it.
 pub const INTERRUPTED: u8 = 130;
+
+/// Exit code of what nobody reads any more, as shells have it of a program that SIGPIPE ended (128 + 13).
+pub const UNREAD: u8 = 141;
 
 /// A failed command.
 #[derive(Debug)]
@@ -31,6 +31,11 @@ impl Failure {
     /// The command was typed wrongly or its input cannot be right.
     pub fn usage(error: impl Into<anyhow::Error>) -> Self {
         Self { code: USAGE, error: error.into(), hint: None }
+    }
+
+    /// Standard output was closed by who read it, such as head(1): nothing is said of it.
+    pub fn unread(error: io::Error) -> Self {
+        Self { code: UNREAD, error: error.into(), hint: None }
     }
 
     /// Says what to type next.
@@ -63,11 +68,12 @@ impl Failure {
 
     /// Prints it to standard error.
     pub fn report(&self) -> ExitCode {
-        let mut out = io::stderr().lock();
-        // With standard error closed there is nobody to tell.
-        let _ = writeln!(out, "error: {}", chain(self.error.as_ref()));
+        if self.code == UNREAD {
+            return ExitCode::from(UNREAD);
+        }
+        say(&format!("error: {}", chain(self.error.as_ref())));
         if let Some(hint) = &self.hint {
-            let _ = writeln!(out, "hint: {hint}");
+            say(&format!("hint: {hint}"));
         }
         ExitCode::from(self.code)
     }

@@ -18,6 +18,7 @@
 //! | [`local_proxy`] | what `towline proxy` serves |
 //! | [`manifests`] | the agents' objects, as `connect` applies them |
 //! | [`state`] | the folder of `towline dev` |
+//! | [`yaml`] | YAML as every reader takes it |
 //! | [`environment`] | the environment variables that are read |
 
 mod api;
@@ -35,11 +36,17 @@ mod manifests;
 mod oauth;
 mod output;
 mod state;
+mod yaml;
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::Parser;
 use proto::process::telemetry::{self, LogFormat};
+
+/// What is logged unless somebody says otherwise; a gateway's operator is told what libraries warn of too.
+const GATEWAY_LOG: &str = "info";
+/// See [`GATEWAY_LOG`]. What libraries warn of is for their callers: it comes back as an error of the command.
+const COMMAND_LOG: &str = "error,towline=info,agent=info,gateway=info,proto=info,certs=info";
 
 /// What the one file is, by the name that it is called by.
 #[derive(Debug, PartialEq, Eq)]
@@ -75,7 +82,11 @@ fn main() -> ExitCode {
 fn command() -> ExitCode {
     let args = args::Args::parse();
     let format = if args.log_json { LogFormat::Json } else { LogFormat::Text };
-    let log_level = match telemetry::init(format, &args.log) {
+    let log = args.log.as_deref().unwrap_or(match args.command {
+        args::Command::Dev(_) => GATEWAY_LOG,
+        _ => COMMAND_LOG,
+    });
+    let log_level = match telemetry::init(format, log) {
         Ok(log_level) => log_level,
         Err(error) => return failure::Failure::usage(error).report(),
     };

@@ -22,6 +22,7 @@ use crate::{
     client::{Address, Client, Outbound},
     context::{Account, SignsIn},
     credential::{Token, claims},
+    output::line,
 };
 
 /// How often a sign-in is tried that the issuer has no time for.
@@ -223,11 +224,8 @@ async fn post(client: &Client, form: &str) -> anyhow::Result<Result<Value, (Refu
     if head.status.is_success() {
         return Ok(Ok(fields));
     }
-    let text = |name: &str, other: &str| {
-        let text: String =
-            fields[name].as_str().unwrap_or(other).chars().filter(|c| !c.is_control()).take(300).collect();
-        text
-    };
+    let text =
+        |name: &str, other: &str| line(fields[name].as_str().unwrap_or(other)).chars().take(300).collect::<String>();
     if fields["error"].as_str().is_none() {
         return Err(anyhow!("{issuer} answered {} without an OAuth 2 error", head.status));
     }

@@ -3,6 +3,7 @@
 
 mod query;
 mod table;
+mod text;
 
 use std::{
     io::{IsTerminal, Write},
@@ -12,16 +13,20 @@ use std::{
 use anyhow::Context as _;
 use serde_json::Value;
 
-pub use self::table::Column;
+pub use self::{
+    table::Column,
+    text::{line, lines, steers},
+};
 use crate::{
     args::{Format, OutputArgs},
-    failure::Outcome,
+    failure::{Failure, Outcome},
+    yaml,
 };
 
 /// A line for people, to standard error.
 pub fn say(text: &str) {
     // With standard error closed there is nobody to tell.
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    let _ = writeln!(std::io::stderr().lock(), "{}", lines(text));
 }
 
 /// Prints a result. `columns` are what a table and tab-separated values show without `--query`.
@@ -34,8 +39,8 @@ pub fn print(value: &Value, args: &OutputArgs, columns: &[Column]) -> Outcome<()
         None => (value, Some(columns)),
     };
     let text = match args.output {
-        Format::Json => serde_json::to_string_pretty(value).context("JSON")?,
-        Format::Yaml => serde_yaml::to_string(value).context("YAML")?.trim_end().to_owned(),
+        Format::Json => json(value)?,
+        Format::Yaml => yaml::to_string(value).trim_end_matches('\n').to_owned(),
         Format::Tsv => table::tsv(value, columns),
         Format::Table => table::table(value, columns, crate::environment::colour()),
         Format::None => return Ok(()),
@@ -44,12 +49,31 @@ pub fn print(value: &Value, args: &OutputArgs, columns: &[Column]) -> Outcome<()
     if text.is_empty() {
         return Ok(());
     }
+    to_stdout(&text)
+}
+
+/// Prints a text to standard output as it is, but for what could steer a terminal.
+///
+/// # Errors
+/// When standard output is closed: as with other programs, a reader that has had enough ends the command without a word.
+pub fn print_text(text: &str) -> Outcome<()> {
+    to_stdout(&lines(text))
+}
+
+fn to_stdout(text: &str) -> Outcome<()> {
     let mut out = std::io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        // `towline list | head -1`.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
-    }
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        std::io::ErrorKind::BrokenPipe => Failure::unread(error),
+        _ => error.into(),
+    })
+}
+
+/// A value as JSON of several lines, which steers no terminal.
+///
+/// # Errors
+/// When a map has keys that are no texts.
+pub fn json(value: &Value) -> anyhow::Result<String> {
+    Ok(text::json(&serde_json::to_string_pretty(value).context("JSON")?))
 }
 
 /// Prints a list. That there is nothing in it is said to people, `nothing` being how; scripts read nothing.
@@ -87,8 +111,9 @@ impl Progress {
         if self.terminal {
             let _ = write!(
                 std::io::stderr().lock(),
-                "\r\x1b[K{} ... {state} ({} s)",
+                "\r\x1b[K{} ... {} ({} s)",
                 self.what,
+                line(state),
                 self.begun.elapsed().as_secs()
             );
             return;

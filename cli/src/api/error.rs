@@ -8,7 +8,10 @@ use proto::api::ResourceId;
 use serde_json::Value;
 
 use super::Call;
-use crate::context::{Account, SignsIn};
+use crate::{
+    context::{Account, SignsIn},
+    output::line,
+};
 
 /// Characters of a text of the gateway that are shown at most.
 const TEXT: usize = 4000;
@@ -62,7 +65,7 @@ impl fmt::Display for ApiError {
 
 /// Without what could steer a terminal.
 fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT).collect()
+    line(text).chars().take(TEXT).collect()
 }
 
 impl ApiError {

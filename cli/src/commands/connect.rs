@@ -33,8 +33,8 @@ use super::{interrupt::Interrupt, print, steps::Steps};
 use crate::{
     args::ConnectArgs,
     context::Context,
-    failure::{Failure, INTERRUPTED, Outcome},
-    manifests, output,
+    failure::{INTERRUPTED, Outcome},
+    manifests, output, yaml,
 };
 
 /// What is shown of the result.
@@ -56,7 +56,7 @@ pub async fn run(args: ConnectArgs) -> Outcome {
         prepared = prepare(&args, &mut steps) => prepared?,
     };
     if args.dry_run {
-        print(&yaml(&prepared)?)?;
+        print(&documents(&prepared))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut made = install::Made::default();
@@ -97,13 +97,11 @@ async fn prepare(args: &ConnectArgs, steps: &mut Steps) -> Outcome<precheck::Pre
 }
 
 /// As `kubectl apply -f -` takes it. The private key is in it only where it was typed.
-fn yaml(prepared: &precheck::Prepared) -> Outcome<String> {
+fn documents(prepared: &precheck::Prepared) -> String {
     let mut all: Vec<Value> = Vec::new();
     if prepared.makes_namespace {
         all.push(manifests::namespace(&prepared.namespace));
     }
     all.extend(manifests::objects(&prepared.values, &prepared.namespace));
-    let documents: Result<Vec<String>, _> = all.iter().map(serde_yaml::to_string).collect();
-    let documents = documents.map_err(|error| Failure::from(anyhow::Error::from(error)))?;
-    Ok(documents.join("---\n").trim_end().to_owned())
+    yaml::all_to_string(&all).trim_end().to_owned()
 }

@@ -1,16 +1,14 @@
 //! The steps of a command that takes its time: each with the time (UTC) at which it began and how long it took, on standard
 //! error (features row I3).
 
-use std::{
-    io::Write,
-    time::{Instant, SystemTime},
-};
+use std::time::{Instant, SystemTime};
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::failure::Outcome;
+use crate::{failure::Outcome, output::say};
 
-/// One step after the other.
+/// One step after the other. What is written is a whole line each time: log lines come in between, and off a terminal nothing
+/// could be written over.
 #[derive(Default)]
 pub struct Steps {
     open: Option<Instant>,
@@ -22,7 +20,7 @@ impl Steps {
         self.end("");
         let now = OffsetDateTime::from(SystemTime::now()).replace_nanosecond(0).ok();
         let now = now.and_then(|now| now.format(&Rfc3339).ok()).unwrap_or_default();
-        write(&format!("Step: {now}: {what} ..."));
+        say(&format!("Step: {now}: {what} ..."));
         self.open = Some(Instant::now());
     }
 
@@ -30,16 +28,13 @@ impl Steps {
     pub fn end(&mut self, result: &str) {
         if let Some(begun) = self.open.take() {
             let gap = if result.is_empty() { "" } else { " " };
-            write(&format!("{gap}{result} ({:.1} s)\n", begun.elapsed().as_secs_f32()));
+            say(&format!("  {result}{gap}({:.1} s)", begun.elapsed().as_secs_f32()));
         }
     }
 
     /// A line below the step at hand, which goes on.
     pub fn note(&mut self, text: &str) {
-        match self.open {
-            Some(_) => write(&format!("\n  {text}\n ")),
-            None => write(&format!("  {text}\n")),
-        }
+        say(&format!("  {}", text.replace('\n', "\n  ")));
     }
 
     /// A whole step.
@@ -55,10 +50,4 @@ impl Drop for Steps {
     fn drop(&mut self) {
         self.end("not ended");
     }
-}
-
-fn write(text: &str) {
-    let mut out = std::io::stderr().lock();
-    // With standard error closed there is nobody to tell.
-    let _ = write!(out, "{text}").and_then(|()| out.flush());
 }

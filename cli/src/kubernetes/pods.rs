@@ -5,7 +5,10 @@ use kube::{Api, api::LogParams};
 use serde_json::Value;
 
 use super::{Kubernetes, Place, place};
-use crate::manifests::{AGENT, MANAGER};
+use crate::{
+    manifests::{AGENT, MANAGER},
+    output::line,
+};
 
 /// The pods of both Deployments.
 pub const PODS: &str = "app.kubernetes.io/name in (towline-agent,towline-controller-manager)";
@@ -55,7 +58,7 @@ fn push(state: &mut String, reason: &Value, message: &Value) {
 
 /// One line of what a cluster says, without what could steer a terminal.
 pub fn short(text: &str) -> String {
-    text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN).collect()
+    line(text.trim()).chars().take(SHOWN).collect()
 }
 
 /// How far both Deployments are with the pods that they were given last.

@@ -138,7 +138,7 @@ fn i3_the_manifests_are_those_of_the_chart() {
     let (helm, dir) = (helm(), tempfile::tempdir().unwrap());
     for (name, values) in sets() {
         let file = dir.path().join("values.yaml");
-        std::fs::write(&file, serde_yaml::to_string(&values).unwrap()).unwrap();
+        std::fs::write(&file, crate::yaml::to_string(&serde_json::to_value(&values).unwrap())).unwrap();
         let mut command = Command::new(&helm);
         command.args(["template", RELEASE]).arg(root().join("docker/chart/towline-agent"));
         let out = command.args(["--namespace", "edge", "--values"]).arg(&file).output().unwrap();

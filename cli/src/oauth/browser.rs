@@ -18,7 +18,7 @@ use super::{Answer, Endpoints, Grant, TokenEndpoint};
 use crate::{
     environment,
     failure::{Failure, Outcome},
-    output::say,
+    output::{line, say},
 };
 
 /// How long the person may take.
@@ -112,7 +112,7 @@ async fn wait(listener: &TcpListener, state: &str, issuer: &str) -> Outcome<Stri
             }
             None => {
                 answer(&mut stream, "200 OK", "You are not signed in. You can close this page.").await;
-                let plain = |text: String| text.chars().filter(|c| !c.is_control()).take(300).collect::<String>();
+                let plain = |text: String| line(&text).chars().take(300).collect::<String>();
                 let (error, why) = (find("error").map(plain), find("error_description").map(plain));
                 Err(anyhow!("the sign-in failed: {}: {}", error.unwrap_or_default(), why.unwrap_or_default()).into())
             }

@@ -9,7 +9,7 @@ use super::{Answer, Grant, Refused, TokenEndpoint, post};
 use crate::{
     client::{Address, Client},
     failure::{Failure, Outcome},
-    output::say,
+    output::{line, say},
 };
 
 /// Between polls where the issuer does not say, and what `slow_down` adds (section 3.5).
@@ -38,10 +38,10 @@ pub async fn sign_in(
         text.map(str::to_owned).with_context(|| format!("{} did not say its {name}", client.address().authority()))
     };
     let seconds = |name: &str| begun[name].as_u64().map(Duration::from_secs);
-    let (code, user_code, page) = (text("device_code")?, text("user_code")?, text("verification_uri")?);
+    let (code, user_code, page) = (text("device_code")?, line(&text("user_code")?), line(&text("verification_uri")?));
     say(&format!("To sign in, open {page} in a browser and enter the code {user_code}"));
     if let Some(whole) = begun.get("verification_uri_complete").and_then(Value::as_str) {
-        say(&format!("or open {whole}"));
+        say(&format!("or open {}", line(whole)));
     }
     let end = Instant::now() + seconds("expires_in").unwrap_or(LIFE_MAX).min(LIFE_MAX);
     let mut interval = seconds("interval").unwrap_or(INTERVAL).min(INTERVAL_MAX);

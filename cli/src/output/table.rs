@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use super::text::shortened;
+
 /// Characters of a cell of a table at most.
 const CELL: usize = 80;
 
@@ -24,7 +26,7 @@ pub fn table(value: &Value, columns: Option<&[Column]>, colour: bool) -> String 
             aligned(&[], &lines.collect::<Vec<_>>(), false)
         }
         (Value::Object(members), None) => {
-            let lines = members.iter().map(|(name, value)| vec![clean(name, CELL), cell(Some(value), CELL * 4)]);
+            let lines = members.iter().map(|(name, value)| vec![shortened(name, CELL), cell(Some(value), CELL * 4)]);
             aligned(&[], &lines.collect::<Vec<_>>(), false)
         }
         (other, _) => cell(Some(other), usize::MAX),
@@ -62,7 +64,7 @@ fn grid(rows: &[Value], columns: Option<&[Column]>) -> (Vec<String>, Vec<Vec<Str
             names.push(name);
         }
     }
-    let titles = names.iter().map(|name| clean(name, CELL).to_uppercase()).collect();
+    let titles = names.iter().map(|name| shortened(name, CELL).to_uppercase()).collect();
     let line = |row: &Value| match row {
         Value::Object(row) => names.iter().map(|name| cell(row.get(*name), CELL)).collect(),
         Value::Array(cells) => cells.iter().map(|value| cell(Some(value), CELL)).collect(),
@@ -103,30 +105,17 @@ fn aligned(titles: &[String], lines: &[Vec<String>], colour: bool) -> String {
 fn cell(value: Option<&Value>, length: usize) -> String {
     match value {
         None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => clean(text, length),
+        Some(Value::String(text)) => shortened(text, length),
         // As people write them: team=x, env=y.
         Some(Value::Object(map)) if map.values().all(|value| value.is_string()) => {
             let pairs = map.iter().map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default()));
-            clean(&pairs.collect::<Vec<_>>().join(", "), length)
+            shortened(&pairs.collect::<Vec<_>>().join(", "), length)
         }
         Some(Value::Array(list)) if list.iter().all(Value::is_string) => {
-            clean(&list.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "), length)
+            shortened(&list.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "), length)
         }
-        Some(other) => clean(&other.to_string(), length),
+        Some(other) => shortened(&other.to_string(), length),
     }
-}
-
-fn clean(text: &str, length: usize) -> String {
-    // Also what turns the direction of text around, and so hides what a name is.
-    let steers = |c: char| {
-        c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
-    };
-    let mut clean: String = text.chars().map(|c| if steers(c) { ' ' } else { c }).take(length).collect();
-    if text.chars().nth(length).is_some() {
-        clean.pop();
-        clean.push('…');
-    }
-    clean
 }
 
 #[cfg(test)]
@@ -145,11 +134,11 @@ mod tests {
         ]);
         assert_eq!(
             table(&rows, Some(COLUMNS), false),
-            "NAME       TAGS         NODES\na [31m     team=x, z=y  3\nlong-name"
+            "NAME       TAGS         NODES\na\u{fffd}[31m     team=x, z=y  3\nlong-name"
         );
         assert!(table(&rows, Some(COLUMNS), true).starts_with("\x1b[1mNAME"));
-        assert_eq!(table(&rows[0], Some(COLUMNS), true), "Name   a [31m\nTags   team=x, z=y\nNodes  3");
-        assert_eq!(tsv(&rows, Some(COLUMNS)), "a [31m\tteam=x, z=y\t3\nlong-name\t\t");
+        assert_eq!(table(&rows[0], Some(COLUMNS), true), "Name   a\u{fffd}[31m\nTags   team=x, z=y\nNodes  3");
+        assert_eq!(tsv(&rows, Some(COLUMNS)), "a\u{fffd}[31m\tteam=x, z=y\t3\nlong-name\t\t");
         assert_eq!(table(&json!([]), Some(COLUMNS), false), "");
     }
 

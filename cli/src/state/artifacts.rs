@@ -13,6 +13,7 @@ use serde_json::json;
 use toml::{Table, Value};
 
 use super::{Cluster, State, file_name, settings};
+use crate::yaml;
 
 /// Life of the throw-away authority.
 const AUTHORITY_DAYS: u32 = 3650;
@@ -240,7 +241,7 @@ impl State {
                 }
             }
         }
-        Ok(serde_yaml::to_string(&values)?)
+        Ok(yaml::to_string(&values))
     }
 }
 

@@ -114,8 +114,9 @@ struct Scrubber<W>(W);
 
 impl<W: Write> Write for Scrubber<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // The formatter hands over a whole line at a time.
-        self.0.write_all(&scrub(line))?;
+        // The formatter hands over a whole line at a time. With standard error closed there is nobody to tell, and to say so
+        // there would end the program.
+        let _ = self.0.write_all(&scrub(line));
         Ok(line.len())
     }
 

@@ -1,0 +1,80 @@
+//! Texts of others on a terminal: what could steer it, or turn text around and so hide what a name is, does not reach it.
+
+use std::fmt::Write as _;
+
+/// Stands where a character was that could steer a terminal.
+const REPLACEMENT: char = '\u{fffd}';
+
+/// Whether a character steers a terminal, ends a line, or turns the direction of text around (C0, DEL, C1, and the marks,
+/// embeddings and isolates of the Unicode bidirectional algorithm).
+pub fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+/// On one line: tabs and line breaks become spaces, and what else steers is shown as [`REPLACEMENT`].
+pub fn line(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\t' | '\n' | '\r' => ' ',
+        c if steers(c) => REPLACEMENT,
+        c => c,
+    };
+    text.chars().map(shown).collect()
+}
+
+/// As [`line`], of so many characters at most.
+pub fn shortened(text: &str, length: usize) -> String {
+    let mut short = line(&text.chars().take(length).collect::<String>());
+    if text.chars().nth(length).is_some() {
+        short.pop();
+        short.push('…');
+    }
+    short
+}
+
+/// As [`line`], but tabs and line breaks stay.
+pub fn lines(text: &str) -> String {
+    text.chars().map(|c| if steers(c) && !matches!(c, '\n' | '\t') { REPLACEMENT } else { c }).collect()
+}
+
+/// The same document with the escapes of JSON for what steers: no such character stands outside of a text.
+pub fn json(document: &str) -> String {
+    let mut out = String::with_capacity(document.len());
+    for c in document.chars() {
+        if c != '\n' && steers(c) {
+            let _ = write!(out, "\\u{:04x}", u32::from(c));
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// One of each kind.
+    const STEERING: &str = "a\u{1b}[31m\u{7}\u{7f}\u{9b}1m\u{85}\u{202e}x\u{2066}\u{200f}\u{61c}\u{2028}b\u{feff}";
+
+    #[test]
+    fn text_that_steers_a_terminal_is_replaced_visibly() {
+        let shown = lines(STEERING);
+        assert!(!shown.chars().any(steers), "{shown:?}");
+        assert_eq!(lines("a\tb"), "a\tb");
+        assert_eq!(line("a\u{1b}b\tc\nd"), "a\u{fffd}b c d");
+        assert_eq!(lines("a\u{9b}\nb"), "a\u{fffd}\nb");
+        assert_eq!((shortened("abc", 3), shortened("abcd", 3)), ("abc".to_owned(), "ab…".to_owned()));
+    }
+
+    #[test]
+    fn json_that_steers_a_terminal_is_escaped_and_stays_equal() {
+        let value = json!({"name": STEERING, STEERING: [STEERING, 1, null], "plain": "ä €"});
+        let shown = json(&serde_json::to_string_pretty(&value).unwrap());
+        assert!(!shown.chars().any(|c| c != '\n' && steers(c)), "{shown:?}");
+        assert_eq!(serde_json::from_str::<Value>(&shown).unwrap(), value);
+        assert!(shown.contains("ä €"));
+    }
+}
