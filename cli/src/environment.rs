@@ -1,8 +1,11 @@
 //! What `towline` reads of its surroundings: environment variables, all of them, and how it was started.
 
-use std::{env, path::PathBuf};
+use std::{env, ffi::OsString, fs, os::unix::fs::MetadataExt, path::PathBuf};
 
+use anyhow::Context as _;
 use secrecy::SecretString;
+
+use crate::{Program, failure::Advised};
 
 /// A password for `towline token` and its kin, instead of a file.
 pub const PASSWORD: &str = "TOWLINE_PASSWORD";
@@ -51,11 +54,50 @@ pub fn no_proxy() -> Option<String> {
     text(&["NO_PROXY", "no_proxy"])
 }
 
-/// The kubeconfig to merge into: the first file of `KUBECONFIG`, else `~/.kube/config`.
-pub fn kubeconfig() -> Option<PathBuf> {
-    let listed =
-        env::var_os("KUBECONFIG").and_then(|list| env::split_paths(&list).find(|path| !path.as_os_str().is_empty()));
-    listed.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".kube/config")))
+/// The files of the kubeconfig to merge into: those of `KUBECONFIG`, else `~/.kube/config`. Empty where neither is known.
+pub fn kubeconfigs() -> Vec<PathBuf> {
+    let listed = env::var_os("KUBECONFIG").unwrap_or_default();
+    let listed: Vec<PathBuf> = env::split_paths(&listed).filter(|path| !path.as_os_str().is_empty()).collect();
+    if !listed.is_empty() {
+        return listed;
+    }
+    env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config")).into_iter().collect()
+}
+
+/// The path by which this program was called, for what is to call it again: links stay, so that the next version is called
+/// where they lead to it.
+///
+/// # Errors
+/// When it is not known, or would be the gateway or an agent by its name.
+pub fn program() -> anyhow::Result<PathBuf> {
+    let own = env::current_exe().context("cannot tell where this program is")?;
+    called(env::args_os().next().map(PathBuf::from), env::var_os("PATH"), own)
+}
+
+fn called(typed: Option<PathBuf>, path: Option<OsString>, own: PathBuf) -> anyhow::Result<PathBuf> {
+    let is_own = |path: &PathBuf| match (fs::metadata(path), fs::metadata(&own)) {
+        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => false,
+    };
+    let runs = |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_file() && data.mode() & 0o111 != 0);
+    let found = typed.and_then(|typed| match typed.components().count() {
+        // As the shell finds it.
+        1 if !typed.has_root() && !typed.as_os_str().as_encoded_bytes().contains(&b'/') => {
+            let folders = path.unwrap_or_default();
+            env::split_paths(&folders).map(|folder| folder.join(&typed)).find(runs)
+        }
+        _ => Some(typed),
+    });
+    let found = found.and_then(|found| std::path::absolute(found).ok()).filter(is_own);
+    let program = found.unwrap_or(own);
+    if Program::of(Some(program.clone().into_os_string())) != Program::Command {
+        return Err(Advised::new(
+            format!("kubectl cannot call this program as {}: by that name it is another one", program.display()),
+            "call it by the name towline, from PATH or by its path",
+        )
+        .into());
+    }
+    Ok(program)
 }
 
 /// Where contexts are kept: [`CONFIG_DIR`], else `towline` in the configuration folder of the XDG base directory
@@ -139,6 +181,36 @@ fn ignores_hangup(status: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A package manager's link leads to the next version; the program's own path is that of one version, and perhaps another
+    /// name of the program.
+    #[test]
+    fn program_called_through_a_link_is_named_by_the_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let make = |name: &str| {
+            fs::create_dir_all(at(name).parent().unwrap()).unwrap();
+            fs::write(at(name), "x").unwrap();
+            fs::set_permissions(at(name), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        };
+        make("opt/towline-1.0/towline-gateway");
+        make("other/towline");
+        fs::create_dir_all(at("bin")).unwrap();
+        let (own, link) = (at("opt/towline-1.0/towline-gateway"), at("bin/towline"));
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        let path = |folders: &[&str]| Some(env::join_paths(folders.iter().map(|folder| at(folder))).unwrap());
+        let of = |typed: &str, folders: &[&str]| called(Some(typed.into()), path(folders), own.clone());
+        assert_eq!(of("towline", &["none", "bin"]).unwrap(), link);
+        assert_eq!(of(link.to_str().unwrap(), &[]).unwrap(), link);
+        // Another program of the name comes first, and the own path would be the gateway.
+        for (typed, folders) in [("towline", &["other", "bin"][..]), ("towline", &[]), ("towline-gateway", &["bin"])] {
+            let error = of(typed, folders).unwrap_err().to_string();
+            assert!(error.contains("by that name it is another one"), "{error}");
+        }
+        make("usr/towline");
+        assert_eq!(called(Some("x".into()), None, at("usr/towline")).unwrap(), at("usr/towline"));
+        assert_eq!(called(None, None, at("usr/towline")).unwrap(), at("usr/towline"));
+    }
 
     #[test]
     fn nohup_is_seen() {

@@ -1,22 +1,31 @@
-//! Merges entries into a kubeconfig: what others put there stays as it is and where it is, unknown keys included.
+//! Merges entries into a kubeconfig as `kubectl config set-cluster`, `set-credentials` and `set-context` do: what an entry of
+//! the same name says besides, such as a context's namespace, stays, and so does what others put there, unknown keys
+//! included.
 
-use std::{
-    fs::{self, OpenOptions},
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    time::Duration,
+mod file;
+
+use anyhow::bail;
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+
+pub use self::file::merge_files;
+use crate::{
+    environment::CONFIG_DIR,
+    yaml::{self, Content, Node},
 };
 
-use anyhow::{Context, anyhow, bail};
-use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
-use gateway::issuer::files;
-use serde_yaml::{Mapping, Value};
-
-use crate::failure::{Failure, Outcome};
-
-/// How often, and how long between, a file is tried that another program is writing.
-const LOCK_TRIES: u32 = 50;
-const LOCK_PAUSE: Duration = Duration::from_millis(100);
+/// What proves a user, by the keys of a kubeconfig: what is not written again is taken out, or it would be used instead.
+const CREDENTIALS: &[&str] = &[
+    "token",
+    "tokenFile",
+    "username",
+    "password",
+    "client-certificate",
+    "client-certificate-data",
+    "client-key",
+    "client-key-data",
+    "auth-provider",
+    "exec",
+];
 
 /// How a user proves who they are.
 pub enum UserEntry {
@@ -58,150 +67,172 @@ pub struct Entry {
     pub credential: UserEntry,
 }
 
-/// Puts the entry into the text of a kubeconfig (empty for a new one) and makes its context the current one. Entries of
-/// the same names are replaced where they stand.
-pub fn merge(text: &str, entry: &Entry) -> anyhow::Result<String> {
-    let mut root = match serde_yaml::from_str::<Value>(text) {
-        Ok(Value::Null) => Mapping::new(),
-        Ok(Value::Mapping(root)) => root,
-        Ok(_) => bail!("it is no kubeconfig: a mapping was expected"),
-        // The library's message may quote the file, which holds secrets.
-        Err(error) => match error.location() {
-            Some(place) => bail!("it is not YAML: line {} column {}", place.line(), place.column()),
-            None => bail!("it is not YAML"),
-        },
-    };
-    if root.get("kind").is_some_and(|kind| kind.as_str() != Some("Config")) {
-        bail!("it is no kubeconfig: its kind is not Config");
+/// The lists of a kubeconfig, each with the key of what its entries hold.
+const CLUSTERS: (&str, &str) = ("clusters", "cluster");
+const CONTEXTS: (&str, &str) = ("contexts", "context");
+const USERS: (&str, &str) = ("users", "user");
+
+/// Which parts of an entry go into a file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Parts {
+    cluster: bool,
+    context: bool,
+    user: bool,
+    /// Whether the context becomes the current one.
+    current: bool,
+}
+
+impl Parts {
+    const ALL: Self = Self { cluster: true, context: true, user: true, current: true };
+}
+
+/// A new kubeconfig of the entry alone.
+pub fn alone(entry: &Entry) -> anyhow::Result<String> {
+    merge(b"", entry, Parts::ALL)
+}
+
+/// Puts the parts of an entry into the text of a kubeconfig (empty for a new one). Entries of the same names are changed where
+/// they stand.
+fn merge(text: &[u8], entry: &Entry, parts: Parts) -> anyhow::Result<String> {
+    let (mut root, has_more) = read(text)?;
+    if has_more {
+        tracing::warn!(
+            "the kubeconfig has several documents: kubectl reads the first one, and the others are not kept"
+        );
     }
     for (key, value) in [("apiVersion", "v1"), ("kind", "Config")] {
-        if !root.contains_key(key) {
-            root.insert(key.into(), value.into());
+        if root.get(key).is_none_or(Node::is_null) {
+            root.set(key, value);
         }
     }
-    put(&mut root, "clusters", "cluster", &entry.cluster, cluster(entry))?;
-    put(
-        &mut root,
-        "contexts",
-        "context",
-        &entry.context,
-        mapping([("cluster", &entry.cluster), ("user", &entry.user)]),
-    )?;
-    put(&mut root, "users", "user", &entry.user, user(&entry.credential))?;
-    root.insert("current-context".into(), entry.context.as_str().into());
-    Ok(serde_yaml::to_string(&root)?)
+    if parts.cluster {
+        set_cluster(named(&mut root, CLUSTERS, &entry.cluster)?, entry);
+    }
+    if parts.context {
+        let context = named(&mut root, CONTEXTS, &entry.context)?;
+        context.set("cluster", entry.cluster.as_str());
+        context.set("user", entry.user.as_str());
+    }
+    if parts.user {
+        set_user(named(&mut root, USERS, &entry.user)?, &entry.credential);
+    }
+    if parts.current {
+        root.set("current-context", entry.context.as_str());
+    }
+    Ok(yaml::write(&root))
 }
 
-fn mapping<'a>(entries: impl IntoIterator<Item = (&'a str, &'a String)>) -> Mapping {
-    entries.into_iter().map(|(key, value)| (key.into(), value.as_str().into())).collect()
+/// The first document, which is what kubectl reads, and whether there are others.
+fn read(text: &[u8]) -> anyhow::Result<(Node, bool)> {
+    let document = yaml::read(text)?;
+    let root = document.root.filter(|root| !root.is_null()).unwrap_or_else(Node::map);
+    if !matches!(root.content, Content::Map(_)) {
+        bail!("it is not a kubeconfig: a mapping is expected");
+    }
+    if root.get("kind").is_some_and(|kind| !kind.is_null() && kind.as_str() != Some("Config")) {
+        bail!("it is not a kubeconfig: its kind is not Config");
+    }
+    Ok((root, document.has_more))
 }
 
-fn cluster(entry: &Entry) -> Mapping {
-    let ca = entry.ca.as_ref().map(|ca| BASE64.encode(ca));
-    let mut cluster = mapping([("server", &entry.server)]);
-    cluster.extend(mapping(ca.iter().map(|ca| ("certificate-authority-data", ca))));
-    cluster.extend(mapping(entry.proxy_url.iter().map(|url| ("proxy-url", url))));
-    cluster
+fn set_cluster(cluster: &mut Node, entry: &Entry) {
+    let is_moved = cluster.get("server").and_then(Node::as_str) != Some(entry.server.as_str());
+    cluster.set("server", entry.server.as_str());
+    match &entry.ca {
+        Some(ca) => {
+            cluster.set("certificate-authority-data", BASE64.encode(ca).as_str());
+            cluster.remove("certificate-authority");
+            cluster.remove("insecure-skip-tls-verify");
+        }
+        None => cluster.remove("certificate-authority-data"),
+    }
+    if is_moved {
+        // It was the name of a server at another address.
+        cluster.remove("tls-server-name");
+    }
+    if let Some(url) = &entry.proxy_url {
+        cluster.set("proxy-url", url.as_str());
+    }
 }
 
-fn user(credential: &UserEntry) -> Mapping {
+fn set_user(user: &mut Node, credential: &UserEntry) {
+    let mut exec = user.get("exec").cloned().unwrap_or_else(Node::map);
+    let kept: &[&str] = match credential {
+        UserEntry::Token { certificate: None, .. } => &["token"],
+        UserEntry::Token { .. } => &["token", "client-certificate-data", "client-key-data"],
+        UserEntry::Exec { .. } => &["exec"],
+    };
+    CREDENTIALS.iter().filter(|key| !kept.contains(key)).for_each(|key| user.remove(key));
     match credential {
         UserEntry::Token { token, certificate } => {
-            let mut user = mapping([("token", token)]);
+            user.set("token", token.as_str());
             if let Some((certificate, key)) = certificate {
-                user.insert("client-certificate-data".into(), BASE64.encode(certificate).into());
-                user.insert("client-key-data".into(), BASE64.encode(key).into());
+                user.set("client-certificate-data", BASE64.encode(certificate).as_str());
+                user.set("client-key-data", BASE64.encode(key).as_str());
             }
-            user
         }
         UserEntry::Exec { api_version, command, args, env } => {
-            let mut exec = mapping([("apiVersion", &(*api_version).to_owned()), ("command", command)]);
-            exec.insert("args".into(), args.iter().map(|arg| Value::from(arg.as_str())).collect::<Vec<_>>().into());
-            let env = env.iter().map(|(name, value)| Value::from(mapping([("name", name), ("value", value)])));
-            let env: Vec<Value> = env.collect();
-            exec.insert("env".into(), if env.is_empty() { Value::Null } else { env.into() });
-            exec.insert("interactiveMode".into(), "Never".into());
-            exec.insert("provideClusterInfo".into(), false.into());
-            [(Value::from("exec"), Value::from(exec))].into_iter().collect()
+            exec.set("apiVersion", *api_version);
+            exec.set("command", command.as_str());
+            exec.set("args", Content::List(args.iter().map(|arg| arg.as_str().into()).collect()));
+            let env = environment(exec.get("env"), env);
+            exec.set("env", if env.is_empty() { Content::Plain("null".to_owned()) } else { Content::List(env) });
+            exec.set("interactiveMode", "Never");
+            exec.set("provideClusterInfo", Content::Plain("false".to_owned()));
+            user.set("exec", exec);
         }
     }
 }
 
-fn put(root: &mut Mapping, list: &str, key: &str, name: &str, content: Mapping) -> anyhow::Result<()> {
-    let entries = root.entry(list.into()).or_insert(Value::Null);
-    if entries.is_null() {
-        *entries = Value::Sequence(Vec::new());
-    }
-    let Value::Sequence(entries) = entries else { bail!("it is no kubeconfig: {list} is no list") };
-    let mut fresh = Mapping::new();
-    fresh.insert("name".into(), name.into());
-    fresh.insert(key.into(), content.into());
-    match entries.iter_mut().find(|entry| entry["name"].as_str() == Some(name)) {
-        Some(old) => *old = fresh.into(),
-        None => entries.push(fresh.into()),
-    }
-    Ok(())
-}
-
-/// A merged kubeconfig.
-pub struct Merged {
-    /// The file itself, links followed.
-    pub path: PathBuf,
-    /// It could be read by others before.
-    pub was_open: bool,
-}
-
-/// Merges into a file: 0600, replaced at once, under the lock that kubectl uses (`<file>.lock`).
-pub async fn merge_file(path: &Path, entry: &Entry) -> Outcome<Merged> {
-    // A link stays a link: what it points to is replaced.
-    let path = match fs::canonicalize(path) {
-        Ok(path) => path,
-        Err(_) => path.to_owned(),
+/// The variables of the credential plugin: ours, and those that somebody added.
+fn environment(before: Option<&Node>, ours: &[(String, String)]) -> Vec<Node> {
+    let name = |variable: &Node| variable.get("name").and_then(Node::as_str).map(str::to_owned);
+    let is_ours = |name: &str| name == CONFIG_DIR || ours.iter().any(|(ours, _)| ours == name);
+    let mut all = match before.map(|before| &before.content) {
+        Some(Content::List(variables)) => variables.clone(),
+        _ => Vec::new(),
     };
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        files::create_private_dir(folder)?;
+    all.retain(|variable| name(variable).is_some_and(|name| !is_ours(&name)));
+    all.extend(ours.iter().map(|(name, value)| {
+        let mut variable = Node::map();
+        variable.set("name", name.as_str());
+        variable.set("value", value.as_str());
+        variable
+    }));
+    all
+}
+
+/// What the entry of a name holds, in one of the lists; made if there is none.
+fn named<'a>(root: &'a mut Node, (list, key): (&str, &str), name: &str) -> anyhow::Result<&'a mut Node> {
+    if root.get(list).is_none_or(Node::is_null) {
+        root.set(list, Content::List(Vec::new()));
     }
-    let _lock = FileLock::take(&path).await?;
-    let (text, was_open) = match fs::metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => (String::new(), false),
-        Err(error) => return Err(anyhow!(error).context(format!("cannot read {}", path.display())).into()),
-        Ok(data) => {
-            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            (text, data.permissions().mode() & 0o077 != 0)
-        }
+    let Some(Content::List(entries)) = root.entry(list).map(|list| &mut list.content) else {
+        bail!("it is not a kubeconfig: {list} must be a list");
     };
-    let merged = merge(&text, entry).with_context(|| format!("cannot merge into {}", path.display()))?;
-    files::write_private(&path, merged.as_bytes())?;
-    Ok(Merged { path, was_open })
+    let at = position(entries, name).unwrap_or(entries.len());
+    if at == entries.len() {
+        let mut fresh = Node::map();
+        fresh.set("name", name);
+        entries.push(fresh);
+    }
+    let entry = &mut entries[at];
+    if entry.get(key).is_none_or(|content| !matches!(content.content, Content::Map(_))) {
+        entry.set(key, Node::map());
+    }
+    entry.entry(key).ok_or_else(|| anyhow::anyhow!("it is not a kubeconfig: {key} must be a mapping"))
 }
 
-/// kubectl's own lock on a kubeconfig: a file beside it that exists only once.
-struct FileLock {
-    path: PathBuf,
-}
-
-impl FileLock {
-    async fn take(kubeconfig: &Path) -> Outcome<Self> {
-        let mut name = kubeconfig.file_name().unwrap_or_default().to_owned();
-        name.push(".lock");
-        let path = kubeconfig.with_file_name(name);
-        for _ in 0..LOCK_TRIES {
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
-                Ok(_) => return Ok(Self { path }),
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => tokio::time::sleep(LOCK_PAUSE).await,
-                Err(error) => return Err(anyhow!(error).context(format!("cannot make {}", path.display())).into()),
-            }
-        }
-        let error = anyhow!("{} is being written by another program: {} exists", kubeconfig.display(), path.display());
-        Err(Failure::from(error).hint(format!("if none is running: rm {}", path.display())))
+/// Whether a list has an entry of this name.
+fn has(root: &Node, (list, _): (&str, &str), name: &str) -> bool {
+    match root.get(list).map(|list| &list.content) {
+        Some(Content::List(entries)) => position(entries, name).is_some(),
+        _ => false,
     }
 }
 
-impl Drop for FileLock {
-    fn drop(&mut self) {
-        // If it is gone already there is nothing to undo.
-        let _ = fs::remove_file(&self.path);
-    }
+fn position(entries: &[Node], name: &str) -> Option<usize> {
+    entries.iter().position(|entry| entry.get("name").and_then(Node::as_str) == Some(name))
 }
 
 #[cfg(test)]

@@ -1,6 +1,10 @@
 //! `towline kubeconfig`: a kubeconfig that points at the gateway itself (features row K2).
 
-use std::{path::Path, process::ExitCode, time::SystemTime};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::SystemTime,
+};
 
 use anyhow::{Context as _, anyhow};
 use secrecy::ExposeSecret;
@@ -14,7 +18,7 @@ use crate::{
     credential::{self, Token, timestamp},
     environment,
     failure::{Failure, Outcome},
-    kubeconfig::{Entry, UserEntry, merge, merge_file},
+    kubeconfig::{self, Entry, UserEntry, merge_files},
 };
 
 /// Writes or merges it.
@@ -51,20 +55,22 @@ pub async fn run(args: KubeconfigArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the entry alone for `-`, else merges it and says where.
-pub async fn write(args: &KubeconfigFileArgs, entry: &Entry) -> Outcome<()> {
+/// Prints the entry alone for `-`, else merges it, says where, and returns the file.
+pub async fn write(args: &KubeconfigFileArgs, entry: &Entry) -> Outcome<PathBuf> {
     if args.file.as_deref() == Some(Path::new("-")) {
-        return Ok(print(merge("", entry)?.trim_end())?);
+        print(kubeconfig::alone(entry)?.trim_end())?;
+        return Ok(PathBuf::from("-"));
     }
-    let file = args.file.clone().or_else(environment::kubeconfig);
-    let file =
-        file.ok_or_else(|| Failure::usage(anyhow!("which kubeconfig? -f FILE; neither KUBECONFIG nor HOME is set")))?;
-    let merged = merge_file(&file, entry).await?;
-    if merged.was_open {
-        tracing::warn!("{} could be read by others; it is yours alone now (0600)", merged.path.display());
+    let files = args.file.clone().map_or_else(environment::kubeconfigs, |file| vec![file]);
+    if files.is_empty() {
+        return Err(Failure::usage(anyhow!("which kubeconfig? -f FILE; neither KUBECONFIG nor HOME is set")));
+    }
+    let merged = merge_files(&files, entry).await?;
+    for file in &merged.were_open {
+        tracing::warn!("{} could be read by others; it is yours alone now (0600)", file.display());
     }
     tracing::info!("merged context {:?} as the current one into {}", entry.context, merged.path.display());
-    Ok(())
+    Ok(merged.path)
 }
 
 fn server(args: &KubeconfigArgs, target: &Target) -> Outcome<String> {
@@ -97,7 +103,7 @@ fn kubectl_proxy(args: &OutboundArgs) -> Option<String> {
 
 /// The command that kubectl calls for a token.
 fn exec(args: &KubeconfigArgs, target: &Target) -> Outcome<UserEntry> {
-    let command = std::env::current_exe().context("cannot tell where this program is")?.display().to_string();
+    let command = environment::program()?.display().to_string();
     let mut words = vec!["token".to_owned(), "--exec-credential".into(), "--log".into(), "warn".into()];
     let mut option = |name: &str, value: Option<String>| words.extend(value.into_iter().flat_map(|v| [name.into(), v]));
     let absolute = |path: &std::path::PathBuf| {

@@ -2,7 +2,6 @@
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
-use anyhow::Context;
 use http::{Method, Request, header};
 use http_body_util::Full;
 use proto::process::{Shutdown, TaskGroup, signals};
@@ -47,8 +46,8 @@ pub async fn run(args: ProxyArgs) -> Outcome {
     let mut signals = signals(&tasks, &shutdown)?;
     let local_token = SecretString::from(gateway::issuer::users::generate_password()?);
     let entry = entry(&args, &target, &who, &listener, &local_token)?;
-    kubeconfig::write(&args.file, &entry).await?;
-    say(&args, &entry, listener.port()?)?;
+    let file = kubeconfig::write(&args.file, &entry).await?;
+    say(&entry, &file, listener.port()?)?;
     let forward = Arc::new(Forward {
         local_token,
         key: target.key,
@@ -132,12 +131,11 @@ fn entry(
 }
 
 /// What Arc's users know to look for; on standard error where standard output is the kubeconfig.
-fn say(args: &ProxyArgs, entry: &Entry, port: u16) -> anyhow::Result<()> {
-    if args.file.file.as_deref() == Some(Path::new("-")) {
+fn say(entry: &Entry, file: &Path, port: u16) -> Outcome<()> {
+    if file == Path::new("-") {
         tracing::info!("Proxy is listening on port {port}. Press Ctrl+C to close proxy.");
         return Ok(());
     }
-    let file = args.file.file.clone().or_else(environment::kubeconfig).context("no kubeconfig")?;
     print(&format!(
         "Proxy is listening on port {port}\n\
          Merged \"{context}\" as current context in {file}\n\
