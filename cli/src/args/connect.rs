@@ -5,7 +5,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 use clap::Args as ClapArgs;
 use proto::settings::positive_duration;
 
-use super::{CommonArgs, NamedCluster, TagArgs};
+use super::{CommonArgs, NamedCluster, TagArgs, names};
 use crate::manifests;
 
 /// What `--distribution` knows (arc-reference.md 3.2).
@@ -82,10 +82,10 @@ pub struct AgentArgs {
     #[command(flatten)]
     pub proxy: AgentProxyArgs,
     /// The image, REPOSITORY[:TAG] or REPOSITORY@sha256:...
-    #[arg(long, value_name = "NAME", help_heading = "Agents")]
+    #[arg(long, value_name = "NAME", value_parser = names::image, help_heading = "Agents")]
     pub image: Option<String>,
     /// The namespace; made if it is not there
-    #[arg(long, value_name = "NAME", default_value = manifests::NAMESPACE, help_heading = "Agents")]
+    #[arg(long, value_name = "NAME", value_parser = names::namespace, default_value = manifests::NAMESPACE, help_heading = "Agents")]
     pub namespace: String,
     /// How many pods hold a tunnel each
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=25), help_heading = "Agents")]
@@ -118,10 +118,10 @@ pub struct AgentArgs {
 #[derive(Debug, ClapArgs, Clone)]
 pub struct ConnectedCluster {
     /// The cluster
-    #[arg(short = 'n', long, value_name = "NAME")]
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::new_cluster)]
     pub name: String,
     /// Its resource group; an enrolment token tells it
-    #[arg(short = 'g', long, value_name = "GROUP", required_unless_present_any = ["token", "token_file"])]
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group, required_unless_present_any = ["token", "token_file"])]
     pub resource_group: Option<String>,
 }
 
@@ -153,7 +153,7 @@ pub struct ConnectArgs {
     #[command(flatten)]
     pub enrolment: EnrolmentArgs,
     /// Where the resource is said to be; that of its group without this
-    #[arg(short = 'l', long, value_name = "LOCATION")]
+    #[arg(short = 'l', long, value_name = "LOCATION", value_parser = names::location)]
     pub location: Option<String>,
     /// Its tags.
     #[command(flatten)]
@@ -238,10 +238,9 @@ fn host_alias_or_none(text: &str) -> Result<Option<(IpAddr, Vec<String>)>, Strin
 fn host_alias(text: &str) -> Result<(IpAddr, Vec<String>), String> {
     let wrong = || "expected ADDRESS=NAME[,NAME], such as 192.0.2.7=gateway.example.org".to_owned();
     let (address, names) = text.split_once('=').ok_or_else(wrong)?;
-    let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
-    let plain = |name: &String| !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == '/');
-    match (address.parse(), names.iter().all(plain)) {
-        (Ok(address), true) => Ok((address, names)),
+    let hosts: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
+    match (address.parse(), hosts.iter().all(|name| names::is_host(name))) {
+        (Ok(address), true) => Ok((address, hosts)),
         _ => Err(wrong()),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Subcommand};
 use proto::settings::positive_duration;
 
-use super::{CommonArgs, ScopeArgs};
+use super::{CommonArgs, ScopeArgs, names};
 
 /// `towline sp`.
 #[derive(Debug, ClapArgs)]
@@ -67,6 +67,9 @@ pub enum SpAction {
         /// Name, object id or client id
         #[arg(value_name = "NAME|ID")]
         name: String,
+        /// Do not ask
+        #[arg(short = 'y', long)]
+        yes: bool,
     },
 }
 
@@ -87,10 +90,10 @@ pub enum EnrolmentTokenAction {
     /// Make a token that connects one cluster in a resource group; it is shown this once
     Create {
         /// The resource group
-        #[arg(short = 'g', long, value_name = "GROUP")]
+        #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
         resource_group: String,
         /// The only name that the cluster may have
-        #[arg(short = 'n', long, value_name = "NAME")]
+        #[arg(short = 'n', long, value_name = "NAME", value_parser = names::new_cluster)]
         name: Option<String>,
         /// How long it is good for, such as 30m or 3d; an hour without this
         #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
@@ -102,13 +105,13 @@ pub enum EnrolmentTokenAction {
     /// The tokens of a resource group that are good, without their secrets
     List {
         /// The resource group
-        #[arg(short = 'g', long, value_name = "GROUP")]
+        #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
         resource_group: String,
     },
     /// End a token before its time
     Withdraw {
         /// The resource group
-        #[arg(short = 'g', long, value_name = "GROUP")]
+        #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
         resource_group: String,
         /// Its id, as `create` and `list` say it
         #[arg(value_name = "ID", required = true, num_args = 1..)]
@@ -133,10 +136,10 @@ pub enum SessionsAction {
     /// Open sessions: your own, and those at clusters where you may see others'
     List {
         /// Only at this cluster
-        #[arg(short = 'n', long, value_name = "NAME", requires = "resource_group")]
+        #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster, requires = "resource_group")]
         name: Option<String>,
         /// Its resource group
-        #[arg(short = 'g', long, value_name = "GROUP", requires = "name")]
+        #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group, requires = "name")]
         resource_group: Option<String>,
     },
     /// End a session
@@ -151,10 +154,10 @@ pub enum SessionsAction {
 #[derive(Debug, ClapArgs)]
 pub struct EventsArgs {
     /// Only of this resource group
-    #[arg(short = 'g', long, value_name = "GROUP")]
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
     pub resource_group: Option<String>,
     /// Only of this cluster
-    #[arg(short = 'n', long, value_name = "NAME", requires = "resource_group")]
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster, requires = "resource_group")]
     pub name: Option<String>,
     /// Begin behind the event of this id
     #[arg(long, value_name = "ID")]

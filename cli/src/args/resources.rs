@@ -2,7 +2,7 @@
 
 use clap::{Args as ClapArgs, Subcommand};
 
-use super::{AgentProxyArgs, CommonArgs, KubeArgs, WaitArgs};
+use super::{AgentProxyArgs, CommonArgs, KubeArgs, WaitArgs, names};
 
 /// `KEY=VALUE` of tags; an empty value is one.
 fn tag(text: &str) -> Result<(String, String), String> {
@@ -42,10 +42,10 @@ impl TagArgs {
 #[derive(Debug, ClapArgs, Clone)]
 pub struct NamedCluster {
     /// The cluster
-    #[arg(short = 'n', long, value_name = "NAME")]
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster)]
     pub name: String,
     /// Its resource group
-    #[arg(short = 'g', long, value_name = "GROUP")]
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
     pub resource_group: String,
 }
 
@@ -64,7 +64,7 @@ pub struct GroupArgs {
 #[derive(Debug, ClapArgs)]
 pub struct GroupName {
     /// The resource group
-    #[arg(short = 'g', short_alias = 'n', long = "name", visible_alias = "resource-group", value_name = "GROUP")]
+    #[arg(short = 'g', short_alias = 'n', long = "name", visible_alias = "resource-group", value_name = "GROUP", value_parser = names::group)]
     pub name: String,
 }
 
@@ -77,7 +77,7 @@ pub enum GroupAction {
         #[command(flatten)]
         group: GroupName,
         /// Where it is said to be
-        #[arg(short = 'l', long, value_name = "LOCATION")]
+        #[arg(short = 'l', long, value_name = "LOCATION", value_parser = names::location)]
         location: String,
         /// Its tags.
         #[command(flatten)]
@@ -115,7 +115,7 @@ pub enum GroupAction {
 #[derive(Debug, ClapArgs)]
 pub struct ListArgs {
     /// Only of this resource group
-    #[arg(short = 'g', long, value_name = "GROUP")]
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
     pub resource_group: Option<String>,
     /// As whom, and how it is printed.
     #[command(flatten)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Subcommand};
 
-use super::CommonArgs;
+use super::{CommonArgs, names};
 
 /// `towline role`.
 #[derive(Debug, ClapArgs)]
@@ -42,7 +42,7 @@ pub struct ScopeArgs {
     #[arg(long, value_name = "ID", conflicts_with_all = ["resource_group", "cluster", "namespace"])]
     pub scope: Option<String>,
     /// A resource group
-    #[arg(short = 'g', long, value_name = "GROUP")]
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
     pub resource_group: Option<String>,
     /// A cluster in it
     #[arg(
@@ -50,12 +50,13 @@ pub struct ScopeArgs {
         long = "name",
         visible_alias = "cluster",
         value_name = "NAME",
+        value_parser = names::cluster,
         requires = "resource_group",
         id = "cluster"
     )]
     pub cluster: Option<String>,
     /// A namespace of that cluster
-    #[arg(long, value_name = "NAMESPACE", requires = "cluster")]
+    #[arg(long, value_name = "NAMESPACE", value_parser = names::namespace, requires = "cluster")]
     pub namespace: Option<String>,
 }
 
@@ -112,6 +113,9 @@ pub enum AssignmentAction {
         /// Where.
         #[command(flatten)]
         scope: ScopeArgs,
+        /// Do not ask
+        #[arg(short = 'y', long)]
+        yes: bool,
     },
 }
 
@@ -141,6 +145,9 @@ pub enum DefinitionAction {
         /// Its name, or its id
         #[arg(long, value_name = "ROLE")]
         name: String,
+        /// Do not ask
+        #[arg(short = 'y', long)]
+        yes: bool,
     },
 }
 
