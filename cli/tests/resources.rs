@@ -111,7 +111,7 @@ fn z2_roles_are_given_and_taken_by_name() {
     assert!(nobody.contains("knows nobody called \"nobody\"") && nobody.contains("--assignee ID"), "{nobody}");
     let role = site.fails(1, &["role", "assignment", "create", "--assignee", "viewer", "--role", "Raeder"]);
     assert!(role.contains("hint: towline role definition list"), "{role}");
-    site.ok(&["role", "assignment", "delete", "--assignee", "viewer", "--role", "reader", "-g", "web"]);
+    site.ok(&["role", "assignment", "delete", "--assignee", "viewer", "--role", "reader", "-g", "web", "-y"]);
     assert_eq!(site.json(&list), json!([]));
     let own = json!({"Name": "Tagger", "Actions": ["Microsoft.Kubernetes/connectedClusters/read"]}).to_string();
     let file = site.file("role.json", &own);
@@ -130,7 +130,9 @@ fn z2_roles_are_given_and_taken_by_name() {
         "Tagger"
     );
     assert_eq!(site.json(&["role", "definition", "show", "--name", "tagger"])["properties"]["type"], "CustomRole");
-    site.ok(&["role", "definition", "delete", "--name", "Tagger"]);
+    let asks = site.fails(2, &["role", "definition", "delete", "--name", "Tagger"]);
+    assert!(asks.contains("Delete the role Tagger?") && asks.contains("--yes"), "{asks}");
+    site.ok(&["role", "definition", "delete", "--name", "Tagger", "--yes"]);
     assert!(site.fails(1, &["role", "definition", "delete", "--name", "Tagger"]).contains("there is no role"));
 }
 
@@ -303,7 +305,9 @@ fn s3_service_principals_are_made_rotated_and_deleted_by_owners_alone() {
     site.ok(&[&login[..], &[&file]].concat());
     assert_eq!(site.ok(&["group", "exists", "-g", "web", "--subscription", site.text("subscription")]), "true");
     // Who does not own the gateway sees and changes none of them.
-    for args in [&["sp", "list"][..], &["sp", "create", "z"], &["sp", "rotate", "owner"], &["sp", "delete", "owner"]] {
+    for args in
+        [&["sp", "list"][..], &["sp", "create", "z"], &["sp", "rotate", "owner"], &["sp", "delete", "owner", "-y"]]
+    {
         let refused = site.fails(1, args);
         assert!(
             refused.contains("AuthorizationFailed") && refused.contains("Microsoft.Authorization/servicePrincipals/"),
@@ -319,7 +323,10 @@ fn s3_service_principals_are_made_rotated_and_deleted_by_owners_alone() {
     site.ok(&["account", "set", &owner]);
     let appended = site.json(&["sp", "rotate", "ci", "--append"]);
     assert_eq!(appended["secrets"].as_array().unwrap().len(), 2);
-    site.ok(&["sp", "delete", "ci"]);
+    let asks = site.fails(2, &["sp", "delete", "ci"]);
+    assert!(asks.contains("Delete the service principal ci") && asks.contains("--yes"), "{asks}");
+    site.ok(&["sp", "show", "ci"]);
+    site.ok(&["sp", "delete", "ci", "--yes"]);
     let gone = site.fails(1, &["group", "list", "--account", "ci", "--subscription", site.text("subscription")]);
     assert!(gone.contains("hint: "), "{gone}");
     assert!(site.fails(1, &["sp", "show", "ci"]).contains("ServicePrincipalNotFound"));

@@ -7,7 +7,7 @@ use gateway::issuer::guid;
 use proto::api::ResourceId;
 use serde_json::{Map, Value, json};
 
-use super::rest;
+use super::{confirm, rest};
 use crate::{
     api::{Api, at, encoded, versions},
     args::{AssignmentAction, DefinitionAction, OutputArgs, RoleArgs, RoleNoun, ScopeArgs},
@@ -138,7 +138,7 @@ impl Roles {
                 let rows = self.assignments(&scope, assignee.as_deref(), role.as_deref()).await?;
                 output::print_list(self.named(rows).await?, &self.output, ASSIGNMENT_COLUMNS, "no role assignments")
             }
-            AssignmentAction::Delete { ids, assignee, role, scope } => {
+            AssignmentAction::Delete { ids, assignee, role, scope, yes } => {
                 let mut doomed = Vec::new();
                 for id in &ids {
                     doomed.push(ResourceId::parse(id).context("--ids").map_err(Failure::usage)?.as_str().to_owned());
@@ -156,6 +156,11 @@ impl Roles {
                             .hint(format!("towline role assignment list --assignee {assignee}")));
                     }
                 }
+                let question = match doomed.as_slice() {
+                    [one] => format!("Delete the role assignment {one}?"),
+                    all => format!("Delete {} role assignments: {}?", all.len(), all.join(", ")),
+                };
+                confirm(&question, yes).await?;
                 for id in doomed {
                     self.api.delete(&at(&id, versions::AUTHORIZATION)).await?;
                     output::say(&format!("deleted {id}"));
@@ -277,8 +282,9 @@ impl Roles {
                 let made = self.api.put(&at(id, versions::AUTHORIZATION), &json!({"properties": properties})).await?;
                 output::print(&made.body, &self.output, DEFINITION_COLUMNS)
             }
-            DefinitionAction::Delete { name } => {
+            DefinitionAction::Delete { name, yes } => {
                 let role = self.role(&scope, &name).await?;
+                confirm(&format!("Delete the role {name}?"), yes).await?;
                 let id = role["id"].as_str().context("a role without an id")?;
                 self.api.delete(&at(id, versions::AUTHORIZATION)).await?;
                 output::say(&format!("deleted role {name}"));

@@ -5,7 +5,7 @@ use std::{io::Write, os::unix::fs::OpenOptionsExt, path::Path, process::ExitCode
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use super::role::assign;
+use super::{confirm, role::assign};
 use crate::{
     api::{Api, at, encoded, versions},
     args::{SpAction, SpArgs},
@@ -73,7 +73,10 @@ pub async fn run(args: SpArgs) -> Outcome {
             keep(&mut made, "clientSecret", file)?;
             output::print(&with_place(made, &context), output, MADE)?;
         }
-        SpAction::Delete { name } => delete(&api, &of(&name), &name).await?,
+        SpAction::Delete { name, yes } => {
+            confirm(&format!("Delete the service principal {name}, and end what it has open?"), yes).await?;
+            delete(&api, &of(&name), &name).await?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
