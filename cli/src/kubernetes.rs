@@ -46,6 +46,8 @@ pub struct Kubernetes {
     pub context: String,
     /// The apiserver's URL.
     pub server: String,
+    /// The number after `1.` of its version, once that was asked for.
+    pub minor: u32,
 }
 
 /// What `GET /version` says.
@@ -81,7 +83,7 @@ impl Kubernetes {
         config.read_timeout = Some(ANSWER_TIMEOUT);
         let server = config.cluster_url.to_string();
         let client = Client::try_from(config).with_context(|| format!("context {context} of the kubeconfig"))?;
-        Ok(Self { client, context, server })
+        Ok(Self { client, context, server, minor: 0 })
     }
 
     /// Whether the kubeconfig leads through a gateway: what is done in the cluster must not need the agents that it is done

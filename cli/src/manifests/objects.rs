@@ -248,7 +248,12 @@ fn budget(values: &Values, namespace: &str) -> Option<Value> {
         return None;
     }
     let mut made = object("policy/v1", "PodDisruptionBudget", AGENT, Some(namespace), Part::Agent);
-    made["spec"] = json!({"minAvailable": budget.min_available, "selector": {"matchLabels": Part::Agent.selector()}});
+    made["spec"] = json!({
+        "minAvailable": budget.min_available,
+        // Pods without a tunnel protect nobody: a node is drained of them also while the gateway does not answer.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": Part::Agent.selector()},
+    });
     Some(made)
 }
 

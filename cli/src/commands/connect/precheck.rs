@@ -115,7 +115,8 @@ pub async fn run(
     if let Some(kept) = kept.as_mut().filter(|_| args.dry_run) {
         kept.proxy.password = SecretString::default();
     }
-    let values = values::values(id.as_str(), &args.agent, kept, proxy, &settings)?;
+    let mut values = values::values(id.as_str(), &args.agent, kept, proxy, &settings)?;
+    values::fit(&mut values, &cluster);
     let mut prepared = Prepared {
         api,
         token,
@@ -228,7 +229,7 @@ async fn group_and_location(api: &Api, id: &ResourceId, args: &ConnectArgs) -> O
 
 /// The cluster of a kubeconfig that reaches it itself, of a version that agents run in.
 pub async fn reach(kube: &KubeArgs) -> Outcome<Kubernetes> {
-    let cluster = Kubernetes::open(kube.kube_config.as_deref(), kube.kube_context.as_deref())
+    let mut cluster = Kubernetes::open(kube.kube_config.as_deref(), kube.kube_context.as_deref())
         .await
         .map_err(|error| Failure::usage(error).hint("--kube-config FILE and --kube-context NAME choose the cluster"))?;
     if cluster.leads_through_a_gateway() {
@@ -244,6 +245,7 @@ pub async fn reach(kube: &KubeArgs) -> Outcome<Kubernetes> {
     if version.minor < MINOR_MIN {
         return Err(anyhow!("the cluster's version is {}; agents need 1.{MINOR_MIN} or later", version.text).into());
     }
+    cluster.minor = version.minor;
     Ok(cluster)
 }
 

@@ -64,6 +64,7 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
     let kept = cluster.kept(namespace).await?;
     let version = kept.version.clone().filter(|_| !update.upgrades);
     let mut values = values::again(id.as_str(), kept, version.as_deref(), update.typed, &settings)?;
+    values::fit(&mut values, &cluster);
     if let Some(key) = cluster.onboarding_key(namespace).await? {
         values.identity.onboarding_key = key.expose_secret().into();
     }

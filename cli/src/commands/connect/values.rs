@@ -12,7 +12,7 @@ use crate::{
     args::AgentArgs,
     client::Client,
     failure::{Failure, Outcome},
-    kubernetes::kept::Kept,
+    kubernetes::{Kubernetes, kept::Kept},
     manifests::{HostAlias, Image, Values},
 };
 
@@ -69,6 +69,15 @@ pub fn values(
         }
     }
     Ok(values)
+}
+
+/// The first minor version that knows `unhealthyPodEvictionPolicy` of a PodDisruptionBudget.
+const EVICTS_UNHEALTHY: u32 = 26;
+
+/// Leaves out what the cluster's version does not know. Without that policy a budget would hold up every drain of a node while
+/// the gateway is away.
+pub fn fit(values: &mut Values, cluster: &Kubernetes) {
+    values.pod_disruption_budget.enabled &= cluster.minor >= EVICTS_UNHEALTHY;
 }
 
 /// Those of agents that are there, with nothing but their proxy changed: the image too stays what it is, where `version` is the
