@@ -12,6 +12,7 @@ mod events;
 mod features;
 mod group;
 mod interrupt;
+mod known;
 mod kubeconfig;
 mod login;
 mod proxy;

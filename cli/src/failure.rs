@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use proto::process::chain;
 
-use crate::{api::ApiError, output::say};
+use crate::{api::ApiError, kubernetes, output::say};
 
 /// Exit code of a failure.
 pub const FAILED: u8 = 1;
@@ -57,13 +57,13 @@ impl Failure {
 
     /// The error alone, with the hint in it.
     pub fn into_error(self) -> anyhow::Error {
-        match self.hint {
-            Some(hint) => {
-                let what = self.error.to_string();
-                self.error.context(Advised::new(what, hint))
-            }
-            None => self.error,
+        let Some(hint) = self.hint else { return self.error };
+        // What has the hint already says it again where it is reported; said in a context, its text would stand there twice.
+        let known = Self::from(self.error);
+        if known.hint.as_ref() == Some(&hint) {
+            return known.error;
         }
+        Advised::new(chain(known.error.as_ref()), hint).into()
     }
 
     /// Prints it to standard error.
@@ -101,7 +101,9 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
         let error = error.into();
         // Of a context, too, which a walk over the causes does not see.
         let advised = error.downcast_ref::<Advised>().map(|advised| advised.hint.clone());
-        let hint = advised.or_else(|| error.downcast_ref::<ApiError>().and_then(ApiError::hint));
+        let hint = advised
+            .or_else(|| error.downcast_ref::<ApiError>().and_then(ApiError::hint))
+            .or_else(|| error.downcast_ref::<kubernetes::Error>().and_then(kubernetes::Error::hint));
         Self { code: FAILED, error, hint }
     }
 }
@@ -115,5 +117,26 @@ pub trait Hint<T> {
 impl<T, E: Into<Failure>> Hint<T> for Result<T, E> {
     fn hint(self, hint: impl FnOnce() -> String) -> Outcome<T> {
         self.map_err(|error| error.into().hint(hint()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_as_an_error_says_its_reason_once_and_keeps_its_hint() {
+        let cause = anyhow::anyhow!("connection refused");
+        let advised = cause.context(Advised::new("gw was not reached", "is it running?"));
+        for failure in [
+            Failure::from(advised),
+            Failure::from(anyhow::anyhow!("connection refused").context("gw was not reached")).hint("is it running?"),
+        ] {
+            let error = failure.into_error();
+            let shown = format!("{error:#}");
+            assert_eq!(shown.matches("was not reached").count(), 1, "{shown}");
+            assert!(shown.contains("connection refused"), "{shown}");
+            assert_eq!(Failure::from(error).hint.as_deref(), Some("is it running?"));
+        }
     }
 }

@@ -4,18 +4,22 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`place`] | which object: kind, namespace, name |
+//! | [`error`] | what an apiserver refused, in one sentence |
 //! | [`apply`] | server-side apply, and what this run made of it |
 //! | [`installed`] | the agents that are there |
 //! | [`kept`] | what the agents that are there were told |
 //! | [`rights`] | what the user may do |
 //! | [`pods`] | pods that are not ready, and why |
+//! | [`turn`] | one run at a time |
 
 pub mod apply;
+pub mod error;
 pub mod installed;
 pub mod kept;
 pub mod place;
 pub mod pods;
 pub mod rights;
+pub mod turn;
 
 use std::{path::Path, time::Duration};
 
@@ -29,7 +33,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-pub use self::place::Place;
+pub use self::{error::Error, place::Place};
 use crate::failure::Advised;
 
 /// How long the apiserver may take to be reached, and for one answer.
@@ -99,37 +103,30 @@ impl Kubernetes {
 
     /// The apiserver's version.
     pub async fn version(&self) -> anyhow::Result<Version> {
-        let info = self.client.apiserver_version().await?;
+        let info = self.client.apiserver_version().await.map_err(Error::from)?;
         let digits: String = info.minor.chars().take_while(char::is_ascii_digit).collect();
         Ok(Version { text: info.git_version, minor: digits.parse().unwrap_or(0) })
     }
 
-    /// The systems of the nodes (`linux`; empty where a label is missing) with their architectures.
-    pub async fn nodes(&self) -> Result<Vec<(String, String)>, kube::Error> {
+    /// The nodes.
+    pub async fn nodes(&self) -> Result<Vec<NodeState>, Error> {
         let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default().limit(LIST)).await?;
-        let fact = |node: &Node, label: &str| node.metadata.labels.as_ref()?.get(label).cloned();
-        let one = |node: &Node| {
-            let [system, machine] = ["kubernetes.io/os", "kubernetes.io/arch"].map(|label| fact(node, label));
-            (system.unwrap_or_default(), machine.unwrap_or_default())
-        };
-        Ok(nodes.items.iter().map(one).collect())
+        Ok(nodes.items.iter().map(NodeState::of).collect())
     }
 
     /// An object; none if there is none, or no such kind.
-    pub async fn get(&self, place: &Place) -> Result<Option<Value>, kube::Error> {
+    pub async fn get(&self, place: &Place) -> Result<Option<Value>, Error> {
         match self.api(place).get(&place.name).await {
             Ok(object) => Ok(Some(plain(object))),
-            Err(error) if is_missing(&error) => Ok(None),
-            Err(error) => Err(error),
+            Err(error) => Error::from(error).unless_missing(None),
         }
     }
 
     /// Objects of the kind and the namespace of `place`, by labels.
-    pub async fn list(&self, place: &Place, labels: &str) -> Result<Vec<Value>, kube::Error> {
+    pub async fn list(&self, place: &Place, labels: &str) -> Result<Vec<Value>, Error> {
         match self.api(place).list(&ListParams::default().labels(labels).limit(LIST)).await {
             Ok(list) => Ok(list.items.into_iter().map(plain).collect()),
-            Err(error) if is_missing(&error) => Ok(Vec::new()),
-            Err(error) => Err(error),
+            Err(error) => Error::from(error).unless_missing(Vec::new()),
         }
     }
 
@@ -138,6 +135,36 @@ impl Kubernetes {
         match &place.namespace {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
             None => Api::all_with(self.client.clone(), &resource),
+        }
+    }
+}
+
+/// What is known of a node.
+pub struct NodeState {
+    /// Its name.
+    pub name: String,
+    /// `linux`; empty where the label is missing.
+    pub system: String,
+    /// Why the agents' pods cannot go there: it is cordoned, or has a taint that is there until somebody takes it away.
+    pub closed: Option<String>,
+}
+
+impl NodeState {
+    fn of(node: &Node) -> Self {
+        let label = |name: &str| node.metadata.labels.as_ref()?.get(name).cloned();
+        let spec = node.spec.as_ref();
+        let taints = spec.and_then(|spec| spec.taints.as_ref()).into_iter().flatten();
+        // Those of Kubernetes itself and of cloud providers say how the node is, and go by themselves.
+        let taint = { taints }.find(|taint| taint.effect != "PreferNoSchedule" && !taint.key.starts_with("node.")).map(
+            |taint| {
+                format!("has the taint {}={}:{}", taint.key, taint.value.as_deref().unwrap_or_default(), taint.effect)
+            },
+        );
+        let is_cordoned = spec.and_then(|spec| spec.unschedulable).unwrap_or(false);
+        Self {
+            name: node.metadata.name.clone().unwrap_or_default(),
+            system: label("kubernetes.io/os").unwrap_or_default(),
+            closed: if is_cordoned { Some("is cordoned".to_owned()) } else { taint },
         }
     }
 }
@@ -173,25 +200,6 @@ fn proxy_of(kubeconfig: &Kubeconfig, context: &str) -> anyhow::Result<Option<Uri
 /// The object, with the type that lists leave out.
 fn plain(object: DynamicObject) -> Value {
     serde_json::to_value(object).unwrap_or_else(|_| json!({}))
-}
-
-/// 404: neither the object nor, perhaps, its kind.
-fn is_missing(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 404)
-}
-
-/// Whether the same request may do in a moment: the apiserver has no room or no answer, or was not reached.
-fn is_passing(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::Api(status) => status.code == 429 || status.code >= 500,
-        kube::Error::HyperError(_) | kube::Error::Service(_) => true,
-        _ => false,
-    }
-}
-
-/// Whether the user may not.
-pub fn is_forbidden(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 403)
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::{
     kubernetes::{
         Kubernetes, Place,
-        place::{CONFIG_MAP, DEPLOYMENT, JOB, POD, SECRET},
-        pods::{PodState, short},
+        place::{CONFIG_MAP, DEPLOYMENT, EVENT, JOB, POD, SECRET},
+        pods::{Obstacle, PodState, REFUSED, short},
     },
     manifests::{self, AGENT, DIAGNOSER as NAME, Values},
 };
@@ -101,12 +101,31 @@ impl Diagnoser {
             if !runs && pods.iter().any(|pod| pod["status"]["phase"] == "Running") {
                 (begun, within, runs) = (Instant::now(), WITHIN, true);
             }
+            if let Some((why, patience)) = self.obstacle(&pods).await
+                && begun.elapsed() > patience
+            {
+                return Err(anyhow!("it cannot run: {why}"));
+            }
             if begun.elapsed() > within {
                 let why = self.why(pods.first()).await;
                 return Err(anyhow!("it has not ended within {} s: {why}", within.as_secs()));
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// What keeps the job from running that waiting does not take away, and how long it is waited for all the same: a refusal of
+    /// its pod, which stands in an event alone, or a pod that no node takes.
+    async fn obstacle(&self, pods: &[Value]) -> Option<(String, Duration)> {
+        if !pods.is_empty() {
+            return pods.iter().find_map(Obstacle::of_pod).map(|obstacle| (obstacle.text, obstacle.patience));
+        }
+        let job = self.cluster.get(&Place::within(JOB, &self.namespace, NAME)).await.ok()??;
+        let events = self.cluster.list(&Place::within(EVENT, &self.namespace, ""), "").await.ok()?;
+        // A job of before may have left some.
+        let of_job = |event: &&Value| event["involvedObject"]["uid"] == job["metadata"]["uid"];
+        let refused = events.iter().filter(of_job).find(|event| event["reason"] == "FailedCreate")?;
+        Some((short(refused["message"].as_str().unwrap_or_default()), REFUSED))
     }
 
     /// What a pod that has not ended waits for.

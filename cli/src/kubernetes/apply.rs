@@ -6,7 +6,8 @@ use anyhow::{Context, anyhow, bail};
 use kube::api::{DeleteParams, Patch, PatchParams, PropagationPolicy};
 use serde_json::{Value, json};
 
-use super::{Kubernetes, Place, is_missing, is_passing, place};
+use super::{Error, Kubernetes, Place, place, pods::PODS};
+use crate::output::say;
 
 /// Who applied, as managed fields have it.
 const MANAGER: &str = "towline";
@@ -16,6 +17,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one object may take to go away before its finalizers are removed by force.
 pub const FORCE_AFTER: Duration = Duration::from_secs(20);
+/// How long something may take to go away before it is said what is waited for.
+const SILENT: Duration = Duration::from_secs(5);
 /// How long a definition may take to go away before the apiserver is asked to look at it again, and again after that.
 const AGAIN: Duration = Duration::from_secs(5);
 /// On a definition: how many seconds its deletion had gone on when it was asked again.
@@ -33,7 +36,8 @@ impl Kubernetes {
         let was_there = self.get(&place).await.with_context(|| format!("read {place}"))?.is_some();
         let params = PatchParams::apply(MANAGER).force();
         let api = self.api(&place);
-        api.patch(&place.name, &params, &Patch::Apply(manifest)).await.with_context(|| format!("apply {place}"))?;
+        let applied = api.patch(&place.name, &params, &Patch::Apply(manifest)).await.map_err(Error::from);
+        applied.with_context(|| format!("apply {place}"))?;
         Ok((place, !was_there))
     }
 
@@ -60,10 +64,10 @@ impl Kubernetes {
             DeleteParams { propagation_policy: Some(PropagationPolicy::Foreground), ..DeleteParams::default() };
         let begun = Instant::now();
         loop {
-            match self.api(place).delete(&place.name, &params).await {
+            match self.api(place).delete(&place.name, &params).await.map_err(Error::from) {
                 Ok(_) => return Ok(()),
-                Err(error) if is_missing(&error) => return Ok(()),
-                Err(error) if is_passing(&error) && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+                Err(error) if error.is_missing() => return Ok(()),
+                Err(error) if error.is_passing() && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
                 Err(error) => return Err(anyhow!(error).context(format!("delete {place}"))),
             }
         }
@@ -72,18 +76,26 @@ impl Kubernetes {
     /// Waits until an object is gone. With `force` finalizers that keep it are removed after [`FORCE_AFTER`].
     pub async fn await_gone(&self, place: &Place, within: Duration, force: bool) -> anyhow::Result<()> {
         let begun = Instant::now();
-        let (mut forced, mut asked) = (false, begun);
+        let (mut forced, mut asked, mut looked, mut said) = (false, begun, begun, None);
         loop {
             let late = begun.elapsed() > within;
             let object = match self.get(place).await {
                 Ok(Some(object)) => object,
                 Ok(None) => return Ok(()),
                 // An apiserver that has no answer for a moment is asked again as one that still has the object.
-                Err(error) if is_passing(&error) && !late => Value::Null,
+                Err(error) if error.is_passing() && !late => Value::Null,
                 Err(error) => return Err(anyhow!(error).context(format!("read {place}"))),
             };
-            if late {
-                bail!("{place} is still there after {within:?}{}", why_there(&object));
+            if late || looked.elapsed() > SILENT {
+                looked = Instant::now();
+                let why = self.why_stays(place, &object).await;
+                if late {
+                    bail!("{place} is still there after {within:?}{why}");
+                }
+                if said.as_ref() != Some(&why) {
+                    say(&format!("  waiting until {place} is gone{why}"));
+                    said = Some(why);
+                }
             }
             if force && !forced && begun.elapsed() > FORCE_AFTER {
                 forced = true;
@@ -95,6 +107,21 @@ impl Kubernetes {
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// What keeps an object: its own finalizers, and those of pods that have to go before it.
+    async fn why_stays(&self, place: &Place, object: &Value) -> String {
+        let mut why = why_there(object);
+        if place.kind == place::DEPLOYMENT
+            && let Some(namespace) = &place.namespace
+        {
+            let pods = self.list(&Place::within(place::POD, namespace, ""), PODS).await.unwrap_or_default();
+            for pod in pods.iter().filter(|pod| !pod["metadata"]["deletionTimestamp"].is_null()) {
+                let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+                why.push_str(&format!("; pod {name} is on its way out{}", why_there(pod)));
+            }
+        }
+        why
     }
 
     /// Changes an annotation of a definition that is on its way out. Before it goes, kube-apiserver lists its objects; where
@@ -114,9 +141,9 @@ impl Kubernetes {
         tracing::warn!("{place} does not go away: its finalizers are removed");
         let patch = json!({"metadata": {"finalizers": null}});
         let api = self.api(place);
-        match api.patch(&place.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+        match api.patch(&place.name, &PatchParams::default(), &Patch::Merge(&patch)).await.map_err(Error::from) {
             Ok(_) => Ok(()),
-            Err(error) if is_missing(&error) => Ok(()),
+            Err(error) if error.is_missing() => Ok(()),
             Err(error) => Err(anyhow!(error).context(format!("remove the finalizers of {place}"))),
         }
     }
@@ -142,11 +169,13 @@ impl Kubernetes {
 }
 
 /// What an object says of why it does not go away.
-fn why_there(object: &Value) -> String {
+pub fn why_there(object: &Value) -> String {
     let finalizers = &object["metadata"]["finalizers"];
     let finalizers = if finalizers.is_null() { String::new() } else { format!("; its finalizers: {finalizers}") };
     let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
-    let told = conditions.filter(|one| one["type"] == "Terminating" && one["status"] == "True");
+    // Of definitions, and of namespaces.
+    let is_why = |name: &str| name == "Terminating" || name.starts_with("Namespace");
+    let told = conditions.filter(|one| one["type"].as_str().is_some_and(is_why) && one["status"] == "True");
     let told = told.filter_map(|one| one["message"].as_str());
     told.fold(finalizers, |why, message| format!("{why}; {message}"))
 }

@@ -1,10 +1,12 @@
 //! The agents' pods: whether the newest are all there, which are not ready, and what they say (features row I4).
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::LogParams};
 use serde_json::Value;
 
-use super::{Kubernetes, Place, place};
+use super::{Error, Kubernetes, Place, place};
 use crate::{
     manifests::{AGENT, MANAGER},
     output::line,
@@ -61,12 +63,58 @@ pub fn short(text: &str) -> String {
     line(text.trim()).chars().take(SHOWN).collect()
 }
 
+/// Words of a pod's state that no waiting changes.
+const FOR_GOOD: &[&str] =
+    &["ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError"];
+/// How long a refusal is waited for: a quota may be raised meanwhile.
+pub const REFUSED: Duration = Duration::from_secs(20);
+/// How long a pod is waited for that no node takes: a node may be added.
+const NO_NODE: Duration = Duration::from_secs(90);
+
+/// What keeps pods from running that waiting alone does not take away.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// In the words of Kubernetes.
+    pub text: String,
+    /// How long it is waited for all the same.
+    pub patience: Duration,
+}
+
+impl Obstacle {
+    /// Of pods, and of what makes them: a refusal of a quota, a webhook or a policy stands in a condition of the Deployment.
+    fn of(deployments: &[(&str, Option<Value>)], pods: &[Value]) -> Option<Self> {
+        let conditions = |object: &Value| object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        for (name, deployment) in deployments {
+            let all = deployment.as_ref().map(conditions).unwrap_or_default();
+            let refused = all.iter().find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True");
+            if let Some(message) = refused.and_then(|one| one["message"].as_str()) {
+                return Some(Self { text: short(&format!("no pod of {name} is made: {message}")), patience: REFUSED });
+            }
+        }
+        pods.iter().find_map(Self::of_pod)
+    }
+
+    /// Of one pod.
+    pub fn of_pod(pod: &Value) -> Option<Self> {
+        let state = PodState::of(pod);
+        let text = short(&format!("pod {} is {}", state.name, state.state));
+        let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        let no_node = { conditions }.any(|one| one["type"] == "PodScheduled" && one["reason"] == "Unschedulable");
+        if no_node {
+            return Some(Self { text, patience: NO_NODE });
+        }
+        FOR_GOOD.iter().any(|words| state.state.contains(words)).then_some(Self { text, patience: REFUSED })
+    }
+}
+
 /// How far both Deployments are with the pods that they were given last.
 pub struct Rollout {
     /// Whether all pods are new and ready, and none of before is left.
     pub is_done: bool,
     /// For people.
     pub state: String,
+    /// What keeps it from going on.
+    pub obstacle: Option<Obstacle>,
 }
 
 impl Rollout {
@@ -88,22 +136,27 @@ impl Rollout {
             (done, format!("{ready} of {wanted} pods of {name} are ready{old}"))
         };
         let (done, states): (Vec<bool>, Vec<String>) = deployments.iter().map(one).unzip();
-        Self { is_done: done.into_iter().all(|done| done), state: states.join("; ") }
+        Self { is_done: done.into_iter().all(|done| done), state: states.join("; "), obstacle: None }
     }
 }
 
 impl Kubernetes {
     /// How far the agents are with what was applied last.
-    pub async fn rollout(&self, namespace: &str) -> Result<Rollout, kube::Error> {
+    pub async fn rollout(&self, namespace: &str) -> Result<Rollout, Error> {
         let mut deployments = Vec::new();
         for name in [AGENT, MANAGER] {
             deployments.push((name, self.get(&Place::within(place::DEPLOYMENT, namespace, name)).await?));
         }
-        Ok(Rollout::of(&deployments))
+        let mut rollout = Rollout::of(&deployments);
+        if !rollout.is_done {
+            let pods = self.list(&Place::within(place::POD, namespace, ""), PODS).await?;
+            rollout.obstacle = Obstacle::of(&deployments, &pods);
+        }
+        Ok(rollout)
     }
 
     /// The agents' pods.
-    pub async fn agents(&self, namespace: &str) -> Result<Vec<PodState>, kube::Error> {
+    pub async fn agents(&self, namespace: &str) -> Result<Vec<PodState>, Error> {
         let pods = self.list(&Place::within(place::POD, namespace, ""), PODS).await?;
         Ok(pods.iter().map(PodState::of).collect())
     }
@@ -157,9 +210,9 @@ impl Kubernetes {
     }
 
     /// The last lines of a pod's log.
-    pub async fn log(&self, namespace: &str, pod: &str, lines: i64) -> Result<String, kube::Error> {
+    pub async fn log(&self, namespace: &str, pod: &str, lines: i64) -> Result<String, Error> {
         let params = LogParams { tail_lines: Some(lines), limit_bytes: Some(LOG_BYTES), ..LogParams::default() };
-        Api::<Pod>::namespaced(self.client.clone(), namespace).logs(pod, &params).await
+        Api::<Pod>::namespaced(self.client.clone(), namespace).logs(pod, &params).await.map_err(Error::from)
     }
 }
 
@@ -168,6 +221,29 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn obstacle_that_waiting_does_not_take_away_is_seen_at_once() {
+        let refused = json!({"status": {"conditions": [
+            {"type": "Progressing", "status": "True"},
+            {"type": "ReplicaFailure", "status": "True", "message": "pods \"a\" is forbidden: exceeded quota: q"},
+        ]}});
+        let quota = Obstacle::of(&[(AGENT, Some(refused)), (MANAGER, None)], &[]).unwrap();
+        assert!(quota.text.contains("exceeded quota") && quota.text.contains(AGENT), "{}", quota.text);
+        let pod = |status: Value| json!({"metadata": {"name": "p"}, "status": status});
+        let taint = pod(json!({"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "1 node(s) had untolerated taint {x: y}"},
+        ]}));
+        let taint = Obstacle::of_pod(&taint).unwrap();
+        assert!(taint.text.contains("untolerated taint") && taint.patience > quota.patience, "{}", taint.text);
+        let waits = |reason: &str| {
+            pod(json!({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason}}}]}))
+        };
+        assert!(Obstacle::of_pod(&waits("InvalidImageName")).is_some());
+        for passing in ["ContainerCreating", "ImagePullBackOff", "CrashLoopBackOff"] {
+            assert_eq!(Obstacle::of_pod(&waits(passing)), None, "{passing}");
+        }
+    }
 
     #[test]
     fn i4_pods_of_before_are_not_those_that_are_waited_for() {

@@ -4,7 +4,7 @@ use anyhow::Context;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{Api, api::PostParams};
 
-use super::{Kubernetes, installed, place};
+use super::{Error, Kubernetes, installed, place};
 
 /// Something that has to be allowed.
 #[derive(Debug, Clone)]
@@ -33,6 +33,13 @@ impl std::fmt::Display for Right {
     }
 }
 
+/// What it takes to see whether there are agents, and where.
+pub fn to_look() -> Vec<Right> {
+    [("list", place::CONFIG_MAP), ("list", place::CLUSTER_ROLE_BINDING), ("get", place::NAMESPACE)]
+        .map(|(verb, kind)| Right { verb, group: kind.group, resource: kind.plural, subresource: "", namespace: None })
+        .to_vec()
+}
+
 /// All that installing the agents in a namespace takes, and their removal. RBAC lets nobody give rights that they do not
 /// have: impersonation is one of them.
 pub fn to_install(namespace: &str, makes_namespace: bool) -> Vec<Right> {
@@ -48,6 +55,8 @@ pub fn to_install(namespace: &str, makes_namespace: bool) -> Vec<Right> {
         ["create", "patch", "delete"].into_iter().for_each(|verb| put(verb, &place::NAMESPACE));
     }
     put("list", &place::POD);
+    // Runs take turns by one.
+    ["get", "create", "patch", "delete"].into_iter().for_each(|verb| put(verb, &place::LEASE));
     for resource in ["users", "groups", "serviceaccounts"] {
         needed.push(Right { verb: "impersonate", group: "", resource, subresource: "", namespace: None });
     }
@@ -91,7 +100,8 @@ impl Kubernetes {
             };
             let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
             let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-            let answer = api.create(&PostParams::default(), &review).await.context("ask what may be done here")?;
+            let answer = api.create(&PostParams::default(), &review).await.map_err(Error::from);
+            let answer = answer.context("ask what may be done here")?;
             if !answer.status.is_some_and(|status| status.allowed) {
                 missing.push(right);
             }

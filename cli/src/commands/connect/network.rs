@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::anyhow;
 use serde_json::Value;
 
+use super::wait::hint_of;
 use crate::{
     commands::diagnoser::Diagnoser,
     failure::{Failure, Outcome},
@@ -25,8 +26,10 @@ const SKIP: &str = "--skip-network-check connects all the same";
 pub async fn check(diagnoser: &Diagnoser, starting: std::time::Duration) -> Outcome<Vec<String>> {
     let asked = diagnoser.ask(starting).await;
     let said = asked.map_err(|error| {
+        let why = format!("{error:#}");
         let error = error.context("the network cannot be checked from inside the cluster");
-        Failure::from(error).hint(format!("see that the agents' image can be pulled there (--image); or {SKIP}"))
+        let hint = hint_of(&why, "see that the agents' image can be pulled there (--image)");
+        Failure::from(error).hint(format!("{hint}; or {SKIP}"))
     })?;
     judge(&said)
 }

@@ -20,15 +20,17 @@ use crate::{
     context::{CLUSTERS, Context},
     failure::{Failure, Hint, Outcome},
     kubernetes::{
-        Kubernetes, Place,
+        Kubernetes, NodeState, Place,
+        apply::why_there,
         installed::{Installed, group_and_name},
-        is_forbidden,
         place::NAMESPACE,
         rights,
     },
     manifests::Values,
 };
 
+/// Nodes that an error names at most.
+const NODES_SHOWN: usize = 5;
 /// As the chart's `kubeVersion`.
 const MINOR_MIN: u32 = 25;
 
@@ -92,10 +94,13 @@ pub async fn run(
     };
     let cluster = steps.run("Reaching the cluster", reach(&args.kube)).await?;
     steps.run("Checking the cluster's nodes", nodes(&cluster)).await?;
+    steps.run("Checking the right to look around", may_look(&cluster, &args.agent.namespace)).await?;
     let installed = steps.run("Looking for agents that are there", installed(&cluster)).await?;
     let namespace = installed.as_ref().map_or_else(|| args.agent.namespace.clone(), |there| there.namespace.clone());
     let place = Place::of(NAMESPACE, &namespace);
-    let makes_namespace = cluster.get(&place).await.with_context(|| format!("read {place}"))?.is_none();
+    let there = cluster.get(&place).await.with_context(|| format!("read {place}"))?;
+    let makes_namespace = there.is_none();
+    there.as_ref().map_or(Ok(()), stays)?;
     let rights = may_install(&cluster, &namespace, makes_namespace, !args.skip_network_check);
     steps.run("Checking rights in the cluster", rights).await?;
     let before = match &token {
@@ -253,22 +258,34 @@ pub async fn reach(kube: &KubeArgs) -> Outcome<Kubernetes> {
 async fn nodes(cluster: &Kubernetes) -> Outcome<()> {
     let nodes = match cluster.nodes().await {
         Ok(nodes) => nodes,
-        Err(error) if is_forbidden(&error) => {
+        Err(error) if error.is_forbidden() => {
             tracing::warn!("the nodes cannot be listed: whether one runs Linux is not known");
             return Ok(());
         }
         Err(error) => return Err(anyhow!(error).context("list the nodes").into()),
     };
-    if nodes.iter().any(|(system, _)| system == "linux") {
-        return Ok(());
-    }
-    if nodes.iter().all(|(system, _)| !system.is_empty()) {
+    judge(&nodes)
+}
+
+fn judge(nodes: &[NodeState]) -> Outcome<()> {
+    let runs = |node: &&NodeState| node.system == "linux" || node.system.is_empty();
+    if !nodes.iter().any(|node| runs(&node)) {
         let error =
             anyhow!("no node has the label kubernetes.io/os=linux, out of {}; agents run on Linux", nodes.len());
         return Err(Failure::from(error).hint("add a Linux node"));
     }
-    tracing::warn!("nodes have no label kubernetes.io/os: agents run on Linux only");
-    Ok(())
+    if nodes.iter().all(|node| node.system.is_empty()) {
+        tracing::warn!("nodes have no label kubernetes.io/os: agents run on Linux only");
+    }
+    let closed = nodes.iter().filter(runs).map(|node| Some(format!("{} {}", node.name, node.closed.as_deref()?)));
+    let Some(closed) = closed.collect::<Option<Vec<String>>>() else { return Ok(()) };
+    let more = closed.len().saturating_sub(NODES_SHOWN);
+    let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+    let shown: Vec<String> = closed.into_iter().take(NODES_SHOWN).collect();
+    let error = anyhow!("no Linux node takes the agents' pods: {}{more}", shown.join(", "));
+    Err(Failure::from(error).hint(
+        "kubectl uncordon NODE, or take the taint away: kubectl taint node NODE KEY-; or install by helm with tolerations",
+    ))
 }
 
 /// The agents that are there, if this program installed them.
@@ -297,13 +314,37 @@ pub async fn may_install(cluster: &Kubernetes, namespace: &str, makes_namespace:
     if runs_job {
         needed.extend(rights::to_run_a_job(namespace));
     }
-    let missing = cluster.missing_rights(needed).await?;
+    refuse(cluster, &cluster.missing_rights(needed).await?)
+}
+
+fn refuse(cluster: &Kubernetes, missing: &[rights::Right]) -> Outcome<()> {
     if missing.is_empty() {
         return Ok(());
     }
     let listed: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let error = anyhow!("in the cluster of context {} you may not: {}", cluster.context, listed.join(", "));
     Err(Failure::from(error).hint("use a kubeconfig of a cluster administrator (ClusterRole cluster-admin)"))
+}
+
+/// Before anything is looked for: who may not look is told of all that is missing at once.
+async fn may_look(cluster: &Kubernetes, namespace: &str) -> Outcome<()> {
+    if cluster.missing_rights(rights::to_look()).await?.is_empty() {
+        return Ok(());
+    }
+    let mut needed = rights::to_look();
+    needed.extend(rights::to_install(namespace, true));
+    refuse(cluster, &cluster.missing_rights(needed).await?)
+}
+
+/// A namespace that is on its way out takes nothing in.
+pub fn stays(namespace: &Value) -> Outcome<()> {
+    if namespace["metadata"]["deletionTimestamp"].is_null() {
+        return Ok(());
+    }
+    let name = namespace["metadata"]["name"].as_str().unwrap_or_default();
+    let error = anyhow!("namespace {name} is being deleted{}", why_there(namespace));
+    Err(Failure::from(error)
+        .hint(format!("run the command again when it is gone: kubectl wait --for=delete namespace/{name}; or choose another: --namespace NAME")))
 }
 
 /// What tells whose the agents are.
@@ -424,4 +465,40 @@ async fn key_at_hand(prepared: &Prepared, typed: Option<OnboardingKey>) -> Outco
 /// The onboarding key in a namespace, if it is one.
 async fn key_there(cluster: &Kubernetes, namespace: &str) -> anyhow::Result<Option<OnboardingKey>> {
     Ok(cluster.onboarding_key(namespace).await?.and_then(|key| OnboardingKey::parse(key).ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(name: &str, system: &str, closed: Option<&str>) -> NodeState {
+        NodeState { name: name.to_owned(), system: system.to_owned(), closed: closed.map(str::to_owned) }
+    }
+
+    #[test]
+    fn nodes_that_take_no_pods_are_named_before_anything_is_made() {
+        let tainted = || node("a", "linux", Some("has the taint role=db:NoSchedule"));
+        let cordoned = || node("b", "linux", Some("is cordoned"));
+        let refused = judge(&[tainted(), cordoned(), node("w", "windows", None)]).unwrap_err();
+        let refused = format!("{:#}", refused.into_error());
+        assert!(refused.contains("a has the taint role=db:NoSchedule, b is cordoned"), "{refused}");
+        assert!(judge(&[tainted(), node("c", "linux", None)]).is_ok() && judge(&[node("c", "", None)]).is_ok());
+        assert!(judge(&[node("w", "windows", None)]).is_err() && judge(&[]).is_err());
+        let many: Vec<_> = (0..9).map(|_| cordoned()).collect();
+        assert!(format!("{:#}", judge(&many).unwrap_err().into_error()).contains(", and 4 more"));
+    }
+
+    /// Later runs would install into it, and lose all of it when what keeps it is gone.
+    #[test]
+    fn namespace_that_is_being_deleted_is_refused_with_what_keeps_it() {
+        let going = json!({"metadata": {"name": "towline", "deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"conditions": [
+            {"type": "NamespaceContentRemaining", "status": "True", "message": "Some resources are remaining: pods. has 1 resource instances"},
+        ]}});
+        let refused = stays(&going).unwrap_err();
+        let refused = format!("{:#}", refused.into_error());
+        assert!(refused.contains("namespace towline is being deleted") && refused.contains("pods. has 1"), "{refused}");
+        assert!(stays(&json!({"metadata": {"name": "towline"}})).is_ok());
+    }
 }

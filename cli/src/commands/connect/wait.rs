@@ -11,9 +11,12 @@ use super::{precheck::Prepared, resource::find};
 use crate::{
     api::Api,
     args::ConnectArgs,
-    commands::steps::Steps,
+    commands::{known, steps::Steps},
     failure::{Failure, Outcome},
-    kubernetes::{Kubernetes, pods::Rollout},
+    kubernetes::{
+        Kubernetes,
+        pods::{Obstacle, Rollout},
+    },
 };
 
 /// Between looks at what agents and gateway make of each other.
@@ -79,36 +82,62 @@ impl Waiting<'_> {
     pub async fn until(&self, steps: &mut Steps, look: impl AsyncFn() -> Outcome<(Value, String)>) -> Outcome<Value> {
         let end = Instant::now() + self.within;
         let mut last = String::new();
+        let mut blocked: Option<(Obstacle, Instant)> = None;
         loop {
             let (resource, status) = look().await?;
             let rollout = match self.cluster.rollout(self.namespace).await {
                 Ok(rollout) => rollout,
-                Err(error) => Rollout { is_done: false, state: format!("the pods are not known: {error}") },
+                Err(error) => {
+                    Rollout { is_done: false, state: format!("the pods are not known: {error}"), obstacle: None }
+                }
             };
             if status == "Connected" && rollout.is_done {
                 return Ok(resource);
             }
-            let state = format!("{status}; {}", rollout.state);
+            // What is known first: it is what somebody has to act on.
+            let reason = rollout.obstacle.as_ref().map_or_else(String::new, |obstacle| format!("{}; ", obstacle.text));
+            let state = format!("{reason}{status}; {}", rollout.state);
             if state != last {
                 steps.note(&state);
                 last = state;
             }
+            blocked = match (rollout.obstacle, blocked) {
+                (Some(obstacle), Some((_, since))) => Some((obstacle, since)),
+                (Some(obstacle), None) => Some((obstacle, Instant::now())),
+                (None, _) => None,
+            };
+            if let Some((obstacle, since)) = &blocked
+                && since.elapsed() > obstacle.patience
+            {
+                return Err(stuck(obstacle));
+            }
             if Instant::now() > end {
-                return Err(self.late(&status, &rollout).await);
+                return Err(self.late(&status, &rollout.state).await);
             }
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    async fn late(&self, status: &str, rollout: &Rollout) -> Failure {
+    async fn late(&self, status: &str, rollout: &str) -> Failure {
         let why = self.cluster.why_not_ready(self.namespace).await.join("\n");
         let error = anyhow!(
-            "the agents have not connected within {} s: the resource is {status}, {}\n{why}",
+            "the agents have not connected within {} s: the resource is {status}, {rollout}\n{why}",
             self.within.as_secs(),
-            rollout.state
         );
-        Failure::from(error).hint(self.hint)
+        let known = known::remedies(&why);
+        Failure::from(error).hint(known.into_iter().chain([self.hint.to_owned()]).collect::<Vec<_>>().join("; "))
     }
+}
+
+/// What is known of the reason, else what is said in general.
+pub fn hint_of(why: &str, otherwise: &str) -> String {
+    let known = known::remedies(why);
+    if known.is_empty() { otherwise.to_owned() } else { known.join("; ") }
+}
+
+fn stuck(obstacle: &Obstacle) -> Failure {
+    let error = anyhow!("the agents cannot run: {}", obstacle.text);
+    Failure::from(error).hint(hint_of(&obstacle.text, "kubectl describe the pod, and take away what keeps it"))
 }
 
 #[cfg(test)]

@@ -2,6 +2,17 @@
 
 /// Words of an event, a state or a log; and what they mean.
 const KNOWN: &[(&str, &str)] = &[
+    ("exceeded quota", "raise the ResourceQuota of the namespace, or use another: --namespace NAME"),
+    (
+        "failed calling webhook",
+        "an admission webhook of the cluster does not answer: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
+    ),
+    (
+        "admission webhook",
+        "an admission webhook of the cluster refuses the pods, and says why: what it wants is its owner's to say",
+    ),
+    ("InvalidImageName", "that is no name of an image: towline connect --image REPOSITORY:TAG"),
+    ("node(s) were unschedulable", "every node is cordoned: kubectl uncordon NODE"),
     (
         "ErrImageNeverPull",
         "the node does not have the agents' image and may not pull it: load it there, or towline connect --image",
@@ -29,7 +40,10 @@ const KNOWN: &[(&str, &str)] = &[
         "OpenShift's constraints refuse the pods' user: oc adm policy add-scc-to-user nonroot-v2 -z clusterconnect-agent -z controller-manager",
     ),
     ("OOMKilled", "a pod needs more memory than its limit: install by helm with higher resources.limits"),
-    ("InvalidProof", "the onboarding key is not that of the resource: connect again, towline connect --existing"),
+    (
+        "InvalidProof",
+        "the onboarding key is not that of the resource: connect again with the same name and group; to a resource that another run made, towline connect --existing",
+    ),
     (
         "AlreadyConnected",
         "this cluster is connected as another resource, which the message names: delete one of the two",
@@ -37,7 +51,7 @@ const KNOWN: &[(&str, &str)] = &[
     ("ResourceDeleted", "the resource was deleted: towline connect makes it again, towline delete removes the agents"),
     (
         "CertificateExpired",
-        "the certificate ended while the gateway was not reached: connect again, towline connect --existing",
+        "the certificate ended while the gateway was away: towline connect again with the same name and group",
     ),
     (
         "UnknownIssuer",
