@@ -64,11 +64,13 @@ pub async fn run(args: ConnectArgs) -> Outcome {
     drop(steps);
     match result {
         Ok(resource) => {
+            made.give_up_turn().await;
             output::print(&resource, &args.common.output, COLUMNS)?;
             Ok(ExitCode::SUCCESS)
         }
         Err(stopped) => {
-            let left = install::take_back(&prepared, made, &mut interrupt).await;
+            let left = install::take_back(&prepared, &made, &mut interrupt).await;
+            made.give_up_turn().await;
             match (stopped, left) {
                 (Stopped::Interrupted, None) => Ok(ExitCode::from(INTERRUPTED)),
                 (Stopped::Interrupted, Some(left)) => {

@@ -15,8 +15,10 @@ use crate::{
     context::Context,
     failure::{Failure, Hint, Outcome},
     kubernetes::{
-        Kubernetes,
+        Kubernetes, Place,
         installed::{Installed, group_and_name, is_elsewhere},
+        place::NAMESPACE,
+        turn::Turn,
     },
     output::say,
 };
@@ -56,6 +58,7 @@ pub async fn run(args: DeleteArgs) -> Outcome {
         ));
     }
     if let Some((cluster, there)) = &found.cluster {
+        let turn = turn(cluster, &there.namespace, &args).await?;
         let removal = async { Outcome::Ok(cluster.uninstall(&there.namespace, !args.no_wait, args.force).await?) };
         let left = steps.run("Removing the agents", removal).await.map_err(|failure| {
             failure.hint(format!(
@@ -63,11 +66,31 @@ pub async fn run(args: DeleteArgs) -> Outcome {
                 args.cluster.name, args.cluster.resource_group
             ))
         })?;
+        if let Some(turn) = turn {
+            turn.give_up().await;
+        }
         if let Some(first) = left.first() {
             say(&format!("namespace {} stays: it holds what others made, such as {first}", there.namespace));
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// No other run is in the middle of installing what is removed here. A namespace that is on its way out takes no Lease, and
+/// nothing else either.
+async fn turn(cluster: &Kubernetes, namespace: &str, args: &DeleteArgs) -> Outcome<Option<Turn>> {
+    let there = cluster.get(&Place::of(NAMESPACE, namespace)).await?;
+    if there.is_none_or(|there| !there["metadata"]["deletionTimestamp"].is_null()) {
+        return Ok(None);
+    }
+    match Turn::take(cluster, namespace, &format!("delete {}", args.cluster.name)).await {
+        Ok(turn) => Ok(turn),
+        Err(error) if args.force => {
+            say(&format!("warning: {error:#}"));
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn delete(found: &Found, no_wait: bool) -> Outcome<()> {

@@ -23,6 +23,17 @@ const CONNECTED_CLUSTERS: &str = "connectedclusters.towline.io";
 /// How long what was deleted may take to go away.
 const GONE: Duration = Duration::from_secs(180);
 
+/// Whether a namespace goes with what is in it.
+#[derive(Debug, Clone, Copy)]
+pub enum Whole<'a> {
+    /// It stays.
+    Stays,
+    /// It goes if this program made it, whichever run.
+    IfOurs,
+    /// It goes if it is the one of this uid.
+    Exactly(&'a str),
+}
+
 /// Agents in a cluster.
 #[derive(Debug, Clone)]
 pub struct Installed {
@@ -97,7 +108,7 @@ impl Kubernetes {
         let facts = facts.map(|name| Place::within(place::CONNECTED_CLUSTER, namespace, name));
         let definition = all.iter().position(|place| place.kind == DEFINITION).unwrap_or(all.len());
         all.splice(definition..definition, facts.collect::<Vec<_>>());
-        self.remove(&all, namespace, wait, force).await
+        self.remove(&all, (namespace, Whole::IfOurs), wait, force).await
     }
 
     /// Deletes what settings of before made, and these manifests have not: roles, a proxy's password.
@@ -112,11 +123,11 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// Deletes objects in this order, and the namespace too if it is one of ours that nobody else uses.
+    /// Deletes objects in this order, and the namespace too if that is meant and nobody else uses it.
     pub async fn remove(
         &self,
         objects: &[Place],
-        namespace: &str,
+        (namespace, whole): (&str, Whole<'_>),
         wait: bool,
         force: bool,
     ) -> anyhow::Result<Vec<Place>> {
@@ -131,8 +142,13 @@ impl Kubernetes {
         }
         let place = Place::of(NAMESPACE, namespace);
         let there = self.get(&place).await?;
-        let ours = there.is_some_and(|there| there["metadata"]["labels"][MANAGED_BY_LABEL] == MANAGED_BY);
-        if !ours {
+        let Some(meta) = there.map(|there| there["metadata"].clone()) else { return Ok(Vec::new()) };
+        let goes = match whole {
+            Whole::Stays => false,
+            Whole::IfOurs => meta["labels"][MANAGED_BY_LABEL] == MANAGED_BY,
+            Whole::Exactly(uid) => meta["uid"].as_str().unwrap_or_default() == uid,
+        };
+        if !goes {
             return Ok(Vec::new());
         }
         let identity = Place::within(SECRET, namespace, IDENTITY_SECRET);
@@ -146,7 +162,8 @@ impl Kubernetes {
             |left: &Place| left.kind == place::POD && [AGENT, MANAGER].iter().any(|ours| left.name.starts_with(ours));
         let left: Vec<Place> = left.into_iter().filter(|left| !goes(left) && !objects.contains(left)).collect();
         if left.is_empty() {
-            self.delete(&place).await?;
+            // One that was made anew in between is somebody else's.
+            self.delete_exactly(&place, meta["uid"].as_str().unwrap_or_default()).await?;
             if wait {
                 self.await_gone(&place, GONE, force).await?;
             }

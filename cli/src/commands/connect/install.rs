@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{
     key::OnboardingKey,
     network,
-    precheck::Prepared,
+    precheck::{Prepared, stays},
     resource::{self, group_of},
     token::{self, OneTime, is_doubtful},
     wait,
@@ -18,11 +18,12 @@ use super::{
 use crate::{
     args::ConnectArgs,
     commands::{diagnoser::Diagnoser, interrupt::Interrupt, steps::Steps},
-    failure::{Failure, Outcome},
+    failure::{Advised, Failure, Outcome},
     kubernetes::{
         Place,
-        installed::is_definition,
+        installed::{Installed, Whole, is_definition},
         place::{DEPLOYMENT, NAMESPACE, SECRET},
+        turn::Turn,
     },
     manifests::{self, IDENTITY_SECRET, ONBOARDING_SECRET},
     output::say,
@@ -54,8 +55,11 @@ pub struct Made {
     resource: Option<String>,
     /// By a one-time token: who holds it deletes nothing, and goes on from the key that is there.
     enrolled: Enrolled,
-    namespace: bool,
+    /// Its uid.
+    namespace: Option<String>,
     objects: Vec<Place>,
+    /// Held until all is taken back.
+    turn: Option<Turn>,
 }
 
 /// What became of a one-time token.
@@ -71,11 +75,18 @@ enum Enrolled {
 }
 
 impl Made {
+    /// Lets other runs have their turn.
+    pub async fn give_up_turn(&mut self) {
+        if let Some(turn) = self.turn.take() {
+            turn.give_up().await;
+        }
+    }
+
     fn is_nothing(&self) -> bool {
         self.group.is_none()
             && self.resource.is_none()
             && self.enrolled == Enrolled::Not
-            && !self.namespace
+            && self.namespace.is_none()
             && self.objects.is_empty()
     }
 }
@@ -137,10 +148,8 @@ async fn network(
     interrupt: &mut Interrupt,
 ) -> Result<(), Stopped> {
     let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
-    if prepared.makes_namespace {
-        made.namespace = true;
-        cluster.apply(&manifests::namespace(namespace)).await?;
-    }
+    begin(prepared, made).await?;
+    go_on(interrupt)?;
     let diagnoser = Diagnoser::of_values(cluster, &prepared.values, namespace);
     // What is taken back goes in the other order.
     made.objects = diagnoser.places().into_iter().rev().collect();
@@ -225,16 +234,55 @@ async fn remove_replaced(prepared: &mut Prepared) -> Outcome<()> {
 /// Makes the namespace where there is none; removing agents may have removed theirs.
 async fn make_namespace(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
-    if prepared.makes_namespace || cluster.get(&Place::of(NAMESPACE, namespace)).await?.is_none() {
-        made.namespace = true;
-        cluster.apply(&manifests::namespace(namespace)).await?;
+    let place = Place::of(NAMESPACE, namespace);
+    if let Some(there) = cluster.get(&place).await? {
+        return stays(&there);
     }
+    made.namespace = Some(String::new());
+    cluster.apply(&manifests::namespace(namespace)).await?;
+    let uid = cluster.get(&place).await?.and_then(|there| there["metadata"]["uid"].as_str().map(str::to_owned));
+    made.namespace = Some(uid.unwrap_or_default());
     Ok(())
+}
+
+/// Begins to work in the cluster: from here on no other run does.
+async fn begin(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
+    make_namespace(prepared, made).await?;
+    if made.turn.is_some() {
+        return Ok(());
+    }
+    let what = format!("connect {}", prepared.id.name());
+    match Turn::take(&prepared.cluster, &prepared.namespace, &what).await {
+        Ok(turn) => made.turn = turn,
+        Err(error) => {
+            if error.downcast_ref::<Advised>().is_some() {
+                // Who has the turn uses the namespace too, whichever of the two made it.
+                made.namespace = None;
+            }
+            return Err(error.into());
+        }
+    }
+    if prepared.replaced.is_some() {
+        // These have gone, or are about to.
+        return Ok(());
+    }
+    unchanged(prepared).await
+}
+
+/// Whether what was found before the turn still holds.
+async fn unchanged(prepared: &Prepared) -> Outcome<()> {
+    let of = |there: &Installed| (there.namespace.clone(), there.cluster_id.clone());
+    let before = prepared.installed.as_ref().map(of);
+    if prepared.cluster.installed().await?.as_ref().map(of) == before {
+        return Ok(());
+    }
+    let error = anyhow!("agents were installed or removed in this cluster by another run in between");
+    Err(Failure::from(error).hint("run the command again: it begins with what is there now"))
 }
 
 async fn keep_key(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
-    make_namespace(prepared, made).await?;
+    begin(prepared, made).await?;
     let place = Place::within(SECRET, namespace, prepared.values.onboarding_secret());
     let manifests = manifests::objects(&prepared.values, namespace);
     let manifest = manifests.iter().find(|manifest| Place::of_manifest(manifest).as_ref() == Some(&place));
@@ -262,7 +310,7 @@ async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> R
     if let Some(there) = &prepared.replaced {
         cluster.uninstall(&there.namespace, true, false).await?;
     }
-    make_namespace(prepared, made).await?;
+    begin(prepared, made).await?;
     if !prepared.is_key_of_cluster {
         // A certificate of an earlier key is another cluster's by now.
         cluster.delete(&Place::within(SECRET, namespace, IDENTITY_SECRET)).await?;
@@ -291,7 +339,7 @@ async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> R
 }
 
 /// Takes back what was made; says what could not be.
-pub async fn take_back(prepared: &Prepared, made: Made, interrupt: &mut Interrupt) -> Option<String> {
+pub async fn take_back(prepared: &Prepared, made: &Made, interrupt: &mut Interrupt) -> Option<String> {
     if made.is_nothing() {
         return None;
     }
@@ -314,7 +362,7 @@ pub async fn take_back(prepared: &Prepared, made: Made, interrupt: &mut Interrup
         () = async { if twice { interrupt.insisted().await } else { interrupt.heard().await } } => {
             Some("it was not waited for".to_owned())
         }
-        result = undo(prepared, &made) => result.err().map(|failure| format!("{:#}", failure.into_error())),
+        result = undo(prepared, made) => result.err().map(|failure| format!("{:#}", failure.into_error())),
     };
     left.map(|why| {
         format!(
@@ -327,9 +375,10 @@ async fn undo(prepared: &Prepared, made: &Made) -> Outcome<()> {
     let objects: Vec<Place> = made.objects.iter().rev().cloned().collect();
     let cluster = async {
         let namespace = &prepared.namespace;
-        if made.namespace || !objects.is_empty() {
-            let left = prepared.cluster.remove(&objects, namespace, true, false).await?;
-            if let Some(left) = left.first().filter(|_| made.namespace) {
+        if made.namespace.is_some() || !objects.is_empty() {
+            let whole = made.namespace.as_deref().map_or(Whole::Stays, Whole::Exactly);
+            let left = prepared.cluster.remove(&objects, (namespace, whole), true, false).await?;
+            if let Some(left) = left.first().filter(|_| made.namespace.is_some()) {
                 return Err(anyhow!("namespace {namespace} holds what others made: {left}").into());
             }
         }

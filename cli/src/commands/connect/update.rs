@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use proto::api::ResourceId;
+use proto::{agent_api::InstallSettings, api::ResourceId};
 use secrecy::ExposeSecret;
 
 use super::{
@@ -20,7 +20,11 @@ use crate::{
     commands::steps::Steps,
     context::Context,
     failure::{Failure, Outcome},
-    kubernetes::installed::{group_and_name, is_elsewhere},
+    kubernetes::{
+        Kubernetes,
+        installed::{group_and_name, is_elsewhere},
+        turn::Turn,
+    },
     manifests,
 };
 
@@ -61,10 +65,25 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
     }
     let namespace = there.namespace.as_str();
     steps.run("Checking rights in the cluster", precheck::may_install(&cluster, namespace, false, false)).await?;
+    let turn = Turn::take(&cluster, namespace, &format!("update {}", id.name())).await?;
+    let changed = change(update, (context, id), (&cluster, namespace), &settings, &mut steps).await;
+    if let Some(turn) = turn {
+        turn.give_up().await;
+    }
+    changed
+}
+
+async fn change(
+    update: Update<'_>,
+    (context, id): (&Context, &ResourceId),
+    (cluster, namespace): (&Kubernetes, &str),
+    settings: &InstallSettings,
+    steps: &mut Steps,
+) -> Outcome<()> {
     let kept = cluster.kept(namespace).await?;
     let version = kept.version.clone().filter(|_| !update.upgrades);
-    let mut values = values::again(id.as_str(), kept, version.as_deref(), update.typed, &settings)?;
-    values::fit(&mut values, &cluster);
+    let mut values = values::again(id.as_str(), kept, version.as_deref(), update.typed, settings)?;
+    values::fit(&mut values, cluster);
     if let Some(key) = cluster.onboarding_key(namespace).await? {
         values.identity.onboarding_key = key.expose_secret().into();
     }
@@ -84,12 +103,12 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
     steps.begin("Waiting for the new agents to connect");
     let api = context.api()?;
     let waiting = Waiting {
-        cluster: &cluster,
+        cluster,
         namespace,
         within: update.wait.limit.max(Duration::from_secs(1)),
         hint: "agents of before hold their tunnel until new ones have one: towline update again with what is right, or towline troubleshoot",
     };
-    waiting.until(&mut steps, async || status(&api, id).await).await?;
+    waiting.until(steps, async || status(&api, id).await).await?;
     steps.end("connected");
     Ok(())
 }
