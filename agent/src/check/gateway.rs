@@ -311,6 +311,10 @@ async fn carrier_up(
         findings.push(Finding::skipped(check, "QUIC cannot go through an HTTP proxy"));
         return false;
     }
+    if connector.credentials().is_none() {
+        findings.push(Finding::skipped(check, "there is no certificate to prove the cluster with"));
+        return false;
+    }
     if !way.known {
         findings.push(Finding::skipped(check, "no address"));
         return false;
@@ -340,6 +344,7 @@ fn carrier_remedy(carrier: CarrierKind, reason: &str, way: Way) -> &'static str 
     let refused = alert && ["ertificate", "UnknownCA", "UnknownIssuer"].iter().any(|word| reason.contains(word));
     match carrier {
         _ if !way.trusted => "see TLS above",
+        _ if reason.contains("own certificate") => "see own certificate above",
         _ if refused => {
             "the gateway refuses the agent's certificate: have one issued by the authority of the gateway's agents.ca_file, \
              and see that both clocks are right"
@@ -412,6 +417,10 @@ mod tests {
         for carrier in [CarrierKind::Quic, CarrierKind::Http2, CarrierKind::WebSocket] {
             assert!(carrier_remedy(carrier, alert, way).contains("the gateway refuses the agent's certificate"));
             assert_eq!(carrier_remedy(carrier, "anything", Way { trusted: false, ..way }), "see TLS above");
+            assert_eq!(
+                carrier_remedy(carrier, "this agent's own certificate expired", way),
+                "see own certificate above"
+            );
         }
         assert!(carrier_remedy(CarrierKind::Quic, "the carrier's handshake took too long", way).contains("UDP"));
         let down = DialError::Connect { address: "p:1".to_owned(), proxy: true, reason: "refused".to_owned() };

@@ -4,13 +4,11 @@
 //! | part | what it holds |
 //! |---|---|
 //! | [`checks`] | one check after the other |
-//! | [`known`] | faults that are known by their words, with cause and remedy |
 //! | [`bundle`] | the archive |
 //! | [`redact`] | what is not in it |
 
 mod bundle;
 mod checks;
-mod known;
 mod redact;
 
 use std::{
@@ -110,8 +108,12 @@ async fn look(args: TroubleshootArgs, job: &mut Option<Diagnoser>) -> Outcome {
     for finding in findings.iter().filter(|finding| finding.state != State::Passed) {
         finding.remedies.iter().for_each(|remedy| say(&format!("hint: {}: {remedy}", finding.check)));
     }
-    let failed = findings.iter().any(|finding| finding.state == State::Failed);
-    Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+    Ok(ExitCode::from(code(&findings)))
+}
+
+/// What could not be tried is not known to be right.
+fn code(findings: &[Finding]) -> u8 {
+    if findings.iter().all(|finding| finding.state == State::Passed) { 0 } else { FAILED }
 }
 
 /// Writes the archive. Where that fails what was found is printed all the same, with this beside it.
@@ -132,6 +134,14 @@ fn default_file(name: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn check_that_could_not_be_tried_is_no_success() {
+        let of = |state| Finding::new("a", state, "");
+        assert_eq!(code(&[of(State::Passed), of(State::Passed)]), 0);
+        assert_eq!(code(&[of(State::Passed), of(State::Incomplete)]), FAILED);
+        assert_eq!(code(&[of(State::Failed), of(State::Passed)]), FAILED);
+    }
 
     #[test]
     fn b1_an_archive_without_a_place_is_a_finding_with_a_remedy_and_no_end_of_the_others() {

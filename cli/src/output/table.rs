@@ -9,6 +9,9 @@ use super::text::shortened;
 /// Characters of a cell of a table at most.
 const CELL: usize = 80;
 
+/// Characters of the last cell of a line: nothing stands behind it that would be moved. It holds ids and reasons.
+const LAST: usize = 2000;
+
 /// A column: its title, and where its value is, as a JSON pointer.
 pub type Column = (&'static str, &'static str);
 
@@ -55,7 +58,10 @@ fn joined<'a>(cells: impl Iterator<Item = Option<&'a Value>>) -> String {
 fn grid(rows: &[Value], columns: Option<&[Column]>) -> (Vec<String>, Vec<Vec<String>>) {
     if let Some(columns) = columns {
         let titles = columns.iter().map(|(title, _)| title.to_uppercase()).collect();
-        let line = |row: &Value| columns.iter().map(|(_, at)| cell(row.pointer(at), CELL)).collect();
+        let length = |at: usize| if at + 1 == columns.len() { LAST } else { CELL };
+        let line = |row: &Value| {
+            columns.iter().enumerate().map(|(at, (_, pointer))| cell(row.pointer(pointer), length(at))).collect()
+        };
         return (titles, rows.iter().map(line).collect());
     }
     let mut names: Vec<&String> = Vec::new();
@@ -140,6 +146,16 @@ mod tests {
         assert_eq!(table(&rows[0], Some(COLUMNS), true), "Name   a\u{fffd}[31m\nTags   team=x, z=y\nNodes  3");
         assert_eq!(tsv(&rows, Some(COLUMNS)), "a\u{fffd}[31m\tteam=x, z=y\t3\nlong-name\t\t");
         assert_eq!(table(&json!([]), Some(COLUMNS), false), "");
+    }
+
+    #[test]
+    fn last_column_holds_a_whole_reason() {
+        let (long, longer) = ("x".repeat(300), "y".repeat(3000));
+        let rows =
+            json!([{"name": long, "tags": "a", "properties": {"nodes": long}}, {"properties": {"nodes": longer}}]);
+        let shown = table(&rows, Some(COLUMNS), false);
+        assert_eq!(shown.matches('x').count(), CELL - 1 + 300);
+        assert_eq!(shown.matches('y').count(), LAST - 1);
     }
 
     #[test]

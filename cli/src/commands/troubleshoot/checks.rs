@@ -1,18 +1,24 @@
 //! The checks, by the names of arc-reference.md 3.5. What one of them finds goes into the archive.
 
-use proto::api::ResourceId;
+use std::time::SystemTime;
+
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use certs::Credentials;
+use proto::{api::ResourceId, process::chain};
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::{Bundle, Diagnoser, Finding, State, known};
+use super::{Bundle, Diagnoser, Finding, State};
 use crate::{
     api::{Api, at, versions},
-    commands::diagnoser::WITHIN,
+    commands::{diagnoser::WITHIN, known},
+    credential::timestamp,
     kubernetes::{
         Kubernetes, Place,
         installed::group_and_name,
         place::{CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, SECRET},
         pods::PODS,
+        turn::Turn,
     },
     manifests::{self, AGENT, IDENTITY_SECRET, MANAGER},
 };
@@ -38,7 +44,7 @@ pub async fn run(
     all.push(reached);
     let (finding, resource) = resource(api, id, bundle).await;
     all.push(finding);
-    let namespace = if is_reached { agents(id, cluster, &mut all).await } else { None };
+    let namespace = if is_reached { agents(id, cluster, resource.is_some(), &mut all).await } else { None };
     if let Some(namespace) = &namespace {
         all.push(logs(cluster, namespace, bundle).await);
         all.push(events(cluster, namespace, bundle).await);
@@ -91,7 +97,7 @@ async fn resource(api: &Api, id: &ResourceId, bundle: &mut Bundle) -> (Finding, 
 }
 
 /// Where the agents are.
-async fn agents(id: &ResourceId, cluster: &Kubernetes, all: &mut Vec<Finding>) -> Option<String> {
+async fn agents(id: &ResourceId, cluster: &Kubernetes, has_resource: bool, all: &mut Vec<Finding>) -> Option<String> {
     const NAME: &str = "arc_agents_present_check";
     let finding = match cluster.installed().await {
         Ok(Some(there)) if there.cluster_id.eq_ignore_ascii_case(id.as_str()) => return Some(there.namespace),
@@ -101,7 +107,9 @@ async fn agents(id: &ResourceId, cluster: &Kubernetes, all: &mut Vec<Finding>) -
             Finding::new(NAME, State::Failed, said).remedy("choose the cluster's kubeconfig: --kube-config FILE")
         }
         Ok(None) => Finding::new(NAME, State::Failed, "agents are not present on the cluster").remedy(format!(
-            "towline connect --existing -n {} -g {}",
+            "if this is its cluster, connect it{}: towline connect{} -n {} -g {}; else choose its kubeconfig: --kube-config FILE",
+            if has_resource { " to the resource that is there" } else { "" },
+            if has_resource { " --existing" } else { "" },
             id.name(),
             id.resource_group().unwrap_or_default()
         )),
@@ -187,7 +195,8 @@ async fn states(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> F
         return Finding::new(NAME, State::Passed, format!("{} pods are ready", pods.len()));
     }
     let why = cluster.why_not_ready(namespace).await.join("\n");
-    let mut finding = Finding::new(NAME, State::Failed, why.replace('\n', ";"));
+    // The reason first: what else is known of the pods is behind it.
+    let mut finding = Finding::new(NAME, State::Failed, why.replace("\n  ", "; ").replace('\n', "; "));
     finding.remedies = known::remedies(&why);
     finding
 }
@@ -197,11 +206,39 @@ async fn certificate(cluster: &Kubernetes, namespace: &str) -> Finding {
     let place = Place::within(SECRET, namespace, IDENTITY_SECRET);
     match cluster.get(&place).await {
         Ok(Some(secret)) if !secret["data"]["tls.crt"].is_null() => {
-            Finding::new(NAME, State::Passed, place.to_string())
+            judge_certificate(NAME, &secret["data"], &place, SystemTime::now())
         }
         Ok(_) => Finding::new(NAME, State::Failed, format!("there is no certificate yet: {place}"))
             .remedy(format!("see why: kubectl -n {namespace} logs deployment/{MANAGER}")),
         Err(error) => Finding::new(NAME, State::Incomplete, error.to_string()),
+    }
+}
+
+/// Whether the certificate in a Secret is one, fits its key, and holds.
+fn judge_certificate(name: &'static str, data: &Value, place: &Place, now: SystemTime) -> Finding {
+    let pem = |key: &str| data[key].as_str().and_then(|text| BASE64.decode(text).ok()).unwrap_or_default();
+    let again = format!(
+        "let the controller-manager get another one: kubectl -n {0} delete secret {1} && kubectl -n {0} rollout restart deployment {MANAGER}",
+        place.namespace.as_deref().unwrap_or_default(),
+        place.name
+    );
+    match Credentials::from_pem(&pem("tls.crt"), &pem("tls.key")) {
+        Ok(pair) if pair.not_after() <= now => {
+            let ended = timestamp(pair.not_after()).unwrap_or_default();
+            Finding::new(name, State::Failed, format!("the certificate in {place} ended at {ended}")).remedy(
+                "connect the cluster again, which keeps its resource: towline connect with the same name and group",
+            )
+        }
+        Ok(pair) => {
+            let until = timestamp(pair.not_after()).unwrap_or_default();
+            Finding::new(name, State::Passed, format!("{place}, until {until}"))
+        }
+        Err(error) => Finding::new(
+            name,
+            State::Failed,
+            format!("what is in {place} is no certificate with its key: {}", chain(&error)),
+        )
+        .remedy(again),
     }
 }
 
@@ -216,7 +253,7 @@ fn expiry(resource: &Value) -> Finding {
     let said = format!("until {}", until.unwrap_or_default());
     match left {
         left if left < 0 => Finding::new(NAME, State::Failed, format!("it ended {} days ago, {said}", -left))
-            .remedy("connect the cluster again, its children stay: towline connect --existing"),
+            .remedy("connect the cluster again, which keeps its resource and all below it: towline connect with the same name and group"),
         left if left < DAYS_LEFT => Finding::new(NAME, State::Failed, format!("{left} days are left, {said}"))
             .remedy("it is renewed from half of its life on: see why not in the controller-manager's log"),
         left => Finding::new(NAME, State::Passed, format!("{left} days are left, {said}")),
@@ -257,10 +294,15 @@ fn version(resource: &Value) -> Finding {
 async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle, job: &mut Option<Diagnoser>) -> Finding {
     const NAME: &str = "diagnoser_check";
     let asked = async {
+        // A connect that is at work has a job of the same name.
+        let turn = Turn::take(cluster, namespace, "troubleshoot").await?;
         let diagnoser = job.insert(Diagnoser::of_agents(cluster, namespace).await?);
         let said = diagnoser.ask(WITHIN).await;
         diagnoser.remove().await?;
         *job = None;
+        if let Some(turn) = turn {
+            turn.give_up().await;
+        }
         said
     };
     let asked: anyhow::Result<Value> = asked.await;
@@ -284,7 +326,36 @@ async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle, job
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use certs::{Authority, Validity};
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn certificate_that_is_none_or_has_ended_does_not_pass() {
+        let authority = Authority::create("test", Validity::days(10)).unwrap();
+        let issued = authority.issue_agent("/subscriptions/s/x", Validity::days(3)).unwrap();
+        let other = authority.issue_agent("/subscriptions/s/x", Validity::days(3)).unwrap();
+        let data = |certificate: &str, key: &str| json!({"tls.crt": BASE64.encode(certificate), "tls.key": BASE64.encode(key)});
+        let place = Place::within(SECRET, "towline", IDENTITY_SECRET);
+        let (now, later) = (SystemTime::now(), SystemTime::now() + Duration::from_secs(4 * 86_400));
+        let good = data(&issued.certificate_pem, issued.key_pem());
+        assert_eq!(judge_certificate("c", &good, &place, now).state, State::Passed);
+        assert!(judge_certificate("c", &good, &place, later).detail.contains("ended at"));
+        for bad in [
+            data("garbage", issued.key_pem()),
+            data("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", issued.key_pem()),
+            data(&issued.certificate_pem, ""),
+            data(&issued.certificate_pem, other.key_pem()),
+            json!({"tls.crt": "%%%"}),
+        ] {
+            let finding = judge_certificate("c", &bad, &place, now);
+            assert_eq!(finding.state, State::Failed, "{}", finding.detail);
+            assert!(finding.remedies[0].contains("delete secret"), "{:?}", finding.remedies);
+        }
+    }
 
     #[test]
     fn b1_what_others_run_in_the_namespace_is_not_packed() {
