@@ -27,7 +27,8 @@ const SECRET_TTL: &str = "8760h";
     name = "towline",
     version,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done; 1 failed; 2 the command was typed wrongly; 130 ended by Ctrl+C.\n\
+    after_help = "Exit codes: 0 done; 1 failed; 2 the command was typed wrongly; 130 ended by Ctrl+C; 141 nobody reads\n\
+        its output any more.\n\
         Results go to standard output, all else to standard error."
 )]
 pub struct Args {

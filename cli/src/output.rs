@@ -76,6 +76,11 @@ pub fn json(value: &Value) -> anyhow::Result<String> {
     Ok(text::json(&serde_json::to_string_pretty(value).context("JSON")?))
 }
 
+/// A value as JSON on one line, which steers no terminal.
+pub fn json_line(value: &Value) -> String {
+    text::json(&value.to_string())
+}
+
 /// Prints a list. That there is nothing in it is said to people, `nothing` being how; scripts read nothing.
 ///
 /// # Errors

@@ -52,7 +52,7 @@ pub async fn run(args: WhoamiArgs) -> Outcome {
     let accepted = ["gateway", "agent"].iter().all(|side| answer[side]["accepted"] == true)
         && answer["gateway"]["allowed"] != false;
     match args.output.query.is_none() && args.output.output == Format::Table {
-        true => print(&if args.json { answer.to_string() } else { text(&answer) })?,
+        true => print(&if args.json { output::json_line(&answer) } else { text(&answer) })?,
         false => output::print(&answer, &args.output, SIDES)?,
     }
     Ok(ExitCode::from(if accepted { 0 } else { FAILED }))
