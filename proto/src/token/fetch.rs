@@ -11,6 +11,7 @@ use tokio_rustls::TlsConnector;
 use url::{Host, Url};
 
 use super::jwk::KeySetError;
+use crate::transport::dial::connect_host;
 
 /// Bytes of one document at most.
 pub const DOCUMENT_BYTES: usize = 512 * 1024;
@@ -79,7 +80,7 @@ pub struct Direct;
 impl Connect for Direct {
     fn connect(&self, host: String, port: u16) -> Boxed<io::Result<Box<dyn Socket>>> {
         Box::pin(async move {
-            let stream = tokio::net::TcpStream::connect((host, port)).await?;
+            let stream = connect_host(&host, port, FETCH_DEADLINE).await?;
             Ok(Box::new(stream) as Box<dyn Socket>)
         })
     }

@@ -15,7 +15,7 @@ use futures_util::{FutureExt, TryFutureExt};
 use rustls::{AlertDescription, ClientConfig, pki_types::ServerName};
 use secrecy::SecretString;
 pub use tcp::TcpIo;
-use tokio::time::timeout;
+use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{
@@ -59,7 +59,7 @@ pub struct Proxy {
 pub struct DialOptions {
     /// Looking up one name.
     pub resolve: Duration,
-    /// One TCP connection attempt (all addresses of a name together).
+    /// A TCP connection (all addresses of a name together).
     pub connect: Duration,
     /// The proxy's answer to `CONNECT`, its TLS included.
     pub proxy: Duration,
@@ -200,9 +200,29 @@ pub async fn open_tcp(target: &Target, options: &DialOptions) -> Result<TcpIo, D
         Some(proxy) => proxy::connect(proxy, target, options).await,
         None => {
             let addresses = tcp::resolve(&target.host, target.port, &target.aliases, options.resolve).await?;
-            tcp::connect(&target.host, &addresses, false, options.connect).await.map(TcpIo::Direct)
+            let socket = tcp::connect(&target.host, &addresses, false, options.connect).await?;
+            http2::tune_tcp(&socket);
+            Ok(TcpIo::Direct(socket))
         }
     }
+}
+
+/// A TCP connection to a host name or address without any proxy: for what is no tunnel, such as an apiserver or an issuer.
+/// As every dial here it tries the addresses of the name side by side (RFC 8305), so that one that is silent costs a quarter
+/// of a second. Looking the name up, and connecting, may each take as long as `step`. The error does not say what it was for.
+pub async fn connect_host(host: &str, port: u16, step: Duration) -> io::Result<TcpStream> {
+    let dialled = async {
+        let addresses = tcp::resolve(host, port, &[], step).await?;
+        tcp::connect(host, &addresses, false, step).await
+    };
+    let socket = dialled.await.map_err(|error| match error {
+        DialError::Resolve { reason, .. } => io::Error::other(format!("looking up the name: {reason}")),
+        DialError::Connect { address, reason, .. } => io::Error::other(format!("{address}: {reason}")),
+        other => io::Error::other(other),
+    })?;
+    // An optimisation; a system that refuses it still works.
+    let _ = socket.set_nodelay(true);
+    Ok(socket)
 }
 
 async fn dial_quic(target: &Target, options: &DialOptions) -> Result<Carrier, DialError> {
@@ -218,6 +238,11 @@ async fn dial_quic(target: &Target, options: &DialOptions) -> Result<Carrier, Di
         bounded.map_err(move |error| DialError::Quic { address, reason: error.to_string() }).boxed()
     })
     .await
+    // The last one had all the time that there was.
+    .map_err(|mut errors| {
+        let none = || DialError::Resolve { host: target.host.clone(), reason: "the name has no address".to_owned() };
+        errors.pop().unwrap_or_else(none)
+    })
 }
 
 async fn dial_websocket(target: &Target, options: &DialOptions) -> Result<Carrier, DialError> {

@@ -11,6 +11,7 @@ use super::{
     DialError, DialOptions, Proxy, Target, authority,
     tcp::{self, TcpIo},
 };
+use crate::transport::http2::tune_tcp;
 
 /// Bytes of the proxy's answer to `CONNECT`.
 const ANSWER_BYTES: usize = 16 * 1024;
@@ -19,6 +20,7 @@ const ANSWER_BYTES: usize = 16 * 1024;
 pub(super) async fn connect(proxy: &Proxy, target: &Target, options: &DialOptions) -> Result<TcpIo, DialError> {
     let addresses = tcp::resolve(&proxy.host, proxy.port, &target.aliases, options.resolve).await?;
     let socket = tcp::connect(&proxy.host, &addresses, true, options.connect).await?;
+    tune_tcp(&socket);
     let name = authority(&proxy.host, proxy.port);
     let tunnel = async {
         match &proxy.tls {

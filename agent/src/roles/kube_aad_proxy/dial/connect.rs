@@ -1,7 +1,6 @@
 //! Dials the apiserver: the name, TCP, TLS, and HTTP/2 or HTTP/1.1 over it.
 
 use std::{
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -15,7 +14,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::{
     limits,
     process::TaskGroup,
-    transport::cork::{Turns, cork},
+    transport::{
+        cork::{Turns, cork},
+        dial::connect_host,
+    },
 };
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
@@ -64,25 +66,16 @@ pub(super) struct Connector {
 impl Connector {
     /// TLS, for HTTP/1.1 alone or for whichever the apiserver likes; `own` is whether it may show the agent's certificate.
     pub(super) async fn tls(&self, http1: bool, own: bool) -> Result<TlsStream<TcpStream>, DialError> {
-        let failed = |step: String| DialError::Connect { address: self.authority.to_string(), step };
-        let late = |what: &str| failed(format!("{what} took longer than {} s", STEP_DEADLINE.as_secs()));
-        let addresses: Vec<SocketAddr> =
-            tokio::time::timeout(STEP_DEADLINE, tokio::net::lookup_host((self.access.host(), self.access.port())))
-                .await
-                .map_err(|_| late("looking up the name"))?
-                .map_err(|err| failed(format!("looking up the name: {err}")))?
-                .collect();
-        let tcp = tokio::time::timeout(STEP_DEADLINE, TcpStream::connect(&addresses[..]))
+        let failed = |step| self.failed(step);
+        let tcp = connect_host(self.access.host(), self.access.port(), STEP_DEADLINE)
             .await
-            .map_err(|_| late("connecting"))?
-            .map_err(|err| failed(format!("connecting: {err}")))?;
-        tcp.set_nodelay(true).map_err(|err| failed(format!("socket option: {err}")))?;
+            .map_err(|err| failed(err.to_string()))?;
         // A system that refuses it still works.
         let _ = SockRef::from(&tcp).set_tcp_keepalive(&KEEPALIVE);
         let connector = TlsConnector::from(self.access.tls(http1, own));
         tokio::time::timeout(STEP_DEADLINE, connector.connect(self.access.server_name(), tcp))
             .await
-            .map_err(|_| late("TLS"))?
+            .map_err(|_| failed(format!("TLS took longer than {} s", STEP_DEADLINE.as_secs())))?
             .map_err(|err| failed(format!("TLS: {err}")))
     }
 
@@ -99,7 +92,7 @@ impl Connector {
         held: impl Send + 'static,
     ) -> Result<(http1::SendRequest<RequestBody>, Driver), DialError> {
         let tls = self.tls_for_reads(own).await?;
-        let (send, connection) = handshake(&mut http1::Builder::new(), tls).await?;
+        let (send, connection) = self.handshake(&mut http1::Builder::new(), tls).await?;
         let driver = Box::pin(async move {
             let _held = held;
             said(connection.await);
@@ -139,7 +132,7 @@ impl Connector {
             .keep_alive_while_idle(true)
             .handshake(TokioIo::new(io))
             .await
-            .map_err(DialError::Broken)?;
+            .map_err(|err| self.failed(format!("HTTP/2: {err}")))?;
         let allowed = Arc::new(AtomicUsize::new(STREAMS_PER_CONNECTION));
         let allows = allowed.clone();
         let mut connection = Box::pin(connection);
@@ -155,20 +148,27 @@ impl Connector {
 
     /// HTTP/1.1.
     pub(super) async fn http1(&self, tls: TlsStream<TcpStream>) -> Result<http1::SendRequest<RequestBody>, DialError> {
-        let (send, connection) = handshake(http1::Builder::new().max_headers(limits::HEADER_COUNT), tls).await?;
+        let (send, connection) = self.handshake(http1::Builder::new().max_headers(limits::HEADER_COUNT), tls).await?;
         self.tasks.spawn("apiserver connection", async move { said(connection.with_upgrades().await) });
         Ok(send)
+    }
+
+    async fn handshake(
+        &self,
+        builder: &mut http1::Builder,
+        tls: TlsStream<TcpStream>,
+    ) -> Result<(http1::SendRequest<RequestBody>, Http1Connection), DialError> {
+        let made = builder.max_buf_size(HTTP1_BUFFER_BYTES).handshake(TokioIo::new(tls)).await;
+        made.map_err(|err| self.failed(format!("HTTP/1.1: {err}")))
+    }
+
+    /// No request was sent.
+    fn failed(&self, step: String) -> DialError {
+        DialError::Connect { address: self.authority.to_string(), step }
     }
 }
 
 type Http1Connection = http1::Connection<TokioIo<TlsStream<TcpStream>>, RequestBody>;
-
-async fn handshake(
-    builder: &mut http1::Builder,
-    tls: TlsStream<TcpStream>,
-) -> Result<(http1::SendRequest<RequestBody>, Http1Connection), DialError> {
-    builder.max_buf_size(HTTP1_BUFFER_BYTES).handshake(TokioIo::new(tls)).await.map_err(DialError::Broken)
-}
 
 /// How a connection ended.
 fn said(ended: hyper::Result<()>) {
