@@ -23,12 +23,24 @@ pub struct RequestInfo {
     pub namespace: String,
     /// Empty for collections.
     pub name: String,
+    /// Whether the apiserver's profiler answers (`/debug/pprof/`).
+    pub profiler: bool,
 }
 
 impl RequestInfo {
-    /// As `RequestInfoFactory.NewRequestInfo` of k8s.io/apiserver does it, from the decoded path.
+    /// Of a request's target as it is on the wire: percent-encoded, the query behind `?`.
+    pub fn of_target(method: &Method, target: &[u8]) -> Self {
+        let mut parts = target.splitn(2, |byte| *byte == b'?');
+        let path = percent_decode(parts.next().unwrap_or_default());
+        let query = parts.next().map(String::from_utf8_lossy);
+        Self::parse(method, &String::from_utf8_lossy(&path), query.as_deref())
+    }
+
+    /// As `RequestInfoFactory.NewRequestInfo` of k8s.io/apiserver does it, from the decoded path and
+    /// the query as it is on the wire.
     pub fn parse(method: &Method, path: &str, query: Option<&str>) -> Self {
         let mut info = Self { verb: Cow::Owned(method.as_str().to_ascii_lowercase()), ..Self::default() };
+        info.profiler = path.starts_with("/debug/pprof/");
         let mut parts: &[&str] = &path.trim_matches('/').split('/').collect::<Vec<_>>();
         if parts.len() < 3 || !matches!(parts[0], "api" | "apis") {
             return info;
@@ -72,11 +84,7 @@ impl RequestInfo {
             return;
         }
         if self.verb == "get" {
-            let watch = query.unwrap_or_default().split('&').find_map(|pair| match pair.split_once('=') {
-                Some(("watch", value)) => Some(value),
-                None if pair == "watch" => Some(""),
-                _ => None,
-            });
+            let watch = query.and_then(|query| parameter(query, "watch"));
             let watch = watch.is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"));
             self.verb = Cow::Borrowed(if watch { "watch" } else { "list" });
         } else if self.verb == "delete" {
@@ -85,9 +93,10 @@ impl RequestInfo {
     }
 
     /// Whether the apiserver lets it take its time (`BasicLongRunningRequestCheck` of k8s.io/apiserver, with
-    /// kube-apiserver's verbs and subresources).
+    /// kube-apiserver's verbs and subresources). The apiserver ends any other request itself (`--request-timeout`).
     pub fn is_long_running(&self) -> bool {
-        matches!(&*self.verb, "watch" | "proxy")
+        self.profiler
+            || matches!(&*self.verb, "watch" | "proxy")
             || matches!(&*self.subresource, "attach" | "exec" | "proxy" | "log" | "portforward")
     }
 
@@ -99,6 +108,58 @@ impl RequestInfo {
             Cow::Owned(format!("{}/{}", self.resource, self.subresource))
         }
     }
+}
+
+/// Percent-decodes; what is no escape stays as it is.
+pub fn percent_decode(text: &[u8]) -> Cow<'_, [u8]> {
+    if !text.contains(&b'%') {
+        return Cow::Borrowed(text);
+    }
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        match escaped(*first, tail) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[2..];
+            }
+            None => out.push(*first),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// The byte that `first` and the two behind it stand for, if they are an escape.
+fn escaped(first: u8, behind: &[u8]) -> Option<u8> {
+    let hex = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    match (first, behind) {
+        (b'%', [high, low, ..]) => Some(hex(*high)? << 4 | hex(*low)?),
+        _ => None,
+    }
+}
+
+/// The first value of the parameter `name`, as Go's `url.ParseQuery` reads a query: it decodes names too, and leaves out a
+/// pair with `;` or with a `%` that begins no escape.
+fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
+    query.split('&').filter(|pair| !pair.contains(';')).find_map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = unescape(value);
+        (unescape(key)? == name).then_some(value?)
+    })
+}
+
+fn unescape(text: &str) -> Option<Cow<'_, str>> {
+    if !text.contains(['%', '+']) {
+        return Some(Cow::Borrowed(text));
+    }
+    let spaced = text.replace('+', " ");
+    let bytes = spaced.as_bytes();
+    let broken = |(at, byte): (usize, &u8)| *byte == b'%' && escaped(*byte, &bytes[at + 1..]).is_none();
+    if bytes.iter().enumerate().any(broken) {
+        return None;
+    }
+    Some(Cow::Owned(String::from_utf8_lossy(&percent_decode(bytes)).into_owned()))
 }
 
 fn verb_of(method: &Method) -> &'static str {
@@ -169,11 +230,57 @@ mod tests {
         }
     }
 
+    /// A profile of more than two minutes was cut off; so was a watch that was not written as `watch=true`.
+    #[test]
+    fn long_running_is_what_the_apiserver_takes_for_it() {
+        let get = Method::GET;
+        for long in [
+            "/debug/pprof/profile?seconds=125",
+            "/debug/pprof/trace",
+            "/debug%2Fpprof/profile",
+            "/api/v1/namespaces/n/services/s:80/proxy/slow",
+            "/api/v1/namespaces/n/pods/p/log?follow=true",
+            "/api/v1/namespaces/n/pods/p/l%6Fg",
+            "/api/v1/namespaces/n/pods/p/attach",
+            "/api/v1/namespaces/n/pods/p/portforward",
+            "/api/v1/nodes/n/proxy/logs/",
+            "/api/v1/proxy/nodes/n",
+            "/api/v1/watch/pods",
+            "/api/v1/pods?watch",
+            "/api/v1/pods?watch=",
+            "/api/v1/pods?a=b&watch=1",
+            "/api/v1/pods?watch=yes",
+            "/api/v1/pods?%77atch=%74rue",
+            "/api/v1/pods?watch=true&watch=false",
+            "/api/v1/pods?watch=%zz&watch=1",
+        ] {
+            assert!(RequestInfo::of_target(&get, long.as_bytes()).is_long_running(), "{long}");
+        }
+        for short in [
+            "/api/v1/pods",
+            "/debug/pprof",
+            "/debug/flags/v",
+            "/api/v1/namespaces/proxyless/pods?x=/proxy/",
+            "/api/v1/namespaces/n/pods/log",
+            "/api/v1/namespaces/n/pods/p?watch=1",
+            "/api/v1/pods?watch=0",
+            "/api/v1/pods?watch=FALSE",
+            "/api/v1/pods?watch=fals%65",
+            "/api/v1/pods?watch=false&watch=true",
+            "/api/v1/pods?watch=1;a=b",
+            "/api/v1/pods?watch+=1",
+            "/logs/apiserver.log",
+        ] {
+            assert!(!RequestInfo::of_target(&get, short.as_bytes()).is_long_running(), "{short}");
+        }
+    }
+
     proptest! {
         /// No path makes it panic.
         #[test]
         fn any_path_is_read(path in "\\PC{0,80}", query in proptest::option::of("\\PC{0,20}")) {
             let _ = RequestInfo::parse(&Method::GET, &path, query.as_deref());
+            let _ = RequestInfo::of_target(&Method::GET, path.as_bytes());
         }
     }
 }

@@ -21,6 +21,7 @@ use http::{Method, StatusCode};
 use proto::{
     exchange::Status,
     ids::RequestId,
+    kubernetes::RequestInfo,
     transport::{SendStream, Stream},
     wire::head::ResponseHead,
 };
@@ -170,7 +171,7 @@ impl KubeAadProxy {
         let named = head.deadline_ms.map(|ms| Duration::from_millis(ms).min(ANSWER_DEADLINE_MAX));
         // Judging it takes no longer for what may take its time to answer.
         let deadline = received + named.map_or(ANSWER_DEADLINE, |named| named.min(ANSWER_DEADLINE));
-        let patient = received + named.unwrap_or_else(|| answer_deadline(&head.target));
+        let patient = received + named.unwrap_or_else(|| answer_deadline(&head.method, &head.target));
         let mut recv = Some(recv);
         // What a future is given it has room for until its end, and this goes at once.
         let head = Box::new(head);
@@ -205,7 +206,7 @@ impl KubeAadProxy {
             }
             let answered = Box::pin(exchange.plain(&mut send, &mut recv)).await;
             Some(match answered {
-                Waited::Answer((answer, guard)) => Ok(Begun::answer(send, answer, guard, exchange.bounds)),
+                Waited::Answer((answer, outgoing)) => Ok(Begun::answer(send, answer, outgoing, exchange.bounds)),
                 Waited::Refused(refusal) => Err(Box::new((send, refusal))),
                 Waited::Gone(outcome) => Ok(Begun::Over(outcome)),
             })
@@ -243,12 +244,10 @@ async fn say(request_id: RequestId, method: &Method, (send, refusal): Refused) {
     refuse(send, &refusal, request_id).await;
 }
 
-/// How long an answer may take to begin. An apiserver ends most requests after a minute, but not those that it calls long
-/// running: what is proxied to a service or node may take as long to answer as that likes, and so may logs.
-fn answer_deadline(target: &[u8]) -> Duration {
-    let path = target.split(|b| *b == b'?').next().unwrap_or_default();
-    let long = path.split(|b| *b == b'/').any(|part| matches!(part, b"proxy" | b"log" | b"watch"));
-    if long { ANSWER_DEADLINE_MAX } else { ANSWER_DEADLINE }
+/// How long an answer may take to begin where the gateway names no deadline. An apiserver ends most requests itself after a
+/// minute, but not those that it calls long running.
+fn answer_deadline(method: &Method, target: &[u8]) -> Duration {
+    if RequestInfo::of_target(method, target).is_long_running() { ANSWER_DEADLINE_MAX } else { ANSWER_DEADLINE }
 }
 
 struct Decided {
@@ -305,11 +304,16 @@ mod tests {
     /// A service behind the apiserver's proxy that thought for more than two minutes was cut off with 504.
     #[test]
     fn what_kubernetes_lets_take_its_time_is_waited_for() {
-        for long in ["/api/v1/namespaces/n/services/s:80/proxy/slow", "/api/v1/namespaces/n/pods/p/log?follow=true"] {
-            assert_eq!(answer_deadline(long.as_bytes()), ANSWER_DEADLINE_MAX, "{long}");
+        for long in [
+            "/api/v1/namespaces/n/services/s:80/proxy/slow",
+            "/api/v1/namespaces/n/pods/p/log?follow=true",
+            "/api/v1/namespaces/n/pods/p/l%6Fg",
+            "/debug/pprof/profile?seconds=125",
+        ] {
+            assert_eq!(answer_deadline(&Method::GET, long.as_bytes()), ANSWER_DEADLINE_MAX, "{long}");
         }
         for short in ["/api/v1/pods", "/api/v1/namespaces/proxyless/pods?x=/proxy/"] {
-            assert_eq!(answer_deadline(short.as_bytes()), ANSWER_DEADLINE, "{short}");
+            assert_eq!(answer_deadline(&Method::GET, short.as_bytes()), ANSWER_DEADLINE, "{short}");
         }
     }
 }

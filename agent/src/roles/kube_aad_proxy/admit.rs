@@ -4,11 +4,11 @@
 //!
 //! The one place that can be reached is the cluster's apiserver: the target is a path, never an address (attack 4.5).
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
-use proto::{exchange, limits, token, wire::head::RequestHead};
+use proto::{exchange, kubernetes::percent_decode, limits, token, wire::head::RequestHead};
 use secrecy::SecretString;
 
 use super::Refusal;
@@ -243,30 +243,6 @@ fn admit_target(target: Bytes) -> Result<PathAndQuery, Refusal> {
         .map_err(|_| refuse("the request target has characters that are not allowed in it"))?;
     // Whatever a parser makes of it, what is sent is what was received.
     if parsed.as_str().as_bytes() != kept { Err(refuse("the request target is ambiguous")) } else { Ok(parsed) }
-}
-
-/// Percent-decodes; what is no valid escape stays as it is.
-pub(super) fn percent_decode(text: &[u8]) -> Cow<'_, [u8]> {
-    if !text.contains(&b'%') {
-        return Cow::Borrowed(text);
-    }
-    let hex = |b: u8| char::from(b).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        match (first, tail) {
-            (b'%', [high, low, after @ ..]) => match (hex(*high), hex(*low)) {
-                (Some(high), Some(low)) => {
-                    out.push(high << 4 | low);
-                    rest = after;
-                }
-                _ => out.push(b'%'),
-            },
-            _ => out.push(*first),
-        }
-    }
-    Cow::Owned(out)
 }
 
 fn within_limits(headers: &HeaderMap) -> Result<(), Refusal> {

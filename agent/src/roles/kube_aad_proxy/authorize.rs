@@ -9,7 +9,7 @@ use std::{
 
 use proto::{
     ids::ClusterId,
-    kubernetes::RequestInfo,
+    kubernetes::{RequestInfo, percent_decode},
     rbac::{
         Policy,
         call::{Asking, Verdict},
@@ -21,7 +21,7 @@ use proto::{
 use tokio::sync::watch;
 
 use super::{
-    admit::{Admitted, Asked, percent_decode},
+    admit::{Admitted, Asked},
     authenticate::Authenticator,
 };
 

@@ -12,11 +12,14 @@ use std::{
 
 use http::Method;
 use hyper::client::conn::{http1, http2};
-use proto::{kubernetes::RequestInfo, transport::cork::Turns};
+use proto::{
+    kubernetes::{RequestInfo, percent_decode},
+    transport::cork::Turns,
+};
 use tokio::time::Instant;
 
 use super::body::RequestBody;
-use crate::roles::kube_aad_proxy::{admit::percent_decode, impersonate::UpstreamHead};
+use crate::roles::kube_aad_proxy::impersonate::UpstreamHead;
 
 /// Streams on one HTTP/2 connection, below what an apiserver allows (100).
 pub(super) const STREAMS_PER_CONNECTION: usize = 64;
