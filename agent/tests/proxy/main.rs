@@ -4,6 +4,8 @@
 mod apiserver;
 mod connections;
 mod exchanges;
+mod frames;
 mod harness;
 mod identity;
+mod unprocessed;
 mod upgrades;

@@ -3,10 +3,13 @@
 //! connections apart for answers that may come in drops, and one HTTP/1.1 connection for each upgrade, never used again after
 //! anything but 101 (CVE-2018-1002105).
 //!
-//! A request goes to another connection while none of it has left (hyper hands it back). Only a safe request without a body is
-//! ever sent twice: when the apiserver said with GOAWAY or REFUSED_STREAM that it did not look at it, closed a kept HTTP/1.1
-//! connection just as the request was on its way, as it may whenever that is idle (RFC 9110 section 9.2.2), or had more
-//! headers to say than a connection for brief answers has room for.
+//! A request is sent again, whatever its method, where it is proved that the apiserver did not process it: none of it has
+//! left (hyper hands it back), or the apiserver said so with GOAWAY or REFUSED_STREAM ([`was_not_processed`]). Its body is
+//! kept for that until the answer begins; a body beyond the bounds of [`proto::exchange::Resendable`] is not sent again, and
+//! the caller is told that nothing was done (503 with `Retry-After`). Any other broken connection proves nothing: then only a
+//! safe request without a body is sent twice, when the apiserver closed a kept HTTP/1.1 connection just as the request was on
+//! its way, as it may whenever that is idle (RFC 9110 section 9.2.2), or had more headers to say than a connection for brief
+//! answers has room for.
 //! Redirects are answers like any other (CVE-2020-8559, CVE-2022-3172).
 
 pub mod access;
@@ -19,12 +22,15 @@ use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Request, Response, Uri, Version, header, uri};
 use hyper::body::Incoming;
-use proto::process::TaskGroup;
+use proto::{
+    exchange::{Room, was_not_processed},
+    process::TaskGroup,
+};
 use tokio::{sync::oneshot, time::Instant};
 
 use self::{
     access::{Access, AccessError},
-    body::{AnswerBody, RequestBody},
+    body::{AnswerBody, Outgoing, RequestBody},
     connect::Connector,
     pool::{Http1, LIFE_MAX, Lease, List, Pace, Pool, Sender},
 };
@@ -34,7 +40,10 @@ use super::impersonate::UpstreamHead;
 /// hold up what another would take (lesson 1). A handshake in a cluster takes a few milliseconds; at most 60 dials hang at once.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How many connections one request may try.
-const ATTEMPTS: usize = 4;
+const ATTEMPTS: u32 = 6;
+/// Pause before the third attempt; doubles with each further one. A second attempt goes at once, for as a rule a GOAWAY
+/// leaves other connections, or one that is dialled anew.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why the apiserver gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -53,12 +62,15 @@ pub enum DialError {
     /// The request cannot be written.
     #[error("the request cannot be written")]
     Request(#[source] http::Error),
+    /// The apiserver did not process the request, and more of its body was sent than is kept to be sent again.
+    #[error("the apiserver did not process the request, whose body cannot be sent again")]
+    NotProcessed(#[source] Option<hyper::Error>),
     /// The connection broke after the request, or a part of it, was sent.
     #[error("the apiserver broke off before it answered")]
     Broken(#[source] hyper::Error),
-    /// Each connection that was tried ended before it answered.
-    #[error("no connection to the apiserver lasted long enough")]
-    Attempts,
+    /// The apiserver did not process the request on any connection that was tried.
+    #[error("the apiserver processed the request on none of {ATTEMPTS} connections")]
+    Attempts(#[source] Option<hyper::Error>),
 }
 
 /// The cluster's apiserver.
@@ -67,6 +79,7 @@ pub struct Apiserver {
     pool: Arc<Pool>,
     /// Connections without the agent's client certificate, for tokens that are passed through.
     bare: Arc<Pool>,
+    room: Arc<Room>,
 }
 
 impl Apiserver {
@@ -76,7 +89,7 @@ impl Apiserver {
             access.authority().parse().map_err(|err: uri::InvalidUri| DialError::Request(err.into()))?;
         let host = HeaderValue::from_str(authority.as_str()).map_err(|err| DialError::Request(err.into()))?;
         let connector = Arc::new(Connector { access, authority, host, tasks });
-        Ok(Self { connector, pool: Arc::default(), bare: Arc::default() })
+        Ok(Self { connector, pool: Arc::default(), bare: Arc::default(), room: Arc::default() })
     }
 
     /// How it is reached.
@@ -90,32 +103,40 @@ impl Apiserver {
         (own.0 + bare.0, own.1 + bare.1)
     }
 
+    /// Room for what is kept of request bodies.
+    pub fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
     /// Sends a plain request; completes with the head of the answer. Dropping the future or the answer's body cancels
     /// the request at the apiserver.
     #[expect(clippy::manual_async_fn, reason = "an async fn has room for what it is given twice")]
     pub fn send(
         &self,
         head: &mut UpstreamHead,
-        mut body: RequestBody,
+        outgoing: &Outgoing,
     ) -> impl Future<Output = Result<Response<AnswerBody>, DialError>> {
         async move {
             self.authorize(head).await?;
-            let repeatable = head.method().is_safe() && body.is_empty();
+            let repeatable = head.method().is_safe() && outgoing.is_empty();
             let pace = Pace::of(head, repeatable);
-            let mut kept_too = true;
-            for _ in 0..ATTEMPTS {
-                let (mut err, again) = match self.acquire(head, pace, kept_too).await? {
+            let (mut kept_too, mut last) = (true, None);
+            for attempt in 0..ATTEMPTS {
+                if attempt > 1 {
+                    // In a box: seldom.
+                    Box::pin(tokio::time::sleep(PAUSE * 2u32.pow(attempt - 2))).await;
+                }
+                let Some(body) = outgoing.send() else { return Err(DialError::NotProcessed(last)) };
+                let (err, again) = match self.acquire(head, pace, kept_too).await? {
                     Sender::Http2(mut send, claim) => {
                         let request = self.request(head, Version::HTTP_2, body)?;
                         claim.turns().hand();
                         match send.try_send_request(request).await {
                             Ok(answer) => {
+                                outgoing.release();
                                 return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)))));
                             }
-                            Err(err) => {
-                                let again = was_not_looked_at(err.error());
-                                (err, again)
-                            }
+                            Err(err) => (err, false),
                         }
                     }
                     Sender::Http1(mut connection) => {
@@ -129,25 +150,28 @@ impl Apiserver {
                         });
                         match answered.await {
                             Ok(answer) => {
+                                outgoing.release();
                                 let pool = self.pool(head.needs_own_credential()).clone();
                                 let lease = Lease::Connection(connection, pool);
                                 return Ok(answer.map(|body| AnswerBody::new(body, Some(lease))));
                             }
                             Err(err) => {
                                 kept_too &= !connection.kept;
-                                let again = connection.asks_again(err.error(), sent);
+                                let again = repeatable && connection.asks_again(err.error(), sent);
                                 (err, again)
                             }
                         }
                     }
                 };
-                body = match err.take_message() {
-                    Some(unsent) => unsent.into_body(),
-                    None if repeatable && again => RequestBody::empty(),
-                    None => return Err(DialError::Broken(err.into_error())),
-                };
+                let unprocessed = err.message().is_some() || was_not_processed(err.error());
+                let err = err.into_error();
+                if !(unprocessed || again) {
+                    return Err(DialError::Broken(err));
+                }
+                tracing::debug!(error = %crate::chain(&err), attempt, "the apiserver did not process a request");
+                last = Some(err);
             }
-            Err(DialError::Attempts)
+            Err(DialError::Attempts(last))
         }
     }
 
@@ -158,7 +182,10 @@ impl Apiserver {
         let tls = self.connector.tls(true, head.needs_own_credential()).await?;
         let mut send = self.connector.http1(tls).await?;
         let request = self.request(head, Version::HTTP_11, RequestBody::empty())?;
-        send.send_request(request).await.map_err(DialError::Broken)
+        send.try_send_request(request).await.map_err(|err| match err.message() {
+            Some(_) => DialError::Attempts(Some(err.into_error())),
+            None => DialError::Broken(err.into_error()),
+        })
     }
 
     /// Writes the agent's own credential, where it goes with the request.
@@ -279,16 +306,4 @@ impl Apiserver {
         drop(dialling);
         Ok(Sender::Http1(Http1::fresh(self.connector.http1(tls).await?, None, List::Any)))
     }
-}
-
-/// Whether the apiserver said that it never processed the stream (RFC 9113 sections 6.8 and 8.7).
-fn was_not_looked_at(error: &hyper::Error) -> bool {
-    let mut source = std::error::Error::source(error);
-    while let Some(err) = source {
-        if let Some(err) = err.downcast_ref::<h2::Error>() {
-            return err.is_remote() && (err.is_go_away() || err.reason() == Some(h2::Reason::REFUSED_STREAM));
-        }
-        source = err.source();
-    }
-    false
 }

@@ -4,6 +4,7 @@
 
 use std::{
     pin::{Pin, pin},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,7 +14,7 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use proto::{
-    exchange::{self, Counters, SendBodyError, Sent, StreamBody},
+    exchange::{self, Counters, Room, SendBodyError, Sent, StreamBody},
     limits,
     transport::{RecvStream, SendStream, StreamError},
     wire::{close::StreamCode, head::ResponseHead},
@@ -25,7 +26,7 @@ use super::{
     authorize::Right,
     dial::{
         Apiserver, DialError,
-        body::{AnswerBody, BodyGuard, RequestBody},
+        body::{AnswerBody, Outgoing},
     },
     impersonate::UpstreamHead,
 };
@@ -71,7 +72,8 @@ pub enum Begun {
 /// request needed on its way.
 pub struct Answering {
     answer: Answer,
-    _guard: BodyGuard,
+    /// Ends with the answer.
+    _outgoing: Outgoing,
     bounds: Bounds,
     /// Last, so that the apiserver's side is gone before this one.
     send: SendStream,
@@ -128,20 +130,20 @@ pub type Refused = (SendStream, Refusal);
 
 impl Begun {
     /// With an answer to hand on.
-    pub fn answer(send: SendStream, answer: Answer, guard: BodyGuard, bounds: Bounds) -> Self {
-        Self::Answer(Box::new(Answering { answer, _guard: guard, bounds, send }))
+    pub fn answer(send: SendStream, answer: Answer, outgoing: Outgoing, bounds: Bounds) -> Self {
+        Self::Answer(Box::new(Answering { answer, _outgoing: outgoing, bounds, send }))
     }
 }
 
 impl Exchange<'_> {
     /// Sends a plain request and waits for its answer. The parts are borrowed: a future that holds them has room for them
     /// twice.
-    pub async fn plain(&mut self, send: &mut SendStream, recv: &mut Option<RecvStream>) -> Waited<(Answer, BodyGuard)> {
+    pub async fn plain(&mut self, send: &mut SendStream, recv: &mut Option<RecvStream>) -> Waited<(Answer, Outgoing)> {
         let Self { apiserver, head, content_length, deadline, bounds } = self;
         let asked = async {
-            let (body, guard) = request_body(head, *content_length, recv).await?;
-            let answer = apiserver.send(head, body).await.map_err(refuse_dial)?;
-            Ok((Answer::to_plain(answer)?, guard))
+            let outgoing = request_body(head, *content_length, recv, apiserver.room()).await?;
+            let answer = apiserver.send(head, &outgoing).await.map_err(refuse_dial)?;
+            Ok((Answer::to_plain(answer)?, outgoing))
         };
         waited_for(pin!(asked), send, bounds, *deadline).await
     }
@@ -157,7 +159,7 @@ impl Exchange<'_> {
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             // Refused: an ordinary answer, and the connection ends with it (CVE-2018-1002105).
             return match Answer::of(answer.map(AnswerBody::alone)) {
-                Ok(answer) => Ok(Begun::answer(send, answer, BodyGuard::none(), self.bounds)),
+                Ok(answer) => Ok(Begun::answer(send, answer, Outgoing::empty(), self.bounds)),
                 Err(refusal) => Err((send, refusal)),
             };
         }
@@ -330,7 +332,8 @@ async fn request_body(
     head: &UpstreamHead,
     length: Option<u64>,
     recv: &mut Option<RecvStream>,
-) -> Result<(RequestBody, BodyGuard), Refusal> {
+    room: &Arc<Room>,
+) -> Result<Outgoing, Refusal> {
     let bare = matches!(*head.method(), Method::GET | Method::HEAD | Method::OPTIONS | Method::DELETE);
     let mut first = None;
     if length == Some(0) {
@@ -348,13 +351,13 @@ async fn request_body(
             }
         }
     }
-    let Some(recv) = recv.take() else { return Ok((RequestBody::empty(), BodyGuard::none())) };
+    let Some(recv) = recv.take() else { return Ok(Outgoing::empty()) };
     // A declared length is held to: a body that ends before it or goes on behind it is an error.
     let rest = if first.is_some() { StreamBody::new(recv) } else { StreamBody::of_request(recv, head.headers()) };
     if first.is_none() && rest.is_end_stream() {
-        return Ok((RequestBody::empty(), BodyGuard::none()));
+        return Ok(Outgoing::empty());
     }
-    Ok(RequestBody::stream(first, rest))
+    Ok(Outgoing::stream(first, rest, room))
 }
 
 /// A 101 counts only if it names the upgrade that was asked for.
@@ -380,9 +383,15 @@ fn bad_answer(message: &str) -> Refusal {
 fn refuse_dial(err: DialError) -> Refusal {
     let detail = crate::chain(&err);
     match err {
-        DialError::Credential(_) | DialError::Connect { .. } | DialError::Attempts => {
+        DialError::Credential(_) | DialError::Connect { .. } | DialError::Attempts(_) => {
             Refusal::unavailable("dial", "the cluster's agent cannot reach the apiserver; try again").because(detail)
         }
+        DialError::NotProcessed(_) => Refusal::unavailable(
+            "dial",
+            "the apiserver ended the connection before it processed the request, and too much of the request's body was \
+             sent for the agent to send it again; nothing was done, try again",
+        )
+        .because(detail),
         DialError::Request(_) => Refusal::bad_request("dial", "the request cannot be written").because(detail),
         DialError::Broken(_) => {
             Refusal::new("dial", StatusCode::BAD_GATEWAY, "InternalError", "the apiserver broke off before it answered")

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{
     Refusal,
     admit::Asked,
-    dial::{Apiserver, body::RequestBody},
+    dial::{Apiserver, body::Outgoing},
     impersonate::{Names, Review, Subject, UpstreamHead},
 };
 
@@ -183,7 +183,7 @@ async fn review(apiserver: &Apiserver, kind: Review, body: &Value) -> Result<(St
     let body = Bytes::from(body.to_string());
     let mut head = UpstreamHead::review(kind, body.len());
     let answer =
-        apiserver.send(&mut head, RequestBody::whole(body)).await.map_err(|err| unavailable(crate::chain(&err)))?;
+        apiserver.send(&mut head, &Outgoing::whole(body)).await.map_err(|err| unavailable(crate::chain(&err)))?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await;
     let body = body.map_err(|err| unavailable(format!("the answer to a review: {err}")))?.to_bytes();

@@ -2,86 +2,101 @@
 
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
-use futures_util::FutureExt as _;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use proto::{exchange::StreamBody, transport::StreamError};
-use tokio::sync::oneshot;
+use proto::{
+    exchange::{Resendable, Room, Sending, SendingError, StreamBody},
+    transport::StreamError,
+};
 
 use super::pool::Lease;
 
-/// What goes to the apiserver.
+/// What goes to the apiserver, on one connection.
 pub struct RequestBody(Kind);
 
 enum Kind {
     Empty,
     Whole(Option<Bytes>),
-    Stream { first: Option<Bytes>, rest: Box<StreamBody>, over: oneshot::Receiver<()> },
+    Stream(Sending<StreamBody>),
 }
 
-/// Held by whoever runs the exchange. When it is dropped, a request body that still flows ends: the answer is complete,
-/// and whoever sends the body is told to stop.
-pub struct BodyGuard(#[expect(dead_code, reason = "held for its drop")] Option<oneshot::Sender<()>>);
+/// A request's body, on whichever connection it goes. Held by whoever runs the exchange. When it is dropped, a body that
+/// still flows ends: the answer is complete, and whoever sends the body is told to stop.
+pub struct Outgoing(Source);
+
+enum Source {
+    Empty,
+    Whole(Bytes),
+    Stream(Resendable<StreamBody>),
+}
+
+impl Outgoing {
+    /// No body at all.
+    pub fn empty() -> Self {
+        Self(Source::Empty)
+    }
+
+    /// These bytes.
+    pub fn whole(bytes: Bytes) -> Self {
+        Self(Source::Whole(bytes))
+    }
+
+    /// The rest of a stream, behind a chunk that was already taken from it.
+    pub fn stream(first: Option<Bytes>, rest: StreamBody, room: &Arc<Room>) -> Self {
+        Self(Source::Stream(Resendable::new(first, rest, room)))
+    }
+
+    /// Whether there is no body.
+    pub fn is_empty(&self) -> bool {
+        matches!(self.0, Source::Empty)
+    }
+
+    /// The body from its beginning. `None`: more of it was sent than is kept.
+    pub fn send(&self) -> Option<RequestBody> {
+        Some(RequestBody(match &self.0 {
+            Source::Empty => Kind::Empty,
+            Source::Whole(bytes) => Kind::Whole(Some(bytes.clone())),
+            Source::Stream(body) => Kind::Stream(body.send()?),
+        }))
+    }
+
+    /// The answer has begun: the body will not be sent again.
+    pub fn release(&self) {
+        if let Source::Stream(body) = &self.0 {
+            body.release();
+        }
+    }
+}
 
 impl RequestBody {
     /// No body at all.
     pub fn empty() -> Self {
         Self(Kind::Empty)
     }
-
-    /// These bytes.
-    pub fn whole(bytes: Bytes) -> Self {
-        Self(Kind::Whole(Some(bytes)))
-    }
-
-    /// The rest of a stream, behind a chunk that was already taken from it.
-    pub fn stream(first: Option<Bytes>, rest: StreamBody) -> (Self, BodyGuard) {
-        let (guard, over) = oneshot::channel();
-        (Self(Kind::Stream { first, rest: Box::new(rest), over }), BodyGuard(Some(guard)))
-    }
-
-    /// Whether there is no body.
-    pub fn is_empty(&self) -> bool {
-        matches!(self.0, Kind::Empty)
-    }
-}
-
-impl BodyGuard {
-    /// For a request without a body that flows.
-    pub fn none() -> Self {
-        Self(None)
-    }
 }
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = StreamError;
+    type Error = SendingError<StreamError>;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StreamError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         match &mut self.0 {
             Kind::Empty => Poll::Ready(None),
             Kind::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Kind::Stream { first, rest, over } => {
-                if let Some(bytes) = first.take() {
-                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
-                }
-                if over.poll_unpin(cx).is_ready() {
-                    return Poll::Ready(Some(Err(StreamError::Over)));
-                }
-                Pin::new(&mut **rest).poll_frame(cx)
-            }
+            Kind::Stream(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Kind::Empty | Kind::Whole(None) => true,
-            Kind::Stream { first: None, rest, .. } => rest.is_end_stream(),
-            _ => false,
+            Kind::Whole(Some(_)) => false,
+            Kind::Stream(body) => body.is_end_stream(),
         }
     }
 
@@ -89,8 +104,7 @@ impl Body for RequestBody {
         match &self.0 {
             Kind::Empty | Kind::Whole(None) => SizeHint::with_exact(0),
             Kind::Whole(Some(bytes)) => SizeHint::with_exact(bytes.len() as u64),
-            Kind::Stream { first: None, rest, .. } => rest.size_hint(),
-            Kind::Stream { .. } => SizeHint::default(),
+            Kind::Stream(body) => body.size_hint(),
         }
     }
 }
