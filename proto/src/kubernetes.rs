@@ -27,6 +27,9 @@ pub struct RequestInfo {
     pub profiler: bool,
 }
 
+/// Segments of a path that are looked at: `apis/<group>/<version>/watch/namespaces/<namespace>/<resource>/<name>/<subresource>`.
+const PARTS: usize = 9;
+
 impl RequestInfo {
     /// Of a request's target as it is on the wire: percent-encoded, the query behind `?`.
     pub fn of_target(method: &Method, target: &[u8]) -> Self {
@@ -41,7 +44,8 @@ impl RequestInfo {
     pub fn parse(method: &Method, path: &str, query: Option<&str>) -> Self {
         let mut info = Self { verb: Cow::Owned(method.as_str().to_ascii_lowercase()), ..Self::default() };
         info.profiler = path.starts_with("/debug/pprof/");
-        let mut parts: &[&str] = &path.trim_matches('/').split('/').collect::<Vec<_>>();
+        // Of no path more is looked at; a caller may send one of a mebibyte of slashes.
+        let mut parts: &[&str] = &path.trim_matches('/').split('/').take(PARTS).collect::<Vec<_>>();
         if parts.len() < 3 || !matches!(parts[0], "api" | "apis") {
             return info;
         }

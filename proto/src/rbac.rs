@@ -5,6 +5,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`action`] | names of operations, and patterns with `*` over them |
+//! | [`budget`] | the bound on the work of one decision |
 //! | [`role`] | what a role definition allows; the built-in roles |
 //! | [`scope`] | where it is allowed: subscription, resource group, cluster, namespace |
 //! | [`policy`] | who has which role where, and the decision |
@@ -14,6 +15,7 @@
 //! | [`snapshot`] | what concerns one cluster, signed, for its agent (Z9) |
 
 pub mod action;
+pub mod budget;
 pub mod call;
 pub mod kubernetes;
 pub mod policy;
@@ -24,6 +26,7 @@ pub mod snapshot;
 
 pub use self::{
     action::{Action, Pattern},
+    budget::{Budget, Exhausted},
     policy::{Assignment, Denied, Policy, Window},
     role::{Plane, Role},
     scope::Scope,

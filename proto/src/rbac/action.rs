@@ -3,8 +3,10 @@
 
 use std::{collections::HashSet, fmt};
 
+use super::budget::{Budget, Exhausted};
+
 /// The longest operation or pattern that is taken, in bytes.
-const ACTION_LENGTH: usize = 512;
+pub const ACTION_LENGTH: usize = 512;
 
 /// One operation, in lower case.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -83,44 +85,92 @@ impl Pattern {
         &self.0
     }
 
-    /// Whether the operation is one of these. At worst the product of both lengths, however many `*` there are.
+    /// Whether it stands for several operations.
+    pub fn is_wild(&self) -> bool {
+        self.0.contains('*')
+    }
+
+    /// Whether the operation is one of these.
     pub fn matches(&self, action: &Action) -> bool {
         action.names().any(|name| self.matches_name(name))
     }
 
+    /// Each part between two `*` is taken where it is found first, which is never too late for those behind it. The search of
+    /// the standard library is linear, so all of it takes time in proportion to the lengths of pattern and name, added.
     fn matches_name(&self, name: &str) -> bool {
-        let (pattern, text) = (self.0.as_bytes(), name.as_bytes());
-        let (mut p, mut t) = (0, 0);
-        // Where to go back to: behind the last `*`, and how far it has reached.
-        let mut star = None;
-        while t < text.len() {
-            if p < pattern.len() && pattern[p] == b'*' {
-                star = Some((p + 1, t));
-                p += 1;
-            } else if p < pattern.len() && pattern[p] == text[t] {
-                (p, t) = (p + 1, t + 1);
-            } else if let Some((behind, reached)) = star {
-                star = Some((behind, reached + 1));
-                (p, t) = (behind, reached + 1);
-            } else {
-                return false;
-            }
+        let mut parts = self.0.split('*');
+        let begin = parts.next().unwrap_or_default();
+        let Some(mut rest) = name.strip_prefix(begin) else { return false };
+        let Some(end) = parts.next_back() else { return rest.is_empty() };
+        match rest.strip_suffix(end) {
+            Some(middle) => rest = middle,
+            None => return false,
         }
-        pattern[p..].iter().all(|b| *b == b'*')
+        parts.all(|part| match rest.find(part) {
+            Some(at) => {
+                rest = &rest[at + part.len()..];
+                true
+            }
+            None => false,
+        })
     }
+
+    /// Steps of [`Budget`] that a comparison with a name of `bytes` takes at most.
+    fn steps(&self, bytes: usize) -> usize {
+        const PATTERN: usize = 16;
+        const PART: usize = 64;
+        // A prefix or a suffix is refused at its first other byte; of most patterns that is all.
+        match self.0.bytes().filter(|byte| *byte == b'*').count() {
+            0 | 1 => PATTERN + self.0.len(),
+            stars => PATTERN + self.0.len() + bytes + (stars - 1) * PART,
+        }
+    }
+}
+
+/// A pattern of a list, with what it costs.
+#[derive(Debug, Clone)]
+struct Wild {
+    pattern: Pattern,
+    /// [`Pattern::steps`] but for the name.
+    steps: usize,
+    /// Whether the whole name is looked at.
+    searches: bool,
 }
 
 /// Patterns of one list of a role, ready to be asked often.
 #[derive(Debug, Clone, Default)]
 pub struct Patterns {
     exact: HashSet<Box<str>>,
-    wild: Vec<Pattern>,
+    wild: Vec<Wild>,
 }
 
 impl Patterns {
     /// Whether one of them matches.
-    pub fn any(&self, action: &Action) -> bool {
-        action.names().any(|name| self.exact.contains(name)) || self.wild.iter().any(|pattern| pattern.matches(action))
+    ///
+    /// # Errors
+    /// When the budget does not suffice to know.
+    pub fn any(&self, action: &Action, budget: &mut Budget) -> Result<bool, Exhausted> {
+        for name in action.names() {
+            if !self.exact.is_empty() {
+                budget.spend(32 + name.len())?;
+                if self.exact.contains(name) {
+                    return Ok(true);
+                }
+            }
+            for wild in &self.wild {
+                budget.spend(if wild.searches { wild.steps + name.len() } else { wild.steps })?;
+                if wild.pattern.matches_name(name) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Steps that [`any`](Self::any) takes at most for a name of [`ACTION_LENGTH`] bytes.
+    pub fn steps(&self) -> usize {
+        let wild = self.wild.iter().map(|wild| wild.steps + if wild.searches { ACTION_LENGTH } else { 0 });
+        wild.sum()
     }
 }
 
@@ -128,8 +178,10 @@ impl FromIterator<Pattern> for Patterns {
     fn from_iter<I: IntoIterator<Item = Pattern>>(patterns: I) -> Self {
         let mut out = Self::default();
         for pattern in patterns {
-            if pattern.0.contains('*') {
-                out.wild.push(pattern);
+            if pattern.is_wild() {
+                let steps = pattern.steps(0);
+                let searches = pattern.steps(1) > steps;
+                out.wild.push(Wild { pattern, steps, searches });
             } else {
                 out.exact.insert(pattern.0);
             }

@@ -25,12 +25,22 @@ pub enum Target<'a> {
     Path(&'a str),
 }
 
+/// Longest name of an API group, a DNS subdomain (RFC 1123), in bytes.
+const GROUP_BYTES: usize = 253;
+/// Longest name of a resource or a subresource, a DNS label (RFC 1123), in bytes.
+const RESOURCE_BYTES: usize = 63;
+/// Longest path that is not of a resource, in bytes.
+const PATH_BYTES: usize = 253;
+
 /// The action of a call, or `None` for a verb that Kubernetes does not have, or for a name that is none: then nobody may.
-/// Names come from a caller; one with a `/` in it could pass for another resource, one with a `*` for many.
+/// Names come from a caller; one with a `/` in it could pass for another resource, one with a `*` for many. What is longer than
+/// Kubernetes allows is no name either: every pattern of a role is compared with it.
 pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
     let name = match target {
         Target::Resource { group, resource, subresource } => {
-            if !(is_name(resource) && [group, subresource].iter().all(|name| name.is_empty() || is_name(name))) {
+            let fits = group.len() <= GROUP_BYTES && resource.len().max(subresource.len()) <= RESOURCE_BYTES;
+            if !(fits && is_name(resource) && [group, subresource].iter().all(|name| name.is_empty() || is_name(name)))
+            {
                 return None;
             }
             let does = if resource == "pods" && subresource == "exec" {
@@ -51,7 +61,7 @@ pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
         Target::Path(path) => {
             let path = path.strip_prefix('/').unwrap_or(path);
             let path = path.strip_suffix('/').unwrap_or(path);
-            if !path.split('/').all(is_name) {
+            if path.len() > PATH_BYTES || !path.split('/').all(is_name) {
                 return None;
             }
             format!("{PREFIX}/{path}/{}", operation(verb)?)
@@ -75,15 +85,16 @@ fn is_name(text: &str) -> bool {
 /// What everybody who reaches the cluster may read: discovery, without which no client works. Below `/api` and `/apis`
 /// these are the lists of groups, versions and kinds; what is deeper are objects.
 pub fn is_discovery(verb: &str, path: &str) -> bool {
+    const DEEPEST: usize = 4;
     let mut segments = path.strip_prefix('/').unwrap_or_default().split('/');
     let root = segments.next().unwrap_or_default();
-    let below: Vec<_> = segments.collect();
+    let below: Vec<_> = segments.take(DEEPEST + 1).collect();
     // What a client or a proxy could read in another way is none of these.
     let plain = below.iter().all(|s| !s.is_empty() && !s.starts_with('.') && !s.contains(['%', ';', '\\']));
     let depth = match root {
         "api" => 1,
         "apis" => 2,
-        "openapi" => 4,
+        "openapi" => DEEPEST,
         "healthz" | "livez" | "readyz" | "version" => 0,
         _ => return false,
     };
@@ -211,6 +222,18 @@ mod tests {
             assert_eq!(data_action("get", Target::Path(path)), None, "{path}");
         }
         assert!(data_action("get", Target::Path("/.well-known/openid-configuration/")).is_some());
+    }
+
+    /// What Kubernetes cannot call anything is compared with no pattern.
+    #[test]
+    fn names_longer_than_kubernetes_has_need_a_right_that_nobody_has() {
+        let of = |bytes: usize| "a".repeat(bytes);
+        assert!(resource("get", &of(253), &of(63), &of(63)).is_some());
+        for (group, kind, sub) in [(254, 63, 0), (253, 64, 0), (0, 4, 64), (31 * 1024, 4, 0), (0, 31 * 1024, 0)] {
+            assert_eq!(resource("get", &of(group), &of(kind), &of(sub)), None, "{group} {kind} {sub}");
+        }
+        assert!(data_action("get", Target::Path(&format!("/{}", of(253)))).is_some());
+        assert_eq!(data_action("get", Target::Path(&format!("/{}", of(254)))), None);
     }
 
     #[test]

@@ -4,7 +4,10 @@ use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Serialize};
 
-use super::action::{Action, InvalidPattern, Pattern, Patterns};
+use super::{
+    action::{Action, InvalidPattern, Pattern, Patterns},
+    budget::{Budget, Exhausted},
+};
 
 /// Which of the two kinds of operation is asked about. A role lists them apart, and neither says anything on the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,8 +52,12 @@ impl Difference {
         Ok(Self { listed: patterns(listed)?, excepted: patterns(excepted)? })
     }
 
-    fn contains(&self, action: &Action) -> bool {
-        self.listed.any(action) && !self.excepted.any(action)
+    fn contains(&self, action: &Action, budget: &mut Budget) -> Result<bool, Exhausted> {
+        Ok(self.listed.any(action, budget)? && !self.excepted.any(action, budget)?)
+    }
+
+    fn steps(&self) -> usize {
+        self.listed.steps() + self.excepted.steps()
     }
 }
 
@@ -61,6 +68,9 @@ pub struct Role {
     permissions: Vec<Permission>,
     /// As they were given.
     raw: Box<[RawPermission]>,
+    /// Steps that a question about either plane takes at most.
+    steps: usize,
+    told_bytes: usize,
 }
 
 impl Role {
@@ -72,9 +82,10 @@ impl Role {
                 data: Difference::parse(&raw.data_actions, &raw.not_data_actions)?,
             })
         };
-        let raw = permissions.into();
-        let permissions = permissions.iter().map(permission).collect::<Result<_, _>>()?;
-        Ok(Self { id: id.to_ascii_lowercase().into(), permissions, raw })
+        let raw: Box<[RawPermission]> = permissions.into();
+        let permissions: Vec<Permission> = permissions.iter().map(permission).collect::<Result<_, _>>()?;
+        let steps = permissions.iter().map(|one| one.control.steps().max(one.data.steps())).sum();
+        Ok(Self { id: id.to_ascii_lowercase().into(), permissions, told_bytes: told_bytes(&raw), raw, steps })
     }
 
     /// The GUID, in lower case.
@@ -87,13 +98,51 @@ impl Role {
         &self.raw
     }
 
-    /// Whether the operation is allowed by one of the permissions. What one permission excepts, another may give.
-    pub fn allows(&self, plane: Plane, action: &Action) -> bool {
-        self.permissions.iter().any(|permission| match plane {
-            Plane::Control => permission.control.contains(action),
-            Plane::Data => permission.data.contains(action),
-        })
+    /// About the bytes that a document for an agent has of it ([`super::snapshot`]).
+    pub fn told_bytes(&self) -> usize {
+        self.told_bytes
     }
+
+    /// Steps of [`Budget`] that a question to it takes at most, but for names that are looked up.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Whether the operation is allowed by one of the permissions. What one permission excepts, another may give. `false` also
+    /// where a budget of its own does not suffice to know.
+    pub fn allows(&self, plane: Plane, action: &Action) -> bool {
+        self.allows_within(plane, action, &mut Budget::decision()).unwrap_or(false)
+    }
+
+    /// The same, within what is left of a budget.
+    ///
+    /// # Errors
+    /// When that does not suffice to know.
+    pub fn allows_within(&self, plane: Plane, action: &Action, budget: &mut Budget) -> Result<bool, Exhausted> {
+        for permission in &self.permissions {
+            budget.spend(16)?;
+            let allowed = match plane {
+                Plane::Control => permission.control.contains(action, budget)?,
+                Plane::Data => permission.data.contains(action, budget)?,
+            };
+            if allowed {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Names of properties, and what stands around each text.
+fn told_bytes(permissions: &[RawPermission]) -> usize {
+    const ROLE: usize = 80;
+    const PERMISSION: usize = 80;
+    const TEXT: usize = 3;
+    let of = |one: &RawPermission| {
+        let texts = one.data_actions.iter().chain(&one.not_data_actions);
+        PERMISSION + texts.map(|text| text.len() + TEXT).sum::<usize>()
+    };
+    ROLE + permissions.iter().map(of).sum::<usize>()
 }
 
 /// A definition that every subscription has and nobody can delete.
