@@ -25,7 +25,7 @@ settings() {
     gave_rights=
     gateway_pid=
     agent_pid=
-    release=
+    cluster_build=
     bold=$([[ -t 1 ]] && printf '\e[1m' || true)
     plain=$([[ -t 1 ]] && printf '\e[0m' || true)
     dim=$([[ -t 1 ]] && printf '\e[2m' || true)

@@ -4,8 +4,24 @@
 build_programs() {
     title "programs"
     need_commands
-    "$root/tests/cluster/cluster" build kubectl
+    if [[ ${KUBECONFIG:-} ]]; then
+        "$root/tests/cluster/cluster" build kubectl
+    else
+        build_cluster_beside
+    fi
     PATH=${TOWLINE_BIN_DIR:-$("$root/docker/build" binaries)}:$PATH
+}
+
+# Those of the cluster, while ours are built: each alone leaves a processor idle at its end. `up` waits for them, and says
+# what is wrong if they cannot be built.
+build_cluster_beside() {
+    local programs=(kubectl etcd kube-apiserver kube-controller-manager kube-scheduler)
+    if ((EUID == 0)); then
+        programs+=(kubelet kube-proxy)
+    fi
+    say "the programs of the cluster are built beside ours; target/demo/logs/cluster-build.log"
+    setsid "$root/tests/cluster/cluster" build "${programs[@]}" >"$out/logs/cluster-build.log" 2>&1 8>&- </dev/null &
+    cluster_build=$!
 }
 
 # As root what is missing is installed, else it is named.
@@ -115,42 +131,19 @@ run_apart() {
     await 5 "$name" test -s "$out/$name.pid"
 }
 
-# The agent on one carrier: as pods by the chart, or as a process here with the kubeconfig.
+# The agent on one carrier, as a process here with the kubeconfig: so the first answer waits for no image. `towline connect`
+# installs agents as pods at the end of the walk.
 start_agent() {
     local carrier=$1 begin
     begin=$(now)
-    if [[ $in_cluster ]]; then
-        install_chart "$carrier"
-    else
-        end_process agent "$agent_pid"
-        run_apart agent "$out/logs/agent.out" \
-            towline-agent run --config "$(jq -r .clusters[0].agent_config "$out/ready.json")" --carrier "$carrier" \
-            --kubeconfig "$admin_kubeconfig"
-        agent_pid=$(cat "$out/agent.pid")
-    fi
+    end_process agent "$agent_pid"
+    run_apart agent "$out/logs/agent.out" \
+        towline-agent run --config "$(jq -r .clusters[0].agent_config "$out/ready.json")" --carrier "$carrier" \
+        --kubeconfig "$admin_kubeconfig"
+    agent_pid=$(cat "$out/agent.pid")
     await 30 "the tunnel" as admin get --raw /version || { explain; return 1; }
     say "the agent is connected over $carrier after $(seconds_since "$begin")"
 }
-
-install_chart() {
-    local helm
-    if [[ ! $release ]]; then
-        load_image
-        direct create namespace towline
-        direct label namespace towline pod-security.kubernetes.io/enforce=restricted
-        release=1
-    fi
-    "$root/tests/cluster/cluster" build helm
-    helm=$("$root/tests/cluster/cluster" program helm)
-    "$helm" upgrade --install towline-agent "$root/docker/chart/towline-agent" --kubeconfig "$admin_kubeconfig" \
-        --namespace towline --values "$(jq -r .clusters[0].helm_values "$out/ready.json")" \
-        --set image.pullPolicy=Never --set replicas=1 --set "gateway.carrier=$1" \
-        --wait --timeout 90s >"$out/logs/helm.log" 2>&1 || { tail -n 20 "$out/logs/helm.log"; return 1; }
-    # Until the pod of the carrier before has let go of its tunnel, requests may still go there.
-    await 60 "the pod of the carrier before to end" one_pod
-}
-
-one_pod() { (($(direct --namespace towline get pods -o name | wc -l) == 1)); }
 
 load_image() {
     "$root/docker/build" image agent >/dev/null
@@ -172,15 +165,13 @@ explain() {
         say "--- end of $log"
         tail -n 15 "$log"
     done
-    if [[ $release ]]; then
-        say "--- the agent's pods"
-        direct --namespace towline get pods || true
-        direct --namespace towline logs deployment/towline-agent --tail 15 || true
-    fi
 }
 
 tear_down() {
     title "tidying up"
+    if [[ $cluster_build ]]; then
+        kill -TERM -- "-$cluster_build" 2>/dev/null || true
+    fi
     if [[ $gave_rights && ! $own_cluster ]]; then
         say "removing namespace $namespace and the rights of admin from the cluster of KUBECONFIG"
         remove_traces || say "they could not be removed"

@@ -94,6 +94,7 @@ walk_resources() {
         skipped+=("towline connect with pods of the agents")
         return
     fi
+    load_image
     step "connect" 0 typed_as towline connect -n shop -g edge --kube-config "$admin_kubeconfig" --namespace towline-shop
     step "list" 0 typed_as towline list
     step "role" 0 typed_as towline role assignment create --assignee admin --role "Azure Arc Enabled Kubernetes Cluster User Role" -g edge -n shop
