@@ -76,7 +76,7 @@ fn decisions(c: &mut Criterion) {
     everyone.push("user-1".to_owned());
     let strangers: Vec<String> = (0..GROUPS).map(|n| format!("other-{n}")).collect();
     let at = |n: usize| -> Scope { format!("{}/namespaces/team-0", cluster(n)).parse().expect("a scope") };
-    let secrets = Target::Resource { group: "", resource: "secrets", subresource: "" };
+    let secrets = Target::Resource { group: "", resource: "secrets", subresource: "", safe: true };
     let reads = data_action("get", secrets).expect("a verb of Kubernetes");
     // No role has it, so that everything is looked at.
     let nobody = Action::new("Contoso.Nothing/of/this/action");

@@ -19,6 +19,8 @@ pub struct RequestInfo {
     pub resource: String,
     /// Such as `exec`.
     pub subresource: String,
+    /// Whether the path goes on below the subresource.
+    pub below_subresource: bool,
     /// Empty for cluster-wide ones.
     pub namespace: String,
     /// Empty for collections.
@@ -27,8 +29,9 @@ pub struct RequestInfo {
     pub profiler: bool,
 }
 
-/// Segments of a path that are looked at: `apis/<group>/<version>/watch/namespaces/<namespace>/<resource>/<name>/<subresource>`.
-const PARTS: usize = 9;
+/// Segments of a path that are looked at: `apis/<group>/<version>/watch/namespaces/<namespace>/<resource>/<name>/<subresource>`,
+/// and one below that.
+const PARTS: usize = 10;
 
 impl RequestInfo {
     /// Of a request's target as it is on the wire: percent-encoded, the query behind `?`.
@@ -78,6 +81,7 @@ impl RequestInfo {
         (info.resource, info.name) = (part(0), part(1));
         if info.verb != "proxy" {
             info.subresource = part(2);
+            info.below_subresource = parts.len() > 3;
         }
         info.verb_of_collection(query);
         info

@@ -6,6 +6,8 @@
 //! be approved) still says no, unless the assignments say yes to that too. What no assignment allows goes on without such
 //! a group, and the cluster's own RBAC decides, as with the authorizer chain `Node,RBAC,Webhook` of Arc (row Z7).
 
+use http::Method;
+
 use super::{
     Plane, Policy, Scope,
     kubernetes::{CONNECTS, Target, data_action, is_discovery},
@@ -62,19 +64,31 @@ pub enum Verdict {
     NoOpinion,
 }
 
+/// Whether a request can be one that only reads: GET or HEAD (the safe methods of RFC 9110 §9.2.1 that Kubernetes has), and
+/// without an upgrade of its connection. The verb alone does not say so: it is `get` for a WebSocket into a machine, and
+/// `watch` for any method below `/api/v1/watch/`.
+pub fn is_safe(method: &Method, upgrade: bool) -> bool {
+    !upgrade && matches!(*method, Method::GET | Method::HEAD)
+}
+
 impl Asking<'_> {
-    /// Decides a call: `info` and `path` (percent-decoded, without query) of the same request.
-    pub fn call(&self, info: &RequestInfo, path: &str) -> Verdict {
+    /// Decides a call: `info`, `path` (percent-decoded, without query) and [`is_safe`] of the same request.
+    pub fn call(&self, info: &RequestInfo, path: &str, safe: bool) -> Verdict {
         if !info.is_resource {
             let verb = if info.verb == "head" { "get" } else { &*info.verb };
             let allowed = !is_discovery(verb, path)
                 && verb == "get"
+                && safe
                 && self.may(verb, Target::Path(path), &Scope::cluster(self.cluster));
             return if allowed { Verdict::Allowed(vec!["get"]) } else { Verdict::NoOpinion };
         }
         let Some(verb) = VERBS[..8].iter().find(|verb| **verb == info.verb) else { return Verdict::NoOpinion };
-        let target =
-            Target::Resource { group: &info.api_group, resource: &info.resource, subresource: &info.subresource };
+        let target = Target::Resource {
+            group: &info.api_group,
+            resource: &info.resource,
+            subresource: &info.subresource,
+            safe: safe && !info.below_subresource,
+        };
         let scope = if info.namespace.is_empty() {
             Scope::cluster(self.cluster)
         } else {
@@ -126,7 +140,7 @@ impl Asking<'_> {
     }
 
     fn may_on(&self, verb: &str, group: &str, resource: &str, scope: &Scope) -> bool {
-        self.may(verb, Target::Resource { group, resource, subresource: "" }, scope)
+        self.may(verb, Target::Resource { group, resource, subresource: "", safe: true }, scope)
     }
 
     fn may(&self, verb: &str, target: Target<'_>, scope: &Scope) -> bool {
@@ -138,8 +152,6 @@ impl Asking<'_> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-
-    use http::Method;
 
     use super::*;
     use crate::rbac::{
@@ -173,16 +185,24 @@ mod tests {
         of.iter().enumerate().map(assignment).collect()
     }
 
-    fn decide(policy: &Policy, method: &Method, target: &str) -> Verdict {
+    fn decide(policy: &Policy, method: &Method, target: &str, upgrade: bool) -> Verdict {
         let (path, query) = target.split_once('?').map_or((target, None), |(p, q)| (p, Some(q)));
         let info = RequestInfo::parse(method, path, query);
         let cluster = CLUSTER.parse().unwrap();
         let principals = [user_key("ann")];
-        Asking { policy, principals: &principals, cluster: &cluster, now: 0 }.call(&info, path)
+        Asking { policy, principals: &principals, cluster: &cluster, now: 0 }.call(
+            &info,
+            path,
+            is_safe(method, upgrade),
+        )
     }
 
     fn verbs(policy: &Policy, method: &Method, target: &str) -> String {
-        match decide(policy, method, target) {
+        verbs_of(decide(policy, method, target, false))
+    }
+
+    fn verbs_of(verdict: Verdict) -> String {
+        match verdict {
             Verdict::Allowed(verbs) => verbs.join(" "),
             Verdict::NoOpinion => "-".to_owned(),
         }
@@ -210,6 +230,34 @@ mod tests {
         ] {
             assert_eq!(verbs(&policy, method, target), expected, "{method} {target}");
         }
+    }
+
+    #[test]
+    fn upgrade_is_not_allowed_by_the_right_to_read() {
+        let reader = policy(&[("*/read", "")]);
+        let writer = policy(&[("*/write", "")]);
+        let kubevirt = "/apis/subresources.kubevirt.io/v1/namespaces/n/virtualmachineinstances/x";
+        for (target, read, read_by_upgrade, write_by_upgrade) in [
+            (format!("{kubevirt}/console"), "-", "-", "get"),
+            (kubevirt.to_owned(), "get", "-", "get"),
+            (format!("{kubevirt}/status"), "get", "-", "get"),
+            (format!("{kubevirt}/status/console"), "-", "-", "get"),
+            ("/api/v1/namespaces/n/pods/p/log".to_owned(), "get", "-", "get"),
+            ("/api/v1/namespaces/n/pods/p/log/x".to_owned(), "-", "-", "get"),
+            ("/api/v1/namespaces/n/pods/p/attach".to_owned(), "-", "-", "get create"),
+            ("/api/v1/namespaces/n/services/s/proxy/a/b".to_owned(), "-", "-", "get create"),
+            ("/api/v1/namespaces/n/pods?watch=1".to_owned(), "watch", "-", "watch"),
+            ("/metrics".to_owned(), "get", "-", "-"),
+        ] {
+            let decided = |policy, upgrade| verbs_of(decide(policy, &Method::GET, &target, upgrade));
+            assert_eq!(decided(&reader, false), read, "{target}");
+            assert_eq!(decided(&reader, true), read_by_upgrade, "{target}, upgraded");
+            assert_eq!(decided(&writer, true), write_by_upgrade, "{target}, upgraded by a writer");
+        }
+        // Its verb is `watch`.
+        let watch = "/apis/example.com/v1/watch/namespaces/n/widgets/w";
+        assert_eq!(verbs(&reader, &Method::GET, watch), "watch");
+        assert_eq!(verbs(&reader, &Method::POST, watch), "-");
     }
 
     #[test]

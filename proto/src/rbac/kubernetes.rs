@@ -20,6 +20,9 @@ pub enum Target<'a> {
         resource: &'a str,
         /// Empty, or such as `log`.
         subresource: &'a str,
+        /// Whether the request can be one that only reads ([`super::call::is_safe`]). Another one is no reading, whatever its
+        /// verb is.
+        safe: bool,
     },
     /// Anything else, by path: `/healthz`.
     Path(&'a str),
@@ -37,7 +40,7 @@ const PATH_BYTES: usize = 253;
 /// Kubernetes allows is no name either: every pattern of a role is compared with it.
 pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
     let name = match target {
-        Target::Resource { group, resource, subresource } => {
+        Target::Resource { group, resource, subresource, safe } => {
             let fits = group.len() <= GROUP_BYTES && resource.len().max(subresource.len()) <= RESOURCE_BYTES;
             if !(fits && is_name(resource) && [group, subresource].iter().all(|name| name.is_empty() || is_name(name)))
             {
@@ -45,11 +48,13 @@ pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
             }
             let does = if resource == "pods" && subresource == "exec" {
                 "exec/action"
-            } else if CONNECTS.contains(&subresource) {
-                operation(verb)?;
-                "write"
             } else {
-                operation(verb)?
+                match operation(verb)? {
+                    "read" if !safe || !is_read(group, resource, subresource) => "write",
+                    // A proxy hands on any method, and may read it in a way of its own.
+                    "delete" if CONNECTS.contains(&subresource) => "write",
+                    does => does,
+                }
             };
             if is_custom(group) {
                 let one = Action::new(&format!("{PREFIX}/{group}/{resource}/{does}"));
@@ -68,6 +73,18 @@ pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
         }
     };
     Some(Action::new(&name))
+}
+
+/// Whether a `get` of this subresource returns data and does nothing else. A closed list: any other subresource may be the
+/// way into a running machine (`virtualmachineinstances/console` of KubeVirt), so a `get` of it needs the right to write.
+/// Kubernetes itself gives every custom resource `status` and `scale`, and no other subresource.
+fn is_read(group: &str, resource: &str, subresource: &str) -> bool {
+    match (group, resource, subresource) {
+        (_, _, "" | "status" | "scale")
+        | ("", "pods", "log" | "ephemeralcontainers" | "resize")
+        | ("certificates.k8s.io", "certificatesigningrequests", "approval") => true,
+        _ => false,
+    }
 }
 
 /// Whether a group is none of Kubernetes' own, which have no dot or end in `.k8s.io`: a role may name its resources one by
@@ -124,7 +141,11 @@ mod tests {
     use crate::rbac::{Plane, Role, role::RawPermission};
 
     fn resource(verb: &str, group: &str, resource: &str, subresource: &str) -> Option<String> {
-        data_action(verb, Target::Resource { group, resource, subresource })
+        action(verb, Target::Resource { group, resource, subresource, safe: true })
+    }
+
+    fn action(verb: &str, target: Target<'_>) -> Option<String> {
+        data_action(verb, target)
             .map(|action| action.as_str().strip_prefix("microsoft.kubernetes/connectedclusters/").unwrap().to_owned())
     }
 
@@ -168,6 +189,45 @@ mod tests {
     }
 
     #[test]
+    fn get_of_an_unknown_subresource_needs_write() {
+        for (group, kind, sub, action) in [
+            ("subresources.kubevirt.io", "virtualmachineinstances", "console", "virtualmachineinstances/write"),
+            ("subresources.kubevirt.io", "virtualmachineinstances", "vnc", "virtualmachineinstances/write"),
+            ("example.com", "widgets", "log", "widgets/write"),
+            ("apps", "deployments", "approval", "deployments/write"),
+            ("", "nodes", "log", "nodes/write"),
+            ("", "pods", "Log", "pods/write"),
+            ("", "pods", "log", "pods/read"),
+            ("", "pods", "ephemeralcontainers", "pods/read"),
+            ("", "namespaces", "status", "namespaces/read"),
+            ("apps", "deployments", "scale", "deployments/read"),
+            ("example.com", "widgets", "status", "widgets/read"),
+            ("certificates.k8s.io", "certificatesigningrequests", "approval", "certificatesigningrequests/read"),
+        ] {
+            let action = if group.is_empty() { action.to_owned() } else { format!("{group}/{action}") };
+            for verb in ["get", "list", "watch"] {
+                assert_eq!(resource(verb, group, kind, sub), Some(action.clone()), "{verb} {group} {kind} {sub}");
+            }
+        }
+    }
+
+    #[test]
+    fn upgrade_of_any_resource_needs_more_than_read() {
+        for (group, resource, subresource, expected) in [
+            ("", "pods", "", "pods/write"),
+            ("", "pods", "log", "pods/write"),
+            ("", "pods", "exec", "pods/exec/action"),
+            ("apps", "deployments", "status", "apps/deployments/write"),
+            ("example.com", "widgets", "console", "example.com/widgets/write"),
+        ] {
+            for verb in ["get", "list", "watch"] {
+                let target = Target::Resource { group, resource, subresource, safe: false };
+                assert_eq!(action(verb, target).as_deref(), Some(expected), "{verb} {group} {resource} {subresource}");
+            }
+        }
+    }
+
+    #[test]
     fn z5_custom_resources_are_named_one_by_one_or_all_at_once() {
         let role = |listed: &str, excepted: &str| {
             let texts = |text: &str| text.split_whitespace().map(|name| format!("{PREFIX}/{name}")).collect();
@@ -178,8 +238,9 @@ mod tests {
             };
             Role::new("r", &[raw]).unwrap()
         };
-        let asked =
-            |verb, group, resource| data_action(verb, Target::Resource { group, resource, subresource: "" }).unwrap();
+        let asked = |verb, group, resource| {
+            data_action(verb, Target::Resource { group, resource, subresource: "", safe: true }).unwrap()
+        };
         let widgets = asked("list", "example.com", "widgets");
         for (listed, excepted, allowed) in [
             ("example.com/widgets/read", "", true),

@@ -12,7 +12,7 @@ use proto::{
     kubernetes::{RequestInfo, percent_decode},
     rbac::{
         Policy,
-        call::{Asking, Verdict},
+        call::{Asking, Verdict, is_safe},
         principal::principals,
         snapshot::{self, DOCUMENT_BYTES, Document, DocumentError, STATEMENT_TYPE, Signed},
     },
@@ -81,7 +81,7 @@ pub struct Right {
 /// What a right is to.
 enum Of {
     /// The call itself, and the Kubernetes verbs that it is given for it.
-    Call { info: RequestInfo, path: String, verbs: Vec<&'static str> },
+    Call { info: RequestInfo, path: String, safe: bool, verbs: Vec<&'static str> },
     /// Going on as somebody else, whom the cluster's own RBAC then judges.
     Impersonation(Parts),
 }
@@ -149,7 +149,8 @@ impl Authorizer {
         // What is no text names nothing that a role knows.
         let path = String::from_utf8(percent_decode(target.path().as_bytes()).into_owned()).ok()?;
         let info = RequestInfo::parse(&admitted.method, &path, target.query());
-        let right = self.asked_by(identity, Of::Call { info, path, verbs: Vec::new() });
+        let safe = is_safe(&admitted.method, admitted.upgrade.is_some());
+        let right = self.asked_by(identity, Of::Call { info, path, safe, verbs: Vec::new() });
         let verbs = right.decide(now)?;
         Some(Box::new(right.given(verbs)))
     }
@@ -218,7 +219,7 @@ impl Right {
         let asking =
             Asking { policy: &known.policy, principals: &self.principals, cluster: &self.cluster, now: seconds(now) };
         match &self.of {
-            Of::Call { info, path, .. } => match asking.call(info, path) {
+            Of::Call { info, path, safe, .. } => match asking.call(info, path, *safe) {
                 Verdict::Allowed(verbs) => Some(verbs),
                 Verdict::NoOpinion => None,
             },

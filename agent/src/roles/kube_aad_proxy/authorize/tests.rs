@@ -56,12 +56,16 @@ impl Site {
     }
 
     async fn right(&self, target: &'static str) -> Option<Box<Right>> {
+        self.right_to_upgrade(target, None).await
+    }
+
+    async fn right_to_upgrade(&self, target: &'static str, upgrade: Option<&'static str>) -> Option<Box<Right>> {
         let identity = self.jane().await;
         let admitted = Admitted {
             method: Method::GET,
             target: target.parse().unwrap(),
             headers: http::HeaderMap::new(),
-            upgrade: None,
+            upgrade: upgrade.map(http::HeaderValue::from_static),
             content_length: None,
             credential: None,
             asked: None,
@@ -72,6 +76,7 @@ impl Site {
 
 const DEV_PODS: &str = "/api/v1/namespaces/dev/pods";
 const VIEWER: &str = "Azure Arc Kubernetes Viewer";
+const ADMIN: &str = "Azure Arc Kubernetes Cluster Admin";
 
 #[tokio::test]
 async fn z9_calls_are_allowed_by_the_signed_snapshot_and_without_one_by_nothing() {
@@ -90,6 +95,22 @@ async fn z9_calls_are_allowed_by_the_signed_snapshot_and_without_one_by_nothing(
     }
     site.take(&site.sign(&document(2, false, &[(VIEWER, "")]), |_| {})).await.unwrap();
     assert!(site.right(DEV_PODS).await.is_none(), "switched off");
+}
+
+/// A WebSocket is a GET, whose verb is `get`: a viewer got into a virtual machine's console by it.
+#[tokio::test]
+async fn websocket_on_any_subresource_needs_more_than_read() {
+    let site = site();
+    site.take(&site.sign(&document(1, true, &[(VIEWER, "")]), |_| {})).await.unwrap();
+    for target in ["/api/v1/namespaces/dev/pods/p", "/api/v1/namespaces/dev/pods/p/log", DEV_PODS] {
+        assert!(site.right(target).await.is_some(), "{target}");
+        for protocol in ["websocket", "SPDY/3.1"] {
+            assert!(site.right_to_upgrade(target, Some(protocol)).await.is_none(), "{protocol} {target}");
+        }
+    }
+    site.take(&site.sign(&document(2, true, &[(ADMIN, "")]), |_| {})).await.unwrap();
+    let console = "/apis/subresources.kubevirt.io/v1/namespaces/dev/virtualmachineinstances/x/console";
+    assert_eq!(site.right_to_upgrade(console, Some("websocket")).await.unwrap().verbs(), ["get"]);
 }
 
 /// A hostile gateway can leave snapshots out, and no more.
@@ -142,7 +163,6 @@ async fn z9_a_withdrawn_right_ends_what_it_allowed() {
 /// A watch as somebody else outlived the assignment that had allowed it, until its token ended.
 #[tokio::test]
 async fn z9_a_withdrawn_right_to_impersonate_ends_what_goes_on_as_somebody_else() {
-    const ADMIN: &str = "Azure Arc Kubernetes Cluster Admin";
     let site = site();
     let jane = site.jane().await;
     let as_user = Asked { user: "jim".to_owned(), uid: None, groups: vec!["devs".to_owned()], extra: [].into() };
