@@ -140,6 +140,26 @@ async fn attack_i3_i4_unknown_and_misspelt_identity_headers_reach_nobody() {
 }
 
 #[tokio::test]
+async fn asked_names_of_any_alphabet_are_reviewed_and_arrive() {
+    let apiserver = Apiserver::start(reviewing(|_| true)).await;
+    let harness = Harness::new(apiserver.access()).await;
+    let asked = [
+        ("impersonate-user", "j\u{f6}rg"),
+        ("impersonate-group", "D\u{e9}veloppeurs"),
+        ("impersonate-extra-my_key", "v"),
+        ("x_custom", "1"),
+    ];
+    assert_eq!(harness.get("/api", &asked).await.status, 200);
+    let raw = apiserver.requests();
+    let named = |at: usize| review_of(&raw[at])["spec"]["resourceAttributes"]["name"].as_str().unwrap().to_owned();
+    assert_eq!([named(0), named(1), named(2)], ["j\u{f6}rg", "D\u{e9}veloppeurs", "v"]);
+    assert_eq!(lines(&raw[3], "impersonate-user"), ["j\u{f6}rg"]);
+    assert_eq!(lines(&raw[3], "impersonate-group"), ["D\u{e9}veloppeurs"]);
+    assert_eq!(lines(&raw[3], "impersonate-extra-my%5fkey"), ["v"], "as the apiserver decodes it");
+    assert_eq!(lines(&raw[3], "x_custom"), ["1"]);
+}
+
+#[tokio::test]
 async fn attack_i5_one_credential_and_never_beside_the_agents() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;

@@ -31,6 +31,8 @@ const CLAIMS: &[&str] = &[
 ];
 /// The same, by prefix.
 const CLAIM_PREFIXES: &[&str] = &["x-remote-", "x-forwarded-", "x-envoy-", "x-ms-client-principal", "x-towline-"];
+/// What the key of an extra stands behind (`kubectl --as-user-extra`).
+const EXTRA: &str = "impersonate-extra-";
 /// Headers of answers that would act on the gateway's origin, which all clusters with a path address share: what a browser
 /// stores for it, where it reports on it, and what a cluster's scripts may do outside of the cluster's own path.
 const ORIGIN: &[&str] = &[
@@ -69,11 +71,8 @@ pub fn check(version: Version, headers: &HeaderMap) -> Result<(), Refusal> {
     if size > limits::HEADER_LIST_BYTES {
         return Err(too_large("header bytes", limits::HEADER_LIST_BYTES));
     }
-    for name in headers.keys() {
-        // Some servers read `impersonate_user` as `impersonate-user` (attack I4).
-        if name.as_str().contains('_') {
-            return Err(bad("a header name has an underscore"));
-        }
+    if headers.keys().any(|name| is_disguised(name.as_str())) {
+        return Err(bad("a header name is another spelling of one that proxies and servers act on"));
     }
     if headers.contains_key(header::TRANSFER_ENCODING) {
         if version != Version::HTTP_11 {
@@ -92,6 +91,24 @@ pub fn check(version: Version, headers: &HeaderMap) -> Result<(), Refusal> {
         return Err(bad("Content-Length is there twice"));
     }
     Ok(())
+}
+
+/// Whether some server behind us could take this name for one that is not the caller's to set: CGI and its successors read
+/// `impersonate_user` as `impersonate-user`, and some read a dot in the same way (attack I4). The apiserver takes such names,
+/// as does what it proxies to, so all others go on. The key of an extra is the caller's, and keeps its characters.
+fn is_disguised(name: &str) -> bool {
+    if !name.contains(['_', '.']) || name.starts_with(EXTRA) {
+        return false;
+    }
+    let dashed = name.replace(['_', '.'], "-");
+    is_claim(&dashed)
+        || dashed.starts_with("impersonate")
+        || exchange::is_hop_by_hop(&dashed)
+        || ["authorization", "host", "content-length", "expect"].contains(&&*dashed)
+}
+
+fn is_claim(name: &str) -> bool {
+    CLAIMS.contains(&name) || CLAIM_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The protocol that the request wants to change to, if it does and may. The body of such a request must be empty.
@@ -124,8 +141,7 @@ pub fn strip_request(headers: &mut HeaderMap, upgrade: bool) {
     // The one hop-by-hop name that an upgrade keeps; the client's other names in `Connection` do not count.
     exchange::strip_hop_by_hop(headers, upgrade);
     exchange::remove_where(headers, |name| {
-        CLAIMS.contains(&name)
-            || CLAIM_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        is_claim(name)
             // Answered here already, by the server library.
             || name == header::EXPECT.as_str()
             || (upgrade && name == header::CONTENT_LENGTH.as_str())
@@ -138,14 +154,21 @@ pub fn impersonation(headers: &mut HeaderMap) -> Result<Option<HeaderValue>, Ref
     let refuse = |why| Refusal::new(Stage::Authorize, Kind::Impersonation(why));
     let mut any = false;
     for (name, value) in headers.iter() {
-        let Some(rest) = name.as_str().strip_prefix("impersonate-") else { continue };
+        let name = name.as_str();
+        if !name.starts_with("impersonate-") {
+            continue;
+        }
         any = true;
-        let known =
-            matches!(rest, "user" | "group" | "uid") || rest.strip_prefix("extra-").is_some_and(|k| !k.is_empty());
+        let known = matches!(name, "impersonate-user" | "impersonate-group" | "impersonate-uid")
+            || name.strip_prefix(EXTRA).is_some_and(|key| !key.is_empty());
         if !known {
             return Err(refuse("the request has an Impersonate- header that is not understood"));
         }
-        let fine = !value.is_empty() && value.len() <= 1024 && value.to_str().is_ok_and(|text| text.trim() == text);
+        // Clients send names as UTF-8, whatever their alphabet.
+        let fine = !value.is_empty()
+            && value.len() <= 1024
+            && std::str::from_utf8(value.as_bytes())
+                .is_ok_and(|text| text.trim() == text && !text.chars().any(char::is_control));
         if !fine {
             return Err(refuse("the request has an Impersonate- header with an empty or malformed value"));
         }
@@ -189,7 +212,7 @@ mod tests {
 
     #[test]
     fn impersonation_is_whole_or_refused() {
-        let fine = [("impersonate-user", "a"), ("impersonate-group", "g"), ("impersonate-extra-x%2fy", "v")];
+        let fine = [("impersonate-user", "a"), ("impersonate-group", "g"), ("impersonate-extra-x%2fy_z", "v")];
         assert_eq!(impersonation(&mut map(&fine)).unwrap().unwrap(), "a");
         assert!(impersonation(&mut map(&[])).unwrap().is_none());
         for bad in [
@@ -201,6 +224,48 @@ mod tests {
             &[("impersonate-user", "a"), ("impersonate-uid", " ")],
         ] {
             assert!(impersonation(&mut map(bad)).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn impersonated_name_of_any_alphabet_goes_on_and_other_bytes_do_not() {
+        let user = |value: &[u8]| {
+            let mut headers = HeaderMap::new();
+            headers.append("impersonate-user", HeaderValue::from_bytes(value).unwrap());
+            impersonation(&mut headers)
+        };
+        for fine in ["j\u{f6}rg", "D\u{e9}veloppeurs", "\u{5f20}\u{4e09}"] {
+            assert_eq!(user(fine.as_bytes()).unwrap().unwrap().as_bytes(), fine.as_bytes());
+        }
+        for bad in [&b"j\xf6rg"[..], b"\xff", "\u{a0}jane".as_bytes(), "jane\u{3000}".as_bytes(), "a\u{85}b".as_bytes()]
+        {
+            assert!(user(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn name_with_an_underscore_goes_on_unless_it_disguises_another() {
+        for fine in ["my_key", "x_request_id", "a__b", "x.y_z", "impersonate-extra-my_key", "impersonate-extra-a.b_c"] {
+            assert!(check(Version::HTTP_11, &map(&[(fine, "v")])).is_ok(), "{fine}");
+        }
+        for bad in [
+            "impersonate_user",
+            "impersonate-extra_key",
+            "impersonate_extra-key",
+            "impersonate.user",
+            "x_remote_user",
+            "x-remote_extra-a",
+            "x.remote.user",
+            "x-forwarded_for",
+            "x_ms_client_principal_name",
+            "x-towline_request-id",
+            "transfer_encoding",
+            "content_length",
+            "proxy_authorization",
+            "front_end_https",
+            "x_http_method_override",
+        ] {
+            assert!(check(Version::HTTP_11, &map(&[(bad, "v")])).is_err(), "{bad}");
         }
     }
 

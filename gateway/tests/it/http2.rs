@@ -48,6 +48,22 @@ async fn what_http1_refuses_is_refused_over_http2() {
     agent.nothing().await;
 }
 
+#[tokio::test]
+async fn names_of_any_alphabet_and_underscores_arrive_over_http2() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut sender = client(&world).await.ready().await.unwrap();
+    let name = http::HeaderValue::from_bytes("j\u{f6}rg".as_bytes()).unwrap();
+    let asked = request(&at("a", "/x"), &token).header("impersonate-user", name);
+    let asked = asked.header("impersonate-extra-my_key", "v").header("x_custom", "1");
+    let (_response, _) = sender.send_request(asked.body(()).unwrap(), true).unwrap();
+    let headers = agent.next().await.head.headers;
+    for (name, expected) in [("impersonate-user", "j\u{f6}rg"), ("impersonate-extra-my_key", "v"), ("x_custom", "1")] {
+        assert_eq!(headers[name].as_bytes(), expected.as_bytes(), "{name}");
+    }
+}
+
 /// What a client sends first: the preface and empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const GOAWAY: u8 = 7;

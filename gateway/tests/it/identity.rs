@@ -90,6 +90,35 @@ async fn impersonation_is_passed_whole_or_refused() {
     assert_eq!(world.audit().await[0]["impersonated_user"], "bob");
 }
 
+/// `kubectl --as jörg --as-group Développeurs --as-user-extra my_key=v`, as client-go writes it, and a header of what is
+/// proxied to.
+#[tokio::test]
+async fn names_of_any_alphabet_and_underscores_arrive() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    let lines = "Impersonate-User: j\u{f6}rg\r\nImpersonate-Group: D\u{e9}veloppeurs\r\nImpersonate-Extra-My_key: v\r\n\
+        X_Custom: 1\r\n";
+    user.send(get(&at("a", "/x"), &token, lines)).await;
+    let arrived = agent.next().await;
+    let bytes = |name: &str| arrived.head.headers.get(name).map(|value| value.as_bytes().to_vec());
+    assert_eq!(bytes("impersonate-user").unwrap(), "j\u{f6}rg".as_bytes());
+    assert_eq!(bytes("impersonate-group").unwrap(), "D\u{e9}veloppeurs".as_bytes());
+    assert_eq!(bytes("impersonate-extra-my_key").unwrap(), b"v");
+    assert_eq!(bytes("x_custom").unwrap(), b"1");
+    arrived.answer(200, &[], "").await;
+    user.answer().await;
+    for lines in ["Impersonate_User: bob\r\n", "X.Remote.User: bob\r\n", "Transfer_Encoding: chunked\r\n"] {
+        let mut user = world.user().await;
+        user.send(get(&at("a", "/x"), &token, lines)).await;
+        assert_eq!(user.answer().await.status, 400, "{lines}");
+    }
+    agent.nothing().await;
+    world.quiet().await;
+    assert_eq!(world.audit().await[0]["impersonated_user"], "j\u{f6}rg");
+}
+
 /// Attack I5.
 #[tokio::test]
 async fn exactly_one_credential_is_taken() {

@@ -23,6 +23,9 @@ const NAME_BYTES: usize = 1024;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
+/// What the key of an extra stands behind (`kubectl --as-user-extra`).
+const EXTRA: &str = "impersonate-extra-";
+
 /// Names a subprotocol that carries a token (Kubernetes' way for browsers, which cannot set headers).
 const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
@@ -151,7 +154,11 @@ enum Fate {
 impl Fate {
     fn of(name: &str) -> Result<Self, Refusal> {
         check_name(name)?;
-        Ok(match name {
+        Ok(Self::of_plain(name))
+    }
+
+    fn of_plain(name: &str) -> Self {
+        match name {
             "authorization" => Self::Credential,
             "sec-websocket-protocol" => Self::Protocol,
             "content-length" => Self::Length,
@@ -163,7 +170,7 @@ impl Fate {
                 Self::Ends
             }
             _ => Self::Passes,
-        })
+        }
     }
 }
 
@@ -259,14 +266,20 @@ fn within_limits(headers: &HeaderMap) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// `Impersonate_User` is `Impersonate-User` to some servers (attack I4): only letters, digits, `-` and `.` go on, and
-/// `%` in the one family that has encoded keys.
+/// Letters, digits, `-`, `.` and `_` go on. Some servers read `Impersonate_User` as `Impersonate-User`, and some read a dot in
+/// the same way, so no name may become one that is more than the caller's own by that (attack I4). The key of an extra is the
+/// caller's own, in any character of a header name: clients encode no others.
 fn check_name(name: &str) -> Result<(), Refusal> {
-    let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.');
-    if !name.bytes().all(|b| fine(b) || (b == b'%' && name.starts_with("impersonate-extra-"))) {
+    if name.starts_with(EXTRA) {
+        return Ok(());
+    }
+    let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
+    if !name.bytes().all(fine) {
         return Err(refuse("a header's name has a character that is not served"));
     }
-    Ok(())
+    let disguised =
+        name.contains(['_', '.']) && !matches!(Fate::of_plain(&name.replace(['_', '.'], "-")), Fate::Passes);
+    if disguised { Err(refuse("a header's name is another spelling of one that servers act on")) } else { Ok(()) }
 }
 
 /// Of upgrades only those of Kubernetes: `SPDY/3.1` and `websocket`. Anything else (`h2c`) is refused, because behind it
@@ -384,11 +397,13 @@ fn admit_asked(headers: &HeaderMap) -> Result<Option<Asked>, Refusal> {
             "impersonate-group" => asked.groups = values,
             other => {
                 let key = other
-                    .strip_prefix("impersonate-extra-")
+                    .strip_prefix(EXTRA)
                     .filter(|key| !key.is_empty())
                     .ok_or_else(|| refuse("an Impersonate-* header is not known"))?;
-                let key =
-                    String::from_utf8(percent_decode(key.as_bytes()).into_owned()).ok().map(|key| key.to_lowercase());
+                // In lower case as far as a header's name is: Kubernetes lowers before it decodes.
+                let key = String::from_utf8(percent_decode(key.as_bytes()).into_owned())
+                    .ok()
+                    .map(|key| key.to_ascii_lowercase());
                 let key = key
                     .filter(|key| !key.is_empty() && key.len() <= NAME_BYTES && !key.chars().any(char::is_control))
                     .ok_or_else(|| refuse("an Impersonate-Extra-* header's key cannot be decoded"))?;

@@ -117,12 +117,51 @@ fn attack_i3_unknown_impersonation_headers_are_refused() {
 
 #[test]
 fn attack_i4_odd_header_names_are_refused() {
-    for name in
-        ["impersonate_user", "x_remote_user", "x-forwarded_for", "impersonate~user", "imp!ersonate-user", "a%2db"]
-    {
+    for name in [
+        "impersonate_user",
+        "impersonate-extra_key",
+        "impersonate.user",
+        "x_remote_user",
+        "x.remote.user",
+        "x-forwarded_for",
+        "transfer_encoding",
+        "content_length",
+        "sec_websocket_protocol",
+        "proxy_authorization",
+        "impersonate~user",
+        "imp!ersonate-user",
+        "a%2db",
+    ] {
         assert_eq!(code(get(&[(name, "admin")])), 400, "{name}");
         assert_eq!(code(get(&[(name, "admin"), ("connection", name)])), 400, "{name}, which Connection names");
     }
+}
+
+#[test]
+fn name_with_an_underscore_goes_on() {
+    let admitted = get(&[("my_key", "1"), ("x_request_id", "2"), ("a.b_c", "3")]).unwrap();
+    assert_eq!(
+        admitted.headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(),
+        ["my_key", "x_request_id", "a.b_c"]
+    );
+}
+
+/// `kubectl --as jörg --as-group Développeurs --as-user-extra my_key=v`: client-go sends values as UTF-8, and keys as they
+/// are where a header name may have their characters.
+#[test]
+fn asked_names_of_any_alphabet_arrive() {
+    let asked = get(&[
+        ("impersonate-user", "j\u{f6}rg"),
+        ("impersonate-group", "D\u{e9}veloppeurs"),
+        ("impersonate-extra-my_key", "v"),
+        ("impersonate-extra-a!b~c", "v"),
+        ("impersonate-extra-%c3%84rger", "\u{df}"),
+    ])
+    .unwrap()
+    .asked
+    .unwrap();
+    assert_eq!((asked.user.as_str(), asked.groups.as_slice()), ("j\u{f6}rg", &["D\u{e9}veloppeurs".to_owned()][..]));
+    assert_eq!(asked.extra.keys().map(String::as_str).collect::<Vec<_>>(), ["a!b~c", "my_key", "\u{c4}rger"]);
 }
 
 #[test]
