@@ -44,6 +44,7 @@ use proto::{
     ids::RequestId,
     rbac::{
         Action, Plane, Scope,
+        policy::Asker,
         principal::{group_key, principals},
     },
     token::Identity,
@@ -74,6 +75,8 @@ const CORRELATION_ID: HeaderName = HeaderName::from_static("x-ms-correlation-req
 const CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-ms-client-request-id");
 /// and whether it wants that back.
 const RETURN_CLIENT_REQUEST_ID: &str = "x-ms-return-client-request-id";
+/// Bytes of a query at most: of a filter, and of the place where a list goes on.
+const QUERY_BYTES: usize = 16 * 1024;
 /// Characters of a client's own id at most.
 const CLIENT_ID: usize = 128;
 
@@ -229,6 +232,12 @@ impl Call<'_> {
         directory.decide_below(self.caller.principals(), &Action::new(action), scope, self.now_ms / 1000)
     }
 
+    /// One question about many scopes.
+    pub fn asker(&self, action: &str) -> Asker<'_> {
+        let directory = &self.snapshot.directory;
+        directory.asker(self.caller.principals(), Plane::Control, Action::new(action), self.now_ms / 1000)
+    }
+
     /// The refusal of an action at a scope.
     pub fn forbidden(&self, action: &str, scope: &str) -> ApiError {
         ApiError::forbidden(self.caller.name(), self.caller.object_id(), action, scope)
@@ -341,6 +350,10 @@ where
         return reads.then_some(open).ok_or_else(only_read);
     }
     let query = parts.uri.query().map(str::to_owned);
+    if query.as_ref().is_some_and(|query| query.len() > QUERY_BYTES) {
+        let message = format!("The query has more than {QUERY_BYTES} bytes.");
+        return Err(ApiError::of(StatusCode::URI_TOO_LONG, "InvalidUri", message));
+    }
     let credential =
         Credential::take(&mut parts.headers, query.as_deref()).map_err(|error| refused(control, &error))?;
     let now = SystemTime::now();
@@ -385,7 +398,7 @@ where
         (Route::ServicePrincipals(question), _) => service_principals::serve(&call, question, body).await,
         (Route::Sessions(id), _) => {
             body::discard(body).await?;
-            sessions::serve(&call, id.as_deref())
+            sessions::serve(&call, id.as_deref()).await
         }
         (Route::Action(id, action), _) => write::act(&call, id, action, body).await,
         (Route::Register { subscription, namespace, registered }, _) => {

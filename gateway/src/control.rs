@@ -200,9 +200,20 @@ impl Control {
                 return Ok(true);
             }
         };
-        let mut directory = Directory::clone(&known);
-        directory.apply(&changes);
-        self.publish(directory);
+        // A role that changes is given anew wherever it is assigned.
+        let applied = tokio::task::spawn_blocking(move || {
+            let mut directory = Directory::clone(&known);
+            directory.apply(&changes);
+            directory
+        });
+        match applied.await {
+            Ok(directory) => self.publish(directory),
+            // What was not taken is read again.
+            Err(error) => {
+                tracing::error!(%error, "changes of the store could not be taken");
+                return Ok(false);
+            }
+        }
         Ok(true)
     }
 

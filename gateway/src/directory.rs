@@ -2,17 +2,18 @@
 //! Immutable when shared; a change makes another one, which shares what did not change. No SQL on the path of a request.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, OnceLock},
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
 };
 
 use proto::{
     ids::{ClusterId, ClusterKey},
     rbac::{
         Action, Assignment, Denied, Plane, Policy, Role, Scope,
+        policy::Asker,
         principal::{group_key, user_key},
         role::built_in,
-        snapshot::Document,
+        snapshot::{Document, RawAssignment, bytes_of, is_built_in, is_told},
     },
 };
 
@@ -35,17 +36,51 @@ pub struct Directory {
     roles: HashMap<String, Vec<Definition>>,
     /// Kept assignments by key: a role that changes, comes or goes changes what they give.
     assignments: Shards<String, Kept>,
+    /// Their keys by the cluster that they are at or below, else by their scope; and by their role.
+    at: Index,
+    of_role: Index,
+    /// Of the configuration; they are not kept.
+    owners: Arc<[Assignment]>,
     policy: Arc<Policy>,
     /// Identities of clusters that were deleted, by their object ids.
     deleted: Shards<String, ()>,
     /// The revision of the last change of what decides, and by cluster or scope where that is known.
     decided: Decided,
-    /// Made when somebody asks, for this moment only.
-    places: Arc<OnceLock<Places>>,
 }
 
-/// Assignments by the cluster that they are at or below, else by their scope.
-type Places = HashMap<Box<str>, Vec<Assignment>>;
+/// Keys by what they have in common.
+#[derive(Clone, Default)]
+struct Index(Shards<Box<str>, Arc<BTreeSet<Box<str>>>>);
+
+impl Index {
+    fn add(&mut self, what: &str, key: &str) {
+        // Taken out, so that nothing is copied unless another directory shares it.
+        let mut keys = self.0.remove(what).unwrap_or_default();
+        Arc::make_mut(&mut keys).insert(key.into());
+        self.0.insert(what.into(), keys);
+    }
+
+    fn remove(&mut self, what: &str, key: &str) {
+        let Some(mut keys) = self.0.remove(what) else { return };
+        Arc::make_mut(&mut keys).remove(key);
+        if !keys.is_empty() {
+            self.0.insert(what.into(), keys);
+        }
+    }
+
+    fn of<'a>(&'a self, what: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+        self.0.get(what).into_iter().flat_map(|keys| keys.iter()).map(|key| &**key)
+    }
+}
+
+/// What is at exactly one scope, and what that takes of the document of each cluster there and below.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Assignments.
+    pub assignments: usize,
+    /// Bytes of those that say something about calls to a cluster, and of the custom roles that they name.
+    pub bytes: usize,
+}
 
 /// Identities that are remembered as deleted at most. Who is not among them is told nothing, and asks again.
 pub const DELETED: u32 = 100_000;
@@ -103,24 +138,22 @@ struct Kept {
 impl Directory {
     /// One that begins with owners: principals that have the role Owner everywhere, by the configuration.
     pub fn with_owners(owners: &[String]) -> Self {
-        let owner = built_in().iter().find(|role| role.name == "Owner").map(|role| Arc::clone(&role.role));
-        let mut directory = Self::default();
-        for id in owners {
-            let Some(role) = owner.clone() else { break };
-            Arc::make_mut(&mut directory.policy).insert(Assignment {
+        let owner = built_in().iter().find(|role| role.name == "Owner").map(|role| &role.role);
+        let one = |id: &String| {
+            Some(Assignment {
                 id: "configured".into(),
                 principal: user_key(id).into(),
                 scope: Scope::root(),
-                role,
+                role: Arc::clone(owner?),
                 window: proto::rbac::Window::default(),
-            });
-        }
-        directory
+            })
+        };
+        let owners: Arc<[Assignment]> = owners.iter().filter_map(one).collect();
+        Self { policy: Arc::new(owners.iter().cloned().collect()), owners, ..Self::default() }
     }
 
     /// Takes what is kept, of a time when the newest revision was at least `revision`.
     pub fn load(&mut self, all: &[Stored], revision: i64) {
-        self.places = Arc::default();
         all.iter().for_each(|stored| self.put(stored));
         self.revision = self.revision.max(revision);
         self.decided.everywhere(self.revision);
@@ -156,7 +189,6 @@ impl Directory {
 
     /// Takes changes, oldest first.
     pub fn apply(&mut self, changes: &[Change]) {
-        self.places = Arc::default();
         for change in changes {
             match change {
                 Change::Put(stored) => self.put(stored),
@@ -199,7 +231,10 @@ impl Directory {
             self.decided_by(&stored.key, stored.revision);
             self.forget(&stored.key);
             if let Some(kept) = kept(stored) {
-                self.decided.at(&place(&kept.scope), stored.revision);
+                let at = place(&kept.scope);
+                self.decided.at(&at, stored.revision);
+                self.at.add(&at, &stored.key);
+                self.of_role.add(&kept.role, &stored.key);
                 self.assignments.insert(stored.key.clone(), kept);
                 self.give(&stored.key);
             }
@@ -249,16 +284,23 @@ impl Directory {
     fn give(&mut self, key: &str) {
         let Some(kept) = self.assignments.get(key) else { return };
         // A role that is not there, or not assignable there (any more), gives nothing.
-        let Some(role) = self.role_at(&kept.role, &kept.scope) else { return };
-        for principal in &kept.principals {
-            Arc::make_mut(&mut self.policy).insert(Assignment {
+        for given in self.given(key, kept) {
+            Arc::make_mut(&mut self.policy).insert(given);
+        }
+    }
+
+    /// What a kept assignment gives.
+    fn given<'a>(&self, key: &'a str, kept: &'a Kept) -> impl Iterator<Item = Assignment> + use<'a> {
+        let role = self.role_at(&kept.role, &kept.scope);
+        kept.principals.iter().filter_map(move |principal| {
+            Some(Assignment {
                 id: key.into(),
                 principal: Arc::clone(principal),
                 scope: kept.scope.clone(),
-                role: Arc::clone(&role),
+                role: role.clone()?,
                 window: kept.window,
-            });
-        }
+            })
+        })
     }
 
     fn take_back(policy: &mut Arc<Policy>, key: &str, kept: &Kept) {
@@ -269,20 +311,73 @@ impl Directory {
 
     fn forget(&mut self, key: &str) {
         if let Some(kept) = self.assignments.remove(key) {
+            self.at.remove(&place(&kept.scope), key);
+            self.of_role.remove(&kept.role, key);
             Self::take_back(&mut self.policy, key, &kept);
         }
     }
 
     /// Gives all assignments of a role anew.
     fn regive(&mut self, guid: &str) {
-        let of_role: Vec<String> =
-            self.assignments.iter().filter(|(_, kept)| kept.role == guid).map(|(key, _)| key.clone()).collect();
+        let of_role: Vec<String> = self.of_role.of(guid).map(str::to_owned).collect();
         for key in of_role {
             if let Some(kept) = self.assignments.get(&key) {
                 Self::take_back(&mut self.policy, &key, kept);
             }
             self.give(&key);
         }
+    }
+
+    /// What is at exactly this scope, if the role of its GUID were as `replaced` says.
+    pub fn held_at(&self, scope: &Scope, replaced: Option<&Role>) -> Held {
+        let (mut held, mut roles) = (Held::default(), HashSet::new());
+        for (key, kept) in self.kept_around(&place(scope)).filter(|(_, kept)| kept.scope == *scope) {
+            held.assignments += 1;
+            for given in self.given(key, kept) {
+                held.bytes += told_bytes(&given, replaced, &mut roles);
+            }
+        }
+        held
+    }
+
+    /// What is at each scope where a custom role is assigned, if it were as `role` says.
+    pub fn held_with(&self, role: &Role) -> Vec<(Scope, Held)> {
+        let kept = self.of_role.of(role.id()).filter_map(|key| self.assignments.get(key));
+        let scopes: BTreeSet<&Scope> = kept.map(|kept| &kept.scope).collect();
+        scopes.into_iter().map(|scope| (scope.clone(), self.held_at(scope, Some(role)))).collect()
+    }
+
+    /// Bytes that another assignment of this role would take at the scope.
+    pub fn bytes_of_another(
+        &self,
+        principals: &[String],
+        scope: &Scope,
+        role: &Arc<Role>,
+        window: proto::rbac::Window,
+    ) -> usize {
+        // A role that is named there already is there once.
+        let named = self.kept_around(&place(scope)).any(|(_, kept)| kept.scope == *scope && kept.role == role.id());
+        let mut roles = HashSet::new();
+        if named {
+            roles.insert(role.id().to_owned());
+        }
+        let one = |principal: &String| Assignment {
+            id: "".into(),
+            principal: principal.as_str().into(),
+            scope: scope.clone(),
+            role: Arc::clone(role),
+            window,
+        };
+        principals.iter().map(|principal| told_bytes(&one(principal), None, &mut roles)).sum()
+    }
+
+    /// How many custom roles may be assigned at exactly this scope.
+    pub fn roles_at(&self, scope: &Scope) -> usize {
+        self.roles.values().flatten().filter(|definition| definition.assignable.contains(scope)).count()
+    }
+
+    fn kept_around<'a>(&'a self, place: &str) -> impl Iterator<Item = (&'a str, &'a Kept)> + use<'a> {
+        self.at.of(place).filter_map(|key| Some((key, self.assignments.get(key)?)))
     }
 
     /// The newest revision that is in it.
@@ -337,7 +432,7 @@ impl Directory {
 
     /// Whether an assignment names a role.
     pub fn is_assigned(&self, guid: &str) -> bool {
-        self.assignments.values().any(|kept| kept.role == guid)
+        self.of_role.of(guid).next().is_some()
     }
 
     /// The key of the assignment of the same role to the same principal at the same scope.
@@ -357,29 +452,43 @@ impl Directory {
         scope: &Scope,
         now: i64,
     ) -> Result<(), Denied> {
-        self.policy.decide(principals, plane, action, scope, now).map(drop)
+        let decided = self.policy.decide(principals, plane, action, scope, now).map(drop);
+        if let Err(Denied::Exhausted(why)) = &decided {
+            tracing::warn!(%scope, ?action, %why, "a decision was denied; make the roles that are assigned there smaller");
+        }
+        decided
     }
 
     /// What the agent of a cluster decides by, where it is told to ask roles and assignments. `revision` is this moment's.
     pub fn document(&self, cluster: &ClusterId) -> Document {
-        let places = self.places.get_or_init(|| {
-            let mut places = Places::new();
-            for assignment in self.policy.iter() {
-                places.entry(place(&assignment.scope)).or_default().push(assignment.clone());
-            }
-            places
-        });
         let decides = self.clusters.get(&cluster.key()).is_some_and(|cluster| cluster.wanted.azure_rbac);
         let scope = Scope::cluster(cluster);
-        let around = scope.with_parents().filter_map(|at| places.get(at)).flatten();
         // Where they decide nothing, nobody need know them.
-        Document::new(cluster, self.revision, decides, around.filter(|_| decides))
+        let places = scope.with_parents().filter(|_| decides);
+        let kept = places.flat_map(|at| self.kept_around(at)).flat_map(|(key, kept)| self.given(key, kept));
+        let around: Vec<Assignment> = kept.chain(self.owners.iter().filter(|_| decides).cloned()).collect();
+        Document::new(cluster, self.revision, decides, &around)
+    }
+
+    /// One question about many scopes.
+    pub fn asker<'a>(&'a self, principals: &[String], plane: Plane, action: Action, now: i64) -> Asker<'a> {
+        self.policy.asker(principals, plane, action, now)
     }
 
     /// Whether one of the principals may do this at some place below.
     pub fn decide_below(&self, principals: &[String], action: &Action, scope: &Scope, now: i64) -> bool {
         self.policy.decide_below(principals, Plane::Control, action, scope, now)
     }
+}
+
+/// What an assignment takes of a document; a role, the first time that it is named.
+fn told_bytes(assignment: &Assignment, replaced: Option<&Role>, roles: &mut HashSet<String>) -> usize {
+    let role = replaced.filter(|role| role.id() == assignment.role.id()).unwrap_or(&assignment.role);
+    if !is_told(role) {
+        return 0;
+    }
+    let first = !is_built_in(role) && roles.insert(role.id().to_owned());
+    bytes_of(&RawAssignment::from(assignment)) + if first { role.told_bytes() } else { 0 }
 }
 
 /// The cluster that a scope is at or below, else the scope.

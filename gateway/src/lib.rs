@@ -35,6 +35,7 @@ pub mod accounts;
 pub mod admin;
 pub mod agents;
 pub mod api;
+pub mod aside;
 pub mod config;
 pub mod connectivity;
 pub mod control;

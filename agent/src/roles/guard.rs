@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use proto::{
     agent_api::paths,
     process::{Backoff, Shutdown, random_unit},
-    rbac::snapshot::{DOCUMENT_BYTES, Signed},
+    rbac::snapshot::{DOCUMENT_BYTES, Omitted, Signed},
 };
 
 use super::{Role, health::Reporter, kube_aad_proxy::authorize::Authorizer};
@@ -88,8 +88,21 @@ impl Guard {
             retry_after: None,
         })?;
         tracing::debug!(revision = self.authorizer.revision(), "roles and assignments are known");
+        let warning = signed.omitted.as_ref().map(warning);
+        if let Some(warning) = &warning {
+            tracing::warn!(warning, "the roles of this cluster are not complete");
+        }
+        self.health.running();
+        self.health.warnings(warning.into_iter().collect());
         Ok(Some(etag))
     }
+}
+
+/// What a gateway says that it left out. Nobody has signed it: it makes up no line of a log, and no long one.
+fn warning(omitted: &Omitted) -> String {
+    const CHARS: usize = 1000;
+    let plain = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
+    omitted.to_string().chars().take(CHARS).map(plain).collect()
 }
 
 struct Fault {
@@ -111,5 +124,18 @@ impl Role for Guard {
         Box::pin(async move {
             shutdown.until_draining(self.work()).await;
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_left_out_is_told_in_one_plain_line() {
+        let omitted = Omitted { assignments: 7, scopes: vec!["/a\nERROR \u{202e}x".to_owned(), "y".repeat(100_000)] };
+        let told = warning(&omitted);
+        assert!(told.starts_with("7 role assignments give no right"), "{told}");
+        assert!(told.contains("/a?ERROR ?x") && told.len() <= 1000 && told.bytes().all(|b| (b' '..=b'~').contains(&b)));
     }
 }

@@ -368,7 +368,11 @@ async fn z9_an_allowed_call_is_given_its_verbs_and_nobody_brings_them() {
     claims["sha256"] = json!(snapshot::digest_of(&document));
     let header = json!({"alg": "ES256", "kid": harness.issuer.key().kid, "typ": STATEMENT_TYPE});
     let statement = harness.issuer.mint_with(&header, &claims);
-    harness.authorizer.take(&Signed { document, statement, etag: String::new() }, SystemTime::now()).await.unwrap();
+    harness
+        .authorizer
+        .take(&Signed { document, statement, etag: String::new(), omitted: None }, SystemTime::now())
+        .await
+        .unwrap();
 
     assert_eq!(harness.get("/api/v1/namespaces/dev/pods", &[]).await.status, 200);
     assert_eq!(harness.get("/api/v1/namespaces/dev/secrets", &[]).await.status, 200);

@@ -1,19 +1,42 @@
 //! The roles and assignments that an agent decides calls by (`GET /v1/policy`, feature Z9): the built-in issuer states that
 //! they are right, for that cluster and for an hour. Waits while nothing changes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use http::{StatusCode, header};
-use proto::rbac::snapshot::{self, DOCUMENT_BYTES, STATEMENT_TYPE, Signed};
+use http::StatusCode;
+use proto::{
+    ids::ClusterId,
+    rbac::snapshot::{self, Omitted, STATEMENT_TYPE, Signed},
+};
 use serde_json::json;
 
 use super::{Agent, Call, Reply};
-use crate::api::error::ApiError;
+use crate::{api::error::ApiError, aside::aside, directory::Directory};
 
 /// How long a question waits for news.
 const WAIT: Duration = Duration::from_secs(55);
 /// How long a statement holds. Whoever keeps newer ones from an agent keeps a withdrawn right alive for so long at most.
 const LIFE: Duration = Duration::from_secs(3600);
+
+/// What is told of one moment.
+struct Told {
+    document: String,
+    digest: String,
+    etag: String,
+    omitted: Option<Omitted>,
+}
+
+/// Puts together what concerns a cluster. What does not fit is left out, so that all else arrives, withdrawals first of all.
+async fn told(directory: Arc<Directory>, cluster: &ClusterId) -> Result<Told, ApiError> {
+    let cluster = cluster.clone();
+    let made = aside(move || {
+        let mut document = directory.document(&cluster);
+        let (omitted, etag) = (document.fit(), document.etag());
+        let document = serde_json::to_string(&document)?;
+        Ok::<_, serde_json::Error>(Told { digest: snapshot::digest_of(&document), document, etag, omitted })
+    });
+    made.await.map_err(ApiError::internal)?.map_err(ApiError::internal)
+}
 
 /// The answer.
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
@@ -25,36 +48,30 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let mut decided = call.control.decided();
     let until = tokio::time::Instant::now() + WAIT;
     let mut seen = None;
-    let (document, etag) = loop {
+    let Told { document, digest, etag, omitted } = loop {
         decided.mark_unchanged();
         let directory = call.control.directory();
         let about = Some(directory.decided_about(cluster));
         // Where nothing that concerns it has changed nothing is put together and compared.
         if seen != about {
-            let document = directory.document(cluster);
-            let etag = document.etag();
-            if call.parameter("after") != Some(&etag) {
-                break (document, etag);
+            let told = told(directory, cluster).await?;
+            if call.parameter("after") != Some(&told.etag) {
+                break told;
             }
             seen = about;
         }
-        drop(directory);
         tokio::select! {
             () = tokio::time::sleep_until(until) => return Ok(Reply::empty()),
             changed = decided.changed() => if changed.is_err() { return Ok(Reply::empty()) },
         }
     };
-    let document = serde_json::to_string(&document).map_err(ApiError::internal)?;
-    if document.len() > DOCUMENT_BYTES {
-        let error = ApiError::internal(format!(
-            "the roles and assignments of {cluster} are {} bytes, more than {DOCUMENT_BYTES}; assign roles to groups in place of users",
-            document.len()
-        ));
-        return Err(error.with(header::RETRY_AFTER, "60"));
+    if let Some(omitted) = &omitted {
+        tracing::warn!(cluster.id = %cluster, assignments = omitted.assignments, %omitted, "the roles of a cluster do not fit");
     }
-    let claims = json!({"sha256": snapshot::digest_of(&document)});
+    let claims = json!({"sha256": digest});
     let statement = issuer
         .state(STATEMENT_TYPE, claims, &snapshot::audience(cluster), LIFE)
         .ok_or_else(|| ApiError::internal("the issuer cannot sign"))?;
-    Reply::json(&Signed { document, etag, statement })
+    let signed = Signed { document, etag, statement, omitted };
+    aside(move || Reply::json(&signed)).await.map_err(ApiError::internal)?
 }

@@ -1,9 +1,14 @@
 //! One resource, and lists of them.
 
+use std::sync::{Mutex, PoisonError};
+
 use aws_lc_rs::digest;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use http::{HeaderValue, Response, StatusCode, header};
-use proto::{api::ResourceId, rbac::Scope};
+use proto::{
+    api::ResourceId,
+    rbac::{Scope, policy::Asker},
+};
 use serde_json::{Map, Value, json};
 
 use super::{Call, empty, error::ApiError, filter, json};
@@ -27,6 +32,8 @@ const PAGE: u32 = 100;
 const BYTES: usize = 4 * 1024 * 1024;
 /// How often one request asks the store for more, because what it found so far is not for this caller or this filter.
 const LOOKS: usize = 20;
+/// Rows after which a list lets other requests have their turn: each may take long to decide and to show.
+pub const ROWS_A_TURN: usize = 8;
 /// What tokens of pages are sealed for.
 const TOKEN: &str = "$skipToken";
 const SUBSCRIPTION_READ: &str = "Microsoft.Resources/subscriptions/read";
@@ -79,7 +86,8 @@ pub fn with_tag(mut response: Response<Body>, stored: &Stored, shown: &Value) ->
 /// Whether a header lists a tag of what was last written, or any: what has been shown since then may differ in what nobody
 /// writes. Strong comparison; clients of ARM also leave the quotes out.
 pub fn names(header: &HeaderValue, stored: &Stored) -> bool {
-    listed(header).any(|one| one == "*" || one.split('.').next() == Some(stored.revision.to_string().as_str()))
+    let revision = stored.revision.to_string();
+    listed(header).any(|one| one == "*" || one.split('.').next() == Some(revision.as_str()))
 }
 
 /// Whether a header lists the tag of what would be shown. Weak comparison, as reads compare.
@@ -160,19 +168,24 @@ fn sees(call: &Call<'_>, key: &str) -> bool {
 }
 
 /// What a list shows: everything at the scope, or only what the caller may read one by one.
-#[derive(Clone, Copy)]
-enum Sight {
+enum Sight<'a> {
     All,
-    Single,
+    Single(Mutex<Asker<'a>>),
 }
 
-impl Sight {
-    fn shows(self, call: &Call<'_>, action: &str, stored: &Stored) -> bool {
-        matches!(self, Self::All) || stored.key.parse().is_ok_and(|scope| call.may(action, &scope))
+impl Sight<'_> {
+    fn shows(&self, stored: &Stored) -> bool {
+        match self {
+            Self::All => true,
+            Self::Single(asker) => {
+                let mut asker = asker.lock().unwrap_or_else(PoisonError::into_inner);
+                stored.key.parse().is_ok_and(|scope| asker.may(&scope))
+            }
+        }
     }
 }
 
-fn sight(call: &Call<'_>, action: &str, scope: Option<&ResourceId>) -> Result<Sight, ApiError> {
+fn sight<'a>(call: &'a Call<'_>, action: &str, scope: Option<&ResourceId>) -> Result<Sight<'a>, ApiError> {
     let at = scope.map_or_else(Scope::root, Scope::from);
     if call.may(action, &at) {
         return Ok(Sight::All);
@@ -180,7 +193,7 @@ fn sight(call: &Call<'_>, action: &str, scope: Option<&ResourceId>) -> Result<Si
     match scope {
         Some(id) if !call.may_below(action, &at) => Err(call.forbidden(action, id.as_str())),
         // Who may see no subscription sees an empty list.
-        _ => Ok(Sight::Single),
+        _ => Ok(Sight::Single(Mutex::new(call.asker(action)))),
     }
 }
 
@@ -200,7 +213,7 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
     let shown = |stored: Stored, agent: Option<&Agent>| {
         let visible = match kind.place() {
             Place::Top => sees(call, &stored.key),
-            _ => sight.shows(call, &action, &stored),
+            _ => sight.shows(&stored),
         };
         let reachable = scope.is_some()
             || ResourceId::parse(&stored.id).is_ok_and(|id| call.control.has_subscription(id.subscription()));
@@ -297,7 +310,10 @@ async fn gather(
             looks += 1;
             let fetch = if looks == 1 { rows } else { PAGE_ROWS };
             let page = source.page(call, kind, &after, fetch).await?;
-            for (stored, agent) in page.found {
+            for (at, (stored, agent)) in page.found.into_iter().enumerate() {
+                if at % ROWS_A_TURN == ROWS_A_TURN - 1 {
+                    tokio::task::yield_now().await;
+                }
                 let key = stored.key.clone();
                 let Some(shown) = pick(stored, agent.as_ref())? else { continue };
                 if !written.add(&shown)? {
@@ -339,7 +355,7 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
     let pick = |stored: Stored, _: Option<&Agent>| {
         let wanted = filter.map_or(Ok(true), |filter| filter::resource(filter, &stored))?;
-        Ok((wanted && sight.shows(call, &action, &stored)).then(|| {
+        Ok((wanted && sight.shows(&stored)).then(|| {
             let mut shown = json!({"id": stored.id, "name": last_name(&stored.id), "type": connected_cluster::NAME});
             for property in ["location", "tags", "identity", "kind", "systemData"] {
                 if let Some(kept) = stored.body.get(property) {

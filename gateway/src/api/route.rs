@@ -5,8 +5,11 @@ use crate::events;
 use http::Method;
 use proto::api::{
     InvalidId, ResourceId,
-    id::{RESOURCE_GROUPS, SUBSCRIPTIONS},
+    id::{ID_BYTES, NAME_BYTES, RESOURCE_GROUPS, SUBSCRIPTIONS},
 };
+
+/// The longest path, decoded: an id, and an action or the type of a collection behind it.
+const PATH_BYTES: usize = ID_BYTES + 2 * NAME_BYTES;
 
 /// What a request is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +90,9 @@ pub fn parse(method: &Method, path: &str) -> Result<Option<Route>, InvalidId> {
     // Clients put a scope that begins with a slash behind a slash.
     let path = path.trim_start_matches('/');
     let path = path.strip_suffix('/').unwrap_or(path);
+    if path.len() > PATH_BYTES {
+        return Err(InvalidId::TooLong);
+    }
     let segments: Vec<&str> = path.split('/').collect();
     let lower: Vec<String> = segments.iter().map(|segment| segment.to_ascii_lowercase()).collect();
     let words: Vec<&str> = lower.iter().map(String::as_str).collect();
@@ -211,6 +217,8 @@ mod tests {
             assert!(parse(&Method::GET, bad).is_err(), "{bad}");
         }
         assert!(parse(&Method::POST, CLUSTER).is_err());
+        // Nothing of ours is that long, and it is not taken apart to find out.
+        assert_eq!(parse(&Method::GET, &"/a".repeat(PATH_BYTES)), Err(InvalidId::TooLong));
     }
 
     proptest::proptest! {

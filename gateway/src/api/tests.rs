@@ -13,6 +13,7 @@ use serde_json::json;
 
 mod connectivity;
 mod events;
+mod quotas;
 mod refusals;
 mod semantics;
 mod sessions;

@@ -24,7 +24,7 @@ use tokio::sync::watch;
 
 use super::{cloud_event, list};
 use crate::{
-    api::{Call, Caller, error::ApiError, is_in_force},
+    api::{Call, Caller, error::ApiError, is_in_force, read::ROWS_A_TURN},
     control::Control,
     issuer::Issuer,
     request::{Connection, respond::Body},
@@ -151,7 +151,7 @@ impl Listener {
             self.newest.mark_unchanged();
             match self.control.store.events(Of::All, self.after, list::AT_ONCE).await {
                 Ok(events) if !events.is_empty() => {
-                    self.take(&events);
+                    self.take(&events).await;
                     continue;
                 }
                 Ok(_) => {}
@@ -168,15 +168,20 @@ impl Listener {
         }
     }
 
-    fn take(&mut self, events: &[Event]) {
+    async fn take(&mut self, events: &[Event]) {
         // Numbers have no gaps but where events were forgotten: this one was slow.
         if let Some(first) = events.first().map(|event| event.number).filter(|first| *first > self.after + 1) {
             let why = super::forgot(self.after, first - 1);
             self.waiting.push_back(told_gap(&self.scope, first - 1, &why, &self.control));
         }
-        for event in events {
+        let (directory, now) = (self.control.directory(), self.control.now_ms() / 1000);
+        let mut asker = directory.asker(self.caller.principals(), Plane::Control, Action::new(list::READ), now);
+        for (at, event) in events.iter().enumerate() {
+            if at % ROWS_A_TURN == ROWS_A_TURN - 1 {
+                tokio::task::yield_now().await;
+            }
             self.after = event.number;
-            if list::concerns(event, &self.scope) && event.key.parse().is_ok_and(|at| self.may(&at)) {
+            if list::concerns(event, &self.scope) && event.key.parse().is_ok_and(|at| asker.may(&at)) {
                 let told = cloud_event(event, &self.control.settings.url);
                 let kind = super::type_of(event.kind);
                 self.waiting.push_back(Bytes::from(format!("id: {}\nevent: {kind}\ndata: {told}\n\n", event.number)));

@@ -4,14 +4,17 @@
 //! The name of an assignment is a GUID, as in ARM. A `principalId` is one at the built-in issuer and at Entra ID; other issuers
 //! name people as they like (`sub`), and groups by words, so that any text is taken (features row Z2).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use proto::{
     api::{ErrorDetail, ResourceId},
     ids::ClusterId,
     rbac::{
-        Scope, Window,
+        Role, Scope, Window,
         principal::{group_key, user_key},
+        snapshot::DOCUMENT_BYTES,
     },
 };
 use serde_json::{Map, Value, json};
@@ -23,6 +26,7 @@ use super::{
 };
 use crate::{
     api::{Caller, error::ApiError, filter},
+    aside::aside,
     directory::Directory,
     store::resources::Stored,
 };
@@ -119,6 +123,7 @@ impl Kind for RoleAssignments {
                     format!("The role assignment already exists. The ID of the existing role assignment is {id}.");
                 return Err(ApiError::of(StatusCode::CONFLICT, "RoleAssignmentExists", message));
             }
+            let is_new = old.is_none();
             let kind = old.and_then(|old| old.get("principalType")?.as_str().map(str::to_owned));
             let kind = kind.or_else(|| writing.kind_of(&principal).map(str::to_owned));
             let properties = properties_mut(body);
@@ -130,6 +135,10 @@ impl Kind for RoleAssignments {
             }
             properties.insert("scope".to_owned(), json!(scope_text(writing.id)));
             role_definition::stamps(properties, writing);
+            let (principals, window) = (principal_keys(properties), window(body));
+            if is_new && let Some(role) = directory.role_at(&guid, &scope) {
+                within_quota(directory, principals, scope, role, window).await?;
+            }
             Ok(())
         })
     }
@@ -150,6 +159,57 @@ impl Kind for RoleAssignments {
             _ => None,
         })
     }
+}
+
+/// Assignments at one scope at most; at a namespace of a cluster, which is a part of one,
+pub const ASSIGNMENTS: usize = 2000;
+const ASSIGNMENTS_OF_NAMESPACE: usize = 500;
+/// and what they may take of the document that each cluster there is told ([`proto::rbac::snapshot`]), in bytes. What is at some
+/// scopes leaves room for all others.
+pub const TOLD_BYTES: usize = DOCUMENT_BYTES / 8;
+const TOLD_BYTES_OF_NAMESPACE: usize = DOCUMENT_BYTES / 16;
+
+/// Both bounds of a scope.
+pub fn quota(scope: &Scope) -> (usize, usize) {
+    match scope.as_str().rsplit_once("/namespaces/") {
+        Some((cluster, _)) if cluster.parse::<ClusterId>().is_ok() => {
+            (ASSIGNMENTS_OF_NAMESPACE, TOLD_BYTES_OF_NAMESPACE)
+        }
+        _ => (ASSIGNMENTS, TOLD_BYTES),
+    }
+}
+
+/// Whoever assigns roles at a scope shares the document of a cluster, and the work of its decisions, with all others.
+async fn within_quota(
+    directory: Arc<Directory>,
+    principals: Vec<String>,
+    scope: Scope,
+    role: Arc<Role>,
+    window: Window,
+) -> Result<(), ApiError> {
+    let (assignments, bytes) = quota(&scope);
+    let at = scope.clone();
+    let counted = aside(move || {
+        let held = directory.held_at(&at, None);
+        (held, directory.bytes_of_another(&principals, &at, &role, window))
+    });
+    let (held, more) = counted.await.map_err(ApiError::internal)?;
+    if held.assignments >= assignments {
+        let message = format!(
+            "The scope '{scope}' has {} role assignments; the quota of a scope is {assignments}. Delete some there, or assign roles to groups.",
+            held.assignments
+        );
+        return Err(ApiError::of(StatusCode::CONFLICT, "RoleAssignmentLimitExceeded", message));
+    }
+    // What says nothing about calls to clusters takes nothing.
+    if more > 0 && held.bytes + more > bytes {
+        let message = format!(
+            "The role assignments at '{scope}' and the custom roles that they name would take {} bytes of what a cluster's agent is told; the quota of a scope is {bytes}. Assign smaller roles there, or assign roles to groups.",
+            held.bytes + more
+        );
+        return Err(ApiError::of(StatusCode::CONFLICT, "RoleAssignmentLimitExceeded", message));
+    }
+    Ok(())
 }
 
 /// A GUID is one principal's, whoever knows it. A name may be a user's at one issuer and a group's at another.

@@ -14,12 +14,14 @@ use proto::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    Kind, Place, Writing, is_guid, last_name, properties, properties_mut,
+    Kind, Place, Writing, is_guid, last_name, properties, properties_mut, role_assignment,
     schema::{Property, Type},
 };
 use crate::{
     api::{Caller, error::ApiError, filter},
-    directory::Directory,
+    aside::aside,
+    control::Control,
+    directory::{Directory, Held},
     store::resources::Stored,
 };
 
@@ -29,8 +31,18 @@ pub struct RoleDefinitions;
 /// The full type.
 pub const NAME: &str = "Microsoft.Authorization/roleDefinitions";
 
-/// Patterns of a role at most, in all permissions together.
+/// Patterns of a role at most, in all permissions together,
 const PATTERNS: usize = 1000;
+/// of these such with a `*`, each of which a decision compares,
+const WILDCARDS: usize = 200;
+/// `*` in one of them,
+const STARS: usize = 8;
+/// and bytes of all patterns: agents are told them.
+const PATTERN_BYTES: usize = 64 * 1024;
+/// Scopes where a role may be assigned, at most,
+const ASSIGNABLE: usize = 100;
+/// and custom roles that may be assigned at one scope.
+const DEFINITIONS: usize = 500;
 const PERMISSION: &[Property] = &[
     Property::new("actions", Type::List(&Type::Text)),
     Property::new("notActions", Type::List(&Type::Text)),
@@ -86,11 +98,13 @@ impl Kind for RoleDefinitions {
             if built_in().iter().any(|role| role.role.id() == name) {
                 return Err(built_in_stays(&name));
             }
-            permissions(body)
+            let role = permissions(body)
                 .and_then(bounded)
-                .and_then(|permissions| Role::new(&name, &permissions).map(drop).map_err(|error| error.to_string()))
+                .and_then(|permissions| Role::new(&name, &permissions).map_err(|error| error.to_string()))
                 .map_err(|why| ApiError::bad_request("InvalidActionOrNotAction", why).at("properties.permissions"))?;
-            own_everywhere(body, writing, &name)?;
+            let asked = Asked::of(body, writing, role);
+            asked.in_subscriptions(writing.control)?;
+            aside(move || asked.own_everywhere()).await.map_err(ApiError::internal)??;
             let properties = properties_mut(body);
             properties.insert("type".to_owned(), json!("CustomRole"));
             stamps(properties, writing);
@@ -142,44 +156,104 @@ fn built_in_stays(name: &str) -> ApiError {
     ApiError::of(StatusCode::FORBIDDEN, "RoleDefinitionIsBuiltIn", message)
 }
 
-/// A role reaches as far as it may be assigned: who writes one must have the right to at all of these scopes, the old ones
-/// too. And its GUID is one in the whole tenant, so that nobody redefines a role of another scope.
-fn own_everywhere(body: &Map<String, Value>, writing: &Writing<'_>, guid: &str) -> Result<(), ApiError> {
-    const WRITE: &str = "Microsoft.Authorization/roleDefinitions/write";
-    let directory = writing.control.directory();
-    let new = assignable_scopes(Some(body));
-    if new.is_empty() {
-        let message = "A role definition needs at least one assignable scope.";
-        return Err(ApiError::bad_request("InvalidAssignableScopes", message).at("properties.assignableScopes"));
+/// What is asked for: looked at on a thread of its own, because it is compared with all other definitions.
+struct Asked {
+    directory: Arc<Directory>,
+    caller: Caller,
+    /// The key of the definition.
+    key: String,
+    role: Role,
+    name: String,
+    new: Vec<Scope>,
+    /// Where the definition that it replaces may be assigned; `None`: there is none.
+    old: Option<Vec<Scope>>,
+    /// Seconds since 1970.
+    now: i64,
+}
+
+impl Asked {
+    fn of(body: &Map<String, Value>, writing: &Writing<'_>, role: Role) -> Self {
+        Self {
+            directory: writing.control.directory(),
+            caller: writing.caller.clone(),
+            key: writing.id.key().to_owned(),
+            role,
+            name: role_name(Some(body)),
+            new: assignable_scopes(Some(body)),
+            old: writing.old.map(|old| assignable_scopes(old.body.as_object())),
+            now: writing.now_ms / 1000,
+        }
     }
-    let foreign = |scope: &&Scope| {
-        let within =
-            scope.as_str().strip_prefix("/subscriptions/").map(|rest| rest.split('/').next().unwrap_or_default());
-        within.is_some_and(|subscription| !writing.control.has_subscription(subscription))
-    };
-    if let Some(scope) = new.iter().find(foreign) {
-        let message = format!("The assignable scope '{scope}' is in no subscription of this gateway.");
-        return Err(ApiError::bad_request("InvalidAssignableScopes", message).at("properties.assignableScopes"));
+
+    fn in_subscriptions(&self, control: &Control) -> Result<(), ApiError> {
+        let refuse = |message: String| {
+            Err(ApiError::bad_request("InvalidAssignableScopes", message).at("properties.assignableScopes"))
+        };
+        if self.new.is_empty() {
+            return refuse("A role definition needs at least one assignable scope.".to_owned());
+        }
+        if self.new.len() > ASSIGNABLE {
+            return refuse(format!("A role definition has at most {ASSIGNABLE} assignable scopes."));
+        }
+        let foreign = |scope: &&Scope| {
+            let within =
+                scope.as_str().strip_prefix("/subscriptions/").map(|rest| rest.split('/').next().unwrap_or_default());
+            within.is_some_and(|subscription| !control.has_subscription(subscription))
+        };
+        match self.new.iter().find(foreign) {
+            Some(scope) => refuse(format!("The assignable scope '{scope}' is in no subscription of this gateway.")),
+            None => Ok(()),
+        }
     }
-    let old = assignable_scopes(writing.old.and_then(|old| old.body.as_object()));
-    let (principals, write) = (writing.caller.principals(), Action::new(WRITE));
-    let now = writing.now_ms / 1000;
-    let may = |scope: &Scope| directory.decide(principals, Plane::Control, &write, scope, now).is_ok();
-    if let Some(scope) = new.iter().chain(&old).find(|scope| !may(scope)) {
-        return Err(ApiError::forbidden(writing.caller.name(), writing.caller.object_id(), WRITE, scope.as_str()));
+
+    /// A role reaches as far as it may be assigned: who writes one must have the right to at all of these scopes, the old ones
+    /// too. And its GUID is one in the whole tenant, so that nobody redefines a role of another scope.
+    fn own_everywhere(&self) -> Result<(), ApiError> {
+        const WRITE: &str = "Microsoft.Authorization/roleDefinitions/write";
+        let Self { directory, caller, role, new, old, .. } = self;
+        let mut asker = directory.asker(caller.principals(), Plane::Control, Action::new(WRITE), self.now);
+        if let Some(scope) = new.iter().chain(old.iter().flatten()).find(|scope| !asker.may(scope)) {
+            return Err(ApiError::forbidden(caller.name(), caller.object_id(), WRITE, scope.as_str()));
+        }
+        if directory.is_defined_elsewhere(role.id(), &self.key) {
+            let message = format!("A role definition '{}' exists at another scope; choose another GUID.", role.id());
+            return Err(ApiError::of(StatusCode::CONFLICT, "RoleDefinitionWithSameIdExists", message));
+        }
+        let built_in =
+            built_in().iter().find(|known| known.name.to_lowercase() == self.name).map(|known| known.role.id());
+        if let Some(other) = built_in.or_else(|| directory.same_name(&self.name, new, role.id())) {
+            let message = format!("A role with this name exists, the role definition '{other}'; choose another name.");
+            let refused = ApiError::of(StatusCode::CONFLICT, "RoleDefinitionWithSameNameExists", message);
+            return Err(refused.at("properties.roleName"));
+        }
+        self.within_quota()
     }
-    if directory.is_defined_elsewhere(guid, writing.id.key()) {
-        let message = format!("A role definition '{guid}' exists at another scope; choose another GUID.");
-        return Err(ApiError::of(StatusCode::CONFLICT, "RoleDefinitionWithSameIdExists", message));
+
+    /// Of definitions at each scope, and of what all that are assigned at one take ([`role_assignment::quota`]).
+    fn within_quota(&self) -> Result<(), ApiError> {
+        let is_known = |scope: &&Scope| self.old.as_ref().is_some_and(|old| old.contains(scope));
+        let full = |scope: &&Scope| self.directory.roles_at(scope) >= DEFINITIONS;
+        if let Some(scope) = self.new.iter().filter(|scope| !is_known(scope)).find(full) {
+            let message = format!(
+                "{DEFINITIONS} custom roles may be assigned at '{scope}', the quota of a scope. Delete one, or take the scope out of its assignableScopes."
+            );
+            return Err(ApiError::of(StatusCode::CONFLICT, "RoleDefinitionLimitExceeded", message));
+        }
+        // Where it takes no more than before, nothing is in the way: roles can always be made smaller.
+        let grown = |(scope, held): &(Scope, Held)| {
+            let bytes = role_assignment::quota(scope).1;
+            held.bytes > bytes && held.bytes > self.directory.held_at(scope, None).bytes
+        };
+        if let Some((scope, held)) = self.directory.held_with(&self.role).into_iter().find(grown) {
+            let message = format!(
+                "The role is assigned at '{scope}', where role assignments and the custom roles that they name would take {} bytes of what a cluster's agent is told; the quota of a scope is {}. Make it smaller.",
+                held.bytes,
+                role_assignment::quota(&scope).1
+            );
+            return Err(ApiError::of(StatusCode::CONFLICT, "RoleDefinitionLimitExceeded", message));
+        }
+        Ok(())
     }
-    let name = role_name(Some(body));
-    let built_in = built_in().iter().find(|role| role.name.to_lowercase() == name).map(|role| role.role.id());
-    if let Some(other) = built_in.or_else(|| directory.same_name(&name, &new, guid)) {
-        let message = format!("A role with this name exists, the role definition '{other}'; choose another name.");
-        let refused = ApiError::of(StatusCode::CONFLICT, "RoleDefinitionWithSameNameExists", message);
-        return Err(refused.at("properties.roleName"));
-    }
-    Ok(())
 }
 
 /// What people call it, in lower case: they name it in any.
@@ -210,7 +284,8 @@ fn permissions(body: &Map<String, Value>) -> Result<Vec<RawPermission>, String> 
     serde_json::from_value(list).map_err(|error| error.to_string())
 }
 
-/// A decision looks at every pattern of a role, and agents are told all of them.
+/// A decision looks at every pattern of a role, and agents are told all of them. Definitions that were kept before these bounds
+/// stay as they are: a decision has a budget besides ([`proto::rbac::budget`]).
 fn bounded(permissions: Vec<RawPermission>) -> Result<Vec<RawPermission>, String> {
     let patterns = |one: &RawPermission| {
         one.actions.len() + one.not_actions.len() + one.data_actions.len() + one.not_data_actions.len()
@@ -219,12 +294,26 @@ fn bounded(permissions: Vec<RawPermission>) -> Result<Vec<RawPermission>, String
     if count > PATTERNS {
         return Err(format!("A role has at most {PATTERNS} actions in all its permissions; these are {count}."));
     }
-    // No operation has an empty part: of a misspelt exception nobody would notice that it excepts nothing.
-    let gap = |one: &RawPermission| {
+    let lists = |one: &RawPermission| {
         let lists = [&one.actions, &one.not_actions, &one.data_actions, &one.not_data_actions];
-        lists.into_iter().flatten().find(|pattern| pattern.split('/').any(str::is_empty)).cloned()
+        lists.into_iter().flatten().cloned().collect::<Vec<_>>()
     };
-    match permissions.iter().find_map(gap) {
+    let texts: Vec<String> = permissions.iter().flat_map(lists).collect();
+    let bytes: usize = texts.iter().map(String::len).sum();
+    if bytes > PATTERN_BYTES {
+        return Err(format!("A role has at most {PATTERN_BYTES} characters in all its actions; these are {bytes}."));
+    }
+    let stars = |text: &String| text.bytes().filter(|byte| *byte == b'*').count();
+    let wild = texts.iter().filter(|text| stars(text) > 0).count();
+    if wild > WILDCARDS {
+        return Err(format!("A role has at most {WILDCARDS} actions with a *; these are {wild}."));
+    }
+    if let Some(pattern) = texts.iter().find(|text| stars(text) > STARS) {
+        let shown: String = pattern.chars().take(80).collect();
+        return Err(format!("An action has at most {STARS} times a *; '{shown}' has more."));
+    }
+    // No operation has an empty part: of a misspelt exception nobody would notice that it excepts nothing.
+    match texts.iter().find(|pattern| pattern.split('/').any(str::is_empty)) {
         Some(pattern) => Err(format!("'{pattern}' is no operation: a part of it between / and / is empty.")),
         None => Ok(permissions),
     }

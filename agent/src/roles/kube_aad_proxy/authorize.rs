@@ -65,6 +65,9 @@ pub enum SnapshotError {
     /// A part of it.
     #[error(transparent)]
     Document(#[from] DocumentError),
+    /// Reading it was broken off.
+    #[error("the snapshot of roles was not read to its end")]
+    Unread,
     /// Older than the one that is known.
     #[error("the snapshot of roles is of revision {0}, older than {1}, which is known")]
     Older(i64, i64),
@@ -120,12 +123,11 @@ impl Authorizer {
         let cluster = self.authenticator.cluster();
         let audience = snapshot::audience(cluster);
         let stated = self.authenticator.statement(&signed.statement, issuer, STATEMENT_TYPE, &audience, at).await?;
-        if stated.get("sha256").and_then(serde_json::Value::as_str) != Some(&snapshot::digest_of(&signed.document)) {
-            return Err(SnapshotError::Digest);
-        }
-        let document: Document = serde_json::from_str(&signed.document)
-            .map_err(|error| SnapshotError::Json(error.line(), error.column()))?;
-        let policy = document.policy(cluster)?;
+        let digest = stated.get("sha256").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+        let (text, cluster) = (signed.document.clone(), cluster.clone());
+        // Some mebibytes at most, which take tens of milliseconds: streams of users go on meanwhile.
+        let read = tokio::task::spawn_blocking(move || read(&text, &digest, &cluster));
+        let (document, policy) = read.await.map_err(|_| SnapshotError::Unread)??;
         let seconds = stated.get("exp").and_then(serde_json::Value::as_u64).unwrap_or_default();
         let ends = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let known = Known { policy, enabled: document.enabled, revision: document.revision, ends };
@@ -241,6 +243,17 @@ impl Right {
             }
         }
     }
+}
+
+/// What a document says, if it is the one that was signed.
+fn read(text: &str, digest: &str, cluster: &ClusterId) -> Result<(Document, Policy), SnapshotError> {
+    if digest != snapshot::digest_of(text) {
+        return Err(SnapshotError::Digest);
+    }
+    let document: Document =
+        serde_json::from_str(text).map_err(|error| SnapshotError::Json(error.line(), error.column()))?;
+    let policy = document.policy(cluster)?;
+    Ok((document, policy))
 }
 
 fn seconds(now: SystemTime) -> i64 {

@@ -42,7 +42,7 @@ impl Site {
         claims["sha256"] = json!(snapshot::digest_of(&document));
         change(&mut claims);
         let header = json!({"alg": "ES256", "kid": self.issuer.key().kid, "typ": STATEMENT_TYPE});
-        Signed { statement: self.issuer.mint_with(&header, &claims), document, etag: String::new() }
+        Signed { statement: self.issuer.mint_with(&header, &claims), document, etag: String::new(), omitted: None }
     }
 
     async fn take(&self, signed: &Signed) -> Result<(), SnapshotError> {
@@ -134,7 +134,7 @@ async fn z9_a_hostile_gateway_cannot_widen_the_snapshot() {
     // A user's token is no statement, though the same key signed it.
     let audience = snapshot::audience(site.authorizer.authenticator.cluster());
     let token = site.issuer.token("jane", &[], &audience, site.now);
-    let token = Signed { document: wide, statement: token, etag: String::new() };
+    let token = Signed { document: wide, statement: token, etag: String::new(), omitted: None };
     assert!(matches!(site.take(&token).await, Err(SnapshotError::Statement(TokenError::Kind))));
     assert_eq!(site.authorizer.revision(), 0, "nothing of it was taken");
     site.take(&signed).await.unwrap();

@@ -1,0 +1,187 @@
+//! What one tenant may take of what all share: the document of a cluster, and the work of decisions.
+
+use super::*;
+use crate::resources::{new_guid, role_assignment, role_definition};
+
+/// A definition of a role that may be assigned at a scope, with so many data actions of 500 bytes.
+fn large(scope: &str, name: &str, patterns: usize) -> Value {
+    let actions: Vec<String> = (0..patterns).map(|n| format!("a/{}{n:0>10}/read", "x".repeat(483))).collect();
+    json!({"properties": {"roleName": name, "assignableScopes": [scope], "permissions": [{"dataActions": actions}]}})
+}
+
+/// Stored as if it had been written before there were bounds: past the API.
+async fn keep(site: &Bench, kind: &str, id: String, parent: &str, body: Value) {
+    let stored = crate::store::resources::Stored {
+        key: id.to_ascii_lowercase(),
+        kind: kind.to_ascii_lowercase(),
+        parent: parent.to_ascii_lowercase(),
+        id,
+        revision: 0,
+        body,
+        protected: None,
+    };
+    let batch = crate::store::batch::Batch {
+        puts: vec![(stored, crate::store::batch::Expect::Any)],
+        ..crate::store::batch::Batch::default()
+    };
+    site.control.write(&batch).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn roles_beyond_the_bounds_of_patterns_are_refused() {
+    let site = Bench::new().await;
+    let top = format!("/subscriptions/{SUBSCRIPTION}");
+    let put = async |actions: Vec<String>| {
+        let role =
+            json!({"properties": {"roleName": "r", "assignableScopes": [top], "permissions": [{"actions": actions}]}});
+        site.call("owner", "PUT", &role_path(&top, &new_guid()), Some(role)).await
+    };
+    let wild = |n: usize| (0..n).map(|n| format!("A.B{n}/*/read")).collect::<Vec<_>>();
+    let stars = |n: usize| vec![format!("A.B/{}read", "*x/".repeat(n))];
+    for (bad, says) in [
+        (wild(201), "at most 200 actions with a *"),
+        (stars(9), "at most 8 times a *"),
+        ((0..200).map(|n| format!("A.B/{}{n}", "x".repeat(400))).collect(), "at most 65536 characters"),
+    ] {
+        let refused = put(bad).await;
+        assert_eq!((refused.status, refused.code()), (400, "InvalidActionOrNotAction"), "{}", refused.body);
+        assert!(refused.body["error"]["message"].as_str().unwrap().contains(says), "{}", refused.body);
+    }
+    let scopes: Vec<String> = (0..101).map(|n| format!("{top}/resourceGroups/g{n}")).collect();
+    let role = json!({"properties": {"roleName": "r", "assignableScopes": scopes, "permissions": []}});
+    let refused = site.call("owner", "PUT", &role_path(&top, &new_guid()), Some(role)).await;
+    assert_eq!((refused.status, refused.code()), (400, "InvalidAssignableScopes"), "{}", refused.body);
+}
+
+#[tokio::test]
+async fn roles_of_a_namespace_have_a_quota_of_the_clusters_document() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "c").await;
+    let namespace = format!("{}/namespaces/dev", cluster_id("g", "c"));
+    let mut refused = None;
+    for n in 0..20 {
+        let guid = new_guid();
+        let role = large(&namespace, &format!("r{n}"), 125);
+        let made = site.call("owner", "PUT", &role_path(&namespace, &guid), Some(role)).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+        let answer = site.assign("ann", &guid, &namespace, json!({})).await;
+        if answer.status != 201 {
+            refused = Some((n, guid, answer));
+            break;
+        }
+    }
+    let (n, _, answer) = refused.expect("twenty large roles are too much for one namespace");
+    assert_eq!((answer.status, answer.code(), n), (409, "RoleAssignmentLimitExceeded", 4), "{}", answer.body);
+    assert!(answer.body["error"]["message"].as_str().unwrap().contains("the quota of a scope is 262144"));
+    // Others assign theirs as before, and so does this one what is small.
+    let other = format!("{}/namespaces/prod", cluster_id("g", "c"));
+    assert_eq!(site.assign("ann", CLUSTER_USER, &other, json!({})).await.status, 201);
+    assert_eq!(site.assign("ann", CLUSTER_USER, &namespace, json!({})).await.status, 201);
+}
+
+/// A small role is assigned, and made large afterwards.
+#[tokio::test]
+async fn a_role_that_grows_where_it_is_assigned_has_the_same_quota() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "c").await;
+    let namespace = format!("{}/namespaces/dev", cluster_id("g", "c"));
+    let guids: Vec<String> = (0..5).map(|_| new_guid()).collect();
+    let put = async |n: usize, patterns: usize| {
+        let path = role_path(&namespace, &guids[n]);
+        site.call("owner", "PUT", &path, Some(large(&namespace, &format!("r{n}"), patterns))).await
+    };
+    for (n, guid) in guids.iter().enumerate() {
+        assert_eq!(put(n, 1).await.status, 201);
+        assert_eq!(site.assign("ann", guid, &namespace, json!({})).await.status, 201);
+    }
+    for n in 0..4 {
+        assert_eq!(put(n, 125).await.status, 200);
+    }
+    let refused = put(4, 125).await;
+    assert_eq!((refused.status, refused.code()), (409, "RoleDefinitionLimitExceeded"), "{}", refused.body);
+    assert_eq!(put(0, 2).await.status, 200, "smaller is always fine");
+    assert_eq!(put(4, 125).await.status, 200);
+}
+
+/// What was kept before there was a quota, or by two writes at once: the cluster's document has all the rest, and what is
+/// withdrawn is gone from it.
+#[tokio::test]
+async fn a_cluster_whose_roles_are_too_large_still_hears_of_withdrawals() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let mut body = new_cluster();
+    body["properties"]["aadProfile"] = json!({"enableAzureRBAC": true});
+    let made = site.call("owner", "PUT", &cluster("g", "c"), Some(body)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let (id, at) = (cluster_id("g", "c"), cluster_id("g", "c").parse().unwrap());
+    let heavy = format!("{id}/namespaces/heavy");
+    for n in 0..20 {
+        let (guid, assignment) = (new_guid(), new_guid());
+        let definition = format!("{heavy}/providers/{}/{guid}", role_definition::NAME);
+        keep(&site, role_definition::NAME, definition.clone(), &id, large(&heavy, &format!("r{n}"), 500)).await;
+        let body =
+            json!({"properties": {"principalId": "eve", "principalType": "User", "roleDefinitionId": definition}});
+        keep(&site, role_assignment::NAME, format!("{heavy}/providers/{ASSIGNMENTS}/{assignment}"), &id, body).await;
+    }
+    const VIEWER: &str = "63f0a09d-1495-4db4-a681-037d84835eb4";
+    let given = site.assign("ann", VIEWER, &format!("{id}/namespaces/dev"), json!({})).await;
+    assert_eq!(given.status, 201, "{}", given.body);
+    let document = || {
+        let mut document = site.control.directory().document(&at);
+        assert!(serde_json::to_string(&document).unwrap().len() > proto::rbac::snapshot::DOCUMENT_BYTES);
+        let omitted = document.fit().unwrap();
+        assert_eq!(omitted.scopes, [heavy.to_ascii_lowercase()]);
+        assert!(serde_json::to_string(&document).unwrap().len() <= proto::rbac::snapshot::DOCUMENT_BYTES);
+        document.assignments.iter().filter(|one| one.scope.ends_with("/dev")).count()
+    };
+    assert_eq!(document(), 1);
+    let path = format!("{}?api-version=2022-04-01", given.body["id"].as_str().unwrap());
+    assert_eq!(site.call("owner", "DELETE", &path, None).await.status, 200);
+    assert_eq!(document(), 0);
+}
+
+/// A caller's own text is compared with the patterns of no role.
+#[tokio::test]
+async fn what_is_unknown_is_refused_before_it_is_authorised() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let long = "x".repeat(200);
+    let held = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g/providers");
+    for (method, path, code) in [
+        ("POST", format!("/subscriptions/{SUBSCRIPTION}/providers/{long}/register"), "InvalidResourceNamespace"),
+        ("GET", format!("{held}/{long}/{long}"), "InvalidResourceType"),
+        ("GET", format!("{held}/{long}/{long}/n"), "InvalidResourceType"),
+        ("PUT", format!("{held}/{long}/{long}/n"), "InvalidResourceType"),
+        ("DELETE", format!("{held}/{long}/{long}/n"), "InvalidResourceType"),
+        ("POST", format!("{held}/{long}/{long}/n/act"), "InvalidResourceType"),
+    ] {
+        // Nobody's right, and the same answer as to the owner.
+        for user in ["stranger", "owner"] {
+            let body = (method == "PUT").then(|| json!({}));
+            let refused = site.call(user, method, &format!("{path}?{VERSION}"), body).await;
+            assert_eq!((refused.status, refused.code()), (404, code), "{user} {method} {path}: {}", refused.body);
+        }
+    }
+    let endless = format!("/subscriptions/{SUBSCRIPTION}/providers/{}/register?{VERSION}", "x".repeat(31 * 1024));
+    let refused = site.call("stranger", "POST", &endless, None).await;
+    assert_eq!((refused.status, refused.code()), (400, "InvalidResourceId"), "{}", refused.body);
+    let query = format!("{}&a={}", group("g"), "x".repeat(17 * 1024));
+    assert_eq!(site.call("owner", "GET", &query, None).await.status, 414);
+}
+
+/// A list decides about each of its rows.
+#[tokio::test]
+async fn a_list_shows_what_is_read_one_by_one_whatever_roles_there_are() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    for name in ["a", "b", "c"] {
+        site.cluster("g", name).await;
+    }
+    assert_eq!(site.assign("ann", READER, &cluster_id("g", "b"), json!({})).await.status, 201);
+    let list = format!("/subscriptions/{SUBSCRIPTION}/providers/{CLUSTERS}?{VERSION}");
+    let shown = site.call("ann", "GET", &list, None).await;
+    let names = shown.body["value"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["b"], "{}", shown.body);
+}
