@@ -31,12 +31,16 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     api::error::ApiError,
+    aside::aside,
     control::Control,
     core::Core,
     rate::Rate,
     snapshot::{ClusterRef, Named},
 };
 
+/// Bytes of a message that holds a key, a request for a certificate or a signature; of others it is read on a thread of its own
+/// if it is longer.
+const SHORT_BYTES: usize = 32 * 1024;
 /// How long a body may take to arrive.
 const BODY_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a handler may take; a question that waits for news waits less.
@@ -108,11 +112,20 @@ impl Reply {
 
 impl Call {
     /// The message in the body.
-    pub fn message<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+    pub async fn message<T: DeserializeOwned + Send + 'static>(&self) -> Result<T, ApiError> {
         // Objects only, for a list would pass for one whose members all have defaults; and where a library quotes what it
         // read, a secret would be in a log.
-        let object = proto::json::object(&self.body).map(serde_json::Value::Object);
-        object.ok().and_then(|object| serde_json::from_value(object).ok()).ok_or_else(|| {
+        let read = |body: &[u8]| {
+            let object = proto::json::object(body).map(serde_json::Value::Object);
+            object.ok().and_then(|object| serde_json::from_value(object).ok())
+        };
+        let message = if self.body.len() <= SHORT_BYTES {
+            read(&self.body)
+        } else {
+            let body = self.body.clone();
+            aside(move || read(&body)).await.map_err(ApiError::internal)?
+        };
+        message.ok_or_else(|| {
             let message = "The body is not the message that belongs here; see the agent's version.";
             ApiError::bad_request("InvalidRequestContent", message)
         })
@@ -159,8 +172,10 @@ const CHALLENGES: Rate = Rate::new(20_000, 500.0);
 
 /// What is answered on tunnels.
 pub static OF_TUNNELS: &[Route<ForAgents>] = &[
-    Route::new(Method::POST, paths::RENEW, (BODY_BYTES, DEAR), |call, agent| Box::pin(certificate::renew(call, agent))),
-    Route::new(Method::POST, paths::TOKEN, (BODY_BYTES, TOKENS), |call, agent| Box::pin(token::serve(call, agent))),
+    Route::new(Method::POST, paths::RENEW, (SHORT_BYTES, DEAR), |call, agent| {
+        Box::pin(certificate::renew(call, agent))
+    }),
+    Route::new(Method::POST, paths::TOKEN, (SHORT_BYTES, TOKENS), |call, agent| Box::pin(token::serve(call, agent))),
     Route::new(Method::POST, paths::HEARTBEAT, (BODY_BYTES, DEAR), |call, agent| {
         Box::pin(heartbeat::serve(call, agent))
     }),
@@ -176,14 +191,14 @@ pub static OF_TUNNELS: &[Route<ForAgents>] = &[
 
 /// What is answered at the public listener, below the prefix.
 pub static OF_VISITORS: &[Route<ForVisitors>] = &[
-    Route::new(Method::POST, enrolment_paths::CHALLENGE, (BODY_BYTES, CHALLENGES), |call, _| {
+    Route::new(Method::POST, enrolment_paths::CHALLENGE, (SHORT_BYTES, CHALLENGES), |call, _| {
         Box::pin(challenge::serve(call))
     }),
-    Route::new(Method::POST, enrolment_paths::CERTIFICATE, (BODY_BYTES, OF_ADDRESS), |call, visitor| {
+    Route::new(Method::POST, enrolment_paths::CERTIFICATE, (SHORT_BYTES, OF_ADDRESS), |call, visitor| {
         Box::pin(certificate::enrol(call, visitor))
     }),
     Route::new(Method::POST, enrolment_paths::ENROL, (BODY_BYTES, OF_ADDRESS), |call, _| Box::pin(enrol::serve(call))),
-    Route::new(Method::POST, enrolment_paths::ENROLLED, (BODY_BYTES, OF_ADDRESS), |call, _| {
+    Route::new(Method::POST, enrolment_paths::ENROLLED, (SHORT_BYTES, OF_ADDRESS), |call, _| {
         Box::pin(enrol::enrolled(call))
     }),
     Route::new(Method::GET, enrolment_paths::SETTINGS, (0, OF_ADDRESS), |call, _| Box::pin(settings::serve(call))),

@@ -58,7 +58,7 @@ pub async fn enrol(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
 async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     let control = &call.control;
     let counted = call.core.agents.by_address(visitor.peer, enrolment_paths::CERTIFICATE, OF_ADDRESS);
-    let message: Enrolment = call.message()?;
+    let message: Enrolment = call.message().await?;
     let id = cluster_id(&message.cluster_id)?;
     // A flood of others from their address shuts nobody out who has a fresh challenge. Each is good for one try then, so that
     // no address has more judged than it may have challenges.
@@ -120,7 +120,7 @@ pub fn proved(
 
 /// Answers an agent that asks for the next certificate with the one at hand.
 pub async fn renew(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
-    let Renewal { csr } = call.message()?;
+    let Renewal { csr } = call.message().await?;
     let id = &agent.cluster.id;
     call.core.snapshots.load().serves(id, &agent.names).map_err(|gone| refused(&gone))?;
     let Some(principal) = agent.cluster.agents.principal() else {

@@ -129,7 +129,7 @@ pub fn cluster_id(text: &str) -> Result<ClusterId, ApiError> {
 
 /// Answers with a challenge, whether there is such a cluster or not.
 pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
-    let ChallengeRequest { cluster_id: id } = call.message()?;
+    let ChallengeRequest { cluster_id: id } = call.message().await?;
     let challenge = call.control.challenges.make(&call.control, &cluster_id(&id)?)?;
     Reply::json(&Challenge { challenge, expires_in_seconds: LIFE_MS.unsigned_abs() / 1000 })
 }

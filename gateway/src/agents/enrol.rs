@@ -29,7 +29,7 @@ use crate::{
 
 /// Answers with the new cluster.
 pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
-    let message: TokenEnrolment = call.message()?;
+    let message: TokenEnrolment = call.message().await?;
     let control = &call.control;
     let held = enrolment_token::held(control, &message.token).await?.ok_or_else(not_held)?;
     let (snapshot, issuer) = (call.core.snapshots.load(), call.core.issuer.load());
@@ -77,7 +77,7 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
 /// Tells who proves possession of a cluster's onboarding key what was told when the cluster was created: the answer may have
 /// been lost, and the token is used up.
 pub async fn enrolled(call: &Call) -> Result<Reply, ApiError> {
-    let message: EnrolledQuestion = call.message()?;
+    let message: EnrolledQuestion = call.message().await?;
     let (id, signature) = (cluster_id(&message.cluster_id)?, binary("signature", &message.signature)?);
     let found = call.control.store.get(&id.as_str().to_ascii_lowercase()).await?;
     let key = found.as_ref().and_then(onboarding_key);

@@ -29,7 +29,7 @@ const STATES: [&str; 3] = ["Running", "Failing", "Starting"];
 /// The answer.
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let now_ms = call.control.now_ms();
-    let told = checked(call.message()?, now_ms)?;
+    let told = checked(call.message().await?, now_ms)?;
     let wanted = wanted(call, agent)?;
     // A cluster that only the configuration has keeps nothing.
     if call.control.directory().cluster(&agent.cluster.key).is_some() {

@@ -16,6 +16,10 @@ use crate::api::error::ApiError;
 /// Bytes of one push of log lines, and of one line.
 pub const LOG_BYTES: usize = 512 * 1024;
 const LINE_BYTES: usize = 32 * 1024;
+/// Lines of one push; the agent's are of 128 KiB, which so many of the shortest of its own do not fill.
+const LINES_AT_ONCE: usize = 4000;
+/// Bytes that are read before others have their turn.
+const TURN_BYTES: usize = 64 * 1024;
 /// Bytes of the lines that are kept of one cluster, and of the metrics of one process.
 const LOGS_KEPT_BYTES: usize = 128 * 1024;
 /// Processes of one cluster whose metrics are kept.
@@ -144,8 +148,18 @@ pub async fn metrics(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
 
 /// `POST /v1/logs`: one JSON object a line.
 pub async fn logs(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
-    let lines: Vec<&str> = text(call)?.lines().filter(|line| !line.is_empty()).collect();
+    let lines: Vec<&str> = text(call)?.lines().filter(|line| !line.is_empty()).take(LINES_AT_ONCE + 1).collect();
+    if lines.len() > LINES_AT_ONCE {
+        let message = format!("More than {LINES_AT_ONCE} log lines in one request, the limit.");
+        return Err(ApiError::bad_request("InvalidRequestContent", message));
+    }
+    let mut turn = 0;
     for (at, line) in lines.iter().enumerate() {
+        turn += line.len();
+        if turn > TURN_BYTES {
+            turn = 0;
+            tokio::task::yield_now().await;
+        }
         let is_object = line.len() <= LINE_BYTES && serde_json::from_str::<serde_json::Map<_, _>>(line).is_ok();
         if !is_object {
             let message = format!("Line {} is no JSON object of at most {LINE_BYTES} bytes.", at + 1);

@@ -12,7 +12,7 @@ const NOT_READY: &str = "10";
 
 /// Answers with a token.
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
-    let TokenRequest { audience } = call.message()?;
+    let TokenRequest { audience } = call.message().await?;
     let audience = allowed(call, &audience)?;
     let Some(principal) = agent.cluster.agents.principal() else {
         let message =

@@ -15,9 +15,12 @@ use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Call, error::ApiError};
+use crate::aside::aside;
 
 /// Bytes of a body at most. As values in memory it may be sixteen times as much.
 pub const BYTES: usize = 256 * 1024;
+/// Bytes of a body that is read where its request is served: 1 ms, whatever is in it (`cargo bench -p bench --bench worst`).
+const AT_ONCE_BYTES: usize = 32 * 1024;
 /// Bodies that are read at once,
 const AT_ONCE: usize = 64;
 /// and of one caller.
@@ -90,7 +93,11 @@ where
 {
     json_in(call.headers)?;
     let _turn = call.control.bodies.take(call.caller.object_id()).await?;
-    parse(&bytes(body).await?)
+    let bytes = bytes(body).await?;
+    if bytes.len() <= AT_ONCE_BYTES {
+        return parse(&bytes);
+    }
+    aside(move || parse(&bytes)).await.map_err(ApiError::internal)?
 }
 
 /// Goes on only if the headers announce JSON as it is.

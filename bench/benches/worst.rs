@@ -1,0 +1,173 @@
+//! The worst input of each piece of work whose size a caller or a tenant chooses, within the bounds on it: none holds up a
+//! thread that serves requests for more than 5 ms. What takes longer is done on a thread of its own, and says so here.
+
+#![allow(missing_docs, reason = "criterion's macros make undocumented items")]
+
+use std::{fmt::Write as _, hint::black_box, sync::Arc};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use gateway::{
+    api::{body, route},
+    resources::{kind, schema},
+};
+use http::Method;
+use proto::{
+    ids::ClusterId,
+    kubernetes::RequestInfo,
+    rbac::{
+        Action, Assignment, Plane, Policy, Role, Scope, Window,
+        budget::DECISION_STEPS,
+        call::Asking,
+        role::{RawPermission, built_in},
+        snapshot::Document,
+    },
+};
+
+const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+/// Bytes of a body of the resource API that is read where its request is served, and of the longest.
+const SHORT: usize = 32 * 1024;
+const LONG: usize = 256 * 1024;
+
+/// A role of so many wildcards that match nothing before their end, of the longest patterns that are taken.
+fn role(number: usize, wildcards: usize, stars: usize) -> Arc<Role> {
+    let one = |n: usize| {
+        let part = format!("*{}", "a".repeat(500 / stars - 1));
+        format!("a/{}b{n}", part.repeat(stars - 1))
+    };
+    let patterns: Vec<String> = (0..wildcards).map(one).collect();
+    let raw = RawPermission { actions: patterns.clone(), data_actions: patterns, ..RawPermission::default() };
+    Arc::new(Role::new(&format!("r{number}"), &[raw]).expect("patterns"))
+}
+
+fn assignment(number: usize, role: &Arc<Role>, scope: &str) -> Assignment {
+    Assignment {
+        id: number.to_string().into(),
+        principal: "ann".into(),
+        scope: scope.parse().expect("a scope"),
+        role: Arc::clone(role),
+        window: Window::default(),
+    }
+}
+
+fn decisions(c: &mut Criterion) {
+    let namespace = format!("{CLUSTER}/namespaces/dev");
+    let cluster: ClusterId = CLUSTER.parse().expect("an id");
+    let mut group = c.benchmark_group("worst decision");
+    group.sample_size(20);
+    for (name, roles, wildcards, stars) in [
+        ("2 roles of 480 wildcards", 2, 480, 2),
+        ("100 roles of 200 wildcards, 8 times *", 100, 200, 8),
+        ("100 roles of 480 wildcards, 200 times *", 100, 480, 200),
+        ("10,000 roles of one wildcard", 10_000, 1, 2),
+    ] {
+        let policy: Policy = (0..roles).map(|n| assignment(n, &role(n, wildcards, stars), &namespace)).collect();
+        let action = Action::new(&format!("a/{}", "a".repeat(500)));
+        let scope: Scope = namespace.parse().expect("a scope");
+        group.bench_function(format!("{name}: {DECISION_STEPS} steps at most"), |b| {
+            b.iter(|| policy.decide(black_box(&["ann"]), Plane::Data, &action, &scope, 0).is_ok());
+        });
+        group.bench_function(format!("{name}: below"), |b| {
+            b.iter(|| policy.decide_below(black_box(&["ann"]), Plane::Data, &action, &Scope::root(), 0));
+        });
+        let principals = ["ann".to_owned()];
+        let asking = Asking { policy: &policy, principals: &principals, cluster: &cluster, now: 0 };
+        for (what, path) in [
+            ("a call", format!("/apis/{}/v1/namespaces/dev/{}/x", "a".repeat(253), "a".repeat(63))),
+            ("a request for a certificate", "/apis/certificates.k8s.io/v1/certificatesigningrequests".to_owned()),
+        ] {
+            let info = RequestInfo::parse(&Method::POST, &path, None);
+            group.bench_function(format!("{name}: {what}"), |b| b.iter(|| asking.call(black_box(&info), &path, false)));
+        }
+        let mut asker = policy.asker(&["ann"], Plane::Data, action.clone(), 0);
+        group.bench_function(format!("{name}: a row of a list"), |b| b.iter(|| asker.may(black_box(&scope))));
+    }
+    group.finish();
+}
+
+fn texts(c: &mut Criterion) {
+    let mut group = c.benchmark_group("worst text");
+    group.sample_size(20);
+    for (name, path) in [("of slashes", "/".repeat(1 << 20)), ("of names", "/apis/a".repeat((1 << 20) / 7))] {
+        group.bench_function(format!("a call's path {name}, 1 MiB"), |b| {
+            b.iter(|| RequestInfo::parse(&Method::GET, black_box(&path), None));
+        });
+        group.bench_function(format!("a path {name} of the resource API, 1 MiB"), |b| {
+            b.iter(|| route::parse(&Method::GET, black_box(&path)).is_ok());
+        });
+    }
+    let deep = format!("{CLUSTER}{}", "/providers/a/b/c".repeat(120));
+    group.bench_function("an id of 2 KiB", |b| b.iter(|| route::parse(&Method::GET, black_box(&deep)).is_ok()));
+    let filter = "a eq 'b' and ".repeat(70) + "a eq 'c'";
+    group.bench_function("a filter of 1 KiB", |b| {
+        b.iter(|| gateway::api::filter::all(black_box(&filter), |_| Some(true)).is_ok());
+    });
+    group.finish();
+}
+
+fn bodies(c: &mut Criterion) {
+    let names = |bytes: usize| {
+        let mut text = String::from("{");
+        for n in 0.. {
+            if text.len() > bytes - 16 {
+                break;
+            }
+            let _ = write!(text, "\"{n:x}\":0,");
+        }
+        text.pop();
+        text + "}"
+    };
+    let lists = |bytes: usize| format!("{{\"a\":[{}[]]}}", "[[[[]]]],".repeat((bytes - 16) / 9));
+    let mut group = c.benchmark_group("worst body");
+    group.sample_size(20);
+    for (where_, bytes) in [("where it is served", SHORT), ("on a thread of its own", LONG)] {
+        for (name, text) in [("of names", names(bytes)), ("of lists", lists(bytes))] {
+            group.bench_function(format!("{name}, {bytes} bytes, {where_}"), |b| {
+                b.iter(|| body::parse(black_box(text.as_bytes())).is_ok());
+            });
+        }
+    }
+    let cluster = kind("Microsoft.Kubernetes/connectedClusters").expect("a kind");
+    let unknown = body::parse(names(LONG).as_bytes()).expect("an object");
+    group.bench_function("a check of 256 KiB of unknown names", |b| {
+        b.iter(|| schema::check(cluster.schema(), black_box(&unknown)).is_ok());
+    });
+    let roles = kind("Microsoft.Authorization/roleDefinitions").expect("a kind");
+    let permissions: Vec<_> = (0..1000).map(|_| serde_json::json!({"actions": ["a/b", 7], "x": 1})).collect();
+    let many = serde_json::json!({"properties": {"permissions": permissions}});
+    let many = many.as_object().expect("an object");
+    group.bench_function("a check of 1,000 objects with faults", |b| {
+        b.iter(|| schema::check(roles.schema(), black_box(many)).is_ok());
+    });
+    group.finish();
+}
+
+/// Put together at the gateway and read at the agent on threads of their own.
+fn documents(c: &mut Criterion) {
+    let cluster: ClusterId = CLUSTER.parse().expect("an id");
+    let viewer = &built_in().iter().find(|role| role.name == "Azure Arc Kubernetes Viewer").expect("a role").role;
+    let heavy: Vec<Arc<Role>> = (0..20).map(|n| role(n, 500, 2)).collect();
+    let of_heavy =
+        heavy.iter().enumerate().map(|(n, role)| assignment(n, role, &format!("{CLUSTER}/namespaces/heavy")));
+    let of_viewers = (0..20_000).map(|n| assignment(n, viewer, &format!("{CLUSTER}/namespaces/n{}", n % 1000)));
+    let all: Vec<Assignment> = of_heavy.chain(of_viewers).collect();
+    let mut group = c.benchmark_group("worst document, on a thread of its own");
+    group.sample_size(10);
+    group.bench_function("20,020 assignments, put together and made to fit", |b| {
+        b.iter(|| {
+            let mut document = Document::new(&cluster, 1, true, &all);
+            document.fit()
+        });
+    });
+    let mut document = Document::new(&cluster, 1, true, &all);
+    document.fit();
+    let text = serde_json::to_string(&document).expect("a document");
+    group.bench_function("read", |b| {
+        b.iter(|| {
+            serde_json::from_str::<Document>(black_box(&text)).is_ok_and(|document| document.policy(&cluster).is_ok())
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(worst, decisions, texts, bodies, documents);
+criterion_main!(worst);
