@@ -7,7 +7,7 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
     Store, StoreError, Together, is_text,
-    resources::{COLUMNS, Stored, below, stored},
+    resources::{COLUMNS, Stored, below, each, stored},
 };
 
 /// The kind of resources that have such a row.
@@ -114,7 +114,7 @@ impl Store {
         rows: u32,
     ) -> Result<Vec<(Stored, Option<Agent>)>, StoreError> {
         let rows = self.page_rows(sqlx::AssertSqlSafe(joined(JOINED_PAGE)), kind, within, after, rows).await?;
-        rows.iter().map(both).collect()
+        each(&rows, both).await
     }
 
     /// The id of the resource that the Kubernetes cluster of a UID is, if it is another one than `key`.

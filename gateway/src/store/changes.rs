@@ -7,7 +7,7 @@ use sqlx::Row;
 
 use super::{
     Backend, Store, StoreError, Together,
-    resources::{Stored, select, stored},
+    resources::{Stored, each, select, stored},
 };
 
 /// Changes that one question brings at most, of resources and as many of deletions; more only where one revision alone has
@@ -97,9 +97,7 @@ impl Store {
             let (revision, key, kind) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
             changes.push(Change::Deleted { key, kind, revision });
         }
-        for row in &put {
-            changes.push(Change::Put(stored(row)?));
-        }
+        changes.extend(each(&put, stored).await?.into_iter().map(Change::Put));
         // Stable: deletions of a revision stay before its puts.
         changes.sort_by_key(Change::revision);
         Ok(Changes::Since(changes))

@@ -9,6 +9,9 @@ use super::{Store, StoreError, is_text};
 /// Rows of a page at most.
 pub const PAGE_ROWS: u32 = 1000;
 
+/// Rows that are read before other requests have their turn.
+const ROWS_A_TURN: usize = 4;
+
 /// A resource as kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
@@ -65,7 +68,7 @@ impl Store {
     /// goes on where the last one ended, not at a count.
     pub async fn page(&self, kind: &str, within: &str, after: &str, rows: u32) -> Result<Vec<Stored>, StoreError> {
         let rows = self.page_rows(select(PAGE), kind, within, after, rows).await?;
-        rows.iter().map(stored).collect()
+        each(&rows, stored).await
     }
 
     /// The rows of a page, by a statement that takes kind, both ends of the keys, and their number.
@@ -104,7 +107,7 @@ impl Store {
             .bind(i64::from(rows.min(PAGE_ROWS)))
             .fetch_all(&self.readers)
             .await?;
-        rows.iter().map(stored).collect()
+        each(&rows, stored).await
     }
 
     /// How many resources of a kind there are anywhere below `within` (a key; empty: everywhere).
@@ -133,6 +136,21 @@ pub(super) async fn revision_of(connection: &mut AnyConnection, key: &str) -> Re
     let sql = "SELECT revision FROM resources WHERE resource_key = $1";
     let row = sqlx::query(sql).bind(key).fetch_optional(connection).await?;
     Ok(row.map(|row| row.try_get(0)).transpose()?)
+}
+
+/// Reads rows, a few at a time: a body has up to 256 KiB, and a page a thousand of them.
+pub(super) async fn each<T>(
+    rows: &[AnyRow],
+    read: impl Fn(&AnyRow) -> Result<T, StoreError>,
+) -> Result<Vec<T>, StoreError> {
+    let mut all = Vec::with_capacity(rows.len());
+    for turn in rows.chunks(ROWS_A_TURN) {
+        for row in turn {
+            all.push(read(row)?);
+        }
+        tokio::task::yield_now().await;
+    }
+    Ok(all)
 }
 
 pub(super) fn stored(row: &AnyRow) -> Result<Stored, StoreError> {
