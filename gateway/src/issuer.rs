@@ -56,7 +56,7 @@ pub use self::{
 };
 
 /// Path below a gateway's address where it is mounted.
-pub const MOUNT: &str = "/.towline/issuer";
+pub const MOUNT: &str = proto::token::OWN_ISSUER_PATH;
 /// What clients of the Microsoft identity platform call a tenant that they do not know yet, such as `az logout`.
 const ANY_TENANT: [&str; 2] = ["organizations", "common"];
 /// Default and longest life of a token.

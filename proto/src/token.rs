@@ -32,7 +32,7 @@ use std::{
 use certs::Roots;
 
 pub use self::{
-    config::{Fault, Faults, ISSUER_KEYS, Issuer, IssuerKind, OneOrMore, Pop, RawIssuer, Tokens},
+    config::{Fault, Faults, ISSUER_KEYS, Issuer, IssuerKind, OWN_ISSUER_PATH, OneOrMore, Pop, RawIssuer, Tokens},
     decisions::KEEP,
     error::{PopError, TokenError},
     fetch::{Boxed, Connect, DOCUMENT_BYTES, Direct, FETCH_DEADLINE, Fetch, FetchError, HttpsFetch, Socket},

@@ -46,7 +46,11 @@ pub const TABLES: &[Table] = &[
     ),
     table("issuer", false, "The built-in issuer; without it everybody signs in elsewhere. Needs [api].", ISSUER),
     many("issuers", "Who may issue users' tokens, the built-in one too. Agents need the same tables.", ISSUER_KEYS),
-    many("clusters", "Clusters beside those of [api].", CLUSTERS),
+    many(
+        "clusters",
+        "Clusters beside those of [api]. The API neither creates nor changes a cluster of this list.",
+        CLUSTERS,
+    ),
     many("grants", "Rights to reach clusters, beside roles of [api].", GRANTS),
     many("disabled", "Who is refused everywhere, whatever their token says.", DISABLED),
 ];

@@ -63,6 +63,10 @@ pub struct Issuer {
     pub(super) pop_validity: Duration,
     pub(super) tokens: Tokens,
     pub(super) reserved: Vec<String>,
+    /// Prefixes that other issuers' user names begin with, where this one has none.
+    pub(super) others_names: Vec<String>,
+    /// The same of groups.
+    pub(super) others_groups: Vec<String>,
     /// Whether the two prefixes were written down.
     prefixes_said: (bool, bool),
 }
@@ -99,7 +103,20 @@ impl Issuer {
                 Err(Faults(more)) => faults.extend(more),
             }
         }
+        let foreign: Vec<(String, String)> =
+            issuers.iter().map(|issuer| (issuer.username_prefix.clone(), issuer.groups_prefix.clone())).collect();
+        for issuer in &mut issuers {
+            let others = |prefix: &String, own: &String| (own.is_empty() && !prefix.is_empty()).then(|| prefix.clone());
+            let (users, groups) = (&issuer.username_prefix, &issuer.groups_prefix);
+            issuer.others_names = foreign.iter().filter_map(|(prefix, _)| others(prefix, users)).collect();
+            issuer.others_groups = foreign.iter().filter_map(|(_, prefix)| others(prefix, groups)).collect();
+        }
         if faults.is_empty() { Ok(issuers) } else { Err(Faults(faults)) }
+    }
+
+    /// Whether its address is that of a gateway's own issuer.
+    fn is_own(&self) -> bool {
+        Url::parse(&self.url).is_ok_and(|url| url.path() == OWN_ISSUER_PATH)
     }
 
     /// Reads `[[issuers]]` of a settings file, as written and as checked.
@@ -122,7 +139,12 @@ impl Issuer {
     }
 }
 
-/// Two issuers must not give the same names without anybody having said so.
+/// The path of the address of a gateway's own issuer.
+pub const OWN_ISSUER_PATH: &str = "/.towline/issuer";
+
+/// Two issuers must not give the same names without anybody having said so. A prefix that another one begins with says nothing:
+/// what an issuer puts behind the shorter one is a name of the longer one. The gateway's own issuer may be without a prefix
+/// beside others, because its tokens with names that begin with another issuer's prefix are refused (see [`Issuer::all`]).
 fn apart(one: &Issuer, other: &Issuer, faults: &mut Vec<Fault>) {
     let mut fault = |key, message| faults.push(Fault { issuer: other.name.clone(), key, message });
     if one.name == other.name {
@@ -131,18 +153,32 @@ fn apart(one: &Issuer, other: &Issuer, faults: &mut Vec<Fault>) {
     if one.url == other.url {
         fault("url", format!("is the url of issuer {:?} too", one.name));
     }
-    let same = |key: &str| {
-        format!(
-            "gives the same names as issuer {:?}; set different prefixes, or the same {key} explicitly on both",
-            one.name
-        )
+    let mut prefixes = |key, (a, b): (&str, &str), both_said: bool| {
+        let message = if a == b && (a.is_empty() || !both_said) {
+            format!(
+                "gives the same names as issuer {:?}; set different prefixes, or the same {key} explicitly on both, not empty",
+                one.name
+            )
+        } else if a != b && (a.is_empty() && !one.is_own() || b.is_empty() && !other.is_own()) {
+            let (bare, prefixed, prefix) = if a.is_empty() { (one, other, b) } else { (other, one, a) };
+            format!(
+                "issuer {:?} has no {key}, so that it could give the names of issuer {:?}, which begin with {prefix:?}; set one that none of the two begins with",
+                bare.name, prefixed.name
+            )
+        } else if a != b && !a.is_empty() && !b.is_empty() && (a.starts_with(b) || b.starts_with(a)) {
+            format!(
+                "{b:?} and {a:?} of issuer {:?} begin alike, so that one issuer could give the other's names; set prefixes of which none begins with the other",
+                one.name
+            )
+        } else {
+            return;
+        };
+        fault(key, message);
     };
-    if one.username_prefix == other.username_prefix && !(one.prefixes_said.0 && other.prefixes_said.0) {
-        fault("username_prefix", same("username_prefix"));
-    }
-    let both = one.groups_claim.is_some() && other.groups_claim.is_some();
-    if both && one.groups_prefix == other.groups_prefix && !(one.prefixes_said.1 && other.prefixes_said.1) {
-        fault("groups_prefix", same("groups_prefix"));
+    let said = (&one.prefixes_said, &other.prefixes_said);
+    prefixes("username_prefix", (&one.username_prefix, &other.username_prefix), said.0.0 && said.1.0);
+    if one.groups_claim.is_some() && other.groups_claim.is_some() {
+        prefixes("groups_prefix", (&one.groups_prefix, &other.groups_prefix), said.0.1 && said.1.1);
     }
 }
 
@@ -289,6 +325,8 @@ impl TryFrom<RawIssuer> for Issuer {
             keys,
             http_loopback: raw.allow_http_loopback,
             reserved: raw.allow_reserved,
+            others_names: Vec::new(),
+            others_groups: Vec::new(),
             prefixes_said,
         };
         if check.faults.is_empty() { Ok(this) } else { Err(Faults(check.faults)) }

@@ -131,6 +131,9 @@ pub enum TokenError {
     /// A user or group name that begins with `system:` and is not allowed for this issuer.
     #[error("the token's {0} is reserved (system:) and not allowed for this issuer")]
     Reserved(&'static str),
+    /// A user or group name, or an object id, that begins with the prefix of another configured issuer.
+    #[error("the token's {0} begins with the prefix of another issuer, whose names this one may not give")]
+    OthersName(&'static str),
     /// The token is bound to a key and was shown without its proof, or the issuer's configuration requires one.
     #[error("the token needs a proof of possession and none was shown")]
     PopRequired,
@@ -236,6 +239,7 @@ impl TokenError {
             Self::TooManyGroups { .. } => "too_many_groups",
             Self::BadName(_) => "bad_name",
             Self::Reserved(_) => "reserved_name",
+            Self::OthersName(_) => "others_name",
             Self::PopRequired => "pop_required",
             Self::PopOff => "pop_off",
             Self::Pop(error) => error.code(),

@@ -9,7 +9,7 @@ use super::{
     config::{Issuer, Username},
     error::TokenError,
     fetch::Boxed,
-    names,
+    names::{self, Names},
 };
 use crate::limits;
 
@@ -126,10 +126,13 @@ pub(super) fn identity(
     if groups.len() > limits::GROUPS {
         return Err(TokenError::TooManyGroups { count: groups.len(), limit: limits::GROUPS });
     }
-    let group = |name: &String| names::prefixed("group name", &issuer.groups_prefix, name, &issuer.reserved);
+    let reserved = &issuer.reserved;
+    let users = Names { prefix: &issuer.username_prefix, reserved, others: &issuer.others_names };
+    let of_groups = Names { prefix: &issuer.groups_prefix, reserved, others: &issuer.others_groups };
+    let group = |name: &String| of_groups.prefixed("group name", name);
     Ok(Identity(Details {
-        principal: format!("{}{}", issuer.username_prefix, principal(claims, issuer, subject)?),
-        username: names::prefixed("user name", &issuer.username_prefix, username(claims, issuer)?, &issuer.reserved)?,
+        principal: users.principal(principal(claims, issuer, subject)?)?,
+        username: users.prefixed("user name", username(claims, issuer)?)?,
         uid: match &issuer.uid_claim {
             None => None,
             Some(claim) => Some(names::id("uid", required_text(claims, claim)?)?),
@@ -210,7 +213,7 @@ fn extra(claims: &Claims, issuer: &Issuer) -> Result<BTreeMap<String, Vec<String
             return Err(TokenError::TooManyGroups { count: values.len(), limit: limits::GROUPS });
         }
         for value in &values {
-            names::prefixed("extra", "", value, &issuer.reserved)?;
+            Names { prefix: "", reserved: &issuer.reserved, others: &[] }.prefixed("extra", value)?;
         }
         if !values.is_empty() {
             out.insert(key.clone(), values);

@@ -28,12 +28,36 @@ pub(super) fn id(what: &'static str, id: &str) -> Result<String, TokenError> {
     Ok(id.to_owned())
 }
 
-/// Puts the prefix in front and checks the whole.
-pub(super) fn prefixed(what: &'static str, prefix: &str, name: &str, allowed: &[String]) -> Result<String, TokenError> {
-    let whole = [prefix, name].concat();
-    id(what, name).and_then(|_| id(what, &whole))?;
-    if is_reserved(&whole) && !allowed.contains(&whole) {
-        return Err(TokenError::Reserved(what));
+/// Whose names an issuer may give.
+pub(super) struct Names<'a> {
+    /// What its names begin with.
+    pub(super) prefix: &'a str,
+    /// Names that begin with `system:` and are allowed.
+    pub(super) reserved: &'a [String],
+    /// What names of others begin with, where it has no prefix.
+    pub(super) others: &'a [String],
+}
+
+impl Names<'_> {
+    /// Puts the prefix in front of what role assignments call somebody, which Kubernetes never sees.
+    pub(super) fn principal(&self, id: &str) -> Result<String, TokenError> {
+        let whole = [self.prefix, id].concat();
+        if self.others.iter().any(|other| whole.starts_with(other)) {
+            return Err(TokenError::OthersName("object id"));
+        }
+        Ok(whole)
     }
-    Ok(whole)
+
+    /// Puts the prefix in front and checks the whole.
+    pub(super) fn prefixed(&self, what: &'static str, name: &str) -> Result<String, TokenError> {
+        let whole = [self.prefix, name].concat();
+        id(what, name).and_then(|_| id(what, &whole))?;
+        if is_reserved(&whole) && !self.reserved.contains(&whole) {
+            return Err(TokenError::Reserved(what));
+        }
+        if self.others.iter().any(|other| whole.starts_with(other)) {
+            return Err(TokenError::OthersName(what));
+        }
+        Ok(whole)
+    }
 }

@@ -678,6 +678,41 @@ async fn reserved_names_are_refused_unless_allowed() {
     assert_eq!(allowed.refused(|c| c["groups"] = json!(["system:ops2"])).await, TokenError::Reserved("group name"));
 }
 
+/// A gateway's own issuer needs no prefix beside others, and so may give whatever name does not begin with theirs.
+#[tokio::test]
+async fn an_issuer_without_prefix_gives_no_names_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = TestIssuer::new(&format!("https://gateway.test{OWN_ISSUER_PATH}"));
+    let corp = TestIssuer::new("https://corp.test");
+    let raws = vec![
+        own.raw("own", dir.path()).unwrap(),
+        RawIssuer {
+            username_prefix: Some("corp:".to_owned()),
+            groups_prefix: Some("corp-".to_owned()),
+            ..corp.raw("corp", dir.path()).unwrap()
+        },
+    ];
+    let verifier = verifier(Issuer::all(raws).unwrap());
+    let now = SystemTime::now();
+    let verified = async |issuer: &TestIssuer, change: fn(&mut Value)| {
+        let mut claims = issuer.claims("ann", AUD, now);
+        claims["groups"] = json!(["ops"]);
+        change(&mut claims);
+        verifier.verify(&issuer.mint(&claims), AUD, now).await
+    };
+    let theirs = verified(&corp, |_| {}).await.unwrap();
+    assert_eq!((theirs.username.as_str(), theirs.groups.as_slice()), ("corp:ann", &["corp-ops".to_owned()][..]));
+    assert_eq!(verified(&own, |_| {}).await.unwrap().username, "ann");
+    for (change, what) in [
+        ((|c| c["sub"] = json!("corp:ann")) as fn(&mut Value), "object id"),
+        (|c| c["groups"] = json!(["ops", "corp-ops"]), "group name"),
+    ] {
+        assert_eq!(verified(&own, change).await.unwrap_err(), TokenError::OthersName(what));
+    }
+    // What begins otherwise is its own.
+    assert_eq!(verified(&own, |c| c["sub"] = json!("corp-ann")).await.unwrap().username, "corp-ann");
+}
+
 #[tokio::test]
 async fn entra_maps_users_to_upn_and_others_to_their_object_id() {
     let tenant = "00000000-0000-0000-0000-000000000007";

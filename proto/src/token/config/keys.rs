@@ -61,13 +61,13 @@ pub const ISSUER_KEYS: &[Key] = &[
     Key::example(
         "username_prefix",
         "\"staff:\"",
-        "What user names begin with; without it nothing. Two issuers with the same prefix must both say so. Text.",
+        "What user names begin with; without it nothing. Among several issuers no prefix may begin with another one, and only the gateway's own issuer may have none; two with the same prefix must both say so. Text.",
     ),
     Key::default("groups_claim", "\"groups\"", "The claim with the groups; empty: no groups are read. Text."),
     Key::example(
         "groups_prefix",
         "\"staff:\"",
-        "What group names begin with; without it nothing. Two issuers with the same prefix must both say so. Text.",
+        "What group names begin with; without it nothing. The rules are those of username_prefix. Text.",
     ),
     Key::default(
         "uid_claim",

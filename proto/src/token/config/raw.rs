@@ -55,13 +55,14 @@ pub struct RawIssuer {
     /// The claim with the user name. Default: `sub`; for `entra`: `upn`, and `oid` where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub username_claim: Option<String>,
-    /// What user names begin with (default: nothing). Two issuers with the same prefix must both say so.
+    /// What user names begin with (default: nothing). Among several issuers no prefix may begin with another one, and only a
+    /// gateway's own issuer may have none; two with the same prefix must both say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub username_prefix: Option<String>,
     /// The claim with the groups (default `groups`); empty: no groups are read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups_claim: Option<String>,
-    /// What group names begin with (default: nothing). Two issuers with the same prefix must both say so.
+    /// What group names begin with (default: nothing); the rules are those of `username_prefix`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups_prefix: Option<String>,
     /// The claim for `Impersonate-Uid` (default `sub`: a user name may be given to somebody else one day, an id is not);

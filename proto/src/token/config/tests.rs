@@ -81,17 +81,62 @@ fn entra_names_one_tenant_and_checks_it_in_the_token() {
     }
 }
 
-#[test]
-fn two_issuers_do_not_give_the_same_names_unless_both_say_so() {
-    let raw = |name: &str, prefix: Option<&str>| RawIssuer {
+/// Two issuers with these prefixes of user and group names: the keys that are at fault.
+fn prefixes((a, a_url): (Option<&str>, &str), (b, b_url): (Option<&str>, &str)) -> Vec<&'static str> {
+    let raw = |name: &str, prefix: Option<&str>, url: &str| RawIssuer {
         username_prefix: prefix.map(str::to_owned),
         groups_prefix: prefix.map(str::to_owned),
+        ..RawIssuer::new(name, url)
+    };
+    let keys = |all: Result<Vec<Issuer>, Faults>| {
+        all.map(|_| Vec::new()).unwrap_or_else(|Faults(all)| all.into_iter().map(|f| f.key).collect())
+    };
+    keys(Issuer::all(vec![raw("a", a, a_url), raw("b", b, b_url)]))
+}
+
+const BOTH: [&str; 2] = ["username_prefix", "groups_prefix"];
+
+#[test]
+fn two_issuers_do_not_give_the_same_names_unless_both_say_so() {
+    let all = |a, b| prefixes((a, "https://a.test"), (b, "https://b.test"));
+    assert_eq!(all(None, None), BOTH);
+    assert_eq!(all(None, Some("")), BOTH);
+    assert_eq!(all(Some("x:"), Some("x:")), [""; 0]);
+    assert_eq!(all(Some("a:"), Some("b:")), [""; 0]);
+    let raw = |name: &str, url: &str| RawIssuer { username_prefix: Some("x:".to_owned()), ..RawIssuer::new(name, url) };
+    assert!(Issuer::all(vec![raw("a", "https://a.test"), raw("a", "https://b.test")]).is_err());
+}
+
+/// The issuer with the shorter prefix could give the names of the other one.
+#[test]
+fn prefixes_that_begin_with_one_another_are_refused() {
+    let all = |a, b| prefixes((Some(a), "https://a.test"), (Some(b), "https://b.test"));
+    for (a, b) in [("", ""), ("", "corp:"), ("corp", "corp:"), ("corp:", "corp:eu:"), ("c", "corp:")] {
+        assert_eq!((all(a, b), all(b, a)), (BOTH.to_vec(), BOTH.to_vec()), "{a:?} {b:?}");
+    }
+    assert_eq!(all("corp:", "cord:"), [""; 0]);
+    // Where groups are not read none are given.
+    let raw = |name: &str, users: &str, groups: &str, claim: &str| RawIssuer {
+        username_prefix: Some(users.to_owned()),
+        groups_prefix: Some(groups.to_owned()),
+        groups_claim: Some(claim.to_owned()),
         ..RawIssuer::new(name, format!("https://{name}.test"))
     };
-    let all = |a, b| Issuer::all(vec![raw("a", a), raw("b", b)]).map(|_| ()).map_err(|Faults(f)| f.len());
-    assert_eq!(all(None, None), Err(2));
-    assert_eq!(all(None, Some("")), Err(2));
-    assert_eq!(all(Some(""), Some("")), Ok(()));
-    assert_eq!(all(None, Some("b:")), Ok(()));
-    assert!(Issuer::all(vec![raw("a", Some("a:")), raw("a", Some("b:"))]).is_err());
+    let with = |claim| Issuer::all(vec![raw("a", "a:", "", claim), raw("b", "b:", "b:", "groups")]).is_ok();
+    assert!(with("") && !with("groups"));
+}
+
+/// Its names are without a prefix beside any issuer's; which of them it may give is looked at in its tokens.
+#[test]
+fn a_gateways_own_issuer_alone_is_without_a_prefix_beside_others() {
+    let own = format!("https://gateway.test{OWN_ISSUER_PATH}");
+    assert_eq!(prefixes((None, &own), (Some("corp:"), "https://b.test")), [""; 0]);
+    assert_eq!(prefixes((Some("corp:"), "https://b.test"), (None, &own)), [""; 0]);
+    assert_eq!(prefixes((None, &own), (None, "https://b.test")), BOTH);
+    assert_eq!(prefixes((Some("corp"), &own), (Some("corp:"), "https://b.test")), BOTH);
+    for other in
+        [format!("{own}/x"), format!("https://x.test/x{OWN_ISSUER_PATH}"), format!("https://x.test/?{OWN_ISSUER_PATH}")]
+    {
+        assert_ne!(prefixes((None, &other), (Some("corp:"), "https://b.test")), [""; 0], "{other}");
+    }
 }
