@@ -123,7 +123,8 @@ impl TokenEndpoint {
             None => account.roots()?,
         };
         let client = Client::new(Address::parse(&url)?, &roots, None, outbound.clone())?;
-        Ok(Self { client, external, audience: account.audience.clone() })
+        let audience = if external { account.external_audience() } else { account.audience.clone() };
+        Ok(Self { client, external, audience })
     }
 
     /// Exchanges it for a token.
@@ -276,6 +277,40 @@ mod tests {
         }
         assert_eq!(after(StatusCode::UNAUTHORIZED, "3"), None);
         assert_eq!(after(StatusCode::TOO_MANY_REQUESTS, "tomorrow"), None);
+    }
+
+    fn jwt(aud: &str) -> String {
+        format!("e30.{}.c2ln", BASE64.encode(json!({"aud": aud}).to_string()))
+    }
+
+    /// A gateway that says that it is another service would be shown what the issuer gives for that.
+    #[test]
+    fn another_issuers_token_is_for_the_address_that_was_typed() {
+        let signed_in = |says: &str| {
+            let mut account = Account::at("https://Gateway.test:443/", None).unwrap();
+            account.audience = says.to_owned();
+            account.signs_in = SignsIn::User {
+                client_id: "towline".to_owned(),
+                refresh_token: None,
+                external: Some(crate::context::account::IssuerAt {
+                    url: "https://issuer.test".to_owned(),
+                    token_endpoint: "https://issuer.test/token".to_owned(),
+                    ca: None,
+                    scope: "openid".to_owned(),
+                }),
+            };
+            let tokens = TokenEndpoint::of(&account, &Outbound::new(&account.outbound()).unwrap()).unwrap();
+            let given = |aud: &str| json!({"access_token": jwt(aud), "id_token": jwt("towline")});
+            let shown = |aud: &str| {
+                let answer = tokens.read(&given(aud), SystemTime::now()).unwrap();
+                answer.token.secret.expose_secret() == jwt(aud)
+            };
+            ["https://vault.test", "https://gateway.test", "https://Gateway.test"].map(shown)
+        };
+        // The same address in other letters is the same address.
+        assert_eq!(signed_in("https://gateway.test"), [false, true, false]);
+        assert_eq!(signed_in("https://vault.test"), [false, false, true]);
+        assert_eq!(signed_in("https://gateway.test.evil.test"), [false, false, true]);
     }
 
     #[test]

@@ -33,6 +33,10 @@ async fn sign_in(args: LoginArgs, issuer_ca: Option<String>) -> Outcome {
     let mut account = begin(&args, &folder)?;
     oauth::discover_gateway(&mut account, args.tenant.as_deref()).await?;
     let outbound = Outbound::new(&account.outbound()).map_err(Failure::usage)?;
+    let called = account.audience.clone();
+    if args.issuer.is_some() {
+        account.audience = account.external_audience();
+    }
     let audience = account.audience.clone();
     let answer = match (args.service_principal, &args.issuer) {
         (true, _) => service_principal(&args, &mut account, &outbound).await?,
@@ -53,7 +57,7 @@ async fn sign_in(args: LoginArgs, issuer_ca: Option<String>) -> Outcome {
     let context = Context::with(account.clone(), None, None, gateway::issuer::guid::random()?)?;
     if args.issuer.is_some() {
         // With the prefix that this gateway gives that issuer's people: so role assignments name them.
-        let me = context.api()?.get("/v1.0/me").await.map_err(not_taken)?;
+        let me = context.api()?.get("/v1.0/me").await.map_err(|failure| not_taken(failure, &account, &called))?;
         account.object_id = me["id"].as_str().unwrap_or(&account.object_id).to_owned();
     }
     choose_subscription(&context, &mut account, args.subscription.as_deref()).await?;
@@ -212,10 +216,16 @@ async fn external(
     Ok(answer)
 }
 
-/// A token that the issuer gave and the gateway does not take.
-fn not_taken(failure: Failure) -> Failure {
+/// A token that the issuer gave and the gateway does not take. `called`: what the gateway calls itself.
+fn not_taken(failure: Failure, account: &Account, called: &str) -> Failure {
     if failure.api().is_some_and(|error| error.status != StatusCode::UNAUTHORIZED) {
         return failure;
+    }
+    if account.audience != called {
+        return failure.hint(format!(
+            "the gateway at {} says that its address is {called}: another issuer's tokens for that are shown only to who answers there; if that is the gateway you mean: towline login {called}",
+            account.gateway
+        ));
     }
     failure.hint(
         "the gateway must know this issuer and take its tokens at the API: [[issuers]], api_audiences = [\"CLIENT ID\"] in \
@@ -231,7 +241,10 @@ async fn page(
     asked: (&str, &str, &str),
 ) -> Outcome<oauth::Answer> {
     match (&endpoints.device, args.browser) {
-        (Some(device), false) => oauth::device::sign_in(client, device, tokens, asked).await,
+        (Some(device), false) => {
+            let at = (device.as_str(), endpoints.device_page.as_deref());
+            oauth::device::sign_in(client, at, tokens, asked).await
+        }
         (None, false) if args.device_code => {
             Err(Failure::from(anyhow!("{} knows no device codes", endpoints.issuer)).hint("--browser"))
         }

@@ -19,13 +19,13 @@ const INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// The longest life of a code.
 const LIFE_MAX: Duration = Duration::from_secs(3600);
 
-/// Signs in. `endpoint` is where a device begins.
+/// Signs in. `endpoint` is where a device begins; `page` is where the code is entered, if the answer is not to say so.
 ///
 /// # Errors
 /// When the person refuses, or the time is over.
 pub async fn sign_in(
     client: &Client,
-    endpoint: &str,
+    (endpoint, page): (&str, Option<&str>),
     tokens: &TokenEndpoint,
     (client_id, scope, audience): (&str, &str, &str),
 ) -> Outcome<Answer> {
@@ -38,10 +38,21 @@ pub async fn sign_in(
         text.map(str::to_owned).with_context(|| format!("{} did not say its {name}", client.address().authority()))
     };
     let seconds = |name: &str| begun[name].as_u64().map(Duration::from_secs);
-    let (code, user_code, page) = (text("device_code")?, line(&text("user_code")?), line(&text("verification_uri")?));
+    let (code, user_code) = (text("device_code")?, line(&text("user_code")?));
+    let (page, whole) = match page {
+        Some(page) => {
+            let query =
+                url::form_urlencoded::Serializer::new(String::new()).append_pair("user_code", &user_code).finish();
+            (page.to_owned(), Some(format!("{page}?{query}")))
+        }
+        None => {
+            let whole = begun.get("verification_uri_complete").and_then(Value::as_str);
+            (line(&text("verification_uri")?), whole.map(line))
+        }
+    };
     say(&format!("To sign in, open {page} in a browser and enter the code {user_code}"));
-    if let Some(whole) = begun.get("verification_uri_complete").and_then(Value::as_str) {
-        say(&format!("or open {}", line(whole)));
+    if let Some(whole) = whole {
+        say(&format!("or open {whole}"));
     }
     let end = Instant::now() + seconds("expires_in").unwrap_or(LIFE_MAX).min(LIFE_MAX);
     let mut interval = seconds("interval").unwrap_or(INTERVAL).min(INTERVAL_MAX);

@@ -22,6 +22,8 @@ pub struct Endpoints {
     pub device: Option<String>,
     /// Where a browser begins.
     pub authorize: Option<String>,
+    /// Where a person enters a device's code; of an issuer that is not the gateway's own, what its answer says.
+    pub device_page: Option<String>,
 }
 
 /// Asks the gateway who it is, which needs no sign-in, and writes it into the account.
@@ -84,16 +86,24 @@ pub async fn discover_issuer(client: &Client, own: bool) -> Outcome<Endpoints> {
         token,
         device: text("device_authorization_endpoint"),
         authorize: text("authorization_endpoint"),
+        device_page: None,
     };
     if own { Ok(found.behind(client.address())) } else { Ok(found) }
 }
 
 impl Endpoints {
-    /// The gateway's own endpoints, at the address by which it is known here.
+    /// The gateway's own endpoints, at the address by which it is known here, whatever it says: a hostile gateway could name
+    /// the pages of another issuer, and would be brought what a person signs in for there.
     fn behind(self, address: &Address) -> Self {
         let url = address.url();
         let at = |path: &str| format!("{url}/{path}");
-        Self { token: at("token"), device: self.device.map(|_| at("devicecode")), ..self }
+        Self {
+            token: at("token"),
+            device: self.device.map(|_| at("devicecode")),
+            authorize: self.authorize.map(|_| at("authorize")),
+            device_page: Some(at("device")),
+            ..self
+        }
     }
 }
 
@@ -106,4 +116,28 @@ async fn get(client: &Client, path: &str) -> anyhow::Result<Option<Value>> {
     }
     let value = answer.status().is_success().then(|| serde_json::from_slice(answer.body()).ok()).flatten();
     Ok(value.filter(Value::is_object))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A gateway that names another issuer's pages would be brought what a person signs in for there.
+    #[test]
+    fn a_gateways_own_pages_are_at_its_address() {
+        let elsewhere = || "https://login.test/x".to_owned();
+        let said = Endpoints {
+            issuer: elsewhere(),
+            token: elsewhere(),
+            device: Some(elsewhere()),
+            authorize: Some(elsewhere()),
+            device_page: None,
+        };
+        let own = said.behind(&Address::parse("https://gateway.test/.towline/issuer").unwrap());
+        let at = |path: &str| format!("https://gateway.test/.towline/issuer/{path}");
+        assert_eq!(own.token, at("token"));
+        assert_eq!(own.device, Some(at("devicecode")));
+        assert_eq!(own.authorize, Some(at("authorize")));
+        assert_eq!(own.device_page, Some(at("device")));
+    }
 }
