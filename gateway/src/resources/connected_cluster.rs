@@ -77,7 +77,7 @@ const AGENTRY: &[Property] = &[
     Property::new("protectedSettings", Type::Texts).write_only(),
 ];
 const PROPERTIES: &[Property] = &[
-    Property::new("agentPublicKeyCertificate", Type::Checked(public_key)).required(),
+    Property::new(KEY, Type::Checked(public_key)).required(),
     Property::read_only("kubernetesVersion", Type::Text),
     Property::read_only("totalNodeCount", Type::Count),
     Property::read_only("totalCoreCount", Type::Count),
@@ -186,7 +186,7 @@ impl Kind for ConnectedClusters {
             // Everything else in this program knows clusters by this id: one that it cannot express is none.
             cluster_id(writing.id)?;
             let old = writing.old.and_then(|old| old.body.as_object());
-            same_agents(body, old, writing).await?;
+            let principal = successor(body, old, writing).await?;
             wanted::check(properties_mut(body))?;
             let state = properties_mut(body).remove("provisioningState");
             let there = old.and_then(properties).and_then(|old| old.get("provisioningState"));
@@ -208,7 +208,7 @@ impl Kind for ConnectedClusters {
                 facts::unwrite(properties_mut(body), old, &agent.facts);
             }
             properties_mut(body).insert("provisioningState".to_owned(), json!("Succeeded"));
-            identity(body, old, &writing.control.settings.tenant);
+            identity(body, principal, &writing.control.settings.tenant);
             Ok(())
         })
     }
@@ -318,53 +318,84 @@ pub fn same_location(body: &mut Map<String, Value>, writing: &Writing<'_>) -> Re
     Ok(())
 }
 
-/// Another key, or no identity any more, hands the cluster to other agents: while those that hold its certificate are connected
-/// they would be locked out (features row R3), and otherwise it is as good as deleting the cluster and creating it again, and
-/// takes the right to. A cluster whose certificate has ended, or that never had one, is free to be connected anew (C4).
-async fn same_agents(
+/// The property that names the onboarding key.
+const KEY: &str = "agentPublicKeyCertificate";
+
+/// The onboarding key of a body, as it is written there.
+fn key_text(body: &Map<String, Value>) -> &str {
+    properties(body).and_then(|of| of.get(KEY)).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn is_identified(body: &Map<String, Value>) -> bool {
+    body.get("identity").is_some_and(|identity| identity["type"] == "SystemAssigned")
+}
+
+/// The object id that the written cluster's identity keeps; none: it gets a new one.
+///
+/// Another key, or no identity any more, hands the cluster to other agents. While agents are connected they would be locked out
+/// (features row R3): refused. A caller who may delete the cluster could as well delete it and create it again: the identity
+/// stays. Any other caller
+/// - is refused while a certificate holds, and where the resource was made with a key that no agent has come with yet: that
+///   key binds (R13), for everybody but who made the resource;
+/// - connects an expired cluster (C4), or one that had no key, as a new identity: what is assigned to the old one was not given
+///   to the holder of the new key.
+async fn successor(
     body: &Map<String, Value>,
     old: Option<&Map<String, Value>>,
     writing: &Writing<'_>,
-) -> Result<(), ApiError> {
-    const KEY: &str = "agentPublicKeyCertificate";
+) -> Result<Option<String>, ApiError> {
     const DELETE: &str = "Microsoft.Kubernetes/connectedClusters/delete";
-    let Some(old) = old else { return Ok(()) };
-    let text = |of: &Map<String, Value>| -> String {
-        properties(of).and_then(|of| of.get(KEY)).and_then(Value::as_str).unwrap_or_default().to_owned()
-    };
-    let (before, now) = (text(old), text(body));
-    let identified =
-        |of: &Map<String, Value>| of.get("identity").is_some_and(|identity| identity["type"] == "SystemAssigned");
-    if (before.is_empty() || before == now) && (identified(body) || !identified(old)) {
-        return Ok(());
+    let Some(old) = old else { return Ok(None) };
+    let kept = old.get("identity").and_then(|identity| identity.get("principalId")).and_then(Value::as_str);
+    let kept = kept.map(str::to_owned);
+    let (before, now) = (key_text(old), key_text(body));
+    if before == now && (is_identified(body) || !is_identified(old)) {
+        return Ok(kept);
     }
     let live = writing.control.is_live(&cluster_id(writing.id)?.key());
     let agent = writing.control.store.agent(writing.id.key()).await?;
     let status = agent.as_ref().map(|agent| Status::of(agent, live, writing.now_ms));
-    let certified = agent.is_some_and(|agent| agent.certificate.is_some()) && status != Some(Status::Expired);
+    let has_certificate = agent.is_some_and(|agent| agent.certificate.is_some());
+    let certified = has_certificate && status != Some(Status::Expired);
     // Where the key is taken away the agents were, too, and may have been heard a moment ago.
     if live || (certified && status == Some(Status::Connected) && !now.is_empty()) {
         let message = "The cluster is connected with another public key. Disconnect its agent first, or delete the resource and connect the cluster again.";
         return Err(ApiError::of(StatusCode::CONFLICT, "PublicKeyMismatch", message).at(format!("properties.{KEY}")));
     }
-    let (scope, principals) = (Scope::from(writing.id), writing.caller.principals());
-    let may = || {
-        let directory = writing.control.directory();
-        directory.decide(principals, Plane::Control, &Action::new(DELETE), &scope, writing.now_ms / 1000).is_ok()
-    };
-    if certified && !may() {
-        return Err(ApiError::forbidden(writing.caller.name(), writing.caller.object_id(), DELETE, scope.as_str()));
+    let (scope, caller) = (Scope::from(writing.id), writing.caller);
+    let directory = writing.control.directory();
+    if directory
+        .decide(caller.principals(), Plane::Control, &Action::new(DELETE), &scope, writing.now_ms / 1000)
+        .is_ok()
+    {
+        return Ok(kept);
     }
-    Ok(())
+    let forbidden = || ApiError::forbidden(caller.name(), caller.object_id(), DELETE, scope.as_str());
+    if certified {
+        return Err(forbidden());
+    }
+    if !before.is_empty() && !has_certificate && !is_creator(old, caller) {
+        let mut error = forbidden().at(format!("properties.{KEY}"));
+        error.detail.message += " The cluster was created with another public key, which no agent has enrolled with yet: enrol with that key.";
+        return Err(error);
+    }
+    Ok(None)
+}
+
+/// Whether a kept resource was created by this caller, who then gave its first key, too.
+fn is_creator(old: &Map<String, Value>, caller: &Caller) -> bool {
+    let said = |name: &str| old.get("systemData").and_then(|data| data.get(name)).and_then(Value::as_str);
+    caller.identity().is_some()
+        && said("createdBy") == Some(caller.name())
+        && said("createdByType") == Some(caller.kind())
 }
 
 /// A system-assigned identity is made once and stays (features row R5).
-fn identity(body: &mut Map<String, Value>, old: Option<&Map<String, Value>>, tenant: &str) {
+fn identity(body: &mut Map<String, Value>, kept: Option<String>, tenant: &str) {
     let Some(identity) = body.get_mut("identity").and_then(Value::as_object_mut) else { return };
     if identity.get("type").and_then(Value::as_str) != Some("SystemAssigned") {
         return;
     }
-    let kept = old.and_then(|old| old.get("identity")?.get("principalId")?.as_str().map(str::to_owned));
     identity.insert("principalId".to_owned(), kept.unwrap_or_else(new_guid).into());
     identity.insert("tenantId".to_owned(), tenant.into());
 }

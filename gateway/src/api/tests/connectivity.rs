@@ -379,3 +379,62 @@ async fn r3_who_may_only_write_a_cluster_cannot_become_its_agents() {
     assert_eq!(site.status("a").await, "Expired");
     assert_eq!(written("onboarder", Some(public_key()), "SystemAssigned").await.0, 200);
 }
+
+/// What is assigned to a cluster's identity was given to the holder of its key. Without the right to delete, a PUT with another
+/// key would take over all of it.
+#[tokio::test]
+async fn another_key_is_another_identity_unless_the_writer_may_delete() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    assert_eq!(site.assign("onboarder", ONBOARDING, &scope, json!({})).await.status, 201);
+    let write = async |user: &str, name: &str, key: &str| {
+        let mut body = new_cluster();
+        body["properties"]["agentPublicKeyCertificate"] = key.into();
+        let answer = site.call(user, "PUT", &cluster("g", name), Some(body)).await;
+        let principal = answer.body["identity"]["principalId"].as_str().map(str::to_owned);
+        (answer.status, principal.unwrap_or_else(|| answer.code().to_owned()))
+    };
+    let key_of_now = async |name: &str| site.properties(name).await["agentPublicKeyCertificate"].clone();
+    let forbidden = (403, "AuthorizationFailed".to_owned());
+    let keys: Vec<String> = (0..4).map(|_| public_key()).collect();
+
+    // Created before its agents come: the key that was given binds (R13), taken away or changed.
+    let (_, made) = write("owner", "before", &keys[0]).await;
+    assert_eq!(write("onboarder", "before", &keys[1]).await, forbidden);
+    assert_eq!(write("onboarder", "before", "").await, forbidden);
+    assert_eq!(key_of_now("before").await, keys[0].as_str());
+    assert_eq!(write("onboarder", "before", &keys[0]).await, (200, made.clone()), "the same key");
+    assert_eq!(write("owner", "before", &keys[1]).await, (200, made), "who may delete it");
+
+    // Without a key it waits for whoever brings one, and that is somebody else than what was assigned something.
+    let (_, made) = write("owner", "keyless", "").await;
+    let (status, principal) = write("onboarder", "keyless", &keys[1]).await;
+    assert_eq!(status, 200);
+    assert_ne!(principal, made);
+    assert_eq!(write("onboarder", "keyless", &keys[2]).await, forbidden, "it is the owner's, and has a key now");
+
+    // Who created it may begin again: it was their key.
+    let (status, made) = write("onboarder", "own", &keys[0]).await;
+    assert_eq!(status, 201);
+    let (status, principal) = write("onboarder", "own", &keys[1]).await;
+    assert_eq!(status, 200);
+    assert_ne!(principal, made, "also to its creator somebody may have assigned something");
+
+    // Expired: connected anew by whoever connects clusters, and what it holds stays.
+    let (_, made) = write("owner", "expired", &keys[0]).await;
+    let held = site.assign("ann", CLUSTER_USER, &cluster_id("g", "expired"), json!({})).await;
+    let held = format!("{}?api-version=2022-04-01", held.body["id"].as_str().unwrap());
+    let start = site.now();
+    let certificate =
+        Certified { begins_ms: start, ends_ms: start + 90 * DAY, serial: "1".to_owned(), key: "k".to_owned() };
+    let kept = site.control.store.put_certificate((&key_of("expired"), None), &certificate, None).await.unwrap();
+    assert_eq!(kept, Kept::Done);
+    site.at(start + 91 * DAY);
+    let (status, principal) = write("onboarder", "expired", &keys[1]).await;
+    assert_eq!(status, 200);
+    assert_ne!(principal, made);
+    assert_eq!(site.call("owner", "GET", &held, None).await.status, 200);
+    assert_eq!(write("owner", "expired", &keys[2]).await, (200, principal), "who may delete it");
+    assert!(!site.snapshots.load().is_identity(&made), "the old identity is nobody's");
+}
