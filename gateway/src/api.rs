@@ -65,6 +65,7 @@ use crate::{
     resources::Kind,
     sessions::Sessions,
     snapshot::Snapshot,
+    store::agents::BY_TOKEN,
 };
 
 /// Names the request, for ARM's clients.
@@ -105,7 +106,7 @@ impl Caller {
     /// Whoever holds an enrolment token, by who made it. May nothing else.
     pub fn by_token_of(creator: &str) -> Self {
         Self {
-            name: format!("enrolment token of {creator}"),
+            name: format!("{BY_TOKEN}{creator}"),
             object_id: String::new(),
             principals: Vec::new(),
             application: true,

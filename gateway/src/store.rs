@@ -133,6 +133,7 @@ impl Store {
         };
         schema::migrate(&store).await?;
         store.name_agents().await?;
+        store.name_claimants().await?;
         store.committed(store.revision().await?);
         Ok(store)
     }

@@ -166,6 +166,12 @@ async fn issue(
         Kept::Gone => return Err(later(&id)),
         Kept::Other { id: other } => return Err(connected_already(&stored.id, &other)),
     }
+    if let Some(uid) = uid
+        && let Some(other) = call.control.store.other_of_uid(uid, &stored.key).await?
+    {
+        // For the operator alone: an agent must not learn what others have, nor be kept out by what they say.
+        tracing::warn!(cluster.id = %id, other, "two resources say that they are the same Kubernetes cluster, each created by somebody else");
+    }
     tracing::info!(cluster.id = %id, serial = certified.serial, ends = instant(ends_ms), renewed = uid.is_none(), "certificate issued");
     Reply::json(&Certificate {
         certificate: certificate_pem,

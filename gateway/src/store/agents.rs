@@ -54,7 +54,7 @@ pub enum Kept {
     Done,
     /// The resource is gone.
     Gone,
-    /// The Kubernetes cluster of that UID is another resource (R4); nothing was kept.
+    /// The Kubernetes cluster of that UID is another resource of the same claimant (R4); nothing was kept.
     Other {
         /// The id of that resource.
         id: String,
@@ -73,6 +73,12 @@ pub(super) const DELETED_IDENTITIES: &str = "SELECT principal FROM deleted_ident
                                              ORDER BY deleted_ms IS NOT NULL, deleted_ms DESC LIMIT $1";
 pub(super) const OF_UID: &str = "SELECT r.id FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
                                  WHERE a.kube_system_uid = $1 AND a.resource_key <> $2";
+
+pub(super) const CLAIMED: &str = "SELECT r.id FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
+                                  WHERE a.kube_system_uid = $1 AND a.resource_key <> $2 \
+                                  AND a.claimant = (SELECT b.claimant FROM agents b WHERE b.resource_key = $2)";
+/// How the record of who created a cluster by an enrolment token begins.
+pub const BY_TOKEN: &str = "enrolment token of ";
 
 /// The statement that reads resources with their agents' rows.
 pub(super) fn joined(rest: &str) -> String {
@@ -117,7 +123,7 @@ impl Store {
         each(&rows, both).await
     }
 
-    /// The id of the resource that the Kubernetes cluster of a UID is, if it is another one than `key`.
+    /// The id of a resource other than `key` that the Kubernetes cluster of a UID is said to be, whoever claims it.
     pub async fn other_of_uid(&self, uid: &str, key: &str) -> Result<Option<String>, StoreError> {
         if !is_text(uid) || !is_text(key) {
             return Ok(None);
@@ -127,7 +133,7 @@ impl Store {
     }
 
     /// Keeps that a certificate was issued for a cluster's identity and, with a UID, that the cluster is this resource: both
-    /// or nothing. Of two resources that ask for one UID at once, one gets it. Without a UID the one that is kept stays.
+    /// or nothing. Of two resources of one claimant that ask for one UID at once, one gets it. Without a UID the one that is kept stays.
     /// Nothing is kept where the cluster has another identity by now.
     pub async fn put_certificate(
         &self,
@@ -211,7 +217,7 @@ impl Store {
         loop {
             let mut together = Together::begin(&self.writers, self.begin()).await?;
             if let Some(uid) = uid {
-                let other = sqlx::query(OF_UID).bind(uid).bind(key).fetch_optional(together.connection()).await?;
+                let other = sqlx::query(CLAIMED).bind(uid).bind(key).fetch_optional(together.connection()).await?;
                 if let Some(other) = other {
                     let id = other.try_get(0)?;
                     together.roll_back().await?;
@@ -229,6 +235,26 @@ impl Store {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Writes into rows of before claimants were kept whose they are: no two of these have one UID.
+    pub(super) async fn name_claimants(&self) -> Result<(), StoreError> {
+        let sql = "SELECT a.resource_key, r.body FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
+                   WHERE a.claimant IS NULL AND a.kube_system_uid IS NOT NULL";
+        let rows = sqlx::query(sql).fetch_all(&self.readers).await?;
+        for row in &rows {
+            let (key, body): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+            let body: Value = serde_json::from_str(&body).unwrap_or_default();
+            let Some(claimant) = claimant_of(&key, &body) else { continue };
+            let sql = "UPDATE agents SET claimant = $1 WHERE resource_key = $2 AND claimant IS NULL";
+            match sqlx::query(sql).bind(&claimant).bind(&key).execute(&self.writers).await {
+                Ok(_) => {}
+                // Another replica has let a second one in meanwhile: this row goes on without a claim.
+                Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Writes into rows of before identities were kept whose they are.
@@ -307,11 +333,24 @@ pub(super) async fn keep(connection: &mut AnyConnection, resource: &Stored) -> R
     }
     let key = resource.body.get("properties").and_then(|properties| properties.get("agentPublicKeyCertificate"));
     let agentless = i64::from(key.and_then(Value::as_str).is_none_or(str::is_empty));
-    let sql = "INSERT INTO agents (resource_key, agentless, principal) VALUES ($1, $2, $3) \
+    let sql = "INSERT INTO agents (resource_key, agentless, principal, claimant) VALUES ($1, $2, $3, $4) \
                ON CONFLICT (resource_key) DO UPDATE SET principal = excluded.principal, last_seen_ms = CASE WHEN agents.agentless < excluded.agentless THEN NULL ELSE agents.last_seen_ms END, \
                agentless = excluded.agentless";
-    sqlx::query(sql).bind(&resource.key).bind(agentless).bind(principal_of(&resource.body)).execute(connection).await?;
+    let query = sqlx::query(sql).bind(&resource.key).bind(agentless).bind(principal_of(&resource.body));
+    query.bind(claimant_of(&resource.key, &resource.body)).execute(connection).await?;
     Ok(())
+}
+
+/// Who claims a Kubernetes cluster for the resource of this key: its resource group and its creator, as JSON. `None` where it
+/// was created by an enrolment token.
+fn claimant_of(key: &str, body: &Value) -> Option<String> {
+    let said = |name: &str| body.get("systemData").and_then(|data| data.get(name)).and_then(Value::as_str);
+    let (kind, name) = (said("createdByType"), said("createdBy"));
+    if name.is_some_and(|name| name.starts_with(BY_TOKEN)) {
+        return None;
+    }
+    let group = key.split("/providers/").next().unwrap_or_default();
+    Some(serde_json::json!([group, kind, name]).to_string())
 }
 
 fn principal_of(body: &Value) -> Option<&str> {

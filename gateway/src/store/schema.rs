@@ -19,6 +19,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("identities", include_str!("schema/4_identities.sql")),
     ("indexes", include_str!("schema/5_indexes.sql")),
     ("authorities", include_str!("schema/6_authorities.sql")),
+    ("claims", include_str!("schema/7_claims.sql")),
 ];
 
 pub(super) async fn migrate(store: &Store) -> Result<(), StoreError> {
@@ -71,6 +72,7 @@ mod tests {
         "fdaac8ad1268a5f1302193a40cd04cf783800abc36e2dba75f96a698918fb591",
         "9daa74defefae3d52cff371c492909d586c8f4794516d07537b0446e25060492",
         "9892416df84eb911e8bd5ff85ac85c1cfdb1c0531eaff8b8355472729db2439d",
+        "76f6f70a5e9b713513a3b25afffb4d16a7f03eda86c727abcd3b19f45e3c1920",
     ];
 
     #[test]

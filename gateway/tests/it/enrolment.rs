@@ -696,6 +696,63 @@ async fn r4_one_kubernetes_cluster_is_one_resource() {
     assert!(site.try_enrol("three", &two, "uid-1").await.is_ok());
 }
 
+impl Site {
+    /// Lets somebody connect clusters in the group, and no more.
+    async fn let_onboard(&self, user: &str) {
+        let at = format!("{}/providers/Microsoft.Authorization/roleAssignments/{ASSIGNED}", Self::group());
+        let body = json!({"properties": {
+            "roleDefinitionId": format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Authorization/roleDefinitions/34e09817-6cbe-4d01-b1a2-e0eac5743d41"),
+            "principalId": format!("dev:{user}"),
+            "principalType": "User",
+        }});
+        let token = self.world.issuer.token("owner", &[], URL, SystemTime::now());
+        let made = self.http("PUT", &format!("{at}?api-version=2022-04-01"), Some(&token), Some(body), None).await;
+        assert_eq!(made.status, 201, "{}", made.text());
+    }
+
+    /// Creates a cluster as somebody.
+    async fn cluster_of(&self, user: &str, name: &str, key: &Onboarding) {
+        let body = json!({
+            "location": "here",
+            "identity": {"type": "SystemAssigned"},
+            "properties": {"agentPublicKeyCertificate": key.public},
+        });
+        let token = self.world.issuer.token(user, &[], URL, SystemTime::now());
+        let target = format!("{}?api-version=2024-01-01", id(name));
+        let made = self.http("PUT", &target, Some(&token), Some(body), None).await;
+        assert_eq!(made.status, 201, "{}", made.text());
+    }
+}
+
+/// Nobody proves the UID of their namespace kube-system: who says another cluster's first must neither keep that one out nor
+/// be named to it.
+#[tokio::test]
+async fn squatted_uid_neither_blocks_nor_names_the_squatter() {
+    let site = Site::new().await;
+    site.let_onboard("mallory").await;
+    let (squatter, rightful, of_token) = (Onboarding::new(), Onboarding::new(), Onboarding::new());
+    site.cluster_of("mallory", "squatter", &squatter).await;
+    site.try_enrol("squatter", &squatter, "the-uid").await.unwrap_or_else(|answer| panic!("{}", answer.text()));
+    site.cluster("rightful", &rightful).await;
+    let given = site.try_enrol("rightful", &rightful, "the-uid").await;
+    let tunnel = site.tunnel(&given.unwrap_or_else(|answer| panic!("{}", answer.text()))).await;
+    let told = json!({"agentVersion": "1", "kubeSystemUid": "the-uid"});
+    let (status, body) = ask(&tunnel, Method::POST, paths::HEARTBEAT, &told).await;
+    assert_eq!(status, 200, "{body}");
+    // Holders of enrolment tokens are nobody in particular, so that none of them is in another's way.
+    for name in ["one", "two"] {
+        let token = site.token(json!({})).await;
+        assert_eq!(site.join(&token, name, &of_token).await.status, 200);
+        site.try_enrol(name, &of_token, "the-uid").await.unwrap_or_else(|answer| panic!("{}", answer.text()));
+    }
+    // Of one's own, one is told (R4).
+    let second = Onboarding::new();
+    site.cluster_of("mallory", "second", &second).await;
+    let refused = site.try_enrol("second", &second, "the-uid").await.err().unwrap();
+    assert_eq!((refused.status, code(&refused).as_str()), (409, codes::ALREADY_CONNECTED));
+    assert!(message(&refused).to_lowercase().contains(id("squatter").as_str()), "{}", message(&refused));
+}
+
 #[tokio::test]
 async fn c4_an_expired_cluster_is_connected_again_by_a_new_key_and_keeps_what_it_has() {
     let site = Site::new().await;
