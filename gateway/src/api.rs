@@ -434,7 +434,7 @@ pub fn is_in_force(snapshot: &Snapshot, issuer: Option<&Issuer>, identity: &Iden
 pub fn is_known(snapshot: &Snapshot, issuer: Option<&Issuer>, name: &str, subject: &str) -> bool {
     let url = snapshot.issuer_url(name);
     let own = issuer.filter(|issuer| url == Some(issuer.settings().url.as_str()));
-    own.is_none_or(|issuer| issuer.is_in_force(subject) || snapshot.directory.is_identity(subject))
+    own.is_none_or(|issuer| issuer.is_in_force(subject) || snapshot.is_identity(subject))
 }
 
 /// 401. Says where to sign in, and no more than that.

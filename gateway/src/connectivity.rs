@@ -7,12 +7,7 @@ use std::{sync::Arc, time::Duration};
 use proto::process::Shutdown;
 use tokio::time::MissedTickBehavior;
 
-use crate::{
-    control::Control,
-    snapshot::{Agents, ClusterRef},
-    store::agents::Agent,
-    tunnels::registry::Registry,
-};
+use crate::{control::Control, snapshot::ClusterRef, store::agents::Agent, tunnels::registry::Registry};
 
 /// Silence after which a cluster is offline, in milliseconds.
 pub const OFFLINE_AFTER_MS: i64 = 15 * 60 * 1000;
@@ -91,12 +86,12 @@ pub async fn keep(control: Arc<Control>, tunnels: Arc<Registry>, shutdown: Shutd
         if last {
             tunnels.all().iter().for_each(|tunnel| tunnels.touch(&tunnel.cluster));
         }
-        let directory = control.directory();
-        // A tunnel of a cluster that was deleted and created again is no sign of life of the new one.
+        let snapshot = control.snapshot();
+        // A tunnel of a cluster that was deleted and created again is no sign of life of the new one, nor is one of a cluster
+        // of the configuration.
         let same = |cluster: &ClusterRef| {
-            let now = directory.cluster(&cluster.key);
-            cluster.agents == Agents::Anyone
-                || now.is_some_and(|now| now.agents.principal() == cluster.agents.principal())
+            let now = snapshot.stored(&cluster.key);
+            now.is_some_and(|now| now.agents.principal() == cluster.agents.principal())
         };
         let touched = tunnels.take_touched();
         let keys: Vec<String> = touched.iter().filter(|cluster| same(cluster)).map(|c| c.id.to_string()).collect();

@@ -141,6 +141,12 @@ impl Control {
         self.settings.subscriptions.iter().any(|subscription| subscription.id.eq_ignore_ascii_case(id))
     }
 
+    /// Whether what the store keeps of a cluster counts: its subscription is one of the configuration's, and the configuration
+    /// does not name the cluster itself.
+    pub fn decides_about(&self, id: &ClusterId) -> bool {
+        self.has_subscription(id.subscription()) && !self.snapshots.load().is_configured(&id.key())
+    }
+
     /// Milliseconds since 1970.
     pub fn now_ms(&self) -> i64 {
         milliseconds((self.clock)())
@@ -156,9 +162,9 @@ impl Control {
         Arc::clone(&self.snapshots.load().directory)
     }
 
-    /// Whether a tunnel of a cluster is up here.
+    /// Whether a tunnel of a cluster of the store is up here.
     pub fn is_live(&self, key: &ClusterKey) -> bool {
-        self.tunnels.count_of(key) > 0
+        self.tunnels.count_of(key) > 0 && !self.snapshots.load().is_configured(key)
     }
 
     /// Whether any cluster has a tunnel here.
@@ -168,7 +174,8 @@ impl Control {
 
     /// Reads everything that decisions need.
     async fn read_all(&self) -> Result<(), StoreError> {
-        let mut directory = Directory::with_owners(&self.settings.owners);
+        let subscriptions = self.settings.subscriptions.iter().map(|subscription| subscription.id.as_str());
+        let mut directory = Directory::with_owners(&self.settings.owners).within(subscriptions);
         // What is read may already be newer than this, and is then told again.
         let revision = self.store.revision().await?;
         for kind in [role_definition::NAME, role_assignment::NAME, connected_cluster::NAME] {
@@ -293,7 +300,7 @@ impl Control {
             username: identity.username.clone(),
             principal: identity.principal.clone(),
             groups: Vec::new(),
-            cluster: known.and_then(|known| snapshot.principal_of(known)).map(str::to_owned),
+            cluster: known.and_then(|known| known.agents.principal()).map(str::to_owned),
         };
         let gives = |holder: Holder| {
             let expires = SystemTime::UNIX_EPOCH;

@@ -46,6 +46,8 @@ pub struct Directory {
     deleted: Shards<String, ()>,
     /// The revision of the last change of what decides, and by cluster or scope where that is known.
     decided: Decided,
+    /// Subscriptions whose clusters count, in lower case; all, where nobody has said.
+    subscriptions: Option<Arc<[String]>>,
 }
 
 /// Keys by what they have in common.
@@ -152,6 +154,17 @@ impl Directory {
         Self { policy: Arc::new(owners.iter().cloned().collect()), owners, ..Self::default() }
     }
 
+    /// The same, where clusters of other subscriptions than these do not count: the API manages none of them.
+    #[must_use]
+    pub fn within<'a>(self, subscriptions: impl Iterator<Item = &'a str>) -> Self {
+        Self { subscriptions: Some(subscriptions.map(str::to_ascii_lowercase).collect()), ..self }
+    }
+
+    fn is_within(&self, id: &ClusterId) -> bool {
+        let is = |known: &String| known.eq_ignore_ascii_case(id.subscription());
+        self.subscriptions.as_ref().is_none_or(|known| known.iter().any(is))
+    }
+
     /// Takes what is kept, of a time when the newest revision was at least `revision`.
     pub fn load(&mut self, all: &[Stored], revision: i64) {
         all.iter().for_each(|stored| self.put(stored));
@@ -201,6 +214,7 @@ impl Directory {
     fn put(&mut self, stored: &Stored) {
         if is(&stored.kind, connected_cluster::NAME) {
             match stored.id.parse::<ClusterId>() {
+                Ok(id) if !self.is_within(&id) => {}
                 Ok(id) if !is_deleting(stored) => {
                     let agents = connected_cluster::principal(stored).map_or(Agents::Nobody, |principal| {
                         let onboarding = connected_cluster::onboarding_key(stored).map(|key| key_name(&key));
@@ -390,9 +404,9 @@ impl Directory {
         self.clusters.get(key)
     }
 
-    /// Whether an object id is that of a cluster's identity.
-    pub fn is_identity(&self, id: &str) -> bool {
-        self.clusters.values().any(|cluster| cluster.agents.principal() == Some(id))
+    /// The cluster whose identity has this object id.
+    pub fn of_identity(&self, id: &str) -> Option<&ClusterRef> {
+        self.clusters.values().find(|cluster| cluster.agents.principal() == Some(id))
     }
 
     /// How many clusters there are.

@@ -263,6 +263,7 @@ impl Gateway {
         let control = control(&config, extras.clock, &snapshots, &tunnels).await?;
         if let Some(control) = &control {
             control.set_trust(Arc::clone(&trust));
+            snapshots.load().warn_of_shadowed();
         }
         let core = Arc::new(Core {
             told: Default::default(),

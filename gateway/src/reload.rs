@@ -82,6 +82,7 @@ impl Reloader {
         let snapshot = self.snapshot(&old.dynamic, &next.dynamic)?;
         self.core.trust.reload(&next, Some(&self.quic))?;
         self.core.snapshots.replace(snapshot.trusting(self.core.roots()));
+        self.core.snapshots.load().warn_of_shadowed();
         self.core.limits.store(Arc::new(next.limits.clone()));
         // The authorities of the gateway's certificate are taken from here.
         let api = |config: &Config| config.api.clone().map(|api| Api { ca: None, ..api });
@@ -99,6 +100,7 @@ impl Reloader {
         let old = self.config.load();
         let next = self.snapshot(&old.dynamic, &dynamic)?;
         self.core.snapshots.replace(next.trusting(self.core.roots()));
+        self.core.snapshots.load().warn_of_shadowed();
         self.config.store(Arc::new(Config { dynamic, ..Config::clone(&old) }));
         Ok(())
     }

@@ -79,7 +79,7 @@ impl Writing<'_> {
         if users.is_some_and(|all| all.iter().any(|one| is(&one.object_id()))) {
             return Some("User");
         }
-        self.control.directory().is_identity(&id.to_ascii_lowercase()).then_some("ServicePrincipal")
+        self.control.snapshot().is_identity(&id.to_ascii_lowercase()).then_some("ServicePrincipal")
     }
 }
 
@@ -160,6 +160,11 @@ pub trait Kind: Send + Sync {
     /// What a PATCH may hold; none: there is no PATCH.
     fn patch_schema(&self) -> Option<&'static [Property]> {
         None
+    }
+
+    /// Whether the store may have, change or delete a resource of this id; not where another source decides about it alone.
+    fn may_change(&self, _id: &ResourceId, _control: &Control) -> Result<(), ApiError> {
+        Ok(())
     }
 
     /// Whether it may be deleted.

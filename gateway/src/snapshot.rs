@@ -12,7 +12,7 @@ use certs::{Peer, Roots};
 use proto::{
     agent_api::CONNECT_AGAIN,
     ids::{ClusterId, ClusterKey},
-    rbac::{Action, Plane, Scope, principal::principals},
+    rbac::{Action, Plane, Scope, principal::principals, snapshot::Document},
     token::{RawIssuer, Verifier},
     wire::close::CloseCode,
 };
@@ -100,6 +100,11 @@ pub enum Gone {
     /// The certificate names nobody, or somebody else.
     #[error("the certificate is not of the identity that cluster {0} has")]
     Foreign(ClusterId),
+    /// The certificate names an identity of the API, and the configuration file has the cluster.
+    #[error(
+        "cluster {0} is defined in the gateway's configuration file, which this certificate was not made for; the gateway's operator makes certificates for it, or removes it from [[clusters]]"
+    )]
+    Configured(ClusterId),
     /// The certificate rests on an onboarding key that the cluster has no more, or names none (as those that were issued
     /// before certificates did). Who has the cluster's present key gets one that does.
     #[error(
@@ -113,7 +118,7 @@ impl Gone {
     pub fn code(&self) -> CloseCode {
         match self {
             Self::Deleted(_) => CloseCode::Deleted,
-            Self::Unknown(_) | Self::Foreign(_) | Self::Replaced(_) => CloseCode::Unauthorised,
+            Self::Unknown(_) | Self::Foreign(_) | Self::Configured(_) | Self::Replaced(_) => CloseCode::Unauthorised,
         }
     }
 }
@@ -183,6 +188,45 @@ impl Snapshot {
         self.clusters.get(key).or_else(|| self.directory.cluster(key))
     }
 
+    /// Whether the configuration file names a cluster. It is then the only authority for that id: a resource of the same id
+    /// counts for nothing, and the API neither creates nor changes one.
+    pub fn is_configured(&self, key: &ClusterKey) -> bool {
+        self.clusters.contains_key(key)
+    }
+
+    /// The store's cluster of a key, unless the configuration file names that id.
+    pub fn stored(&self, key: &ClusterKey) -> Option<&ClusterRef> {
+        if self.is_configured(key) { None } else { self.directory.cluster(key) }
+    }
+
+    /// Whether an object id is that of a cluster's identity.
+    pub fn is_identity(&self, id: &str) -> bool {
+        self.directory.of_identity(id).is_some_and(|cluster| !self.is_configured(&cluster.key))
+    }
+
+    /// What the agent of a cluster decides by, where it is told to ask roles and assignments.
+    pub fn document(&self, cluster: &ClusterId) -> Document {
+        if self.is_configured(&cluster.key()) {
+            return Document::new(cluster, self.directory.revision(), false, std::iter::empty());
+        }
+        self.directory.document(cluster)
+    }
+
+    /// Logs which ids both the configuration file and the store have. The resources are left in the store for somebody to
+    /// look at: they take effect again if the entry is removed.
+    pub fn warn_of_shadowed(&self) {
+        const NAMED: usize = 10;
+        let shadowed: Vec<&str> =
+            self.clusters.keys().filter_map(|key| Some(self.directory.cluster(key)?.id.as_str())).collect();
+        if !shadowed.is_empty() {
+            tracing::warn!(
+                count = shadowed.len(),
+                ids = shadowed[..shadowed.len().min(NAMED)].join(", "),
+                "clusters are in [[clusters]] and in the store: the configuration decides alone, and the resources and their agents' certificates are ignored; remove the resource or the entry"
+            );
+        }
+    }
+
     /// The cluster that an agent serves whose certificate names this id and what is beside it.
     pub fn serves(&self, id: &ClusterId, names: &Named) -> Result<&ClusterRef, Gone> {
         let named = names.principal.as_deref().filter(|principal| is_guid(principal));
@@ -192,13 +236,9 @@ impl Snapshot {
             _ => otherwise(id.clone()),
         };
         let cluster = self.cluster(&id.key()).ok_or_else(|| gone(Gone::Unknown))?;
-        let agents = match &cluster.agents {
-            Agents::Anyone if named.is_none() => return Ok(cluster),
-            // A certificate that the API's resource of the same id got is good as long as that is there (R10).
-            Agents::Anyone => self.directory.cluster(&id.key()).map_or(&Agents::Nobody, |kept| &kept.agents),
-            agents => agents,
-        };
-        match agents {
+        match &cluster.agents {
+            Agents::Anyone if named.is_none() => Ok(cluster),
+            Agents::Anyone => Err(gone(Gone::Configured)),
             Agents::Identity { principal, onboarding } if named == Some(principal) => {
                 let present = onboarding.is_some() && *onboarding == names.onboarding;
                 if present { Ok(cluster) } else { Err(Gone::Replaced(id.clone())) }
@@ -228,16 +268,19 @@ impl Snapshot {
             }
         }
         self.may_reach(principal, cluster)?;
-        // Only who may reach it is told that nobody can. The resource counts also where the configuration has the cluster.
-        let kept = cluster.and_then(|cluster| self.directory.cluster(&cluster.key));
-        if kept.is_some_and(|kept| !kept.wanted.cluster_connect) { Err(DenialReason::ConnectOff) } else { Ok(()) }
+        // Only who may reach it is told that nobody can.
+        if cluster.is_some_and(|cluster| !cluster.wanted.cluster_connect) {
+            Err(DenialReason::ConnectOff)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether an account still is: of the built-in issuer's, one that was neither deleted nor disabled.
     fn is_in_force(&self, issuer: &str, subject: &str) -> bool {
         let url = self.issuer_url(issuer);
         let accounts = self.accounts.as_ref().filter(|accounts| url == Some(accounts.issuer_url()));
-        accounts.is_none_or(|own| own.has(subject) || self.directory.is_identity(subject))
+        accounts.is_none_or(|own| own.has(subject) || self.is_identity(subject))
     }
 
     fn may_reach(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
@@ -261,16 +304,10 @@ impl Snapshot {
     fn same_identity(&self, holder: Option<&Holder>, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
         let Some(cluster) = cluster else { return Ok(()) };
         let same = match holder {
-            Some(holder) => holder.cluster.as_deref() == self.principal_of(cluster),
+            Some(holder) => holder.cluster.as_deref() == cluster.agents.principal(),
             None => cluster.agents == Agents::Anyone,
         };
         if same { Ok(()) } else { Err(DenialReason::OtherIdentity) }
-    }
-
-    /// The object id of a cluster's identity, if it has one.
-    pub fn principal_of<'a>(&'a self, cluster: &'a ClusterRef) -> Option<&'a str> {
-        let kept = || self.directory.cluster(&cluster.key).and_then(|kept| kept.agents.principal());
-        cluster.agents.principal().or_else(kept)
     }
 
     /// Whether an issuer of this name is configured.
@@ -290,7 +327,8 @@ impl Snapshot {
 
     /// How many clusters are registered.
     pub fn cluster_count(&self) -> usize {
-        self.clusters.len() + self.directory.cluster_count()
+        let shadowed = self.clusters.keys().filter(|key| self.directory.cluster(key).is_some()).count();
+        self.clusters.len() + self.directory.cluster_count() - shadowed
     }
 }
 

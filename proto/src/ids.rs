@@ -29,6 +29,11 @@ impl ClusterId {
         self.0.rsplit('/').next().unwrap_or_default()
     }
 
+    /// The subscription that it is in, lower-cased.
+    pub fn subscription(&self) -> &str {
+        self.0.split('/').nth(2).unwrap_or_default()
+    }
+
     /// The audience of tokens for this cluster (DESIGN.md section 2): a token shown for cluster A is nothing at B.
     pub fn audience(&self) -> String {
         format!("towline:cluster:{}", self.0)

@@ -19,7 +19,7 @@ use tests::{
     cluster::cluster,
     programs::{eventually, root, run_with_input, scratch},
     raw::{Answer, Raw},
-    stack::{Plan, Stack},
+    stack::{Plan, Resource, Stack},
 };
 
 use crate::clients::python_with_clients;
@@ -266,15 +266,15 @@ fn watched(name: &str) -> anyhow::Result<Apiserver> {
     )
 }
 
-/// `towline dev` knows its cluster by the configuration; for roles it is a resource, of the same id.
+/// The cluster as a resource, for roles: its id.
 fn as_resource(stack: &Stack, token: &str) -> anyhow::Result<String> {
-    let id = stack.info["clusters"][0]["id"].as_str().context("no id")?.to_owned();
-    let (group, _) = id.split_once("/providers/").context("no resource group")?;
-    let made = api(stack, token, "PUT", &format!("{group}?api-version=2024-03-01"), &json!({"location": "local"}))?;
-    ensure!(made.status == 201, "{}", made.head);
-    let made = api(stack, token, "PUT", &format!("{id}?api-version=2024-01-01"), &new_cluster())?;
-    ensure!(made.status == 201, "{}", String::from_utf8_lossy(&made.body));
-    Ok(id)
+    let put = |path: &str, body: &Value| {
+        let version = if path.contains("/providers/") { "2024-01-01" } else { "2024-03-01" };
+        let made = api(stack, token, "PUT", &format!("{path}?api-version={version}"), body)?;
+        ensure!(made.status == 201, "{}", String::from_utf8_lossy(&made.body));
+        Ok(())
+    };
+    Ok(stack.connect_as_resource(new_cluster(), put)?.id)
 }
 
 /// A token lives on for an hour; who it is of was deleted. Nothing of the policy changes with that.
@@ -378,12 +378,12 @@ fn kubernetes_roles() -> anyhow::Result<()> {
         ensure!(matches!(answer.status, 200 | 201), "{path}: {}", String::from_utf8_lossy(&answer.body));
         Ok(())
     };
-    let id = stack.info["clusters"][0]["id"].as_str().context("no id")?.to_owned();
-    let (group, _) = id.split_once("/providers/").context("no resource group")?;
-    put(group, "2024-03-01", &json!({"location": "local"}))?;
     let mut body = new_cluster();
     body["properties"]["aadProfile"] = json!({"enableAzureRBAC": true});
-    put(&id, "2026-05-01", &body)?;
+    let made = stack.connect_as_resource(body, |path, body| {
+        put(path, if path.contains("/providers/") { "2026-05-01" } else { "2024-03-01" }, body)
+    })?;
+    let Resource { id, mut body } = made;
     let users = api(&stack, &token, "GET", "/v1.0/users?$filter=userPrincipalName%20eq%20'stranger'", &Value::Null)?;
     let users: Value = serde_json::from_slice(&users.body)?;
     let stranger = users["value"][0]["id"].as_str().with_context(|| users.to_string())?;

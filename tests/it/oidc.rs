@@ -265,18 +265,23 @@ fn site(provider: &Provider, listen: &str) -> anyhow::Result<Stack> {
     eventually("the gateway has taken the issuer", Duration::from_secs(30), || {
         Ok(std::fs::read_to_string(stack.dir.join("gateway.log"))?.contains("read the issuer's keys issuer=\"staff\""))
     })?;
-    let cluster = format!("{}?api-version=2024-01-01", stack.info["clusters"][0]["id"].as_str().context("no id")?);
     let body = json!({
         "location": "local", "identity": {"type": "SystemAssigned"}, "properties": {"agentPublicKeyCertificate": ""},
     });
+    stack.connect_as_resource(body, |path, body| {
+        let args = match path.contains("/providers/") {
+            true => {
+                let url = format!("{path}?api-version=2024-01-01");
+                ["rest", "--method", "PUT", "--url", &url, "--body", &body.to_string()].map(str::to_owned).to_vec()
+            }
+            false => ["group", "create", "-n", "dev", "-l", "local"].map(str::to_owned).to_vec(),
+        };
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        run(&mut owner(&stack, &args), Duration::from_secs(60))?.ok().map(drop)
+    })?;
     let user = "Azure Arc Enabled Kubernetes Cluster User Role";
     let assign = ["role", "assignment", "create", "--assignee", "staff:devs", "--assignee-type", "Group", "--role"];
-    for args in [
-        vec!["group", "create", "-n", "dev", "-l", "local"],
-        vec!["rest", "--method", "PUT", "--url", &cluster, "--body", &body.to_string()],
-        [&assign[..], &["Reader"]].concat(),
-        [&assign[..], &[user, "-g", "dev"]].concat(),
-    ] {
+    for args in [[&assign[..], &["Reader"]].concat(), [&assign[..], &[user, "-g", "dev"]].concat()] {
         run(&mut owner(&stack, &args), Duration::from_secs(60))?.ok()?;
     }
     Ok(stack)

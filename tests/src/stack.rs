@@ -1,5 +1,7 @@
 //! A whole Towline: `towline dev` (gateway, issuer, throw-away CA) and an agent in front of an apiserver.
 
+mod resource;
+
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -11,6 +13,7 @@ use std::{
 use anyhow::Context;
 use serde_json::Value;
 
+pub use self::resource::Resource;
 use crate::{
     apiserver::Apiserver,
     cluster::cluster,

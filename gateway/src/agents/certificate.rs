@@ -71,6 +71,7 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     let uid = uid(&message.kube_system_uid)?;
     was_deleted(call, visitor, &id)?;
     let found = control.store.get_with_agent(&id.as_str().to_ascii_lowercase()).await?;
+    let found = found.filter(|_| control.decides_about(&id));
     let key = found.as_ref().and_then(|(stored, _)| cluster::onboarding_key(stored));
     let signed = enrolment_message(&id, &message.challenge, &message.csr, uid);
     proved(control, &id, &message.challenge, key.as_ref(), (&signed, &signature))?;
@@ -246,7 +247,7 @@ pub fn refused(gone: &Gone) -> ApiError {
     let (status, code) = match gone {
         Gone::Deleted(_) => (StatusCode::GONE, codes::RESOURCE_DELETED),
         Gone::Replaced(_) => (StatusCode::UNAUTHORIZED, codes::INVALID_PROOF),
-        Gone::Unknown(_) | Gone::Foreign(_) => (StatusCode::FORBIDDEN, codes::FOREIGN_REQUEST),
+        Gone::Unknown(_) | Gone::Foreign(_) | Gone::Configured(_) => (StatusCode::FORBIDDEN, codes::FOREIGN_REQUEST),
     };
     ApiError::of(status, code, format!("{gone}."))
 }

@@ -50,6 +50,5 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
 pub fn wanted(call: &Call, agent: &Agent) -> Result<Wanted, ApiError> {
     let snapshot = call.core.snapshots.load();
     let cluster = snapshot.serves(&agent.cluster.id, &agent.names).map_err(|gone| refused(&gone))?;
-    // A resource counts also where the configuration has the cluster.
-    Ok(snapshot.directory.cluster(&agent.cluster.key).unwrap_or(cluster).wanted.clone())
+    Ok(cluster.wanted.clone())
 }

@@ -49,7 +49,8 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     ConnectedClusters.check_name(&message.name)?;
     let id = ResourceId::parse(&format!("{}/providers/{NAME}/{}", group.id, message.name))?;
     registrations::check(control, &ConnectedClusters, &id).await?;
-    if control.store.get(id.key()).await?.is_some() {
+    // An id of the configuration is as taken as one of the store.
+    if ConnectedClusters.may_change(&id, control).is_err() || control.store.get(id.key()).await?.is_some() {
         return Err(taken(call, &id, &held).await?);
     }
     // Who holds a token need not know where the group is.
@@ -80,6 +81,7 @@ pub async fn enrolled(call: &Call) -> Result<Reply, ApiError> {
     let message: EnrolledQuestion = call.message().await?;
     let (id, signature) = (cluster_id(&message.cluster_id)?, binary("signature", &message.signature)?);
     let found = call.control.store.get(&id.as_str().to_ascii_lowercase()).await?;
+    let found = found.filter(|_| call.control.decides_about(&id));
     let key = found.as_ref().and_then(onboarding_key);
     let signed = enrolled_message(&id, &message.challenge);
     proved(&call.control, &id, &message.challenge, key.as_ref(), (&signed, &signature))?;

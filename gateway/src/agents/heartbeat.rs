@@ -31,8 +31,8 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let now_ms = call.control.now_ms();
     let told = checked(call.message().await?, now_ms)?;
     let wanted = wanted(call, agent)?;
-    // A cluster that only the configuration has keeps nothing.
-    if call.control.directory().cluster(&agent.cluster.key).is_some() {
+    // Nothing is kept of a cluster of the configuration.
+    if call.control.snapshot().stored(&agent.cluster.key).is_some() {
         keep(call, agent, &told, now_ms).await?;
     }
     Reply::json(&HeartbeatAnswer {

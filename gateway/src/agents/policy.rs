@@ -11,7 +11,7 @@ use proto::{
 use serde_json::json;
 
 use super::{Agent, Call, Reply};
-use crate::{api::error::ApiError, aside::aside, directory::Directory};
+use crate::{api::error::ApiError, aside::aside, snapshot::Snapshot};
 
 /// How long a question waits for news.
 const WAIT: Duration = Duration::from_secs(55);
@@ -27,10 +27,10 @@ struct Told {
 }
 
 /// Puts together what concerns a cluster. What does not fit is left out, so that all else arrives, withdrawals first of all.
-async fn told(directory: Arc<Directory>, cluster: &ClusterId) -> Result<Told, ApiError> {
+async fn told(snapshot: Arc<Snapshot>, cluster: &ClusterId) -> Result<Told, ApiError> {
     let cluster = cluster.clone();
     let made = aside(move || {
-        let mut document = directory.document(&cluster);
+        let mut document = snapshot.document(&cluster);
         let (omitted, etag) = (document.fit(), document.etag());
         let document = serde_json::to_string(&document)?;
         Ok::<_, serde_json::Error>(Told { digest: snapshot::digest_of(&document), document, etag, omitted })
@@ -50,11 +50,11 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let mut seen = None;
     let Told { document, digest, etag, omitted } = loop {
         decided.mark_unchanged();
-        let directory = call.control.directory();
-        let about = Some(directory.decided_about(cluster));
+        let snapshot = call.control.snapshot();
+        let about = Some(snapshot.directory.decided_about(cluster));
         // Where nothing that concerns it has changed nothing is put together and compared.
         if seen != about {
-            let told = told(directory, cluster).await?;
+            let told = told(snapshot, cluster).await?;
             if call.parameter("after") != Some(&told.etag) {
                 break told;
             }

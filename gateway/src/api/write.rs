@@ -98,6 +98,7 @@ async fn change(
     id: &ResourceId,
     change: &Change,
 ) -> Result<Response<Body>, ApiError> {
+    kind.may_change(id, call.control)?;
     for _ in 0..TRIES {
         let old = call.control.get(id).await?;
         preconditions(call, old.as_ref())?;
@@ -303,6 +304,7 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
     call.authorize(&format!("{}/delete", read::operations_of(kind)), id)?;
     read::in_subscription(call, id)?;
     let only_empty = only_if_empty(call)?;
+    kind.may_change(id, call.control)?;
     for _ in 0..TRIES {
         let Some(old) = call.control.get(id).await? else {
             preconditions(call, None)?;

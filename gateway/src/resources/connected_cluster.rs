@@ -21,6 +21,7 @@ use super::{
 use crate::{
     api::{Caller, error::ApiError, filter, instant},
     connectivity::Status,
+    control::Control,
     store::resources::Stored,
 };
 
@@ -174,6 +175,16 @@ impl Kind for ConnectedClusters {
 
     fn deletes_slowly(&self) -> bool {
         true
+    }
+
+    fn may_change(&self, id: &ResourceId, control: &Control) -> Result<(), ApiError> {
+        if !control.snapshot().is_configured(&cluster_id(id)?.key()) {
+            return Ok(());
+        }
+        let message = format!(
+            "The cluster '{id}' is defined in the gateway's configuration file ([[clusters]]), which alone decides about it: it cannot be created, changed or deleted through the API. Choose another name, or ask the gateway's operator to remove the entry."
+        );
+        Err(ApiError::of(StatusCode::CONFLICT, "ClusterInConfiguration", message).at("name"))
     }
 
     fn write<'a>(

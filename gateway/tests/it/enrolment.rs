@@ -37,6 +37,7 @@ use serde_json::{Value, json};
 use crate::world::{self, Agent, Answer, Arrived, LONG, World};
 
 mod authorities;
+mod configured;
 mod connectivity;
 
 pub const URL: &str = "https://gateway.test";

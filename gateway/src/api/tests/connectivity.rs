@@ -10,7 +10,7 @@ use aws_lc_rs::{
 use super::*;
 use crate::{
     connectivity,
-    snapshot::Cluster,
+    snapshot::ClusterRef,
     store::agents::{Certified, Kept},
     tunnels::registry::Registry,
 };
@@ -61,6 +61,12 @@ impl Bench {
         let (tunnels, shutdown) = (Arc::new(Registry::default()), Shutdown::new());
         let keep = connectivity::keep(Arc::clone(&self.control), Arc::clone(&tunnels), shutdown.clone());
         (tunnels, shutdown, tokio::spawn(keep))
+    }
+
+    /// A cluster as tunnels have it.
+    fn known(&self, name: &str) -> ClusterRef {
+        let id: proto::ids::ClusterId = cluster_id("g", name).parse().unwrap();
+        Arc::clone(self.snapshots.load().cluster(&id.key()).unwrap())
     }
 
     pub async fn seen(&self, name: &str) {
@@ -161,13 +167,13 @@ async fn c2_what_comes_and_goes_is_kept_as_seen_at_once() {
     site.group("g").await;
     site.with_agents("a").await;
     let (tunnels, shutdown, keeper) = site.keeper();
-    tunnels.touch(&Cluster::new(cluster_id("g", "a").parse().unwrap()));
+    tunnels.touch(&site.known("a"));
     while site.status("a").await != "Connected" {
         tokio::task::yield_now().await;
     }
     // What came last before the end is not lost either.
     site.at(site.now() + MINUTE);
-    tunnels.touch(&Cluster::new(cluster_id("g", "a").parse().unwrap()));
+    tunnels.touch(&site.known("a"));
     shutdown.close();
     keeper.await.unwrap();
     assert_eq!(site.properties("a").await["lastConnectivityTime"], "2027-01-15T08:01:00Z");
@@ -183,7 +189,7 @@ async fn c2_agents_that_come_back_at_once_are_few_writes() {
     let (begin, mut kept) = (Instant::now(), HashSet::new());
     for _ in 0..300 {
         site.at(site.now() + 1);
-        tunnels.touch(&Cluster::new(cluster_id("g", "a").parse().unwrap()));
+        tunnels.touch(&site.known("a"));
         kept.extend(last_seen().await);
     }
     let may = 2 + begin.elapsed().as_millis() / connectivity::APART.as_millis();
