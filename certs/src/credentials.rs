@@ -7,8 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use rustls::{crypto::aws_lc_rs::sign::any_supported_type, sign::CertifiedKey};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{
+    client::verify_server_name, crypto::aws_lc_rs::sign::any_supported_type, server::ParsedCertificate,
+    sign::CertifiedKey,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use x509_parser::extensions::GeneralName;
 
 use crate::file::{self, LoadError, Problem};
@@ -124,6 +127,12 @@ impl Credentials {
             _ => None,
         };
         names.value.general_names.iter().filter_map(name).collect()
+    }
+
+    /// Whether clients accept the own certificate for a server that they address by this DNS name or IP address.
+    pub fn is_for(&self, host: &str) -> bool {
+        let Ok(name) = ServerName::try_from(host.trim_matches(['[', ']'])) else { return false };
+        ParsedCertificate::try_from(&self.chain()[0]).is_ok_and(|own| verify_server_name(&own, &name).is_ok())
     }
 
     /// A copy of the private key, for libraries that want to own it.

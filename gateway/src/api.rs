@@ -214,6 +214,11 @@ impl Call<'_> {
         Err(ApiError::bad_request("InvalidApiVersionParameter", message).at("api-version"))
     }
 
+    /// Now.
+    pub fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(self.now_ms.unsigned_abs())
+    }
+
     /// Goes on only if the caller may do `action` on what `id` names.
     pub fn authorize(&self, action: &str, id: &ResourceId) -> Result<(), ApiError> {
         self.may(action, &Scope::from(id)).then_some(()).ok_or_else(|| self.forbidden(action, id.as_str()))
@@ -347,7 +352,7 @@ where
 {
     let route = route::parse(&parts.method, path)?.ok_or_else(|| ApiError::not_found_at(path))?;
     let reads = matches!(parts.method, Method::GET | Method::HEAD);
-    if let Some(open) = fixed::open(control, &route) {
+    if let Some(open) = fixed::open(control, &route, &parts.headers) {
         return reads.then_some(open).ok_or_else(only_read);
     }
     let query = parts.uri.query().map(str::to_owned);

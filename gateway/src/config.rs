@@ -256,11 +256,7 @@ fn parse_audit(mut section: Section, faults: &mut Faults) -> AuditTo {
     };
     if let AuditTo::File(path) = &audit {
         // Where it is not there yet, it is made when the gateway starts.
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let tried = match std::fs::File::options().append(true).open(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => std::fs::read_dir(folder).map(|_| folder),
-            other => other.map(|_| folder),
-        };
+        let tried = crate::checks::writable(path);
         if let Err(error) = tried {
             faults.push(section.key("file"), format_args!("{} cannot be written: {error}", path.display()));
         }

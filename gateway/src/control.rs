@@ -63,6 +63,8 @@ pub struct Control {
     pub notices: Notices,
     /// How much everybody has asked.
     pub throttle: Throttle,
+    /// Whoever takes an owner away, one at a time.
+    pub owners: tokio::sync::Mutex<()>,
     trust: OnceLock<Arc<Trust>>,
     protector: Protector,
     clock: Clock,
@@ -90,6 +92,7 @@ impl Control {
             challenges: Challenges::since(milliseconds(clock())),
             notices: Notices::default(),
             throttle: Throttle::default(),
+            owners: tokio::sync::Mutex::default(),
             trust: OnceLock::new(),
             protector,
             clock,
@@ -349,7 +352,7 @@ impl Control {
 
     /// Decrypts what was sealed under the same key; `None` if it was not.
     pub fn unseal(&self, key: &str, sealed: &[u8]) -> Option<serde_json::Value> {
-        serde_json::from_slice(&self.protector.open(key, sealed).ok()?).ok()
+        serde_json::from_slice(&self.protector.unseal(key, sealed).ok()?).ok()
     }
 
     /// The kept resource of an id, or what is built in.

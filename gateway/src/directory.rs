@@ -444,6 +444,14 @@ impl Directory {
         here.then(|| Arc::clone(&definition.role))
     }
 
+    /// Who has a role at a scope itself or at `/`, now and without an end: keys of assignments and of principals.
+    pub fn owners_at(&self, scope: &Scope, role: &str, now: i64) -> Vec<(&str, &str)> {
+        let here = |at: &Scope| at == scope || *at == Scope::root();
+        let lasts = |kept: &Kept| kept.role == role && here(&kept.scope) && kept.window.contains_always(now);
+        let kept = self.assignments.iter().filter(|(_, kept)| lasts(kept));
+        kept.flat_map(|(key, kept)| kept.principals.iter().map(move |principal| (key.as_str(), &**principal))).collect()
+    }
+
     /// Whether an assignment names a role.
     pub fn is_assigned(&self, guid: &str) -> bool {
         self.of_role.of(guid).next().is_some()

@@ -8,16 +8,19 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use certs::{Authority, AuthorityError, LoadError, Validity};
+use certs::{Authority, AuthorityError, Credentials, LoadError, Validity};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use url::Url;
 
-use crate::issuer::{
-    MOUNT, PRINCIPALS_FILE, Principals, PrincipalsError,
-    files::{FileError, create_private_dir, write_private},
-    guid,
-    principals::SECRET_LIFE,
+use crate::{
+    checks,
+    issuer::{
+        KEYS_FILE, Keys, KeysError, MOUNT, PRINCIPALS_FILE, Principals, PrincipalsError,
+        files::{FileError, create_private_dir, write_private},
+        guid,
+        principals::SECRET_LIFE,
+    },
 };
 
 /// The name of the configuration file.
@@ -26,6 +29,10 @@ pub const CONFIG_FILE: &str = "gateway.toml";
 pub const AUTHORITY_DAYS: u32 = 3650;
 /// How long the certificate of the gateway itself is good for, where it has none of another authority.
 pub const SERVER_DAYS: u32 = 825;
+/// Where resources are kept, in the folder.
+const STORE_FILE: &str = "towline.db";
+/// The key of protected settings, in the folder.
+const STORE_KEY_FILE: &str = "store.key";
 /// The owner's name.
 const OWNER: &str = "owner";
 
@@ -58,19 +65,32 @@ pub enum InitError {
     /// Files of certificates.
     #[error("the certificates")]
     Certificates(#[from] LoadError),
+    /// The certificate or key of `--certificate` and `--key`.
+    #[error("--certificate and --key cannot be used: {0}")]
+    Given(String),
     /// Files.
     #[error(transparent)]
     File(#[from] FileError),
     /// The owner.
     #[error("the owner")]
     Principals(#[from] PrincipalsError),
+    /// The key that tokens are signed with.
+    #[error("the issuer's key")]
+    Keys(#[from] KeysError),
     /// No random bytes.
     #[error(transparent)]
     Random(#[from] guid::NoRandom),
 }
 
-/// Makes it; what to sign in with, once: the secret is kept nowhere else.
+/// Makes it; what to sign in with, once: the secret is kept nowhere else. Relative paths are relative to the current
+/// directory, and are absolute in what is written.
 pub fn init(plan: &Plan) -> Result<Value, InitError> {
+    let absolute = |path: &Path| std::path::absolute(path).map_err(FileError::io("resolve", path));
+    let directory = absolute(&plan.directory)?;
+    let given = match &plan.certificate {
+        Some((certificate, key)) => Some((absolute(certificate)?, absolute(key)?)),
+        None => None,
+    };
     let host = Url::parse(&plan.url)
         .ok()
         .filter(|url| {
@@ -79,20 +99,26 @@ pub fn init(plan: &Plan) -> Result<Value, InitError> {
         .and_then(|url| url.host_str().map(str::to_owned))
         .ok_or_else(|| InitError::Url(plan.url.clone()))?;
     let url = plan.url.trim_end_matches('/');
-    let file = plan.directory.join(CONFIG_FILE);
-    let (ca, issuer) = (plan.directory.join("ca"), plan.directory.join("issuer"));
-    if let Some(there) = [&file, &ca, &issuer].into_iter().find(|path| path.exists()) {
+    let file = directory.join(CONFIG_FILE);
+    let (ca, issuer) = (directory.join("ca"), directory.join("issuer"));
+    // Also what the configuration will name and the first start would make: it is another gateway's.
+    let names = [STORE_FILE, STORE_KEY_FILE, "tls"].map(|name| directory.join(name));
+    if let Some(there) = [&file, &ca, &issuer].into_iter().chain(&names).find(|path| path.exists()) {
         return Err(InitError::Exists(there.clone()));
     }
-    create_private_dir(&plan.directory)?;
+    if let Some((certificate, key)) = &given {
+        let own = Credentials::load(certificate, key)?;
+        checks::certificate_for(&own, &host).and_then(|()| checks::private(key)).map_err(InitError::Given)?;
+    }
+    create_private_dir(&directory)?;
     let authority = Authority::create(&format!("Towline at {host}"), Validity::days(AUTHORITY_DAYS))?;
     create_private_dir(&ca)?;
     authority.save(&ca)?;
-    let ours = plan.certificate.is_none();
-    let (certificate, key) = match &plan.certificate {
-        Some(files) => files.clone(),
+    let ours = given.is_none();
+    let (certificate, key) = match given {
+        Some(files) => files,
         None => {
-            let tls = plan.directory.join("tls");
+            let tls = directory.join("tls");
             create_private_dir(&tls)?;
             let files = (tls.join("tls.crt"), tls.join("tls.key"));
             // By the second name the gateway reaches itself, where its public one leads elsewhere.
@@ -104,11 +130,13 @@ pub fn init(plan: &Plan) -> Result<Value, InitError> {
     };
     let (tenant, subscription, owner) = (guid::random()?, guid::random()?, guid::random()?);
     create_private_dir(&issuer)?;
+    Keys::load_or_create(&issuer.join(KEYS_FILE))?;
     let made = Principals::edit(&issuer.join(PRINCIPALS_FILE), |principals| {
         principals.create_as(OWNER, owner.clone(), SECRET_LIFE, SystemTime::now())
     })?;
     let ids = Ids { tenant: &tenant, subscription: &subscription, owner: &owner };
-    let text = config(plan, url, &ids, (&certificate, &key), ours);
+    let within = |path: &Path| path.strip_prefix(&directory).unwrap_or(path).to_owned();
+    let text = config(plan, url, &ids, (&within(&certificate), &within(&key)), ours);
     write_private(&file, text.as_bytes())?;
     Ok(json!({
         "url": url,
@@ -139,11 +167,8 @@ struct Ids<'a> {
 
 /// The configuration file. Paths are relative to it.
 fn config(plan: &Plan, url: &str, ids: &Ids<'_>, (certificate, key): (&Path, &Path), ours: bool) -> String {
-    let within = |path: &Path| {
-        let path = path.strip_prefix(&plan.directory).unwrap_or(path);
-        // A TOML basic string is a JSON one.
-        json!(path).to_string()
-    };
+    // A TOML basic string is a JSON one.
+    let within = |path: &Path| json!(path).to_string();
     let Ids { tenant, subscription, owner } = ids;
     let mut text = String::new();
     let mut line = |args: std::fmt::Arguments<'_>| {
@@ -162,10 +187,10 @@ fn config(plan: &Plan, url: &str, ids: &Ids<'_>, (certificate, key): (&Path, &Pa
         line(format_args!("ca_file = \"ca/ca.crt\"            # what clients check [tls] against"));
     }
     line(format_args!(
-        "tenant = \"{tenant}\"\nstore_file = \"towline.db\"        # or postgres_url_file, for several gateways"
+        "tenant = \"{tenant}\"\nstore_file = \"{STORE_FILE}\"        # or postgres_url_file, for several gateways"
     ));
     line(format_args!(
-        "store_key_file = \"store.key\"     # made at the first start; keep it apart from backups of the store"
+        "store_key_file = \"{STORE_KEY_FILE}\"     # made at the first start; keep it apart from backups of the store"
     ));
     line(format_args!(
         "owners = [\"{owner}\"]\n\n[[api.subscriptions]]\nid = \"{subscription}\"\nname = \"default\"\n"
@@ -208,7 +233,7 @@ mod tests {
         let api = config.api.clone().unwrap();
         assert_eq!(api.url, "https://gateway.example.org:8443");
         assert_eq!(made["subscription"], api.subscriptions[0].id.as_str());
-        crate::check(&config).unwrap();
+        crate::checks::files(&config).unwrap();
         let text = std::fs::read_to_string(at.join(CONFIG_FILE)).unwrap();
         assert!(!text.contains(made["clientSecret"].as_str().unwrap()), "the secret is told once and kept nowhere");
         assert!(matches!(init(&plan(&at)), Err(InitError::Exists(_))));

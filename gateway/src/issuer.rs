@@ -37,7 +37,7 @@ pub mod users;
 
 use std::{
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
@@ -106,6 +106,22 @@ pub enum IssuerError {
     /// No random bytes.
     #[error(transparent)]
     Random(#[from] guid::NoRandom),
+    /// The refresh tokens could not be read.
+    #[error("the built-in issuer's refresh tokens")]
+    Refresh(#[from] FileError),
+    /// The keys are not there, and what was used with them is.
+    #[error(
+        "the built-in issuer's signing key {} is missing, and {} is there: put the file back, from its backup; if it is lost \
+         for good, `towline-gateway replace-lost issuer-key` makes another, after which every cluster must be connected again",
+        .keys.display(),
+        .beside.display()
+    )]
+    Lost {
+        /// The file of the keys.
+        keys: PathBuf,
+        /// What is there.
+        beside: PathBuf,
+    },
     /// The tenant is no GUID.
     #[error("the built-in issuer's tenant must be a GUID")]
     Tenant,
@@ -193,6 +209,11 @@ impl Issuer {
         settings.api_audience.truncate(settings.api_audience.trim_end_matches('/').len());
         let file = |name| settings.state.join(name);
         let (keys_file, users_file, principals_file) = (file(KEYS_FILE), file(USERS_FILE), file(PRINCIPALS_FILE));
+        if !keys_file.exists()
+            && let Some(beside) = Self::began(&settings.state)
+        {
+            return Err(IssuerError::Lost { keys: keys_file, beside });
+        }
         Keys::load_or_create(&keys_file)?;
         Users::edit(&users_file, |_| Ok(()))?;
         Principals::edit(&principals_file, |_| Ok(()))?;
@@ -211,6 +232,43 @@ impl Issuer {
             clock: SystemTime::now,
             settings,
         })
+    }
+
+    /// Whether an issuer can be opened in a folder, without making anything there.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn look(state: &Path) -> Result<(), IssuerError> {
+        if !state.exists() {
+            let folder = state.parent().unwrap_or(state);
+            crate::checks::writable_folder(folder).map_err(FileError::io("write into", folder))?;
+            return Ok(());
+        }
+        crate::checks::writable_folder(state).map_err(FileError::io("write into", state))?;
+        let content = |name: &str| {
+            let path = state.join(name);
+            if path.exists() { files::read(&path).map(|bytes| Some((path, bytes))) } else { Ok(None) }
+        };
+        match (content(KEYS_FILE).map_err(KeysError::from)?, Self::began(state)) {
+            (Some((path, bytes)), _) => drop(Keys::parse(&path, &bytes).map_err(KeysError::from)?),
+            (None, Some(beside)) => return Err(IssuerError::Lost { keys: state.join(KEYS_FILE), beside }),
+            (None, None) => {}
+        }
+        if let Some((path, bytes)) = content(USERS_FILE).map_err(UsersError::from)? {
+            Users::parse(&path, &bytes).map_err(UsersError::from)?;
+        }
+        if let Some((path, bytes)) = content(PRINCIPALS_FILE).map_err(PrincipalsError::from)? {
+            Principals::parse(&path, &bytes).map_err(PrincipalsError::from)?;
+        }
+        if let Some((path, bytes)) = content(REFRESH_FILE)? {
+            files::parse_json::<refresh::Refresh>(&path, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// What shows that an issuer has run in a folder, and so had keys: the first start makes the file of users.
+    fn began(state: &Path) -> Option<PathBuf> {
+        [USERS_FILE, REFRESH_FILE].into_iter().map(|name| state.join(name)).find(|path| path.exists())
     }
 
     /// Whether a path is an issuer's: at or below [`MOUNT`] or `/<a GUID>`, a tenant's place whether there is such a tenant
@@ -329,7 +387,7 @@ impl Issuer {
             "token_endpoint_auth_methods_supported": ["client_secret_post", "client_secret_basic", "none"],
             "claims_supported": [
                 "iss", "sub", "aud", "exp", "nbf", "iat", "jti", "oid", "tid", "appid", "azp", "idtyp", "groups",
-                "preferred_username", "name", "nonce", "auth_time",
+                "preferred_username", "name", "nonce", "auth_time", "sid",
             ],
         })
     }

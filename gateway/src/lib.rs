@@ -4,6 +4,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`checks`] | what must hold for a start |
 //! | [`config`] | valid settings, and what a file may say |
 //! | [`snapshot`] | clusters, issuers and grants of the moment; the seam to what delivers them |
 //! | [`request`] | the stages of one request, in order |
@@ -26,6 +27,8 @@
 //! | [`accounts`] | who of the built-in issuer may act now |
 //! | [`issuer`] | the small built-in OIDC issuer |
 //! | [`init`] | the folder of a new gateway |
+//! | [`owners`] | that somebody always owns it; another owner |
+//! | [`lost`] | another key in place of one that is lost |
 //! | [`renew`] | what an operator renews: certificate and owner's secret |
 //! | [`roll_over`] | one certificate authority follows another |
 //! | [`program`] | the process `towline-gateway` |
@@ -36,6 +39,7 @@ pub mod admin;
 pub mod agents;
 pub mod api;
 pub mod aside;
+pub mod checks;
 pub mod config;
 pub mod connectivity;
 pub mod control;
@@ -44,7 +48,9 @@ pub mod directory;
 pub mod events;
 pub mod init;
 pub mod issuer;
+pub mod lost;
 pub mod metrics;
+pub mod owners;
 pub mod policy;
 pub mod program;
 pub mod rate;
@@ -87,7 +93,7 @@ use self::{
     },
     sessions::{EndReason, Sessions},
     snapshot::{Snapshot, Snapshots},
-    store::{Store, protect::Protector},
+    store::{Store, look::Found, protect::Protector},
     tunnels::registry::Registry,
 };
 
@@ -101,6 +107,9 @@ const PORT_TRIES: usize = 20;
 /// Why a gateway could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
+    /// What does not hold that must.
+    #[error(transparent)]
+    Checks(#[from] proto::settings::BadFile),
     /// Certificates or CA.
     #[error(transparent)]
     Trust(#[from] TrustError),
@@ -220,7 +229,12 @@ impl Handle {
 
 impl Gateway {
     /// Binds the listeners and reads certificates. Within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`BuildError::Checks`] for all that `check-config` finds, before anything is made; the others for what happened in
+    /// between.
     pub async fn build(config: Config, extras: Extras) -> Result<Self, BuildError> {
+        checks::all(&config).await?;
         let trust = Arc::new(Trust::load(&config)?);
         let issuer = match (extras.issuer, &config.issuer, &config.api) {
             (None, Some(own), Some(api)) => Some(Arc::new(Issuer::open(own.settings(api))?)),
@@ -357,17 +371,20 @@ async fn control(
     tunnels: &Arc<Registry>,
 ) -> Result<Option<Arc<Control>>, BuildError> {
     let Some(settings) = config.api.clone() else { return Ok(None) };
-    let store = Store::open(&settings.store.url()).await?;
-    let protector = Protector::open_or_create(&settings.store_key_file)?;
+    let url = settings.store.url();
+    // The key before what it protects: with a store there was a key, and another is never made beside it.
+    let protector = match Store::look(&url).await? {
+        Found::Nothing => Protector::open_or_create(&settings.store_key_file)?,
+        Found::Store => Protector::open(&settings.store_key_file)?,
+    };
+    let store = Store::open(&url).await?;
+    // Of several gateways that start at once beside nothing, the first says whose key it is.
+    if let Some(exchanged) = Store::exchanged(&url, &protector, &settings.store_key_file).await? {
+        return Err(exchanged.into());
+    }
+    store.keep_key(&protector).await?;
     let clock = clock.unwrap_or_else(|| Arc::new(SystemTime::now));
     Ok(Some(Control::open(settings, store, protector, clock, Arc::clone(snapshots), Arc::clone(tunnels)).await?))
-}
-
-/// Whether the files that a configuration names can be used, without starting anything.
-pub fn check(config: &Config) -> Result<(), BuildError> {
-    Trust::load(config)?;
-    reload::verifier(&config.dynamic.issuers)?;
-    Ok(())
 }
 
 /// Readiness is off and listeners are closed by the phase; agents and users were told. What is left is to wait.

@@ -8,9 +8,9 @@ use clap::{Parser, Subcommand};
 use proto::process::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
 
 use crate::{
-    Extras, Gateway,
+    Extras, Gateway, checks,
     config::{self, Config},
-    init, renew, roll_over,
+    init, lost, owners, renew, roll_over,
     store::Store,
 };
 
@@ -50,6 +50,16 @@ enum Command {
     },
     /// Gives the owner another secret, good for a year, and prints it once, as JSON. Also when none is good any more.
     RenewOwnerSecret,
+    /// Makes another owner, where none can sign in any more: a service principal with the role Owner at every subscription.
+    /// Prints what to sign in with, once, as JSON. The gateway may run or not.
+    RecoverOwner,
+    /// Makes another key in place of one that is lost for good, with all that it protected. Refuses while the key is there.
+    /// Stop the gateway first.
+    ReplaceLost {
+        /// Which key.
+        #[arg(value_enum)]
+        key: LostKey,
+    },
     /// Copies the store of a gateway into a file while it runs (SQLite; with PostgreSQL use its own tools).
     Backup {
         /// The file; it must not exist yet.
@@ -61,6 +71,14 @@ enum Command {
         #[command(subcommand)]
         action: user_command::UserAction,
     },
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum LostKey {
+    /// `[api] store_key_file`; the protected settings of clusters are taken away, and must be set anew.
+    StoreKey,
+    /// The key that the built-in issuer signs with; every cluster must be connected again.
+    IssuerKey,
 }
 
 #[derive(Subcommand)]
@@ -133,6 +151,11 @@ pub fn main() -> ExitCode {
             let allowed = config.issuer.as_ref().map_or(Ok(()), |own| user_command::as_its_owner(&own.state_dir));
             return printed(allowed.and_then(|()| Ok(renew::owner_secret(&config, now)?)));
         }
+        Some(Command::RecoverOwner) => {
+            let allowed = config.issuer.as_ref().map_or(Ok(()), |own| user_command::as_its_owner(&own.state_dir));
+            return printed(allowed.and_then(|()| alone(async { Ok(owners::recover(&config, now).await?) })));
+        }
+        Some(Command::ReplaceLost { key }) => return printed(replace_lost(&config, key)),
         Some(_) => return checked(&config, &args.config),
         None => {}
     }
@@ -160,7 +183,15 @@ async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<(
     let mut signals = signals(&tasks, &shutdown)?;
     let level = Some(log_level);
     let extras = Extras { shutdown: shutdown.clone(), log_level: level, open_files, ..Extras::default() };
-    let gateway = Gateway::build(config.clone(), extras).await?;
+    let built = tokio::select! {
+        biased;
+        () = shutdown.draining() => None,
+        built = Gateway::build(config.clone(), extras) => Some(built?),
+    };
+    let Some(gateway) = built else {
+        tracing::info!("stopped before it served");
+        return Ok(());
+    };
     tasks.spawn("renewals", async move {
         let mut daily = tokio::time::interval(RENEWALS_LOOK);
         loop {
@@ -187,7 +218,9 @@ fn make(args: Init) -> ExitCode {
     let plan = init::Plan { directory, url, listen, admin, certificate: certificate.zip(key) };
     match init::init(&plan) {
         Ok(made) => say(&format!("{made:#}")),
-        Err(error @ (init::InitError::Url(_) | init::InitError::Exists(_))) => fail(BAD_CONFIG, &error),
+        Err(error @ (init::InitError::Url(_) | init::InitError::Exists(_) | init::InitError::Given(_))) => {
+            fail(BAD_CONFIG, &error)
+        }
         Err(error) => fail(1, &error),
     }
 }
@@ -214,6 +247,23 @@ fn backup(config: &Config, to: &std::path::Path) -> ExitCode {
         )),
         Err(error) => fail(1, error.as_ref()),
     }
+}
+
+fn replace_lost(config: &Config, key: LostKey) -> anyhow::Result<serde_json::Value> {
+    let folder = match key {
+        LostKey::StoreKey => config.api.as_ref().and_then(|api| api.store_key_file.parent()),
+        LostKey::IssuerKey => config.issuer.as_ref().map(|own| own.state_dir.as_path()),
+    };
+    folder.map_or(Ok(()), user_command::as_its_owner)?;
+    match key {
+        LostKey::StoreKey => alone(async { Ok(lost::store_key(config).await?) }),
+        LostKey::IssuerKey => Ok(lost::issuer_key(config)?),
+    }
+}
+
+/// Runs what a command does, on this thread.
+fn alone<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
 fn roll_over(config: &Config, step: &RollOverStep) -> anyhow::Result<serde_json::Value> {
@@ -247,7 +297,11 @@ fn printed(done: anyhow::Result<serde_json::Value>) -> ExitCode {
 }
 
 fn checked(config: &Config, file: &std::path::Path) -> ExitCode {
-    if let Err(error) = crate::check(config) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(1, &error),
+    };
+    if let Err(error) = runtime.block_on(checks::all(config)) {
         return fail(BAD_CONFIG, &error);
     }
     for warning in renew::warnings(config, std::time::SystemTime::now()) {

@@ -15,6 +15,7 @@ use proto::{
 };
 
 use crate::{
+    checks,
     config::{Config, Dynamic, api::Api},
     core::{Core, TrustError},
     snapshot::Snapshot,
@@ -79,6 +80,7 @@ impl Reloader {
     fn try_reload(&self) -> Result<(), ReloadError> {
         let old = self.config.load();
         let next = Config::load(old.file.as_deref().ok_or(ReloadError::NoFile)?)?;
+        checks::reloaded(&next)?;
         let snapshot = self.snapshot(&old.dynamic, &next.dynamic)?;
         self.core.trust.reload(&next, Some(&self.quic))?;
         self.core.snapshots.replace(snapshot.trusting(self.core.roots()));

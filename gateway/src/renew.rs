@@ -202,7 +202,7 @@ mod tests {
         let new = Credentials::load(&config.tls.certificate_file, &config.tls.key_file).unwrap();
         assert_eq!(new.server_names(), old.server_names());
         assert!(new.not_after() > old.not_after() + days(700) && new.chain() != old.chain());
-        crate::check(&config).unwrap();
+        crate::checks::files(&config).unwrap();
         // Never past the end of the authority.
         certificate(&config, SystemTime::now() + days(3400)).unwrap();
         let new = Credentials::load(&config.tls.certificate_file, &config.tls.key_file).unwrap();

@@ -287,7 +287,7 @@ mod tests {
         let (old, now) = (present(&config), SystemTime::now());
         begin(&config, now).unwrap();
         let config = Config::load(&file).unwrap();
-        crate::check(&config).unwrap();
+        crate::checks::files(&config).unwrap();
         let roots = Roots::load(&config.agents.ca_file).unwrap();
         assert!(
             roots.holds(&old) && roots.holds(&present(&config)) && present(&config).certificate() != old.certificate()
@@ -297,7 +297,7 @@ mod tests {
         let done = finish(&config, None, now, false).await.unwrap();
         assert_eq!(done["certificate"]["names"][0], "gateway.example.org");
         let config = Config::load(&file).unwrap();
-        crate::check(&config).unwrap();
+        crate::checks::files(&config).unwrap();
         let own = Credentials::load(&config.tls.certificate_file, &config.tls.key_file).unwrap();
         assert!(present(&config).is_issuer_of(&own) && !old.is_issuer_of(&own));
         assert!(!Roots::load(&config.agents.ca_file).unwrap().holds(&old));
@@ -327,11 +327,11 @@ mod tests {
                 assert_eq!(status(&config, None, now).await.unwrap()["rollOver"], "stopped while it began");
             }
             let config = Config::load(&file).unwrap();
-            crate::check(&config).unwrap();
+            crate::checks::files(&config).unwrap();
             assert_eq!(present(&config).certificate(), old.certificate());
             begin(&config, now).unwrap();
             let config = Config::load(&file).unwrap();
-            crate::check(&config).unwrap();
+            crate::checks::files(&config).unwrap();
             assert_eq!(present(&config).certificate() == next.certificate(), bundled);
             assert_eq!(status(&config, None, now).await.unwrap()["rollOver"], "under way");
             assert!(!files.key.with_file_name(NEXT_KEY).exists());

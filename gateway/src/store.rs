@@ -10,6 +10,8 @@
 //! | [`events`] | what has happened to clusters |
 //! | [`operations`] | long-running operations, which survive a restart |
 //! | [`protect`] | encryption of what must not be read from the database |
+//! | [`key`] | that the key file is the one of this database |
+//! | [`look`] | whether a database can be used, without changing it |
 //!
 //! Every write takes the next **revision**, a number that only grows and that is the resource's version (its ETag). Who
 //! feeds a snapshot asks what has changed since the revision that it knows. No statement of the request path comes here.
@@ -21,6 +23,8 @@ pub mod agents;
 pub mod batch;
 pub mod changes;
 pub mod events;
+pub mod key;
+pub mod look;
 pub mod operations;
 pub mod protect;
 pub mod resources;
@@ -48,6 +52,11 @@ const POSTGRES_CONNECTIONS: u32 = 16;
 /// How long a statement waits for a connection, and a SQLite writer for another process (the backup, a command).
 const WAIT: Duration = Duration::from_secs(10);
 
+/// What every connection to SQLite begins with. `FULL`: an acknowledged write survives a power cut, not only the end of the
+/// process.
+const PRAGMAS: &str = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; \
+                       PRAGMA foreign_keys = ON;";
+
 /// Which database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
@@ -72,6 +81,14 @@ pub enum StoreError {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// A SQLite file that cannot be used.
+    #[error("the file {path} is no SQLite database, or a damaged one ({reason}); put a backup in its place")]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// What SQLite says.
+        reason: String,
     },
     /// Only SQLite is copied from here.
     #[error("a backup of PostgreSQL is made with pg_dump")]
@@ -147,14 +164,16 @@ impl Store {
         let path = sqlite_file(url).ok_or_else(|| StoreError::Url("sqlite::memory:".to_owned()))?;
         private_file(&path)?;
         let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
+        // A pool tries again until its time is over, and then says only that it has waited.
+        let first = async {
+            let mut connection = AnyConnection::connect_with(&options).await?;
+            sqlx::raw_sql(PRAGMAS).execute(&mut connection).await?;
+            connection.close().await
+        };
+        first.await.map_err(|error| StoreError::Damaged { path, reason: error.to_string() })?;
         let pool = |connections| {
             AnyPoolOptions::new().max_connections(connections).acquire_timeout(WAIT).after_connect(|connection, _| {
-                Box::pin(async move {
-                    // FULL: an acknowledged write survives a power cut, not only the end of the process.
-                    let pragmas = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; \
-                                   PRAGMA foreign_keys = ON;";
-                    sqlx::raw_sql(pragmas).execute(&mut *connection).await.map(drop)
-                })
+                Box::pin(async move { sqlx::raw_sql(PRAGMAS).execute(&mut *connection).await.map(drop) })
             })
         };
         // One writer: SQLite has one lock for all, and who waits here waits in order and without polling.

@@ -4,7 +4,10 @@
 use std::time::{Duration, SystemTime};
 
 use http::{Method, Response, StatusCode, header};
-use proto::{api::ResourceId, rbac::Scope};
+use proto::{
+    api::ResourceId,
+    rbac::{Scope, principal::user_key},
+};
 use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 
@@ -14,6 +17,7 @@ use crate::{
         Issuer, NewSecret, PRINCIPALS_FILE, Principal, Principals, PrincipalsError,
         principals::{SECRET_LIFE, SECRETS_MAX},
     },
+    owners::{Change, SignedIn},
     request::respond::Body,
     resources::schema::{self, Property, Type},
 };
@@ -72,7 +76,8 @@ where
             found.map(|one| json(StatusCode::OK, &one)).ok_or_else(|| PrincipalsError::Unknown(key.clone()).into())
         }
         (Question::One(key), &Method::DELETE) => {
-            let key = key.clone();
+            let (key, _turn) = (key.clone(), call.control.owners.lock().await);
+            may_go(call, issuer, &key)?;
             match edit(issuer, move |all| all.delete(&key)).await {
                 Ok(gone) => Ok(json(StatusCode::OK, &shown(&gone))),
                 Err(error) if error.status == StatusCode::NOT_FOUND => Ok(super::empty(StatusCode::NO_CONTENT)),
@@ -89,6 +94,19 @@ where
         _ => Err(ApiError::method_not_allowed("service principals have GET, POST and DELETE")
             .with(header::ALLOW, "GET, HEAD, POST, DELETE")),
     }
+}
+
+/// The last owner stays.
+fn may_go(call: &Call<'_>, issuer: &Issuer, key: &str) -> Result<(), ApiError> {
+    let (users, principals) = issuer.known();
+    let Some(going) = principals.find(key) else { return Ok(()) };
+    let accounts = Some((&*users, &*principals));
+    let before = SignedIn { accounts, caller: call.caller.principals(), gone: None, now: call.now() };
+    // Who removes themselves is not there behind it, in no group either.
+    let themselves = user_key(&going.object_id) == user_key(call.caller.object_id());
+    let caller = if themselves { &[] } else { before.caller };
+    let after = SignedIn { gone: Some(&going.object_id), caller, ..before };
+    Change { before, after, assignment: None }.check(&call.control.settings, &call.control.directory())
 }
 
 /// A service principal belongs to the tenant and may have rights everywhere in it: the right is needed at every subscription.

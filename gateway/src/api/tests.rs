@@ -14,6 +14,7 @@ use serde_json::json;
 mod connectivity;
 mod events;
 mod quotas;
+mod owners;
 mod refusals;
 mod semantics;
 mod sessions;
@@ -48,6 +49,7 @@ struct Bench {
     issuer: TestIssuer,
     clock_ms: Arc<AtomicI64>,
     folder: tempfile::TempDir,
+    built_in: Option<Arc<crate::issuer::Issuer>>,
     shutdown: Shutdown,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
@@ -73,10 +75,21 @@ impl Bench {
         let folder = tempfile::tempdir().unwrap();
         let issuer = TestIssuer::new("https://issuer.test");
         let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
-        Self::open(folder, issuer, clock_ms).await
+        Self::open(folder, issuer, clock_ms, None).await
     }
 
-    async fn open(folder: tempfile::TempDir, issuer: TestIssuer, clock_ms: Arc<AtomicI64>) -> Self {
+    /// With other owners in its configuration than `owner`.
+    async fn owned_by(owners: Vec<String>) -> Self {
+        let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
+        Self::open(tempfile::tempdir().unwrap(), TestIssuer::new("https://issuer.test"), clock_ms, Some(owners)).await
+    }
+
+    async fn open(
+        folder: tempfile::TempDir,
+        issuer: TestIssuer,
+        clock_ms: Arc<AtomicI64>,
+        owners: Option<Vec<String>>,
+    ) -> Self {
         let verifier = Arc::new(issuer.verifier());
         let owner = issuer.token("owner", &[], URL, SystemTime::now());
         let owner = verifier.verify(&owner, URL, SystemTime::now()).await.unwrap();
@@ -86,9 +99,10 @@ impl Bench {
             store: StoreAt::Sqlite(folder.path().join("towline.db")),
             store_key_file: folder.path().join("store.key"),
             subscriptions: vec![Subscription { id: SUBSCRIPTION.to_owned(), name: "test".to_owned() }],
-            owners: vec![Caller::of(&owner).object_id().to_owned()],
+            owners: owners.unwrap_or_else(|| vec![Caller::of(&owner).object_id().to_owned()]),
             ca: None,
             ca_file: None,
+            secret_files: Vec::new(),
             webhooks: Vec::new(),
             reads_per_minute: 12_000,
             writes_per_minute: 60,
@@ -106,7 +120,7 @@ impl Bench {
             tokio::spawn(Arc::clone(&control).follow(shutdown.clone())),
             tokio::spawn(Arc::clone(&control).work(shutdown.clone())),
         ];
-        Self { control, snapshots, issuer, clock_ms, folder, shutdown, tasks }
+        Self { control, snapshots, issuer, clock_ms, folder, built_in: None, shutdown, tasks }
     }
 
     /// Stops and starts again on the same store.
@@ -116,7 +130,7 @@ impl Bench {
             task.await.unwrap();
         }
         self.control.store.close().await;
-        Self::open(self.folder, self.issuer, self.clock_ms).await
+        Self::open(self.folder, self.issuer, self.clock_ms, Some(self.control.settings.owners.clone())).await
     }
 
     async fn call_with(
@@ -163,7 +177,7 @@ impl Bench {
         // As the router hands it on: decoded once.
         let path = request.uri().path().replace("%20", " ");
         let snapshot = self.snapshots.load();
-        let site = Site { control: &self.control, snapshot: &snapshot, issuer: None, sessions: None };
+        let site = Site { control: &self.control, snapshot: &snapshot, issuer: self.built_in.clone(), sessions: None };
         serve(site, id, &path, request, &mut record).await
     }
 
@@ -851,6 +865,35 @@ async fn the_open_api_document_knows_every_kind() {
         let name = kind.name().rsplit('/').next().unwrap();
         assert!(document.body["components"]["schemas"].get(name).is_some(), "{name}");
     }
+}
+
+/// It was made anew for each request, 7 ms of a worker, and anybody may ask.
+#[tokio::test]
+async fn the_open_api_document_is_made_once_and_not_sent_again() {
+    let site = Bench::new().await;
+    let ask = async |known: &str| {
+        let request = Request::builder().uri("/openapi.json").header("if-none-match", known);
+        site.respond(request.body(Full::<Bytes>::default()).unwrap()).await
+    };
+    let first = ask("\"other\"").await;
+    let tag = first.headers()["etag"].to_str().unwrap().to_owned();
+    assert_eq!(
+        (first.status().as_u16(), &first.headers()["cache-control"]),
+        (200, &HeaderValue::from_static("no-cache"))
+    );
+    for known in [tag.clone(), format!("\"x\", W/{tag}"), "*".to_owned()] {
+        let again = ask(&known).await;
+        assert_eq!(
+            (again.status().as_u16(), again.headers()["etag"].to_str().unwrap()),
+            (304, tag.as_str()),
+            "{known}"
+        );
+        assert!(again.into_body().collect().await.unwrap().to_bytes().is_empty());
+    }
+    // The same bytes, not equal ones.
+    let (one, other) = (first.into_body().collect(), ask("\"other\"").await.into_body().collect());
+    let (one, other) = (one.await.unwrap().to_bytes(), other.await.unwrap().to_bytes());
+    assert!(one.len() > 10_000 && one.as_ptr() == other.as_ptr());
 }
 
 const ACCESS_ADMIN: &str = "18d7d88d-d35e-4fb5-a5c3-7773c20a72d9";

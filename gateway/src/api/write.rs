@@ -6,9 +6,12 @@ use proto::api::ResourceId;
 use serde_json::{Map, Value, json};
 
 use super::{Call, body, empty, error::ApiError, instant, json, operations, read, registrations};
+use tokio::sync::MutexGuard;
+
 use crate::{
+    owners::{self, SignedIn},
     request::respond::Body,
-    resources::{Acting, Kind, Place, Writing, is_deleting, properties_mut, schema},
+    resources::{Acting, Kind, Place, Writing, is_deleting, properties, properties_mut, role_assignment, schema},
     store::{
         batch::{Batch, Expect, Refused},
         operations::{Operation, Status},
@@ -120,6 +123,10 @@ async fn change(
         };
         kind.write(&mut body, &writing).await?;
         system_data(&mut body, &writing);
+        let _turn = match old {
+            Some(old) => owner_stays(call, kind, old, Some(&body)).await?,
+            None => None,
+        };
         match try_put(call, kind, id, old, body).await? {
             Ok((stored, operation)) => {
                 let status = if old.is_some() { StatusCode::OK } else { StatusCode::CREATED };
@@ -312,6 +319,7 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
         };
         preconditions(call, Some(&old))?;
         kind.may_delete(&old, &call.control.directory())?;
+        let _turn = owner_stays(call, kind, &old, None).await?;
         let slowly = kind.deletes_slowly() && !only_empty;
         let (mut batch, operation) = if slowly { marked(call, id, &old) } else { (removed(&old), None) };
         batch.empty.extend(only_empty.then(|| old.key.clone()));
@@ -328,6 +336,31 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
         }
     }
     Err(ApiError::raced())
+}
+
+/// The last owner's role assignment is neither deleted nor given an end. Who takes one away does so alone, so that of two
+/// who take away each other's one is refused: for as long as what this returns is held.
+async fn owner_stays<'a>(
+    call: &Call<'a>,
+    kind: &dyn Kind,
+    old: &Stored,
+    new: Option<&Map<String, Value>>,
+) -> Result<Option<MutexGuard<'a, ()>>, ApiError> {
+    let lasts = |body: &Map<String, Value>| role_assignment::window(body).contains_always(call.now_ms / 1000);
+    let given = old.body.as_object().filter(|body| lasts(body)).and_then(properties);
+    let owns = given.and_then(role_assignment::definition_of).as_deref() == Some(owners::role());
+    let whose = |body| properties(body).map(role_assignment::principal_keys).unwrap_or_default();
+    let stays = |new| lasts(new) && old.body.as_object().is_some_and(|old| whose(old) == whose(new));
+    if kind.name() != role_assignment::NAME || !owns || new.is_some_and(stays) {
+        return Ok(None);
+    }
+    let turn = call.control.owners.lock().await;
+    let known = call.issuer.as_ref().map(|issuer| issuer.known());
+    let accounts = known.as_ref().map(|(users, principals)| (&**users, &**principals));
+    let before = SignedIn { accounts, caller: call.caller.principals(), gone: None, now: call.now() };
+    owners::Change { before, after: before, assignment: Some(&old.key) }
+        .check(&call.control.settings, &call.control.directory())?;
+    Ok(Some(turn))
 }
 
 fn only_if_empty(call: &Call<'_>) -> Result<bool, ApiError> {

@@ -14,7 +14,7 @@ use crate::{
         type_of,
         webhooks::{Webhook, address, secret},
     },
-    store::events::Kind,
+    store::{events::Kind, sqlite_url},
 };
 
 /// Settings of the resource API.
@@ -36,6 +36,8 @@ pub struct Api {
     pub ca: Option<String>,
     /// The file that it is of.
     pub ca_file: Option<PathBuf>,
+    /// Files of secrets that it was read from, each with its setting: nobody else may read them.
+    pub secret_files: SecretFiles,
     /// Who is told what happens to clusters (features row C8).
     pub webhooks: Vec<Webhook>,
     /// How often one principal may read in one subscription: so many in a minute, and as many at once (feature N5).
@@ -71,8 +73,16 @@ impl StoreAt {
     /// As the store wants it.
     pub fn url(&self) -> String {
         match self {
-            Self::Sqlite(file) => format!("sqlite:{}", file.display()),
+            Self::Sqlite(file) => sqlite_url(file),
             Self::Postgres(url) => url.clone(),
+        }
+    }
+
+    /// The setting that says so.
+    pub fn setting(&self) -> &'static str {
+        match self {
+            Self::Sqlite(_) => "api.store_file",
+            Self::Postgres(_) => "api.postgres_url_file",
         }
     }
 }
@@ -104,7 +114,8 @@ impl Api {
             if fine { Ok(text.to_ascii_lowercase()) } else { Err("must be a GUID") }
         };
         let tenant = section.required_parsed("tenant", "the GUID of the tenant", faults, guid);
-        let store = read_store(&mut section, faults);
+        let mut secret_files = Vec::new();
+        let store = read_store(&mut section, &mut secret_files, faults);
         let store_key_file = section.required_path(
             "store_key_file",
             "the file of the key that protected settings are encrypted with",
@@ -131,7 +142,7 @@ impl Api {
             }
             entry.end(faults);
         }
-        let webhooks = webhooks(&mut section, faults);
+        let webhooks = webhooks(&mut section, &mut secret_files, faults);
         let reads_per_minute = section.number("reads_per_minute", 1..=u32::MAX, faults);
         let writes_per_minute = section.number("writes_per_minute", 1..=u32::MAX, faults);
         section.end(faults);
@@ -144,6 +155,7 @@ impl Api {
             owners,
             ca,
             ca_file,
+            secret_files,
             webhooks,
             reads_per_minute: reads_per_minute.unwrap_or(READS_PER_MINUTE),
             writes_per_minute: writes_per_minute.unwrap_or(WRITES_PER_MINUTE),
@@ -176,7 +188,7 @@ impl Api {
 const WEBHOOKS: usize = 16;
 
 /// `[[api.webhooks]]`.
-fn webhooks(section: &mut Section, faults: &mut Faults) -> Vec<Webhook> {
+fn webhooks(section: &mut Section, secrets: &mut SecretFiles, faults: &mut Faults) -> Vec<Webhook> {
     let mut webhooks = Vec::new();
     let entries = section.sections("webhooks", faults);
     if entries.len() > WEBHOOKS {
@@ -194,6 +206,7 @@ fn webhooks(section: &mut Section, faults: &mut Faults) -> Vec<Webhook> {
             faults.push(entry.key("types"), format_args!("has {unknown:?}; known are {}", all.join(", ")));
         }
         let key = file.and_then(|file| {
+            secrets.push(("api.webhooks.secret_file", file.clone()));
             let read = std::fs::read_to_string(&file).map_err(|error| format!("cannot be read: {error}"));
             let read = read.and_then(|text| secret(&text));
             read.map_err(|why| faults.push(entry.key("secret_file"), format_args!("{} {why}", file.display()))).ok()
@@ -209,11 +222,15 @@ fn webhooks(section: &mut Section, faults: &mut Faults) -> Vec<Webhook> {
     webhooks
 }
 
-fn read_store(section: &mut Section, faults: &mut Faults) -> Option<StoreAt> {
+/// Settings, each with the file of a secret.
+type SecretFiles = Vec<(&'static str, PathBuf)>;
+
+fn read_store(section: &mut Section, secrets: &mut SecretFiles, faults: &mut Faults) -> Option<StoreAt> {
     let sqlite = section.path("store_file", faults).map(StoreAt::Sqlite);
     // An address holds a password: it is in a file of its own.
     let postgres = section.path("postgres_url_file", faults);
     let postgres = postgres.and_then(|file| {
+        secrets.push(("api.postgres_url_file", file.clone()));
         let fault = match std::fs::read_to_string(&file) {
             Ok(url) if url.trim().starts_with("postgres://") || url.trim().starts_with("postgresql://") => {
                 return Some(StoreAt::Postgres(url.trim().to_owned()));

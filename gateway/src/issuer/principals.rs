@@ -138,6 +138,14 @@ impl Principals {
         files::edit(path, Self::parse, change)
     }
 
+    /// Reads a file without changing it; one that is not there has none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(path: &Path) -> Result<Self, FileError> {
+        if path.exists() { Self::parse(path, &files::read(path)?) } else { Ok(Self::default()) }
+    }
+
     pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, FileError> {
         files::parse_json(path, bytes)
     }
@@ -270,6 +278,16 @@ impl Principals {
 }
 
 impl Principal {
+    /// Whether it may, and has a secret that is good.
+    pub fn can_sign_in(&self, now: SystemTime) -> bool {
+        !self.disabled && self.secrets.iter().any(|secret| secret.expires > seconds(now))
+    }
+
+    /// The id of the secret that this is.
+    pub fn secret_of(&self, secret: &str) -> Option<&str> {
+        self.secrets.iter().find(|kept| kept.fits(secret)).map(|kept| kept.id.as_str())
+    }
+
     fn is(&self, key: &str) -> bool {
         self.name == key || self.object_id.eq_ignore_ascii_case(key) || self.client_id.eq_ignore_ascii_case(key)
     }

@@ -93,6 +93,14 @@ impl Users {
         files::edit(path, Self::parse, change)
     }
 
+    /// Reads a file without changing it; one that is not there has none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(path: &Path) -> Result<Self, FileError> {
+        if path.exists() { Self::parse(path, &files::read(path)?) } else { Ok(Self::default()) }
+    }
+
     pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, FileError> {
         files::parse_json(path, bytes)
     }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     config::Config,
     issuer::{USERS_FILE, User, Users, users::generate_password},
+    owners,
 };
 
 /// A line that is longer is no password.
@@ -80,10 +81,21 @@ pub fn run(config: &Config, action: UserAction) -> anyhow::Result<Value> {
             Ok(answer)
         }
         UserAction::List => Ok(Users::edit(&file, |users| Ok(users.iter().map(shown).collect::<Vec<_>>()))?.into()),
-        UserAction::Disable { name } => Ok(set_disabled(&name, true)?),
+        UserAction::Disable { name } => {
+            may_go(config, &name)?;
+            Ok(set_disabled(&name, true)?)
+        }
         UserAction::Enable { name } => Ok(set_disabled(&name, false)?),
-        UserAction::Remove { name } => Ok(shown(&Users::edit(&file, |users| users.remove(&name))?)),
+        UserAction::Remove { name } => {
+            may_go(config, &name)?;
+            Ok(shown(&Users::edit(&file, |users| users.remove(&name))?))
+        }
     }
+}
+
+/// The last owner stays.
+fn may_go(config: &Config, name: &str) -> anyhow::Result<()> {
+    super::alone(async { Ok(owners::user_may_go(config, name, std::time::SystemTime::now()).await?) })
 }
 
 fn shown(user: &User) -> Value {

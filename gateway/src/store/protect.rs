@@ -56,6 +56,29 @@ pub enum ProtectError {
         /// Its permissions.
         mode: u32,
     },
+    /// It is not there, and what it protects is.
+    #[error(
+        "the key file {path} is missing, and the store was used with one: put the file back, from its backup; if it is lost \
+         for good, `towline-gateway replace-lost store-key` makes another and takes the protected settings away"
+    )]
+    Lost {
+        /// Which.
+        path: PathBuf,
+    },
+    /// It is another store's.
+    #[error(
+        "the key file {path} is not the one of this store: the key {wanted} is not in it, which {used}; put that file back, \
+         from its backup; if it is lost for good, `towline-gateway replace-lost store-key` makes another and takes the \
+         protected settings away"
+    )]
+    Exchanged {
+        /// Which.
+        path: PathBuf,
+        /// The id of a key.
+        wanted: String,
+        /// What is known of that key.
+        used: &'static str,
+    },
     /// It is no key file.
     #[error("the key file {path}, line {line}: {reason}")]
     Content {
@@ -107,6 +130,29 @@ impl Protector {
         }
     }
 
+    /// Reads a key file that must be there, because something was sealed with it.
+    ///
+    /// # Errors
+    /// As [`Self::open_or_create`]; [`ProtectError::Lost`] where there is none.
+    pub fn open(path: &Path) -> Result<Self, ProtectError> {
+        match Self::read(path) {
+            Err(ProtectError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Err(ProtectError::Lost { path: path.to_owned() })
+            }
+            read => read,
+        }
+    }
+
+    /// The id of the key that seals, in hex. Says nothing of the key.
+    pub fn newest(&self) -> String {
+        self.keys.first().map(|key| proto::ids::hex(&key.id)).unwrap_or_default()
+    }
+
+    /// Whether the key with this id, in hex, is in the file.
+    pub fn has(&self, id: &str) -> bool {
+        self.keys.iter().any(|key| proto::ids::hex(&key.id) == id)
+    }
+
     /// Puts a new key before those of a key file and reads it again. What is sealed from then on needs the new one.
     ///
     /// # Errors
@@ -150,7 +196,7 @@ impl Protector {
     ///
     /// # Errors
     /// When it was not sealed for that resource, was changed since, or the key that it needs is not there.
-    pub fn open(&self, key: &str, sealed: &[u8]) -> Result<Vec<u8>, ProtectError> {
+    pub fn unseal(&self, key: &str, sealed: &[u8]) -> Result<Vec<u8>, ProtectError> {
         let (head, rest) = sealed.split_at_checked(HEAD_BYTES).ok_or(ProtectError::Damaged)?;
         let (nonce, text) = rest.split_at_checked(NONCE_LEN).ok_or(ProtectError::Damaged)?;
         if head[0] != VERSION {
@@ -292,7 +338,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let sealed = protector.seal("/a", SECRET).unwrap();
         let again = Protector::open_or_create(&path).unwrap();
-        assert_eq!(again.open("/a", &sealed).unwrap(), SECRET);
+        assert_eq!(again.unseal("/a", &sealed).unwrap(), SECRET);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
@@ -311,7 +357,7 @@ mod tests {
         });
         let protector = Protector::open_or_create(&path).unwrap();
         for sealed in sealed {
-            assert_eq!(protector.open("/a", &sealed).unwrap(), SECRET);
+            assert_eq!(protector.unseal("/a", &sealed).unwrap(), SECRET);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
     }
@@ -330,12 +376,12 @@ mod tests {
     fn a_value_does_not_open_in_another_row_or_changed_or_cut() {
         let (_dir, _, protector) = made();
         let sealed = protector.seal("/a", SECRET).unwrap();
-        assert!(matches!(protector.open("/b", &sealed), Err(ProtectError::Damaged)));
+        assert!(matches!(protector.unseal("/b", &sealed), Err(ProtectError::Damaged)));
         for at in 0..sealed.len() {
             let mut changed = sealed.clone();
             changed[at] ^= 1;
-            assert!(protector.open("/a", &changed).is_err(), "byte {at}");
-            assert!(protector.open("/a", &sealed[..at]).is_err(), "cut at {at}");
+            assert!(protector.unseal("/a", &changed).is_err(), "byte {at}");
+            assert!(protector.unseal("/a", &sealed[..at]).is_err(), "cut at {at}");
         }
     }
 
@@ -344,17 +390,17 @@ mod tests {
         let (_dir, path, protector) = made();
         let old = protector.seal("/a", SECRET).unwrap();
         let rotated = Protector::rotate(&path).unwrap();
-        assert_eq!(rotated.open("/a", &old).unwrap(), SECRET);
+        assert_eq!(rotated.unseal("/a", &old).unwrap(), SECRET);
         let new = rotated.seal("/a", SECRET).unwrap();
         assert_eq!((rotated.is_current(&old), rotated.is_current(&new)), (false, true));
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         // The old program has not the new key and says which; neither does one whose old line was taken out.
-        assert!(matches!(protector.open("/a", &new), Err(ProtectError::UnknownKey(_))));
+        assert!(matches!(protector.unseal("/a", &new), Err(ProtectError::UnknownKey(_))));
         let content = fs::read_to_string(&path).unwrap();
         fs::write(&path, format!("# the old one is gone\n\n{}\n", content.lines().next().unwrap())).unwrap();
         let without = Protector::open_or_create(&path).unwrap();
-        assert!(without.open("/a", &old).unwrap_err().to_string().contains("put the line of that key back"));
-        assert_eq!(without.open("/a", &new).unwrap(), SECRET);
+        assert!(without.unseal("/a", &old).unwrap_err().to_string().contains("put the line of that key back"));
+        assert_eq!(without.unseal("/a", &new).unwrap(), SECRET);
     }
 
     #[test]
@@ -380,14 +426,14 @@ mod tests {
             let keys = parse(Path::new("k"), &new_line().unwrap()).unwrap();
             let protector = Protector { keys };
             let sealed = protector.seal(&key, &value).unwrap();
-            prop_assert_eq!(protector.open(&key, &sealed).unwrap(), value);
+            prop_assert_eq!(protector.unseal(&key, &sealed).unwrap(), value);
         }
 
         #[test]
         fn what_was_never_sealed_does_not_open(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let keys = parse(Path::new("k"), &new_line().unwrap()).unwrap();
             let protector = Protector { keys };
-            prop_assert!(protector.open("/a", &bytes).is_err());
+            prop_assert!(protector.unseal("/a", &bytes).is_err());
         }
     }
 }

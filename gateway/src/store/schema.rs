@@ -20,7 +20,11 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("indexes", include_str!("schema/5_indexes.sql")),
     ("authorities", include_str!("schema/6_authorities.sql")),
     ("claims", include_str!("schema/7_claims.sql")),
+    ("protecting key", include_str!("schema/8_protecting_key.sql")),
 ];
+
+/// How many this program knows.
+pub(super) const KNOWN: usize = MIGRATIONS.len();
 
 pub(super) async fn migrate(store: &Store) -> Result<(), StoreError> {
     let (text, bytes, group) = match store.backend {
@@ -73,6 +77,7 @@ mod tests {
         "9daa74defefae3d52cff371c492909d586c8f4794516d07537b0446e25060492",
         "9892416df84eb911e8bd5ff85ac85c1cfdb1c0531eaff8b8355472729db2439d",
         "76f6f70a5e9b713513a3b25afffb4d16a7f03eda86c727abcd3b19f45e3c1920",
+        "bff6537272abcdff929c7dc3f1dca43db6ce9319dcab996d979cb36a542df35c",
     ];
 
     #[test]

@@ -99,3 +99,70 @@ async fn as_many_files_are_opened_as_the_system_allows() {
     assert_eq!(numbers[0], numbers[1], "soft and hard limit");
     assert_ne!(numbers[0], "256");
 }
+
+/// Paths were taken as the configuration's folder has them, not as they were given.
+#[test]
+fn init_with_relative_paths_writes_a_configuration_without_faults() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = certs::Authority::create("public", certs::Validity::days(9)).unwrap();
+    std::fs::create_dir(dir.path().join("own")).unwrap();
+    let pair = |name: &str| {
+        let issued = authority.issue_server(&[name], certs::Validity::days(9)).unwrap();
+        issued.save(&dir.path().join("own/tls.crt"), &dir.path().join("own/tls.key")).unwrap();
+    };
+    let gateway = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_towline-gateway"));
+        let output = command.args(args).current_dir(dir.path()).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    };
+    let init = ["init", "--url", "https://gateway.test", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+    let init =
+        [&init[..], &["--certificate", "own/tls.crt", "--key", "own/tls.key", "--directory", "made/here"]].concat();
+    pair("other.test");
+    let (code, text) = gateway(&init);
+    assert!(code == 2 && text.contains("other.test"), "{text}");
+    assert!(!dir.path().join("made").exists(), "nothing is made");
+    pair("gateway.test");
+    let (code, text) = gateway(&init);
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = gateway(&["check-config", "--config", "made/here/gateway.toml"]);
+    assert_eq!(code, 0, "{text}");
+    // Of a gateway whose configuration is gone nothing is made anew beside its store.
+    std::fs::create_dir(dir.path().join("old")).unwrap();
+    std::fs::write(dir.path().join("old/towline.db"), "").unwrap();
+    let (code, text) = gateway(&["init", "--url", "https://gateway.test", "--directory", "old"]);
+    assert!(code == 2 && text.contains("towline.db is there already"), "{text}");
+}
+
+/// It waited for a database that did not answer, and heard nothing meanwhile.
+#[test]
+fn a_start_that_waits_ends_when_it_is_told_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("gateway");
+    let gateway = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_towline-gateway"));
+        command.args(args).stderr(Stdio::piped()).stdout(Stdio::null());
+        command
+    };
+    let init = ["init", "--url", "https://gateway.test", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+    let made = gateway(&[&init[..], &["--directory", folder.to_str().unwrap()]].concat()).status().unwrap();
+    assert!(made.success());
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("postgres://u:p@{}/d", silent.local_addr().unwrap());
+    let (file, secret) = (folder.join("gateway.toml"), folder.join("postgres.url"));
+    std::fs::copy(folder.join("tls/tls.key"), &secret).unwrap();
+    std::fs::write(&secret, url).unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    let text = text.replace("store_file = \"towline.db\"", "postgres_url_file = \"postgres.url\"");
+    std::fs::write(&file, text).unwrap();
+    let mut running = gateway(&["--config", file.to_str().unwrap()]).spawn().unwrap();
+    let (_held, _) = silent.accept().unwrap();
+    let told = Command::new("kill").args(["-TERM", &running.id().to_string()]).status().unwrap();
+    assert!(told.success());
+    let begun = std::time::Instant::now();
+    let mut said = String::new();
+    std::io::Read::read_to_string(running.stderr.as_mut().unwrap(), &mut said).unwrap();
+    assert_eq!(running.wait().unwrap().code(), Some(0), "{said}");
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5) && said.contains("before it served"), "{said}");
+}

@@ -71,8 +71,9 @@ impl World {
     pub async fn build(text: &str, extras: Extras) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::create("test", Validity::days(400)).unwrap();
-        let server =
-            authority.issue_server(&["127.0.0.1", "localhost", &format!("*.{DOMAIN}")], Validity::days(1)).unwrap();
+        let server = authority
+            .issue_server(&["127.0.0.1", "localhost", "gateway.test", &format!("*.{DOMAIN}")], Validity::days(1));
+        let server = server.unwrap();
         std::fs::write(dir.path().join("ca.crt"), authority.certificate_pem()).unwrap();
         server.save(&dir.path().join("tls.crt"), &dir.path().join("tls.key")).unwrap();
         let issuer = TestIssuer::new("https://issuer.test");

@@ -20,6 +20,11 @@ pub struct Window {
 }
 
 impl Window {
+    /// Whether it holds from this instant on without an end.
+    pub fn contains_always(&self, now: i64) -> bool {
+        self.ends.is_none() && self.contains(now)
+    }
+
     /// Whether it holds at this instant.
     pub fn contains(&self, now: i64) -> bool {
         self.starts.is_none_or(|starts| starts <= now) && self.ends.is_none_or(|ends| now < ends)

@@ -1,0 +1,103 @@
+//! What is done when a key is lost for good, and with it what it protected: never by a start, and never without being told.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    config::Config,
+    issuer::{KEYS_FILE, Keys, KeysError},
+    store::{
+        Store, StoreError,
+        look::Found,
+        protect::{ProtectError, Protector},
+    },
+};
+
+/// Why nothing was replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum LostError {
+    /// The configuration has no such thing.
+    #[error("the configuration has no {0}: there is no such key")]
+    NoSuch(&'static str),
+    /// It is there.
+    #[error("{} is there and is the right one: nothing is lost, and nothing was changed", .0.display())]
+    NotLost(PathBuf),
+    /// The old file cannot be put aside.
+    #[error("{} cannot be put aside", .0.display())]
+    Aside(PathBuf, #[source] io::Error),
+    /// The new key.
+    #[error("the new key")]
+    Protect(#[from] ProtectError),
+    /// The new key.
+    #[error("the new key")]
+    Keys(#[from] KeysError),
+    /// The store.
+    #[error("the store")]
+    Store(#[from] StoreError),
+}
+
+/// Takes all protected settings out of the store, whose key is lost, and makes another key. The gateway must not run.
+///
+/// # Errors
+/// [`LostError`]; stopped in between, it can be run again.
+pub async fn store_key(config: &Config) -> Result<Value, LostError> {
+    let api = config.api.as_ref().ok_or(LostError::NoSuch("[api]"))?;
+    let (url, path) = (api.store.url(), &api.store_key_file);
+    let found = Store::look(&url).await?;
+    if let Ok(there) = Protector::open(path)
+        && (found == Found::Nothing || Store::exchanged(&url, &there, path).await?.is_none())
+    {
+        return Err(LostError::NotLost(path.clone()));
+    }
+    let store = Store::open(&url).await?;
+    let forgotten = store.forget_protected().await?;
+    let kept = aside(path)?;
+    let protector = Protector::open_or_create(path)?;
+    store.keep_key(&protector).await?;
+    store.close().await;
+    Ok(json!({
+        "made": path,
+        "put aside": kept,
+        "resources without their protected settings": forgotten,
+        "next": "Start the gateway, and set the protected settings of clusters anew.",
+    }))
+}
+
+/// Makes another key for the built-in issuer, whose own is lost.
+///
+/// # Errors
+/// [`LostError`].
+pub fn issuer_key(config: &Config) -> Result<Value, LostError> {
+    let issuer = config.issuer.as_ref().ok_or(LostError::NoSuch("[issuer]"))?;
+    let path = issuer.state_dir.join(KEYS_FILE);
+    if path.exists() && Keys::load_or_create(&path).is_ok() {
+        return Err(LostError::NotLost(path));
+    }
+    let kept = aside(&path)?;
+    let keys = Keys::load_or_create(&path)?;
+    Ok(json!({
+        "made": path,
+        "key": keys.newest(),
+        "put aside": kept,
+        "next": "Start the gateway. Everybody signs in again. Clusters refuse the new key, which none that they know has signed: connect each of them again (`towline connect`).",
+    }))
+}
+
+/// Gives a file that is of no use another name, if it is there.
+fn aside(path: &Path) -> Result<Option<PathBuf>, LostError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let named = |n: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".unusable-{n}"));
+        PathBuf::from(name)
+    };
+    let free = (1..).map(named).find(|to| !to.exists()).unwrap_or_default();
+    std::fs::rename(path, &free).map_err(|error| LostError::Aside(path.to_owned(), error))?;
+    Ok(Some(free))
+}

@@ -1,0 +1,335 @@
+//! Who owns the gateway, and that somebody always does: with the last owner would go the only one who can give rights, and
+//! nothing in the API leads back. What would take the last one away is refused, whichever way it goes (a role assignment, its
+//! time, a service principal, a user). Where it happened all the same, [`recover`] on the machine makes another owner.
+//!
+//! An owner of a subscription is in `[api] owners`, or has the role Owner at the subscription (or at `/`) without an end. Who
+//! cannot sign in is none: an account of the built-in issuer that is gone, disabled, or without a secret that is good.
+
+use std::{
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use http::StatusCode;
+use proto::rbac::{
+    Scope,
+    principal::{is_guid, user_key},
+    role::built_in,
+};
+use secrecy::ExposeSecret as _;
+use serde_json::{Value, json};
+
+use crate::{
+    api::error::ApiError,
+    config::{Config, api::Api},
+    control::milliseconds,
+    directory::Directory,
+    issuer::{PRINCIPALS_FILE, Principals, PrincipalsError, USERS_FILE, Users, guid, principals::SECRET_LIFE},
+    resources::{role_assignment, role_definition},
+    store::{
+        Store, StoreError,
+        batch::{Batch, Expect, Refused},
+        resources::{PAGE_ROWS, Stored},
+    },
+};
+
+/// The role, and the name of an owner that `recover` makes.
+const OWNER: &str = "Owner";
+
+/// The GUID of the role, in lower case.
+pub fn role() -> &'static str {
+    built_in().iter().find(|role| role.name == OWNER).map_or("", |role| role.role.id())
+}
+
+/// Who can sign in, as far as this gateway can tell.
+#[derive(Clone, Copy)]
+pub struct SignedIn<'a> {
+    /// The accounts of the built-in issuer; without it everybody is another issuer's to know.
+    pub accounts: Option<(&'a Users, &'a Principals)>,
+    /// What the policy calls who asks: they have just signed in.
+    pub caller: &'a [String],
+    /// The object id of an account that goes away.
+    pub gone: Option<&'a str>,
+    /// When.
+    pub now: SystemTime,
+}
+
+impl SignedIn<'_> {
+    /// Whether somebody can whom the policy calls this.
+    fn can(&self, key: &str) -> bool {
+        if self.gone.is_some_and(|gone| user_key(gone) == key) {
+            return false;
+        }
+        let Some((users, principals)) = self.accounts else { return true };
+        if self.caller.iter().any(|own| own == key) {
+            return true;
+        }
+        // Of a group nobody here knows whether there is somebody in it.
+        let Some(id) = key.strip_prefix(&user_key("")) else { return false };
+        // The built-in issuer's ids are GUIDs; a name is another issuer's.
+        !is_guid(id)
+            || users.iter().any(|user| !user.disabled && user_key(&user.object_id()) == key)
+            || principals.iter().any(|one| user_key(&one.object_id) == key && one.can_sign_in(self.now))
+    }
+}
+
+/// A change, by what is left behind it.
+pub struct Change<'a> {
+    /// Who can sign in before it.
+    pub before: SignedIn<'a>,
+    /// And behind it.
+    pub after: SignedIn<'a>,
+    /// The key of a role assignment that it takes away or bounds.
+    pub assignment: Option<&'a str>,
+}
+
+impl Change<'_> {
+    /// Refuses it if a subscription would lose its last owner.
+    ///
+    /// # Errors
+    /// 409, with what to do.
+    pub fn check(&self, settings: &Api, directory: &Directory) -> Result<(), ApiError> {
+        let Some(name) = self.locks_out(settings, directory) else { return Ok(()) };
+        let message = format!(
+            "That would take the last owner of the subscription '{name}' away, and nobody could give rights any more. Give \
+             the role Owner at the subscription to somebody else first, without an end. (An account that is disabled or has \
+             no secret that is good does not count.)"
+        );
+        Err(ApiError::of(StatusCode::CONFLICT, "CannotRemoveLastOwner", message))
+    }
+
+    /// The name of a subscription that would lose its last owner.
+    pub fn locks_out(&self, settings: &Api, directory: &Directory) -> Option<String> {
+        let seconds = milliseconds(self.before.now) / 1000;
+        let configured: Vec<String> = settings.owners.iter().map(|id| user_key(id)).collect();
+        let lost = settings.subscriptions.iter().find(|subscription| {
+            let Ok(scope) = format!("/subscriptions/{}", subscription.id).parse::<Scope>() else { return false };
+            let assigned = directory.owners_at(&scope, role(), seconds);
+            let owned = |of: &SignedIn<'_>, without: Option<&str>| {
+                configured.iter().any(|key| of.can(key))
+                    || assigned.iter().any(|(key, principal)| Some(*key) != without && of.can(principal))
+            };
+            owned(&self.before, None) && !owned(&self.after, self.assignment)
+        });
+        lost.map(|subscription| subscription.name.clone())
+    }
+}
+
+/// Why no owner was made, or an account stays.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnersError {
+    /// There is no built-in issuer.
+    #[error(
+        "the configuration has no [api] or no [issuer]: owners sign in elsewhere; add one's id to [api] owners and restart"
+    )]
+    NoIssuer,
+    /// It would be the last one.
+    #[error(
+        "{name} is the last owner of the subscription {subscription:?}: give the role Owner there to somebody else first \
+         (`towline role assignment create`), or make another owner with `towline-gateway recover-owner`"
+    )]
+    Last {
+        /// Who.
+        name: String,
+        /// Whose.
+        subscription: String,
+    },
+    /// The gateway has never run.
+    #[error("the store has no subscription yet: start the gateway once")]
+    NotStarted,
+    /// Accounts.
+    #[error("the service principals")]
+    Principals(#[from] PrincipalsError),
+    /// Their file.
+    #[error("the accounts of the built-in issuer")]
+    File(#[from] crate::issuer::FileError),
+    /// The store.
+    #[error("the store")]
+    Store(#[from] StoreError),
+    /// No random bytes.
+    #[error(transparent)]
+    Random(#[from] guid::NoRandom),
+}
+
+/// Makes a service principal that owns every subscription of the configuration; what to sign in with, once. A gateway that
+/// runs knows it within a second.
+///
+/// # Errors
+/// [`OwnersError`]; nothing is left behind.
+pub async fn recover(config: &Config, now: SystemTime) -> Result<Value, OwnersError> {
+    let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Err(OwnersError::NoIssuer) };
+    let store = Store::open(&api.store.url()).await?;
+    let file = issuer.state_dir.join(PRINCIPALS_FILE);
+    let made = made(api, &store, &file, now).await;
+    store.close().await;
+    made
+}
+
+async fn made(api: &Api, store: &Store, file: &Path, now: SystemTime) -> Result<Value, OwnersError> {
+    let (owner, secret) = Principals::edit(file, |all| {
+        let taken = |name: &String| all.iter().any(|one| one.name == *name);
+        let names = std::iter::once("owner".to_owned()).chain((2_u32..).map(|n| format!("owner-{n}")));
+        let name = names.into_iter().find(|name| !taken(name)).unwrap_or_default();
+        all.create(&name, SECRET_LIFE, now)
+    })?;
+    let mut batch = Batch::default();
+    for subscription in &api.subscriptions {
+        batch.puts.push((assignment(&subscription.id, &owner.object_id, now)?, Expect::Absent));
+    }
+    let kept = match store.apply(&batch).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(Refused::NoParent { .. } | Refused::Changed { .. } | Refused::NotEmpty { .. })) => {
+            Err(OwnersError::NotStarted)
+        }
+        Err(error) => Err(error.into()),
+    };
+    if let Err(error) = kept {
+        Principals::edit(file, |all| all.delete(&owner.object_id))?;
+        return Err(error);
+    }
+    Ok(json!({
+        "url": api.url,
+        "name": owner.name,
+        "objectId": owner.object_id,
+        "clientId": owner.client_id,
+        "clientSecret": secret.secret.expose_secret(),
+        "secretExpiresInDays": SECRET_LIFE.as_secs() / Duration::from_secs(86_400).as_secs(),
+    }))
+}
+
+/// The role Owner at a subscription, as it is kept.
+pub(crate) fn assignment(subscription: &str, principal: &str, now: SystemTime) -> Result<Stored, guid::NoRandom> {
+    let at = format!("/subscriptions/{subscription}");
+    let id = format!("{at}/providers/{}/{}", role_assignment::NAME, guid::random()?);
+    let (instant, by) = (crate::api::instant(milliseconds(now)), "towline-gateway recover-owner");
+    Ok(Stored {
+        key: id.to_ascii_lowercase(),
+        kind: role_assignment::NAME.to_ascii_lowercase(),
+        parent: at.to_ascii_lowercase(),
+        id,
+        revision: 0,
+        body: json!({
+            "properties": {
+                "roleDefinitionId": format!("{at}/providers/{}/{}", role_definition::NAME, role()),
+                "principalId": principal,
+                "principalType": "ServicePrincipal",
+                "scope": at,
+                "createdOn": instant, "createdBy": by, "updatedOn": instant, "updatedBy": by,
+            },
+            "systemData": {
+                "createdBy": by, "createdByType": "Application", "createdAt": instant,
+                "lastModifiedBy": by, "lastModifiedByType": "Application", "lastModifiedAt": instant,
+            },
+        }),
+        protected: None,
+    })
+}
+
+/// Refuses to disable or remove the local user of this name, if they are the last owner.
+///
+/// # Errors
+/// [`OwnersError::Last`]; or what is kept cannot be read.
+pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result<(), OwnersError> {
+    let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Ok(()) };
+    let users = Users::read(&issuer.state_dir.join(USERS_FILE))?;
+    // A user that there is not is another's to say.
+    let Some(object_id) = users.find(name).map(crate::issuer::User::object_id) else { return Ok(()) };
+    let principals = Principals::read(&issuer.state_dir.join(PRINCIPALS_FILE))?;
+    let directory = read(api).await?;
+    let before = SignedIn { accounts: Some((&users, &principals)), caller: &[], gone: None, now };
+    let after = SignedIn { gone: Some(&object_id), ..before };
+    match (Change { before, after, assignment: None }).locks_out(api, &directory) {
+        Some(subscription) => Err(OwnersError::Last { name: name.to_owned(), subscription }),
+        None => Ok(()),
+    }
+}
+
+/// The role assignments that are kept; none where there is no store yet.
+async fn read(api: &Api) -> Result<Directory, OwnersError> {
+    use crate::store::look::Found;
+    let mut directory = Directory::with_owners(&api.owners);
+    if Store::look(&api.store.url()).await? == Found::Nothing {
+        return Ok(directory);
+    }
+    let store = Store::open(&api.store.url()).await?;
+    let kind = role_assignment::NAME.to_ascii_lowercase();
+    let mut after = String::new();
+    loop {
+        let page = store.page(&kind, "", &after, PAGE_ROWS).await?;
+        directory.load(&page, 0);
+        match page.last() {
+            Some(last) if page.len() == PAGE_ROWS as usize => after.clone_from(&last.key),
+            _ => break,
+        }
+    }
+    store.close().await;
+    Ok(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Extras, Gateway,
+        init::{CONFIG_FILE, Plan, init},
+    };
+
+    async fn made(dir: &Path) -> Config {
+        let plan = Plan {
+            directory: dir.to_owned(),
+            url: "https://gateway.example.org:8443".to_owned(),
+            listen: "127.0.0.1:0".parse().unwrap(),
+            admin: "127.0.0.1:0".parse().unwrap(),
+            certificate: None,
+        };
+        init(&plan).unwrap();
+        Config::load(&dir.join(CONFIG_FILE)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn recover_owner_makes_one_who_can_sign_in_and_owns_every_subscription() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = made(&dir.path().join("g")).await;
+        let now = SystemTime::now();
+        assert!(matches!(recover(&config, now).await, Err(OwnersError::NotStarted)));
+        let file = config.issuer.as_ref().unwrap().state_dir.join(PRINCIPALS_FILE);
+        assert_eq!(Principals::read(&file).unwrap().iter().count(), 1, "nothing is left behind");
+        // Its first start makes what is in the store.
+        drop(Gateway::build(config.clone(), Extras::default()).await.unwrap());
+        let first = Principals::read(&file).unwrap().iter().next().unwrap().object_id.clone();
+        Principals::edit(&file, |all| all.delete(&first)).unwrap();
+        let told = recover(&config, now).await.unwrap();
+        let all = Principals::read(&file).unwrap();
+        let (id, secret) = (told["clientId"].as_str().unwrap(), told["clientSecret"].as_str().unwrap());
+        assert_eq!(all.check(id, secret, now).unwrap().object_id, told["objectId"]);
+        let (api, users) = (config.api.as_ref().unwrap(), Users::default());
+        let directory = read(api).await.unwrap();
+        let scope = format!("/subscriptions/{}", api.subscriptions[0].id).parse().unwrap();
+        let owners = directory.owners_at(&scope, role(), milliseconds(now) / 1000);
+        assert_eq!(
+            owners.iter().map(|(_, who)| *who).collect::<Vec<_>>(),
+            [user_key(told["objectId"].as_str().unwrap())]
+        );
+        let before = SignedIn { accounts: Some((&users, &all)), caller: &[], gone: None, now };
+        let after = SignedIn { gone: told["objectId"].as_str(), ..before };
+        assert!(Change { before, after, assignment: None }.locks_out(api, &directory).is_some());
+        // A year later its secret is over: it cannot be the last one any more, for it is none.
+        let late = SignedIn { now: now + 2 * SECRET_LIFE, ..before };
+        assert!(Change { before: late, after: late, assignment: None }.locks_out(api, &directory).is_none());
+        assert_eq!(recover(&config, now).await.unwrap()["name"], "owner-2");
+    }
+
+    #[tokio::test]
+    async fn the_last_owner_among_local_users_is_not_disabled() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = made(&dir.path().join("g")).await;
+        let state = config.issuer.as_ref().unwrap().state_dir.clone();
+        let id =
+            Users::edit(&state.join(USERS_FILE), |users| Ok(users.put("ann", &[], "a password")?.object_id())).unwrap();
+        let now = SystemTime::now();
+        user_may_go(&config, "ann", now).await.unwrap();
+        config.api.as_mut().unwrap().owners = vec![id];
+        assert!(matches!(user_may_go(&config, "ann", now).await, Err(OwnersError::Last { .. })));
+        user_may_go(&config, "nobody", now).await.unwrap();
+    }
+}

@@ -1,0 +1,75 @@
+//! That the key file beside a database is the one that it was used with. A file that was lost or exchanged would otherwise be
+//! noticed when protected settings are needed, and by then others would be sealed with the wrong one.
+
+use std::path::Path;
+
+use sqlx::{Connection as _, Row as _};
+
+use super::{
+    Store, StoreError, Together, look,
+    protect::{ProtectError, Protector},
+};
+
+/// Which key sealed at the last start.
+const LAST: &str = "SELECT key_id FROM protecting_key";
+/// The ids of the keys that what is kept is sealed with: bytes 2 to 9 of each value.
+const USED: &str = "SELECT DISTINCT substr(protected, 2, 8) AS key_id FROM resources WHERE protected IS NOT NULL";
+
+impl Store {
+    /// What speaks against a key file: that it has not the key of the last start, or one that something is sealed with.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn exchanged(url: &str, protector: &Protector, path: &Path) -> Result<Option<ProtectError>, StoreError> {
+        let mut connection = look::connect(url).await?;
+        // A store of before this was noted has no such table.
+        let noted = look::has_table(&mut connection, "protecting_key").await?;
+        let last: Vec<String> =
+            if noted { sqlx::query_scalar(LAST).fetch_all(&mut connection).await? } else { Vec::new() };
+        let used = sqlx::query(USED).fetch_all(&mut connection).await?;
+        connection.close().await?;
+        let mut wanted: Vec<(String, &'static str)> =
+            last.into_iter().map(|id| (id, "sealed at the last start")).collect();
+        for row in used {
+            let id: Vec<u8> = row.try_get("key_id")?;
+            wanted.push((proto::ids::hex(&id), "protected settings are sealed with"));
+        }
+        let missing = wanted.into_iter().find(|(id, _)| !protector.has(id));
+        Ok(missing.map(|(wanted, used)| ProtectError::Exchanged { path: path.to_owned(), wanted, used }))
+    }
+
+    /// Notes which key seals from now on.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn keep_key(&self, protector: &Protector) -> Result<(), StoreError> {
+        let newest = protector.newest();
+        let last: Vec<String> = sqlx::query_scalar(LAST).fetch_all(&self.readers).await?;
+        if last == [newest.as_str()] {
+            return Ok(());
+        }
+        // No resource changes: this takes no revision.
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
+        sqlx::query("DELETE FROM protecting_key").execute(together.connection()).await?;
+        sqlx::query("INSERT INTO protecting_key (key_id) VALUES ($1)")
+            .bind(newest)
+            .execute(together.connection())
+            .await?;
+        together.commit().await
+    }
+
+    /// Takes away all that is sealed, because its key is lost; how many resources had something.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn forget_protected(&self) -> Result<u64, StoreError> {
+        let mut write = self.write().await?;
+        let revision = write.revision;
+        let sql = "UPDATE resources SET protected = NULL, revision = $1 WHERE protected IS NOT NULL";
+        let done = sqlx::query(sql).bind(revision).execute(write.together.connection()).await?;
+        sqlx::query("DELETE FROM protecting_key").execute(write.together.connection()).await?;
+        write.together.commit().await?;
+        self.committed(revision);
+        Ok(done.rows_affected())
+    }
+}
