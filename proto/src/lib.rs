@@ -17,6 +17,7 @@
 //! | [`rbac`] | role definitions, assignments, and the decision over them |
 //! | [`token`] | OIDC verification: issuers, key sets, claims to identity |
 //! | [`process`] | signals, shutdown, task groups, telemetry, backoff |
+//! | [`shares`] | bounded tables that nobody keeps others out of |
 //! | [`settings`] | settings files: every fault of one at once; durations |
 
 pub mod agent_api;
@@ -29,6 +30,7 @@ pub mod limits;
 pub mod process;
 pub mod rbac;
 pub mod settings;
+pub mod shares;
 pub mod token;
 pub mod transport;
 pub mod version;

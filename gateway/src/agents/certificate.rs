@@ -63,7 +63,9 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     // A flood of others from their address shuts nobody out who has a fresh challenge. Each is good for one try then, so that
     // no address has more judged than it may have challenges.
     let has_place = match counted {
-        Err(too_often) if !control.challenges.is_first_try(control, &id, &message.challenge) => return Err(too_often),
+        Err(too_often) if !control.challenges.is_first_try(control, &id, &message.challenge, visitor.peer) => {
+            return Err(too_often);
+        }
         counted => counted.is_ok(),
     };
     let csr = binary("csr", &message.csr)?;

@@ -2,7 +2,8 @@
 //! it is good for one cluster, for two minutes, and once: those that were used are remembered until they end.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
+    net::IpAddr,
     sync::{Mutex, PoisonError},
 };
 
@@ -10,6 +11,7 @@ use http::{StatusCode, header};
 use proto::{
     agent_api::{Challenge, ChallengeRequest, decode, encode},
     ids::{ClusterId, ClusterKey, hex},
+    shares::{Shared, network},
 };
 use serde_json::{Value, json};
 
@@ -35,21 +37,31 @@ pub struct Challenges {
 }
 
 /// Nonces of challenges that were tried, in vain or not; each is remembered for at least as long as a challenge is good.
-#[derive(Default)]
 struct Tried {
     since_ms: i64,
-    now: HashSet<String>,
-    before: HashSet<String>,
+    now: Shared<String, ()>,
+    before: Shared<String, ()>,
+}
+
+impl Default for Tried {
+    fn default() -> Self {
+        Self { since_ms: 0, now: Shared::new(TRIED_MAX), before: Shared::new(TRIED_MAX) }
+    }
 }
 
 impl Tried {
-    /// Whether this is the first time; not where so many are remembered that this one cannot be.
-    fn is_first(&mut self, nonce: String, now_ms: i64) -> bool {
+    /// Whether this is the first time. Of so many that not all can be remembered those are forgotten first that the network
+    /// tried that tries most.
+    fn is_first(&mut self, of: IpAddr, nonce: String, now_ms: i64) -> bool {
         if now_ms - self.since_ms >= LIFE_MS {
-            self.before = std::mem::take(&mut self.now);
+            self.before = std::mem::replace(&mut self.now, Shared::new(TRIED_MAX));
             self.since_ms = now_ms;
         }
-        !self.before.contains(&nonce) && self.now.len() < TRIED_MAX && self.now.insert(nonce)
+        let first = [&self.before, &self.now].iter().all(|tried| tried.get(&nonce).is_none());
+        if first {
+            self.now.insert(of, nonce, ());
+        }
+        first
     }
 }
 
@@ -84,10 +96,10 @@ impl Challenges {
     }
 
     /// Whether a text is a challenge as [`Self::read`] takes it, and was not asked about before.
-    pub fn is_first_try(&self, control: &Control, cluster: &ClusterId, text: &str) -> bool {
+    pub fn is_first_try(&self, control: &Control, cluster: &ClusterId, text: &str, peer: IpAddr) -> bool {
         let fresh = self.read(control, cluster, text);
         let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
-        fresh.is_some_and(|fresh| tried.is_first(fresh.nonce, control.now_ms()))
+        fresh.is_some_and(|fresh| tried.is_first(network(peer), fresh.nonce, control.now_ms()))
     }
 
     /// Uses a challenge, by whom it was made for. `Ok(false)`: it was used before.
@@ -159,17 +171,19 @@ mod tests {
 
     #[test]
     fn r6_a_challenge_is_tried_once_as_long_as_it_is_good_and_memory_is_bounded() {
-        let mut tried = Tried::default();
-        assert!(tried.is_first("x".to_owned(), 1));
-        assert!(!tried.is_first("x".to_owned(), LIFE_MS - 1));
-        assert!(!tried.is_first("x".to_owned(), LIFE_MS));
-        assert!(tried.is_first("y".to_owned(), LIFE_MS));
-        assert!(tried.is_first("x".to_owned(), 2 * LIFE_MS), "it has ended by then");
-        for n in tried.now.len()..TRIED_MAX {
-            assert!(tried.is_first(n.to_string(), 2 * LIFE_MS));
+        let (mut tried, here) = (Tried::default(), IpAddr::from([192, 0, 2, 0]));
+        assert!(tried.is_first(here, "x".to_owned(), 1));
+        assert!(!tried.is_first(here, "x".to_owned(), LIFE_MS - 1));
+        assert!(!tried.is_first(here, "x".to_owned(), LIFE_MS));
+        assert!(tried.is_first(here, "y".to_owned(), LIFE_MS));
+        assert!(tried.is_first(here, "x".to_owned(), 2 * LIFE_MS), "it has ended by then");
+        let flood = IpAddr::from([198, 51, 100, 0]);
+        for n in 0..=TRIED_MAX {
+            assert!(tried.is_first(flood, n.to_string(), 2 * LIFE_MS));
         }
-        assert!(!tried.is_first("z".to_owned(), 2 * LIFE_MS));
-        assert!(tried.is_first("z".to_owned(), 3 * LIFE_MS));
+        assert_eq!(tried.now.len(), TRIED_MAX);
+        assert!(!tried.is_first(here, "x".to_owned(), 2 * LIFE_MS), "others are remembered");
+        assert!(tried.is_first(here, "z".to_owned(), 2 * LIFE_MS), "and have a place");
     }
 
     #[test]

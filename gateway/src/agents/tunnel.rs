@@ -13,6 +13,7 @@ use proto::{
     exchange::{Counters, StreamBody, respond},
     ids::ClusterKey,
     limits,
+    shares::{address, network},
     transport::{Incoming, Stream},
     wire::{
         close::StreamCode,
@@ -29,7 +30,6 @@ use crate::{
     control::Control,
     core::Core,
     rate::{Rate, Rates},
-    request::accept::limit::network,
     tunnels::registry::LiveTunnel,
 };
 
@@ -52,8 +52,8 @@ static ALL_BODIES: Semaphore = Semaphore::const_new(BODIES_OF_ALL);
 #[derive(Default)]
 pub struct Asked {
     clusters: Mutex<Clusters>,
-    rates: Rates<(ClusterKey, &'static str)>,
-    addresses: Rates<(IpAddr, &'static str)>,
+    rates: Rates<(ClusterKey, &'static str), ClusterKey>,
+    addresses: Rates<(IpAddr, &'static str), IpAddr>,
 }
 
 #[derive(Default)]
@@ -90,18 +90,18 @@ impl Asked {
     /// Counts a question of an address that has proved nothing: each by itself, for many clusters may be behind one address,
     /// and whoever asks one too often keeps nobody from another.
     pub fn by_address(&self, peer: IpAddr, path: &'static str, rate: Rate) -> Result<(), ApiError> {
-        let taken = self.addresses.take((network(peer), path), rate, Instant::now());
+        let taken = self.addresses.take(&network(peer), &(address(peer), path), rate, Instant::now());
         taken.map(drop).map_err(|seconds| too_often("Your address", seconds))
     }
 
     /// Takes back that a question was counted: whose it was has been proved.
     pub fn not_of_address(&self, peer: IpAddr, path: &'static str) {
-        self.addresses.give_back(&(network(peer), path));
+        self.addresses.give_back(&(address(peer), path));
     }
 
     /// Counts a question of a cluster that has proved that it is the one.
     pub fn by_cluster(&self, cluster: ClusterKey, path: &'static str, rate: Rate) -> Result<(), ApiError> {
-        let taken = self.rates.take((cluster, path), rate, Instant::now());
+        let taken = self.rates.take(&cluster, &(cluster, path), rate, Instant::now());
         taken.map(drop).map_err(|seconds| too_often("This cluster", seconds))
     }
 }

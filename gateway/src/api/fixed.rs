@@ -1,6 +1,10 @@
 //! What is the same for everybody: where everything is, providers, locations.
 
-use http::{Response, StatusCode};
+use std::sync::LazyLock;
+
+use aws_lc_rs::digest;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use proto::api::ResourceId;
 use serde_json::{Value, json};
 
@@ -8,7 +12,7 @@ use super::{Call, error::ApiError, json, open_api, read, registrations, route::R
 use crate::{
     config::api::Api,
     control::Control,
-    request::respond::Body,
+    request::respond::{self, Body},
     resources::{KINDS, Kind},
 };
 
@@ -16,12 +20,37 @@ use crate::{
 const LOCATIONS: &[&str] = &["global", "local", "eastus", "westeurope"];
 
 /// What needs no sign-in.
-pub fn open(control: &Control, route: &Route) -> Option<Response<Body>> {
+pub fn open(control: &Control, route: &Route, headers: &HeaderMap) -> Option<Response<Body>> {
     match route {
         Route::Metadata => Some(json(StatusCode::OK, &metadata(&control.settings))),
-        Route::OpenApi => Some(json(StatusCode::OK, &open_api::document())),
+        Route::OpenApi => Some(document(headers)),
         _ => None,
     }
+}
+
+/// The OpenAPI document, which is made once; 304 to who has it. Making it takes milliseconds, and anybody may ask.
+fn document(headers: &HeaderMap) -> Response<Body> {
+    static DOCUMENT: LazyLock<(Bytes, String)> = LazyLock::new(|| {
+        let text = Bytes::from(open_api::document().to_string());
+        let sum = digest::digest(&digest::SHA256, &text);
+        (text, format!("\"{}\"", proto::ids::hex(&sum.as_ref()[..16])))
+    });
+    let (text, tag) = &*DOCUMENT;
+    let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let mut known = known.flat_map(|value| value.split(',')).map(|one| one.trim().trim_start_matches("W/"));
+    let mut response = if known.any(|one| one == "*" || one == tag) {
+        let mut response = super::empty(StatusCode::NOT_MODIFIED);
+        response.headers_mut().remove(header::CACHE_CONTROL);
+        response
+    } else {
+        respond::written(text.clone()).map(Body::Full)
+    };
+    // Asked for again each time, and not sent again.
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    if let Ok(tag) = HeaderValue::try_from(tag.as_str()) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response
 }
 
 /// What `az cloud register` reads (arm-clients.md).

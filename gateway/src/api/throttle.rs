@@ -21,7 +21,7 @@ enum Class {
 
 /// What everybody has asked: by subscription (or tenant), principal and class.
 #[derive(Default)]
-pub struct Throttle(Rates<(String, Class)>);
+pub struct Throttle(Rates<(String, Class), String>);
 
 /// What is left to who asks, as a header.
 pub type Remaining = (HeaderName, u32);
@@ -47,8 +47,9 @@ pub fn count(
     let per_minute = if class == Class::Reads { settings.reads_per_minute } else { settings.writes_per_minute };
     let rate = Rate::new(per_minute, f64::from(per_minute) / 60.0);
     let place = subscription.unwrap_or_default().to_ascii_lowercase();
-    let key = (format!("{place}\0{}\0{}", identity.issuer, identity.subject), class);
-    match control.throttle.0.take(key, rate, Instant::now()) {
+    let who = format!("{}\0{}", identity.issuer, identity.subject);
+    let key = (format!("{place}\0{who}"), class);
+    match control.throttle.0.take(&who, &key, rate, Instant::now()) {
         Ok(left) => ((header, left), Ok(())),
         Err(seconds) => ((header, 0), Err(too_many(subscription, class, &identity.username, per_minute, seconds))),
     }

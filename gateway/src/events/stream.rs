@@ -18,6 +18,7 @@ use http_body::Frame;
 use proto::{
     api::ResourceId,
     rbac::{Action, Plane, Scope},
+    shares::share,
     token::Identity,
 };
 use tokio::sync::watch;
@@ -34,9 +35,9 @@ use crate::{
 /// What a client accepts to be told as it happens.
 pub const CONTENT_TYPE: &str = "text/event-stream";
 /// Streams at once,
-const STREAMS: usize = 512;
+const STREAMS: u32 = 512;
 /// and of one caller.
-const OF_ONE_CALLER: usize = 16;
+const OF_ONE_CALLER: u32 = 16;
 /// How long a stream is silent at most: a comment then says that it lives, and the caller's right is looked at again.
 const QUIET: Duration = Duration::from_secs(15);
 /// How long a client waits before it asks again, in milliseconds.
@@ -44,29 +45,32 @@ const RETRY_MS: u32 = 3000;
 
 /// Who listens: how many streams each caller has.
 #[derive(Default)]
-pub struct Places(Arc<Mutex<HashMap<String, usize>>>);
+pub struct Places(Arc<Mutex<HashMap<String, u32>>>);
 
 /// One stream's place.
 struct Place {
-    places: Arc<Mutex<HashMap<String, usize>>>,
+    places: Arc<Mutex<HashMap<String, u32>>>,
     caller: String,
 }
 
 impl Places {
     fn take(&self, caller: &str) -> Result<Place, ApiError> {
-        let full = |whose: &str, bound: usize| {
+        let full = |whose: &str, bound: u32| {
             let message = format!("{bound} streams of events{whose} are open, the limit; end one or try again.");
             ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "10")
         };
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.values().sum::<usize>() >= STREAMS {
+        let all: u32 = taken.values().sum();
+        if all >= STREAMS {
             return Err(full("", STREAMS));
         }
-        let own = taken.entry(caller.to_owned()).or_default();
-        if *own >= OF_ONE_CALLER {
-            return Err(full(" of yours", OF_ONE_CALLER));
+        // The last ones are for those who have none.
+        let allowed = OF_ONE_CALLER.min(share(STREAMS, all, 1));
+        let own = taken.get(caller).copied().unwrap_or_default();
+        if own >= allowed {
+            return Err(full(" of yours", allowed));
         }
-        *own += 1;
+        taken.insert(caller.to_owned(), own + 1);
         Ok(Place { places: Arc::clone(&self.0), caller: caller.to_owned() })
     }
 }

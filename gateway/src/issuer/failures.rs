@@ -2,12 +2,14 @@
 //!
 //! The count of one user from one address keeps a guesser away without letting them lock that user out elsewhere.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use quick_cache::sync::{Cache, EntryAction, EntryResult};
+use proto::shares::{Shared, address, network};
 use tokio::time::Instant;
-
-use crate::request::accept::limit::network;
 
 /// A window; also what a refused client is told to wait.
 pub const WINDOW: Duration = Duration::from_secs(60);
@@ -15,7 +17,7 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 const PER_USER: u32 = 10;
 /// Failures from one address in a window.
 const PER_ADDRESS: u32 = 100;
-/// Windows kept; over that those go that were asked for least.
+/// Windows kept; over that the oldest go of the network that has most.
 const WINDOWS: usize = 16_384;
 
 #[derive(PartialEq, Eq, Hash, Clone)]
@@ -38,44 +40,40 @@ impl Window {
 }
 
 pub struct Failures {
-    windows: Cache<Key, Window>,
+    windows: Mutex<Shared<Key, Window>>,
 }
 
 impl Failures {
     pub fn new() -> Self {
-        Self { windows: Cache::new(WINDOWS) }
+        Self { windows: Mutex::new(Shared::new(WINDOWS)) }
+    }
+
+    fn windows(&self) -> MutexGuard<'_, Shared<Key, Window>> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether there were too many failures to try again now.
-    pub fn too_many(&self, address: IpAddr, user: &str) -> bool {
-        let address = network(address);
-        let count = |key| self.windows.get(&key).filter(|window| !window.is_over()).map_or(0, |window| window.failures);
+    pub fn too_many(&self, peer: IpAddr, user: &str) -> bool {
+        let (windows, address) = (self.windows(), address(peer));
+        let count = |key| windows.get(&key).filter(|window| !window.is_over()).map_or(0, |window| window.failures);
         count(Key::User(address, user.to_owned())) >= PER_USER || count(Key::Address(address)) >= PER_ADDRESS
     }
 
     /// Counts one.
-    pub fn count(&self, address: IpAddr, user: &str) {
-        let address = network(address);
+    pub fn count(&self, peer: IpAddr, user: &str) {
+        let (mut windows, of, address) = (self.windows(), network(peer), address(peer));
+        windows.expire(&of, Window::is_over);
         for key in [Key::User(address, user.to_owned()), Key::Address(address)] {
-            let first = || Window { failures: 1, began: Instant::now() };
-            let counted = self.windows.entry(&key, None, |_, window| {
-                if window.is_over() {
-                    *window = first();
-                } else {
-                    window.failures += 1;
-                }
-                EntryAction::Retain(())
-            });
-            if let EntryResult::Vacant(place) = counted {
-                // Refused only where it was forgiven at this moment.
-                let _ = place.insert(first());
+            match windows.get_mut(&key).filter(|window| !window.is_over()) {
+                Some(window) => window.failures += 1,
+                None => drop(windows.insert(of, key, Window { failures: 1, began: Instant::now() })),
             }
         }
     }
 
     /// Forgets those of a user who has now signed in.
-    pub fn forgive(&self, address: IpAddr, user: &str) {
-        self.windows.remove(&Key::User(network(address), user.to_owned()));
+    pub fn forgive(&self, peer: IpAddr, user: &str) {
+        self.windows().remove(&Key::User(address(peer), user.to_owned()));
     }
 }
 
@@ -134,5 +132,20 @@ mod tests {
             failures.count(here, &user.to_string());
         }
         assert!(failures.too_many(here, "ann"));
+    }
+
+    /// Who had many addresses made room in the table until the count of one of them was forgotten.
+    #[test]
+    fn a_flood_from_one_network_forgets_no_count_of_another() {
+        let (here, failures) = (IpAddr::from([192, 0, 2, 1]), Failures::new());
+        for _ in 0..PER_USER {
+            failures.count(here, "ann");
+        }
+        for n in 0..=WINDOWS {
+            let flood = IpAddr::from([0x2001, 0xdb8, 0, n as u16, 0, 0, 0, 1]);
+            failures.count(flood, "ann");
+        }
+        assert!(failures.too_many(here, "ann"));
+        assert!(failures.windows().len() <= WINDOWS);
     }
 }

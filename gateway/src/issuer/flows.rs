@@ -2,19 +2,18 @@
 //! clock and no socket here. Codes are kept as hashes.
 
 use std::{
-    collections::HashMap,
     net::IpAddr,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
+use proto::shares::{Shared, address, network};
 use serde::{Deserialize, Serialize};
 
 use super::{guid::NoRandom, principals::hash};
-use crate::request::accept::limit::network;
 
-/// Sign-ins of devices under way at most.
+/// Sign-ins of devices under way at most; of more the oldest gives way of the network that has most.
 const DEVICES_MAX: usize = 4096;
 /// The same that one address began.
 const DEVICES_PER_ADDRESS: usize = 128;
@@ -22,7 +21,8 @@ const DEVICES_PER_ADDRESS: usize = 128;
 pub const DEVICE_SECONDS: u64 = 900;
 /// How often a device may ask, in seconds.
 pub const POLL_SECONDS: u64 = 5;
-/// Authorization codes at most; each stands for a user who showed their password.
+/// Authorization codes at most; each stands for a user who showed their password, and of more the oldest gives way of the
+/// user who has most.
 const CODES_MAX: usize = 4096;
 /// How long an authorization code is good for, in seconds.
 const CODE_SECONDS: u64 = 60;
@@ -122,23 +122,26 @@ pub enum Poll {
 }
 
 /// Devices whose users are about to sign in.
-#[derive(Default)]
-pub struct Devices(Mutex<HashMap<[u8; 32], Device>>);
+pub struct Devices(Mutex<Shared<[u8; 32], Device>>);
+
+impl Default for Devices {
+    fn default() -> Self {
+        Self(Mutex::new(Shared::new(DEVICES_MAX)))
+    }
+}
 
 impl Devices {
     /// A new device code and user code for a client at `peer`.
     pub fn begin(&self, wish: Wish, peer: IpAddr, now: u64) -> Result<(String, String), NotBegun> {
-        let (device_code, peer) = (random_code()?, network(peer));
+        let (device_code, of, peer) = (random_code()?, network(peer), address(peer));
         let mut devices = locked(&self.0);
-        devices.retain(|_, device| device.expires > now);
-        if devices.len() >= DEVICES_MAX
-            || devices.values().filter(|device| device.peer == peer).count() >= DEVICES_PER_ADDRESS
-        {
+        devices.expire(&of, |device| device.expires <= now);
+        if devices.of(&of).filter(|device| device.peer == peer).count() >= DEVICES_PER_ADDRESS {
             return Err(NotBegun::Full);
         }
         let user_code = loop {
             let code = user_code()?;
-            if devices.values().all(|device| device.user_code != code) {
+            if devices.iter().all(|(_, device)| device.user_code != code) {
                 break code;
             }
         };
@@ -151,20 +154,22 @@ impl Devices {
             interval: POLL_SECONDS,
             state: State::Pending,
         };
-        devices.insert(hash(&[], &device_code), device);
+        devices.insert(of, hash(&[], &device_code), device);
         Ok((device_code, user_code))
     }
 
     /// What the device with this user code asks for, and from where it did; while nobody has decided.
     pub fn find(&self, user_code: &str, now: u64) -> Option<(Wish, IpAddr)> {
         let devices = locked(&self.0);
-        devices.values().find(|device| device.waits(user_code, now)).map(|device| (device.wish.clone(), device.peer))
+        let mut waiting = devices.iter().map(|(_, device)| device).filter(|device| device.waits(user_code, now));
+        waiting.next().map(|device| (device.wish.clone(), device.peer))
     }
 
     /// The user's decision. Says whether there was something to decide.
     pub fn decide(&self, user_code: &str, consent: Option<Consent>, now: u64) -> bool {
         let mut devices = locked(&self.0);
-        let Some(device) = devices.values_mut().find(|device| device.waits(user_code, now)) else { return false };
+        let waiting = devices.iter().find(|(_, device)| device.waits(user_code, now)).map(|(key, _)| *key);
+        let Some(device) = waiting.and_then(|key| devices.get_mut(&key)) else { return false };
         device.state = consent.map_or(State::Denied, State::Allowed);
         true
     }
@@ -260,20 +265,23 @@ pub enum Taken {
 }
 
 /// Authorization codes on their way.
-#[derive(Default)]
-pub struct Codes(Mutex<HashMap<[u8; 32], Issued>>);
+pub struct Codes(Mutex<Shared<[u8; 32], Issued, String>>);
+
+impl Default for Codes {
+    fn default() -> Self {
+        Self(Mutex::new(Shared::new(CODES_MAX)))
+    }
+}
 
 impl Codes {
     /// A new code.
     pub fn issue(&self, code: Code, now: u64) -> Result<String, NotBegun> {
         let text = random_code()?;
         let mut codes = locked(&self.0);
-        codes.retain(|_, issued| issued.expires + CODE_REMEMBERED_SECONDS > now);
-        if codes.len() >= CODES_MAX {
-            return Err(NotBegun::Full);
-        }
+        let user = code.consent.user.clone();
+        codes.expire(&user, |issued| issued.expires + CODE_REMEMBERED_SECONDS <= now);
         let issued = Issued { code, expires: now + CODE_SECONDS, used: false, replayed: false };
-        codes.insert(hash(&[], &text), issued);
+        codes.insert(user, hash(&[], &text), issued);
         Ok(text)
     }
 
@@ -345,6 +353,42 @@ mod tests {
         assert_eq!(devices.begin(wish(), HERE, 1).err(), Some(NotBegun::Full));
         devices.begin(wish(), [192, 0, 2, 1].into(), 1).unwrap();
         devices.begin(wish(), HERE, DEVICE_SECONDS).unwrap();
+    }
+
+    /// 32 addresses took all codes, and nobody else could sign a device in.
+    #[test]
+    fn many_addresses_of_few_networks_keep_nobody_from_signing_in() {
+        let devices = Devices::default();
+        let mut held = Vec::new();
+        for n in 0..DEVICES_MAX + 100 {
+            let peer = IpAddr::from([198, 51, (n % 4) as u8, (n / 4 % 64) as u8]);
+            held.extend(devices.begin(wish(), peer, 0));
+        }
+        let (device, user) = devices.begin(wish(), HERE, 0).unwrap();
+        for n in 0..500 {
+            held.extend(devices.begin(wish(), IpAddr::from([198, 51, (n % 4) as u8, 200]), 0));
+        }
+        assert!(devices.find(&user, 1).is_some(), "who came last stays");
+        assert_eq!(devices.poll(&device, "c", 0), Poll::Pending);
+        assert!(devices.0.lock().unwrap().len() <= DEVICES_MAX);
+    }
+
+    #[test]
+    fn one_user_keeps_no_other_from_a_code() {
+        let codes = Codes::default();
+        let of = |user: &str| Code {
+            wish: wish(),
+            consent: Consent { user: user.to_owned(), ..consent() },
+            redirect_uri: String::new(),
+            challenge: String::new(),
+            nonce: None,
+            family: user.to_owned(),
+        };
+        let ann = codes.issue(of("ann"), 0).unwrap();
+        for _ in 0..=CODES_MAX {
+            codes.issue(of("bob"), 0).unwrap();
+        }
+        assert!(matches!(codes.take(&ann, 1), Taken::Good(_)));
     }
 
     #[test]

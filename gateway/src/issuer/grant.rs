@@ -6,8 +6,8 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
+use proto::shares::Queue;
 use secrecy::{ExposeSecret, SecretString};
-use tokio::sync::Semaphore;
 
 use super::{
     Issuer, failures,
@@ -24,20 +24,20 @@ use crate::request::accept::limit::Places;
 pub const DEVICE_GRANT: &str = "urn:ietf:params:oauth:grant-type:device_code";
 /// Passwords hashed at once: each takes a core for a good part of a second.
 const CHECKS_AT_ONCE: usize = 2;
-/// Sign-ins that may wait for that.
-const CHECKS_WAITING: u32 = 256;
+/// Sign-ins that may wait for that; of more the oldest gives way of the network that has most.
+const CHECKS_WAITING: usize = 256;
 /// The same from one address, so that a guesser, who is stopped only after some tries, does not keep everybody else out.
 const CHECKS_WAITING_PER_ADDRESS: u32 = 16;
 
 /// Bounds what passwords may cost. Secrets of service principals cost nothing and do not wait here.
 pub struct PasswordChecks {
-    waiting: Places,
-    at_once: Arc<Semaphore>,
+    by_address: Places,
+    turns: Queue,
 }
 
 impl PasswordChecks {
     pub fn new() -> Self {
-        Self { waiting: Places::default(), at_once: Arc::new(Semaphore::new(CHECKS_AT_ONCE)) }
+        Self { by_address: Places::default(), turns: Queue::new(CHECKS_AT_ONCE, CHECKS_WAITING) }
     }
 }
 
@@ -80,9 +80,9 @@ impl Issuer {
     pub(super) async fn sign_in(&self, peer: IpAddr, name: String, password: SecretString) -> Result<User, Refusal> {
         let later = Refusal::TryLater("too many sign-ins at once", Duration::from_secs(1));
         self.not_guessing(peer, &name)?;
-        let waiting = self.checks.waiting.take(peer, CHECKS_WAITING, CHECKS_WAITING_PER_ADDRESS);
-        let Some(_waiting) = waiting else { return Err(later) };
-        let Ok(turn) = self.checks.at_once.clone().acquire_owned().await else { return Err(later) };
+        let place = self.checks.by_address.take(peer, u32::MAX, CHECKS_WAITING_PER_ADDRESS);
+        let Some(_place) = place else { return Err(later) };
+        let Some(turn) = self.checks.turns.turn(peer).await else { return Err(later) };
         // Asked again when it is our turn, so that many tries at once do not slip past the count.
         self.not_guessing(peer, &name)?;
         let users: Arc<Users> = self.users.current();

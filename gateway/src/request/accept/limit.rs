@@ -2,7 +2,7 @@
 
 use std::{
     hash::Hash,
-    net::{IpAddr, Ipv6Addr},
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -10,6 +10,7 @@ use std::{
 };
 
 use dashmap::DashMap;
+use proto::shares::{address, network, share};
 
 use crate::config::Limits;
 
@@ -28,11 +29,12 @@ const ENROLMENTS: u32 = 4096;
 /// The same from one address: many clusters may be behind one.
 pub const ENROLMENTS_PER_ADDRESS: u32 = 256;
 
-/// No address may have more than one part in so many of the places that are still free, so that some are left whoever comes:
-/// two addresses at once get a tenth each, ten get 6 % each and leave 44 %, a hundred leave 7 %.
-const SHARE: u32 = 8;
-/// Unless it has no more than this.
+/// Nobody may have more than a share of the places that are still free ([`share`]), so that some are left whoever comes: two
+/// addresses at once get a tenth each, ten get 6 % each and leave 44 %, a hundred leave 7 %, and the last ones go to those
+/// who have none. An address may have this many in any case, until then.
 const SHARE_MIN: u32 = 16;
+/// Shares of an address that its network (/24, /48) has.
+const SHARES_OF_NETWORK: u32 = 2;
 
 /// Of the files that the process may open, this part is kept for tunnels, the admin listener, issuers and what is written,
 /// within [`FILES_KEPT`].
@@ -71,6 +73,7 @@ impl Drop for UnreadAnswer {
 struct Counts {
     all: AtomicU32,
     by_address: DashMap<IpAddr, u32>,
+    by_network: DashMap<IpAddr, u32>,
 }
 
 /// Places of one kind, bounded in all and by address.
@@ -88,6 +91,7 @@ impl Places {
 pub struct Admission {
     counts: Arc<Counts>,
     address: IpAddr,
+    network: IpAddr,
 }
 
 impl Admissions {
@@ -134,35 +138,31 @@ impl Admissions {
 }
 
 fn enter(counts: &Arc<Counts>, peer: IpAddr, limit: u32, limit_by_address: u32) -> Option<Admission> {
-    let address = network(peer);
     let taken = counts.all.fetch_add(1, Ordering::Relaxed);
+    // Gives back what it counts, whatever comes.
+    let place = Admission { counts: Arc::clone(counts), address: address(peer), network: network(peer) };
+    let own = count(&counts.by_address, place.address);
+    let near = count(&counts.by_network, place.network);
     if taken >= limit {
-        counts.all.fetch_sub(1, Ordering::Relaxed);
         return None;
     }
-    let share = ((limit - taken) / SHARE).max(SHARE_MIN);
-    let mut count = counts.by_address.entry(address).or_default();
-    if *count >= limit_by_address.min(share) {
-        counts.all.fetch_sub(1, Ordering::Relaxed);
-        return None;
-    }
-    *count += 1;
-    drop(count);
-    Some(Admission { counts: Arc::clone(counts), address })
+    let share = share(limit, taken, SHARE_MIN);
+    let shares = if share > 1 { share.saturating_mul(SHARES_OF_NETWORK) } else { share };
+    (own <= limit_by_address.min(share) && near <= shares).then_some(place)
 }
 
-/// What counts as one address: one IPv6 customer has a whole /64.
-pub fn network(peer: IpAddr) -> IpAddr {
-    match peer {
-        IpAddr::V4(_) => peer,
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from(u128::from(v6) & !u128::from(u64::MAX))),
-    }
+/// One more of this; how many there are then.
+fn count(map: &DashMap<IpAddr, u32>, key: IpAddr) -> u32 {
+    let mut count = map.entry(key).or_default();
+    *count += 1;
+    *count
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
         self.counts.all.fetch_sub(1, Ordering::Relaxed);
         leave(&self.counts.by_address, &self.address);
+        leave(&self.counts.by_network, &self.network);
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
         drop(third);
         assert_eq!(admissions.connections.by_address.len(), 1);
         let (x, y) = ("2001:db8::1".parse().unwrap(), "2001:db8::ffff".parse::<IpAddr>().unwrap());
-        assert_eq!(network(x), network(y));
+        assert_eq!(address(x), address(y));
     }
 
     /// By the defaults two addresses could take all places.
@@ -217,6 +217,34 @@ mod tests {
             let users = (1000..1020).filter_map(|n| admissions.connection(address(n), &limits)).count();
             assert_eq!(users, 20, "others come in");
         }
+    }
+
+    /// A network is rented as a whole: each of its addresses had a share of its own.
+    #[test]
+    fn no_network_takes_all_places() {
+        let (limits, admissions) = (Limits::default(), Admissions::default());
+        let address = |n: u32| IpAddr::from(Ipv4Addr::from(0x0a00_0000 + n));
+        let held: Vec<_> = (0..256)
+            .flat_map(|n| (0..2_000).map_while(move |_| Some(n)))
+            .filter_map(|n| admissions.connection(address(n), &limits))
+            .collect();
+        assert!(held.len() <= 4_500, "{}", held.len());
+        assert!(admissions.connection(address(999), &limits).is_some());
+    }
+
+    /// Some hundreds of networks took all places, sixteen each.
+    #[test]
+    fn of_many_networks_the_last_places_are_for_those_who_have_none() {
+        let (limits, admissions) = (Limits::default(), Admissions::default());
+        let network = |n: u32| IpAddr::from(Ipv4Addr::from(0x0a00_0000 + n * 256));
+        let mut held = Vec::new();
+        for _ in 0..100 {
+            held.extend((0..2_000).filter_map(|n| admissions.connection(network(n), &limits)));
+        }
+        assert!(held.len() < limits.connections as usize, "{}", held.len());
+        assert!(admissions.connection(network(2_000), &limits).is_some());
+        drop(held);
+        assert!(admissions.connections.by_network.is_empty() && admissions.connections.by_address.is_empty());
     }
 
     /// The defaults are for a process that may open as many files as it likes: with 1024 three addresses took them all, and
