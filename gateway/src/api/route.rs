@@ -93,7 +93,8 @@ pub fn parse(method: &Method, path: &str) -> Result<Option<Route>, InvalidId> {
     if path.len() > PATH_BYTES {
         return Err(InvalidId::TooLong);
     }
-    let segments: Vec<&str> = path.split('/').collect();
+    let mut segments: Vec<&str> = path.split('/').collect();
+    without_empty_parents(&mut segments);
     let lower: Vec<String> = segments.iter().map(|segment| segment.to_ascii_lowercase()).collect();
     let words: Vec<&str> = lower.iter().map(String::as_str).collect();
     let post = method == Method::POST;
@@ -131,10 +132,27 @@ pub fn parse(method: &Method, path: &str) -> Result<Option<Route>, InvalidId> {
         ["subscriptions", _, "resourcegroups"] => {
             Route::Collection { scope: Some(ResourceId::top(segments[1])?), kind: RESOURCE_GROUPS.to_owned() }
         }
+        ["subscriptions", _, "tagnames"] => {
+            let scope = Some(ResourceId::top(segments[1])?);
+            Route::Collection { scope, kind: super::read::TAG_NAMES.to_owned() }
+        }
         ["v1.0", rest @ ..] => return Ok(graph::Question::of(rest).map(Route::Graph)),
         ["subscriptions", ..] => return resource(post, &segments, &words).map(Some),
         _ => return Ok(None),
     }))
+}
+
+/// `az resource` puts the path of a parent between namespace and type, where there is one or not. Only there an empty segment
+/// means nothing; everywhere else it is no name.
+fn without_empty_parents(segments: &mut Vec<&str>) {
+    let mut at = 2;
+    while at + 1 < segments.len() {
+        let behind_namespace = segments[at - 2].eq_ignore_ascii_case("providers") && !segments[at - 1].is_empty();
+        if segments[at].is_empty() && behind_namespace && !segments[at + 1].is_empty() {
+            segments.remove(at);
+        }
+        at += 1;
+    }
 }
 
 /// What ends in a name is a resource, what ends in a type a collection, and behind a resource a POST names an action.
@@ -207,6 +225,27 @@ mod tests {
             Some(Route::Events(ResourceId::parse(CLUSTER).unwrap()))
         );
         assert_eq!(get("/api/v1/pods"), None);
+    }
+
+    /// `az resource show -g G -n N --resource-type T`.
+    #[test]
+    fn an_empty_parent_behind_a_namespace_means_nothing() {
+        let cluster = ResourceId::parse(CLUSTER).unwrap();
+        let doubled = CLUSTER.replace("Microsoft.Kubernetes/", "Microsoft.Kubernetes//");
+        assert_eq!(get(&doubled), Some(Route::Resource(cluster.clone())));
+        let post = parse(&Method::POST, &format!("{doubled}/listClusterUserCredential")).unwrap();
+        assert_eq!(post, Some(Route::Action(cluster, "listClusterUserCredential".to_owned())));
+        let (all, once) = (doubled.trim_end_matches("/c"), CLUSTER.trim_end_matches("/c"));
+        assert_eq!(get(all), get(once));
+        for bad in [
+            CLUSTER.replace("resourceGroups/", "resourceGroups//"),
+            CLUSTER.replace("providers/", "providers//"),
+            CLUSTER.replace("Microsoft.Kubernetes/", "Microsoft.Kubernetes///"),
+            CLUSTER.replace("connectedClusters/", "connectedClusters//"),
+            format!("{CLUSTER}//providers/Microsoft.Authorization/roleAssignments/x"),
+        ] {
+            assert!(parse(&Method::GET, &bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -516,3 +516,30 @@ async fn r11_what_is_unregistered_is_refused_until_it_is_registered_again() {
     let unknown = site.call("owner", "POST", &provider("/register").replace("kubernetes", "none"), None).await;
     assert_eq!((unknown.status, unknown.code()), (404, "InvalidResourceNamespace"));
 }
+
+/// Stock `az` ended with an error where there was nothing to list.
+#[tokio::test]
+async fn types_of_which_there_are_none_are_empty_lists_for_who_may_read() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let top = format!("/subscriptions/{SUBSCRIPTION}");
+    let of_group = |path: &str| format!("{top}/resourcegroups/g/providers/{path}");
+    for path in [
+        format!("{top}/tagNames"),
+        format!("{top}/providers/Microsoft.Authorization/locks"),
+        of_group("Microsoft.Authorization/locks"),
+        of_group("Microsoft.Resources/deployments/"),
+        format!("{top}/providers/Microsoft.Authorization/policyAssignments"),
+    ] {
+        let path = format!("{path}?api-version=2021-04-01");
+        let listed = site.call("owner", "GET", &path, None).await;
+        assert_eq!((listed.status, &listed.body), (200, &json!({"value": []})), "{path}");
+        let refused = site.call("nobody", "GET", &path, None).await;
+        assert_eq!((refused.status, refused.code()), (403, "AuthorizationFailed"), "{path}");
+    }
+    let lock = format!("{}/x?api-version=2021-04-01", of_group("Microsoft.Authorization/locks"));
+    let refused = site.call("owner", "PUT", &lock, Some(json!({"properties": {"level": "ReadOnly"}}))).await;
+    assert_eq!((refused.status, refused.code()), (404, "InvalidResourceType"));
+    let doubled = cluster("g", "none").replace("Microsoft.Kubernetes/", "Microsoft.Kubernetes//");
+    assert_eq!(site.call("owner", "GET", &doubled, None).await.code(), "ResourceNotFound");
+}
