@@ -1,7 +1,9 @@
 //! How long a request lives (DESIGN.md section 2). Every request behind authorize is a session until its last byte; the
 //! long ones are exec, attach, port-forward, watch and `logs -f`. They are looked at again every `reauthorise_every` and
 //! at once when the snapshot changes: a withdrawn right or a disabled user ends them. A session may outlive its
-//! credential by `outlive_token`; a newer valid credential of the same principal for the cluster extends it.
+//! credential by `outlive_token`; a newer valid token for the cluster extends it, if it came of the same sign-in (`sid`). One
+//! of another sign-in does not, even of the same principal: else whoever was signed in with a stolen token would stay for as
+//! long as its owner works. Where the issuer names no sign-in, and for an access certificate, nothing extends a session.
 
 use std::{
     collections::HashMap,
@@ -19,6 +21,7 @@ use http::Method;
 use proto::{
     ids::{ClusterKey, RequestId},
     process::Shutdown,
+    token::SignIn,
 };
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +31,7 @@ use crate::{
     policy::DenialReason,
     request::{
         audit::TEXT_BYTES,
-        authenticate::{Principal, PrincipalKey, unix_seconds},
+        authenticate::{Principal, unix_seconds},
         authorize::{self, Permit},
     },
     snapshot::{ClusterRef, Snapshot, Snapshots},
@@ -62,14 +65,25 @@ impl EndReason {
     }
 }
 
-/// The latest end of any credential that a principal has shown for a cluster, in seconds since 1970.
+/// The latest end of any token of a sign-in that was shown for a cluster, in seconds since 1970.
 #[derive(Debug)]
 struct Shown {
     until: AtomicU64,
 }
 
-/// By principal and cluster, with how many sessions look at it.
-type ShownMap = HashMap<(PrincipalKey, ClusterKey), (Arc<Shown>, usize)>;
+/// A sign-in of somebody at a cluster.
+type Key = (SignIn, ClusterKey);
+
+/// By sign-in and cluster, with how many sessions look at it.
+type ShownMap = HashMap<Key, (Arc<Shown>, usize)>;
+
+/// By which newer tokens of the same sign-in are found; `None`: there are none.
+fn key_of(principal: &Principal, cluster: &ClusterRef) -> Option<Key> {
+    match principal {
+        Principal::User(identity) => identity.sign_in.map(|sign_in| (sign_in, cluster.key)),
+        Principal::ServiceAccount(_) => None,
+    }
+}
 
 /// What a session is for. Spelled out when somebody asks, for hardly a request is there when anybody does.
 #[derive(Debug)]
@@ -106,8 +120,7 @@ pub struct Session {
     what: What,
     /// Since when.
     pub started: SystemTime,
-    /// By which its credentials are found.
-    key: (PrincipalKey, ClusterKey),
+    key: Option<Key>,
     shown: Arc<Shown>,
     ended: CancellationToken,
     why: OnceLock<EndReason>,
@@ -125,8 +138,8 @@ impl Session {
         self.what.to_string()
     }
 
-    /// When it must end if nothing newer is shown.
-    fn deadline(&self, outlive: Duration) -> u64 {
+    /// When it must end if nothing newer is shown, in seconds since 1970.
+    pub fn deadline(&self, outlive: Duration) -> u64 {
         self.shown.until.load(Ordering::Relaxed).saturating_add(outlive.as_secs())
     }
 }
@@ -168,11 +181,12 @@ impl Drop for SessionHandle {
     fn drop(&mut self) {
         let session = &self.session;
         self.sessions.open.remove(&session.id.0);
+        let Some(key) = &session.key else { return };
         let mut shown = self.sessions.shown();
-        if let Some((_, users)) = shown.get_mut(&session.key) {
+        if let Some((_, users)) = shown.get_mut(key) {
             *users -= 1;
             if *users == 0 {
-                shown.remove(&session.key);
+                shown.remove(key);
             }
         }
     }
@@ -194,24 +208,20 @@ impl Sessions {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session. Its credential, which is valid, extends the other sessions of the same principal.
+    /// Opens a session. Its token, which is valid, extends the other sessions of the same sign-in.
     pub fn open(self: &Arc<Self>, id: RequestId, permit: &Permit, what: What, outlive: Duration) -> SessionHandle {
         let (principal, cluster) = (permit.principal().clone(), permit.cluster().clone());
         let until = unix_seconds(principal.expires());
-        let key = (principal.key(), cluster.key);
-        let shown = {
-            let mut map = self.shown();
-            match map.get_mut(&key) {
-                Some((shown, users)) => {
-                    *users += 1;
-                    shown.until.fetch_max(until, Ordering::Relaxed);
-                    Arc::clone(shown)
-                }
-                None => {
-                    let shown = Arc::new(Shown { until: AtomicU64::new(until) });
-                    map.insert(key.clone(), (Arc::clone(&shown), 1));
-                    shown
-                }
+        let key = key_of(&principal, &cluster);
+        let new = || Arc::new(Shown { until: AtomicU64::new(until) });
+        let shown = match key {
+            None => new(),
+            Some(key) => {
+                let mut map = self.shown();
+                let (shown, users) = map.entry(key).or_insert_with(|| (new(), 0));
+                *users += 1;
+                shown.until.fetch_max(until, Ordering::Relaxed);
+                Arc::clone(shown)
             }
         };
         let session = Arc::new(Session {
@@ -232,9 +242,9 @@ impl Sessions {
         SessionHandle { session, sessions: Arc::clone(self), _open: self.metrics.sessions.enter() }
     }
 
-    /// How many sessions of this principal at this cluster a newly shown credential reaches.
+    /// How many sessions of this sign-in at this cluster a newly shown token reaches.
     pub fn reached_by(&self, permit: &Permit) -> usize {
-        let key = (permit.principal().key(), permit.cluster().key);
+        let Some(key) = key_of(permit.principal(), permit.cluster()) else { return 0 };
         self.shown().get(&key).map_or(0, |(_, users)| *users)
     }
 

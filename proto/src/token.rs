@@ -36,7 +36,7 @@ pub use self::{
     decisions::KEEP,
     error::{PopError, TokenError},
     fetch::{Boxed, Connect, DOCUMENT_BYTES, Direct, FETCH_DEADLINE, Fetch, FetchError, HttpsFetch, Socket},
-    identity::{Details, GroupsResolver, Identity, Overage},
+    identity::{Details, GroupsResolver, Identity, Overage, SignIn},
     jwk::{Algorithm, KeySetError},
     keys::{BACKOFF_MAX, FRESH, Probe, REFETCH, STALE},
 };

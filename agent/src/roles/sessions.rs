@@ -1,5 +1,7 @@
 //! How long a session lives at the agent, whatever the gateway says: until its token has expired for longer than
-//! configured, unless the same principal has shown a newer one since (DESIGN.md section 2).
+//! configured, unless a newer one of the same sign-in (`sid`) was shown since (DESIGN.md section 2). A token of another
+//! sign-in extends nothing, even of the same principal: else whoever holds a stolen token would stay for as long as its owner
+//! works. Where the issuer names no sign-in, nothing extends a session.
 
 use std::{
     collections::HashMap,
@@ -7,16 +9,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::token::Identity;
+use proto::token::{Identity, SignIn};
 
 /// The clock is looked at again after at most so long, because it may be set while a session sleeps.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// The open sessions by the issuer's name and the token's subject, who together are the principal. A map in a map, so that
-/// a request looks its own up without a copy of the names.
-type Open = HashMap<String, HashMap<String, Weak<Entry>>>;
+/// The open sessions by sign-in, which is a principal's at an issuer.
+type Open = HashMap<SignIn, Weak<Entry>>;
 
-/// The open sessions by principal. Bounded by the number of streams: an entry lives as long as a session of its owner.
+/// The open sessions by sign-in. Bounded by the number of streams: an entry lives as long as a session of its owner.
 #[derive(Debug)]
 pub struct Sessions {
     outlive_token: Duration,
@@ -25,8 +26,8 @@ pub struct Sessions {
 
 #[derive(Debug)]
 struct Entry {
-    issuer: String,
-    subject: String,
+    /// `None`: a session by itself.
+    sign_in: Option<SignIn>,
     /// Moves in one direction alone, so that who sleeps until then need not be woken for it.
     expires: Mutex<SystemTime>,
 }
@@ -45,16 +46,16 @@ impl Sessions {
         Arc::new(Self { outlive_token, open: Mutex::default() })
     }
 
-    /// A verified token was shown: extends all sessions of its principal. Gives back how many principals' entries that
-    /// were (0 or 1).
+    /// A verified token was shown: extends all sessions of its sign-in. Gives back how many sign-ins' entries that were (0 or
+    /// 1).
     pub fn shown(&self, identity: &Identity) -> usize {
-        self.extend(&identity.issuer, &identity.subject, identity.expires)
+        identity.sign_in.map_or(0, |sign_in| self.extend(&sign_in, identity.expires))
     }
 
-    fn extend(&self, issuer: &str, subject: &str, expires: SystemTime) -> usize {
+    fn extend(&self, sign_in: &SignIn, expires: SystemTime) -> usize {
         // Under the lock, so that a session's end does not count this clone as another session.
         let open = self.open();
-        match find(&open, issuer, subject) {
+        match open.get(sign_in).and_then(Weak::upgrade) {
             Some(entry) => {
                 entry.extend(expires);
                 drop(entry);
@@ -64,28 +65,31 @@ impl Sessions {
         }
     }
 
-    /// Opens a session for the principal of `identity`.
+    /// Opens a session for the sign-in of `identity`.
     pub fn begin(self: &Arc<Self>, identity: &Identity) -> Session {
-        self.begin_for(&identity.issuer, &identity.subject, identity.expires)
+        self.begin_for(identity.sign_in, identity.expires)
     }
 
-    fn begin_for(self: &Arc<Self>, issuer: &str, subject: &str, expires: SystemTime) -> Session {
-        let mut open = self.open();
-        let entry = find(&open, issuer, subject).unwrap_or_else(|| {
-            let (issuer, subject) = (issuer.to_owned(), subject.to_owned());
-            let of_issuer = open.entry(issuer.clone()).or_default();
-            let entry = Arc::new(Entry { issuer, subject: subject.clone(), expires: Mutex::new(expires) });
-            of_issuer.insert(subject, Arc::downgrade(&entry));
-            entry
-        });
-        drop(open);
+    fn begin_for(self: &Arc<Self>, sign_in: Option<SignIn>, expires: SystemTime) -> Session {
+        let new = || Arc::new(Entry { sign_in, expires: Mutex::new(expires) });
+        let entry = match sign_in {
+            None => new(),
+            Some(sign_in) => {
+                let mut open = self.open();
+                open.get(&sign_in).and_then(Weak::upgrade).unwrap_or_else(|| {
+                    let entry = new();
+                    open.insert(sign_in, Arc::downgrade(&entry));
+                    entry
+                })
+            }
+        };
         entry.extend(expires);
         Session { entry: Some(entry), sessions: self.clone() }
     }
 
-    /// Principals with open sessions.
-    pub fn principals(&self) -> usize {
-        self.open().values().map(HashMap::len).sum()
+    /// Sign-ins with open sessions.
+    pub fn sign_ins(&self) -> usize {
+        self.open().len()
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -102,10 +106,6 @@ impl Entry {
         let mut latest = self.expires();
         *latest = expires.max(*latest);
     }
-}
-
-fn find(open: &Open, issuer: &str, subject: &str) -> Option<Arc<Entry>> {
-    open.get(issuer)?.get(subject)?.upgrade()
 }
 
 impl Session {
@@ -128,11 +128,8 @@ impl Drop for Session {
         let mut open = self.sessions.open();
         // Given up under the lock: of two that end at once, each would take the other for one that stays.
         let Some(entry) = self.entry.take().and_then(Arc::into_inner) else { return };
-        if let Some(of_issuer) = open.get_mut(&entry.issuer) {
-            of_issuer.remove(&entry.subject);
-            if of_issuer.is_empty() {
-                open.remove(&entry.issuer);
-            }
+        if let Some(sign_in) = &entry.sign_in {
+            open.remove(sign_in);
         }
     }
 }
@@ -141,48 +138,54 @@ impl Drop for Session {
 mod tests {
     use super::*;
 
+    const ONE: SignIn = [1; 16];
+    const OTHER: SignIn = [2; 16];
+
     #[tokio::test]
-    async fn a_session_ends_with_its_token_unless_a_newer_one_is_shown() {
+    async fn a_session_ends_with_its_token_unless_a_newer_one_of_its_sign_in_is_shown() {
         let sessions = Sessions::new(Duration::ZERO);
         let now = SystemTime::now();
-        let expired = sessions.begin_for("test", "a", now - Duration::from_secs(1));
+        let expired = sessions.begin_for(Some(ONE), now - Duration::from_secs(1));
         expired.ended().await;
-        sessions.extend("test", "a", now + Duration::from_secs(3600));
+        sessions.extend(&ONE, now + Duration::from_secs(3600));
         assert!(futures_util::FutureExt::now_or_never(expired.ended()).is_none());
-        // Somebody else's token extends nothing, an older one shortens nothing.
-        let other = sessions.begin_for("test", "b", now - Duration::from_secs(1));
-        sessions.extend("test", "a", now - Duration::from_secs(9));
+        // A token of another sign-in extends nothing, an older one shortens nothing.
+        let other = sessions.begin_for(Some(OTHER), now - Duration::from_secs(1));
+        sessions.extend(&ONE, now - Duration::from_secs(9));
         other.ended().await;
         assert!(futures_util::FutureExt::now_or_never(expired.ended()).is_none());
+        // Nor does one without, of which nobody knows whose it is.
+        let alone = sessions.begin_for(None, now - Duration::from_secs(1));
+        let _newer = sessions.begin_for(None, now + Duration::from_secs(3600));
+        alone.ended().await;
     }
 
     #[tokio::test]
     async fn a_session_leaves_nothing_behind() {
         let sessions = Sessions::new(Duration::from_secs(8 * 3600));
-        let first = sessions.begin_for("test", "a", SystemTime::now() - Duration::from_secs(3600));
-        let second = sessions.begin_for("test", "a", SystemTime::now());
+        let first = sessions.begin_for(Some(ONE), SystemTime::now() - Duration::from_secs(3600));
+        let second = sessions.begin_for(Some(ONE), SystemTime::now());
         assert!(futures_util::FutureExt::now_or_never(first.ended()).is_none());
-        assert_eq!(sessions.principals(), 1);
+        assert_eq!(sessions.sign_ins(), 1);
         drop(first);
-        assert_eq!(sessions.principals(), 1);
-        // The same subject of another issuer is somebody else.
-        let other = sessions.begin_for("other", "a", SystemTime::now());
-        assert_eq!(sessions.principals(), 2);
-        drop(second);
-        assert_eq!(sessions.principals(), 1);
-        assert_eq!(sessions.extend("test", "a", SystemTime::now()), 0);
-        assert_eq!(sessions.extend("other", "a", SystemTime::now()), 1);
+        assert_eq!(sessions.sign_ins(), 1);
+        let other = sessions.begin_for(Some(OTHER), SystemTime::now());
+        let alone = sessions.begin_for(None, SystemTime::now());
+        assert_eq!(sessions.sign_ins(), 2);
+        drop((second, alone));
+        assert_eq!(sessions.sign_ins(), 1);
+        assert_eq!(sessions.extend(&ONE, SystemTime::now()), 0);
+        assert_eq!(sessions.extend(&OTHER, SystemTime::now()), 1);
         drop(other);
-        assert_eq!(sessions.principals(), 0);
         assert!(sessions.open().is_empty());
     }
 
-    /// Each took the other for one that stays, and the principal's entry was left for ever.
+    /// Each took the other for one that stays, and the entry was left for ever.
     #[test]
     fn two_sessions_that_end_at_once_leave_nothing_behind() {
         let (sessions, barrier) = (Sessions::new(Duration::ZERO), std::sync::Barrier::new(2));
         for _ in 0..300 {
-            let both = [(); 2].map(|()| sessions.begin_for("test", "a", SystemTime::now()));
+            let both = [(); 2].map(|()| sessions.begin_for(Some(ONE), SystemTime::now()));
             std::thread::scope(|scope| {
                 for session in both {
                     let barrier = &barrier;

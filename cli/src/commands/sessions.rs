@@ -19,6 +19,7 @@ const COLUMNS: &[Column] = &[
     ("Cluster", "/name"),
     ("What", "/what"),
     ("Started", "/started"),
+    ("Ends", "/ends"),
     ("Own", "/own"),
 ];
 

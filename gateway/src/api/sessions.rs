@@ -99,6 +99,8 @@ fn may(call: &Call<'_>, action: &str, session: &Session) -> bool {
 }
 
 fn shown(call: &Call<'_>, session: &Session) -> Value {
+    let ends = i64::try_from(session.deadline(call.snapshot.sessions.outlive_token)).ok();
+    let ends = ends.and_then(|ends| OffsetDateTime::from_unix_timestamp(ends).ok());
     json!({
         "id": session.id.to_string(),
         "user": session.principal.name(),
@@ -106,5 +108,7 @@ fn shown(call: &Call<'_>, session: &Session) -> Value {
         "cluster": session.cluster.id.as_str(),
         "what": session.what(),
         "started": OffsetDateTime::from(session.started).format(&Rfc3339).unwrap_or_default(),
+        // Unless a newer token of the same sign-in is shown.
+        "ends": ends.and_then(|ends| ends.format(&Rfc3339).ok()),
     })
 }

@@ -55,14 +55,17 @@ impl Issuer {
                 let (life, audience) = self.asked(&form)?;
                 let (name, password) = form.password()?;
                 let user = self.sign_in(peer, name, password).await?;
-                let token = self.mint(&Subject::User(user), &audience, life, self.now())?;
+                let token = self.mint(&Subject::User(user), None, &audience, life, self.now())?;
                 Ok(Minted { id_token: Some(token.clone()), token, life, refresh_token: None, client_info: None })
             }
             "client_credentials" => {
                 let client = ClientSecret::take(&headers, &form)?;
                 let (life, audience) = self.asked(&form)?;
                 let principal = self.sign_in_client(peer, &client)?;
-                let token = self.mint(&Subject::Principal(principal), &audience, life, self.now())?;
+                // Tokens of one secret are of one sign-in: whoever has no more than one of its tokens cannot get another.
+                let sign_in = principal.secret_of(client.secret.expose_secret()).map(str::to_owned);
+                let subject = Subject::Principal(principal);
+                let token = self.mint(&subject, sign_in.as_deref(), &audience, life, self.now())?;
                 Ok(Minted { id_token: None, token, life, refresh_token: None, client_info: None })
             }
             "authorization_code" => self.redeem_code(&form).await,

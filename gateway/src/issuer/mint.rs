@@ -7,7 +7,12 @@ use serde_json::{Value, json};
 
 use proto::ids::{ClusterId, hex};
 
-use super::{Issuer, TTL_DEFAULT, principals::Principal, principals::seconds, respond::Refusal, users::User};
+use super::{
+    Issuer, TTL_DEFAULT,
+    principals::{Principal, hash, seconds},
+    respond::Refusal,
+    users::User,
+};
 
 /// A clock of another machine may be so far behind ours, in seconds.
 const NOT_BEFORE_SLACK_SECONDS: u64 = 30;
@@ -49,16 +54,28 @@ impl Subject {
     }
 }
 
+/// What tokens call the sign-in that they came of. The family itself is half of a refresh token: whoever sees a token must
+/// not be able to show it.
+fn sid(sign_in: &str) -> String {
+    hex(&hash(b"towline sign-in", sign_in)[..16])
+}
+
 impl Issuer {
-    /// Signs an access token of `life` for `subject`.
+    /// Signs an access token of `life` for `subject`, which came of a sign-in that it names, if it is one of several that
+    /// will.
     pub(super) fn mint(
         &self,
         subject: &Subject,
+        sign_in: Option<&str>,
         audience: &str,
         life: Duration,
         now: SystemTime,
     ) -> Result<String, Refusal> {
-        self.sign(subject.claims(), audience, life, now)
+        let mut claims = subject.claims();
+        if let Some(sign_in) = sign_in {
+            claims["sid"] = Value::from(sid(sign_in));
+        }
+        self.sign(claims, audience, life, now)
     }
 
     /// Signs an access token of a cluster's identity, with its end in seconds since 1970. `xms_mirid` names the resource, as

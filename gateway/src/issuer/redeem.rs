@@ -27,13 +27,15 @@ struct Worth {
     wish: Wish,
     consent: Consent,
     nonce: Option<String>,
+    /// The family of its refresh tokens: its sign-in.
+    family: String,
     refresh: Next,
 }
 
 /// The refresh token that goes with them.
 enum Next {
-    /// The first of this family, if the client wants one.
-    Begin(String),
+    /// The first of the family, if the client wants one.
+    Begin,
     /// As it came of the one before.
     Given(Option<String>),
 }
@@ -57,8 +59,14 @@ impl Issuer {
         if code.wish.client != client.id || form.get("redirect_uri") != Some(code.redirect_uri.as_str()) || !fits {
             return Err(Refusal::Code("client_id, redirect_uri or code_verifier is not that of the code"));
         }
-        let (family, refresh) = (code.family.clone(), Next::Begin(code.family.clone()));
-        let worth = Worth { wish: code.wish, consent: code.consent, nonce: code.nonce, refresh };
+        let family = code.family.clone();
+        let worth = Worth {
+            wish: code.wish,
+            consent: code.consent,
+            nonce: code.nonce,
+            family: code.family,
+            refresh: Next::Begin,
+        };
         let minted = self.worth(worth, form).await?;
         if self.codes.was_replayed(text) {
             self.end_family(family).await?;
@@ -73,8 +81,8 @@ impl Issuer {
         let code = form.get("device_code").ok_or(Refusal::Request("device_code is missing"))?;
         match self.devices.poll(code, &client.id, seconds(self.now())) {
             Poll::Allowed(wish, consent) => {
-                let refresh = Next::Begin(random_code().map_err(|_| Refusal::Internal)?);
-                self.worth(Worth { wish, consent, nonce: None, refresh }, form).await
+                let family = random_code().map_err(|_| Refusal::Internal)?;
+                self.worth(Worth { wish, consent, nonce: None, family, refresh: Next::Begin }, form).await
             }
             Poll::Pending => Err(Refusal::Pending),
             Poll::SlowDown => Err(Refusal::SlowDown),
@@ -105,7 +113,9 @@ impl Issuer {
             wish.audience = asked.audience;
         }
         let refresh = Next::Given(refreshed.next);
-        let minted = self.worth(Worth { wish, consent: refreshed.consent, nonce: None, refresh }, form).await;
+        let family = token.split('.').next().unwrap_or_default().to_owned();
+        let worth = Worth { wish, consent: refreshed.consent, nonce: None, family, refresh };
+        let minted = self.worth(worth, form).await;
         if matches!(minted, Err(Refusal::Code(_))) {
             self.end_family(token).await?;
         }
@@ -113,7 +123,7 @@ impl Issuer {
     }
 
     async fn worth(&self, worth: Worth, form: &Form) -> Result<Minted, Refusal> {
-        let Worth { wish, consent, nonce, refresh } = worth;
+        let Worth { wish, consent, nonce, family, refresh } = worth;
         let user = self.still(&consent).ok_or(Refusal::Code("the user may not sign in any more"))?;
         let now = self.now();
         let life = self.life(form)?;
@@ -124,14 +134,14 @@ impl Issuer {
         // What clients of the Microsoft identity platform know an account by.
         let account = json!({ "uid": user.object_id(), "utid": self.settings.tenant }).to_string();
         let client_info = (form.get("client_info") == Some("1")).then(|| BASE64.encode(account));
-        let token = self.mint(&Subject::User(user), &wish.audience, life, now)?;
+        let token = self.mint(&Subject::User(user), Some(&family), &wish.audience, life, now)?;
         let refresh_token = match refresh {
             Next::Given(next) => next,
-            Next::Begin(family) if wish.offline => {
+            Next::Begin if wish.offline => {
                 let now = seconds(now);
                 Some(self.refresh_tokens(move |all| all.begin(&family, wish, &consent, now)).await?)
             }
-            Next::Begin(_) => None,
+            Next::Begin => None,
         };
         Ok(Minted { token, life, id_token, refresh_token, client_info })
     }

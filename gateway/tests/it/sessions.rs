@@ -112,8 +112,17 @@ async fn over_http2_only_the_stream_that_stopped_reading_is_cut() {
 }
 
 fn short_token(world: &World, seconds: u64) -> String {
+    token_of(world, seconds, Some("one"))
+}
+
+/// A token of a sign-in, or of one that the issuer does not name.
+fn token_of(world: &World, seconds: u64, sign_in: Option<&str>) -> String {
     let now = SystemTime::now();
     let mut claims = world.issuer.claims("ann", &cluster("a").audience(), now);
+    match sign_in {
+        Some(sign_in) => claims["sid"] = sign_in.into(),
+        None => drop(claims.as_object_mut().unwrap().remove("sid")),
+    }
     let exp = now.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() + seconds;
     claims["exp"] = json!(exp);
     world.issuer.mint(&claims)
@@ -161,6 +170,23 @@ async fn an_expired_token_ends_a_session_unless_a_newer_one_was_shown() {
         arrived.stream.send.send(Bytes::from_static(b"tick")).await.unwrap();
         user.until(b"tick").await;
         tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// A thief's session went on for as long as the owner of the stolen token worked.
+#[tokio::test]
+async fn a_newer_token_of_another_sign_in_extends_nothing() {
+    let world = World::with(SHORT).await;
+    let agent = world.agent("a").await;
+    for (own, newer) in [(Some("one"), Some("other")), (Some("one"), None), (None, Some("one")), (None, None)] {
+        let (user, _arrived) = watch(&world, &agent, &token_of(&world, 2, own)).await;
+        let mut other = world.user().await;
+        other.send(get(&at("a", "/.towline/refresh"), &token_of(&world, 3600, newer), "")).await;
+        agent.next().await.answer(200, &[], "{}").await;
+        assert_eq!(other.answer().await.status, 200);
+        let before = SystemTime::now();
+        broken_off(user).await;
+        assert!(before.elapsed().unwrap() < Duration::from_secs(10), "{own:?} {newer:?}");
     }
 }
 

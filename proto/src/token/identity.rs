@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, ops::Deref, time::SystemTime};
 
+use aws_lc_rs::digest::{Context, SHA256};
 use serde_json::{Map, Value};
 
 use super::{
@@ -12,6 +13,9 @@ use super::{
     names::{self, Names},
 };
 use crate::limits;
+
+/// Bytes of a `sid` at most.
+const SID_BYTES: usize = 256;
 
 /// Who a verified token speaks for. There is no way to make or change one outside the module [`crate::token`]; its
 /// fields are read through [`Details`].
@@ -41,7 +45,13 @@ pub struct Details {
     pub application: bool,
     /// When the token ends.
     pub expires: SystemTime,
+    /// The sign-in that the token came of, where the issuer says (`sid`). Only tokens of the same one extend each other's
+    /// sessions; of two without nobody knows whether the same person was there.
+    pub sign_in: Option<SignIn>,
 }
+
+/// A sign-in of somebody at an issuer: a digest of all three.
+pub type SignIn = [u8; 16];
 
 impl Deref for Identity {
     type Target = Details;
@@ -143,7 +153,20 @@ pub(super) fn identity(
         subject: subject.to_owned(),
         application: is_application(claims),
         expires,
+        sign_in: sign_in(claims, issuer, subject),
     }))
+}
+
+/// OpenID Connect Front-Channel Logout 1.0, section 3: `sid` names a session at the issuer. What is no such name is nothing.
+fn sign_in(claims: &Claims, issuer: &Issuer, subject: &str) -> Option<SignIn> {
+    let sid = claims.get("sid").and_then(Value::as_str).filter(|sid| (1..=SID_BYTES).contains(&sid.len()))?;
+    let mut digest = Context::new(&SHA256);
+    for part in [&issuer.name, subject, sid] {
+        // With their lengths, so that no two triples read the same.
+        digest.update(&(part.len() as u64).to_be_bytes());
+        digest.update(part.as_bytes());
+    }
+    digest.finish().as_ref().first_chunk().copied()
 }
 
 fn bad(claim: &str, wanted: &'static str) -> TokenError {

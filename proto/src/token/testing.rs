@@ -186,10 +186,10 @@ impl TestIssuer {
         json!({"issuer": self.url, "jwks_uri": format!("{}/keys", self.url.trim_end_matches('/'))})
     }
 
-    /// Claims of a good token: issued at `now`, for an hour.
+    /// Claims of a good token: issued at `now`, for an hour, all of one sign-in of the subject.
     pub fn claims(&self, subject: &str, audience: &str, now: SystemTime) -> Value {
         let now = unix_seconds(now);
-        json!({"iss": self.url, "sub": subject, "aud": audience, "iat": now, "nbf": now, "exp": now + 3600})
+        json!({"iss": self.url, "sub": subject, "aud": audience, "iat": now, "nbf": now, "exp": now + 3600, "sid": "one"})
     }
 
     /// A token of these claims.

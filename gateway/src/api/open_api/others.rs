@@ -215,6 +215,7 @@ fn sessions() -> Items {
         "properties": {
             "id": text(), "user": text(), "own": {"type": "boolean"}, "cluster": text(), "what": text(),
             "started": {"type": "string", "format": "date-time"},
+            "ends": {"type": ["string", "null"], "format": "date-time"},
         },
     });
     let of = json!({"name": "cluster", "in": "query", "schema": {"type": "string"}, "description": "only sessions of this cluster, by its id"});

@@ -176,6 +176,29 @@ async fn a_code_is_exchanged_for_tokens_of_the_user() {
     assert_ne!(next["refresh_token"], tokens["refresh_token"]);
 }
 
+/// Newer tokens of a sign-in keep its sessions, and those of another do not.
+#[tokio::test]
+async fn tokens_name_the_sign_in_that_they_came_of_and_not_its_refresh_token() {
+    let f = fixture();
+    let mut sids = Vec::new();
+    for _ in 0..2 {
+        let mut browser = Browser::new(&f.issuer);
+        let code = code(&mut browser).await;
+        let tokens = redeem(&f, &code, &[]).await;
+        let next = refresh(&f, &tokens["refresh_token"], &[]).await;
+        let (sid, again) = (claims(&tokens)["sid"].clone(), claims(&next)["sid"].clone());
+        assert_eq!(sid, again);
+        let sid = sid.as_str().unwrap().to_owned();
+        let token = tokens["refresh_token"].as_str().unwrap();
+        assert!(sid.len() == 32 && !token.contains(&sid) && !sid.contains(&token[..FAMILY]), "{sid}");
+        sids.push(sid);
+    }
+    assert_ne!(sids[0], sids[1]);
+}
+
+/// Characters of a refresh token that name its family.
+const FAMILY: usize = 43;
+
 #[tokio::test]
 async fn a_code_is_handed_over_by_a_form_where_the_client_wants_it() {
     let f = fixture();
