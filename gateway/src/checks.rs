@@ -126,7 +126,8 @@ fn built_in_issuer(config: &Config, faults: &mut Faults) {
     }
 }
 
-/// The addresses are this machine's, and this user may listen there. One that is in use is a running gateway's.
+/// The addresses are this machine's. One that is in use is a running gateway's, and the right to a low port is a service
+/// manager's to give, which an operator who runs `check-config` has not.
 fn addresses(config: &Config, faults: &mut Faults) {
     let listen = &config.listen;
     let tcp = [("listen.public", listen.public), ("listen.admin", listen.admin)];
@@ -135,7 +136,7 @@ fn addresses(config: &Config, faults: &mut Faults) {
     let udp = (udp.0, udp.1, UdpSocket::bind(udp.1).map(drop));
     for (key, address, bound) in tcp.into_iter().chain([udp]) {
         match bound {
-            Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+            Err(error) if !matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied) => {
                 faults.push(key, format_args!("{address} cannot be listened on: {error}"));
             }
             _ => {}

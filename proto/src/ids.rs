@@ -110,7 +110,7 @@ impl fmt::Debug for ClusterId {
 
 /// SHA-256 of a [`ClusterId`]: what a cluster's two addresses carry, as 64 hex digits in a path and as 52 base32
 /// characters in a host name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterKey([u8; 32]);
 
 /// Lower-case hex, two digits a byte. Each request has half a dozen of these, so no formatter is asked.

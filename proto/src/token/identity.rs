@@ -161,7 +161,7 @@ pub(super) fn identity(
 fn sign_in(claims: &Claims, issuer: &Issuer, subject: &str) -> Option<SignIn> {
     let sid = claims.get("sid").and_then(Value::as_str).filter(|sid| (1..=SID_BYTES).contains(&sid.len()))?;
     let mut digest = Context::new(&SHA256);
-    for part in [&issuer.name, subject, sid] {
+    for part in [issuer.name.as_str(), subject, sid] {
         // With their lengths, so that no two triples read the same.
         digest.update(&(part.len() as u64).to_be_bytes());
         digest.update(part.as_bytes());
