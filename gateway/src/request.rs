@@ -11,6 +11,7 @@ pub mod authorize;
 pub mod headers;
 pub mod locate;
 pub mod open;
+pub mod redirect;
 pub mod relay;
 pub mod respond;
 pub mod trace;

@@ -135,6 +135,21 @@ async fn redirects_are_answers_and_not_followed() {
     assert_eq!(apiserver.requests().len(), 2);
 }
 
+/// The address by which the agent reaches the apiserver is nothing to a user.
+#[tokio::test]
+async fn redirects_to_the_apiserver_itself_are_paths() {
+    let apiserver = Apiserver::start(|request| {
+        let host = lines(request, "host").pop().unwrap_or_default();
+        let head = format!("HTTP/1.1 302 Found\r\nLocation: https://{host}/b?c\r\nContent-Length: 0\r\n\r\n");
+        vec![Act::Write(head.into_bytes())]
+    })
+    .await;
+    let harness = Harness::new(apiserver.access()).await;
+    assert_eq!(harness.get("/a", &[]).await.headers["location"], "/b?c");
+    let (head, _stream) = harness.upgrade("/exec", "SPDY/3.1", &[]).await;
+    assert_eq!((head.status.as_u16(), &head.headers["location"]), (302, &"/b?c".parse().unwrap()));
+}
+
 #[tokio::test]
 async fn bodies_have_their_declared_length_or_chunks() {
     let apiserver = ok().await;

@@ -52,6 +52,19 @@ pub struct ClusterAddress {
     pub target: Bytes,
     /// What is asked for there.
     pub endpoint: Endpoint,
+    /// How the user's own path relates to `target`.
+    pub form: Form,
+}
+
+/// How the path that the user sent relates to [`ClusterAddress::target`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// They are the same: the cluster has a name of its own.
+    Own,
+    /// The user's path has the key in front.
+    Path,
+    /// The user's path is the key, without a slash behind it; the target is `/`.
+    BarePath,
 }
 
 /// What is asked for below a cluster's address.
@@ -128,15 +141,16 @@ pub fn parse(
             key,
             endpoint: endpoint(method, &decoded, query),
             target,
+            form: Form::Own,
         })));
     }
     let first = path[1..].split('/').next().unwrap_or_default();
     if let Some(key) = ClusterKey::from_hex(first.as_bytes()) {
         let rest = &target[1 + first.len()..];
-        let target = if rest.starts_with('/') {
-            Bytes::copy_from_slice(rest.as_bytes())
+        let (target, form) = if rest.starts_with('/') {
+            (Bytes::copy_from_slice(rest.as_bytes()), Form::Path)
         } else {
-            Bytes::from(format!("/{rest}"))
+            (Bytes::from(format!("/{rest}")), Form::BarePath)
         };
         // The key has no `%`, so the decoded path has it in the same place.
         let inner = &decoded[1 + first.len()..];
@@ -144,6 +158,7 @@ pub fn parse(
             key,
             endpoint: endpoint(method, inner, query),
             target,
+            form,
         })));
     }
     let normal = decoded.trim_start_matches('/').split('/').next().unwrap_or_default().to_ascii_lowercase();

@@ -41,6 +41,7 @@ use super::{
     audit::{self, Outcome, Record},
     headers,
     open::{Opened, Place},
+    redirect,
     respond::{Body, BodyError, Kind, Refusal},
 };
 use crate::{
@@ -118,7 +119,7 @@ fn carry_out(
     async move {
         // An upgrade runs a command.
         let repeatable = request.method.is_safe() && request.upgrade.is_none();
-        let head = tokio::select! {
+        let mut head = tokio::select! {
             biased;
             reason = session.ended() => {
                 down.recv.stop(StreamCode::Unauthorised);
@@ -184,6 +185,7 @@ fn carry_out(
             // Not even asked for its first bytes while nobody reads the answers before it.
             relayed.watch_over();
         }
+        redirect::adapt(&request.address, &mut head.headers);
         Ok(answer(head, relayed))
     }
 }

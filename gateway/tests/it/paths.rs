@@ -76,3 +76,58 @@ async fn the_host_of_another_cluster_than_the_tls_name_is_misdirected() {
     user.send(format!("GET /x HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n")).await;
     assert_eq!(user.answer().await.status, 421);
 }
+
+#[tokio::test]
+async fn a_redirect_in_path_form_stays_below_the_clusters_key() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    let service = "/api/v1/namespaces/n/services/s/proxy";
+    for (target, location, seen) in [
+        (at("a", service), format!("{service}/"), "proxy/".to_owned()),
+        (at("a", &format!("{service}/x?y")), format!("{service}/dir/?q#f"), "dir/?q#f".to_owned()),
+        (at("a", "/a/b"), "/c".to_owned(), "../c".to_owned()),
+        (at("a", ""), "/c".to_owned(), format!("{}/c", cluster("a").key())),
+        (at("a", "/a"), "//other.example/c".to_owned(), "//other.example/c".to_owned()),
+        (at("a", "/a"), "https://other.example/c".to_owned(), "https://other.example/c".to_owned()),
+    ] {
+        user.send(get(&target, &token, "")).await;
+        agent.next().await.answer(302, &[("location", &location)], "").await;
+        assert_eq!(user.answer().await.header("location"), Some(seen.as_str()), "{target} to {location}");
+    }
+    // With a name of its own a cluster's paths are the user's.
+    let host = format!("{}.{DOMAIN}", cluster("a").key().base32());
+    let mut user = world.user_with(&host, None, &[certs::tls::ALPN_HTTP11]).await;
+    user.send(format!("GET /a/b HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n")).await;
+    agent.next().await.answer(302, &[("location", "/c"), ("content-type", "text/html")], "").await;
+    let answer = user.answer().await;
+    assert_eq!((answer.header("location"), answer.header("content-security-policy")), (Some("/c"), None));
+}
+
+/// A pod's page has the origin of the sign-in pages there. No credential is one that a browser sends by itself, and if one
+/// should be, the page's scripts and forms still do nothing.
+#[tokio::test]
+async fn a_clusters_document_in_path_form_is_sandboxed() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut user = world.user().await;
+    for (kind, policy) in [("text/html", Some("sandbox")), ("application/json", None)] {
+        user.send(get(&at("a", "/x"), &token, "")).await;
+        agent.next().await.answer(200, &[("content-type", kind)], "<script></script>").await;
+        assert_eq!(user.answer().await.header("content-security-policy"), policy, "{kind}");
+    }
+    // What a browser could be made to send by a link: an address, cookies, a password for a realm.
+    for (query, header) in [
+        (format!("?access_token={token}"), String::new()),
+        (format!("?token={token}"), String::new()),
+        (String::new(), format!("Cookie: token={token}\r\n")),
+        (String::new(), format!("Authorization: Basic {token}\r\n")),
+    ] {
+        let target = at("a", &format!("/x{query}"));
+        user.send(format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n")).await;
+        assert_eq!(user.answer().await.status, 401, "{query}{header}");
+    }
+    agent.nothing().await;
+}

@@ -97,6 +97,11 @@ impl Apiserver {
         &self.connector.access
     }
 
+    /// What its requests call it: `host:port`.
+    pub fn authority(&self) -> &uri::Authority {
+        &self.connector.authority
+    }
+
     /// HTTP/2 connections open now, and streams on them.
     pub fn open(&self) -> (usize, usize) {
         let (own, bare) = (self.pool.open(), self.bare.open());
