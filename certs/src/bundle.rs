@@ -37,6 +37,11 @@ impl Bundle {
         blocks(&self.text).filter_map(|block| CertificateDer::from_pem_slice(block.as_bytes()).ok()).collect()
     }
 
+    /// The certificates in it as PEM, and nothing else of the file.
+    pub fn certificates_pem(&self) -> String {
+        blocks(&self.text).map(|block| format!("{block}\n")).collect()
+    }
+
     /// Whether a certificate is in it.
     pub fn holds(&self, certificate: &CertificateDer<'_>) -> bool {
         self.certificates().iter().any(|other| other == certificate)
@@ -97,6 +102,7 @@ mod tests {
         let mut bundle = Bundle::read(&path).unwrap();
         bundle.remove(one.certificate());
         bundle.write().unwrap();
+        assert_eq!(bundle.certificates_pem(), format!("{}\n", two.certificate_pem().trim_end()));
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains("# ours") && Bundle::read(&path).unwrap().certificates().len() == 1, "{text}");
         std::fs::write(&path, "nothing").unwrap();

@@ -7,6 +7,7 @@
 //! | [`authority`] | a certificate authority: create, keep in a directory, issue server, agent and access certificates |
 //! | [`bundle`] | a file of several authorities, while one follows another |
 //! | [`credentials`] | a certificate chain with its private key, from PEM, with errors that say what to do |
+//! | [`name_certificate`] | the certificates that a listener shows, by the server name that is asked for |
 //! | [`request`] | the strict reading of what an agent asks a certificate with |
 //! | [`roots`] | the authorities that somebody trusts |
 //! | [`peer`] | the strict reading of a peer's certificate: an agent, or a person with access to one cluster |
@@ -24,6 +25,7 @@
 pub mod authority;
 pub mod bundle;
 pub mod credentials;
+pub mod name_certificate;
 pub mod peer;
 pub mod proof;
 pub mod request;
@@ -39,6 +41,7 @@ pub use authority::{AgentName, Authority, AuthorityError, Issued, Signed, Validi
 pub use bundle::Bundle;
 pub use credentials::Credentials;
 pub use file::{FILE_BYTES, LoadError, Problem};
+pub use name_certificate::{NameCertificate, is_below};
 pub use peer::{HOLDER_BYTES, Peer, PeerError, PeerIdentity, authority_facts, is_still_of, rsa_bits, rsa_key};
 pub use proof::{ProofError, sign_proof, verify_proof};
 pub use request::{AgentRequest, RequestError};

@@ -62,7 +62,7 @@ fn server(
 /// # Errors
 /// When rustls refuses the roots.
 pub fn server_public(
-    certificate: Arc<ServerCertificate>,
+    certificate: Arc<dyn ResolvesServerCert>,
     client_roots: Option<&Roots>,
 ) -> Result<ServerConfig, TlsError> {
     let verifier = match client_roots {

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use certs::Credentials;
+use certs::{Credentials, is_below};
 use proto::{
     ids::ClusterId,
     limits,
@@ -58,7 +58,13 @@ pub struct Listen {
     pub admin: SocketAddr,
     /// Clusters are also found at `<base32 key>.<domain>`.
     pub domain: Option<String>,
+    /// Clusters are found at the TLS server name `<base32 key>.<suffix>` too; none: they are not.
+    pub server_name_suffix: Option<String>,
 }
+
+/// Where [`Listen::server_name_suffix`] is not given: `internal` is for names that are nobody's on the internet, and no DNS
+/// server needs to know them.
+pub const SERVER_NAME_SUFFIX: &str = "clusters.towline.internal";
 
 /// The server's certificate and key, PEM.
 #[derive(Debug, Clone)]
@@ -205,6 +211,7 @@ impl Config {
     fn read(mut root: Section, faults: &mut Faults) -> Option<Self> {
         let listen = parse_listen(root.section("listen", faults), faults);
         let tls = parse_tls(root.section("tls", faults), faults);
+        own_name_below_suffix(listen.as_ref(), tls.as_ref(), faults);
         let agents = Agents::read(root.section("agents", faults), faults);
         let audit = parse_audit(root.section("audit", faults), faults);
         let limits = parse_limits(root.section("limits", faults), faults);
@@ -248,6 +255,22 @@ fn parse_tls(mut section: Section, faults: &mut Faults) -> Option<TlsFiles> {
     Some(files)
 }
 
+/// A name of the gateway's own below the suffix would be taken for a cluster's.
+fn own_name_below_suffix(listen: Option<&Listen>, tls: Option<&TlsFiles>, faults: &mut Faults) {
+    let (Some(suffix), Some(tls)) = (listen.and_then(|listen| listen.server_name_suffix.as_deref()), tls) else {
+        return;
+    };
+    let Ok(own) = Credentials::load(&tls.certificate_file, &tls.key_file) else { return };
+    if let Some(name) = own.server_names().into_iter().find(|name| is_below(name, suffix)) {
+        faults.push(
+            "listen.server_name_suffix",
+            format_args!(
+                "the certificate of [tls] has the name {name}, which is below {suffix}: choose another suffix"
+            ),
+        );
+    }
+}
+
 fn parse_audit(mut section: Section, faults: &mut Faults) -> AuditTo {
     let audit = match section.text("file", faults) {
         None => AuditTo::Stdout,
@@ -271,15 +294,29 @@ fn parse_listen(mut section: Section, faults: &mut Faults) -> Option<Listen> {
     let public = section.required_parsed("public", ADDRESS, faults, address);
     let admin = section.required_parsed("admin", ADDRESS, faults, address);
     let tunnel = section.parsed("tunnel", faults, address);
-    let domain = section.parsed("domain", faults, |domain| {
-        let fine = domain.len() <= 200
-            && domain.split('.').all(|label| {
+    let name = |name: &str| {
+        let fine = name.len() <= 200
+            && name.split('.').all(|label| {
                 (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
             });
-        if fine { Ok(domain.to_ascii_lowercase()) } else { Err("must be a DNS name without a final dot") }
+        if fine { Ok(name.to_ascii_lowercase()) } else { Err("must be a DNS name without a final dot") }
+    };
+    let domain = section.parsed("domain", faults, name);
+    let suffix = section.parsed("server_name_suffix", faults, |suffix| match suffix {
+        "off" => Ok(None),
+        suffix => name(suffix).map(Some).map_err(|_| "must be a DNS name without a final dot, or off"),
     });
+    let server_name_suffix = suffix.unwrap_or_else(|| Some(SERVER_NAME_SUFFIX.to_owned()));
+    if let (Some(domain), Some(suffix)) = (&domain, &server_name_suffix)
+        && (domain == suffix || is_below(domain, suffix) || is_below(suffix, domain))
+    {
+        faults.push(
+            section.key("server_name_suffix"),
+            format_args!("{suffix} and domain {domain} must not be below each other: their certificates differ"),
+        );
+    }
     section.end(faults);
-    Some(Listen { public: public?, tunnel, admin: admin?, domain })
+    Some(Listen { public: public?, tunnel, admin: admin?, domain, server_name_suffix })
 }
 
 fn parse_limits(mut section: Section, faults: &mut Faults) -> Limits {
@@ -489,7 +526,7 @@ mod tests {
             assert!(keys.contains(&key), "{key} not in {keys:?}");
         }
         let unknown = faults.iter().find(|f| f.key == "listen.tunel").unwrap();
-        assert!(unknown.problem.contains("known here: public, admin, tunnel, domain"), "{unknown}");
+        assert!(unknown.problem.contains("known here: public, admin, tunnel, domain, server_name_suffix"), "{unknown}");
     }
 
     #[test]

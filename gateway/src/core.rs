@@ -1,13 +1,15 @@
 //! What the parts of a running gateway share.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::SystemTime};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use bytes::Bytes;
 use certs::{Authority, Credentials, LoadError, Roots, ServerCertificate, tls};
 use proto::{
     process::{Shutdown, TaskGroup},
     transport::quic::Listener,
 };
+use rustls::server::ResolvesServerCert;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
@@ -20,8 +22,10 @@ use crate::{
     control::Control,
     issuer::Issuer,
     metrics::Metrics,
+    named::{self, Named, NamedError},
     request::{
         accept::{limit::Admissions, pace::Pace, refused::Refusals},
+        address::Names,
         audit::AuditLog,
         locate::Slots,
     },
@@ -56,8 +60,8 @@ pub struct Core {
     pub metrics: Arc<Metrics>,
     /// Bounds, replaceable while running.
     pub limits: ArcSwap<Limits>,
-    /// The wildcard name of host-form addresses.
-    pub domain: Option<String>,
+    /// The names that clusters have beside their keys.
+    pub names: Names,
     /// The control plane, if there is one.
     pub control: Option<Arc<Control>>,
     /// The built-in issuer, if there is one.
@@ -76,9 +80,10 @@ impl Core {
         self.limits.load_full()
     }
 
-    /// The acceptor of the public TCP port.
-    pub fn tls_acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.trust.current.load().public))
+    /// The acceptor of the public TCP port, and the suffix of clusters' server names, if it has a certificate for them.
+    pub fn tls_acceptor(&self) -> (TlsAcceptor, Option<Arc<Named>>) {
+        let current = self.trust.current.load();
+        (TlsAcceptor::from(Arc::clone(&current.public)), current.named.clone())
     }
 
     /// The CA of agents' and access certificates.
@@ -90,6 +95,8 @@ impl Core {
 /// The server's certificate and the CA that clients are checked against, replaceable while running.
 pub struct Trust {
     certificate: Arc<ServerCertificate>,
+    /// As they were at the start; `[listen]` is not read again.
+    names: Names,
     current: ArcSwap<Current>,
     /// Counts other authorities of clients.
     authorities: watch::Sender<u64>,
@@ -104,6 +111,8 @@ struct Current {
     authority_id: Option<String>,
     agents: Agents,
     gateway_ca: String,
+    named: Option<Arc<Named>>,
+    addresses: Bytes,
     public: Arc<rustls::ServerConfig>,
     tunnel: Arc<rustls::ServerConfig>,
 }
@@ -117,6 +126,9 @@ pub enum TrustError {
     /// rustls refuses.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
+    /// The certificate of clusters' server names.
+    #[error(transparent)]
+    Named(#[from] NamedError),
     /// The QUIC listener refuses, or a file went away between two looks.
     #[error("the certificate is not taken: {0}")]
     Quic(#[from] io::Error),
@@ -127,14 +139,16 @@ impl Trust {
     pub fn load(config: &Config) -> Result<Self, TrustError> {
         let credentials = Credentials::load(&config.tls.certificate_file, &config.tls.key_file)?;
         let certificate = ServerCertificate::new(&credentials);
-        let current = ArcSwap::from_pointee(Current::load(config, &certificate)?);
-        Ok(Self { certificate, current, authorities: watch::Sender::new(0) })
+        let listen = &config.listen;
+        let names = Names { domain: listen.domain.clone(), suffix: listen.server_name_suffix.clone() };
+        let current = ArcSwap::from_pointee(Current::load(config, &names, &certificate)?);
+        Ok(Self { certificate, names, current, authorities: watch::Sender::new(0) })
     }
 
     /// Reads them again. On an error all stays as it was.
     pub fn reload(&self, config: &Config, quic: Option<&Listener>) -> Result<(), TrustError> {
         let credentials = Credentials::load(&config.tls.certificate_file, &config.tls.key_file)?;
-        let mut next = Current::load(config, &self.certificate)?;
+        let mut next = Current::load(config, &self.names, &self.certificate)?;
         let same = next.authorities == self.current.load().authorities;
         if same {
             // What was judged by them need not be judged again.
@@ -181,6 +195,31 @@ impl Trust {
         self.current.load().gateway_ca.clone()
     }
 
+    /// How clusters are addressed, as JSON.
+    pub fn addresses(&self) -> Bytes {
+        self.current.load().addresses.clone()
+    }
+
+    /// When the certificate of clusters' server names ends; none without one.
+    pub fn named_until(&self) -> Option<SystemTime> {
+        self.current.load().named.as_ref().map(|named| named.until())
+    }
+
+    /// The names that clusters have beside their keys.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Has another certificate of clusters' server names follow one that is in the second half of its life.
+    pub fn renew_named(&self, now: SystemTime) {
+        let current = self.current.load();
+        if let (Some(named), Some(authority)) = (&current.named, &current.authority)
+            && let Err(error) = named.renew(authority, now)
+        {
+            tracing::error!(%error, "the certificate of clusters' server names is not renewed");
+        }
+    }
+
     /// The TLS settings of the QUIC listener.
     pub fn tunnel(&self) -> Arc<rustls::ServerConfig> {
         Arc::clone(&self.current.load().tunnel)
@@ -188,18 +227,30 @@ impl Trust {
 }
 
 impl Current {
-    fn load(config: &Config, certificate: &Arc<ServerCertificate>) -> Result<Self, TrustError> {
+    fn load(config: &Config, names: &Names, certificate: &Arc<ServerCertificate>) -> Result<Self, TrustError> {
         // The bytes first: a file that is replaced in between differs from them at the next look.
         let authorities = std::fs::read(&config.agents.ca_file)?;
         let roots = Roots::load(&config.agents.ca_file)?;
         let authority = config.agents.authority.as_ref().map(AuthorityFiles::load).transpose()?;
         let own = authority.as_ref().map(Authority::roots).transpose()?;
+        let named = match (&config.agents.authority, &authority, &names.suffix) {
+            (Some(files), Some(authority), Some(suffix)) => {
+                Some(Arc::new(Named::load(suffix, files, authority, Arc::clone(certificate), SystemTime::now())?))
+            }
+            _ => None,
+        };
+        let shown: Arc<dyn ResolvesServerCert> = match &named {
+            Some(named) => named.certificate() as _,
+            None => Arc::clone(certificate) as _,
+        };
         Ok(Self {
+            addresses: named::addresses(names, named.as_deref()),
+            named,
             authority_id: own.and_then(|own| own.ids().pop()),
             authority: authority.map(Arc::new),
             agents: config.agents.clone(),
             gateway_ca: config.api.as_ref().and_then(|api| api.ca.clone()).unwrap_or_default(),
-            public: Arc::new(tls::server_public(Arc::clone(certificate), Some(&roots))?),
+            public: Arc::new(tls::server_public(shown, Some(&roots))?),
             tunnel: Arc::new(tls::server_tunnel(Arc::clone(certificate), &roots)?),
             roots,
             authorities,

@@ -24,6 +24,7 @@
 //! | [`reload`] | another configuration while running |
 //! | [`admin`] | health, metrics, drain, sessions, on an address of its own |
 //! | [`metrics`] | every metric, named and described once |
+//! | [`named`] | clusters by TLS server name: the certificate for them |
 //! | [`accounts`] | who of the built-in issuer may act now |
 //! | [`issuer`] | the small built-in OIDC issuer |
 //! | [`init`] | the folder of a new gateway |
@@ -50,6 +51,7 @@ pub mod init;
 pub mod issuer;
 pub mod lost;
 pub mod metrics;
+pub mod named;
 pub mod owners;
 pub mod policy;
 pub mod program;
@@ -293,7 +295,7 @@ impl Gateway {
             audit,
             metrics,
             limits: arc_swap::ArcSwap::from_pointee(config.limits.clone()),
-            domain: config.listen.domain.clone(),
+            names: trust.names().clone(),
             issuer: issuer.into(),
             tasks: TaskGroup::new("gateway"),
             shutdown: extras.shutdown.child(),

@@ -18,6 +18,7 @@ use crate::{
     checks,
     config::{Config, Dynamic, api::Api},
     core::{Core, TrustError},
+    named,
     snapshot::Snapshot,
 };
 
@@ -120,6 +121,7 @@ impl Reloader {
     pub async fn watch(self: Arc<Self>) {
         let mut seen = stamps(&self.config.load());
         while self.core.shutdown.until_draining(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
+            self.core.trust.renew_named(SystemTime::now());
             let now = stamps(&self.config.load());
             if now != seen {
                 seen = now;
@@ -169,7 +171,9 @@ fn stamps(config: &Config) -> Vec<Stamp> {
         authority.map(|files| &files.certificate),
         authority.map(|files| &files.key),
     ];
-    files.into_iter().flatten().map(|path| stamp(path)).chain(issuer_stamps(&config.dynamic)).collect()
+    let kept = authority.map(named::kept_files);
+    let kept = kept.iter().flat_map(|(certificate, key)| [certificate, key]);
+    files.into_iter().flatten().chain(kept).map(|path| stamp(path)).chain(issuer_stamps(&config.dynamic)).collect()
 }
 
 fn issuer_stamps(dynamic: &Dynamic) -> Vec<Stamp> {

@@ -38,7 +38,7 @@ use tracing::Instrument as _;
 
 use self::{
     accept::{Faulty, Turn, limit::SIGN_INS_PER_ADDRESS},
-    address::{Address, ClusterAddress, Endpoint},
+    address::{Address, AddressError, ClusterAddress, Endpoint, ServerName},
     audit::Record,
     authenticate::{Access, AuthenticateError, Credential},
     authorize::Permit,
@@ -94,8 +94,8 @@ pub struct Connection {
     pub peer: SocketAddr,
     /// The same as text, for the agent's log of each of its requests.
     pub address: Bytes,
-    /// The TLS server name that it asked for.
-    pub server_name: Option<String>,
+    /// What the TLS server name says that it asked for.
+    pub server_name: ServerName,
     /// The access certificate that it showed, if it showed one.
     pub access: Option<Arc<Access>>,
     /// All client certificates that it showed, for a tunnel in a WebSocket.
@@ -156,7 +156,7 @@ pub async fn serve(
     };
     let mut record = Record::open(Arc::clone(&core.audit), Arc::clone(&core.metrics), id, connection.peer, method);
     record.path(target);
-    let of_api = core.control.is_some() && address::begins_as_api(target);
+    let of_api = core.control.is_some() && !connection.server_name.is_bound() && address::begins_as_api(target);
     let words = if of_api { respond::Words::Arm } else { respond::Words::Kubernetes };
     connection.requests.fetch_add(1, Ordering::Relaxed);
     let mut slot = Some(record);
@@ -255,6 +255,10 @@ async fn serve_here(
 ) -> Result<Response<Body>, Refusal> {
     match what {
         Ours::Tunnel => crate::tunnels::websocket::upgrade(core, &connection, http),
+        Ours::Addresses => match *http.method() {
+            Method::GET | Method::HEAD => Ok(respond::written(core.trust.addresses()).map(Body::Full)),
+            _ => Err(Refusal::new(Stage::Address, Kind::NotFound)),
+        },
         Ours::Issuer => issuer(core, &connection, http).await,
         Ours::Agents => agents(core, &connection, http, record).await,
         Ours::Api(path) => {
@@ -332,6 +336,8 @@ struct Here {
 enum Ours {
     /// An agent's tunnel in a WebSocket.
     Tunnel,
+    /// How clusters are addressed.
+    Addresses,
     Issuer,
     Agents,
     /// The resource API; its path.
@@ -350,21 +356,21 @@ fn address(
         return Err(refuse(Kind::Method));
     }
     headers::check(http.version(), http.headers())?;
-    let domain = core.domain.as_deref();
-    let address = address::parse(http.version(), http.method(), http.uri(), http.headers(), domain)
-        .map_err(|error| refuse(Kind::Address(error)))?;
+    let parsed =
+        address::parse(http.version(), http.method(), http.uri(), http.headers(), &core.names, connection.server_name);
+    let address = parsed.map_err(|error| match error {
+        AddressError::Misdirected => refuse(Kind::Misdirected),
+        error => refuse(Kind::Address(error)),
+    })?;
     let here = |what, http, connection| Ok(Routed::Here(Box::new(Here { what, http, connection })));
     match address {
         Address::Nowhere => Err(refuse(Kind::NotFound)),
         Address::Tunnel => here(Ours::Tunnel, http, connection),
+        Address::Addresses => here(Ours::Addresses, http, connection),
         Address::Issuer => here(Ours::Issuer, http, connection),
         Address::Agents => here(Ours::Agents, http, connection),
         Address::Api(path) => here(Ours::Api(path), http, connection),
         Address::Cluster(address) => {
-            let named = connection.server_name.as_deref().zip(domain);
-            if named.and_then(|(name, domain)| address::host_key(name, domain)).is_some_and(|key| key != address.key) {
-                return Err(refuse(Kind::Misdirected));
-            }
             let http1 = http.version() <= Version::HTTP_11;
             let upgrade = headers::upgrade(&http)?;
             let on_upgrade = upgrade.is_some().then(|| hyper::upgrade::on(&mut http));

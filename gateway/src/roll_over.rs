@@ -20,7 +20,8 @@ use time::OffsetDateTime;
 use crate::{
     config::{Config, agents::AuthorityFiles},
     control::milliseconds,
-    init::AUTHORITY_DAYS,
+    init::{AUTHORITY_DAYS, SERVER_DAYS},
+    named::{self, NamedError},
     renew::{self, RenewError},
     store::{Store, StoreError},
 };
@@ -67,7 +68,7 @@ pub enum RollOverError {
     #[error("the certificates")]
     Certificates(#[from] LoadError),
     /// A key that could not take its place.
-    #[error("{0} cannot be put in its place")]
+    #[error("{0} cannot be put in its place, or removed")]
     Key(PathBuf, #[source] std::io::Error),
     /// Making the new one.
     #[error("the certificate authority")]
@@ -75,6 +76,9 @@ pub enum RollOverError {
     /// The gateway's own certificate.
     #[error("the gateway's own certificate")]
     Renew(#[from] RenewError),
+    /// The certificate of clusters' server names.
+    #[error(transparent)]
+    Named(#[from] NamedError),
     /// The store.
     #[error("the store")]
     Store(#[from] StoreError),
@@ -126,6 +130,11 @@ pub fn begin(config: &Config, now: SystemTime) -> Result<Value, RollOverError> {
             next
         }
     };
+    // Users who do not know the new one yet go on finding clusters by their server names.
+    if let Some(suffix) = &config.listen.server_name_suffix {
+        let life = Duration::from_secs(u64::from(SERVER_DAYS) * 86_400);
+        named::keep(suffix, state.files, &state.present, life, now)?;
+    }
     // Whatever trusts the old one trusts both before the new one issues. The file of the authority first: from then on the key
     // belongs to something, and who comes again goes on with it.
     let others = bundles(config, state.present.certificate());
@@ -189,6 +198,7 @@ pub async fn finish(
     let own = Credentials::load(&config.tls.certificate_file, &config.tls.key_file)?;
     let of_old = Roots::from_der(state.others.clone())?.vouch_for_server(&own);
     let renewed = of_old.then(|| renew::reissue(config, &state.present, &own, now)).transpose()?;
+    named::forget(state.files).map_err(|(path, error)| RollOverError::Key(path, error))?;
     // The file of the authority last: it says what there is to be taken out of the others.
     for old in &state.others {
         for mut bundle in bundles(config, old).into_iter().chain([Bundle::read(&state.files.certificate)?]) {

@@ -76,6 +76,11 @@ const LISTEN: &[Key] = &[
         "\"clusters.example.org\"",
         "Clusters are also found at <key>.<domain>, which DNS and the certificate must have.",
     ),
+    Key::default(
+        "server_name_suffix",
+        "\"clusters.towline.internal\"",
+        "Clusters are also found by the TLS server name <key>.<suffix>, which no DNS server needs to know; the certificate is issued with `authority_dir` of [agents]. `off`: they are not.",
+    ),
 ];
 
 const TLS: &[Key] = &[

@@ -44,10 +44,11 @@ use self::{
 };
 use super::{
     Connection,
+    address::ServerName,
     authenticate::{Access, Holder, Proof},
     respond::Body,
 };
-use crate::core::Core;
+use crate::{core::Core, named::Named};
 
 /// Streams that a user may have open at once in one HTTP/2 connection.
 const H2_STREAMS: u32 = 4096;
@@ -116,21 +117,28 @@ fn ended(core: &Core, peer: SocketAddr, error: &io::Error) {
 async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admission: Admission) -> io::Result<()> {
     socket.set_nodelay(true)?;
     SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
-    let stream = {
+    let (stream, named) = {
         let Some(_handshake) = core.admissions.handshake(peer.ip(), &core.limits()) else {
             core.refusals.record(peer, Cause::Handshakes, "too many handshakes");
             return Ok(());
         };
         let _open = core.metrics.handshakes.enter();
-        let handshake = Box::pin(core.pace.steps(core.tls_acceptor().accept(socket)));
-        tokio::time::timeout(limits::HELLO_DEADLINE, handshake)
+        let (acceptor, named) = core.tls_acceptor();
+        let handshake = Box::pin(core.pace.steps(acceptor.accept(socket)));
+        let stream = tokio::time::timeout(limits::HELLO_DEADLINE, handshake)
             .await
-            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "TLS handshake took too long"))??
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "TLS handshake took too long"))??;
+        (stream, named)
     };
     let (_, session) = stream.get_ref();
+    let suffix = named.as_deref().map(Named::suffix);
+    let server_name = ServerName::of(session.server_name(), core.names.domain.as_deref(), suffix);
     let certificates: Vec<_> =
         session.peer_certificates().unwrap_or_default().iter().map(|c| c.clone().into_owned()).collect();
     match session.alpn_protocol() {
+        Some(tls::ALPN_TUNNEL) if server_name.is_bound() => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "an agent's tunnel at a cluster's name for users"))
+        }
         Some(tls::ALPN_TUNNEL) => {
             drop(admission);
             // In a box of its own, so that users' connections do not carry the room for it.
@@ -139,7 +147,6 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
         }
         alpn => {
             let h2 = alpn == Some(tls::ALPN_H2);
-            let server_name = session.server_name().map(str::to_ascii_lowercase);
             let access = access(core, &certificates);
             let requests = AtomicU64::new(0);
             let address = Bytes::from(peer.to_string());

@@ -8,13 +8,57 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use certs::is_below;
 use http::{HeaderMap, Method, Uri, Version, header};
 use proto::{ids::ClusterKey, kubernetes::RequestInfo};
 
 use crate::{agents, issuer::Issuer};
 
+/// What names clusters have beside their keys in paths.
+#[derive(Debug, Clone, Default)]
+pub struct Names {
+    /// The wildcard name under which clusters have host names.
+    pub domain: Option<String>,
+    /// The suffix of clusters' TLS server names.
+    pub suffix: Option<String>,
+}
+
+/// What the TLS server name of a connection says. It holds for every request on the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerName {
+    /// Nothing of clusters: no name, or the gateway's.
+    Gateway,
+    /// A cluster's host name: other clusters are misdirected.
+    Host(ClusterKey),
+    /// A cluster's name below the suffix: the connection is that cluster's alone.
+    Cluster(ClusterKey),
+    /// Another name below the suffix: every request is misdirected.
+    Nobody,
+}
+
+impl ServerName {
+    /// Of the name that a client asked for. `suffix`: that of clusters' names, where the certificate for them was shown.
+    pub fn of(name: Option<&str>, domain: Option<&str>, suffix: Option<&str>) -> Self {
+        let Some(name) = name.map(|name| name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()) else {
+            return Self::Gateway;
+        };
+        if let Some(suffix) = suffix.filter(|suffix| is_below(&name, suffix)) {
+            return host_key(&name, suffix).map_or(Self::Nobody, Self::Cluster);
+        }
+        domain.and_then(|domain| host_key(&name, domain)).map_or(Self::Gateway, Self::Host)
+    }
+
+    /// Whether the connection is for no more than one cluster, so that nothing of the gateway's own is reached on it.
+    pub fn is_bound(self) -> bool {
+        matches!(self, Self::Cluster(_) | Self::Nobody)
+    }
+}
+
 /// The path of the WebSocket carrier on the users' port.
 pub const TUNNEL_PATH: &str = "/.towline/tunnel";
+
+/// Where anybody learns how clusters are addressed at this gateway.
+pub const ADDRESSES_PATH: &str = "/.towline/addresses";
 
 /// First segments of the resource API's paths.
 const API: [&str; 6] = ["subscriptions", "providers", "metadata", "tenants", "openapi.json", "v1.0"];
@@ -33,6 +77,8 @@ pub enum Address {
     Cluster(Box<ClusterAddress>),
     /// An agent that wants a WebSocket tunnel.
     Tunnel,
+    /// How clusters are addressed.
+    Addresses,
     /// The built-in issuer.
     Issuer,
     /// What agents ask before they have a certificate.
@@ -113,17 +159,25 @@ pub enum AddressError {
     /// The first segment is a cluster's key in another spelling.
     #[error("the cluster's key in the path must be 64 lower-case hex digits, not encoded, behind one slash")]
     KeySpelling,
+    /// The host is not the connection's: 421 (RFC 9110 §15.5.20).
+    #[error(
+        "this connection is for the cluster of its TLS server name alone, or for none, and the request names another host or cluster; open another connection"
+    )]
+    Misdirected,
 }
 
-/// Reads where `request` wants to go. `domain` is the wildcard name under which clusters have host names.
+/// Reads where a request wants to go that came on a connection with this server name.
 pub fn parse(
     version: Version,
     method: &Method,
     uri: &Uri,
     headers: &HeaderMap,
-    domain: Option<&str>,
+    names: &Names,
+    server_name: ServerName,
 ) -> Result<Address, AddressError> {
     let host = host(version, uri, headers)?;
+    let by_host = names.domain.as_deref().and_then(|domain| host_key(&host, domain));
+    let bound = bound_to(&host, by_host, names, server_name)?;
     let target = uri.path_and_query().map_or("/", |pq| pq.as_str());
     if target.len() > proto::limits::TARGET_BYTES {
         return Err(AddressError::TooLong);
@@ -135,7 +189,7 @@ pub fn parse(
     let (path, query) = target.split_once('?').map_or((&*target, None), |(path, query)| (path, Some(query)));
     let decoded = decode(path)?;
 
-    if let Some(key) = domain.and_then(|domain| host_key(&host, domain)) {
+    if let Some(key) = bound.or(by_host) {
         let target = Bytes::copy_from_slice(target.as_bytes());
         return Ok(Address::Cluster(Box::new(ClusterAddress {
             key,
@@ -146,6 +200,9 @@ pub fn parse(
     }
     let first = path[1..].split('/').next().unwrap_or_default();
     if let Some(key) = ClusterKey::from_hex(first.as_bytes()) {
+        if matches!(server_name, ServerName::Host(named) if named != key) {
+            return Err(AddressError::Misdirected);
+        }
         let rest = &target[1 + first.len()..];
         let (target, form) = if rest.starts_with('/') {
             (Bytes::copy_from_slice(rest.as_bytes()), Form::Path)
@@ -167,6 +224,8 @@ pub fn parse(
     }
     Ok(if path == TUNNEL_PATH {
         Address::Tunnel
+    } else if path == ADDRESSES_PATH {
+        Address::Addresses
     } else if agents::listener::serves(path) {
         Address::Agents
     } else if Issuer::serves(path) {
@@ -183,6 +242,29 @@ pub fn parse(
     } else {
         Address::Nowhere
     })
+}
+
+/// The cluster that the connection is bound to, if it is. A connection for several names, of which a client could take one
+/// for another's (RFC 9113 §9.1.1), has the host of another cluster: that is refused, and so is a cluster's server name as a
+/// mere host, for it would be no more than a claim.
+fn bound_to(
+    host: &str,
+    by_host: Option<ClusterKey>,
+    names: &Names,
+    server_name: ServerName,
+) -> Result<Option<ClusterKey>, AddressError> {
+    let suffix = names.suffix.as_deref().filter(|suffix| host == *suffix || is_below(host, suffix));
+    let claimed = match (suffix, by_host) {
+        (Some(suffix), _) => Some(host_key(host, suffix)),
+        (None, Some(key)) => Some(Some(key)),
+        (None, None) => None,
+    };
+    match server_name {
+        ServerName::Cluster(key) if claimed.is_none_or(|claimed| claimed == Some(key)) => Ok(Some(key)),
+        ServerName::Host(key) if suffix.is_none() && by_host.is_none_or(|claimed| claimed == key) => Ok(None),
+        ServerName::Gateway if suffix.is_none() => Ok(None),
+        _ => Err(AddressError::Misdirected),
+    }
 }
 
 /// The host, in lower case, without port and final dot.

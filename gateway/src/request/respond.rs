@@ -36,7 +36,7 @@ pub enum Kind {
     Method,
     /// Nothing is here.
     NotFound,
-    /// The host belongs to another cluster than the TLS server name.
+    /// The request names another host or cluster than the TLS server name of its connection.
     Misdirected,
     /// No credential, or not one that holds. Says no more than Kubernetes does.
     Unauthorized,
@@ -128,12 +128,13 @@ impl Refusal {
                 StatusCode::NOT_FOUND,
                 "NotFound",
                 "nothing is at this address; a cluster is at https://<gateway>/<key>, with the key as 64 hex digits \
-                 (kubectl proxy keeps that path only with --append-server-path)",
+                 (kubectl proxy keeps that path only with --append-server-path), or has a TLS server name, which not every \
+                 client sends (towline kubeconfig --address path does without)",
             ),
             Kind::Misdirected => plain(
                 StatusCode::MISDIRECTED_REQUEST,
                 "BadRequest",
-                "the host belongs to another cluster than the TLS server name of this connection",
+                &AddressError::Misdirected.to_string(),
             ),
             Kind::Unauthorized => plain(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized"),
             Kind::IssuerUnavailable => (

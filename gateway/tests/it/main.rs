@@ -11,6 +11,7 @@ mod http2;
 mod identity;
 mod lifecycle;
 mod liveness;
+mod names;
 mod paths;
 mod placement;
 mod process;

@@ -5,6 +5,7 @@ use proto::ids::ClusterId;
 use super::*;
 
 const DOMAIN: &str = "clusters.example.org";
+const SUFFIX: &str = "clusters.towline.internal";
 
 fn key() -> ClusterKey {
     "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/a"
@@ -16,7 +17,12 @@ fn key() -> ClusterKey {
 fn at(host: &str, target: &str) -> Result<Address, AddressError> {
     let mut headers = HeaderMap::new();
     headers.insert(header::HOST, HeaderValue::from_str(host).unwrap());
-    parse(Version::HTTP_11, &Method::GET, &target.parse().unwrap(), &headers, Some(DOMAIN))
+    on(ServerName::Gateway, &headers, target)
+}
+
+fn on(server_name: ServerName, headers: &HeaderMap, target: &str) -> Result<Address, AddressError> {
+    let names = Names { domain: Some(DOMAIN.to_owned()), suffix: Some(SUFFIX.to_owned()) };
+    parse(Version::HTTP_11, &Method::GET, &target.parse().unwrap(), headers, &names, server_name)
 }
 
 fn cluster(host: &str, target: &str) -> Box<ClusterAddress> {
@@ -83,14 +89,26 @@ fn hosts_are_checked() {
     let key = key();
     let mut headers = HeaderMap::new();
     let uri: Uri = format!("/{key}/api").parse().unwrap();
-    assert_eq!(parse(Version::HTTP_11, &Method::GET, &uri, &headers, None), Err(AddressError::HostCount));
-    assert!(parse(Version::HTTP_10, &Method::GET, &uri, &headers, None).is_ok());
+    assert_eq!(
+        parse(Version::HTTP_11, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway),
+        Err(AddressError::HostCount)
+    );
+    assert!(parse(Version::HTTP_10, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway).is_ok());
     headers.append(header::HOST, HeaderValue::from_static("a"));
     let absolute: Uri = format!("https://b/{key}/api").parse().unwrap();
-    assert_eq!(parse(Version::HTTP_11, &Method::GET, &absolute, &headers, None), Err(AddressError::HostMismatch));
-    assert_eq!(parse(Version::HTTP_2, &Method::GET, &absolute, &headers, None), Err(AddressError::HostMismatch));
+    assert_eq!(
+        parse(Version::HTTP_11, &Method::GET, &absolute, &headers, &Names::default(), ServerName::Gateway),
+        Err(AddressError::HostMismatch)
+    );
+    assert_eq!(
+        parse(Version::HTTP_2, &Method::GET, &absolute, &headers, &Names::default(), ServerName::Gateway),
+        Err(AddressError::HostMismatch)
+    );
     headers.append(header::HOST, HeaderValue::from_static("a"));
-    assert_eq!(parse(Version::HTTP_11, &Method::GET, &uri, &headers, None), Err(AddressError::HostCount));
+    assert_eq!(
+        parse(Version::HTTP_11, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway),
+        Err(AddressError::HostCount)
+    );
     for bad in ["user@gw", "gw/x", "gw:port", "", "g w", "[::1", "a,b", ":80"] {
         assert_eq!(at(bad, "/x"), Err(AddressError::HostSyntax), "{bad}");
     }
@@ -129,10 +147,12 @@ proptest! {
     fn targets_are_refused_or_kept_byte_for_byte(rest in "[/%.;?a-fA-F0-9\\\\#&=:~ä]{0,60}") {
         let key = key();
         let target = format!("/{key}/{rest}");
-        let Ok(uri) = target.parse::<Uri>() else { return Ok(()) };
+        if target.parse::<Uri>().is_err() {
+            return Ok(());
+        }
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, HeaderValue::from_static("gw"));
-        match parse(Version::HTTP_11, &Method::GET, &uri, &headers, Some(DOMAIN)) {
+        match on(ServerName::Gateway, &headers, &target) {
             Ok(Address::Cluster(address)) => {
                 prop_assert_eq!(address.key, key);
                 let sent = format!("/{}", rest.split('#').next().unwrap_or_default());
@@ -156,11 +176,59 @@ proptest! {
         let Ok(uri) = format!("/{front}{key}{back}").parse::<Uri>() else { return Ok(()) };
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, HeaderValue::from_static("gw"));
-        if let Ok(address) = parse(Version::HTTP_11, &Method::GET, &uri, &headers, None) {
+        if let Ok(address) = parse(Version::HTTP_11, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway) {
             let decoded = decode(uri.path()).unwrap();
             let cleaned = decoded.split('/').find(|s| !s.is_empty()).unwrap_or_default().to_owned();
             let names_cluster = ClusterKey::from_hex(cleaned.to_ascii_lowercase().as_bytes()).is_some();
             prop_assert_eq!(names_cluster, matches!(address, Address::Cluster(_)));
         }
     }
+}
+
+#[test]
+fn a_server_name_is_read_in_any_case_and_with_a_final_dot() {
+    let (key, of) = (key(), |name: &str| ServerName::of(Some(name), Some(DOMAIN), Some(SUFFIX)));
+    let label = key.base32();
+    for name in [format!("{label}.{SUFFIX}"), format!("{label}.{SUFFIX}.").to_uppercase()] {
+        assert_eq!(of(&name), ServerName::Cluster(key), "{name}");
+        // Where no certificate for such names was shown the name says nothing.
+        assert_eq!(ServerName::of(Some(&name), Some(DOMAIN), None), ServerName::Gateway);
+    }
+    assert_eq!(of(&format!("{label}.{DOMAIN}")), ServerName::Host(key));
+    for name in [
+        format!("x.{SUFFIX}"),
+        format!("a.{label}.{SUFFIX}"),
+        format!("{}.{SUFFIX}", key.hex()),
+        format!("{label}x.{SUFFIX}"),
+    ] {
+        assert_eq!(of(&name), ServerName::Nobody, "{name}");
+    }
+    for name in ["gateway.example.org", SUFFIX, "127.0.0.1", ""] {
+        assert_eq!(of(name), ServerName::Gateway, "{name}");
+    }
+    assert_eq!(ServerName::of(None, Some(DOMAIN), Some(SUFFIX)), ServerName::Gateway);
+}
+
+#[test]
+fn a_bound_connection_leads_to_its_cluster_whatever_the_path() {
+    let key = key();
+    let mut headers = HeaderMap::new();
+    headers.insert(header::HOST, HeaderValue::from_static("gw:8443"));
+    for target in [
+        "/api",
+        "/.towline/tunnel",
+        "/.towline/addresses",
+        "/subscriptions/x",
+        &format!("/{key}/api"),
+        &format!("/{}", "0".repeat(64)),
+    ] {
+        match on(ServerName::Cluster(key), &headers, target) {
+            Ok(Address::Cluster(address)) => {
+                assert_eq!((address.key, &*address.target, address.form), (key, target.as_bytes(), Form::Own));
+            }
+            other => panic!("{target}: {other:?}"),
+        }
+        assert_eq!(on(ServerName::Nobody, &headers, target), Err(AddressError::Misdirected));
+    }
+    assert_eq!(on(ServerName::Gateway, &headers, ADDRESSES_PATH), Ok(Address::Addresses));
 }
