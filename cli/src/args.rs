@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
+use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use proto::settings::positive_duration;
 
 pub use self::{account::*, connect::*, identities::*, resources::*, role::*};
@@ -420,9 +420,28 @@ pub struct KubeconfigArgs {
     /// Version of the exec plugin's interface; v1beta1 is known to every kubectl since 1.11
     #[arg(long, value_name = "VERSION", value_parser = ["v1", "v1beta1"], default_value = "v1beta1")]
     pub exec_api_version: String,
-    /// Address the cluster by <key>.DOMAIN instead of a path
-    #[arg(long)]
-    pub by_host: bool,
+    /// How the cluster is addressed.
+    #[command(flatten)]
+    pub address: AddressArgs,
+}
+
+/// How a cluster is addressed at its gateway.
+#[derive(Debug, ClapArgs, Clone, Copy)]
+pub struct AddressArgs {
+    /// How the cluster is addressed at the gateway. Without this by name if that works, else by path
+    #[arg(long, value_name = "FORM")]
+    pub address: Option<AddressForm>,
+}
+
+/// See [`AddressArgs`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AddressForm {
+    /// By a TLS server name of its own (tls-server-name), which needs no DNS; not through what ends TLS before the gateway
+    Name,
+    /// By its key as the first segment of the path: for clients that do not know tls-server-name
+    Path,
+    /// By <key>.DOMAIN, where the gateway has such a domain
+    Host,
 }
 
 /// `towline proxy`.
@@ -446,6 +465,9 @@ pub struct ProxyArgs {
     /// The right to come with a service-account token.
     #[command(flatten)]
     pub certificate: CertificateArgs,
+    /// How the cluster is addressed.
+    #[command(flatten)]
+    pub address: AddressArgs,
 }
 
 /// Reads an address to listen at. A port alone does not say who may connect.

@@ -128,6 +128,12 @@ impl Client {
         Ok(Self { address, server_name, ..self.clone() })
     }
 
+    /// The same host, asked in TLS for another name.
+    pub fn with_server_name(&self, name: &str) -> anyhow::Result<Self> {
+        let server_name = ServerName::try_from(name.to_owned()).with_context(|| format!("{name} is no host name"))?;
+        Ok(Self { server_name, ..self.clone() })
+    }
+
     /// The same with other protocols offered in TLS, the preferred one first.
     pub fn with_alpn(&self, alpn: &[&[u8]]) -> Self {
         let mut tls = (*self.tls).clone();

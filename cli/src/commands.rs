@@ -1,6 +1,7 @@
 //! One file a command; [`target`] is what several of them have in common.
 
 mod account;
+mod address;
 mod clusters;
 mod completion;
 mod connect;

@@ -59,6 +59,8 @@ pub struct Entry {
     pub context: String,
     /// URL.
     pub server: String,
+    /// The name to ask for in TLS, where it is not the server's.
+    pub tls_server_name: Option<String>,
     /// PEM; none for the system's authorities.
     pub ca: Option<String>,
     /// A proxy for kubectl itself, without a password.
@@ -149,6 +151,9 @@ fn set_cluster(cluster: &mut Node, entry: &Entry) {
     if is_moved {
         // It was the name of a server at another address.
         cluster.remove("tls-server-name");
+    }
+    if let Some(name) = &entry.tls_server_name {
+        cluster.set("tls-server-name", name.as_str());
     }
     if let Some(url) = &entry.proxy_url {
         cluster.set("proxy-url", url.as_str());

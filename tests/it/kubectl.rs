@@ -253,10 +253,8 @@ fn explain(site: &Site) -> anyhow::Result<()> {
     }
     ensure!(settled(kubectl, &["api-resources"])?.contains("deployments"));
     ensure!(kubectl.ok(&["version", "-o", "json"])?.contains("serverVersion"));
-    if !site.old {
-        // The old one drops the path prefix of the server's address here.
-        ensure!(kubectl.ok(&["get", "--raw", "/readyz"])? == "ok");
-    }
+    // By its TLS server name the cluster has no path prefix, which the old one drops here.
+    ensure!(kubectl.ok(&["get", "--raw", "/readyz"])? == "ok");
     Ok(())
 }
 
@@ -368,26 +366,39 @@ fn errors_and_warnings(carrier: &'static str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// By TLS server name as in front of the apiserver itself, in path form with the key in the path; and redirects of the
+/// apiserver lead to where they would lead there.
 fn kubectl_proxy(site: &Site) -> anyhow::Result<()> {
-    use std::io::{BufRead, BufReader};
-    // The old one cannot append the path of the server's address: who calls its proxy writes it.
-    let (args, prefix) = if site.old {
-        (&["proxy", "--port=0"][..], format!("/{}", site.stack.key()))
+    let by_path = Kubectl::new(&site.stack.kubeconfig_by("path", "admin")?);
+    let by_path = if site.old { by_path.old() } else { by_path };
+    proxied(&site.kubectl, &["proxy", "--port=0"], "")?;
+    if site.old {
+        // It cannot append the path of the server's address: who calls its proxy writes it.
+        proxied(&by_path, &["proxy", "--port=0"], &format!("/{}", site.stack.key()))
     } else {
-        (&["proxy", "--port=0", "--append-server-path"][..], String::new())
-    };
-    let mut child = site.kubectl.command(args).stdout(std::process::Stdio::piped()).spawn()?;
+        proxied(&by_path, &["proxy", "--port=0", "--append-server-path"], "")
+    }
+}
+
+fn proxied(kubectl: &Kubectl, args: &[&str], prefix: &str) -> anyhow::Result<()> {
+    use std::io::{BufRead, BufReader};
+    let mut child = kubectl.command(args).stdout(std::process::Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line)?;
     let address = line.trim().rsplit(' ').next().unwrap_or_default().to_owned();
-    let answer = tests::programs::run(
-        std::process::Command::new("curl")
-            .args(["-sS", &format!("http://{address}{prefix}/api/v1/namespaces/default")]),
-        Duration::from_secs(20),
-    );
+    let curl = |args: &[&str]| {
+        tests::programs::run(std::process::Command::new("curl").arg("-sS").args(args), Duration::from_secs(20))
+    };
+    let answer = curl(&[&format!("http://{address}{prefix}/api/v1/namespaces/default")]);
+    // Redirected to the same with a slash at its end.
+    let service = format!("http://{address}{prefix}/api/v1/namespaces/default/services/https:kubernetes:443/proxy");
+    let shown = "%{num_redirects} %{url_effective} %{redirect_url}";
+    let redirected = curl(&["-o", "/dev/null", "-L", "-w", shown, &service]);
     let _ = child.kill();
     let _ = child.wait();
     ensure!(answer?.ok()?.replace(' ', "").contains("\"name\":\"default\""));
+    let redirected = redirected?.ok()?;
+    ensure!(redirected.trim() == format!("1 {service}/"), "{redirected}");
     Ok(())
 }
 

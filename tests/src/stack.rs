@@ -270,6 +270,14 @@ impl Stack {
         Ok(path)
     }
 
+    /// The same with the cluster addressed in another form than by its TLS server name, anew each time.
+    pub fn kubeconfig_by(&self, form: &str, user: &str) -> anyhow::Result<PathBuf> {
+        let path = self.dir.join(format!("{user}-by-{form}.kubeconfig"));
+        let file = path.display().to_string();
+        self.towline(&["kubeconfig", "--user", user, "--cluster", "dev", "--file", &file, "--address", form])?.ok()?;
+        Ok(path)
+    }
+
     /// kubectl of a user through the tunnel.
     pub fn kubectl(&self, user: &str) -> anyhow::Result<Kubectl> {
         Ok(Kubectl::new(&self.kubeconfig(user)?))

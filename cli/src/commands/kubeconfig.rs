@@ -6,11 +6,11 @@ use std::{
     time::SystemTime,
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use secrecy::ExposeSecret;
 
 use super::{
-    print,
+    address, print,
     target::{Target, service_account_name},
 };
 use crate::{
@@ -40,12 +40,14 @@ pub async fn run(args: KubeconfigArgs) -> Outcome {
             (who, exec(&args, &target)?)
         }
     };
+    let way = address::choose(&target, args.address.address).await?;
     let name = format!("towline-{}", target.entry_name());
     let user = format!("{name}-{who}");
     let entry = Entry {
         context: args.file.kube_context.clone().unwrap_or_else(|| user.clone()),
-        server: server(&args, &target)?,
-        ca: read_ca(&target)?,
+        server: way.server(),
+        tls_server_name: way.tls_server_name,
+        ca: way.ca,
         proxy_url: kubectl_proxy(&args.at.outbound),
         cluster: name,
         user,
@@ -71,26 +73,6 @@ pub async fn write(args: &KubeconfigFileArgs, entry: &Entry) -> Outcome<PathBuf>
     }
     tracing::info!("merged context {:?} as the current one into {}", entry.context, merged.path.display());
     Ok(merged.path)
-}
-
-fn server(args: &KubeconfigArgs, target: &Target) -> Outcome<String> {
-    if !args.by_host {
-        return Ok(target.cluster_url());
-    }
-    let domain = target.state.as_ref().and_then(|state| state.data.domain.clone());
-    let Some(domain) = domain else {
-        return Err(Failure::usage(anyhow!("--by-host needs a gateway with a domain: towline dev --domain DOMAIN")));
-    };
-    Ok(format!("https://{}.{domain}:{}", target.key.base32(), target.server.port))
-}
-
-/// PEM of the authority of the gateway's certificate.
-fn read_ca(target: &Target) -> anyhow::Result<Option<String>> {
-    if let Some(context) = &target.context {
-        return Ok(context.ca().map(str::to_owned));
-    }
-    let read = |file| std::fs::read_to_string(file).with_context(|| format!("cannot read {}", Path::display(file)));
-    target.ca_file.as_deref().map(read).transpose()
 }
 
 /// kubectl speaks to the gateway itself and reads `HTTPS_PROXY` itself; an option of ours must be told to it.

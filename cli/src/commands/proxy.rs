@@ -8,7 +8,11 @@ use proto::process::{Shutdown, TaskGroup, signals};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::time::timeout;
 
-use super::{kubeconfig, print, target::Target};
+use super::{
+    address::{self, Way},
+    kubeconfig, print,
+    target::Target,
+};
 use crate::{
     args::ProxyArgs,
     client::Client,
@@ -40,23 +44,24 @@ pub async fn run(args: ProxyArgs) -> Outcome {
     }
     let credentials = target.credentials(&args.certificate, &source, ACCESS_TTL).await?;
     let keeper = Keeper::start(source).await?;
-    let client = target.client(credentials.as_ref())?;
+    let way = address::choose(&target, args.address.address).await?;
+    let client = way.client(&target, credentials.as_ref())?;
     let (tasks, shutdown) = (TaskGroup::new("proxy"), Shutdown::new());
     let stays = environment::hangup_is_ignored();
     let mut signals = signals(&tasks, &shutdown)?;
     let local_token = SecretString::from(gateway::issuer::users::generate_password()?);
-    let entry = entry(&args, &target, &who, &listener, &local_token)?;
+    let entry = entry(&args, &target, &way, &who, (&listener, &local_token))?;
     let file = kubeconfig::write(&args.file, &entry).await?;
     say(&entry, &file, listener.port()?)?;
     let forward = Arc::new(Forward {
         local_token,
-        key: target.key,
+        prefix: way.prefix.clone(),
         keeper: keeper.clone(),
         upstream: Upstream::new(&client, tasks.clone()),
         tasks: tasks.clone(),
     });
     tasks.spawn("token", keeper.clone().run(shutdown.clone()));
-    let (mut renewals, path) = (keeper.renewals(), format!("/{}/.towline/refresh", target.key));
+    let (mut renewals, path) = (keeper.renewals(), format!("{}/.towline/refresh", way.prefix));
     tasks.spawn("announce", async move {
         while renewals.changed().await.is_ok() {
             announce(&client, &keeper, &path).await;
@@ -112,9 +117,9 @@ async fn announce(client: &Client, keeper: &Keeper, path: &str) {
 fn entry(
     args: &ProxyArgs,
     target: &Target,
+    way: &Way,
     who: &str,
-    listener: &Listener,
-    local_token: &SecretString,
+    (listener, local_token): (&Listener, &SecretString),
 ) -> anyhow::Result<Entry> {
     let port = listener.port()?;
     // The port is part of the names: proxies side by side do not take each other's entries.
@@ -122,7 +127,8 @@ fn entry(
     Ok(Entry {
         context: args.file.kube_context.clone().unwrap_or_else(|| format!("{name}-{who}")),
         user: format!("{name}-{who}"),
-        server: format!("https://127.0.0.1:{port}/{}", target.key),
+        server: format!("https://127.0.0.1:{port}{}", way.prefix),
+        tls_server_name: None,
         ca: Some(listener.ca().to_owned()),
         proxy_url: None,
         credential: UserEntry::Token { token: local_token.expose_secret().to_owned(), certificate: None },

@@ -159,6 +159,15 @@ impl Target {
         }
     }
 
+    /// PEM of the authority of the gateway's certificate; none for the system's.
+    pub fn ca(&self) -> anyhow::Result<Option<String>> {
+        if let Some(context) = &self.context {
+            return Ok(context.ca().map(str::to_owned));
+        }
+        let read = |file| std::fs::read_to_string(file).with_context(|| format!("cannot read {}", Path::display(file)));
+        self.ca_file.as_deref().map(read).transpose()
+    }
+
     /// Whom to trust.
     pub fn roots(&self) -> anyhow::Result<Roots> {
         if let Some(context) = &self.context {
@@ -170,11 +179,6 @@ impl Target {
     /// Talks to the gateway.
     pub fn client(&self, credentials: Option<&Credentials>) -> anyhow::Result<Client> {
         Client::new(self.server.clone(), &self.roots()?, credentials, self.outbound.clone())
-    }
-
-    /// URL of the cluster at the gateway.
-    pub fn cluster_url(&self) -> String {
-        format!("{}/{}", self.server.url(), self.key.hex())
     }
 
     /// Signs in as `--user` for this cluster.

@@ -19,6 +19,7 @@ fn entry() -> Entry {
         user: "towline-dev-admin".into(),
         context: "towline-dev-admin".into(),
         server: "https://gw.example/0123".into(),
+        tls_server_name: None,
         ca: Some("PEM".into()),
         proxy_url: None,
         credential: UserEntry::Exec {
@@ -62,6 +63,10 @@ fn a_new_kubeconfig_is_made() {
     assert_eq!(value["kind"], "Config");
     assert_eq!(value["current-context"], "towline-dev-admin");
     assert_eq!(value["clusters"][0]["cluster"]["certificate-authority-data"], "UEVN");
+    assert!(value["clusters"][0]["cluster"].get("tls-server-name").is_none());
+    let named = Entry { tls_server_name: Some("k.example".into()), ..entry() };
+    let value: Value = serde_yaml::from_str(&merge(&text, &named).unwrap()).unwrap();
+    assert_eq!(value["clusters"][0]["cluster"]["tls-server-name"], "k.example");
     assert_eq!(value["users"][0]["user"]["exec"]["args"][1], "--exec-credential");
     assert_eq!(value["users"][0]["user"]["exec"]["interactiveMode"], "Never");
 }

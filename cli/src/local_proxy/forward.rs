@@ -7,7 +7,7 @@ use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use proto::{
     exchange::{Status, strip_hop_by_hop, upgrade_of},
-    ids::{ClusterKey, RequestId},
+    ids::RequestId,
     process::TaskGroup,
 };
 use secrecy::{ExposeSecret, SecretString};
@@ -21,8 +21,9 @@ const SPLICE_BYTES: usize = 64 * 1024;
 pub struct Forward {
     /// What a local client must show.
     pub local_token: SecretString,
-    /// The one cluster that is served.
-    pub key: ClusterKey,
+    /// What the paths of the one cluster that is served begin with: `/<key>`, or nothing where the gateway knows the cluster
+    /// by the name of the connection.
+    pub prefix: String,
     /// The user's token.
     pub keeper: Arc<Keeper>,
     /// The gateway.
@@ -42,7 +43,7 @@ impl Forward {
         }
         guest.now_known();
         if !self.is_below(request.uri().path()) {
-            let message = format!("this towline proxy serves /{} and nothing else", self.key);
+            let message = format!("this towline proxy serves {} and nothing else", self.prefix);
             return refusal(StatusCode::NOT_FOUND, message);
         }
         let authorization = match self.keeper.authorization() {
@@ -86,8 +87,7 @@ impl Forward {
     }
 
     fn is_below(&self, path: &str) -> bool {
-        let rest = path.strip_prefix('/').and_then(|path| path.strip_prefix(self.key.hex().as_str()));
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        path.strip_prefix(self.prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
     async fn upgrade(&self, request: Request<Incoming>, downstream: OnUpgrade) -> anyhow::Result<Response<AnswerBody>> {

@@ -203,6 +203,9 @@ async fn answer(
     if request.uri().path().starts_with(MOUNT) {
         return issuer.handle(IpAddr::V4(Ipv4Addr::LOCALHOST), request).await;
     }
+    if request.uri().path() == gateway::request::address::ADDRESSES_PATH {
+        return Response::builder().status(StatusCode::NOT_FOUND).body(Full::default()).unwrap();
+    }
     let upgraded = hyper::upgrade::on(&mut request);
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
