@@ -13,8 +13,8 @@ use serde_json::json;
 
 mod connectivity;
 mod events;
-mod quotas;
 mod owners;
+mod quotas;
 mod refusals;
 mod semantics;
 mod sessions;
