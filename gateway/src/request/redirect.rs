@@ -200,10 +200,11 @@ mod tests {
 
     proptest! {
         /// At the gateway, and without the key as clients of `kubectl proxy --append-server-path` have it, the reference leads
-        /// where the absolute path would have led at the apiserver itself.
+        /// where the absolute path would have led at the apiserver itself. No segment is a letter and a colon: the url crate
+        /// takes that for a Windows drive, which no `..` leaves, in every scheme and not only in `file:`.
         #[test]
         fn a_reference_leads_to_the_same_place_behind_any_prefix(
-            target in "(/[ab:]{0,2}){1,6}(\\?[ab/]{0,3})?",
+            target in "(/(|:|a|b|ab|::|a:b|ba:)){1,6}(\\?[ab/]{0,3})?",
             location in "(/(|a|b|a:b|\\.|\\.\\.|%2e|c)){1,6}(\\?[ab/]{0,3})?(#x)?",
         ) {
             prop_assume!(!location.starts_with("//"));
