@@ -7,7 +7,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
-    case::{Needs, alone},
+    case::{Needs, installs},
     cluster::cluster,
     programs::{eventually, run},
     stack::note_secret,
@@ -21,7 +21,7 @@ const APPS: &str = "identity-apps";
 const UNKNOWN: &str = "https://unknown.example.org";
 
 pub fn tests() -> Vec<Trial> {
-    vec![alone("agents::r9_what_runs_in_the_cluster_gets_tokens_of_its_identity", Needs::Pods, tokens)]
+    vec![installs("agents::r9_what_runs_in_the_cluster_gets_tokens_of_its_identity", Needs::Pods, tokens)]
 }
 
 fn tokens() -> anyhow::Result<()> {

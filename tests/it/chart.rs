@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use serde_json::Value;
 use tests::{
-    case::{Needs, alone, case},
+    case::{Needs, case, installs},
     cluster::cluster,
     programs::{eventually, root, run},
     stack::{Plan, Stack, grant_in_cluster},
@@ -18,7 +18,7 @@ const ACCOUNT: &str = "system:serviceaccount:towline-chart:towline-agent";
 pub fn tests() -> Vec<Trial> {
     vec![
         case("chart::every_setting_of_the_agent_can_be_given", Needs::Nothing, settings),
-        alone("chart::agents_run_as_pods", Needs::Pods, agents_run_as_pods),
+        installs("chart::agents_run_as_pods", Needs::Pods, agents_run_as_pods),
     ]
 }
 

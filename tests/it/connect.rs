@@ -13,7 +13,7 @@ use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
     apiserver::{Apiserver, Received, answer},
-    case::{Needs, alone, case},
+    case::{Needs, case, installs},
     cluster::cluster,
     kubectl::Kubectl,
     programs::{Output, Program, binary, eventually, keep, root, run, scratch},
@@ -34,8 +34,8 @@ const AT_ONCE: usize = 100;
 
 pub fn tests() -> Vec<Trial> {
     vec![
-        alone("connect::i3_from_nothing_to_kubectl_and_back", Needs::Pods, there_and_back),
-        alone("connect::i4_a_failed_or_interrupted_connect_leaves_nothing", Needs::Pods, leaves_nothing),
+        installs("connect::i3_from_nothing_to_kubectl_and_back", Needs::Pods, there_and_back),
+        installs("connect::i4_a_failed_or_interrupted_connect_leaves_nothing", Needs::Pods, leaves_nothing),
         case("connect::i4_a_definition_that_its_apiserver_forgot_goes", Needs::Nothing, forgotten),
         case("connect::i3_what_others_made_meanwhile_is_not_taken_back", Needs::Nothing, takes_back_its_own),
         case("connect::i5_nothing_is_downloaded_and_no_other_program_needed", Needs::Nothing, downloads_nothing),

@@ -28,11 +28,13 @@ mod sessions;
 mod tokens;
 
 use libtest_mimic::{Arguments, Trial};
+use tests::case::{BEGUN, Lane};
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // Two cores: more at once only makes each slower. Some tests take the floor alone in any case.
-    arguments.test_threads = arguments.test_threads.or(Some(3));
+    let lane = Lane::chosen();
+    // How many run at once is decided by what each needs of the machine.
+    arguments.test_threads = arguments.test_threads.or(Some(BEGUN));
     let mut trials: Vec<Trial> = Vec::new();
     for tests in [
         errors::tests,
@@ -60,9 +62,11 @@ fn main() {
     ] {
         trials.extend(tests());
     }
-    let conclusion = libtest_mimic::run(&arguments, trials);
+    let conclusion = libtest_mimic::run(&arguments, lane.of(trials));
     // Last, over the logs of everything above.
-    let sweep = libtest_mimic::run(&arguments, secrets::tests());
+    let sweep = if lane.sweeps() { vec![secrets::sweep()] } else { Vec::new() };
+    let sweep = libtest_mimic::run(&arguments, sweep);
+    tests::stack::keep_all_metrics();
     tests::programs::end_all();
     if conclusion.has_failed() || sweep.has_failed() {
         std::process::exit(101);

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use tests::{
     apiserver::{Apiserver, answer},
-    case::{Needs, alone},
+    case::{Needs, alone, waits},
     network::Namespace,
     programs::{eventually, scratch},
     raw::Raw,
@@ -17,21 +17,21 @@ use crate::restarts::{requests_lost_with_their_tunnel, silent_apiserver};
 
 pub fn tests() -> Vec<Trial> {
     vec![
-        alone("networks::inbound_all_dropped", Needs::Namespaces, inbound_dropped),
-        alone("networks::n1_an_agent_needs_one_host_and_one_port", Needs::Namespaces, one_host_and_port),
+        waits("networks::inbound_all_dropped", Needs::Namespaces, inbound_dropped),
+        waits("networks::n1_an_agent_needs_one_host_and_one_port", Needs::Namespaces, one_host_and_port),
         alone("networks::udp_dropped_from_the_start", Needs::Namespaces, udp_dropped_from_start),
-        alone("networks::udp_dropped_under_open_requests", Needs::Namespaces, udp_dropped_under_requests),
-        alone("networks::lossy_quic_is_left_for_tcp", Needs::Namespaces, lossy_quic_is_left),
-        alone("networks::udp_dropped_in_the_middle_then_restored", Needs::Namespaces, udp_dropped_then_restored),
-        alone("networks::black_hole_is_known_within_30_s::quic", Needs::Namespaces, || black_hole("quic")),
-        alone("networks::black_hole_is_known_within_30_s::h2", Needs::Namespaces, || black_hole("h2")),
-        alone("networks::black_hole_is_known_within_30_s::websocket", Needs::Namespaces, || black_hole("websocket")),
-        alone("networks::nat_gives_another_port_under_quic", Needs::Namespaces, || nat_rebinding(Nat::Port, true)),
-        alone("networks::nat_gives_another_address_under_quic", Needs::Namespaces, || {
+        waits("networks::udp_dropped_under_open_requests", Needs::Namespaces, udp_dropped_under_requests),
+        waits("networks::lossy_quic_is_left_for_tcp", Needs::Namespaces, lossy_quic_is_left),
+        waits("networks::udp_dropped_in_the_middle_then_restored", Needs::Namespaces, udp_dropped_then_restored),
+        waits("networks::black_hole_is_known_within_30_s::quic", Needs::Namespaces, || black_hole("quic")),
+        waits("networks::black_hole_is_known_within_30_s::h2", Needs::Namespaces, || black_hole("h2")),
+        waits("networks::black_hole_is_known_within_30_s::websocket", Needs::Namespaces, || black_hole("websocket")),
+        waits("networks::nat_gives_another_port_under_quic", Needs::Namespaces, || nat_rebinding(Nat::Port, true)),
+        waits("networks::nat_gives_another_address_under_quic", Needs::Namespaces, || {
             nat_rebinding(Nat::Address, true)
         }),
-        alone("networks::nat_gives_another_port_without_gso", Needs::Namespaces, || nat_rebinding(Nat::Port, false)),
-        alone("networks::nat_gives_another_address_without_gso", Needs::Namespaces, || {
+        waits("networks::nat_gives_another_port_without_gso", Needs::Namespaces, || nat_rebinding(Nat::Port, false)),
+        waits("networks::nat_gives_another_address_without_gso", Needs::Namespaces, || {
             nat_rebinding(Nat::Address, false)
         }),
     ]

@@ -15,7 +15,7 @@ use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
     apiserver::Apiserver,
-    case::{Needs, alone, case},
+    case::{Needs, case, installs},
     cluster::cluster,
     objects::Objects,
     programs::{Output, eventually, run, scratch},
@@ -29,10 +29,10 @@ use crate::connect::{
 
 pub fn tests() -> Vec<Trial> {
     vec![
-        alone("onboarding::r13_agents_are_attached_to_a_resource_that_was_made_before", Needs::Pods, attached),
-        alone("onboarding::r4_agents_of_another_gateway_are_not_replaced_unasked", Needs::Pods, elsewhere),
-        alone("onboarding::t13_agents_keep_their_proxy_until_another_is_typed", Needs::Pods, proxies),
-        alone("onboarding::r14_a_one_time_token_stands_in_for_an_account", Needs::Pods, by_token),
+        installs("onboarding::r13_agents_are_attached_to_a_resource_that_was_made_before", Needs::Pods, attached),
+        installs("onboarding::r4_agents_of_another_gateway_are_not_replaced_unasked", Needs::Pods, elsewhere),
+        installs("onboarding::t13_agents_keep_their_proxy_until_another_is_typed", Needs::Pods, proxies),
+        installs("onboarding::r14_a_one_time_token_stands_in_for_an_account", Needs::Pods, by_token),
         case(
             "onboarding::r14_a_run_that_broke_off_is_gone_on_with_and_the_gateway_is_asked",
             Needs::Nothing,

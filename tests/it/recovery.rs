@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
-    case::{Needs, alone, case},
+    case::{Needs, case, installs},
     cluster::cluster,
     kubectl::Kubectl,
     programs::{Output, Program, eventually, run, scratch},
@@ -27,10 +27,10 @@ const NAMESPACE: &str = "towline";
 
 pub fn tests() -> Vec<Trial> {
     vec![
-        alone("recovery::c4_an_expired_cluster_is_connected_into_the_same_resource", Needs::Pods, expired),
-        alone("recovery::i6_force_deletes_what_cannot_be_reached_and_nothing_of_others", Needs::Pods, forced),
-        alone("recovery::b1_troubleshoot_asks_from_inside_the_cluster_and_leaves_no_job", Needs::Pods, troubleshoot),
-        alone("recovery::k3_a_proxy_with_a_service_accounts_own_token", Needs::Pods, service_account),
+        installs("recovery::c4_an_expired_cluster_is_connected_into_the_same_resource", Needs::Pods, expired),
+        installs("recovery::i6_force_deletes_what_cannot_be_reached_and_nothing_of_others", Needs::Pods, forced),
+        installs("recovery::b1_troubleshoot_asks_from_inside_the_cluster_and_leaves_no_job", Needs::Pods, troubleshoot),
+        installs("recovery::k3_a_proxy_with_a_service_accounts_own_token", Needs::Pods, service_account),
         case("recovery::n3_a_kubeconfigs_proxy_url_leads_to_the_cluster", Needs::Cluster, through_its_proxy),
     ]
 }

@@ -14,8 +14,8 @@ use tests::{
     stack::{Plan, Stack, keep_all_metrics},
 };
 
-pub fn tests() -> Vec<Trial> {
-    vec![alone("secrets::nothing_written_holds_a_secret", Needs::Nothing, sweep)]
+pub fn sweep() -> Trial {
+    alone("secrets::nothing_written_holds_a_secret", Needs::Nothing, nothing_written_holds_a_secret)
 }
 
 /// Files that are meant to hold secrets; everything else is read.
@@ -30,7 +30,7 @@ fn holds_secrets_on_purpose(path: &Path) -> bool {
 /// What every run leaves, by the names of the files. A sweep that does not find one of them has lost it.
 const KEPT: [&str; 6] = ["gateway.log", "agent.log", "audit.jsonl", "metrics", "error-answers", "towline.stderr"];
 
-fn sweep() -> anyhow::Result<()> {
+fn nothing_written_holds_a_secret() -> anyhow::Result<()> {
     // A stack of its own, so that there is something to read whatever else ran.
     let stack = busy_stack()?;
     keep_all_metrics();

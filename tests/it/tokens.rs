@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use tests::{
     apiserver::Apiserver,
-    case::{Needs, alone, case},
+    case::{Needs, case, waits},
     cluster::cluster,
     kubectl::pod,
     programs::{eventually, scratch},
@@ -25,7 +25,7 @@ pub fn tests() -> Vec<Trial> {
         case("tokens::keys_rotated_in_mid_run", Needs::Nothing, rotated),
         case("tokens::service_account_tokens_pass_unchanged", Needs::Cluster, service_account),
         case("tokens::an_expired_token_ends_watch_and_exec_when_sessions_may_not_outlive_it", Needs::Nothing, expired),
-        alone("tokens::a_withdrawn_right_ends_watch_and_exec", Needs::Pods, withdrawn),
+        waits("tokens::a_withdrawn_right_ends_watch_and_exec", Needs::Pods, withdrawn),
     ]
 }
 

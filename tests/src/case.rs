@@ -2,8 +2,9 @@
 //! as skipped, by name, and never as passed.
 
 use std::{
-    sync::{RwLock, mpsc::RecvTimeoutError},
-    time::Duration,
+    fs::File,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc::RecvTimeoutError},
+    time::{Duration, Instant},
 };
 
 use libtest_mimic::{Failed, Trial};
@@ -26,20 +27,191 @@ fn limit() -> Duration {
     Duration::from_secs(if full() { 3600 } else { 1200 })
 }
 
-/// Tests with a measured wait run alone, the others beside each other.
-static FLOOR: RwLock<()> = RwLock::new(());
-
 /// Whether the long matrix was asked for (`make test-full`).
 pub fn full() -> bool {
     std::env::var_os("TOWLINE_TEST_FULL").is_some()
 }
 
-/// A test that runs beside others.
+/// How a test runs beside others.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Manner {
+    /// It works: three at a time.
+    Works,
+    /// It waits for the most part, for what programs do by their own clocks: six at a time.
+    Waits,
+    /// It looks at the whole cluster before and after, because it installs into it: no other may change anything there.
+    Installs,
+    /// It loads the machine, or measures what others would slow down: alone.
+    Alone,
+}
+
+impl Manner {
+    /// A trial carries it as its kind until it is run.
+    fn of(trial: &Trial) -> Self {
+        let all = [Self::Works, Self::Waits, Self::Installs, Self::Alone];
+        all.into_iter().find(|manner| manner.kind() == trial.kind()).expect("a test of this module")
+    }
+
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Works => "works",
+            Self::Waits => "waits",
+            Self::Installs => "installs",
+            Self::Alone => "alone",
+        }
+    }
+
+    /// How much of the floor it takes.
+    fn share(self) -> u32 {
+        match self {
+            Self::Works => WHOLE / 3,
+            Self::Waits => WHOLE / 6,
+            Self::Installs | Self::Alone => WHOLE,
+        }
+    }
+}
+
+/// Which tests this process runs: `TOWLINE_TEST_LANE`. Two processes with a cluster each share the work, and a third reads
+/// what they have written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lane {
+    /// All of them.
+    All,
+    /// `installs`: those that need a cluster to themselves.
+    Installs,
+    /// `others`.
+    Others,
+    /// `sweep`: none but the reading of what others have written.
+    Sweep,
+}
+
+impl Lane {
+    /// As the environment says. Panics when it says what is no lane: no test would run, and none fail.
+    pub fn chosen() -> Self {
+        match std::env::var("TOWLINE_TEST_LANE").as_deref() {
+            Err(std::env::VarError::NotPresent) => Self::All,
+            Ok("installs") => Self::Installs,
+            Ok("others") => Self::Others,
+            Ok("sweep") => Self::Sweep,
+            other => panic!("TOWLINE_TEST_LANE is `installs`, `others` or `sweep`, not {other:?}"),
+        }
+    }
+
+    /// Whether it reads at the end what was written.
+    pub fn sweeps(self) -> bool {
+        matches!(self, Self::All | Self::Sweep)
+    }
+
+    fn runs(self, trial: &Trial) -> bool {
+        match self {
+            Self::All => true,
+            Self::Installs => Manner::of(trial) == Manner::Installs,
+            Self::Others => Manner::of(trial) != Manner::Installs,
+            Self::Sweep => false,
+        }
+    }
+
+    /// Of all tests those of this lane, in the order in which they start: what needs the machine to itself comes last.
+    pub fn of(self, mut trials: Vec<Trial>) -> Vec<Trial> {
+        trials.retain(|trial| self.runs(trial));
+        trials.sort_by_key(|trial| Manner::of(trial).max(Manner::Waits));
+        // The manner is no part of what is printed.
+        trials.into_iter().map(|trial| trial.with_kind("")).collect()
+    }
+}
+
+/// How many tests may be begun: more than may run, so that who waits for the floor holds up nobody behind it.
+pub const BEGUN: usize = 64;
+
+/// What there is to share. A test that works takes a third, so that on two cores each has most of one.
+const WHOLE: u32 = 6;
+
+/// Who comes first goes first, so that those that need it whole get their turn.
+struct Floor {
+    state: Mutex<FloorState>,
+    changed: Condvar,
+}
+
+struct FloorState {
+    free: u32,
+    next: u64,
+    turn: u64,
+}
+
+/// What a test has of a floor; given back on drop.
+struct Share<'a>(&'a Floor, u32);
+
+static FLOOR: Floor = Floor::new();
+
+impl Floor {
+    const fn new() -> Self {
+        Self { state: Mutex::new(FloorState { free: WHOLE, next: 0, turn: 0 }), changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, FloorState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, wanted: u32) -> Share<'_> {
+        let mut state = self.state();
+        let mine = state.next;
+        state.next += 1;
+        while state.turn != mine || state.free < wanted {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.free -= wanted;
+        state.turn += 1;
+        self.changed.notify_all();
+        Share(self, wanted)
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.0.state().free += self.1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Holds other processes of this run back while one has the machine to itself: `TOWLINE_TEST_FLOOR` names the file.
+struct Machine {
+    _file: Option<File>,
+}
+
+impl Machine {
+    fn take(alone: bool) -> anyhow::Result<Self> {
+        let Some(path) = std::env::var_os("TOWLINE_TEST_FLOOR") else { return Ok(Self { _file: None }) };
+        let file = File::options().create(true).truncate(false).write(true).open(path)?;
+        if alone {
+            file.lock()?
+        } else {
+            file.lock_shared()?
+        }
+        Ok(Self { _file: Some(file) })
+    }
+}
+
+/// A test that works beside others.
 pub fn case(name: impl Into<String>, needs: Needs, run: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> Trial {
-    trial(name.into(), needs, move || {
-        let _floor = FLOOR.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        bounded(run)
-    })
+    made(name.into(), needs, Manner::Works, run)
+}
+
+/// A test that mostly waits: for a bound of seconds that programs keep by their clocks, with little work.
+pub fn waits(
+    name: impl Into<String>,
+    needs: Needs,
+    run: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+) -> Trial {
+    made(name.into(), needs, Manner::Waits, run)
+}
+
+/// A test that installs into the real cluster and compares all that is there before and after.
+pub fn installs(
+    name: impl Into<String>,
+    needs: Needs,
+    run: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+) -> Trial {
+    made(name.into(), needs, Manner::Installs, run)
 }
 
 /// A test that needs the machine for itself, because it loads it or because it asserts a bound on time that the issue
@@ -49,10 +221,7 @@ pub fn alone(
     needs: Needs,
     run: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
 ) -> Trial {
-    trial(name.into(), needs, move || {
-        let _floor = FLOOR.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        bounded(run)
-    })
+    made(name.into(), needs, Manner::Alone, run)
 }
 
 /// Runs in a thread of its own, which is left to itself when it does not end.
@@ -70,7 +239,12 @@ fn bounded(run: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> anyhow:
     }
 }
 
-fn trial(name: String, needs: Needs, run: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> Trial {
+fn made(
+    name: String,
+    needs: Needs,
+    manner: Manner,
+    run: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+) -> Trial {
     let missing = match needs {
         Needs::Nothing => false,
         Needs::Cluster => !crate::cluster::available(),
@@ -79,10 +253,66 @@ fn trial(name: String, needs: Needs, run: impl FnOnce() -> anyhow::Result<()> + 
     };
     let shown = name.clone();
     Trial::test(name, move || {
-        let start = std::time::Instant::now();
-        let outcome = run();
+        let _floor = FLOOR.take(manner.share());
+        let _machine = Machine::take(manner == Manner::Alone).map_err(|error| Failed::from(error.to_string()))?;
+        let start = Instant::now();
+        let outcome = bounded(run);
         eprintln!("   {shown}: {:.1} s", start.elapsed().as_secs_f32());
         outcome.map_err(|error| Failed::from(format!("{error:?}")))
     })
+    .with_kind(manner.kind())
     .with_ignored_flag(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begun(floor: &Floor, count: u64) {
+        while floor.state().next < count {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn whole_floor_goes_to_who_came_first_and_not_to_who_wants_less() {
+        let floor = Floor::new();
+        let order = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            let small = floor.take(1);
+            scope.spawn(|| {
+                let _share = floor.take(WHOLE);
+                order.lock().unwrap().push("whole");
+            });
+            begun(&floor, 2);
+            scope.spawn(|| {
+                let _share = floor.take(1);
+                order.lock().unwrap().push("small");
+            });
+            begun(&floor, 3);
+            assert!(order.lock().unwrap().is_empty(), "what is taken is not whole");
+            drop(small);
+        });
+        assert_eq!(*order.lock().unwrap(), ["whole", "small"]);
+        assert_eq!(floor.state().free, WHOLE);
+    }
+
+    #[test]
+    fn each_test_is_in_one_lane_and_alone_comes_last() {
+        let all = || {
+            let nothing = || Ok(());
+            vec![
+                alone("a", Needs::Nothing, nothing),
+                case("c", Needs::Nothing, nothing),
+                installs("i", Needs::Nothing, nothing),
+                waits("w", Needs::Nothing, nothing),
+            ]
+        };
+        let names =
+            |lane: Lane| -> Vec<String> { lane.of(all()).iter().map(|trial| trial.name().to_owned()).collect() };
+        assert_eq!(names(Lane::All), ["c", "w", "i", "a"]);
+        assert_eq!(names(Lane::Others), ["c", "w", "a"]);
+        assert_eq!(names(Lane::Installs), ["i"]);
+        assert!(names(Lane::Sweep).is_empty());
+    }
 }
