@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # Cluster, gateway and agent: started in this order, ended in the other.
 
+# Quick to build, and what the tests run; PROFILE chooses another one.
+export PROFILE=${PROFILE:-ci}
+
 build_programs() {
     title "programs"
     need_commands
