@@ -85,7 +85,7 @@ fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, ReadError> {
     let wide = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
         let units: Vec<u16> = bytes.chunks_exact(2).map(|two| unit([two[0], two[1]])).collect();
         let text = String::from_utf16(&units).map_err(|_| ReadError::Encoding)?;
-        if bytes.len() % 2 == 0 { Ok(Cow::Owned(text)) } else { Err(ReadError::Encoding) }
+        if bytes.len().is_multiple_of(2) { Ok(Cow::Owned(text)) } else { Err(ReadError::Encoding) }
     };
     match bytes {
         [0xff, 0xfe, rest @ ..] => wide(rest, u16::from_le_bytes),

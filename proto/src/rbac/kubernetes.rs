@@ -79,12 +79,12 @@ pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
 /// way into a running machine (`virtualmachineinstances/console` of KubeVirt), so a `get` of it needs the right to write.
 /// Kubernetes itself gives every custom resource `status` and `scale`, and no other subresource.
 fn is_read(group: &str, resource: &str, subresource: &str) -> bool {
-    match (group, resource, subresource) {
+    matches!(
+        (group, resource, subresource),
         (_, _, "" | "status" | "scale")
-        | ("", "pods", "log" | "ephemeralcontainers" | "resize")
-        | ("certificates.k8s.io", "certificatesigningrequests", "approval") => true,
-        _ => false,
-    }
+            | ("", "pods", "log" | "ephemeralcontainers" | "resize")
+            | ("certificates.k8s.io", "certificatesigningrequests", "approval")
+    )
 }
 
 /// Whether a group is none of Kubernetes' own, which have no dot or end in `.k8s.io`: a role may name its resources one by
