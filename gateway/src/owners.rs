@@ -158,7 +158,7 @@ pub enum OwnersError {
 /// [`OwnersError`]; nothing is left behind.
 pub async fn recover(config: &Config, now: SystemTime) -> Result<Value, OwnersError> {
     let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Err(OwnersError::NoIssuer) };
-    let store = Store::open(&api.store.url()).await?;
+    let store = Store::open_used(&api.store.url()).await?.ok_or(OwnersError::NotStarted)?;
     let file = issuer.state_dir.join(PRINCIPALS_FILE);
     let made = made(api, &store, &file, now).await;
     store.close().await;
@@ -246,12 +246,8 @@ pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result
 
 /// The role assignments that are kept; none where there is no store yet.
 async fn read(api: &Api) -> Result<Directory, OwnersError> {
-    use crate::store::look::Found;
     let mut directory = Directory::with_owners(&api.owners);
-    if Store::look(&api.store.url()).await? == Found::Nothing {
-        return Ok(directory);
-    }
-    let store = Store::open(&api.store.url()).await?;
+    let Some(store) = Store::open_used(&api.store.url()).await? else { return Ok(directory) };
     let kind = role_assignment::NAME.to_ascii_lowercase();
     let mut after = String::new();
     loop {

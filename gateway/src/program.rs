@@ -229,17 +229,19 @@ fn backup(config: &Config, to: &std::path::Path) -> ExitCode {
     let Some(api) = &config.api else {
         return fail(BAD_CONFIG, anyhow::anyhow!("there is nothing to copy: the configuration has no [api]").as_ref());
     };
-    let copied =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from).and_then(
-            |runtime| {
-                runtime.block_on(async {
-                    let store = Store::open(&api.store.url()).await?;
-                    let copied = store.backup(to).await;
-                    store.close().await;
-                    Ok(copied?)
-                })
-            },
-        );
+    let copied = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| {
+            runtime.block_on(async {
+                let store = Store::open_used(&api.store.url()).await?;
+                let store = store.ok_or_else(|| anyhow::anyhow!("there is no store yet: start the gateway once"))?;
+                let copied = store.backup(to).await;
+                store.close().await;
+                Ok(copied?)
+            })
+        });
     match copied {
         Ok(()) => say(&format!(
             "{}: the store as it is now; store.key and the folder of the issuer are not in it",
@@ -274,7 +276,7 @@ fn roll_over(config: &Config, step: &RollOverStep) -> anyhow::Result<serde_json:
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let store = match &config.api {
-            Some(api) if !matches!(step, RollOverStep::Begin) => Some(Store::open(&api.store.url()).await?),
+            Some(api) if !matches!(step, RollOverStep::Begin) => Store::open_used(&api.store.url()).await?,
             _ => None,
         };
         let done = match step {

@@ -10,8 +10,10 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    Issuer, KEYS_FILE,
     files::{self, FileError},
     guid,
+    keys::{Keys, KeysError},
 };
 
 /// Rounds for new passwords; what a password was hashed with is kept beside it.
@@ -32,6 +34,9 @@ pub enum UsersError {
     /// The file.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The keys that are made before the first user.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     /// The name cannot be one.
     #[error(
         "{0:?} is no name of a user or group: 1 to {NAME_BYTES} characters, none of them a control character or ':'; a user's is no GUID"
@@ -89,7 +94,13 @@ pub struct Users {
 impl Users {
     /// Changes the users of `path` under a lock; makes the file where there is none. A running issuer sees the change
     /// with its next request.
+    ///
+    /// Where nothing of an issuer is there yet, its keys are made before its users: a file of users without keys then
+    /// always means that the keys were lost.
     pub fn edit<T>(path: &Path, change: impl FnOnce(&mut Self) -> Result<T, UsersError>) -> Result<T, UsersError> {
+        if let Some(state) = path.parent().filter(|state| Issuer::began(state).is_none()) {
+            Keys::load_or_create(&state.join(KEYS_FILE))?;
+        }
         files::edit(path, Self::parse, change)
     }
 

@@ -29,6 +29,18 @@ impl Store {
             other => Err(StoreError::Url(other.map(|(scheme, _)| scheme.to_owned()).unwrap_or_default())),
         }
     }
+
+    /// Opens a store that was used before; none is made where there is none, because the first start makes it together with
+    /// its key.
+    ///
+    /// # Errors
+    /// As [`Self::look`] and [`Self::open`].
+    pub async fn open_used(url: &str) -> Result<Option<Self>, StoreError> {
+        match Self::look(url).await? {
+            Found::Nothing => Ok(None),
+            Found::Store => Self::open(url).await.map(Some),
+        }
+    }
 }
 
 async fn sqlite(url: &str) -> Result<Found, StoreError> {
