@@ -1,4 +1,4 @@
-//! A principal shows a newer token of the same sign-in, and its open sessions live on with that (DESIGN.md section 2).
+//! A principal shows a newer token of the same sign-in, and its open sessions live on with that.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! How long a session lives at the agent, whatever the gateway says: until its token has expired for longer than
-//! configured, unless a newer one of the same sign-in (`sid`) was shown since (DESIGN.md section 2). A token of another
+//! configured, unless a newer one of the same sign-in (`sid`) was shown since. A token of another
 //! sign-in extends nothing, even of the same principal: else whoever holds a stolen token would stay for as long as its owner
 //! works. Where the issuer names no sign-in, nothing extends a session.
 
