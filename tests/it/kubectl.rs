@@ -382,6 +382,8 @@ fn kubectl_proxy(site: &Site) -> anyhow::Result<()> {
 
 fn proxied(kubectl: &Kubectl, args: &[&str], prefix: &str) -> anyhow::Result<()> {
     use std::io::{BufRead, BufReader};
+    // The apiserver redirects to the same with a slash at its end. A cluster without root has no node: nothing to be proxied to.
+    let node = kubectl.ok(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"])?;
     let mut child = kubectl.command(args).stdout(std::process::Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line)?;
@@ -390,15 +392,14 @@ fn proxied(kubectl: &Kubectl, args: &[&str], prefix: &str) -> anyhow::Result<()>
         tests::programs::run(std::process::Command::new("curl").arg("-sS").args(args), Duration::from_secs(20))
     };
     let answer = curl(&[&format!("http://{address}{prefix}/api/v1/namespaces/default")]);
-    // Redirected to the same with a slash at its end.
-    let service = format!("http://{address}{prefix}/api/v1/namespaces/default/services/https:kubernetes:443/proxy");
+    let proxied = format!("http://{address}{prefix}/api/v1/nodes/{}/proxy", node.trim());
     let shown = "%{num_redirects} %{url_effective} %{redirect_url}";
-    let redirected = curl(&["-o", "/dev/null", "-L", "-w", shown, &service]);
+    let redirected = curl(&["-o", "/dev/null", "-L", "-w", shown, &proxied]);
     let _ = child.kill();
     let _ = child.wait();
     ensure!(answer?.ok()?.replace(' ', "").contains("\"name\":\"default\""));
     let redirected = redirected?.ok()?;
-    ensure!(redirected.trim() == format!("1 {service}/"), "{redirected}");
+    ensure!(node.is_empty() || redirected.trim() == format!("1 {proxied}/"), "{redirected}");
     Ok(())
 }
 
