@@ -31,6 +31,7 @@ use kube::{
     api::{DynamicObject, ListParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
+use proto::ids::ClusterKey;
 use serde_json::{Value, json};
 
 pub use self::{error::Error, place::Place};
@@ -50,6 +51,8 @@ pub struct Kubernetes {
     pub context: String,
     /// The apiserver's URL.
     pub server: String,
+    /// `tls-server-name` of the kubeconfig.
+    server_name: Option<String>,
     /// The number after `1.` of its version, once that was asked for.
     pub minor: u32,
 }
@@ -86,8 +89,9 @@ impl Kubernetes {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(ANSWER_TIMEOUT);
         let server = config.cluster_url.to_string();
+        let server_name = config.tls_server_name.clone();
         let client = Client::try_from(config).with_context(|| format!("context {context} of the kubeconfig"))?;
-        Ok(Self { client, context, server, minor: 0 })
+        Ok(Self { client, context, server, server_name, minor: 0 })
     }
 
     /// Whether the kubeconfig leads through a gateway: what is done in the cluster must not need the agents that it is done
@@ -96,9 +100,9 @@ impl Kubernetes {
         let path = self.server.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let hex = path.len() == 64 && path.bytes().all(|b| b.is_ascii_hexdigit());
         let host = self.server.split("//").nth(1).unwrap_or_default();
-        let label = host.split(['.', ':', '/']).next().unwrap_or_default();
-        let base32 = label.len() == 52 && label.bytes().all(|b| matches!(b, b'a'..=b'z' | b'2'..=b'7'));
-        hex || base32
+        let label = |host: &str| host.split(['.', ':', '/']).next().unwrap_or_default().to_ascii_lowercase();
+        let is_key = |host: &str| ClusterKey::from_base32(label(host).as_bytes()).is_some();
+        hex || is_key(host) || self.server_name.as_deref().is_some_and(is_key)
     }
 
     /// The apiserver's version.
@@ -205,6 +209,32 @@ fn plain(object: DynamicObject) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn kubeconfig_of_each_address_form_leads_through_a_gateway() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config");
+        let key = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c"
+            .parse::<proto::ids::ClusterId>()
+            .unwrap()
+            .key();
+        let (hex, base32) = (key.hex(), key.base32());
+        for (server, name, through) in [
+            (format!("https://gw.example/{hex}"), String::new(), true),
+            (format!("https://{base32}.gw.example:8443"), String::new(), true),
+            ("https://gw.example:8443".to_owned(), format!("{base32}.clusters.towline.internal"), true),
+            ("https://10.0.0.1:6443".to_owned(), "kubernetes.default".to_owned(), false),
+            ("https://10.0.0.1:6443".to_owned(), String::new(), false),
+        ] {
+            let name = if name.is_empty() { name } else { format!(", tls-server-name: {name}") };
+            let text = format!(
+                "{{clusters: [{{name: a, cluster: {{server: '{server}'{name}}}}}], contexts: [{{name: a, context: {{cluster: a, user: a}}}}], users: [{{name: a, user: {{token: x}}}}], current-context: a}}"
+            );
+            std::fs::write(&file, text).unwrap();
+            let cluster = Kubernetes::open(Some(&file), None).await.unwrap();
+            assert_eq!(cluster.leads_through_a_gateway(), through, "{server}{name}");
+        }
+    }
 
     #[test]
     fn n3_a_kubeconfigs_proxy_is_that_of_its_cluster_and_others_are_named() {

@@ -48,15 +48,18 @@ pub async fn store_key(config: &Config) -> Result<Value, LostError> {
     let api = config.api.as_ref().ok_or(LostError::NoSuch("[api]"))?;
     let (url, path) = (api.store.url(), &api.store_key_file);
     let found = Store::look(&url).await?;
-    if let Ok(there) = Protector::open(path)
-        && (found == Found::Nothing || Store::exchanged(&url, &there, path).await?.is_none())
-    {
-        return Err(LostError::NotLost(path.clone()));
+    match Protector::open(path) {
+        Ok(there) if found == Found::Nothing || Store::exchanged(&url, &there, path).await?.is_none() => {
+            return Err(LostError::NotLost(path.clone()));
+        }
+        Ok(_) | Err(ProtectError::Lost { .. } | ProtectError::Content { .. }) => {}
+        // A key that cannot be read is not lost: its file is to be put right.
+        Err(error) => return Err(error.into()),
     }
-    let store = Store::open(&url).await?;
-    let forgotten = store.forget_protected().await?;
     let kept = aside(path)?;
     let protector = Protector::open_or_create(path)?;
+    let store = Store::open(&url).await?;
+    let forgotten = store.forget_protected().await?;
     store.keep_key(&protector).await?;
     store.close().await;
     Ok(json!({

@@ -2,6 +2,7 @@
 //! the log and the admin listener say why.
 
 use std::{
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -152,12 +153,13 @@ pub fn verifier(issuers: &[RawIssuer]) -> Result<Arc<Verifier>, ReloadError> {
     Ok(Arc::new(Verifier::new(issuers, Arc::new(Direct)).map_err(TrustError::from)?))
 }
 
-/// When a file changed last, and its size.
-type Stamp = Option<(SystemTime, u64)>;
+/// When a file changed last, its size, and when its mode or name did: a key that others could read is taken once they
+/// cannot.
+type Stamp = Option<(SystemTime, u64, (i64, i64))>;
 
 fn stamp(path: &Path) -> Stamp {
     let metadata = std::fs::metadata(path).ok()?;
-    Some((metadata.modified().ok()?, metadata.len()))
+    Some((metadata.modified().ok()?, metadata.len(), (metadata.ctime(), metadata.ctime_nsec())))
 }
 
 fn stamps(config: &Config) -> Vec<Stamp> {

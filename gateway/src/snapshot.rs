@@ -222,7 +222,7 @@ impl Snapshot {
             tracing::warn!(
                 count = shadowed.len(),
                 ids = shadowed[..shadowed.len().min(NAMED)].join(", "),
-                "clusters are in [[clusters]] and in the store: the configuration decides alone, and the resources and their agents' certificates are ignored; remove the resource or the entry"
+                "clusters are in [[clusters]] and in the store: the configuration decides alone, and the resources and their agents' certificates are ignored; remove the entry, or the resource's group"
             );
         }
     }
@@ -293,7 +293,12 @@ impl Snapshot {
             Principal::User(identity) => principals(identity),
             Principal::ServiceAccount(access) => access.holder.as_ref().map(Holder::principals).unwrap_or_default(),
         };
-        let scope = cluster.map_or_else(Scope::root, |cluster| Scope::cluster(&cluster.id));
+        let mut scope = cluster.map_or_else(Scope::root, |cluster| Scope::cluster(&cluster.id));
+        if cluster.is_some_and(|cluster| self.is_configured(&cluster.key)) {
+            // A resource of the same id counts for nothing, and so do roles at it: those above it decide.
+            let above = scope.with_parents().nth(1).and_then(|above| above.parse().ok());
+            scope = above.unwrap_or_else(Scope::root);
+        }
         let now = i64::try_from(unix_seconds(SystemTime::now())).unwrap_or(i64::MAX);
         let by_role = self.directory.decide(&principals, Plane::Control, &REACH_ACTION, &scope, now);
         if by_role.is_ok() && cluster.is_some() { Ok(()) } else { granted }

@@ -215,7 +215,13 @@ mod tests {
     fn cluster(store: &Arc<Mutex<Option<Value>>>) -> Kubernetes {
         let store = store.clone();
         let service = tower::service_fn(move |request| answer(store.clone(), request));
-        Kubernetes { client: Client::new(service, "default"), context: String::new(), server: String::new(), minor: 30 }
+        Kubernetes {
+            client: Client::new(service, "default"),
+            context: String::new(),
+            server: String::new(),
+            server_name: None,
+            minor: 30,
+        }
     }
 
     #[tokio::test(start_paused = true)]

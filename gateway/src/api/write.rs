@@ -351,7 +351,9 @@ async fn owner_stays<'a>(
     let owns = given.and_then(role_assignment::definition_of).as_deref() == Some(owners::role());
     let whose = |body| properties(body).map(role_assignment::principal_keys).unwrap_or_default();
     let stays = |new| lasts(new) && old.body.as_object().is_some_and(|old| whose(old) == whose(new));
-    if kind.name() != role_assignment::NAME || !owns || new.is_some_and(stays) {
+    // Of a resource group or what is in it nobody is the gateway's owner.
+    let is_below = old.key.contains("/resourcegroups/");
+    if kind.name() != role_assignment::NAME || is_below || !owns || new.is_some_and(stays) {
         return Ok(None);
     }
     let turn = call.control.owners.lock().await;

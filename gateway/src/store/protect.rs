@@ -68,7 +68,7 @@ pub enum ProtectError {
     /// It is another store's.
     #[error(
         "the key file {path} is not the one of this store: the key {wanted} is not in it, which {used}; put that file back, \
-         from its backup; if it is lost for good, `towline-gateway replace-lost store-key` makes another and takes the \
+         from its backup or from another gateway of this store; if it is lost for good, `towline-gateway replace-lost store-key` makes another and takes the \
          protected settings away"
     )]
     Exchanged {
