@@ -13,6 +13,8 @@ flags=$'-C\x1ftarget-feature=+crt-static'
 # Older ones go: a kept set of dependencies is more than a gigabyte.
 kept_sets=3
 kept_days=14
+# Nothing is kept where less is free.
+room_kib=$((6 * 1024 * 1024))
 
 hash_of() { sha256sum | cut -c 1-16; }
 
@@ -89,7 +91,7 @@ keep_dependencies() {
     fi
     mkdir -p "$cache"
     free=$(df --output=avail -k "$cache" | tail -n 1)
-    if ((free < 6 * 1024 * 1024)); then
+    if ((free < room_kib)); then
         echo "less than 6 GiB are free: they are not kept"
         return
     fi

@@ -23,6 +23,8 @@ use http_body::{Body, Frame, SizeHint};
 pub const KEPT_PER_BODY: usize = 3 * 1024 * 1024;
 /// Bytes that are kept of all bodies of a process together.
 pub const KEPT_IN_ALL: usize = 64 * 1024 * 1024;
+/// Below this many bytes a kept chunk is a copy.
+const SMALL_CHUNK: usize = 4096;
 /// What a kept chunk counts beyond its bytes: a chunk may be a small part of the buffer that it holds.
 const CHUNK_COST: usize = 256;
 
@@ -128,7 +130,9 @@ impl<B> State<B> {
             return self.forget();
         }
         self.charged += cost;
-        self.kept.push_back(chunk.clone());
+        // A small one would keep the whole buffer that it came in, which is not counted.
+        let is_small = chunk.len() < SMALL_CHUNK;
+        self.kept.push_back(if is_small { Bytes::copy_from_slice(chunk) } else { chunk.clone() });
         self.sent += 1;
     }
 

@@ -97,6 +97,13 @@ impl Asking<'_> {
         if !self.may(verb, target, &scope) {
             return Verdict::NoOpinion;
         }
+        // What needs the right to write because it may do more than read may still do no more than read: an apiserver
+        // answers a `get` that asks for an upgrade in vain with the object. So it needs both rights.
+        let reads = matches!(*verb, "get" | "list" | "watch") && !CONNECTS.contains(&&*info.subresource);
+        let only_reads = safe && info.subresource.is_empty();
+        if reads && !only_reads && !self.may_on(verb, &info.api_group, &info.resource, &scope) {
+            return Verdict::NoOpinion;
+        }
         let mut verbs = vec![*verb];
         // An update may create what is not there, and a websocket into a pod asks for what SPDY creates: the same action.
         if matches!(*verb, "update" | "patch") || (*verb == "get" && CONNECTS.contains(&&*info.subresource)) {
@@ -236,8 +243,9 @@ mod tests {
     fn upgrade_is_not_allowed_by_the_right_to_read() {
         let reader = policy(&[("*/read", "")]);
         let writer = policy(&[("*/write", "")]);
+        let both = policy(&[("*/read */write", "")]);
         let kubevirt = "/apis/subresources.kubevirt.io/v1/namespaces/n/virtualmachineinstances/x";
-        for (target, read, read_by_upgrade, write_by_upgrade) in [
+        for (target, read, read_by_upgrade, both_by_upgrade) in [
             (format!("{kubevirt}/console"), "-", "-", "get"),
             (kubevirt.to_owned(), "get", "-", "get"),
             (format!("{kubevirt}/status"), "get", "-", "get"),
@@ -252,8 +260,27 @@ mod tests {
             let decided = |policy, upgrade| verbs_of(decide(policy, &Method::GET, &target, upgrade));
             assert_eq!(decided(&reader, false), read, "{target}");
             assert_eq!(decided(&reader, true), read_by_upgrade, "{target}, upgraded");
-            assert_eq!(decided(&writer, true), write_by_upgrade, "{target}, upgraded by a writer");
+            assert_eq!(decided(&both, true), both_by_upgrade, "{target}, upgraded by who may read and write");
+            // Without the upgrade that was asked for, the apiserver answers with the object.
+            let write_by_upgrade = if both_by_upgrade.contains("create") { both_by_upgrade } else { "-" };
+            assert_eq!(decided(&writer, true), write_by_upgrade, "{target}, upgraded by who may only write");
         }
+        let secret = "/api/v1/namespaces/n/secrets/s";
+        let all_but_secrets = RawPermission {
+            data_actions: vec!["Microsoft.Kubernetes/connectedClusters/*".to_owned()],
+            not_data_actions: vec!["Microsoft.Kubernetes/connectedClusters/secrets/read".to_owned()],
+            ..RawPermission::default()
+        };
+        let no_secrets: Policy = std::iter::once(Assignment {
+            id: "0".into(),
+            principal: user_key("ann").into(),
+            scope: CLUSTER.parse().unwrap(),
+            role: Arc::new(Role::new("r", &[all_but_secrets]).unwrap()),
+            window: Window::default(),
+        })
+        .collect();
+        assert_eq!(verbs_of(decide(&no_secrets, &Method::GET, secret, false)), "-");
+        assert_eq!(verbs_of(decide(&no_secrets, &Method::GET, secret, true)), "-");
         // Its verb is `watch`.
         let watch = "/apis/example.com/v1/watch/namespaces/n/widgets/w";
         assert_eq!(verbs(&reader, &Method::GET, watch), "watch");

@@ -238,6 +238,8 @@ async fn make_namespace(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     if let Some(there) = cluster.get(&place).await? {
         return stays(&there);
     }
+    // A turn that was taken before was in the namespace that went.
+    made.turn = None;
     made.namespace = Some(String::new());
     cluster.apply(&manifests::namespace(namespace)).await?;
     let uid = cluster.get(&place).await?.and_then(|there| there["metadata"]["uid"].as_str().map(str::to_owned));
