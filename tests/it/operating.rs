@@ -316,12 +316,13 @@ fn unit() -> anyhow::Result<()> {
     // The store as version 2 of its schema left it: without what the migrations since then make.
     let older = "import sqlite3\n\
          store = sqlite3.connect('/var/lib/towline/towline.db')\n\
-         for table in ('events', 'event_numbers', 'departed', 'webhooks', 'deleted_identities'):\n    \
+         for table in ('events', 'event_numbers', 'departed', 'webhooks', 'deleted_identities', 'protecting_key'):\n    \
              store.execute(f'DROP TABLE {table}')\n\
-         for index in ('agents_by_end', 'agents_by_key'):\n    \
+         for index in ('agents_by_end', 'agents_by_key', 'agents_by_claim', 'agents_by_uid'):\n    \
              store.execute(f'DROP INDEX {index}')\n\
-         for column in ('principal', 'certificate_authority'):\n    \
+         for column in ('principal', 'certificate_authority', 'claimant'):\n    \
              store.execute(f'ALTER TABLE agents DROP COLUMN {column}')\n\
+         store.execute('CREATE UNIQUE INDEX agents_by_uid ON agents (kube_system_uid)')\n\
          store.execute('DELETE FROM _sqlx_migrations WHERE version > 2')\n\
          store.commit()\n";
     let script = [
