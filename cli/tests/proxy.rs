@@ -318,7 +318,8 @@ async fn a_corporate_proxy_on_the_users_side_is_passed() {
     .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
     let here = gateway.address.to_string();
     let seen: Vec<_> = std::iter::from_fn(|| seen.try_recv().ok()).collect();
-    assert_eq!(seen, [&here, &here, &here].map(String::clone), "sign-in, request and the second sign-in");
+    let each = "sign-in, the gateway's addresses, request and the second sign-in";
+    assert_eq!(seen, [&here, &here, &here, &here].map(String::clone), "{each}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
