@@ -180,7 +180,7 @@ async fn body_beyond_the_bound_is_refused_as_not_done() {
     let sent = async {
         let chunk = Bytes::from(vec![0; 64 * 1024]);
         for _ in 0..=KEPT_PER_BODY / chunk.len() {
-            // The agent wants no more once it has answered.
+            // The agent stops reading the body once the answer has begun.
             if stream.send.send(chunk.clone()).await.is_err() {
                 break;
             }

@@ -122,7 +122,7 @@ impl Diagnoser {
         }
         let job = self.cluster.get(&Place::within(JOB, &self.namespace, NAME)).await.ok()??;
         let events = self.cluster.list(&Place::within(EVENT, &self.namespace, ""), "").await.ok()?;
-        // A job of before may have left some.
+        // Events of an earlier job may still be there.
         let of_job = |event: &&Value| event["involvedObject"]["uid"] == job["metadata"]["uid"];
         let refused = events.iter().filter(of_job).find(|event| event["reason"] == "FailedCreate")?;
         Some((short(refused["message"].as_str().unwrap_or_default()), REFUSED))

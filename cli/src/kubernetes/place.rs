@@ -45,7 +45,7 @@ pub const EVENT: Kind = kind("", "v1", "Event", "events", true);
 pub const DEPLOYMENT: Kind = kind("apps", "v1", "Deployment", "deployments", true);
 /// Jobs.
 pub const JOB: Kind = kind("batch", "v1", "Job", "jobs", true);
-/// Leases.
+/// The Lease of `coordination.k8s.io/v1`, by which one run at a time works in a namespace.
 pub const LEASE: Kind = kind("coordination.k8s.io", "v1", "Lease", "leases", true);
 /// Definitions of kinds.
 pub const DEFINITION: Kind =

@@ -247,7 +247,7 @@ mod tests {
         assert!(taken.0.is_ok() != taken.1.is_ok(), "one has it, and one is told");
     }
 
-    /// Whoever comes late takes nothing away from who came after.
+    /// A run that gives its turn up late does not delete the Lease of the next run.
     #[tokio::test(start_paused = true)]
     async fn turn_that_was_lost_is_not_given_up_for_another() {
         let store = Arc::default();

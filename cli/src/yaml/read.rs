@@ -45,7 +45,7 @@ pub struct Document {
     pub has_more: bool,
 }
 
-/// Reads.
+/// Reads the first YAML document of a file, and notes whether others follow.
 ///
 /// # Errors
 /// See [`ReadError`].

@@ -26,7 +26,7 @@ enum Kind {
 }
 
 /// A request's body, on whichever connection it goes. Held by whoever runs the exchange. When it is dropped, a body that
-/// still flows ends: the answer is complete, and whoever sends the body is told to stop.
+/// still flows ends: the answer is complete, and the sender is told to stop.
 pub struct Outgoing(Source);
 
 enum Source {
