@@ -149,7 +149,7 @@ fn escaped(first: u8, behind: &[u8]) -> Option<u8> {
 
 /// The first value of the parameter `name`, as Go's `url.ParseQuery` reads a query: it decodes names too, and leaves out a
 /// pair with `;` or with a `%` that begins no escape.
-fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
+pub fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
     query.split('&').filter(|pair| !pair.contains(';')).find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = unescape(value);

@@ -10,6 +10,7 @@ mod chart;
 mod clients;
 mod connect;
 mod errors;
+mod impersonation;
 mod issuer;
 mod k9s;
 mod kubectl;
@@ -40,6 +41,7 @@ fn main() {
         errors::tests,
         attacks::tests,
         kubectl::tests,
+        impersonation::tests,
         sessions::tests,
         local_proxy::tests,
         clients::tests,

@@ -22,6 +22,7 @@ use proto::{
     exchange::Status,
     ids::RequestId,
     kubernetes::RequestInfo,
+    token::Identity,
     transport::{SendStream, Stream},
     wire::head::ResponseHead,
 };
@@ -29,13 +30,16 @@ use proto::{
 use self::{
     admit::Admitted,
     authenticate::{Authenticated, Authenticator},
-    authorize::Authorizer,
+    authorize::{Authorizer, Right},
     dial::Apiserver,
     exchange::{Begun, Bounds, Exchange, Outcome, Refused, Waited},
     impersonate::{Names, Principal, Subject, UpstreamHead},
     review::Reviews,
 };
-use super::{Role, Visit, sessions::Sessions};
+use super::{
+    Role, Visit,
+    sessions::{Session, Sessions},
+};
 use crate::metrics;
 
 /// How long an answer may take to begin when the gateway names no deadline.
@@ -140,29 +144,42 @@ impl KubeAadProxy {
             }
             Authenticated::User(identity) => identity,
         };
-        // First, for a token that was shown extends what its principal has open, whatever becomes of this request.
-        let session = Some(self.sessions.begin(&identity));
-        let real = Subject::of(&identity, &self.names)?;
-        let (subject, right) = match admitted.asked.take() {
-            None => match self.authorizer.right(&identity, admitted, now) {
-                Some(right) => (real.with_verbs(right.verbs()), Some(right)),
-                None => (real, None),
-            },
-            // As whom it goes on, the cluster's own RBAC decides.
-            Some(asked) => match self.authorizer.right_to_impersonate(&identity, &asked, now) {
-                Some(right) => {
-                    Subject::may_be_asked(&asked, &self.names)?;
-                    (Subject::nested(asked, &real), Some(right))
-                }
-                // In a box of its own, with all that it needs: few requests ask for this.
-                None => {
-                    let nested =
-                        async move { self.reviews.nested(&self.apiserver, &self.names, &real, asked, deadline).await };
-                    (Box::pin(nested).await?, None)
-                }
-            },
+        let (session, whom) = self.begin_as(identity, admitted, (now, deadline))?;
+        let (subject, right) = match whom {
+            Whom::Known(subject, right) => (subject, right),
+            Whom::Reviewed(nested) => (nested.await?, None),
         };
-        Ok(Decided { principal: Principal::Impersonated(subject), bounds: Bounds { session, right } })
+        Ok(Decided { principal: Principal::Impersonated(subject), bounds: Bounds { session: Some(session), right } })
+    }
+
+    /// As whom this user's request goes on. No `async fn`: what it moves would stay in the future of every request.
+    fn begin_as<'a>(
+        &'a self,
+        identity: Arc<Identity>,
+        admitted: &'a mut Admitted,
+        (now, deadline): (SystemTime, Instant),
+    ) -> Result<(Session, Whom<'a>), Refusal> {
+        // First, for a token that was shown extends what its principal has open, whatever becomes of this request.
+        let session = self.sessions.begin(&identity);
+        let real = Subject::of(&identity, &self.names)?;
+        let Some(asked) = admitted.asked.take() else {
+            let whom = match self.authorizer.right(&identity, admitted, now) {
+                Some(right) => Whom::Known(real.with_verbs(right.verbs()), Some(right)),
+                None => Whom::Known(real, None),
+            };
+            return Ok((session, whom));
+        };
+        // As whom it goes on, the cluster's own RBAC decides.
+        if let Some(right) = self.authorizer.right_to_impersonate(&identity, &asked, now) {
+            Subject::may_be_asked(&asked, &self.names)?;
+            return Ok((session, Whom::Known(Subject::nested(asked, &real), Some(right))));
+        }
+        let Admitted { method, target, .. } = admitted;
+        let nested = Box::pin(async move {
+            let asking = review::Asking { real: &real, method, target, deadline };
+            self.reviews.nested(&self.apiserver, &self.names, asking, asked).await
+        });
+        Ok((session, Whom::Reviewed(nested)))
     }
 
     /// Up to the answer. `None`: the user is gone. No `async fn`: that would have room for the visit and for its parts.
@@ -248,6 +265,14 @@ async fn say(request_id: RequestId, method: &Method, (send, refusal): Refused) {
 /// minute, but not those that it calls long running.
 fn answer_deadline(method: &Method, target: &[u8]) -> Duration {
     if RequestInfo::of_target(method, target).is_long_running() { ANSWER_DEADLINE_MAX } else { ANSWER_DEADLINE }
+}
+
+/// As whom a request goes on.
+enum Whom<'a> {
+    /// Known without asking, and the right that it goes on by.
+    Known(Subject, Option<Box<Right>>),
+    /// Whom the cluster lets this user be for this request.
+    Reviewed(BoxFuture<'a, Result<Subject, Refusal>>),
 }
 
 struct Decided {

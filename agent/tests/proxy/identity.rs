@@ -57,7 +57,7 @@ async fn attack_i1_impersonation_needs_the_clusters_word_for_each_part() {
     let review = review_of(&raw[0]);
     assert_eq!(review["spec"]["user"], "jane");
     assert_eq!(review["spec"]["groups"], json!(["dev", "system:authenticated"]));
-    let wanted = json!({ "verb": "impersonate", "group": "", "resource": "users", "name": "bob" });
+    let wanted = json!({ "verb": "impersonate", "group": "", "version": "v1", "resource": "users", "name": "bob" });
     assert_eq!(review["spec"]["resourceAttributes"], wanted);
     assert_eq!(review_of(&raw[1])["spec"]["resourceAttributes"]["resource"], "groups");
     assert_eq!(review_of(&raw[2])["spec"]["resourceAttributes"]["subresource"], "scopes");
@@ -79,7 +79,10 @@ async fn attack_i1_impersonation_that_the_cluster_does_not_allow_is_refused() {
     assert_eq!((answer.status, answer.refused_by.as_deref()), (403, Some("review")));
     let status: Value = serde_json::from_str(&answer.body).unwrap();
     assert_eq!((&status["kind"], &status["reason"]), (&json!("Status"), &json!("Forbidden")));
-    assert_eq!(apiserver.requests().len(), 2, "only the reviews reached the apiserver");
+    let raw = apiserver.requests();
+    assert_eq!(raw.len(), 3, "two reviews for the user, and one of the agent's own");
+    let is_review = |raw: &String| raw.starts_with("POST /apis/authorization.k8s.io/v1/");
+    assert!(raw.iter().all(is_review), "only reviews reached the apiserver");
 }
 
 #[tokio::test]
@@ -99,9 +102,86 @@ async fn attack_i1_a_service_account_may_be_asked_for() {
     let harness = Harness::new(apiserver.access()).await;
     assert_eq!(harness.get("/api", &[("impersonate-user", "system:serviceaccount:apps:web")]).await.status, 200);
     let raw = apiserver.requests();
-    let wanted = json!({ "verb": "impersonate", "group": "", "resource": "serviceaccounts", "name": "web", "namespace": "apps" });
+    let wanted = json!({ "verb": "impersonate", "group": "", "version": "v1", "resource": "serviceaccounts", "name": "web", "namespace": "apps" });
     assert_eq!(review_of(&raw[0])["spec"]["resourceAttributes"], wanted);
     assert_eq!(lines(&raw[1], "impersonate-user"), ["system:serviceaccount:apps:web"]);
+}
+
+/// An apiserver of which the agent finds out whether it has constrained impersonation; `allowed` is by the number of the
+/// SubjectAccessReview, and `plain` is whether the agent may impersonate anything.
+fn constrained(
+    has: bool,
+    plain: bool,
+    allowed: impl Fn(usize) -> bool + Send + 'static,
+) -> impl FnMut(&str) -> Vec<Act> + Send + 'static {
+    let mut reviewing = reviewing(allowed);
+    move |head| {
+        let answer = |status: &str, body: Value| {
+            let body = body.to_string();
+            vec![Act::write(&format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len()))]
+        };
+        if head.starts_with("POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews ") {
+            return answer("201 Created", json!({ "status": { "allowed": plain } }));
+        }
+        if !head.starts_with("POST /apis/authentication.k8s.io/v1/selfsubjectreviews ") {
+            return reviewing(head);
+        }
+        if has || plain {
+            return answer("201 Created", json!({ "status": { "userInfo": { "username": "towline.io:probe" } } }));
+        }
+        answer("403 Forbidden", json!({ "kind": "Status" }))
+    }
+}
+
+const AS_BOB: [(&str, &str); 1] = [("impersonate-user", "bob")];
+
+#[tokio::test]
+async fn constrained_impersonation_needs_the_right_to_the_call_too() {
+    let apiserver = Apiserver::start(constrained(true, false, |number| number > 1)).await;
+    let harness = Harness::new(apiserver.access()).await;
+    let target = "/api/v1/namespaces/n/pods";
+    assert_eq!(harness.get(target, &AS_BOB).await.status, 200);
+    let raw = apiserver.requests();
+    let attributes = |at: usize| review_of(&raw[at])["spec"]["resourceAttributes"].clone();
+    assert_eq!(attributes(0)["verb"], "impersonate");
+    assert_eq!(attributes(1)["subresource"], "towline.io/probe");
+    assert_eq!(lines(&raw[2], "impersonate-user"), ["towline.io:probe"]);
+    assert_eq!(lines(&raw[2], "impersonate-extra-towline.io%2fprobe"), ["constrained-impersonation"]);
+    let call = json!({ "verb": "impersonate-on:user-info:list", "group": "", "version": "v1", "resource": "pods", "namespace": "n" });
+    assert_eq!(attributes(3), call);
+    let user = json!({ "verb": "impersonate:user-info", "group": "authentication.k8s.io", "version": "v1", "resource": "users", "name": "bob" });
+    assert_eq!(attributes(4), user);
+    assert_eq!(lines(&raw[5], "impersonate-user"), ["bob"]);
+    // All of it is remembered, and another call is another question.
+    assert_eq!(harness.get(target, &AS_BOB).await.status, 200);
+    assert_eq!(apiserver.requests().len(), 7);
+    assert_eq!(harness.get("/api/v1/namespaces/m/pods", &AS_BOB).await.status, 200);
+    assert_eq!(apiserver.requests().len(), 9);
+}
+
+#[tokio::test]
+async fn constrained_impersonation_without_one_of_its_rights_is_refused() {
+    for denied in [2, 3] {
+        let apiserver = Apiserver::start(constrained(true, false, move |number| number > 1 && number != denied)).await;
+        let harness = Harness::new(apiserver.access()).await;
+        let answer = harness.get("/api/v1/pods", &AS_BOB).await;
+        assert_eq!((answer.status, answer.refused_by.as_deref()), (403, Some("review")), "{denied}");
+        assert!(answer.body.contains("cannot impersonate users"), "{}", answer.body);
+    }
+}
+
+/// A role with all verbs has the constrained ones too, in clusters whose apiserver knows nothing of them.
+#[tokio::test]
+async fn constrained_rights_are_nothing_to_an_apiserver_without_them() {
+    for (has, plain) in [(false, false), (false, true)] {
+        let apiserver = Apiserver::start(constrained(has, plain, |number| number > 1)).await;
+        let harness = Harness::new(apiserver.access()).await;
+        for _ in 0..2 {
+            assert_eq!(harness.get("/api/v1/pods", &AS_BOB).await.status, 403, "{has} {plain}");
+        }
+        let reviews = apiserver.requests().iter().filter(|raw| raw.contains("/subjectaccessreviews ")).count();
+        assert_eq!(reviews, 1, "only the verb impersonate was asked about");
+    }
 }
 
 #[tokio::test]

@@ -83,6 +83,14 @@ fn impersonation(values: &Values) -> Value {
         {"apiGroups": [""], "resources": ["users", "groups", "serviceaccounts"], "verbs": ["impersonate"]},
         {"apiGroups": ["authentication.k8s.io"], "resources": resources, "verbs": ["impersonate"]},
         {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]},
+        // By these the agent finds out whether the apiserver has constrained impersonation: it may be nobody, for one
+        // question about itself.
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["users"], "resourceNames": ["towline.io:probe"],
+         "verbs": ["impersonate:user-info"]},
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["userextras/towline.io/probe"],
+         "resourceNames": ["constrained-impersonation"], "verbs": ["impersonate:user-info"]},
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["selfsubjectreviews"],
+         "verbs": ["impersonate-on:user-info:create"]},
     ])
 }
 

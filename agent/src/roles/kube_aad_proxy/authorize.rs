@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use super::{
     admit::{Admitted, Asked},
     authenticate::Authenticator,
+    impersonate::account_of,
 };
 
 /// Rights that are bounded in time are looked at again this often.
@@ -172,9 +173,8 @@ impl Authorizer {
 
 impl Parts {
     fn of(asked: &Asked) -> Self {
-        let account = asked.user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
         Self {
-            account: account.map(|(namespace, _)| namespace.to_owned()),
+            account: account_of(&asked.user).map(|(namespace, _)| namespace.to_owned()),
             groups: !asked.groups.is_empty(),
             uid: asked.uid.is_some(),
             extra: !asked.extra.is_empty(),

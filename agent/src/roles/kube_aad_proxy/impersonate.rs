@@ -33,10 +33,16 @@ const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
 
+/// [`PROBE_EXTRA`], encoded.
+const PROBE: HeaderName = HeaderName::from_static("impersonate-extra-towline.io%2fprobe");
+
 /// The prefix of names that Kubernetes keeps for itself.
 const RESERVED: &str = "system:";
 /// How the user name of a service account begins.
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
+/// How the user name of a node begins, and the group of all nodes.
+const NODE: &str = "system:node:";
+const NODES: &str = "system:nodes";
 /// The namespace whose service accounts are as good as cluster-admin.
 const KUBE_SYSTEM: &str = "kube-system";
 /// What the agent asks in its own name, and nothing else.
@@ -46,13 +52,23 @@ pub(super) enum Review {
     Subject,
     /// What the agent may do.
     Own,
+    /// Who the apiserver takes [`PROBE_USER`] for.
+    Probe,
 }
+
+/// Whom the agent impersonates to find out whether the apiserver has constrained impersonation: nobody.
+pub(super) const PROBE_USER: &str = "towline.io:probe";
+/// The extra that it brings along, which the agent may impersonate by the rights of constrained impersonation alone.
+pub(super) const PROBE_EXTRA: &str = "towline.io/probe";
+/// That extra's value.
+pub(super) const PROBE_VALUE: &str = "constrained-impersonation";
 
 impl Review {
     fn path(self) -> &'static str {
         match self {
             Self::Subject => "/apis/authorization.k8s.io/v1/subjectaccessreviews",
             Self::Own => "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            Self::Probe => "/apis/authentication.k8s.io/v1/selfsubjectreviews",
         }
     }
 }
@@ -93,9 +109,8 @@ impl Names {
     /// their groups, but for those of kube-system.
     fn may_ask(&self, kind: &str, name: &str) -> Result<(), Refusal> {
         let harmless = name == "system:authenticated" || name == "system:serviceaccounts";
-        let account = name.strip_prefix(SERVICE_ACCOUNT).and_then(|rest| rest.split_once(':'));
         let namespace = match kind {
-            "user" => account.map(|(namespace, _)| namespace),
+            "user" => account_of(name).map(|(namespace, _)| namespace),
             _ => name.strip_prefix("system:serviceaccounts:"),
         };
         let elsewhere = namespace.is_some_and(|namespace| !namespace.is_empty() && namespace != KUBE_SYSTEM);
@@ -153,6 +168,14 @@ impl Subject {
         let Asked { user, uid, groups, mut extra } = asked;
         extra.insert(ORIGINAL_USER.to_owned(), vec![original.user.clone()]);
         Self { user, uid, groups, extra }
+    }
+
+    /// A node that was asked for by its name alone, with the group that an apiserver gives it where constrained impersonation
+    /// allows that.
+    pub(super) fn nested_node(asked: Asked, original: &Self) -> Self {
+        let mut node = Self::nested(asked, original);
+        node.groups.push(NODES.to_owned());
+        node
     }
 
     /// With the groups that carry these verbs in the cluster, for one call that roles and assignments allow.
@@ -263,6 +286,10 @@ impl UpstreamHead {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body_bytes));
+        if review == Review::Probe {
+            headers.insert(USER, HeaderValue::from_static(PROBE_USER));
+            headers.insert(PROBE, HeaderValue::from_static(PROBE_VALUE));
+        }
         let target = PathAndQuery::from_static(review.path());
         Self { method: Method::POST, target, headers, upgrade: false, own_credential: true }
     }
@@ -298,6 +325,29 @@ impl UpstreamHead {
     }
 }
 
+/// Namespace and name of the service account whose user name this is. As in Kubernetes a user name that only begins like one
+/// is anybody's.
+pub(super) fn account_of(user: &str) -> Option<(&str, &str)> {
+    let (namespace, name) = user.strip_prefix(SERVICE_ACCOUNT)?.split_once(':')?;
+    (namespace.len() <= 63 && is_label(namespace) && is_subdomain(name)).then_some((namespace, name))
+}
+
+/// The name of the node whose user name this is.
+pub(super) fn node_of(user: &str) -> Option<&str> {
+    user.strip_prefix(NODE).filter(|name| is_subdomain(name))
+}
+
+/// A DNS subdomain as Kubernetes reads it (RFC 1123).
+pub(super) fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+fn is_label(text: &str) -> bool {
+    let plain = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let bytes = text.as_bytes();
+    bytes.first().is_some_and(plain) && bytes.last().is_some_and(plain) && bytes.iter().all(|b| plain(b) || *b == b'-')
+}
+
 fn names_somebody(name: &str) -> bool {
     name == "authorization" || name.starts_with("impersonate") || name.starts_with("x-remote-")
 }
@@ -328,7 +378,7 @@ fn write_subject(headers: &mut HeaderMap, subject: &Subject) -> Result<(), Refus
 /// that no proxy in between takes offence (`_` is dropped by some).
 fn encode_key(key: &str) -> String {
     let mut out = String::with_capacity(key.len());
-    for byte in key.to_lowercase().bytes() {
+    for byte in key.to_ascii_lowercase().bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.') {
             out.push(char::from(byte));
         } else {

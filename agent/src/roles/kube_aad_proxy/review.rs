@@ -1,21 +1,30 @@
 //! Nested impersonation (`kubectl --as`): the cluster itself says, by SubjectAccessReview for the real user, whether each
 //! part of what was asked may be impersonated. Only then does [`Subject::nested`] come to be (attack I1, lesson 20).
+//!
+//! The verb `impersonate` on each part suffices. Where the apiserver has constrained impersonation, the rights of
+//! [`constrained`] do too. Whether it has is tried out, not guessed from its version: in a cluster without it somebody may
+//! hold those verbs, by a role with all verbs, and an apiserver would not let them impersonate anybody.
+
+mod constrained;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{Method, StatusCode, uri::PathAndQuery};
 use http_body_util::{BodyExt as _, Limited};
+use proto::kubernetes::RequestInfo;
 use serde_json::{Value, json};
 
+use self::constrained::{Mode, Step};
 use super::{
     Refusal,
     admit::Asked,
     dial::{Apiserver, body::Outgoing},
-    impersonate::{Names, Review, Subject, UpstreamHead},
+    impersonate::{Names, PROBE_EXTRA, PROBE_USER, PROBE_VALUE, Review, Subject, UpstreamHead, account_of},
 };
 
 /// The stage's name in logs, metrics and refusals.
@@ -25,14 +34,20 @@ pub const STAGE: &str = "review";
 const REMEMBER: Duration = Duration::from_secs(10);
 /// Answers remembered at once, of up to two kilobytes each: what has ended stays until its place is wanted.
 const REMEMBERED_MAX: usize = 2048;
-/// Reviews that one request may need; more groups than this cannot be asked for with `--as-group`.
+/// The longest question whose answer is remembered, in bytes: paths and selectors are as long as a caller likes.
+const REMEMBERED_BYTES: usize = 2048;
+/// Reviews that one request may need in one of the two ways; more groups than this cannot be asked for with `--as-group`.
 const REVIEWS_MAX: usize = 64;
 /// The most bytes of an answer.
 const ANSWER_BYTES: usize = 256 * 1024;
+const AUTHENTICATION: &str = "authentication.k8s.io";
 
 /// Asks the cluster, and remembers for a short while.
 pub struct Reviews {
-    remembered: quick_cache::sync::Cache<(u64, Question), Answer>,
+    /// By who asks and what.
+    remembered: quick_cache::sync::Cache<(u64, String), Answer>,
+    /// Whether the apiserver has constrained impersonation.
+    constrained: Mutex<Option<Answer>>,
     /// With keys of this process: with known keys somebody could make up groups that hash like another user, and get that
     /// user's answers.
     hasher: RandomState,
@@ -45,96 +60,211 @@ struct Answer {
     at: tokio::time::Instant,
 }
 
-/// One thing to be impersonated.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Question {
-    group: &'static str,
-    resource: &'static str,
-    subresource: Option<String>,
-    namespace: Option<String>,
-    name: String,
+impl Answer {
+    fn new(allowed: bool) -> Self {
+        Self { allowed, at: tokio::time::Instant::now() }
+    }
+
+    /// Unless it is too old.
+    fn known(self) -> Option<bool> {
+        (self.at.elapsed() < REMEMBER).then_some(self.allowed)
+    }
+}
+
+/// What somebody may or may not do, as a SubjectAccessReview asks it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// `resourceAttributes` or `nonResourceAttributes`, which differ in what they hold.
+    field: &'static str,
+    attributes: Value,
+}
+
+impl Question {
+    /// About a part of an identity.
+    fn part(verb: &str, group: &str, resource: &str, name: &str) -> Self {
+        let attributes = json!({ "verb": verb, "group": group, "version": "v1", "resource": resource, "name": name });
+        Self { field: "resourceAttributes", attributes }
+    }
+
+    fn within(mut self, namespace: &str) -> Self {
+        self.attributes["namespace"] = json!(namespace);
+        self
+    }
+
+    fn below(mut self, subresource: &str) -> Self {
+        self.attributes["subresource"] = json!(subresource);
+        self
+    }
+
+    /// About a request for something that is no resource.
+    fn path(verb: &str, path: &str) -> Self {
+        Self { field: "nonResourceAttributes", attributes: json!({ "verb": verb, "path": path }) }
+    }
+
+    /// About a request for a resource, narrowed by selectors.
+    fn call(verb: &str, info: &RequestInfo, name: &str, [fields, labels]: [Option<&str>; 2]) -> Self {
+        let mut attributes = json!({
+            "verb": verb, "group": info.api_group, "version": info.api_version, "resource": info.resource,
+        });
+        let texts = [("namespace", &*info.namespace), ("subresource", &*info.subresource), ("name", name)];
+        for (field, text) in texts.into_iter().filter(|(_, text)| !text.is_empty()) {
+            attributes[field] = json!(text);
+        }
+        for (field, selector) in [("fieldSelector", fields), ("labelSelector", labels)] {
+            if let Some(selector) = selector {
+                attributes[field] = json!({ "rawSelector": selector });
+            }
+        }
+        Self { field: "resourceAttributes", attributes }
+    }
 }
 
 impl Default for Reviews {
     fn default() -> Self {
-        Self { remembered: quick_cache::sync::Cache::new(REMEMBERED_MAX), hasher: RandomState::new() }
+        Self {
+            remembered: quick_cache::sync::Cache::new(REMEMBERED_MAX),
+            constrained: Mutex::default(),
+            hasher: RandomState::new(),
+        }
     }
 }
 
+/// Somebody who asks to be another user for one request.
+#[derive(Clone, Copy)]
+pub struct Asking<'a> {
+    /// Who it is.
+    pub real: &'a Subject,
+    /// The request's method.
+    pub method: &'a Method,
+    /// Its path and query.
+    pub target: &'a PathAndQuery,
+    /// When the answer must be there.
+    pub deadline: Instant,
+}
+
 impl Reviews {
-    /// The asked subject, if the cluster lets `real` impersonate each part of it.
+    /// The asked subject, if the cluster lets the real user impersonate it in this request.
     pub async fn nested(
         &self,
         apiserver: &Apiserver,
         names: &Names,
-        real: &Subject,
+        asking: Asking<'_>,
         asked: Asked,
-        deadline: Instant,
     ) -> Result<Subject, Refusal> {
         Subject::may_be_asked(&asked, names)?;
-        let questions = questions(&asked);
+        let reviewing = Reviewing { reviews: self, apiserver, who: self.hasher.hash_one(asking.real), asking };
+        let mode = Mode::of(&asked);
+        // What an apiserver prefers: it makes a node of who is impersonated in that way.
+        if mode == Some(Mode::Node) && reviewing.constrained(Mode::Node, &asked).await? {
+            return Ok(Subject::nested_node(asked, asking.real));
+        }
+        let plain = questions(&asked);
+        let Some(refused) = reviewing.first_refused(&plain).await? else {
+            return Ok(Subject::nested(asked, asking.real));
+        };
+        if let Some(mode) = mode.filter(|mode| *mode != Mode::Node)
+            && reviewing.constrained(mode, &asked).await?
+        {
+            return Ok(Subject::nested(asked, asking.real));
+        }
+        let (resource, name) = (&refused.attributes["resource"], &refused.attributes["name"]);
+        let resource = resource.as_str().unwrap_or_default();
+        let user = asking.real.user();
+        Err(Refusal::forbidden(STAGE, format!("user {user:?} cannot impersonate {resource} {name} in this cluster")))
+    }
+
+    fn constrained(&self) -> MutexGuard<'_, Option<Answer>> {
+        self.constrained.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self, key: &(u64, String)) -> Option<bool> {
+        self.remembered.get(key).and_then(Answer::known)
+    }
+
+    fn remember(&self, key: (u64, String), allowed: bool) {
+        if key.1.len() <= REMEMBERED_BYTES {
+            self.remembered.insert(key, Answer::new(allowed));
+        }
+    }
+}
+
+/// The questions of one request.
+struct Reviewing<'a> {
+    reviews: &'a Reviews,
+    apiserver: &'a Apiserver,
+    who: u64,
+    asking: Asking<'a>,
+}
+
+impl Reviewing<'_> {
+    /// Whether somebody may be impersonated in this request by the rights of constrained impersonation, in a cluster that
+    /// has it.
+    async fn constrained(&self, mode: Mode, asked: &Asked) -> Result<bool, Refusal> {
+        let Some(steps) = mode.steps(asked, self.asking.method, self.asking.target) else { return Ok(false) };
+        if !self.has_constrained().await? {
+            return Ok(false);
+        }
+        for Step { for_all, each } in &steps {
+            if let Some(question) = for_all
+                && self.first_refused(std::slice::from_ref(question)).await?.is_none()
+            {
+                continue;
+            }
+            if self.first_refused(each).await?.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn has_constrained(&self) -> Result<bool, Refusal> {
+        if let Some(known) = self.reviews.constrained().and_then(Answer::known) {
+            return Ok(known);
+        }
+        let has = self.in_time(has_constrained(self.apiserver)).await?;
+        *self.reviews.constrained() = Some(Answer::new(has));
+        Ok(has)
+    }
+
+    /// The first of them that the real user may not.
+    async fn first_refused<'q>(&self, questions: &'q [Question]) -> Result<Option<&'q Question>, Refusal> {
         if questions.len() > REVIEWS_MAX {
             return Err(Refusal::forbidden(STAGE, format!("more than {REVIEWS_MAX} things to impersonate at once")));
         }
-        let who = self.hasher.hash_one(real);
         for question in questions {
-            let key = (who, question);
-            let allowed = match self.known(&key) {
+            let key = (self.who, question.attributes.to_string());
+            let allowed = match self.reviews.known(&key) {
                 Some(allowed) => allowed,
                 None => {
-                    let allowed = tokio::time::timeout_at(deadline.into(), ask(apiserver, real, &key.1))
-                        .await
-                        .map_err(|_| unavailable("no answer in time".to_owned()))??;
-                    self.remember(key.clone(), allowed);
+                    let allowed = self.in_time(ask(self.apiserver, self.asking.real, question)).await?;
+                    self.reviews.remember(key, allowed);
                     allowed
                 }
             };
             if !allowed {
-                let Question { resource, name, .. } = &key.1;
-                let user = real.user();
-                return Err(Refusal::forbidden(
-                    STAGE,
-                    format!("user {user:?} cannot impersonate {resource} {name:?} in this cluster"),
-                ));
+                return Ok(Some(question));
             }
         }
-        Ok(Subject::nested(asked, real))
+        Ok(None)
     }
 
-    fn known(&self, key: &(u64, Question)) -> Option<bool> {
-        self.remembered.get(key).filter(|answer| answer.at.elapsed() < REMEMBER).map(|answer| answer.allowed)
-    }
-
-    fn remember(&self, key: (u64, Question), allowed: bool) {
-        self.remembered.insert(key, Answer { allowed, at: tokio::time::Instant::now() });
+    async fn in_time<T>(&self, answer: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+        let answer = tokio::time::timeout_at(self.asking.deadline.into(), answer).await;
+        answer.map_err(|_| unavailable("no answer in time".to_owned()))?
     }
 }
 
-/// What the apiserver itself would check, part by part.
+/// What the apiserver itself would check for the verb `impersonate`, part by part.
 fn questions(asked: &Asked) -> Vec<Question> {
-    const AUTHENTICATION: &str = "authentication.k8s.io";
-    let plain = |group, resource, name: &String| Question {
-        group,
-        resource,
-        subresource: None,
-        namespace: None,
-        name: name.clone(),
-    };
-    let account = asked.user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
-    let mut questions = vec![match account {
-        Some((namespace, name)) => {
-            Question { namespace: Some(namespace.to_owned()), ..plain("", "serviceaccounts", &name.to_owned()) }
-        }
-        None => plain("", "users", &asked.user),
+    let part = |group, resource, name: &str| Question::part("impersonate", group, resource, name);
+    let mut questions = vec![match account_of(&asked.user) {
+        Some((namespace, name)) => part("", "serviceaccounts", name).within(namespace),
+        None => part("", "users", &asked.user),
     }];
-    questions.extend(asked.groups.iter().map(|group| plain("", "groups", group)));
-    questions.extend(asked.uid.iter().map(|uid| plain(AUTHENTICATION, "uids", uid)));
+    questions.extend(asked.groups.iter().map(|group| part("", "groups", group)));
+    questions.extend(asked.uid.iter().map(|uid| part(AUTHENTICATION, "uids", uid)));
     for (key, values) in &asked.extra {
-        questions.extend(
-            values
-                .iter()
-                .map(|value| Question { subresource: Some(key.clone()), ..plain(AUTHENTICATION, "userextras", value) }),
-        );
+        questions.extend(values.iter().map(|value| part(AUTHENTICATION, "userextras", value).below(key)));
     }
     questions
 }
@@ -142,16 +272,8 @@ fn questions(asked: &Asked) -> Vec<Question> {
 fn spec(real: &Subject, question: &Question) -> Value {
     // The apiserver adds this group to everybody who is authenticated; a review has to say it.
     let groups: Vec<&str> = real.groups().iter().map(String::as_str).chain(["system:authenticated"]).collect();
-    let mut attributes = json!({
-        "verb": "impersonate", "group": question.group, "resource": question.resource, "name": question.name,
-    });
-    if let Some(subresource) = &question.subresource {
-        attributes["subresource"] = json!(subresource);
-    }
-    if let Some(namespace) = &question.namespace {
-        attributes["namespace"] = json!(namespace);
-    }
-    let mut spec = json!({ "user": real.user(), "groups": groups, "resourceAttributes": attributes });
+    let mut spec = json!({ "user": real.user(), "groups": groups });
+    spec[question.field] = question.attributes.clone();
     if let Some(uid) = real.uid() {
         spec["uid"] = json!(uid);
     }
@@ -159,6 +281,31 @@ fn spec(real: &Subject, question: &Question) -> Value {
         spec["extra"] = json!(real.extra());
     }
     json!({ "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec })
+}
+
+/// Whether the apiserver has constrained impersonation. The agent's ClusterRole gives it the constrained rights to be one user
+/// with one extra in one harmless call, and not the verb `impersonate` on that extra: so the call succeeds where constrained
+/// impersonation is in force, and nowhere else. An agent that may impersonate the extra anyway cannot tell, and takes it for
+/// missing.
+async fn has_constrained(apiserver: &Apiserver) -> Result<bool, Refusal> {
+    let plain = json!({
+        "verb": "impersonate", "group": AUTHENTICATION, "resource": "userextras", "subresource": PROBE_EXTRA,
+        "name": PROBE_VALUE,
+    });
+    let (status, answer) = own_review(apiserver, &plain).await?;
+    if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+        return Err(unavailable(format!("the apiserver answered {status} to a SelfSubjectAccessReview")));
+    }
+    if answer["status"]["allowed"] != false {
+        tracing::debug!("the agent may impersonate anybody, so it cannot find out about constrained impersonation");
+        return Ok(false);
+    }
+    let body = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" });
+    let (status, answer) = review(apiserver, Review::Probe, &body).await?;
+    if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+        return Err(unavailable(format!("the apiserver answered {status} to a SelfSubjectReview")));
+    }
+    Ok(status == StatusCode::CREATED && answer["status"]["userInfo"]["username"] == PROBE_USER)
 }
 
 async fn ask(apiserver: &Apiserver, real: &Subject, question: &Question) -> Result<bool, Refusal> {
@@ -203,7 +350,7 @@ mod tests {
     async fn an_answer_is_remembered_for_ten_seconds() {
         let reviews = Reviews::default();
         let ask = |user: &str| Asked { user: user.to_owned(), ..Asked::default() };
-        let key = |who, user| (who, questions(&ask(user)).remove(0));
+        let key = |who, user| (who, questions(&ask(user)).remove(0).attributes.to_string());
         reviews.remember(key(1, "jane"), true);
         reviews.remember(key(1, "joe"), false);
         tokio::time::advance(REMEMBER - Duration::from_millis(1)).await;
@@ -230,9 +377,10 @@ mod tests {
         let questions = questions(&asked);
         let shown: Vec<String> = questions
             .iter()
-            .map(|q| {
-                let Question { group, resource, subresource, namespace, name } = q;
-                format!("{group} {resource} {subresource:?} {namespace:?} {name}")
+            .map(|Question { attributes, .. }| {
+                let text = |field: &str| attributes.get(field).map(|text| text.as_str().unwrap());
+                let [group, resource, name] = ["group", "resource", "name"].map(|field| text(field).unwrap());
+                format!("{group} {resource} {:?} {:?} {name}", text("subresource"), text("namespace"))
             })
             .collect();
         assert_eq!(
