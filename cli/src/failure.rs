@@ -38,6 +38,11 @@ impl Failure {
         Self { code: UNREAD, error: error.into(), hint: None }
     }
 
+    /// Ctrl+C, where all that there is to say is said.
+    pub fn interrupted() -> Self {
+        Self { code: INTERRUPTED, error: anyhow::anyhow!("interrupted"), hint: None }
+    }
+
     /// Says what to type next.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -68,8 +73,8 @@ impl Failure {
 
     /// Prints it to standard error.
     pub fn report(&self) -> ExitCode {
-        if self.code == UNREAD {
-            return ExitCode::from(UNREAD);
+        if [UNREAD, INTERRUPTED].contains(&self.code) {
+            return ExitCode::from(self.code);
         }
         say(&format!("error: {}", chain(self.error.as_ref())));
         if let Some(hint) = &self.hint {

@@ -118,6 +118,16 @@ impl Kubernetes {
         Ok(nodes.items.iter().map(NodeState::of).collect())
     }
 
+    /// Whether something is there that adds nodes for pods that wait for one, as far as can be seen.
+    pub async fn adds_nodes(&self) -> bool {
+        for sign in autoscalers() {
+            if matches!(self.get(&sign).await, Ok(Some(_))) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// An object; none if there is none, or no such kind.
     pub async fn get(&self, place: &Place) -> Result<Option<Value>, Error> {
         match self.api(place).get(&place.name).await {
@@ -149,8 +159,26 @@ pub struct NodeState {
     pub name: String,
     /// `linux`; empty where the label is missing.
     pub system: String,
-    /// Why the agents' pods cannot go there: it is cordoned, or has a taint that is there until somebody takes it away.
-    pub closed: Option<String>,
+    /// Why the agents' pods cannot go there now.
+    pub closed: Option<Closed>,
+}
+
+/// Why pods cannot go to a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Closed {
+    /// For people.
+    pub why: String,
+    /// Whether it is closed by what the node is for, such as the control plane: that does not change by itself.
+    pub by_role: bool,
+}
+
+/// What an autoscaler of nodes has in a cluster: the ConfigMap in which cluster-autoscaler writes how it is, and the definition
+/// of Karpenter's node pools.
+fn autoscalers() -> [Place; 2] {
+    [
+        Place::within(place::CONFIG_MAP, "kube-system", "cluster-autoscaler-status"),
+        Place::of(place::DEFINITION, "nodepools.karpenter.sh"),
+    ]
 }
 
 impl NodeState {
@@ -159,16 +187,24 @@ impl NodeState {
         let spec = node.spec.as_ref();
         let taints = spec.and_then(|spec| spec.taints.as_ref()).into_iter().flatten();
         // Those of Kubernetes itself and of cloud providers say how the node is, and go by themselves.
-        let taint = { taints }.find(|taint| taint.effect != "PreferNoSchedule" && !taint.key.starts_with("node.")).map(
-            |taint| {
-                format!("has the taint {}={}:{}", taint.key, taint.value.as_deref().unwrap_or_default(), taint.effect)
-            },
-        );
+        let taint = { taints }
+            .filter(|taint| taint.effect != "PreferNoSchedule" && !taint.key.starts_with("node."))
+            .map(|taint| Closed {
+                why: format!(
+                    "has the taint {}={}:{}",
+                    taint.key,
+                    taint.value.as_deref().unwrap_or_default(),
+                    taint.effect
+                ),
+                by_role: taint.key.starts_with("node-role.kubernetes.io/"),
+            })
+            .max_by_key(|closed| closed.by_role);
+        let cordoned = || Closed { why: "is cordoned".to_owned(), by_role: false };
         let is_cordoned = spec.and_then(|spec| spec.unschedulable).unwrap_or(false);
         Self {
             name: node.metadata.name.clone().unwrap_or_default(),
             system: label("kubernetes.io/os").unwrap_or_default(),
-            closed: if is_cordoned { Some("is cordoned".to_owned()) } else { taint },
+            closed: taint.or_else(|| is_cordoned.then(cordoned)),
         }
     }
 }
@@ -254,5 +290,20 @@ mod tests {
             let error = format!("{:#}", of(wrong, "a").unwrap_err());
             assert!(error.contains(says) && !error.contains("geheim"), "{error}");
         }
+    }
+
+    #[test]
+    fn node_is_closed_by_its_role_or_only_for_now() {
+        let of = |spec: serde_json::Value| {
+            let node = serde_json::json!({"metadata": {"name": "n"}, "spec": spec});
+            NodeState::of(&serde_json::from_value(node).unwrap()).closed
+        };
+        let taint = |key: &str| serde_json::json!({"key": key, "effect": "NoSchedule"});
+        let control = "node-role.kubernetes.io/control-plane";
+        assert!(of(serde_json::json!({"taints": [taint("a"), taint(control)]})).unwrap().by_role);
+        assert!(of(serde_json::json!({"unschedulable": true, "taints": [taint(control)]})).unwrap().by_role);
+        assert!(!of(serde_json::json!({"taints": [taint("role")]})).unwrap().by_role);
+        assert!(!of(serde_json::json!({"unschedulable": true})).unwrap().by_role);
+        assert_eq!(of(serde_json::json!({"taints": [taint("node.kubernetes.io/not-ready")]})), None);
     }
 }

@@ -36,6 +36,7 @@ pub fn tests() -> Vec<Trial> {
     vec![
         installs("connect::i3_from_nothing_to_kubectl_and_back", Needs::Pods, there_and_back),
         installs("connect::i4_a_failed_or_interrupted_connect_leaves_nothing", Needs::Pods, leaves_nothing),
+        installs("connect::two_connects_at_once_take_nothing_from_each_other", Needs::Pods, two_at_once),
         case("connect::i4_a_definition_that_its_apiserver_forgot_goes", Needs::Nothing, forgotten),
         case("connect::i3_what_others_made_meanwhile_is_not_taken_back", Needs::Nothing, takes_back_its_own),
         case("connect::i5_nothing_is_downloaded_and_no_other_program_needed", Needs::Nothing, downloads_nothing),
@@ -281,6 +282,46 @@ fn leaves_nothing() -> anyhow::Result<()> {
     site.refused(&["connect", "-n", "c1", "-g", GROUP, "--kube-config", &kubeconfig], "you may not: ")?;
     ensure!(site.clusters()?.is_empty());
     site.refused(&["connect", "-n", "c1", "-g", GROUP, "--kube-context", "none"], "context none")
+}
+
+/// One has the turn; what the other takes back is its own.
+fn two_at_once() -> anyhow::Result<()> {
+    let site = with_pods("connect-twice")?;
+    let before = settled()?;
+    let connect = ["connect", "-n", "c1", "-g", GROUP, "--replicas", "1", "--skip-network-check"];
+    let start = |name: &str| {
+        let log = site.stack.dir.join(format!("{name}.stderr"));
+        Program::start("towline connect", site.command(&connect), &log)
+    };
+    let mut both = [start("one")?, start("two")?];
+    let mut codes = Vec::new();
+    for one in &mut both {
+        codes.push(one.wait(Duration::from_secs(280))?);
+    }
+    let tails = || both.iter().map(Program::tail).collect::<Vec<_>>().join("\n---\n");
+    let ended = codes.contains(&Some(0)) && codes.iter().all(|code| matches!(code, Some(0 | 1)));
+    ensure!(ended, "{codes:?}: {}", tails());
+    let listed = site.clusters()?;
+    let is_connected = listed.len() == 1 && listed[0]["properties"]["connectivityStatus"] == "Connected";
+    ensure!(is_connected, "{listed:?}: {}", tails());
+    let admin = cluster().admin().namespace("towline");
+    admin.ok(&["rollout", "status", "deployment", "--timeout=1s"]).with_context(tails)?;
+    let leases = || admin.ok(&["get", "leases", "-o", "name"]);
+    ensure!(!leases()?.contains("towline-run"), "a run that ended has given its turn up: {}", tails());
+    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
+    same(&before).with_context(tails)?;
+
+    // A run that waits holds its turn: what wants to delete is told so before it has deleted anything.
+    let log = site.stack.dir.join("waiting.stderr");
+    let none = [&connect[..], &["--image", "towline.test/none:1"]].concat();
+    let mut waiting = Program::start("towline connect", site.command(&none), &log)?;
+    eventually("it waits", Duration::from_secs(60), || Ok(std::fs::read_to_string(&log)?.contains("Waiting for")))?;
+    site.refused(&["delete", "-n", "c1", "-g", GROUP, "-y"], "another run is at work")?;
+    ensure!(site.clusters()?.len() == 1 && leases()?.contains("towline-run"), "{}", waiting.tail());
+    waiting.signal("INT")?;
+    ensure!(waiting.wait(Duration::from_secs(200))? == Some(130), "{}", waiting.tail());
+    ensure!(site.clusters()?.is_empty());
+    same(&before).with_context(|| waiting.tail())
 }
 
 /// What a kube-apiserver that is slow does with a definition that is deleted as soon as it is made: it forgets it for minutes,
@@ -636,6 +677,7 @@ fn scripted(request: &Received, io: &mut tests::apiserver::Connection, allows: b
         return reply(io, "200 OK", &body);
     }
     match last {
+        "namespaces" if method.starts_with("POST") => reply(io, "201 Created", &body),
         "version" => reply(
             io,
             "200 OK",

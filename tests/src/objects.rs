@@ -82,6 +82,11 @@ impl Objects {
             self.put(path, body.clone());
             return Some(("200 OK", body));
         }
+        if text.starts_with("POST ") && path == "/api/v1/namespaces" {
+            let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+            self.put(&format!("{path}/{}", body["metadata"]["name"].as_str().unwrap_or_default()), body.clone());
+            return Some(("201 Created", body));
+        }
         let mut kept = self.kept.lock().unwrap();
         if text.starts_with("DELETE ") {
             kept.remove(path)?;

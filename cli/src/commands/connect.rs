@@ -69,7 +69,7 @@ pub async fn run(args: ConnectArgs) -> Outcome {
             Ok(ExitCode::SUCCESS)
         }
         Err(stopped) => {
-            let left = install::take_back(&prepared, &made, &mut interrupt).await;
+            let left = install::take_back(&prepared, &mut made, &mut interrupt).await;
             made.give_up_turn().await;
             match (stopped, left) {
                 (Stopped::Interrupted, None) => Ok(ExitCode::from(INTERRUPTED)),

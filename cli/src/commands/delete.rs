@@ -8,7 +8,7 @@ use http::StatusCode;
 use proto::api::ResourceId;
 use serde_json::Value;
 
-use super::{confirm, steps::Steps};
+use super::{confirm, interrupt::Interrupt, steps::Steps};
 use crate::{
     api::{Api, Wait, at, versions},
     args::DeleteArgs,
@@ -48,8 +48,32 @@ pub async fn run(args: DeleteArgs) -> Outcome {
         |(cluster, there)| format!(" and remove its agents from {} (namespace {})", cluster.context, there.namespace),
     );
     confirm(&format!("Delete the connected cluster {}{agents}?", args.cluster.name), args.yes).await?;
+    let mut interrupt = Interrupt::listen()?;
+    let mut turn = match &found.cluster {
+        Some((cluster, there)) => Some(Turn::new(cluster, &there.namespace, format!("delete {}", args.cluster.name))?),
+        None => None,
+    };
+    let ended = interrupt.unless_heard(all(&found, &args, turn.as_mut(), &mut steps)).await;
+    if let Some(turn) = &mut turn {
+        turn.give_up().await;
+    }
+    drop(steps);
+    match ended {
+        Some(ended) => ended.map(|()| ExitCode::SUCCESS),
+        None => {
+            say("interrupted: the same command again goes on from here");
+            Err(Failure::interrupted())
+        }
+    }
+}
+
+/// The turn comes first: a run that has to wait has deleted nothing.
+async fn all(found: &Found, args: &DeleteArgs, turn: Option<&mut Turn>, steps: &mut Steps) -> Outcome<()> {
+    if let (Some((cluster, there)), Some(turn)) = (&found.cluster, turn) {
+        take(turn, cluster, &there.namespace, args.force).await?;
+    }
     if found.resource.is_some() {
-        delete(&found, args.no_wait).await?;
+        delete(found, args.no_wait).await?;
     }
     if found.leaves_agents {
         say(&format!(
@@ -57,39 +81,33 @@ pub async fn run(args: DeleteArgs) -> Outcome {
             args.cluster.name, args.cluster.resource_group
         ));
     }
-    if let Some((cluster, there)) = &found.cluster {
-        let turn = turn(cluster, &there.namespace, &args).await?;
-        let removal = async { Outcome::Ok(cluster.uninstall(&there.namespace, !args.no_wait, args.force).await?) };
-        let left = steps.run("Removing the agents", removal).await.map_err(|failure| {
-            failure.hint(format!(
-                "run it again, with --force if something does not go away: towline delete --force -n {} -g {}",
-                args.cluster.name, args.cluster.resource_group
-            ))
-        })?;
-        if let Some(turn) = turn {
-            turn.give_up().await;
-        }
-        if let Some(first) = left.first() {
-            say(&format!("namespace {} stays: it holds what others made, such as {first}", there.namespace));
-        }
+    let Some((cluster, there)) = &found.cluster else { return Ok(()) };
+    let removal = async { Outcome::Ok(cluster.uninstall(&there.namespace, !args.no_wait, args.force).await?) };
+    let left = steps.run("Removing the agents", removal).await.map_err(|failure| {
+        failure.hint(format!(
+            "run it again, with --force if something does not go away: towline delete --force -n {} -g {}",
+            args.cluster.name, args.cluster.resource_group
+        ))
+    })?;
+    if let Some(first) = left.first() {
+        say(&format!("namespace {} stays: it holds what others made, such as {first}", there.namespace));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// No other run is in the middle of installing what is removed here. A namespace that is on its way out takes no Lease, and
 /// nothing else either.
-async fn turn(cluster: &Kubernetes, namespace: &str, args: &DeleteArgs) -> Outcome<Option<Turn>> {
+async fn take(turn: &mut Turn, cluster: &Kubernetes, namespace: &str, force: bool) -> Outcome<()> {
     let there = cluster.get(&Place::of(NAMESPACE, namespace)).await?;
     if there.is_none_or(|there| !there["metadata"]["deletionTimestamp"].is_null()) {
-        return Ok(None);
+        return Ok(());
     }
-    match Turn::take(cluster, namespace, &format!("delete {}", args.cluster.name)).await {
-        Ok(turn) => Ok(turn),
-        Err(error) if args.force => {
+    match turn.take().await {
+        Err(error) if force => {
             say(&format!("warning: {error:#}"));
-            Ok(None)
+            Ok(())
         }
-        Err(error) => Err(error.into()),
+        taken => Ok(taken?),
     }
 }
 

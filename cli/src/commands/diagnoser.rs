@@ -11,9 +11,10 @@ use crate::{
     kubernetes::{
         Kubernetes, Place,
         place::{CONFIG_MAP, DEPLOYMENT, EVENT, JOB, POD, SECRET},
-        pods::{Obstacle, PodState, REFUSED, short},
+        pods::{Hindrance, Obstacle, PodState, Standing, short},
     },
     manifests::{self, AGENT, DIAGNOSER as NAME, Values},
+    output::say,
 };
 
 /// How long it may take once it runs.
@@ -85,6 +86,7 @@ impl Diagnoser {
 
     async fn said(&self, starting: Duration) -> anyhow::Result<Value> {
         let (mut begun, mut within, mut runs) = (Instant::now(), starting, false);
+        let (mut standing, mut said) = (Standing::default(), String::new());
         let namespace = &self.namespace;
         let selector = format!("app.kubernetes.io/name={NAME}");
         loop {
@@ -101,10 +103,13 @@ impl Diagnoser {
             if !runs && pods.iter().any(|pod| pod["status"]["phase"] == "Running") {
                 (begun, within, runs) = (Instant::now(), WITHIN, true);
             }
-            if let Some((why, patience)) = self.obstacle(&pods).await
-                && begun.elapsed() > patience
-            {
-                return Err(anyhow!("it cannot run: {why}"));
+            let obstacles = self.obstacles(&pods).await;
+            if let Some(obstacle) = standing.look(&obstacles, Instant::now()) {
+                return Err(anyhow!("it cannot run: {}", obstacle.text));
+            }
+            if let Some(obstacle) = obstacles.first().filter(|obstacle| obstacle.text != said) {
+                say(&format!("  {}", obstacle.text));
+                said.clone_from(&obstacle.text);
             }
             if begun.elapsed() > within {
                 let why = self.why(pods.first()).await;
@@ -114,18 +119,23 @@ impl Diagnoser {
         }
     }
 
-    /// What keeps the job from running that waiting does not take away, and how long it is waited for all the same: a refusal of
-    /// its pod, which stands in an event alone, or a pod that no node takes.
-    async fn obstacle(&self, pods: &[Value]) -> Option<(String, Duration)> {
-        if !pods.is_empty() {
-            return pods.iter().find_map(Obstacle::of_pod).map(|obstacle| (obstacle.text, obstacle.patience));
+    /// What keeps the job from running that waiting may not take away: a refusal of its pod, which stands in an event alone, or
+    /// a pod that no node takes.
+    async fn obstacles(&self, pods: &[Value]) -> Vec<Obstacle> {
+        if pods.is_empty() {
+            return self.refused().await.into_iter().collect();
         }
+        pods.iter().filter_map(Obstacle::of_pod).collect()
+    }
+
+    async fn refused(&self) -> Option<Obstacle> {
         let job = self.cluster.get(&Place::within(JOB, &self.namespace, NAME)).await.ok()??;
         let events = self.cluster.list(&Place::within(EVENT, &self.namespace, ""), "").await.ok()?;
         // Events of an earlier job may still be there.
         let of_job = |event: &&Value| event["involvedObject"]["uid"] == job["metadata"]["uid"];
         let refused = events.iter().filter(of_job).find(|event| event["reason"] == "FailedCreate")?;
-        Some((short(refused["message"].as_str().unwrap_or_default()), REFUSED))
+        let text = short(refused["message"].as_str().unwrap_or_default());
+        Some(Obstacle { on: NAME.to_owned(), hindrance: Hindrance::Refused, text })
     }
 
     /// What a pod that has not ended waits for.

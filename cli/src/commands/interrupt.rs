@@ -39,6 +39,16 @@ impl Interrupt {
         self.times(1).await;
     }
 
+    /// What `work` comes to; none where it was asked for an end first, and the work is dropped. Whoever has something to put
+    /// right does that afterwards.
+    pub async fn unless_heard<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.heard() => None,
+            done = work => Some(done),
+        }
+    }
+
     /// Completes at the second time.
     pub async fn insisted(&mut self) {
         self.times(2).await;

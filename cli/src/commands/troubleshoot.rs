@@ -25,7 +25,7 @@ use crate::{
     args::TroubleshootArgs,
     context::Context,
     failure::{FAILED, Failure, Hint, INTERRUPTED, Outcome},
-    kubernetes::Kubernetes,
+    kubernetes::{Kubernetes, turn::Turn},
     output::{self, say},
 };
 
@@ -64,18 +64,30 @@ impl Finding {
     }
 }
 
+/// What has to be put right when it is interrupted.
+#[derive(Default)]
+struct Job {
+    /// The job that may be in the cluster.
+    diagnoser: Option<Diagnoser>,
+    /// The turn in which it is there.
+    turn: Option<Turn>,
+}
+
+impl Job {
+    async fn give_up_turn(&mut self) {
+        if let Some(turn) = &mut self.turn {
+            turn.give_up().await;
+        }
+    }
+}
+
 /// `towline troubleshoot`. Interrupted, it takes away the job that it may have made.
 pub async fn run(args: TroubleshootArgs) -> Outcome {
-    let (mut interrupt, mut job) = (Interrupt::listen()?, None);
-    let outcome = tokio::select! {
-        biased;
-        () = interrupt.heard() => None,
-        outcome = look(args, &mut job) => Some(outcome),
-    };
-    if let Some(outcome) = outcome {
+    let (mut interrupt, mut job) = (Interrupt::listen()?, Job::default());
+    if let Some(outcome) = interrupt.unless_heard(look(args, &mut job)).await {
         return outcome;
     }
-    if let Some(diagnoser) = &job {
+    if let Some(diagnoser) = &job.diagnoser {
         say("Taking the job in the cluster away; Ctrl+C again leaves it.");
         let removed = tokio::select! {
             biased;
@@ -86,10 +98,11 @@ pub async fn run(args: TroubleshootArgs) -> Outcome {
             say(&format!("warning: it is still there: {error:#}"));
         }
     }
+    job.give_up_turn().await;
     Ok(ExitCode::from(INTERRUPTED))
 }
 
-async fn look(args: TroubleshootArgs, job: &mut Option<Diagnoser>) -> Outcome {
+async fn look(args: TroubleshootArgs, job: &mut Job) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
     let api = context.api()?;

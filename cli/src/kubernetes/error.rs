@@ -44,6 +44,11 @@ impl Error {
         self.code == Some(404)
     }
 
+    /// Whether it is 404 because the namespace of the object is not there.
+    pub(super) fn is_of_missing_namespace(&self, namespace: &str) -> bool {
+        self.is_missing() && self.text.contains(&format!("namespaces \"{namespace}\" not found"))
+    }
+
     /// The value that stands for what is not there, or the error.
     pub(super) fn unless_missing<T>(self, nothing: T) -> Result<T, Self> {
         if self.is_missing() { Ok(nothing) } else { Err(self) }
@@ -76,6 +81,9 @@ impl Error {
                 "wait until the namespace is gone, then run the command again"
             }
             403 if says(" cannot ") => "use a kubeconfig of a cluster administrator (ClusterRole cluster-admin)",
+            404 if says("namespaces \"") && says("\" not found") => {
+                "the namespace was deleted in between: run the command again"
+            }
             500 if says("failed calling webhook") => {
                 "an admission webhook of the cluster does not answer: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
             }

@@ -20,6 +20,8 @@ use crate::manifests::{
 const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
 /// The definition of the kind that the controller-manager writes.
 const CONNECTED_CLUSTERS: &str = "connectedclusters.towline.io";
+/// On a namespace: which run made it.
+pub const RUN_ANNOTATION: &str = "towline.io/made-by-run";
 /// How long what was deleted may take to go away.
 const GONE: Duration = Duration::from_secs(180);
 
@@ -30,8 +32,8 @@ pub enum Whole<'a> {
     Stays,
     /// It goes if this program made it, whichever run.
     IfOurs,
-    /// It goes if it is the one of this uid.
-    Exactly(&'a str),
+    /// It goes if this run made it.
+    Run(&'a str),
 }
 
 /// Agents in a cluster.
@@ -101,6 +103,17 @@ impl Kubernetes {
     /// Removes everything that makes the agents, whoever installed them, and what they made. `force` removes finalizers of
     /// what does not go away. Tells what is left of the namespace.
     pub async fn uninstall(&self, namespace: &str, wait: bool, force: bool) -> anyhow::Result<Vec<Place>> {
+        let all = self.everything_there(namespace).await;
+        self.remove(&all, (namespace, Whole::IfOurs), wait, force).await
+    }
+
+    /// The same where others are installed next: the namespace stays, and with it the turn of this run.
+    pub async fn uninstall_within(&self, namespace: &str) -> anyhow::Result<()> {
+        let all = self.everything_there(namespace).await;
+        self.remove(&all, (namespace, Whole::Stays), true, false).await.map(drop)
+    }
+
+    async fn everything_there(&self, namespace: &str) -> Vec<Place> {
         let mut all = everything(namespace);
         // Objects of the kind go before the kind, and by themselves where a finalizer keeps them.
         let facts = self.list(&Place::within(place::CONNECTED_CLUSTER, namespace, ""), "").await.unwrap_or_default();
@@ -108,7 +121,7 @@ impl Kubernetes {
         let facts = facts.map(|name| Place::within(place::CONNECTED_CLUSTER, namespace, name));
         let definition = all.iter().position(|place| place.kind == DEFINITION).unwrap_or(all.len());
         all.splice(definition..definition, facts.collect::<Vec<_>>());
-        self.remove(&all, (namespace, Whole::IfOurs), wait, force).await
+        all
     }
 
     /// Deletes what settings of before made, and these manifests have not: roles, a proxy's password.
@@ -146,7 +159,7 @@ impl Kubernetes {
         let goes = match whole {
             Whole::Stays => false,
             Whole::IfOurs => meta["labels"][MANAGED_BY_LABEL] == MANAGED_BY,
-            Whole::Exactly(uid) => meta["uid"].as_str().unwrap_or_default() == uid,
+            Whole::Run(run) => meta["annotations"][RUN_ANNOTATION] == run,
         };
         if !goes {
             return Ok(Vec::new());

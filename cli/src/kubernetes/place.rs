@@ -43,6 +43,8 @@ pub const POD: Kind = kind("", "v1", "Pod", "pods", true);
 pub const EVENT: Kind = kind("", "v1", "Event", "events", true);
 /// Deployments.
 pub const DEPLOYMENT: Kind = kind("apps", "v1", "Deployment", "deployments", true);
+/// ReplicaSets.
+pub const REPLICA_SET: Kind = kind("apps", "v1", "ReplicaSet", "replicasets", true);
 /// Jobs.
 pub const JOB: Kind = kind("batch", "v1", "Job", "jobs", true);
 /// The Lease of `coordination.k8s.io/v1`, by which one run at a time works in a namespace.

@@ -1,6 +1,9 @@
 //! The agents' pods: whether the newest are all there, which are not ready, and what they say (features row I4).
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::LogParams};
@@ -63,47 +66,112 @@ pub fn short(text: &str) -> String {
     line(text.trim()).chars().take(SHOWN).collect()
 }
 
-/// Words of a pod's state that no waiting changes.
-const FOR_GOOD: &[&str] =
-    &["ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError"];
-/// How long a refusal is waited for: a quota may be raised meanwhile.
-pub const REFUSED: Duration = Duration::from_secs(20);
-/// How long a pod is waited for that no node takes: a node may be added.
-const NO_NODE: Duration = Duration::from_secs(90);
+/// Reasons of a waiting container that no waiting changes: they are about what was typed.
+const FOR_GOOD: &[&str] = &["ErrImageNeverPull", "InvalidImageName"];
+/// Reasons that may pass: a Secret or a volume comes later, a container runtime has no time.
+const MAY_PASS: &[&str] = &["CreateContainerConfigError", "CreateContainerError"];
 
-/// What keeps pods from running that waiting alone does not take away.
-#[derive(Debug, PartialEq, Eq)]
+/// What it is that keeps pods from running.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Hindrance {
+    /// A quota, a webhook or a policy refuses the pod.
+    Refused,
+    /// The container cannot be made, ever.
+    Image,
+    /// The container cannot be made now.
+    Container,
+    /// No node takes the pod.
+    NoNode,
+}
+
+impl Hindrance {
+    /// How long it has to stand before a wait ends with it: a quota may be raised meanwhile, a node added by somebody or by an
+    /// autoscaler.
+    pub fn patience(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::Refused | Self::Image => 20,
+            Self::Container => 120,
+            Self::NoNode => 600,
+        })
+    }
+}
+
+/// What keeps pods from running that waiting alone may not take away.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
+    /// The Deployment, Job or pod that it is about.
+    pub on: String,
+    /// What it is.
+    pub hindrance: Hindrance,
     /// In the words of Kubernetes.
     pub text: String,
-    /// How long it is waited for all the same.
-    pub patience: Duration,
 }
 
 impl Obstacle {
-    /// Of pods, and of what makes them: a refusal of a quota, a webhook or a policy stands in a condition of the Deployment.
-    fn of(deployments: &[(&str, Option<Value>)], pods: &[Value]) -> Option<Self> {
-        let conditions = |object: &Value| object["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        for (name, deployment) in deployments {
-            let all = deployment.as_ref().map(conditions).unwrap_or_default();
-            let refused = all.iter().find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True");
-            if let Some(message) = refused.and_then(|one| one["message"].as_str()) {
-                return Some(Self { text: short(&format!("no pod of {name} is made: {message}")), patience: REFUSED });
-            }
+    /// Of a Deployment: its newest ReplicaSet, in a condition of which stands why it makes no pod, and the pods of that one. What
+    /// hinders pods of earlier ReplicaSets goes with them.
+    fn of(name: &str, deployment: &Value, sets: &[Value], pods: &[Value]) -> Vec<Self> {
+        const REVISION: &str = "deployment.kubernetes.io/revision";
+        let count = |value: &Value| value.as_u64().unwrap_or(0);
+        let meta = &deployment["metadata"];
+        if count(&deployment["status"]["observedGeneration"]) < count(&meta["generation"]) {
+            return Vec::new();
         }
-        pods.iter().find_map(Self::of_pod)
+        let owned = |object: &&Value, by: &Value| {
+            let owners = object["metadata"]["ownerReferences"].as_array();
+            owners.into_iter().flatten().any(|owner| !by.is_null() && owner["uid"] == *by)
+        };
+        let newest = |set: &&Value| set["metadata"]["annotations"][REVISION] == meta["annotations"][REVISION];
+        let Some(set) = sets.iter().filter(|set| owned(set, &meta["uid"])).find(newest) else { return Vec::new() };
+        let conditions = set["status"]["conditions"].as_array().into_iter().flatten();
+        let refused = { conditions }.find(|one| one["type"] == "ReplicaFailure" && one["status"] == "True");
+        let refused = refused.and_then(|one| one["message"].as_str()).map(|message| Self {
+            on: name.to_owned(),
+            hindrance: Hindrance::Refused,
+            text: short(&format!("no pod of {name} is made: {message}")),
+        });
+        let of_pods = pods.iter().filter(|pod| owned(pod, &set["metadata"]["uid"])).filter_map(Self::of_pod);
+        refused.into_iter().chain(of_pods).collect()
     }
 
-    /// Of one pod.
+    /// Of one pod; none of one that is on its way out.
     pub fn of_pod(pod: &Value) -> Option<Self> {
+        if !pod["metadata"]["deletionTimestamp"].is_null() {
+            return None;
+        }
+        let list = |name: &str| pod["status"][name].as_array().into_iter().flatten();
+        let no_node = list("conditions").any(|one| one["type"] == "PodScheduled" && one["reason"] == "Unschedulable");
+        let containers = list("initContainerStatuses").chain(list("containerStatuses"));
+        let waits: Vec<&str> =
+            containers.filter_map(|container| container["state"]["waiting"]["reason"].as_str()).collect();
+        let waits_for = |reasons: &[&str]| waits.iter().any(|reason| reasons.contains(reason));
+        let hindrance = match () {
+            () if no_node => Hindrance::NoNode,
+            () if waits_for(FOR_GOOD) => Hindrance::Image,
+            () if waits_for(MAY_PASS) => Hindrance::Container,
+            () => return None,
+        };
         let state = PodState::of(pod);
         let text = short(&format!("pod {} is {}", state.name, state.state));
-        let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-        let no_node = { conditions }.any(|one| one["type"] == "PodScheduled" && one["reason"] == "Unschedulable");
-        if no_node {
-            return Some(Self { text, patience: NO_NODE });
-        }
-        FOR_GOOD.iter().any(|words| state.state.contains(words)).then_some(Self { text, patience: REFUSED })
+        Some(Self { on: state.name, hindrance, text })
+    }
+}
+
+/// Since when obstacles stand, each by a clock of its own: a pod that waits for its volume after it has waited for a node has
+/// the whole time for that.
+#[derive(Default)]
+pub struct Standing {
+    since: HashMap<(String, Hindrance), Instant>,
+}
+
+impl Standing {
+    /// Notes what stands in the way at this time; returns what has for longer than its patience.
+    pub fn look<'a>(&mut self, obstacles: &'a [Obstacle], now: Instant) -> Option<&'a Obstacle> {
+        let key = |one: &Obstacle| (one.on.clone(), one.hindrance);
+        let old = std::mem::take(&mut self.since);
+        let since = |one: &Obstacle| old.get(&key(one)).copied().unwrap_or(now);
+        self.since = obstacles.iter().map(|one| (key(one), since(one))).collect();
+        obstacles.iter().find(|one| now.duration_since(self.since[&key(one)]) > one.hindrance.patience())
     }
 }
 
@@ -114,7 +182,7 @@ pub struct Rollout {
     /// For people.
     pub state: String,
     /// What keeps it from going on.
-    pub obstacle: Option<Obstacle>,
+    pub obstacles: Vec<Obstacle>,
 }
 
 impl Rollout {
@@ -136,7 +204,7 @@ impl Rollout {
             (done, format!("{ready} of {wanted} pods of {name} are ready{old}"))
         };
         let (done, states): (Vec<bool>, Vec<String>) = deployments.iter().map(one).unzip();
-        Self { is_done: done.into_iter().all(|done| done), state: states.join("; "), obstacle: None }
+        Self { is_done: done.into_iter().all(|done| done), state: states.join("; "), obstacles: Vec::new() }
     }
 }
 
@@ -150,7 +218,11 @@ impl Kubernetes {
         let mut rollout = Rollout::of(&deployments);
         if !rollout.is_done {
             let pods = self.list(&Place::within(place::POD, namespace, ""), PODS).await?;
-            rollout.obstacle = Obstacle::of(&deployments, &pods);
+            // Who may not list them is told of an obstacle when the time is over.
+            let sets = self.list(&Place::within(place::REPLICA_SET, namespace, ""), PODS).await.unwrap_or_default();
+            let there = deployments.iter().filter_map(|(name, deployment)| Some((name, deployment.as_ref()?)));
+            rollout.obstacles =
+                there.flat_map(|(name, deployment)| Obstacle::of(name, deployment, &sets, &pods)).collect();
         }
         Ok(rollout)
     }
@@ -222,27 +294,93 @@ mod tests {
 
     use super::*;
 
+    fn pod(name: &str, status: Value) -> Value {
+        json!({"metadata": {"name": name, "ownerReferences": [{"uid": "new"}]}, "status": status})
+    }
+
+    fn waits(reason: &str) -> Value {
+        json!({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason}}}]})
+    }
+
     #[test]
-    fn obstacle_that_waiting_does_not_take_away_is_seen_at_once() {
-        let refused = json!({"status": {"conditions": [
-            {"type": "Progressing", "status": "True"},
-            {"type": "ReplicaFailure", "status": "True", "message": "pods \"a\" is forbidden: exceeded quota: q"},
-        ]}});
-        let quota = Obstacle::of(&[(AGENT, Some(refused)), (MANAGER, None)], &[]).unwrap();
-        assert!(quota.text.contains("exceeded quota") && quota.text.contains(AGENT), "{}", quota.text);
-        let pod = |status: Value| json!({"metadata": {"name": "p"}, "status": status});
-        let taint = pod(json!({"phase": "Pending", "conditions": [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "1 node(s) had untolerated taint {x: y}"},
-        ]}));
+    fn obstacle_is_told_in_the_words_of_kubernetes() {
+        let taint = pod(
+            "p",
+            json!({"phase": "Pending", "conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "1 node(s) had untolerated taint {x: y}"},
+            ]}),
+        );
         let taint = Obstacle::of_pod(&taint).unwrap();
-        assert!(taint.text.contains("untolerated taint") && taint.patience > quota.patience, "{}", taint.text);
-        let waits = |reason: &str| {
-            pod(json!({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason}}}]}))
-        };
-        assert!(Obstacle::of_pod(&waits("InvalidImageName")).is_some());
+        assert!(taint.text.contains("untolerated taint") && taint.hindrance == Hindrance::NoNode, "{}", taint.text);
+        let of = |reason: &str| Obstacle::of_pod(&pod("p", waits(reason))).map(|obstacle| obstacle.hindrance);
+        assert_eq!(of("InvalidImageName"), Some(Hindrance::Image));
+        assert_eq!(of("CreateContainerError"), Some(Hindrance::Container));
         for passing in ["ContainerCreating", "ImagePullBackOff", "CrashLoopBackOff"] {
-            assert_eq!(Obstacle::of_pod(&waits(passing)), None, "{passing}");
+            assert_eq!(of(passing), None, "{passing}");
         }
+        assert!(Hindrance::Refused.patience() < Hindrance::Container.patience());
+        assert!(Hindrance::Container.patience() < Hindrance::NoNode.patience());
+        let init = json!({"initContainerStatuses": [{"state": {"waiting": {"reason": "InvalidImageName"}}}]});
+        assert!(Obstacle::of_pod(&pod("p", init)).is_some());
+        let mut going = pod("p", waits("InvalidImageName"));
+        going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        assert_eq!(Obstacle::of_pod(&going), None);
+    }
+
+    /// A wrong image is put right by another run, whose rollout begins while the wrong pod is still there.
+    #[test]
+    fn obstacle_of_an_earlier_replica_set_does_not_count() {
+        let deployment = |observed: u32| {
+            json!({
+                "metadata": {"uid": "d", "generation": 2, "annotations": {"deployment.kubernetes.io/revision": "2"}},
+                "status": {"observedGeneration": observed},
+            })
+        };
+        let set = |uid: &str, revision: &str, refused: bool| {
+            json!({
+                "metadata": {
+                    "uid": uid, "ownerReferences": [{"uid": "d"}],
+                    "annotations": {"deployment.kubernetes.io/revision": revision},
+                },
+                "status": {"conditions": if refused {
+                    json!([{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: q"}])
+                } else {
+                    Value::Null
+                }},
+            })
+        };
+        let mut old = pod("old", waits("InvalidImageName"));
+        old["metadata"]["ownerReferences"][0]["uid"] = "old".into();
+        let new = pod("new", waits("InvalidImageName"));
+        let of = |observed, sets: &[Value], pods: &[Value]| {
+            let found = Obstacle::of(AGENT, &deployment(observed), sets, pods);
+            found.into_iter().map(|obstacle| obstacle.on).collect::<Vec<_>>()
+        };
+        let sets = [set("old", "1", true), set("new", "2", false)];
+        assert!(of(2, &sets, std::slice::from_ref(&old)).is_empty(), "it goes with the old pods");
+        assert_eq!(of(2, &sets, &[old.clone(), new.clone()]), ["new"]);
+        assert!(of(1, &sets, &[new]).is_empty(), "the controller has not seen the new template");
+        let refused = Obstacle::of(AGENT, &deployment(2), &[set("new", "2", true)], &[]);
+        assert!(refused[0].text.contains("exceeded quota: q") && refused[0].text.contains(AGENT), "{refused:?}");
+        assert!(of(2, &[set("old", "1", true)], &[old]).is_empty(), "there is no new ReplicaSet yet");
+    }
+
+    #[test]
+    fn each_obstacle_has_a_clock_of_its_own() {
+        let of = |on: &str, hindrance| Obstacle { on: on.to_owned(), hindrance, text: String::new() };
+        let (begun, mut standing) = (Instant::now(), Standing::default());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let node = [of("p", Hindrance::NoNode)];
+        assert_eq!(standing.look(&node, at(0)), None);
+        assert_eq!(standing.look(&node, at(500)), None);
+        // A node came; the pod waits for something else now, and another pod for a node.
+        let next = [of("p", Hindrance::Container), of("q", Hindrance::NoNode)];
+        assert_eq!(standing.look(&next, at(590)), None);
+        assert_eq!(standing.look(&next, at(700)), None);
+        assert_eq!(standing.look(&next, at(711)), Some(&next[0]));
+        // What went and came back begins anew.
+        assert_eq!(standing.look(&next[1..], at(712)), None);
+        assert_eq!(standing.look(&next, at(713)), None);
     }
 
     #[test]

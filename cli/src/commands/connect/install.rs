@@ -21,7 +21,7 @@ use crate::{
     failure::{Advised, Failure, Outcome},
     kubernetes::{
         Place,
-        installed::{Installed, Whole, is_definition},
+        installed::{Installed, RUN_ANNOTATION, Whole, is_definition},
         place::{DEPLOYMENT, NAMESPACE, SECRET},
         turn::Turn,
     },
@@ -55,8 +55,8 @@ pub struct Made {
     resource: Option<String>,
     /// By a one-time token: who holds it deletes nothing, and goes on from the key that is there.
     enrolled: Enrolled,
-    /// Its uid.
-    namespace: Option<String>,
+    /// Whether the namespace was asked for: if this run made it, it says so by an annotation.
+    namespace: bool,
     objects: Vec<Place>,
     /// Held until all is taken back.
     turn: Option<Turn>,
@@ -77,8 +77,18 @@ enum Enrolled {
 impl Made {
     /// Lets other runs have their turn.
     pub async fn give_up_turn(&mut self) {
-        if let Some(turn) = self.turn.take() {
+        if let Some(turn) = &mut self.turn {
             turn.give_up().await;
+        }
+    }
+
+    /// Whether what this run made in the cluster may be taken away by it: nobody else has the turn.
+    async fn may_take_back(&mut self) -> anyhow::Result<bool> {
+        match &mut self.turn {
+            Some(turn) if turn.has_begun() => turn.holds().await,
+            // It failed or was stopped before its turn: what may be there is an empty namespace.
+            Some(turn) => turn.try_once().await,
+            None => Ok(false),
         }
     }
 
@@ -86,7 +96,7 @@ impl Made {
         self.group.is_none()
             && self.resource.is_none()
             && self.enrolled == Enrolled::Not
-            && self.namespace.is_none()
+            && !self.namespace
             && self.objects.is_empty()
     }
 }
@@ -99,6 +109,9 @@ pub async fn run(
     steps: &mut Steps,
     interrupt: &mut Interrupt,
 ) -> Result<Value, Stopped> {
+    // The turn comes first: a run that has to wait has made nothing at the gateway.
+    let begun = interrupt.unless_heard(begin(prepared, made)).await;
+    begun.ok_or(Stopped::Interrupted)??;
     if !args.skip_network_check {
         network(args, prepared, made, steps, interrupt).await?;
     }
@@ -114,15 +127,15 @@ pub async fn run(
             made.group = Some(group);
         }
     }
-    go_on(interrupt)?;
+    go_on(made, interrupt)?;
     prepared.values.identity.onboarding_key = key.private.clone();
     if prepared.token.is_some() && prepared.key.is_none() && prepared.replaced.is_some() {
         // The new key goes where theirs is, before the token is used.
         steps.run("Removing the agents that are there", remove_replaced(prepared)).await?;
-        go_on(interrupt)?;
+        go_on(made, interrupt)?;
     }
     let made_resource = resource(args, prepared, made, &key, steps).await?;
-    go_on(interrupt)?;
+    go_on(made, interrupt)?;
     steps.begin("Installing the agents");
     apply(prepared, made, interrupt).await?;
     steps.end("done");
@@ -148,8 +161,6 @@ async fn network(
     interrupt: &mut Interrupt,
 ) -> Result<(), Stopped> {
     let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
-    begin(prepared, made).await?;
-    go_on(interrupt)?;
     let diagnoser = Diagnoser::of_values(cluster, &prepared.values, namespace);
     // What is taken back goes in the other order.
     made.objects = diagnoser.places().into_iter().rev().collect();
@@ -163,7 +174,7 @@ async fn network(
     told.iter().for_each(|line| steps.note(line));
     diagnoser.remove().await?;
     made.objects.clear();
-    go_on(interrupt)
+    go_on(made, interrupt)
 }
 
 /// Makes or updates the resource, as somebody or by a one-time token; returns it.
@@ -227,54 +238,54 @@ async fn enrol(
 async fn remove_replaced(prepared: &mut Prepared) -> Outcome<()> {
     let Some(there) = prepared.replaced.take() else { return Ok(()) };
     prepared.cluster.delete(&Place::within(SECRET, &there.namespace, ONBOARDING_SECRET)).await?;
-    prepared.cluster.uninstall(&there.namespace, true, false).await?;
+    prepared.cluster.uninstall_within(&there.namespace).await?;
     Ok(())
 }
 
-/// Makes the namespace where there is none; removing agents may have removed theirs.
-async fn make_namespace(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
+/// Makes the namespace where there is none, with a mark of this run. Of two runs that ask for it at once one has made it.
+async fn make_namespace(prepared: &Prepared, made: &mut Made, run: &str) -> Outcome<()> {
     let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
     let place = Place::of(NAMESPACE, namespace);
     if let Some(there) = cluster.get(&place).await? {
         return stays(&there);
     }
-    // A turn that was taken before was in the namespace that went.
-    made.turn = None;
-    made.namespace = Some(String::new());
-    cluster.apply(&manifests::namespace(namespace)).await?;
-    let uid = cluster.get(&place).await?.and_then(|there| there["metadata"]["uid"].as_str().map(str::to_owned));
-    made.namespace = Some(uid.unwrap_or_default());
-    Ok(())
+    made.namespace = true;
+    let mut manifest = manifests::namespace(namespace);
+    manifest["metadata"]["annotations"][RUN_ANNOTATION] = run.into();
+    match cluster.create(&place, &manifest).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_conflict() => {
+            let there = cluster.get(&place).await?;
+            there.as_ref().map_or_else(|| Err(error.into()), stays)
+        }
+        Err(error) => Err(anyhow!(error).context(format!("make {place}")).into()),
+    }
 }
 
-/// Begins to work in the cluster: from here on no other run does.
+/// Begins to work in the cluster, before anything but its namespace is made anywhere: from here on no other run works there.
 async fn begin(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
-    make_namespace(prepared, made).await?;
-    if made.turn.is_some() {
-        return Ok(());
+    let turn = Turn::new(&prepared.cluster, &prepared.namespace, format!("connect {}", prepared.id.name()))?;
+    let run = turn.run().to_owned();
+    made.turn = Some(turn);
+    make_namespace(prepared, made, &run).await?;
+    let Some(turn) = &mut made.turn else { return Ok(()) };
+    let taken = turn.take().await;
+    let begun = match taken {
+        Ok(()) => unchanged(prepared).await,
+        Err(error) if error.downcast_ref::<Advised>().is_some() => Err(error.into()),
+        Err(error) => return Err(error.into()),
+    };
+    if begun.is_err() {
+        // Who has the turn, or had it in between, uses the namespace too, whichever of the two made it.
+        made.namespace = false;
     }
-    let what = format!("connect {}", prepared.id.name());
-    match Turn::take(&prepared.cluster, &prepared.namespace, &what).await {
-        Ok(turn) => made.turn = turn,
-        Err(error) => {
-            if error.downcast_ref::<Advised>().is_some() {
-                // Who has the turn uses the namespace too, whichever of the two made it.
-                made.namespace = None;
-            }
-            return Err(error.into());
-        }
-    }
-    if prepared.replaced.is_some() {
-        // These have gone, or are about to.
-        return Ok(());
-    }
-    unchanged(prepared).await
+    begun
 }
 
 /// Whether what was found before the turn still holds.
 async fn unchanged(prepared: &Prepared) -> Outcome<()> {
     let of = |there: &Installed| (there.namespace.clone(), there.cluster_id.clone());
-    let before = prepared.installed.as_ref().map(of);
+    let before = prepared.installed.as_ref().or(prepared.replaced.as_ref()).map(of);
     if prepared.cluster.installed().await?.as_ref().map(of) == before {
         return Ok(());
     }
@@ -284,7 +295,6 @@ async fn unchanged(prepared: &Prepared) -> Outcome<()> {
 
 async fn keep_key(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
-    begin(prepared, made).await?;
     let place = Place::within(SECRET, namespace, prepared.values.onboarding_secret());
     let manifests = manifests::objects(&prepared.values, namespace);
     let manifest = manifests.iter().find(|manifest| Place::of_manifest(manifest).as_ref() == Some(&place));
@@ -296,8 +306,16 @@ async fn keep_key(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     Ok(())
 }
 
-fn go_on(interrupt: &Interrupt) -> Result<(), Stopped> {
-    if interrupt.is_heard() { Err(Stopped::Interrupted) } else { Ok(()) }
+/// Between two steps: whether this run goes on.
+fn go_on(made: &Made, interrupt: &Interrupt) -> Result<(), Stopped> {
+    if interrupt.is_heard() {
+        return Err(Stopped::Interrupted);
+    }
+    if made.turn.as_ref().is_some_and(Turn::is_lost) {
+        let error = anyhow!("another run works in the cluster by now: this one was not heard of for too long");
+        return Err(Failure::from(error).hint("run the command again when that one has ended").into());
+    }
+    Ok(())
 }
 
 async fn key(prepared: &Prepared) -> Outcome<OnboardingKey> {
@@ -310,16 +328,15 @@ async fn key(prepared: &Prepared) -> Outcome<OnboardingKey> {
 async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> Result<(), Stopped> {
     let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
     if let Some(there) = &prepared.replaced {
-        cluster.uninstall(&there.namespace, true, false).await?;
+        cluster.uninstall_within(&there.namespace).await?;
     }
-    begin(prepared, made).await?;
     if !prepared.is_key_of_cluster {
         // A certificate of an earlier key is another cluster's by now.
         cluster.delete(&Place::within(SECRET, namespace, IDENTITY_SECRET)).await?;
     }
     let manifests = manifests::objects(&prepared.values, namespace);
     for manifest in &manifests {
-        go_on(interrupt)?;
+        go_on(made, interrupt)?;
         let place = Place::of_manifest(manifest).ok_or_else(|| anyhow!("a manifest of an unknown kind"))?;
         let new = cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("read {place}")))?.is_none();
         if new {
@@ -341,7 +358,7 @@ async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> R
 }
 
 /// Takes back what was made; says what could not be.
-pub async fn take_back(prepared: &Prepared, made: &Made, interrupt: &mut Interrupt) -> Option<String> {
+pub async fn take_back(prepared: &Prepared, made: &mut Made, interrupt: &mut Interrupt) -> Option<String> {
     if made.is_nothing() {
         return None;
     }
@@ -373,29 +390,37 @@ pub async fn take_back(prepared: &Prepared, made: &Made, interrupt: &mut Interru
     })
 }
 
-async fn undo(prepared: &Prepared, made: &Made) -> Outcome<()> {
-    let objects: Vec<Place> = made.objects.iter().rev().cloned().collect();
-    let cluster = async {
-        let namespace = &prepared.namespace;
-        if made.namespace.is_some() || !objects.is_empty() {
-            let whole = made.namespace.as_deref().map_or(Whole::Stays, Whole::Exactly);
-            let left = prepared.cluster.remove(&objects, (namespace, whole), true, false).await?;
-            if let Some(left) = left.first().filter(|_| made.namespace.is_some()) {
-                return Err(anyhow!("namespace {namespace} holds what others made: {left}").into());
-            }
-        }
-        Ok(())
-    };
+async fn undo(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     // The resource first: agents stop to ask at once. One failing does not keep the other.
     let resource = match &made.resource {
         Some(key) => resource::take_back(&prepared.api, &prepared.id, key).await,
         None => Ok(()),
     };
-    let cluster: Outcome<()> = cluster.await;
+    let cluster = undo_in_cluster(prepared, made).await;
     resource?;
     cluster?;
     match &made.group {
         Some(group) => resource::take_back_group(&prepared.api, group).await,
+        None => Ok(()),
+    }
+}
+
+/// Only while nobody else works there: another run may have taken over what this one made.
+async fn undo_in_cluster(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
+    let objects: Vec<Place> = made.objects.iter().rev().cloned().collect();
+    let namespace = &prepared.namespace;
+    if !made.namespace && objects.is_empty() {
+        return Ok(());
+    }
+    if !made.may_take_back().await? {
+        say(&format!("another run works in namespace {namespace} by now: what this run made there stays"));
+        return Ok(());
+    }
+    let run = made.turn.as_ref().map(Turn::run).filter(|_| made.namespace);
+    let whole = run.map_or(Whole::Stays, Whole::Run);
+    let left = prepared.cluster.remove(&objects, (namespace, whole), true, false).await?;
+    match left.first().filter(|_| made.namespace) {
+        Some(left) => Err(anyhow!("namespace {namespace} holds what others made: {left}").into()),
         None => Ok(()),
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     context::{CLUSTERS, Context},
     failure::{Failure, Hint, Outcome},
     kubernetes::{
-        Kubernetes, NodeState, Place,
+        Closed, Kubernetes, NodeState, Place,
         apply::why_there,
         installed::{Installed, group_and_name},
         place::NAMESPACE,
@@ -254,7 +254,8 @@ pub async fn reach(kube: &KubeArgs) -> Outcome<Kubernetes> {
     Ok(cluster)
 }
 
-/// At least one node has to run Linux. Who may not list nodes is believed.
+/// At least one node has to run Linux, and to be for such pods. Who may not list nodes is believed, and so is who has an
+/// autoscaler.
 async fn nodes(cluster: &Kubernetes) -> Outcome<()> {
     let nodes = match cluster.nodes().await {
         Ok(nodes) => nodes,
@@ -264,10 +265,22 @@ async fn nodes(cluster: &Kubernetes) -> Outcome<()> {
         }
         Err(error) => return Err(anyhow!(error).context("list the nodes").into()),
     };
-    judge(&nodes)
+    match judge(&nodes) {
+        Ok(None) => Ok(()),
+        Ok(Some(closed)) => {
+            tracing::warn!("{closed}: the agents wait for a node");
+            Ok(())
+        }
+        Err(failure) if cluster.adds_nodes().await => {
+            tracing::warn!("{:#}: the agents wait for a node of the autoscaler", failure.into_error());
+            Ok(())
+        }
+        Err(failure) => Err(failure),
+    }
 }
 
-fn judge(nodes: &[NodeState]) -> Outcome<()> {
+/// Says of nodes that take no pods now that they do not; refuses those that never will.
+fn judge(nodes: &[NodeState]) -> Outcome<Option<String>> {
     let runs = |node: &&NodeState| node.system == "linux" || node.system.is_empty();
     if !nodes.iter().any(|node| runs(&node)) {
         let error =
@@ -277,14 +290,23 @@ fn judge(nodes: &[NodeState]) -> Outcome<()> {
     if nodes.iter().all(|node| node.system.is_empty()) {
         tracing::warn!("nodes have no label kubernetes.io/os: agents run on Linux only");
     }
-    let closed = nodes.iter().filter(runs).map(|node| Some(format!("{} {}", node.name, node.closed.as_deref()?)));
-    let Some(closed) = closed.collect::<Option<Vec<String>>>() else { return Ok(()) };
+    let open = nodes.iter().filter(runs).any(|node| node.closed.is_none());
+    if open {
+        return Ok(None);
+    }
+    let closed: Vec<(&str, &Closed)> =
+        nodes.iter().filter(runs).filter_map(|node| Some((node.name.as_str(), node.closed.as_ref()?))).collect();
+    let by_role = closed.iter().all(|(_, closed)| closed.by_role);
     let more = closed.len().saturating_sub(NODES_SHOWN);
     let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-    let shown: Vec<String> = closed.into_iter().take(NODES_SHOWN).collect();
-    let error = anyhow!("no Linux node takes the agents' pods: {}{more}", shown.join(", "));
-    Err(Failure::from(error).hint(
-        "kubectl uncordon NODE, or take the taint away: kubectl taint node NODE KEY-; or install by helm with tolerations",
+    let shown: Vec<String> =
+        closed.iter().take(NODES_SHOWN).map(|(name, closed)| format!("{name} {}", closed.why)).collect();
+    let text = format!("no Linux node takes the agents' pods: {}{more}", shown.join(", "));
+    if !by_role {
+        return Ok(Some(text));
+    }
+    Err(Failure::from(anyhow!(text)).hint(
+        "add a node for pods, or take the taint away: kubectl taint node NODE KEY-; or install by helm with tolerations",
     ))
 }
 
@@ -473,21 +495,28 @@ mod tests {
 
     use super::*;
 
-    fn node(name: &str, system: &str, closed: Option<&str>) -> NodeState {
-        NodeState { name: name.to_owned(), system: system.to_owned(), closed: closed.map(str::to_owned) }
+    fn node(name: &str, system: &str, closed: Option<(&str, bool)>) -> NodeState {
+        let closed = closed.map(|(why, by_role)| Closed { why: why.to_owned(), by_role });
+        NodeState { name: name.to_owned(), system: system.to_owned(), closed }
     }
 
     #[test]
     fn nodes_that_take_no_pods_are_named_before_anything_is_made() {
-        let tainted = || node("a", "linux", Some("has the taint role=db:NoSchedule"));
-        let cordoned = || node("b", "linux", Some("is cordoned"));
-        let refused = judge(&[tainted(), cordoned(), node("w", "windows", None)]).unwrap_err();
-        let refused = format!("{:#}", refused.into_error());
-        assert!(refused.contains("a has the taint role=db:NoSchedule, b is cordoned"), "{refused}");
-        assert!(judge(&[tainted(), node("c", "linux", None)]).is_ok() && judge(&[node("c", "", None)]).is_ok());
-        assert!(judge(&[node("w", "windows", None)]).is_err() && judge(&[]).is_err());
+        let role =
+            || node("a", "linux", Some(("has the taint node-role.kubernetes.io/control-plane=:NoSchedule", true)));
+        let tainted = || node("t", "linux", Some(("has the taint role=db:NoSchedule", false)));
+        let cordoned = || node("b", "linux", Some(("is cordoned", false)));
+        let windows = || node("w", "windows", None);
+        let refused = format!("{:#}", judge(&[role(), role(), windows()]).unwrap_err().into_error());
+        assert!(refused.contains("a has the taint node-role.kubernetes.io/control-plane"), "{refused}");
+        // Somebody uncordons it, or the taint goes: the pods wait.
+        let warned = judge(&[tainted(), cordoned(), role(), windows()]).unwrap().unwrap();
+        assert!(warned.contains("t has the taint role=db:NoSchedule, b is cordoned"), "{warned}");
+        let is_open = |nodes: &[NodeState]| judge(nodes).unwrap().is_none();
+        assert!(is_open(&[role(), tainted(), node("c", "linux", None)]) && is_open(&[node("c", "", None)]));
+        assert!(judge(&[windows()]).is_err() && judge(&[]).is_err());
         let many: Vec<_> = (0..9).map(|_| cordoned()).collect();
-        assert!(format!("{:#}", judge(&many).unwrap_err().into_error()).contains(", and 4 more"));
+        assert!(judge(&many).unwrap().unwrap().contains(", and 4 more"));
     }
 
     /// Later runs would install into it, and lose all of it when what keeps it is gone.

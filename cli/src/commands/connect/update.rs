@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::Wait,
     args::{KubeArgs, UpdateArgs},
-    commands::steps::Steps,
+    commands::{interrupt::Interrupt, steps::Steps},
     context::Context,
     failure::{Failure, Outcome},
     kubernetes::{
@@ -26,6 +26,7 @@ use crate::{
         turn::Turn,
     },
     manifests,
+    output::say,
 };
 
 /// What is asked of the agents of a cluster.
@@ -65,12 +66,19 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
     }
     let namespace = there.namespace.as_str();
     steps.run("Checking rights in the cluster", precheck::may_install(&cluster, namespace, false, false)).await?;
-    let turn = Turn::take(&cluster, namespace, &format!("update {}", id.name())).await?;
-    let changed = change(update, (context, id), (&cluster, namespace), &settings, &mut steps).await;
-    if let Some(turn) = turn {
-        turn.give_up().await;
-    }
-    changed
+    let mut interrupt = Interrupt::listen()?;
+    let mut turn = Turn::new(&cluster, namespace, format!("update {}", id.name()))?;
+    let changing = async {
+        turn.take().await?;
+        change(update, (context, id), (&cluster, namespace), &settings, &mut steps).await
+    };
+    let changed = interrupt.unless_heard(changing).await;
+    turn.give_up().await;
+    drop(steps);
+    changed.unwrap_or_else(|| {
+        say("interrupted: the same command again goes on from here");
+        Err(Failure::interrupted())
+    })
 }
 
 async fn change(

@@ -15,7 +15,7 @@ use crate::{
     failure::{Failure, Outcome},
     kubernetes::{
         Kubernetes,
-        pods::{Obstacle, Rollout},
+        pods::{Obstacle, Rollout, Standing},
     },
 };
 
@@ -82,33 +82,27 @@ impl Waiting<'_> {
     pub async fn until(&self, steps: &mut Steps, look: impl AsyncFn() -> Outcome<(Value, String)>) -> Outcome<Value> {
         let end = Instant::now() + self.within;
         let mut last = String::new();
-        let mut blocked: Option<(Obstacle, Instant)> = None;
+        let mut standing = Standing::default();
         loop {
             let (resource, status) = look().await?;
             let rollout = match self.cluster.rollout(self.namespace).await {
                 Ok(rollout) => rollout,
                 Err(error) => {
-                    Rollout { is_done: false, state: format!("the pods are not known: {error}"), obstacle: None }
+                    let state = format!("the pods are not known: {error}");
+                    Rollout { is_done: false, state, obstacles: Vec::new() }
                 }
             };
             if status == "Connected" && rollout.is_done {
                 return Ok(resource);
             }
             // What is known first: it is what somebody has to act on.
-            let reason = rollout.obstacle.as_ref().map_or_else(String::new, |obstacle| format!("{}; ", obstacle.text));
+            let reason = rollout.obstacles.first().map_or_else(String::new, |obstacle| format!("{}; ", obstacle.text));
             let state = format!("{reason}{status}; {}", rollout.state);
             if state != last {
                 steps.note(&state);
                 last = state;
             }
-            blocked = match (rollout.obstacle, blocked) {
-                (Some(obstacle), Some((_, since))) => Some((obstacle, since)),
-                (Some(obstacle), None) => Some((obstacle, Instant::now())),
-                (None, _) => None,
-            };
-            if let Some((obstacle, since)) = &blocked
-                && since.elapsed() > obstacle.patience
-            {
+            if let Some(obstacle) = standing.look(&rollout.obstacles, Instant::now()) {
                 return Err(stuck(obstacle));
             }
             if Instant::now() > end {

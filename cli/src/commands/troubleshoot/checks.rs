@@ -8,7 +8,7 @@ use proto::{api::ResourceId, process::chain};
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::{Bundle, Diagnoser, Finding, State};
+use super::{Bundle, Diagnoser, Finding, Job, State};
 use crate::{
     api::{Api, at, versions},
     commands::{diagnoser::WITHIN, known},
@@ -31,13 +31,7 @@ const DAYS_LEFT: i64 = 7;
 const MINORS_BEHIND: u64 = 2;
 
 /// All of them. None ends the others.
-pub async fn run(
-    api: &Api,
-    id: &ResourceId,
-    cluster: &Kubernetes,
-    bundle: &mut Bundle,
-    job: &mut Option<Diagnoser>,
-) -> Vec<Finding> {
+pub async fn run(api: &Api, id: &ResourceId, cluster: &Kubernetes, bundle: &mut Bundle, job: &mut Job) -> Vec<Finding> {
     let mut all = Vec::new();
     let reached = info(cluster, bundle).await;
     let is_reached = reached.state == State::Passed;
@@ -290,22 +284,20 @@ fn version(resource: &Value) -> Finding {
     Finding::new(NAME, State::Passed, said)
 }
 
-/// The job is kept in `job` while it may be there.
-async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle, job: &mut Option<Diagnoser>) -> Finding {
+/// The job is kept in `job` while it may be there, and the turn.
+async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle, job: &mut Job) -> Finding {
     const NAME: &str = "diagnoser_check";
     let asked = async {
         // A connect that is at work has a job of the same name.
-        let turn = Turn::take(cluster, namespace, "troubleshoot").await?;
-        let diagnoser = job.insert(Diagnoser::of_agents(cluster, namespace).await?);
+        job.turn.insert(Turn::new(cluster, namespace, "troubleshoot".to_owned())?).take().await?;
+        let diagnoser = job.diagnoser.insert(Diagnoser::of_agents(cluster, namespace).await?);
         let said = diagnoser.ask(WITHIN).await;
         diagnoser.remove().await?;
-        *job = None;
-        if let Some(turn) = turn {
-            turn.give_up().await;
-        }
+        job.diagnoser = None;
         said
     };
     let asked: anyhow::Result<Value> = asked.await;
+    job.give_up_turn().await;
     let said = match asked {
         Ok(said) => said,
         Err(error) => return Finding::new(NAME, State::Incomplete, format!("{error:#}")),
