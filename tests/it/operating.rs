@@ -123,7 +123,12 @@ fn path() -> anyhow::Result<String> {
 
 /// What a walk left that nobody may log.
 fn note_secrets(dir: &Path) -> anyhow::Result<()> {
-    for (file, name) in [("owner.json", "clientSecret"), ("owner-2.json", "clientSecret"), ("ann.json", "password")] {
+    for (file, name) in [
+        ("owner.json", "clientSecret"),
+        ("owner-2.json", "clientSecret"),
+        ("owner-3.json", "clientSecret"),
+        ("ann.json", "password"),
+    ] {
         let Ok(text) = fs::read_to_string(dir.join(file)) else { continue };
         let Ok(told) = serde_json::from_str::<Value>(&text) else { continue };
         note_secret(told[name].as_str().with_context(|| format!("no {name} in {file}"))?)?;

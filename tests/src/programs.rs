@@ -5,7 +5,10 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -174,6 +177,20 @@ pub fn run(command: &mut Command, within: Duration) -> anyhow::Result<Output> {
     run_with_input(command, None, within)
 }
 
+/// Where a thread writes and others look before it has ended.
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// As [`run`], with bytes for standard input.
 pub fn run_with_input(command: &mut Command, input: Option<&[u8]>, within: Duration) -> anyhow::Result<Output> {
     use std::io::{Read, Write};
@@ -185,13 +202,18 @@ pub fn run_with_input(command: &mut Command, input: Option<&[u8]>, within: Durat
         .spawn()
         .with_context(|| format!("start {command:?}"))?;
     let reader = |pipe: Option<Box<dyn Read + Send>>| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
+        let held = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&held);
+        let thread = std::thread::spawn(move || {
             if let Some(mut pipe) = pipe {
-                let _ = pipe.read_to_end(&mut bytes);
+                let _ = std::io::copy(&mut pipe, &mut Shared(into));
             }
-            bytes
-        })
+        });
+        (thread, held)
+    };
+    let all = |(thread, held): (std::thread::JoinHandle<()>, Arc<Mutex<Vec<u8>>>)| {
+        thread.join().unwrap();
+        std::mem::take(&mut *held.lock().unwrap())
     };
     let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as _));
     let err = reader(child.stderr.take().map(|pipe| Box::new(pipe) as _));
@@ -206,9 +228,10 @@ pub fn run_with_input(command: &mut Command, input: Option<&[u8]>, within: Durat
             break status;
         }
         if start.elapsed() > within {
+            // Not the reader's end: what the command has started may hold the other end of the pipe for ever.
             let _ = child.kill();
             let _ = child.wait();
-            let (out, err) = (out.join().unwrap(), err.join().unwrap());
+            let (out, err) = (out.1.lock().unwrap(), err.1.lock().unwrap());
             bail!("{command:?} did not end within {within:?}\nstdout: {}\nstderr: {}", cut(&out), cut(&err));
         }
         std::thread::park_timeout(Duration::from_millis(5));
@@ -218,8 +241,8 @@ pub fn run_with_input(command: &mut Command, input: Option<&[u8]>, within: Durat
     }
     Ok(Output {
         code: status.code(),
-        out: out.join().unwrap(),
-        err: String::from_utf8_lossy(&err.join().unwrap()).into_owned(),
+        out: all(out),
+        err: String::from_utf8_lossy(&all(err)).into_owned(),
         took: start.elapsed(),
     })
 }
