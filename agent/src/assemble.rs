@@ -144,6 +144,14 @@ impl Parts {
         Ok(Arc::new(ClusterconnectAgent::new(name, tunnels, status, health, follow)))
     }
 
+    /// Where what is learned of issuers' keys is kept; `None` where somebody else looks after the certificate.
+    pub fn issuer_keys(&self, config: &Config) -> Result<Option<Store>, BuildError> {
+        match &config.gateway.identity {
+            IdentitySource::Managed(managed) => self.store(managed).map(Some),
+            IdentitySource::Files { .. } => Ok(None),
+        }
+    }
+
     /// The roles that manage, if this process does.
     pub fn managers(&self, config: &Config, api: &AgentApi, wanted: &Wanted) -> Result<Vec<Arc<dyn Role>>, BuildError> {
         let mut roles: Vec<Arc<dyn Role>> = Vec::new();

@@ -6,22 +6,24 @@
 //! | [`clock`] | the time of day, given from outside |
 //! | [`enrol`] | the exchange before there is a certificate: challenge, proof of possession, certificate |
 //! | [`follow`] | takes what another process keeps |
+//! | [`issuer_keys`] | keeps what was learned of issuers' keys |
 //! | [`request`] | a new key and the request for its certificate |
 //! | [`store`] | a Secret or a folder |
 
 pub mod clock;
 pub mod enrol;
 pub mod follow;
+pub mod issuer_keys;
 pub mod request;
 pub mod store;
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
 use certs::{Credentials, PeerIdentity, Roots};
-use proto::{agent_api::Certificate, ids::ClusterId};
+use proto::{agent_api::Certificate, ids::ClusterId, token::Verifier};
 use secrecy::{ExposeSecret as _, SecretString};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
@@ -82,6 +84,9 @@ pub struct Stored {
     pub principal_id: String,
     /// The tenant; empty if it is not known.
     pub tenant_id: String,
+    /// What was learned of issuers' keys ([`Verifier::learned`]); empty if nothing was. Signed by those keys, and kept by
+    /// [`issuer_keys`] alone.
+    pub issuer_keys: String,
 }
 
 impl std::fmt::Debug for Stored {
@@ -105,6 +110,7 @@ impl Stored {
             received,
             principal_id: sent.principal_id,
             tenant_id: sent.tenant_id,
+            issuer_keys: String::new(),
         })
     }
 }
@@ -181,11 +187,13 @@ pub struct Identities {
     current: watch::Sender<Option<Arc<Identity>>>,
     /// Which one the gateway wants renewed before its time; 0 for none.
     unwanted: watch::Sender<u64>,
+    /// Judges users' tokens, where this process serves users.
+    verifier: Arc<OnceLock<Arc<Verifier>>>,
 }
 
 impl Default for Identities {
     fn default() -> Self {
-        Self { current: watch::Sender::new(None), unwanted: watch::Sender::new(0) }
+        Self { current: watch::Sender::new(None), unwanted: watch::Sender::new(0), verifier: Arc::default() }
     }
 }
 
@@ -195,8 +203,20 @@ impl Identities {
         self.current.borrow().clone()
     }
 
-    /// Everybody uses this one from now on. Says whether it is another one than before.
+    /// Tells this verifier what is kept of issuers' keys, from the first identity on. One verifier alone can be told.
+    pub fn teach(&self, verifier: Arc<Verifier>) {
+        let _ = self.verifier.set(verifier);
+    }
+
+    /// Everybody uses this one from now on. Says whether it is another one than before. What is kept of issuers' keys counts
+    /// first: without an identity there is no tunnel, so no token is judged by keys that are known to be revoked.
     pub fn publish(&self, mut identity: Identity) -> bool {
+        if let Some(verifier) = self.verifier.get()
+            && !identity.stored.issuer_keys.is_empty()
+            && let Err(error) = verifier.learn(&identity.stored.issuer_keys)
+        {
+            tracing::warn!(%error, "what is kept of the issuers' keys is not readable: revocations may be missing");
+        }
         self.current.send_if_modified(|current| {
             let same = current.as_ref().is_some_and(|old| {
                 old.credentials.chain() == identity.credentials.chain() && old.stored.roots == identity.stored.roots
@@ -260,6 +280,7 @@ mod tests {
             received,
             principal_id: "p".to_owned(),
             tenant_id: "t".to_owned(),
+            issuer_keys: String::new(),
         };
         Identity::new(stored, &CLUSTER.parse().unwrap()).unwrap()
     }

@@ -42,7 +42,7 @@ use self::{
     admin::{Admin, Facts},
     assemble::Parts,
     config::{Config, IdentitySource},
-    identity::Identities,
+    identity::{Identities, store::Store},
     roles::{
         Role, Roles, controller_manager, echo::Echo, kube_aad_proxy::authenticate::Authenticator,
         logcollector::LogBuffer,
@@ -107,6 +107,7 @@ pub struct Agent {
     connector: Arc<Connector>,
     facts: Facts,
     authenticator: Option<Arc<Authenticator>>,
+    issuer_keys: Option<Store>,
 }
 
 impl Agent {
@@ -161,6 +162,7 @@ impl Agent {
             tracing::info!(address = bound.address().ok().map(tracing::field::display), "listener for other agents");
             forward = Some(bound);
         }
+        let issuer_keys = parts.issuer_keys(&config)?;
         let facts = Facts {
             status: parts.status,
             server,
@@ -173,8 +175,23 @@ impl Agent {
             metrics,
         };
         let authenticator = users.map(|users| users.authenticator);
+        if let Some(authenticator) = &authenticator {
+            facts.identities.teach(authenticator.verifier().clone());
+        }
         let tasks = TaskGroup::new("agent");
-        Ok(Self { shutdown, tasks, connections, roles, admin, forward, tokens, connector, facts, authenticator })
+        Ok(Self {
+            shutdown,
+            tasks,
+            connections,
+            roles,
+            admin,
+            forward,
+            tokens,
+            connector,
+            facts,
+            authenticator,
+            issuer_keys,
+        })
     }
 
     /// Where the process stands; `drain` and `close` on it end [`Self::run`].
@@ -214,10 +231,14 @@ impl Agent {
 
     /// Runs every role until told to drain, drains, and ends.
     pub async fn run(self) -> Result<(), Panicked> {
-        let Self { shutdown, tasks, connections, roles, admin, forward, facts, authenticator, .. } = self;
+        let Self { shutdown, tasks, connections, roles, admin, forward, facts, authenticator, issuer_keys, .. } = self;
         let running = TaskGroup::new("supervisor");
         running
             .spawn("controller-manager", controller_manager::supervise(roles, facts.health.clone(), shutdown.clone()));
+        if let (Some(store), Some(authenticator)) = (issuer_keys, &authenticator) {
+            let verifier = authenticator.verifier().clone();
+            tasks.spawn("issuer-keys", async move { identity::issuer_keys::keep(&store, &verifier).await });
+        }
         if let Some(authenticator) = authenticator {
             tasks.spawn("issuers", async move { authenticator.keep_fresh().await });
         }

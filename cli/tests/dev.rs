@@ -185,6 +185,31 @@ async fn rotated_keys_are_taken_by_who_pinned_the_first_and_foreign_ones_are_not
     dev.verify(&fresh, &forged).await.unwrap_err();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn revoked_key_is_refused_by_who_pinned_it_from_its_successors_first_token_on() {
+    use gateway::issuer::Keys;
+    let dir = tempfile::tempdir().unwrap();
+    let dev = start(dir.path(), &["--listen", "127.0.0.1:0"]);
+    let verifier = dev.verifier(0);
+    let old = dev.token("admin", "dev");
+    dev.verify(&verifier, &old).await.unwrap();
+    let keys = dir.path().join("issuer/keys.json");
+    let first = Keys::load(&keys).unwrap().newest().to_owned();
+    Keys::revoke(&keys, &first).unwrap();
+    dev.verify(&verifier, &dev.token("admin", "dev")).await.unwrap();
+    assert_eq!(dev.verify(&verifier, &old).await.unwrap_err(), TokenError::UnknownKey);
+    // Started again, with what was kept; the key set is not even read.
+    let again = dev.verifier(0);
+    again.learn(&verifier.learned().unwrap()).unwrap();
+    assert!(dev.verify(&again, &old).await.is_err());
+    // A cluster that is made now pins the newest key alone.
+    dev.edit(&["add-cluster", "later"]);
+    let text = std::fs::read_to_string(in_state(dir.path(), "agents/later/issuer-keys.json")).unwrap();
+    let pinned: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(pinned["keys"].as_array().unwrap().len(), 1);
+    assert_ne!(pinned["keys"][0]["kid"], first.as_str());
+}
+
 #[test]
 fn a_restart_keeps_addresses_authority_keys_and_users() {
     let dir = tempfile::tempdir().unwrap();

@@ -59,8 +59,10 @@ pub use self::{
 pub const MOUNT: &str = proto::token::OWN_ISSUER_PATH;
 /// What clients of the Microsoft identity platform call a tenant that they do not know yet, such as `az logout`.
 const ANY_TENANT: [&str; 2] = ["organizations", "common"];
-/// Default and longest life of a token.
+/// Default life of a token.
 pub const TTL_DEFAULT: Duration = Duration::from_secs(3600);
+/// The longest life of a token that can be configured.
+pub const TTL_LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// The file with the keys, in the issuer's folder.
 pub const KEYS_FILE: &str = "keys.json";
 /// The file with the users, in the issuer's folder.
@@ -305,6 +307,11 @@ impl Issuer {
     /// The key set as published: a JWKS document (RFC 7517 section 5).
     pub fn key_set(&self) -> serde_json::Value {
         self.keys.current().key_set()
+    }
+
+    /// What a new agent pins: the key that signs now.
+    pub fn pinned_keys(&self) -> serde_json::Value {
+        self.keys.current().pinned()
     }
 
     /// Answers one request to the issuer from a client at `peer`. Below [`MOUNT`] the mount itself may be left out.

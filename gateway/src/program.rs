@@ -1,5 +1,6 @@
 //! The program `towline-gateway`: arguments, what operators do by it, run until told, exit code.
 
+mod issuer_command;
 mod user_command;
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
@@ -70,6 +71,11 @@ enum Command {
     User {
         #[command(subcommand)]
         action: user_command::UserAction,
+    },
+    /// The signing keys of the built-in issuer: keys, rotate-key, revoke-key. Prints JSON.
+    Issuer {
+        #[command(subcommand)]
+        action: issuer_command::IssuerAction,
     },
 }
 
@@ -142,6 +148,7 @@ pub fn main() -> ExitCode {
     let now = std::time::SystemTime::now();
     match args.command {
         Some(Command::User { action }) => return printed(user_command::run(&config, action)),
+        Some(Command::Issuer { action }) => return printed(issuer_command::run(&config, &action)),
         Some(Command::RenewCertificate) => {
             let allowed = user_command::as_its_owner(&config.tls.key_file);
             return printed(allowed.and_then(|()| Ok(renew::certificate(&config, now)?)));

@@ -30,6 +30,8 @@ use std::{
 };
 
 use certs::Roots;
+use serde_json::{Map, Value};
+use tokio::sync::watch;
 
 pub use self::{
     config::{Fault, Faults, ISSUER_KEYS, Issuer, IssuerKind, OWN_ISSUER_PATH, OneOrMore, Pop, RawIssuer, Tokens},
@@ -43,7 +45,7 @@ pub use self::{
 use self::{
     decisions::{Decision, Decisions},
     jws::Compact,
-    keys::IssuerKeys,
+    keys::{Found, IssuerKeys},
 };
 
 /// What the audience of a cluster begins with ([`crate::ids::ClusterId::audience`]); the rest is the ARM id, which is
@@ -86,6 +88,7 @@ pub struct Verifier {
     issuers: Vec<Trusted>,
     decisions: Decisions,
     groups: Option<Arc<dyn GroupsResolver>>,
+    learning: watch::Sender<u64>,
 }
 
 struct Trusted {
@@ -157,8 +160,44 @@ impl Verifier {
     }
 
     fn build(issuers: Vec<(Issuer, Arc<dyn Fetch>)>) -> Self {
-        let trusted = |(config, fetch)| Trusted { keys: IssuerKeys::new(&config, fetch), config };
-        Self { issuers: issuers.into_iter().map(trusted).collect(), decisions: Decisions::new(), groups: None }
+        let learning = watch::Sender::new(0);
+        let trusted = |(config, fetch)| Trusted { keys: IssuerKeys::new(&config, fetch, learning.clone()), config };
+        let issuers = issuers.into_iter().map(trusted).collect();
+        Self { issuers, decisions: Decisions::new(), groups: None, learning }
+    }
+
+    /// What was learned of issuers whose keys are pinned: keys that followed, and ends of keys. A JSON text that
+    /// [`Self::learn`] reads; `None` if nothing was learned. A restarted process without it would believe revoked keys again
+    /// until an issuer tells it.
+    pub fn learned(&self) -> Option<String> {
+        let learned =
+            self.issuers.iter().filter_map(|issuer| Some((issuer.keys.url().to_owned(), issuer.keys.learned()?)));
+        let learned: Map<String, Value> = learned.collect();
+        (!learned.is_empty()).then(|| Value::Object(learned).to_string())
+    }
+
+    /// Takes what [`Self::learned`] told, of this process or another. Everything in it is signed, and counts only as far as it
+    /// follows from the pinned keys.
+    ///
+    /// # Errors
+    /// When it is no such text. What could be read of it counts.
+    pub fn learn(&self, kept: &str) -> Result<(), KeySetError> {
+        let kept = crate::json::object(kept.as_bytes()).map_err(|_| KeySetError::Json)?;
+        let of = |issuer: &Trusted| kept.get(issuer.keys.url()).map(|kept| (kept.as_object(), issuer.keys.clone()));
+        let each = self.issuers.iter().filter_map(of);
+        each.map(|(kept, keys)| keys.learn(kept.ok_or(KeySetError::Shape)?)).fold(Ok(()), Result::and)
+    }
+
+    /// Whether a kept text has everything that [`Self::learned`] has.
+    pub fn is_kept(&self, kept: &str) -> bool {
+        let kept = crate::json::object(kept.as_bytes()).unwrap_or_default();
+        let of = |issuer: &Trusted| kept.get(issuer.keys.url()).and_then(Value::as_object).cloned();
+        self.issuers.iter().all(|issuer| issuer.keys.is_kept(of(issuer).as_ref()))
+    }
+
+    /// Changes when there is more to keep.
+    pub fn learning(&self) -> watch::Receiver<u64> {
+        self.learning.subscribe()
     }
 
     /// Looks up groups that an issuer left out; without it such tokens are refused.
@@ -236,9 +275,9 @@ impl Verifier {
         let algorithm = Algorithm::from_name(&compact.header.alg)
             .filter(|algorithm| config.algorithms.contains(algorithm))
             .ok_or_else(|| jwk::refused(&compact.header.alg))?;
-        let (key, _) = keys.find(compact.header.kid.as_deref(), algorithm).await?;
+        let Found { key, end, .. } = keys.find(compact.header.kid.as_deref(), algorithm).await?;
         key.verify(algorithm, compact.signed, &compact.signature)?;
-        claims::times(&compact.payload, config.skew, now)?;
+        claims::before_end(claims::times(&compact.payload, config.skew, now)?, end)?;
         match compact.payload.get("aud").and_then(serde_json::Value::as_str) {
             Some(shown) if shown == audience => Ok(compact.payload),
             _ => Err(TokenError::Audience),
@@ -309,9 +348,10 @@ impl Verifier {
         let algorithm = Algorithm::from_name(&compact.header.alg)
             .filter(|algorithm| config.algorithms.contains(algorithm))
             .ok_or_else(|| jwk::refused(&compact.header.alg))?;
-        let (key, generation) = keys.find(compact.header.kid.as_deref(), algorithm).await?;
+        let Found { key, end, generation, .. } = keys.find(compact.header.kid.as_deref(), algorithm).await?;
         key.verify(algorithm, compact.signed, &compact.signature)?;
         let expires = claims::check(&compact.header, &compact.payload, config, audience, now)?;
+        claims::before_end(expires, end)?;
         let resolved = match identity::overage(&compact.payload, config)? {
             None => None,
             Some(overage) => Some(self.resolve(overage).await?),

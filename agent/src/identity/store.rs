@@ -27,6 +27,10 @@ const KEY: &str = "tls.key";
 const ROOTS: &str = "ca.crt";
 /// The times and the principal beside them, in the folder.
 const FACTS: &str = "identity.json";
+/// What was learned of issuers' keys. In the folder it is no part of one identity: certificates are exchanged without it.
+const ISSUER_KEYS: &str = "issuer-keys.json";
+/// Attempts to write the issuers' keys while other processes change the Secret.
+const CONFLICTS: u32 = 8;
 /// The files of one identity are in a folder of their own below the folder, and this link names the one that counts, so that
 /// they change all at once.
 const CURRENT: &str = "..current";
@@ -38,6 +42,8 @@ const PRINCIPAL: &str = "towline.io/principal-id";
 const TENANT: &str = "towline.io/tenant-id";
 /// Who writes the Secret, in its managed fields.
 const MANAGER: &str = "clusteridentityoperator";
+/// Who writes the issuers' keys in it.
+const KEYS_MANAGER: &str = "kube-aad-proxy";
 /// How often a folder is looked at by those who do not write it.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -115,6 +121,33 @@ impl Store {
         }
     }
 
+    /// Gives `merge` what is kept of issuers' keys (empty if nothing is), and keeps what it returns unless another process
+    /// wrote meanwhile: then it is called again with that.
+    ///
+    /// # Errors
+    /// When it cannot be read or written, or there is no Secret yet.
+    pub async fn merge_issuer_keys(
+        &self,
+        merge: &(dyn Fn(&str) -> Option<String> + Send + Sync),
+    ) -> Result<(), StoreError> {
+        match self {
+            Self::Directory(dir) => {
+                let path = dir.join(ISSUER_KEYS);
+                merge_file(&path, merge).map_err(|source| StoreError::File { path, source })
+            }
+            Self::Secret { api, name } => {
+                for _ in 0..CONFLICTS {
+                    match merge_secret(api, name, merge).await {
+                        Err(kube::Error::Api(status)) if status.code == 409 => {}
+                        other => return other.map_err(|err| secret_error(name, &err)),
+                    }
+                }
+                let problem = format!("other processes changed it {CONFLICTS} times in a row");
+                Err(StoreError::Secret { name: name.clone(), problem })
+            }
+        }
+    }
+
     /// Follows what another process keeps there, until `each` says stop by returning false. What cannot be read is told to
     /// `failed` and asked for again when it has changed; an error ends the following.
     pub async fn follow(&self, mut each: impl FnMut(Result<Option<Stored>, StoreError>)) -> Result<(), StoreError> {
@@ -122,7 +155,8 @@ impl Store {
             Self::Directory(dir) => {
                 let mut seen = None;
                 loop {
-                    let at = std::fs::metadata(dir.join(CERTIFICATE)).and_then(|facts| facts.modified()).ok();
+                    let at = [CERTIFICATE, ISSUER_KEYS]
+                        .map(|name| std::fs::metadata(dir.join(name)).and_then(|facts| facts.modified()).ok());
                     if seen != Some(at) {
                         seen = Some(at);
                         each(load_directory(dir));
@@ -173,13 +207,57 @@ fn of_secret(secret: &Secret) -> Result<Stored, StoreError> {
     let must = |key: &str| text(key).ok_or_else(|| StoreError::Missing { what: format!("{key} of Secret {name}") });
     let note = |key: &str| secret.metadata.annotations.as_ref().and_then(|notes| notes.get(key)).cloned();
     let (certificate, key) = (must(CERTIFICATE)?, must(KEY)?);
-    of_parts(certificate, key, text(ROOTS).unwrap_or_default(), &|fact| match fact {
+    let stored = of_parts(certificate, key, text(ROOTS).unwrap_or_default(), &|fact| match fact {
         Fact::NotBefore => note(NOT_BEFORE),
         Fact::NotAfter => note(NOT_AFTER),
         Fact::Received => note(RECEIVED),
         Fact::Principal => note(PRINCIPAL),
         Fact::Tenant => note(TENANT),
-    })
+    })?;
+    Ok(Stored { issuer_keys: text(ISSUER_KEYS).unwrap_or_default(), ..stored })
+}
+
+/// Reads, merges and writes the issuers' keys of a Secret that exists; a conflict is an error with code 409.
+async fn merge_secret(
+    api: &Api<Secret>,
+    name: &str,
+    merge: &(dyn Fn(&str) -> Option<String> + Send + Sync),
+) -> Result<(), kube::Error> {
+    let secret = api.get(name).await?;
+    let kept = secret.data.as_ref().and_then(|data| data.get(ISSUER_KEYS));
+    let kept = kept.map(|ByteString(bytes)| String::from_utf8_lossy(bytes).into_owned()).unwrap_or_default();
+    let Some(text) = merge(&kept) else { return Ok(()) };
+    let body = json!({
+        "metadata": { "resourceVersion": secret.metadata.resource_version },
+        "data": { ISSUER_KEYS: proto::agent_api::encode(text.as_bytes()) },
+    });
+    let params = PatchParams { field_manager: Some(KEYS_MANAGER.to_owned()), ..PatchParams::default() };
+    api.patch(name, &params, &Patch::Merge(&body)).await.map(|_| ())
+}
+
+/// As [`merge_secret`] in a file, under a lock beside it.
+fn merge_file(path: &Path, merge: &(dyn Fn(&str) -> Option<String> + Send + Sync)) -> io::Result<()> {
+    let beside = |end: &str| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(end);
+        PathBuf::from(name)
+    };
+    let open = || {
+        let mut options = std::fs::OpenOptions::new();
+        options.create(true).truncate(false).write(true).mode(0o600);
+        options
+    };
+    let lock = open().open(beside(".lock"))?;
+    lock.lock()?;
+    let kept = match read_bounded(path) {
+        Err(err) if err.kind() == io::ErrorKind::NotFound => String::new(),
+        kept => kept?,
+    };
+    let Some(text) = merge(&kept) else { return Ok(()) };
+    let fresh = beside(".new");
+    let mut file = open().truncate(true).open(&fresh)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all())?;
+    std::fs::rename(&fresh, path)
 }
 
 enum Fact {
@@ -209,6 +287,7 @@ fn of_parts(
         certificate,
         key: key.into(),
         roots,
+        issuer_keys: String::new(),
     })
 }
 
@@ -280,7 +359,7 @@ fn load_directory(dir: &Path) -> Result<Option<Stored>, StoreError> {
             Fact::Tenant => facts.tenant_id.clone(),
         })
     })?;
-    Ok(Some(stored))
+    Ok(Some(Stored { issuer_keys: read(ISSUER_KEYS)?.unwrap_or_default(), ..stored }))
 }
 
 fn save_directory(dir: &Path, stored: &Stored) -> Result<(), StoreError> {
@@ -380,6 +459,7 @@ mod tests {
             received: at + Duration::from_secs(7),
             principal_id: "p".to_owned(),
             tenant_id: "t".to_owned(),
+            issuer_keys: String::new(),
         }
     }
 
@@ -399,6 +479,19 @@ mod tests {
         assert_eq!(std::fs::metadata(dir.join(KEY)).unwrap().permissions().mode() & 0o777, 0o600);
         // Four links to files, one to the folder that counts, and that.
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 6);
+    }
+
+    #[tokio::test]
+    async fn issuer_keys_survive_a_new_certificate_and_are_merged() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::Directory(dir.path().to_owned());
+        store.save(&stored("one")).await.unwrap();
+        store.merge_issuer_keys(&|kept| Some(format!("{kept}a"))).await.unwrap();
+        store.save(&stored("two")).await.unwrap();
+        store.merge_issuer_keys(&|kept| Some(format!("{kept}b"))).await.unwrap();
+        store.merge_issuer_keys(&|_| None).await.unwrap();
+        let loaded = store.load().await.unwrap().unwrap();
+        assert_eq!((loaded.certificate.as_str(), loaded.issuer_keys.as_str()), ("two", "ab"));
     }
 
     #[tokio::test]

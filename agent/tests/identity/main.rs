@@ -3,6 +3,7 @@
 
 mod enrolment;
 mod gateway;
+mod issuer_keys;
 mod operator;
 mod roles;
 mod tokens;

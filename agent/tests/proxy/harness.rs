@@ -66,12 +66,23 @@ impl Harness {
     }
 
     pub async fn with(access: Access, outlive_token: Duration, streams_max: usize) -> Self {
+        let issuer = TestIssuer::new(ISSUER);
+        let authenticator = Arc::new(Authenticator::new(issuer.verifier(), CLUSTER.parse().unwrap()));
+        Self::of(access, outlive_token, streams_max, issuer, authenticator).await
+    }
+
+    /// With tokens judged by `authenticator`.
+    pub async fn of(
+        access: Access,
+        outlive_token: Duration,
+        streams_max: usize,
+        issuer: TestIssuer,
+        authenticator: Arc<Authenticator>,
+    ) -> Self {
         let connections = TaskGroup::new("connections");
         let upstream = Arc::new(Upstream::new(access, connections.clone()).unwrap());
-        let issuer = TestIssuer::new(ISSUER);
         let names = Names::new(&config::Impersonation::default());
         let sessions = Sessions::new(outlive_token);
-        let authenticator = Arc::new(Authenticator::new(issuer.verifier(), CLUSTER.parse().unwrap()));
         let authorizer = Authorizer::new(authenticator.clone(), Some("test".to_owned()));
         let roles: Vec<Arc<dyn Role>> = vec![
             Arc::new(KubeAadProxy::new(

@@ -7,5 +7,6 @@ mod exchanges;
 mod frames;
 mod harness;
 mod identity;
+mod issuer_keys;
 mod unprocessed;
 mod upgrades;

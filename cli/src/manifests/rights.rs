@@ -24,7 +24,8 @@ pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
     if values.rbac.create {
         all.extend(agent.may_in_cluster(impersonation(values)));
         all.extend(agent.may_in_namespace(json!([
-            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [IDENTITY_SECRET], "verbs": ["get", "watch"]},
+            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [IDENTITY_SECRET],
+             "verbs": ["get", "patch", "watch"]},
         ])));
         if values.azure_rbac.enabled {
             all.extend(VERBS.iter().flat_map(|verb| agent.verb(verb)));

@@ -114,7 +114,7 @@ impl State {
         // Pinned when the agent is enrolled and never replaced behind its back: later keys must prove themselves.
         let pinned = dir.join("issuer-keys.json");
         if !pinned.exists() {
-            files::write_public(&pinned, serde_json::to_string_pretty(&keys.key_set())?.as_bytes())?;
+            files::write_public(&pinned, serde_json::to_string_pretty(&keys.pinned())?.as_bytes())?;
         }
         self.write_once_per_content(&dir, "agent.toml", &self.agent_config()?)?;
         self.write_once_per_content(&dir, "values.yaml", &self.helm_values(&dir)?)

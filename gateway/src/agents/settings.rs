@@ -26,7 +26,7 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
 }
 
 /// An issuer as the agent's chart takes it: names in camel case, files by their content. The gateway's own one is read at the
-/// gateway's public address, with the keys that it has now.
+/// gateway's public address, with the key that it signs with now.
 fn entry(issuer: &RawIssuer, own: Option<&Issuer>, roots: &str) -> Result<Value, ApiError> {
     let own = own.filter(|own| own.settings().url == issuer.url);
     let said = serde_json::to_value(issuer).map_err(ApiError::internal)?;
@@ -44,7 +44,7 @@ fn entry(issuer: &RawIssuer, own: Option<&Issuer>, roots: &str) -> Result<Value,
         }
     }
     if let Some(own) = own {
-        entry.insert("pinnedKeys".to_owned(), own.key_set().to_string().into());
+        entry.insert("pinnedKeys".to_owned(), own.pinned_keys().to_string().into());
         if !roots.is_empty() {
             entry.insert("ca".to_owned(), roots.into());
         }

@@ -5,10 +5,10 @@ use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 use proto::settings::{Faults, Section};
 
 use super::api::Api;
-use crate::issuer::{IssuerSettings, MOUNT, TTL_DEFAULT};
+use crate::issuer::{IssuerSettings, MOUNT, TTL_DEFAULT, TTL_LONGEST};
 
 /// How long a token may live.
-const LIFETIME: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(24 * 3600);
+const LIFETIME: RangeInclusive<Duration> = Duration::from_secs(60)..=TTL_LONGEST;
 
 /// Where the built-in issuer keeps what it knows.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -156,6 +156,48 @@ async fn a_rotated_key_signs_the_next_token_and_the_old_one_stays_published() {
     assert_eq!(kids, [Value::from(after), Value::from(before)]);
 }
 
+/// What it publishes of replaced and revoked keys is what verifiers obey.
+#[tokio::test]
+async fn its_replaced_and_revoked_keys_end_at_verifiers() {
+    use proto::token::{Fetch, Issuer as Trusted, RawIssuer, TokenError, Verifier, testing::MemoryFetch};
+    let f = fixture();
+    let (keys, url) = (f.dir.path().join(KEYS_FILE), f.issuer.settings().url.clone());
+    let pinned = f.dir.path().join("pinned.json");
+    std::fs::write(&pinned, f.issuer.pinned_keys().to_string()).unwrap();
+    let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
+    let mint = async || token(&f.issuer, "ann", "secret", "").await.1["access_token"].as_str().unwrap().to_owned();
+    let read = || {
+        let raw = RawIssuer {
+            pinned_keys_file: Some(pinned.clone()),
+            jwks_url: Some(format!("{url}/keys")),
+            ..RawIssuer::new("built-in", &url)
+        };
+        let fetch = MemoryFetch::new();
+        fetch.put(&format!("{url}/keys"), Ok(f.issuer.key_set().to_string().as_bytes()));
+        let dynamic: std::sync::Arc<dyn Fetch> = fetch;
+        Verifier::with_fetch(vec![Trusted::try_from(raw).unwrap()], &dynamic)
+    };
+    let first = mint().await;
+    let old = Keys::load(&keys).unwrap();
+    Keys::rotate(&keys).unwrap();
+    let verifier = read();
+    let now = std::time::SystemTime::now();
+    verifier.probe().await;
+    for token in [&first, &mint().await] {
+        verifier.verify(token, &audience, now).await.unwrap();
+    }
+    // Signed by the old key, which somebody has kept, for longer than the issuer's tokens live.
+    let mut long = claims(&serde_json::json!({"access_token": first}));
+    long["exp"] = (long["iat"].as_u64().unwrap() + TTL_LONGEST.as_secs() + 3600).into();
+    let long = old.sign("JWT", long.to_string().as_bytes()).unwrap();
+    assert_eq!(verifier.verify(&long, &audience, now).await.unwrap_err(), TokenError::RetiredKey);
+    Keys::revoke(&keys, old.newest()).unwrap();
+    let verifier = read();
+    verifier.probe().await;
+    assert_eq!(verifier.verify(&first, &audience, now).await.unwrap_err(), TokenError::UnknownKey);
+    verifier.verify(&mint().await, &audience, now).await.unwrap();
+}
+
 #[tokio::test]
 async fn its_tokens_verify_against_pinned_keys_and_through_rotations() {
     use proto::token::{Fetch, Issuer as Trusted, RawIssuer, Verifier, testing::MemoryFetch};

@@ -76,6 +76,38 @@ fn s1_local_users_are_added_disabled_and_removed_by_the_operator() {
     assert!(code == 1 && String::from_utf8_lossy(&told).contains("no name of a user"));
 }
 
+/// The signing keys of a gateway that was set up by `init`, as its operator replaces and revokes them.
+#[test]
+fn issuer_keys_are_listed_replaced_and_revoked_by_the_operator() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("gateway");
+    let file = folder.join("gateway.toml");
+    let gateway = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_towline-gateway")).args(args).output().unwrap();
+        let told = serde_json::from_slice(&output.stdout).unwrap_or(serde_json::Value::Null);
+        (output.status.code().unwrap(), told, String::from_utf8(output.stderr).unwrap())
+    };
+    let issuer = |args: &[&str]| gateway(&[&["issuer", "--config", file.to_str().unwrap()], args].concat());
+    let made = gateway(&["init", "--url", "https://gateway.test", "--directory", folder.to_str().unwrap()]);
+    assert_eq!(made.0, 0, "{}", made.2);
+    let states = |told: &serde_json::Value| {
+        let keys = told["keys"].as_array().unwrap().iter();
+        keys.map(|key| key["state"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let first = issuer(&["keys"]).1;
+    assert_eq!(states(&first), ["signs"]);
+    let second = issuer(&["rotate-key"]).1;
+    assert_eq!(states(&second), ["signs", "replaced"]);
+    assert!(second["keys"][0].get("verifiesUntil").is_none() && second["keys"][1]["verifiesUntil"].is_string());
+    let newest = second["keys"][0]["kid"].as_str().unwrap();
+    let (code, third, _) = issuer(&["revoke-key", newest]);
+    assert_eq!((code, states(&third)), (0, ["signs", "revoked", "replaced"].map(str::to_owned).to_vec()));
+    assert_eq!(issuer(&["keys"]).1, third);
+    // An id may begin with a hyphen.
+    let (code, _, told) = issuer(&["revoke-key", "-nothing"]);
+    assert!(code == 1 && told.contains("no key \"-nothing\"") && told.contains(newest), "{told}");
+}
+
 /// A shell's usual 1024 let one address keep everybody else out.
 #[tokio::test]
 async fn as_many_files_are_opened_as_the_system_allows() {

@@ -108,6 +108,12 @@ pub(super) fn times(claims: &Claims, skew: Duration, now: SystemTime) -> Result<
     Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(exp.unsigned_abs()))
 }
 
+/// A key that was replaced has signed nothing that expires after its end: somebody who kept the key made such a token.
+pub(super) fn before_end(expires: SystemTime, end: Option<u64>) -> Result<(), TokenError> {
+    let after = |end: u64| expires > SystemTime::UNIX_EPOCH + Duration::from_secs(end.min(TIME_MAX.unsigned_abs()));
+    if end.is_some_and(after) { Err(TokenError::RetiredKey) } else { Ok(()) }
+}
+
 /// One audience must be accepted here. Where the token has others beside, whoever it was issued to (`azp`) must be
 /// accepted too: else another service that got it could use it here.
 fn audience_and_party(claims: &Claims, issuer: &Issuer, audience: &str) -> Result<(), TokenError> {

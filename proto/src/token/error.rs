@@ -59,6 +59,9 @@ pub enum TokenError {
     /// The signature does not hold.
     #[error("the token's signature does not hold")]
     Signature,
+    /// The key was replaced before the token can have been issued.
+    #[error("the token's key was replaced, and the token expires later than any that the key has signed")]
+    RetiredKey,
     /// The keys of the issuer could not be read.
     #[error("the issuer's keys are not available: {0}")]
     KeysUnavailable(FetchError),
@@ -223,6 +226,7 @@ impl TokenError {
             Self::NoKeyId => "no_key_id",
             Self::UnknownKey => "unknown_key",
             Self::KeyAlgorithm => "key_algorithm",
+            Self::RetiredKey => "retired_key",
             Self::Signature => "signature",
             Self::KeysUnavailable(_) => "keys_unavailable",
             Self::Kind => "kind",

@@ -20,6 +20,11 @@ use super::error::TokenError;
 
 /// Keys in one set at most.
 pub(super) const KEYS: usize = 100;
+/// Keys of one pinned issuer at most, over its life: the pinned ones and those that followed.
+pub(super) const CHAIN: usize = 256;
+/// Statements of one key set at most, and the length of each statement and attestation in bytes.
+const STATEMENTS: usize = CHAIN;
+const STATEMENT_BYTES: usize = 2048;
 
 /// Signature algorithms that can be allowed. `none` and `HS*` are not expressible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -120,6 +125,10 @@ pub(super) enum JwkError {
     SameId,
     #[error("no accepted key vouches for it")]
     NotAttested,
+    #[error("it has been revoked")]
+    Revoked,
+    #[error("more than {CHAIN} keys have followed the pinned one; pin the newest key")]
+    ChainTooLong,
 }
 
 /// A public key for signatures.
@@ -129,6 +138,10 @@ pub(super) struct Key {
     pub(super) thumbprint: String,
     /// By which key before it is vouched for (built-in issuer).
     pub(super) attestation: Option<String>,
+    /// The `kid` of the attestation's header, unverified: no other key is tried.
+    pub(super) attested_by: Option<String>,
+    /// The entry of the set that this was read from, for keys with an attestation: its members that are read here.
+    pub(super) entry: Option<Value>,
     verifiers: Vec<(Algorithm, ParsedPublicKey)>,
 }
 
@@ -166,8 +179,14 @@ impl Key {
             return Err(JwkError::Algorithm);
         }
         let thumbprint = URL_SAFE_NO_PAD.encode(super::jws::sha256(&[canonical.as_bytes()]));
-        let attestation = jwk.get("towline_attestation").and_then(Value::as_str).map(str::to_owned);
-        Ok(Self { kid, thumbprint, attestation, verifiers })
+        let attestation = jwk.get("towline_attestation").and_then(Value::as_str);
+        let attestation = attestation.filter(|text| text.len() <= STATEMENT_BYTES).map(str::to_owned);
+        let attested_by = attestation.as_deref().and_then(|text| super::jws::parts(text).ok()?.header.kid);
+        let entry = attestation.as_ref().map(|_| {
+            let members = MEMBERS.iter().filter_map(|name| Some(((*name).to_owned(), jwk.get(*name)?.clone())));
+            members.collect::<Map<_, _>>().into()
+        });
+        Ok(Self { kid, thumbprint, attestation, attested_by, entry, verifiers })
     }
 
     pub(super) fn supports(&self, algorithm: Algorithm) -> bool {
@@ -179,6 +198,9 @@ impl Key {
         key.verify_sig(signed, signature).map_err(|_| TokenError::Signature)
     }
 }
+
+/// The members of an entry that [`Key::read`] reads.
+const MEMBERS: [&str; 10] = ["kty", "crv", "x", "y", "n", "e", "use", "alg", "kid", "towline_attestation"];
 
 fn for_signatures(jwk: &Map<String, Value>) -> Result<(), JwkError> {
     match jwk.get("use") {
@@ -268,14 +290,26 @@ pub(super) struct KeySet {
     pub(super) keys: Vec<Arc<Key>>,
     /// How many were left out, and why one of them was.
     pub(super) left_out: (usize, Option<JwkError>),
+    /// Keys that verify no tokens and only link others to a pinned one: revoked keys of the built-in issuer.
+    pub(super) former: Vec<Arc<Key>>,
+    /// Statements that keys have ended, unverified (built-in issuer; `keys::chain`).
+    pub(super) statements: Vec<String>,
+    /// Thumbprints of those of `keys` that have been replaced, with the time (seconds since 1970) at which the last token
+    /// that such a key signed expires.
+    pub(super) ends: Vec<(String, u64)>,
 }
 
 impl KeySet {
     /// Reads a JWKS document.
     pub(super) fn read(document: &[u8]) -> Result<Self, KeySetError> {
-        let object = crate::json::object(document).map_err(|_| KeySetError::Json)?;
+        Self::of(&crate::json::object(document).map_err(|_| KeySetError::Json)?, KEYS)
+    }
+
+    /// Reads a JWKS document of at most `most` keys.
+    pub(super) fn of(object: &Map<String, Value>, most: usize) -> Result<Self, KeySetError> {
         let Some(Value::Array(entries)) = object.get("keys") else { return Err(KeySetError::Shape) };
-        if entries.len() > KEYS {
+        let former = object.get("towline_former").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        if entries.len() + former.len() > most {
             return Err(KeySetError::TooMany);
         }
         let mut this = Self::default();
@@ -293,6 +327,12 @@ impl KeySet {
         let (out, keys): (Vec<_>, Vec<_>) = this.keys.iter().cloned().partition(|key| ambiguous(key, &this.keys));
         out.iter().for_each(|_| this.leave_out(JwkError::SameId));
         this.keys = keys;
+        let former = former.iter().filter_map(|entry| Key::read(entry.as_object()?).ok());
+        this.former = former.map(Arc::new).collect();
+        if let Some(Value::Array(statements)) = object.get("towline_ended") {
+            let texts = statements.iter().filter_map(Value::as_str).filter(|text| text.len() <= STATEMENT_BYTES);
+            this.statements = texts.take(STATEMENTS).map(str::to_owned).collect();
+        }
         Ok(this)
     }
 
@@ -319,9 +359,16 @@ impl KeySet {
         }
     }
 
-    /// Whether both have the same keys.
+    /// When the last token of a replaced key expires, in seconds since 1970.
+    pub(super) fn end_of(&self, key: &Key) -> Option<u64> {
+        self.ends.iter().find(|(thumbprint, _)| *thumbprint == key.thumbprint).map(|(_, end)| *end)
+    }
+
+    /// Whether both have the same keys, which end at the same time.
     pub(super) fn same(&self, other: &Self) -> bool {
-        let names = |set: &Self| set.keys.iter().map(|k| (k.kid.clone(), k.thumbprint.clone())).collect::<Vec<_>>();
+        let names = |set: &Self| {
+            set.keys.iter().map(|k| (k.kid.clone(), k.thumbprint.clone(), set.end_of(k))).collect::<Vec<_>>()
+        };
         names(self) == names(other)
     }
 }

@@ -6,8 +6,12 @@
 //!   `keys_max_age`.
 //! - [`IssuerKeys::refresh_if_older`] keeps them fresh beside the requests; where nobody calls it, one request in
 //!   [`STALE`] waits for at most [`STALE_WAIT`].
-//! - Pinned: keys are accepted from the start or because an accepted one vouches for them; an issuer that is taken over
-//!   can withhold keys but not bring its own (DESIGN.md section 2).
+//! - Pinned: keys are accepted from the start or because the newest accepted one vouches for them ([`chain`]); whoever
+//!   answers at the issuer's address can withhold keys but not bring its own. What was learned can be kept
+//!   ([`IssuerKeys::learned`]) and given to the next process ([`IssuerKeys::learn`]).
+//! - A replaced key verifies tokens until the last one that it signed has expired, a revoked key none.
+
+mod chain;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -17,15 +21,19 @@ use std::{
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use futures_util::{FutureExt as _, future::Shared};
-use tokio::time::{Instant, timeout};
+use serde_json::{Map, Value};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 use url::Url;
 
+use self::chain::Chain;
 use super::{
     config::{Issuer, KeySource, acceptable_url},
     error::TokenError,
     fetch::{Boxed, FETCH_DEADLINE, Fetch, FetchError},
-    jwk::{Algorithm, JwkError, Key, KeySet},
-    jws,
+    jwk::{Algorithm, CHAIN, Key, KeySet, KeySetError},
 };
 
 /// At least so long between two fetches, however many unknown key ids are shown.
@@ -38,10 +46,6 @@ pub const FRESH: Duration = Duration::from_secs(300);
 pub const STALE: Duration = Duration::from_secs(600);
 /// How long a request waits to renew keys that still serve.
 const STALE_WAIT: Duration = Duration::from_secs(1);
-/// Keys that may vouch for others, over the life of the process.
-const ATTESTORS: usize = 256;
-/// `typ` of an attestation.
-const ATTESTATION: &str = "towline-key+jws";
 
 /// What came of asking one issuer for its keys.
 #[derive(Debug)]
@@ -70,8 +74,10 @@ struct Inner {
     max_age: Duration,
     /// `None`: a fixed set.
     fetch: Option<Arc<dyn Fetch>>,
-    /// Pinned keys and those they vouched for; `None`: every key of the issuer is accepted.
-    attestors: Option<Mutex<Vec<Arc<Key>>>>,
+    /// Pinned keys and those that followed them; `None`: every key of the issuer is accepted.
+    chain: Option<Mutex<Chain>>,
+    /// Counts what the chains of all issuers of the verifier have learned.
+    learning: watch::Sender<u64>,
     current: ArcSwapOption<Snapshot>,
     state: Mutex<State>,
 }
@@ -80,6 +86,18 @@ struct Snapshot {
     set: KeySet,
     read: Instant,
     generation: u64,
+    /// Whether the issuer was asked: not so for keys from a file.
+    fetched: bool,
+}
+
+/// The key that a header means.
+pub(super) struct Found {
+    pub(super) key: Arc<Key>,
+    /// When the last token of a replaced key expires, in seconds since 1970.
+    pub(super) end: Option<u64>,
+    /// Of the set that the key is in.
+    pub(super) generation: u64,
+    age: Duration,
 }
 
 struct State {
@@ -90,14 +108,18 @@ struct State {
 }
 
 impl IssuerKeys {
-    pub(super) fn new(issuer: &Issuer, fetch: Arc<dyn Fetch>) -> Self {
+    pub(super) fn new(issuer: &Issuer, fetch: Arc<dyn Fetch>, learning: watch::Sender<u64>) -> Self {
         let now = Instant::now();
-        let (initial, fetch, attestors) = match &issuer.keys {
-            KeySource::Static(set) => (Some(set.clone()), None, None),
+        let (initial, fetch, chain) = match &issuer.keys {
+            KeySource::Static(set) => (Some(Chain::judge(set.clone())), None, None),
             KeySource::Discovered => (None, Some(fetch), None),
-            KeySource::Pinned(set) => (Some(set.clone()), Some(fetch), Some(Mutex::new(set.keys.clone()))),
+            KeySource::Pinned(set) => {
+                let mut chain = Chain::of(set);
+                (Some(chain.accept(set.clone())), Some(fetch), Some(Mutex::new(chain)))
+            }
         };
-        let snapshot = initial.map(|set| Arc::new(Snapshot { set, read: now, generation: 1 }));
+        let snapshot = |set| Arc::new(Snapshot { set, read: now, generation: 1, fetched: false });
+        let snapshot = initial.map(snapshot);
         Self(Arc::new(Inner {
             issuer: issuer.name.clone(),
             url: issuer.url.clone(),
@@ -105,7 +127,8 @@ impl IssuerKeys {
             http_loopback: issuer.http_loopback,
             max_age: issuer.keys_max_age,
             fetch,
-            attestors,
+            chain,
+            learning,
             current: ArcSwapOption::new(snapshot),
             state: Mutex::new(State { in_flight: None, next_attempt: now, failures: 0, error: None }),
         }))
@@ -117,22 +140,20 @@ impl IssuerKeys {
     }
 
     /// The key that a header means, and the generation of its set; asks the issuer where it must and may.
-    pub(super) async fn find(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<(Arc<Key>, u64), TokenError> {
+    pub(super) async fn find(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<Found, TokenError> {
         match self.look(kid, algorithm) {
-            Ok((key, generation, age)) => {
-                if age > STALE && self.0.fetch.is_some() {
-                    self.refresh_beside().await;
-                    return self.look(kid, algorithm).map(|(key, generation, _)| (key, generation));
-                }
-                Ok((key, generation))
+            Ok(found) if found.age > STALE && self.0.fetch.is_some() => {
+                self.refresh_beside().await;
+                self.look(kid, algorithm)
             }
+            Ok(found) => Ok(found),
             Err(TokenError::UnknownKey | TokenError::KeysUnavailable(_)) if self.0.fetch.is_some() => {
                 if let Some((fetching, _)) = self.0.begin_soon().await {
                     fetching.await;
                 }
                 match self.look(kid, algorithm) {
                     Err(TokenError::UnknownKey) => Err(self.0.unknown()),
-                    other => other.map(|(key, generation, _)| (key, generation)),
+                    other => other,
                 }
             }
             Err(error) => Err(error),
@@ -141,7 +162,7 @@ impl IssuerKeys {
 
     /// Reads the keys again if they are older than this; returns when that ended, either way.
     pub(super) async fn refresh_if_older(&self, than: Duration) {
-        let fresh = self.0.current.load().as_ref().is_some_and(|s| s.generation > 1 && s.read.elapsed() < than);
+        let fresh = self.0.current.load().as_ref().is_some_and(|s| s.fetched && s.read.elapsed() < than);
         if self.0.fetch.is_none() || fresh {
             return;
         }
@@ -162,9 +183,53 @@ impl IssuerKeys {
             issuer: self.0.issuer.clone(),
             url: self.0.url.clone(),
             fixed,
-            pinned: self.0.attestors.is_some(),
+            pinned: self.0.chain.is_some(),
             keys: error.map_or(Ok(keys), Err),
         }
+    }
+
+    /// Which issuer this is.
+    pub(super) fn url(&self) -> &str {
+        &self.0.url
+    }
+
+    /// What was learned beyond the pinned keys, as a key set that [`Self::learn`] reads; `None` if nothing was.
+    pub(super) fn learned(&self) -> Option<Value> {
+        self.0.chain.as_ref().and_then(|chain| lock(chain).learned())
+    }
+
+    /// Whether a kept key set has everything that [`Self::learned`] has.
+    pub(super) fn is_kept(&self, kept: Option<&Map<String, Value>>) -> bool {
+        let Some(chain) = &self.0.chain else { return true };
+        let kept = kept.and_then(|kept| KeySet::of(kept, CHAIN).ok()).unwrap_or_default();
+        lock(chain).is_kept(&kept)
+    }
+
+    /// Takes what was learned before, by this process or another. It counts only as far as it follows from the pinned keys.
+    ///
+    /// # Errors
+    /// When it is no key set.
+    pub(super) fn learn(&self, kept: &Map<String, Value>) -> Result<(), KeySetError> {
+        let mut kept = KeySet::of(kept, CHAIN)?;
+        if self.0.chain.is_none() {
+            return Ok(());
+        }
+        let _state = self.0.state();
+        let Some(current) = self.0.current.load_full() else { return Ok(()) };
+        let new = |key: &Arc<Key>| !kept.keys.iter().any(|known| known.thumbprint == key.thumbprint);
+        let more: Vec<_> = current.set.keys.iter().filter(|key| new(key)).cloned().collect();
+        kept.keys.extend(more);
+        let set = self.0.accept(kept);
+        if !current.set.same(&set) {
+            let generation = current.generation + 1;
+            self.0.current.store(Some(Arc::new(Snapshot {
+                set,
+                generation,
+                read: current.read,
+                fetched: current.fetched,
+            })));
+        }
+        Ok(())
     }
 
     /// Only who began it waits, and not for long: the keys at hand serve.
@@ -174,14 +239,15 @@ impl IssuerKeys {
         }
     }
 
-    fn look(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<(Arc<Key>, u64, Duration), TokenError> {
+    fn look(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<Found, TokenError> {
         let current = self.0.current.load();
         let Some(snapshot) = current.as_ref() else { return Err(self.0.unavailable()) };
         let age = snapshot.read.elapsed();
-        if age > self.0.max_age && self.0.fetch.is_some() && self.0.attestors.is_none() {
+        if age > self.0.max_age && self.0.fetch.is_some() && self.0.chain.is_none() {
             return Err(self.0.unavailable());
         }
-        snapshot.set.find(kid, algorithm).map(|key| (key.clone(), snapshot.generation, age))
+        let key = snapshot.set.find(kid, algorithm)?.clone();
+        Ok(Found { end: snapshot.set.end_of(&key), key, generation: snapshot.generation, age })
     }
 }
 
@@ -265,8 +331,8 @@ impl Inner {
     }
 
     fn finish(&self, result: Result<KeySet, FetchError>) {
-        let result = result.map(|set| self.accept(set));
         let mut state = self.state();
+        let result = result.map(|set| self.accept(set));
         let now = Instant::now();
         state.in_flight = None;
         match result {
@@ -281,9 +347,7 @@ impl Inner {
                 if changed {
                     tracing::info!(issuer = self.issuer, keys = set.keys.len(), "read the issuer's keys");
                 }
-                // The first set that was fetched has generation 2, so that a pinned one counts as never fetched.
-                let generation = generation.max(2);
-                self.current.store(Some(Arc::new(Snapshot { set, read: now, generation })));
+                self.current.store(Some(Arc::new(Snapshot { set, read: now, generation, fetched: true })));
             }
             Err(error) => {
                 let pause = Duration::from_secs(1 << state.failures.min(5)).min(BACKOFF_MAX);
@@ -299,41 +363,20 @@ impl Inner {
         }
     }
 
-    /// What of a fetched set is accepted: all of it, or, where keys are pinned, what is pinned or vouched for.
-    fn accept(&self, mut set: KeySet) -> KeySet {
-        let Some(attestors) = &self.attestors else { return set };
-        let mut attestors = attestors.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut waiting, mut accepted) = (std::mem::take(&mut set.keys), Vec::new());
-        loop {
-            let before = waiting.len();
-            waiting.retain(|key| {
-                let known = attestors.iter().any(|a| a.thumbprint == key.thumbprint);
-                let ok = known || attestors.iter().any(|attestor| vouches(attestor, key));
-                if ok {
-                    accepted.push(key.clone());
-                    if !known && attestors.len() < ATTESTORS {
-                        attestors.push(key.clone());
-                    }
-                }
-                !ok
-            });
-            if waiting.len() == before || waiting.is_empty() {
-                break;
-            }
+    /// What of a set is accepted: all of it, or, where keys are pinned, what is pinned or follows a pinned key. Called with the
+    /// state locked, so that no older decision replaces a newer one.
+    fn accept(&self, set: KeySet) -> KeySet {
+        let Some(chain) = &self.chain else { return Chain::judge(set) };
+        let mut chain = lock(chain);
+        let before = chain.version();
+        let accepted = chain.accept(set);
+        if chain.version() != before {
+            self.learning.send_modify(|count| *count += 1);
         }
-        waiting.iter().for_each(|_| set.leave_out(JwkError::NotAttested));
-        set.keys = accepted;
-        set
+        accepted
     }
 }
 
-/// Whether `attestor` signed the thumbprint of `key`.
-fn vouches(attestor: &Key, key: &Key) -> bool {
-    let Some(parts) = key.attestation.as_deref().and_then(|jws| jws::parts(jws).ok()) else { return false };
-    let Some(algorithm) = Algorithm::from_name(&parts.header.alg) else { return false };
-    parts.header.typ.as_deref() == Some(ATTESTATION)
-        && parts.header.kid.is_some()
-        && (parts.header.kid == attestor.kid || parts.header.kid.as_ref() == Some(&attestor.thumbprint))
-        && parts.payload == key.thumbprint.as_bytes()
-        && attestor.verify(algorithm, parts.signed, &parts.signature).is_ok()
+fn lock(chain: &Mutex<Chain>) -> MutexGuard<'_, Chain> {
+    chain.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -142,6 +142,12 @@ impl TestKey {
         self.jws(&header, next.thumbprint().as_bytes())
     }
 
+    /// The statement that `other` ended, in the built-in issuer's key set (`towline_ended`); 0 revokes it.
+    pub fn end(&self, other: &Self, until: u64) -> String {
+        let header = json!({"alg": self.algorithm(), "kid": self.kid, "typ": "towline-key-ended+jws"});
+        self.jws(&header, json!({"key": other.thumbprint(), "until": until}).to_string().as_bytes())
+    }
+
     /// A proof of possession by this key (RSA) around an access token, for the ARM id `host`, made at `ts`.
     pub fn pop(&self, access_token: &str, host: &str, ts: u64) -> String {
         let header = json!({"alg": "RS256", "typ": "pop", "kid": self.thumbprint()});

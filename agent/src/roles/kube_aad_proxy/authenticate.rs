@@ -19,7 +19,7 @@ pub const STAGE: &str = "authenticate";
 
 /// Judges credentials.
 pub struct Authenticator {
-    verifier: Verifier,
+    verifier: Arc<Verifier>,
     cluster: ClusterId,
     audience: String,
 }
@@ -37,7 +37,12 @@ impl Authenticator {
     /// For the agent's own cluster.
     pub fn new(verifier: Verifier, cluster: ClusterId) -> Self {
         let audience = cluster.audience();
-        Self { verifier, cluster, audience }
+        Self { verifier: Arc::new(verifier), cluster, audience }
+    }
+
+    /// What judges tokens.
+    pub fn verifier(&self) -> &Arc<Verifier> {
+        &self.verifier
     }
 
     /// Keeps the issuers' keys fresh; runs until dropped.

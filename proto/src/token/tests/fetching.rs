@@ -330,6 +330,232 @@ async fn a_key_that_no_accepted_one_vouches_for_is_refused() {
     }
 }
 
+/// Publishes keys, each vouched for by the next one, with more of them (who vouches, and for which) and with statements;
+/// has them read at once.
+async fn publish(site: &Fetched, line: &TestIssuer, more: &[(&TestKey, &TestKey)], ended: &[String]) {
+    let mut set = attested(line);
+    for (by, key) in more {
+        let mut jwk = key.jwk();
+        jwk["towline_attestation"] = json!(by.attest(key));
+        set["keys"].as_array_mut().unwrap().push(jwk);
+    }
+    set["towline_ended"] = json!(ended);
+    site.fetch.put(KEYS, Ok(set.to_string().as_bytes()));
+    tokio::time::advance(REFETCH).await;
+    site.verifier.probe().await;
+}
+
+fn of_key(kid: &str) -> TestIssuer {
+    TestIssuer { url: URL.into(), keys: vec![TestKey::es256(kid)] }
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_of_a_replaced_key_verifies_until_the_keys_end_alone() {
+    let first = TestIssuer::new(URL);
+    let second = next(&first, "k2");
+    for site in [pinned(&first), fetched(|_| {})] {
+        let end = unix_seconds(SystemTime::now()) + 7200;
+        publish(&site, &second, &[], &[second.key().end(first.key(), end)]).await;
+        site.verify_by(&second, "ann").await.unwrap();
+        site.verify_by(&first, "ann").await.unwrap();
+        // Made by somebody who kept the key: the issuer itself signed nothing that expires after the end.
+        let mut claims = first.claims("bob", AUD, SystemTime::now());
+        for (expires, result) in [(end, Ok(())), (end + 1, Err(TokenError::RetiredKey))] {
+            claims["exp"] = json!(expires);
+            let verified = site.verifier.verify(&first.mint(&claims), AUD, SystemTime::now()).await;
+            assert_eq!(verified.map(|_| ()), result);
+        }
+        let last = SystemTime::UNIX_EPOCH + Duration::from_secs(end + 60);
+        claims["exp"] = json!(end);
+        let late = site.verifier.verify(&first.mint(&claims), AUD, last).await.unwrap_err();
+        assert!(matches!(late, TokenError::Expired { .. }), "{late:?}");
+        site.verifier.verify(&second.token("ann", &[], AUD, last), AUD, last).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_that_was_verified_before_is_refused_once_its_key_is_revoked() {
+    let first = TestIssuer::new(URL);
+    let second = next(&first, "k2");
+    let now = SystemTime::now();
+    let token = first.token("ann", &[], AUD, now);
+    for site in [pinned(&first), Fetched { issuer: first.clone(), ..fetched(|_| {}) }] {
+        site.fetch.publish(&first);
+        site.verifier.verify(&token, AUD, now).await.unwrap();
+        publish(&site, &second, &[], &[second.key().end(first.key(), 0)]).await;
+        assert_eq!(site.verifier.verify(&token, AUD, now).await.unwrap_err(), TokenError::UnknownKey);
+        site.verify_by(&second, "ann").await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn older_key_set_or_a_withheld_statement_revokes_nothing_back() {
+    let first = TestIssuer::new(URL);
+    let second = next(&first, "k2");
+    let site = pinned(&first);
+    let end = second.key().end(first.key(), 0);
+    publish(&site, &second, &[], std::slice::from_ref(&end)).await;
+    let later = second.key().end(first.key(), unix_seconds(SystemTime::now()) + 86_400);
+    for statements in [vec![], vec![later], vec![first.key().end(first.key(), u64::MAX)]] {
+        publish(&site, &second, &[], &statements).await;
+        assert_eq!(site.verify_by(&first, "ann").await.unwrap_err(), TokenError::UnknownKey);
+        site.verify_by(&second, "ann").await.unwrap();
+    }
+    publish(&site, &first, &[], &[]).await;
+    assert_eq!(site.verify_by(&first, "ann").await.unwrap_err(), TokenError::UnknownKey);
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_is_ended_only_by_a_key_that_follows_it() {
+    let first = TestIssuer::new(URL);
+    let second = next(&first, "k2");
+    let (old, new, stranger) = (first.key(), second.key(), TestKey::es256("k2"));
+    let payload = json!({"key": old.thumbprint(), "until": 0}).to_string();
+    let header = |kind: &str| json!({"alg": "ES256", "kid": "k2", "typ": kind});
+    for statement in [
+        old.end(new, 0),
+        old.end(old, 0),
+        new.end(new, 0),
+        stranger.end(old, 0),
+        new.jws(&header("towline-key+jws"), payload.as_bytes()),
+        new.jws(&header("JWT"), payload.as_bytes()),
+        new.jws(&header("towline-key-ended+jws"), old.thumbprint().as_bytes()),
+        new.end(old, 0).rsplit_once('.').unwrap().0.to_owned() + ".",
+        String::new(),
+    ] {
+        let site = pinned(&first);
+        publish(&site, &second, &[], std::slice::from_ref(&statement)).await;
+        for issuer in [&first, &second] {
+            site.verify_by(issuer, "ann").await.unwrap_or_else(|why| panic!("{statement}: {why}"));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn thief_of_a_replaced_key_cannot_have_another_key_follow_it() {
+    let first = TestIssuer::new(URL);
+    let (second, evil) = (next(&first, "k2"), of_key("evil"));
+    let site = pinned(&first);
+    publish(&site, &second, &[], &[]).await;
+    // All that the old key can sign, in a key set without the true successor.
+    let ended = [evil.key().end(second.key(), 0), first.key().end(second.key(), 0), evil.key().end(first.key(), 0)];
+    publish(&site, &first, &[(first.key(), evil.key())], &ended).await;
+    assert_eq!(site.verify_by(&evil, "ann").await.unwrap_err(), TokenError::UnknownKey);
+    let third = next(&second, "k3");
+    publish(&site, &third, &[(first.key(), evil.key())], &ended).await;
+    assert_eq!(site.verify_by(&evil, "ann").await.unwrap_err(), TokenError::UnknownKey);
+    for issuer in [&first, &second, &third] {
+        site.verify_by(issuer, "ann").await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn revoked_keys_that_are_published_apart_link_and_do_not_verify() {
+    let first = TestIssuer::new(URL);
+    let second = next(&first, "k2");
+    let third = next(&second, "k3");
+    let mut set = attested(&third);
+    let revoked = set["keys"].as_array_mut().unwrap().remove(1);
+    set["towline_former"] = json!([revoked]);
+    let site = pinned(&first);
+    // The statement itself is withheld.
+    site.fetch.put(KEYS, Ok(set.to_string().as_bytes()));
+    site.verify_by(&third, "ann").await.unwrap();
+    site.verify_by(&first, "ann").await.unwrap();
+    assert_eq!(site.verify_by(&second, "ann").await.unwrap_err(), TokenError::UnknownKey);
+}
+
+#[tokio::test(start_paused = true)]
+async fn restarted_verifier_knows_successors_and_revocations_that_were_kept() {
+    let first = TestIssuer::new(URL);
+    let (second, evil) = (next(&first, "k2"), of_key("evil"));
+    let site = pinned(&first);
+    assert_eq!(site.verifier.learned(), None);
+    let mut learning = site.verifier.learning();
+    publish(&site, &second, &[], &[second.key().end(first.key(), 0)]).await;
+    assert!(learning.has_changed().unwrap());
+    learning.mark_unchanged();
+    let kept = site.verifier.learned().unwrap();
+    assert!(site.verifier.is_kept(&kept) && !site.verifier.is_kept(""));
+
+    let again = pinned(&first);
+    again.verifier.learn(&kept).unwrap();
+    assert!(again.verifier.is_kept(&kept));
+    again.fetch.down();
+    again.verify_by(&second, "ann").await.unwrap();
+    assert_eq!(again.verify_by(&first, "ann").await.unwrap_err().code(), "keys_unavailable");
+    again.fetch.publish(&first);
+    publish(&again, &first, &[(first.key(), evil.key())], &[]).await;
+    for issuer in [&first, &evil] {
+        assert_eq!(again.verify_by(issuer, "ann").await.unwrap_err(), TokenError::UnknownKey);
+    }
+    // The same facts signed once more, as a restarted gateway does, are nothing new to keep.
+    publish(&site, &second, &[], &[second.key().end(first.key(), 0)]).await;
+    assert!(!learning.has_changed().unwrap());
+    // Another process's text has the same facts in other words.
+    assert!(site.verifier.is_kept(&again.verifier.learned().unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn kept_keys_count_only_as_far_as_they_follow_from_the_pinned_ones() {
+    let first = TestIssuer::new(URL);
+    let (second, evil) = (next(&first, "k2"), of_key("evil"));
+    let site = pinned(&first);
+    publish(&site, &second, &[], &[second.key().end(first.key(), 0)]).await;
+    let kept = site.verifier.learned().unwrap();
+    // A new agent has pinned the newest key alone: it takes nothing of what led there.
+    let newest = TestIssuer { url: URL.into(), keys: vec![second.key().clone()] };
+    let fresh = pinned(&newest);
+    fresh.verifier.learn(&kept).unwrap();
+    assert_eq!(fresh.verifier.learned(), None);
+    fresh.verify_by(&newest, "ann").await.unwrap();
+    assert!(fresh.verify_by(&first, "ann").await.is_err());
+    // What somebody wrote there who has none of the keys.
+    let mut forged = evil.jwks();
+    forged["towline_ended"] = json!([evil.key().end(first.key(), 0)]);
+    let forged = json!({URL: forged}).to_string();
+    let site = pinned(&first);
+    site.fetch.publish(&first);
+    site.verifier.learn(&forged).unwrap();
+    site.verify_by(&first, "ann").await.unwrap();
+    assert_eq!(site.verify_by(&evil, "ann").await.unwrap_err(), TokenError::UnknownKey);
+    for broken in ["", "[]", "{", &json!({URL: 1}).to_string(), &json!({URL: {}}).to_string()] {
+        assert!(site.verifier.learn(broken).is_err(), "{broken}");
+    }
+    site.verify_by(&first, "ann").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_that_follow_a_pinned_one_are_bounded() {
+    let mut line = TestIssuer::new(URL);
+    let site = pinned(&line);
+    for n in 0..jwk::CHAIN + 1 {
+        line = next(&line, &format!("n{n}"));
+        line.keys.truncate(2);
+        publish(&site, &line, &[], &[]).await;
+        assert_eq!(site.verify_by(&line, "ann").await.is_ok(), n < jwk::CHAIN - 1, "{n}");
+    }
+    // All that can be learned can be kept.
+    assert!(site.verifier.is_kept(&site.verifier.learned().unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pinned_set_of_several_keys_is_one_line() {
+    let first = TestIssuer::new(URL);
+    let second = next(&first, "k2");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pinned.json");
+    // As agents of before pinned it.
+    std::fs::write(&file, attested(&second).to_string()).unwrap();
+    let site = fetched(|raw| raw.pinned_keys_file = Some(file));
+    let third = next(&second, "k3");
+    publish(&site, &third, &[], &[third.key().end(first.key(), 0)]).await;
+    for issuer in [&second, &third] {
+        site.verify_by(issuer, "ann").await.unwrap();
+    }
+    assert_eq!(site.verify_by(&first, "ann").await.unwrap_err(), TokenError::UnknownKey);
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_attestation_is_no_token() {
     let issuer = TestIssuer::new(URL);
