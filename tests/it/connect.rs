@@ -230,6 +230,13 @@ fn kubectl_works(site: &Site) -> anyhow::Result<()> {
     )?;
     let pods = kubectl.ok(&["get", "pods", "-n", "towline", "-o", "name"])?;
     ensure!(pods.lines().count() == 3, "{pods}");
+    // A signing key that agents learn of is kept beside their certificate, by a right of the agent's Role.
+    site.stack.towline(&["dev", "rotate-keys"])?.ok()?;
+    eventually("the agents keep the new signing key", Duration::from_secs(60), || {
+        kubectl.run(&["get", "nodes"])?;
+        let kept = ["get", "secret", "towline-identity-certificate", "-o", "jsonpath={.data.issuer-keys\\.json}"];
+        Ok(!cluster().admin().namespace("towline").ok(&kept)?.is_empty())
+    })?;
     // What leads through the gateway is not what agents are installed or removed by.
     let through = ["--kube-config", &shown];
     site.refused(&[&["connect", "-n", "c2", "-g", GROUP][..], &through].concat(), "Cluster Connect kubeconfig")?;
