@@ -8,6 +8,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
+use proto::exchange::Resendable;
 
 use super::upstream::Slot;
 
@@ -21,6 +22,8 @@ pub enum AnswerBody {
         body: Incoming,
         /// Held while it does.
         _slot: Option<Slot>,
+        /// The request's body, which ends with the answer if it still flows.
+        _request: Option<Resendable<Incoming>>,
     },
 }
 

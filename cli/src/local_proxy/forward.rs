@@ -12,7 +12,12 @@ use proto::{
 };
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{body::AnswerBody, keeper::Keeper, places::Guest, upstream::Upstream};
+use super::{
+    body::AnswerBody,
+    keeper::Keeper,
+    places::Guest,
+    upstream::{Failure, Upstream},
+};
 
 /// Bytes on their way in one direction of an upgraded connection.
 const SPLICE_BYTES: usize = 64 * 1024;
@@ -57,22 +62,32 @@ impl Forward {
         // Answered here already, when the body was first asked for.
         headers.remove(header::EXPECT);
         headers.insert(header::AUTHORIZATION, authorization);
+        let safe = request.method().is_safe() && downstream.is_none();
         let result = match downstream {
             None => self.upstream.send(request).await,
             Some(downstream) => self.upgrade(request, downstream).await,
         };
         let mut response = match result {
             Ok(response) => response,
-            Err(error) => {
-                tracing::warn!("a request did not get through: {error:#}");
-                let gateway = self.upstream.authority();
-                let message = format!("towline proxy cannot reach the gateway at {gateway}: {error:#}");
-                return refusal(StatusCode::SERVICE_UNAVAILABLE, message);
-            }
+            Err(failure) => return self.failed(failure, safe),
         };
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         strip_hop_by_hop(response.headers_mut(), switched);
         response
+    }
+
+    /// Clients repeat whatever has a `Retry-After`, also writes: only what was not carried out, or changes nothing, has one.
+    fn failed(&self, failure: Failure, safe: bool) -> Response<AnswerBody> {
+        let (code, error) = match failure {
+            Failure::NotDone(error) => (StatusCode::SERVICE_UNAVAILABLE, error),
+            Failure::Unknown(error) if safe => (StatusCode::SERVICE_UNAVAILABLE, error),
+            Failure::Unknown(error) => {
+                (StatusCode::BAD_GATEWAY, error.context("the request may have been carried out"))
+            }
+        };
+        tracing::warn!("a request did not get through: {error:#}");
+        let gateway = self.upstream.authority();
+        refusal(code, format!("towline proxy got no answer from the gateway at {gateway}: {error:#}"))
     }
 
     /// Compared in constant time, by digest so that lengths do not matter.
@@ -90,10 +105,14 @@ impl Forward {
         path.strip_prefix(self.prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    async fn upgrade(&self, request: Request<Incoming>, downstream: OnUpgrade) -> anyhow::Result<Response<AnswerBody>> {
+    async fn upgrade(
+        &self,
+        request: Request<Incoming>,
+        downstream: OnUpgrade,
+    ) -> Result<Response<AnswerBody>, Failure> {
         let mut response = self.upstream.upgrade(request).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(response.map(|body| AnswerBody::Upstream { body, _slot: None }));
+            return Ok(response.map(|body| AnswerBody::Upstream { body, _slot: None, _request: None }));
         }
         let upstream = hyper::upgrade::on(&mut response);
         self.tasks.spawn("upgraded", async move {

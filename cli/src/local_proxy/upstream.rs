@@ -12,10 +12,14 @@ use anyhow::anyhow;
 use http::{HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery};
 use hyper::{
     body::Incoming,
-    client::conn::{http1, http2},
+    client::conn::{TrySendError, http1, http2},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::{limits, process::TaskGroup};
+use proto::{
+    exchange::{Resendable, Room, Sending, was_not_processed},
+    limits,
+    process::TaskGroup,
+};
 use tokio::sync::Mutex;
 
 use super::body::AnswerBody;
@@ -34,8 +38,8 @@ const CONNECTION_WINDOW: u32 = 1 << 30;
 /// A silent connection is asked for a sign of life, and given up without one.
 const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
-/// Connections tried for one request, when those that were open turn out to be closed.
-const TRIES: usize = 3;
+/// Connections tried for one request.
+const TRIES: usize = 4;
 
 /// Counts one request on a connection, until it is dropped.
 pub struct Slot(Arc<AtomicUsize>);
@@ -54,20 +58,20 @@ impl Drop for Slot {
 }
 
 struct Shared {
-    sender: http2::SendRequest<Incoming>,
+    sender: http2::SendRequest<Outgoing>,
     open: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
 struct Pool {
     shared: Vec<Shared>,
-    idle: Vec<http1::SendRequest<Incoming>>,
+    idle: Vec<http1::SendRequest<Outgoing>>,
 }
 
 /// A connection to send one request on.
 enum Sender {
-    Http2(http2::SendRequest<Incoming>, Slot),
-    Http1(http1::SendRequest<Incoming>),
+    Http2(http2::SendRequest<Outgoing>, Slot),
+    Http1(http1::SendRequest<Outgoing>),
 }
 
 /// The way to the gateway.
@@ -75,7 +79,21 @@ pub struct Upstream {
     plain: Client,
     upgrades: Client,
     pool: Arc<Mutex<Pool>>,
+    /// For what is kept of request bodies.
+    room: Arc<Room>,
     tasks: TaskGroup,
+}
+
+/// A request's body on its way.
+type Outgoing = Sending<Incoming>;
+
+/// Why a request got no answer.
+#[derive(Debug)]
+pub enum Failure {
+    /// The gateway did not process it: it may be repeated.
+    NotDone(anyhow::Error),
+    /// It was sent, and may have been carried out.
+    Unknown(anyhow::Error),
 }
 
 impl Upstream {
@@ -85,6 +103,7 @@ impl Upstream {
             plain: client.with_alpn(&[certs::tls::ALPN_H2, certs::tls::ALPN_HTTP11]),
             upgrades: client.with_alpn(&[certs::tls::ALPN_HTTP11]),
             pool: Arc::default(),
+            room: Arc::default(),
             tasks,
         })
     }
@@ -94,65 +113,71 @@ impl Upstream {
         self.plain.address().authority()
     }
 
-    /// Sends a request that is no upgrade. Nothing is sent twice: another connection is tried only when the one at hand
-    /// turned out to be closed before a byte of the request left.
-    pub async fn send(&self, mut request: Request<Incoming>) -> anyhow::Result<Response<AnswerBody>> {
-        for attempt in 1.. {
-            let sender = self.sender().await?;
-            match self.send_on(sender, request).await {
-                Ok(response) => return Ok(response),
-                Err((error, Some(unsent))) if attempt < TRIES => {
-                    tracing::debug!(%error, "a connection to the gateway was closed before the request left");
-                    request = unsent;
+    /// Sends a request that is no upgrade. It is sent again, whatever its method, where it is proved that the gateway did not
+    /// process it: no byte of it left, or the gateway said so when it closed the connection ([`was_not_processed`]). Its body
+    /// is kept for that within the bounds of [`Resendable`].
+    pub async fn send(&self, request: Request<Incoming>) -> Result<Response<AnswerBody>, Failure> {
+        let (head, body) = request.into_parts();
+        let body = Resendable::new(None, body, &self.room);
+        let mut last = anyhow!("no connection to the gateway");
+        for _ in 0..TRIES {
+            let Some(sending) = body.send() else {
+                let too_long =
+                    "too much of the request's body was sent for this proxy to send it again; nothing was done";
+                return Err(Failure::NotDone(last.context(too_long)));
+            };
+            let request = Request::from_parts(head.clone(), sending);
+            let sender = self.sender().await.map_err(Failure::NotDone)?;
+            let error = match self.send_on(sender, request).await {
+                Ok((answer, slot)) => {
+                    body.release();
+                    return Ok(answer.map(|answer| AnswerBody::Upstream {
+                        body: answer,
+                        _slot: slot,
+                        _request: Some(body),
+                    }));
                 }
-                Err((error, _)) => return Err(anyhow!(error).context("the gateway broke the exchange off")),
+                Err(error) => error,
+            };
+            let unprocessed = error.message().is_some() || was_not_processed(error.error());
+            last = anyhow!(error.into_error()).context("the gateway broke the exchange off");
+            if !unprocessed {
+                return Err(Failure::Unknown(last));
             }
+            tracing::debug!("the gateway did not process a request: {last:#}");
         }
-        Err(anyhow!("no connection to the gateway"))
+        Err(Failure::NotDone(last))
     }
 
     async fn send_on(
         &self,
         sender: Sender,
-        request: Request<Incoming>,
-    ) -> Result<Response<AnswerBody>, (hyper::Error, Option<Request<Incoming>>)> {
+        request: Request<Outgoing>,
+    ) -> Result<(Response<Incoming>, Option<Slot>), TrySendError<Request<Outgoing>>> {
         match sender {
             Sender::Http2(mut sender, slot) => {
                 let request = self.for_http2(request);
-                let result = sender.try_send_request(request).await;
-                let mut error = match result {
-                    Ok(response) => return Ok(response.map(|body| AnswerBody::Upstream { body, _slot: Some(slot) })),
-                    Err(error) => error,
-                };
-                let unsent = error.take_message();
-                Err((error.into_error(), unsent))
+                Ok((sender.try_send_request(request).await?, Some(slot)))
             }
             Sender::Http1(mut sender) => {
                 let request = self.for_http1(request);
-                let result = sender.try_send_request(request).await;
-                let mut error = match result {
-                    Ok(response) => {
-                        self.keep_idle(sender);
-                        return Ok(response.map(|body| AnswerBody::Upstream { body, _slot: None }));
-                    }
-                    Err(error) => error,
-                };
-                let unsent = error.take_message();
-                Err((error.into_error(), unsent))
+                let response = sender.try_send_request(request).await?;
+                self.keep_idle(sender);
+                Ok((response, None))
             }
         }
     }
 
     /// Sends an upgrade on a connection of its own. Without a 101 the answer is an answer like any other.
-    pub async fn upgrade(&self, request: Request<Incoming>) -> anyhow::Result<Response<Incoming>> {
-        let stream = self.upgrades.connect().await?;
-        let (mut sender, connection) = builder1().handshake(TokioIo::new(stream)).await?;
+    pub async fn upgrade(&self, request: Request<Incoming>) -> Result<Response<Incoming>, Failure> {
+        let dialled = async { Ok(builder1().handshake(TokioIo::new(self.upgrades.connect().await?)).await?) };
+        let (mut sender, connection) = dialled.await.map_err(Failure::NotDone)?;
         let connection = connection.with_upgrades();
         self.tasks.spawn("upgrade", async move {
             // Whoever reads the body or the upgraded bytes sees the same error.
             let _ = connection.await;
         });
-        Ok(sender.send_request(self.for_http1(request)).await?)
+        sender.send_request(self.for_http1(request)).await.map_err(|error| Failure::Unknown(anyhow!(error)))
     }
 
     async fn sender(&self) -> anyhow::Result<Sender> {
@@ -190,7 +215,7 @@ impl Upstream {
     }
 
     /// Puts an HTTP/1.1 connection back once its answer has been read.
-    fn keep_idle(&self, mut sender: http1::SendRequest<Incoming>) {
+    fn keep_idle(&self, mut sender: http1::SendRequest<Outgoing>) {
         let pool = self.pool.clone();
         self.tasks.spawn("idle", async move {
             if sender.ready().await.is_ok() {
@@ -202,7 +227,7 @@ impl Upstream {
         });
     }
 
-    fn for_http2(&self, mut request: Request<Incoming>) -> Request<Incoming> {
+    fn for_http2<B>(&self, mut request: Request<B>) -> Request<B> {
         let mut parts = std::mem::take(request.uri_mut()).into_parts();
         parts.scheme = Some(http::uri::Scheme::HTTPS);
         parts.authority = self.authority().parse().ok();
@@ -213,7 +238,7 @@ impl Upstream {
         request
     }
 
-    fn for_http1(&self, mut request: Request<Incoming>) -> Request<Incoming> {
+    fn for_http1<B>(&self, mut request: Request<B>) -> Request<B> {
         let path = std::mem::take(request.uri_mut()).into_parts().path_and_query;
         *request.uri_mut() = path.unwrap_or_else(|| PathAndQuery::from_static("/")).into();
         *request.version_mut() = Version::HTTP_11;
