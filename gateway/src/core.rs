@@ -48,6 +48,8 @@ pub struct Core {
     pub agents: Asked,
     /// Streams by user and cluster.
     pub slots: Arc<Slots>,
+    /// For what is kept of request bodies until their answers begin.
+    pub bodies: Arc<proto::exchange::Room>,
     /// Connections and handshakes by address.
     pub admissions: Admissions,
     /// When handshakes have their turns.

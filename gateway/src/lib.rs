@@ -289,6 +289,7 @@ impl Gateway {
             tunnels,
             control,
             slots: Arc::default(),
+            bodies: Arc::default(),
             admissions,
             pace: Pace::new(tokio::runtime::Handle::current().metrics().num_workers()),
             refusals: Refusals::new(Arc::clone(&audit), Arc::clone(&metrics)),

@@ -237,10 +237,10 @@ async fn reach(
     let role = role(&request);
     let head = open::encode(&head(&mut request, role))?;
     let relayed = {
-        let opened = open::open(core, tunnels, (head, bodiless), slot_of_streams).await?;
+        let opened = open::open(core, tunnels, (head.clone(), bodiless), slot_of_streams).await?;
         record.carrier(opened.tunnel.handle.info().carrier);
         record.stage(Stage::Relay);
-        Box::pin(relay::relay(core, request, opened, session, slot))
+        Box::pin(relay::relay(core, request, (head, opened), session, slot))
     };
     relayed.await
 }

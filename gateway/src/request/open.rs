@@ -1,5 +1,6 @@
 //! Opens a stream on one of the tunnels. The next tunnel is tried only where no byte of the request was sent, which
-//! `OpenError` promises in every case; once a stream is open there is no second try.
+//! `OpenError` promises in every case; once a stream is open there is another try only where the agent refuses it
+//! ([`relay`](super::relay)).
 
 use std::{sync::Arc, time::Instant};
 
@@ -29,8 +30,15 @@ pub struct Opened {
 
 /// A stream's place in the counts.
 pub struct Place {
-    _slot: Slot,
+    slot: Slot,
     _open: OpenGuard,
+}
+
+impl Place {
+    /// For another stream instead of this one.
+    pub fn into_slot(self) -> Slot {
+        self.slot
+    }
 }
 
 /// A request's head as it goes onto a stream.
@@ -65,7 +73,7 @@ pub fn open(
             match tokio::time::timeout_at(deadline.into(), opening).await {
                 Ok(Ok(stream)) => {
                     tunnel.use_now();
-                    let place = Place { _slot: slot, _open: core.metrics.streams.enter() };
+                    let place = Place { slot, _open: core.metrics.streams.enter() };
                     return Ok(Opened { stream, tunnel, place });
                 }
                 Ok(Err(error)) => {

@@ -21,7 +21,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use proto::{
-    exchange::{self, StreamBody},
+    exchange::{self, Resendable, Sending, StreamBody},
     limits,
     process::{Task, TaskGroup},
     transport::{MessageError, RecvStream, SendStream, Stream, StreamError},
@@ -40,7 +40,7 @@ use super::{
     address::Endpoint,
     audit::{self, Outcome, Record},
     headers,
-    open::{Opened, Place},
+    open::{self, Opened, Place},
     redirect,
     respond::{Body, BodyError, Kind, Refusal},
 };
@@ -52,50 +52,79 @@ use crate::{
 
 /// The agent says by itself that the time is over; one that does not is not waited for.
 const ANSWER_MARGIN: Duration = Duration::from_secs(1);
+/// Streams opened for one request where agents refuse them.
+const TRIES: u32 = 3;
 /// How long a request body may go on after its answer was whole.
 const UPLOAD_LINGER: Duration = Duration::from_secs(10);
 
 /// Sends the request's body, waits for the answer's head and gives the answer back. Takes the record out of `slot` once
-/// the answer has begun; until then a refusal finds it there.
+/// the answer has begun; until then a refusal finds it there. A stream that the agent refused is opened again for `head` on
+/// another tunnel, with the body from its beginning ([`Resendable`]).
 pub fn relay(
     core: &Arc<Core>,
     mut request: Box<Request>,
-    opened: Opened,
+    (head, opened): (Bytes, Opened),
     session: SessionHandle,
     slot: &mut Option<Record>,
 ) -> impl Future<Output = Result<Response<Body>, Refusal>> {
     let counted = slot.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
-    let Opened { stream: Stream { mut send, recv, .. }, tunnel, place } = opened;
-    let mut up = Up { sender: None, upload: None, unreadable: None };
-    match request.body.take() {
-        // No body and no finish yet: after a 101 this half carries the upgraded bytes.
-        _ if request.upgrade.is_some() => up.sender = Some(send),
-        Some(body) if !body.is_end_stream() => {
-            let (report, reported) = oneshot::channel();
-            let body = Upload { body, bytes: Arc::clone(&counted), unreadable: Some(report) };
-            let (cancel, cancelled) = oneshot::channel();
-            let span = tracing::error_span!("upload", request.id = %request.id);
-            span.in_scope(|| core.tasks.spawn("upload", send_body(send, body, cancelled)));
-            up.upload = Some(UploadGuard(Some(cancel)));
-            up.unreadable = Some(reported);
-        }
-        _ => {
-            // Finished already, unless the end came since; a stream that is over says so where the answer is read.
-            let _ = send.finish();
-        }
+    let mut up = Up { head, body: None, sender: None, upload: None, unreadable: None };
+    if request.upgrade.is_none()
+        && let Some(body) = request.body.take().filter(|body| !body.is_end_stream())
+    {
+        let (report, reported) = oneshot::channel();
+        let body = Upload { body, bytes: Arc::clone(&counted), unreadable: Some(report) };
+        up.body = Some(Resendable::new(None, body, &core.bodies));
+        up.unreadable = Some(reported);
     }
+    let Opened { stream: Stream { send, recv, .. }, tunnel, place } = opened;
+    up.begin(core, &request, send);
     let down = Down { recv, tunnel, place, counted };
     carry_out(core, request, up, down, session, slot).instrument(tracing::debug_span!("relay"))
 }
 
 /// What is on its way to the cluster.
 struct Up {
+    /// The request's head, encoded.
+    head: Bytes,
+    body: Option<Resendable<Upload>>,
     /// Of a request that wants to change protocols.
     sender: Option<SendStream>,
     /// Of one with a body, which is being sent.
     upload: Option<UploadGuard>,
     /// Told when the body cannot be read.
     unreadable: Option<oneshot::Receiver<()>>,
+}
+
+impl Up {
+    /// Sends what follows the head on a stream that was opened for it. Whether that is still there.
+    fn begin(&mut self, core: &Arc<Core>, request: &Request, mut send: SendStream) -> bool {
+        if request.upgrade.is_some() {
+            // No body and no finish yet: after a 101 this half carries the upgraded bytes.
+            self.sender = Some(send);
+        } else if let Some(body) = &self.body {
+            let Some(body) = body.send() else { return false };
+            let (cancel, cancelled) = oneshot::channel();
+            let span = tracing::error_span!("upload", request.id = %request.id);
+            span.in_scope(|| core.tasks.spawn("upload", send_body(send, body, cancelled)));
+            self.upload = Some(UploadGuard(Some(cancel)));
+        } else {
+            // Finished already, unless the end came since; a stream that is over says so where the answer is read.
+            let _ = send.finish();
+        }
+        true
+    }
+
+    /// Opens another stream instead of the one that the agent refused, on another tunnel. `None`: there is none, or more of
+    /// the body was sent than is kept.
+    async fn again(&mut self, core: &Arc<Core>, request: &Request, refused: Down) -> Option<Down> {
+        let mut tunnels = core.tunnels.of(&request.address.key);
+        tunnels.retain(|tunnel| !Arc::ptr_eq(tunnel, &refused.tunnel));
+        let bodiless = request.upgrade.is_none() && self.body.is_none();
+        let opened = open::open(core, tunnels, (self.head.clone(), bodiless), refused.place.into_slot()).await.ok()?;
+        let Opened { stream: Stream { send, recv, .. }, tunnel, place } = opened;
+        self.begin(core, request, send).then_some(Down { recv, tunnel, place, counted: refused.counted })
+    }
 }
 
 /// What comes from there.
@@ -119,22 +148,45 @@ fn carry_out(
     async move {
         // An upgrade runs a command.
         let repeatable = request.method.is_safe() && request.upgrade.is_none();
-        let mut head = tokio::select! {
-            biased;
-            reason = session.ended() => {
-                down.recv.stop(StreamCode::Unauthorised);
-                return Err(Refusal::new(Stage::Relay, Kind::Ended(reason)));
+        let mut tries = 0;
+        let mut head = loop {
+            let read = tokio::select! {
+                biased;
+                reason = session.ended() => {
+                    down.recv.stop(StreamCode::Unauthorised);
+                    return Err(Refusal::new(Stage::Relay, Kind::Ended(reason)));
+                }
+                () = reported(&mut up.unreadable) => {
+                    down.recv.stop(StreamCode::NoMore);
+                    return Err(Refusal::new(
+                        Stage::Relay,
+                        Kind::BadRequest("the request's body broke off or cannot be read"),
+                    ));
+                }
+                head = read_head(&mut down.recv, repeatable) => head,
+                () = tokio::time::sleep_until((request.deadline + ANSWER_MARGIN).into()) => {
+                    down.recv.stop(StreamCode::Cancelled);
+                    return Err(Refusal::new(Stage::Relay, Kind::AnswerTimeout));
+                }
+            };
+            let refusal = match read {
+                Ok(head) => break head,
+                Err(refusal) => refusal,
+            };
+            tries += 1;
+            if !matches!(refusal.kind, Kind::NotTaken { .. }) || tries >= TRIES {
+                return Err(refusal);
             }
-            () = reported(up.unreadable.take()) => {
-                down.recv.stop(StreamCode::NoMore);
-                return Err(Refusal::new(Stage::Relay, Kind::BadRequest("the request's body broke off or cannot be read")));
-            }
-            head = read_head(&mut down.recv, repeatable) => head?,
-            () = tokio::time::sleep_until((request.deadline + ANSWER_MARGIN).into()) => {
-                down.recv.stop(StreamCode::Cancelled);
-                return Err(Refusal::new(Stage::Relay, Kind::AnswerTimeout));
+            // In a box: seldom.
+            let Some(again) = Box::pin(up.again(core, &request, down)).await else { return Err(refusal) };
+            down = again;
+            if let Some(record) = slot {
+                record.carrier(down.tunnel.handle.info().carrier);
             }
         };
+        if let Some(body) = up.body.take() {
+            body.let_go();
+        }
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             let (Some(asked), Some(send), Some(on_upgrade)) = (&request.upgrade, up.sender, request.on_upgrade) else {
                 return Err(bad_answer("the cluster changed protocols though nobody asked"));
@@ -196,7 +248,7 @@ fn bad_answer(why: &'static str) -> Refusal {
 
 /// Sends the request's body. It is broken off when the exchange is; after a whole answer it may go on for a while, until
 /// the agent stops it, so that the user's connection stays good for the next request.
-async fn send_body(mut send: SendStream, body: Upload, cancelled: oneshot::Receiver<()>) {
+async fn send_body(mut send: SendStream, body: Sending<Upload>, cancelled: oneshot::Receiver<()>) {
     let broken_off = async {
         if cancelled.await.is_err() {
             tokio::time::sleep(UPLOAD_LINGER).await;
@@ -216,12 +268,14 @@ async fn send_body(mut send: SendStream, body: Upload, cancelled: oneshot::Recei
 
 /// Completes when the body's sender reports that it could not read the body; never otherwise. The user is told so, and not
 /// that the cluster broke off.
-async fn reported(unreadable: Option<oneshot::Receiver<()>>) {
+async fn reported(unreadable: &mut Option<oneshot::Receiver<()>>) {
     let report = match unreadable {
         Some(unreadable) => unreadable.await.ok(),
         None => None,
     };
     if report.is_none() {
+        // Dropped with the body: it was read.
+        *unreadable = None;
         std::future::pending().await
     }
 }
@@ -251,6 +305,9 @@ pub async fn read_head(recv: &mut RecvStream, repeatable: bool) -> Result<Respon
         Ok(message) => ResponseHead::decode(message)
             .map_err(|error| bad_answer("the cluster's answer cannot be read").because(error)),
         Err(MessageError::Wire(error)) => Err(bad_answer("the cluster's answer cannot be read").because(error)),
+        Err(MessageError::Stream(error @ StreamError::Reset(code))) if code.is_refusal() => {
+            Err(Refusal::new(Stage::Relay, Kind::NotTaken { passing: code.is_passing() }).because(error))
+        }
         Err(error @ MessageError::Stream(StreamError::Lost(_))) if repeatable => {
             Err(Refusal::new(Stage::Relay, Kind::TunnelLost).because(error))
         }

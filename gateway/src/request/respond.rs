@@ -77,6 +77,11 @@ pub enum Kind {
     BrokenOff,
     /// The tunnel is gone, and the request changes nothing, so that it may be repeated.
     TunnelLost,
+    /// The agent refused the request before any part of it looked at it: it was not carried out.
+    NotTaken {
+        /// Whether the same may be taken later, or by another agent.
+        passing: bool,
+    },
     /// The agent's answer makes no sense.
     BadAnswer(&'static str),
     /// The session was ended before an answer.
@@ -206,6 +211,18 @@ impl Refusal {
                 "the connection to the cluster broke off before an answer; the request changes nothing, try again"
                     .to_owned(),
                 Some(1),
+            ),
+            Kind::NotTaken { passing: true } => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "the cluster's agent took no more requests at this moment; nothing was done, try again".to_owned(),
+                Some(1),
+            ),
+            Kind::NotTaken { passing: false } => plain(
+                StatusCode::BAD_GATEWAY,
+                "InternalError",
+                "the cluster's agent cannot serve such a request, and nothing was done; see whether its version is older \
+                 than the gateway's",
             ),
             Kind::BadAnswer(why) => plain(StatusCode::BAD_GATEWAY, "InternalError", why),
             Kind::Ended(reason) => plain(StatusCode::FORBIDDEN, "Forbidden", reason.text()),

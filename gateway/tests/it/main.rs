@@ -15,6 +15,7 @@ mod names;
 mod paths;
 mod placement;
 mod process;
+mod refused;
 mod request;
 mod sessions;
 mod smuggling;

@@ -67,6 +67,19 @@ codes! {
     }
 }
 
+impl StreamCode {
+    /// Whether an acceptor resets a stream with it only before any role has seen the stream's head: what the stream asked for
+    /// was not done, and may be asked for again.
+    pub fn is_refusal(self) -> bool {
+        matches!(self, Self::Limit | Self::Draining | Self::BadHead | Self::UnknownRole)
+    }
+
+    /// Whether a refusal may pass: another tunnel, or the same one later, may take the stream.
+    pub fn is_passing(self) -> bool {
+        matches!(self, Self::Limit | Self::Draining)
+    }
+}
+
 codes! {
     /// Why a tunnel was closed.
     CloseCode {

@@ -234,14 +234,18 @@ fn writer_reason(reason: Reason) -> RawError {
 
 fn reset(reason: Reason) -> RawError {
     match u32::from(reason) {
-        // HTTP/2's own codes are not a peer's decision about the stream.
-        0x02..=0x0d if reason != Reason::REFUSED_STREAM && reason != Reason::CANCEL => RawError::Lost,
+        // HTTP/2's own word that the stream was not processed (RFC 9113 section 8.7).
+        0x07 => RawError::Reset(StreamCode::Limit),
+        // Its other codes are not a peer's decision about the stream.
+        0x02..=0x0d if reason != Reason::CANCEL => RawError::Lost,
         number => RawError::Reset(StreamCode::from_number(number)),
     }
 }
 
 fn writer_error(error: &h2::Error) -> RawError {
     match error.reason() {
+        // Of a stream above the last one that the peer looked at (RFC 9113 section 6.8).
+        _ if error.is_go_away() && error.is_remote() => RawError::Reset(StreamCode::Draining),
         Some(reason) if error.is_reset() => writer_reason(reason),
         _ => RawError::Lost,
     }
@@ -249,6 +253,7 @@ fn writer_error(error: &h2::Error) -> RawError {
 
 fn reader_error(error: &h2::Error) -> RawError {
     match error.reason() {
+        _ if error.is_go_away() && error.is_remote() => RawError::Reset(StreamCode::Draining),
         Some(reason) if error.is_reset() => reset(reason),
         _ => RawError::Lost,
     }

@@ -239,9 +239,11 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
 /// opens streams and breaks them off, or has them refused, would keep both ends busy at the speed of the network
 /// (CVE-2023-44487, CVE-2025-8671).
 async fn admit_in_place(side: Side, shared: &Arc<Shared>, raw: (RawSend, RawRecv), queue: &Queue<Incoming>) {
-    if let Some(incoming) = admit(shared, raw).await {
-        // Full means that nobody accepts; dropping the stream resets it.
-        let _ = queue.push(incoming);
+    if let Some(incoming) = admit(shared, raw).await
+        && let Err(mut refused) = queue.push(incoming)
+    {
+        // Full means that nobody accepts.
+        refused.stream.send.reset(StreamCode::Limit);
     }
     if side == Side::Gateway {
         sleep(KEEPS_PLACE).await;
