@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use http::Version;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use support::{Local, Running, SmallGateway, fails, ok, towline};
+use support::{Ending, Local, Running, SmallGateway, fails, ok, towline};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const BOTH: &[&[u8]] = &[b"h2", b"http/1.1"];
@@ -63,6 +63,48 @@ async fn tokens_and_requests_take_their_way() {
     assert!(!received.headers.contains_key("x-hop"));
     let token = received.headers["authorization"].to_str().unwrap().to_owned();
     assert!(token.starts_with("Bearer eyJ") && !token.contains(&local.token), "the user's own token was put on");
+}
+
+fn post(local: &Local, body: &str) -> String {
+    let length = body.len();
+    let head = format!("Connection: close\r\nContent-Length: {length}\r\n");
+    get(local, "/api/v1/namespaces/n/configmaps", &local.token, &head).replacen("GET ", "POST ", 1) + body
+}
+
+/// A gateway that drains ends its connections with GOAWAY: what it did not process was not carried out.
+#[tokio::test(flavor = "multi_thread")]
+async fn write_that_the_gateway_did_not_process_is_sent_again() {
+    let gateway = SmallGateway::start(BOTH).await;
+    let proxy = start(&gateway, &gateway.dir.path().join("kubeconfig"), 0, &[]).await;
+    gateway.endings.lock().unwrap().extend([Ending::GoAway, Ending::GoAway]);
+    let answer = proxy.local.raw(&post(&proxy.local, "what is written")).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(gateway.endings.lock().unwrap().is_empty());
+    let received = gateway.received.lock().unwrap();
+    let writes: Vec<_> = received.iter().filter(|request| request.method == "POST").map(|post| &post.body).collect();
+    assert_eq!(writes, ["what is written"]);
+}
+
+/// Clients repeat what has a `Retry-After`, writes too.
+#[tokio::test(flavor = "multi_thread")]
+async fn write_that_may_have_been_carried_out_is_502_and_sent_once() {
+    let gateway = SmallGateway::start(BOTH).await;
+    let proxy = start(&gateway, &gateway.dir.path().join("kubeconfig"), 0, &[]).await;
+    gateway.endings.lock().unwrap().extend([Ending::Broken]);
+    let answer = proxy.local.raw(&post(&proxy.local, "what is written")).await;
+    assert!(answer.starts_with("HTTP/1.1 502") && !answer.to_lowercase().contains("retry-after"), "{answer}");
+    assert!(answer.contains("may have been carried out"), "{answer}");
+    assert!(gateway.received.lock().unwrap().iter().all(|request| request.method != "POST"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn write_too_long_to_be_kept_was_not_done() {
+    let gateway = SmallGateway::start(BOTH).await;
+    let proxy = start(&gateway, &gateway.dir.path().join("kubeconfig"), 0, &[]).await;
+    gateway.endings.lock().unwrap().extend([Ending::GoAway]);
+    let body = "x".repeat(proto::exchange::KEPT_PER_BODY + 1);
+    let answer = proxy.local.raw(&post(&proxy.local, &body)).await;
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("nothing was done"), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,6 +23,7 @@ mod operating;
 mod pop;
 mod proxies;
 mod recovery;
+mod resent;
 mod restarts;
 mod secrets;
 mod sessions;
@@ -61,6 +62,7 @@ fn main() {
         proxies::tests,
         recovery::tests,
         restarts::tests,
+        resent::tests,
     ] {
         trials.extend(tests());
     }

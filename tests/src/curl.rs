@@ -71,6 +71,18 @@ pub fn curl(
     paths: &[String],
     post: Option<&str>,
 ) -> anyhow::Result<Vec<Answer>> {
+    ask(stack, version, token, paths, if post.is_some() { "POST" } else { "GET" }, post)
+}
+
+/// As [`curl`], with any method.
+pub fn ask(
+    stack: &Stack,
+    version: Version,
+    token: &str,
+    paths: &[String],
+    method: &str,
+    json: Option<&str>,
+) -> anyhow::Result<Vec<Answer>> {
     let dir = scratch("curl");
     let mut config = format!(
         "{}\nsilent\nshow-error\ninclude\nparallel\nparallel-max = 50\nmax-time = 120\ncacert = \"{}\"\n\
@@ -79,14 +91,17 @@ pub fn curl(
         version.option(),
         stack.ca().display()
     );
-    if let Some(body) = post {
+    if let Some(body) = json {
         let file = dir.join("body.json");
         std::fs::write(&file, body)?;
         config += &format!("header = \"Content-Type: application/json\"\ndata-binary = \"@{}\"\n", file.display());
     }
     for (number, path) in paths.iter().enumerate() {
         let (authority, key, file) = (stack.authority(), stack.key(), dir.join(number.to_string()));
-        config += &format!("url = \"https://{authority}/{key}{path}\"\noutput = \"{}\"\n", file.display());
+        config += &format!(
+            "request = \"{method}\"\nurl = \"https://{authority}/{key}{path}\"\noutput = \"{}\"\n",
+            file.display()
+        );
     }
     // By standard input, so that the token is no argument that others see.
     let lines = run_with_input(

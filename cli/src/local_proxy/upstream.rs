@@ -74,6 +74,16 @@ enum Sender {
     Http1(http1::SendRequest<Outgoing>),
 }
 
+impl Sender {
+    /// What tells a shared connection apart.
+    fn connection(&self) -> Option<Arc<AtomicUsize>> {
+        match self {
+            Self::Http2(_, slot) => Some(Arc::clone(&slot.0)),
+            Self::Http1(_) => None,
+        }
+    }
+}
+
 /// The way to the gateway.
 pub struct Upstream {
     plain: Client,
@@ -118,7 +128,7 @@ impl Upstream {
     /// is kept for that within the bounds of [`Resendable`].
     pub async fn send(&self, request: Request<Incoming>) -> Result<Response<AnswerBody>, Failure> {
         let (head, body) = request.into_parts();
-        let body = Resendable::new(None, body, &self.room);
+        let body = Resendable::new(None, body, self.room.part(""));
         let mut last = anyhow!("no connection to the gateway");
         for _ in 0..TRIES {
             let Some(sending) = body.send() else {
@@ -128,6 +138,7 @@ impl Upstream {
             };
             let request = Request::from_parts(head.clone(), sending);
             let sender = self.sender().await.map_err(Failure::NotDone)?;
+            let used = sender.connection();
             let error = match self.send_on(sender, request).await {
                 Ok((answer, slot)) => {
                     body.release();
@@ -145,6 +156,10 @@ impl Upstream {
                 return Err(Failure::Unknown(last));
             }
             tracing::debug!("the gateway did not process a request: {last:#}");
+            // It may take a while until this connection counts as closed.
+            if let Some(used) = used {
+                self.pool.lock().await.shared.retain(|shared| !Arc::ptr_eq(&shared.open, &used));
+            }
         }
         Err(Failure::NotDone(last))
     }

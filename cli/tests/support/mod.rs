@@ -4,6 +4,7 @@
 pub mod site;
 
 use std::{
+    collections::VecDeque,
     io::{BufRead, BufReader, Read},
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -112,11 +113,22 @@ pub struct Received {
     pub body: Bytes,
 }
 
+/// How an HTTP/2 connection ends on which one request has come whole, and no answer.
+#[derive(Debug, Clone, Copy)]
+pub enum Ending {
+    /// With a GOAWAY: no stream was processed.
+    GoAway,
+    /// Without a word.
+    Broken,
+}
+
 /// A gateway of our own: the issuer, and answers that repeat the request.
 pub struct SmallGateway {
     pub address: SocketAddr,
     pub dir: tempfile::TempDir,
     pub received: Arc<Mutex<Vec<Received>>>,
+    /// How the next HTTP/2 connections end; those behind them are served.
+    pub endings: Arc<Mutex<VecDeque<Ending>>>,
     roots: Roots,
 }
 
@@ -145,8 +157,10 @@ impl SmallGateway {
         };
         let issuer = Arc::new(Issuer::open(settings).unwrap());
         let received: Arc<Mutex<Vec<Received>>> = Arc::default();
-        tokio::task::spawn(accept(listener, TlsAcceptor::from(Arc::new(tls)), issuer, received.clone()));
-        Self { address, dir, received, roots: authority.roots().unwrap() }
+        let endings: Arc<Mutex<VecDeque<Ending>>> = Arc::default();
+        let served = (received.clone(), endings.clone());
+        tokio::task::spawn(accept(listener, TlsAcceptor::from(Arc::new(tls)), issuer, served));
+        Self { address, dir, received, endings, roots: authority.roots().unwrap() }
     }
 
     pub fn url(&self) -> String {
@@ -171,13 +185,22 @@ impl SmallGateway {
     }
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, issuer: Arc<Issuer>, received: Arc<Mutex<Vec<Received>>>) {
+type Served = (Arc<Mutex<Vec<Received>>>, Arc<Mutex<VecDeque<Ending>>>);
+
+async fn accept(listener: TcpListener, tls: TlsAcceptor, issuer: Arc<Issuer>, (received, endings): Served) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         let (tls, issuer, received) = (tls.clone(), issuer.clone(), received.clone());
+        let endings = endings.clone();
         tokio::task::spawn(async move {
             let Ok(stream) = tls.accept(stream).await else { return };
             let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+            let ending = if h2 { endings.lock().unwrap().pop_front() } else { None };
+            if let Some(ending) = ending {
+                // A client that is gone is none that waits.
+                let _ = unanswered(stream, ending).await;
+                return;
+            }
             let service = service_fn(move |request| {
                 let (issuer, received) = (issuer.clone(), received.clone());
                 async move { Ok::<_, hyper::Error>(answer(request, &issuer, &received).await) }
@@ -193,6 +216,35 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, issuer: Arc<Issuer>, re
             }
         });
     }
+}
+
+/// Reads one request, frame by frame (RFC 9113 section 4.1), and ends its connection.
+async fn unanswered(mut stream: tokio_rustls::server::TlsStream<TcpStream>, ending: Ending) -> std::io::Result<()> {
+    const PREFACE: usize = 24;
+    // SETTINGS with INITIAL_WINDOW_SIZE, and a WINDOW_UPDATE of the connection: room for any body.
+    const BEGIN: &[u8] = b"\0\0\x06\x04\0\0\0\0\0\0\x04\x01\0\0\0\0\0\x04\x08\0\0\0\0\0\x01\0\0\0";
+    const SETTINGS_ACK: &[u8] = b"\0\0\0\x04\x01\0\0\0\0";
+    // The last stream that was processed is 0, and there was no error.
+    const GOAWAY: &[u8] = b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    stream.read_exact(&mut [0; PREFACE]).await?;
+    stream.write_all(BEGIN).await?;
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        stream.read_exact(&mut vec![0; length as usize]).await?;
+        let (kind, flags) = (head[3], head[4]);
+        match (kind, flags & 1) {
+            // DATA and HEADERS with END_STREAM.
+            (0 | 1, 1) => break,
+            (4, 0) => stream.write_all(SETTINGS_ACK).await?,
+            _ => {}
+        }
+    }
+    if matches!(ending, Ending::GoAway) {
+        stream.write_all(GOAWAY).await?;
+    }
+    stream.shutdown().await
 }
 
 async fn answer(

@@ -42,6 +42,13 @@ pub struct Slot {
     cluster: Option<(ClusterKey, Arc<AtomicU32>)>,
 }
 
+impl Slot {
+    /// Whose it is.
+    pub fn user(&self) -> Option<&PrincipalKey> {
+        self.user.as_ref().map(|(user, _)| user)
+    }
+}
+
 impl Slots {
     /// Takes a place for a stream, or says which limit is reached.
     pub fn acquire(self: &Arc<Self>, permit: &Permit, limits: &Limits) -> Result<Slot, Refusal> {

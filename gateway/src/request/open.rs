@@ -13,6 +13,7 @@ use tracing::Instrument as _;
 
 use super::{
     Stage,
+    authenticate::PrincipalKey,
     locate::Slot,
     respond::{Kind, Refusal},
 };
@@ -35,6 +36,11 @@ pub struct Place {
 }
 
 impl Place {
+    /// Whose it is.
+    pub fn user(&self) -> Option<&PrincipalKey> {
+        self.slot.user()
+    }
+
     /// For another stream instead of this one.
     pub fn into_slot(self) -> Slot {
         self.slot

@@ -68,16 +68,16 @@ pub fn relay(
     slot: &mut Option<Record>,
 ) -> impl Future<Output = Result<Response<Body>, Refusal>> {
     let counted = slot.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
+    let Opened { stream: Stream { send, recv, .. }, tunnel, place } = opened;
     let mut up = Up { head, body: None, sender: None, upload: None, unreadable: None };
     if request.upgrade.is_none()
         && let Some(body) = request.body.take().filter(|body| !body.is_end_stream())
     {
         let (report, reported) = oneshot::channel();
         let body = Upload { body, bytes: Arc::clone(&counted), unreadable: Some(report) };
-        up.body = Some(Resendable::new(None, body, &core.bodies));
+        up.body = Some(Resendable::new(None, body, core.bodies.part(&place.user())));
         up.unreadable = Some(reported);
     }
-    let Opened { stream: Stream { send, recv, .. }, tunnel, place } = opened;
     up.begin(core, &request, send);
     let down = Down { recv, tunnel, place, counted };
     carry_out(core, request, up, down, session, slot).instrument(tracing::debug_span!("relay"))

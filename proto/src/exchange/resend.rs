@@ -3,11 +3,13 @@
 //! A peer may say that it never processed a request (RFC 9113 sections 6.8 and 8.7), and a connection may end before it
 //! carried one. Such a request is sent again, whatever its method, and so its body must still be there. Chunks that were
 //! sent are kept by reference, not copied. Keeping stops when the answer begins, or at a bound: [`KEPT_PER_BODY`] for one
-//! body and the [`Room`] that all bodies of a process share. Beyond a bound the body flows on and cannot be sent again.
+//! body and the [`Room`] that all bodies of a process share, of which each party has a [`Part`]. Beyond a bound the body flows
+//! on and cannot be sent again.
 
 use std::{
     collections::VecDeque,
     error::Error,
+    hash::{BuildHasher as _, Hash, RandomState},
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -19,6 +21,8 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
+use crate::shares::share;
+
 /// Bytes that are kept of one body: what an apiserver takes as a resource at most (`MaxRequestBodyBytes`, 3 MiB).
 pub const KEPT_PER_BODY: usize = 3 * 1024 * 1024;
 /// Bytes that are kept of all bodies of a process together.
@@ -27,6 +31,8 @@ pub const KEPT_IN_ALL: usize = 64 * 1024 * 1024;
 const SMALL_CHUNK: usize = 4096;
 /// What a kept chunk counts beyond its bytes: a chunk may be a small part of the buffer that it holds.
 const CHUNK_COST: usize = 256;
+/// Counters of what parties hold.
+const COUNTERS: usize = 1024;
 
 /// Whether `error`, or what caused it, is the peer's word that it did not process the request: the stream's id is above the
 /// last one of a GOAWAY frame, or the stream was reset with REFUSED_STREAM. A reset with another code and a broken
@@ -45,9 +51,15 @@ pub fn was_not_processed(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Room for what is kept of all bodies, in bytes.
-#[derive(Debug)]
-pub struct Room(AtomicUsize);
+/// Room for what is kept of all bodies, in bytes. Nobody takes more of it than a [`share`] of what is free.
+pub struct Room {
+    all: u32,
+    left: AtomicUsize,
+    /// What each party holds. Two that fall on one counter have one share.
+    held: Box<[AtomicUsize]>,
+    /// With keys of this process: nobody can choose whom they share a counter with.
+    hasher: RandomState,
+}
 
 impl Default for Room {
     fn default() -> Self {
@@ -56,23 +68,55 @@ impl Default for Room {
 }
 
 impl Room {
-    /// So many bytes.
+    /// Of this many bytes.
     pub fn of(bytes: usize) -> Self {
-        Self(AtomicUsize::new(bytes))
+        Self {
+            all: u32::try_from(bytes).unwrap_or(u32::MAX),
+            left: AtomicUsize::new(bytes),
+            held: (0..COUNTERS).map(|_| AtomicUsize::new(0)).collect(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// What somebody may have of it.
+    pub fn part(self: &Arc<Self>, party: &(impl Hash + ?Sized)) -> Part {
+        let at = self.hasher.hash_one(party) as usize % COUNTERS;
+        Part { room: Arc::clone(self), at }
     }
 
     /// Bytes that are left.
     pub fn left(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.left.load(Ordering::Relaxed)
     }
+}
 
+/// What one party may have of a [`Room`].
+pub struct Part {
+    room: Arc<Room>,
+    at: usize,
+}
+
+impl Part {
     fn take(&self, bytes: usize) -> bool {
-        let less = |left: usize| left.checked_sub(bytes);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+        let Room { all, left, held, .. } = &*self.room;
+        let update = |of: &AtomicUsize, change: &dyn Fn(usize) -> Option<usize>| {
+            of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change)
+        };
+        let Ok(free) = update(left, &|left| left.checked_sub(bytes)) else { return false };
+        let taken = all.saturating_sub(u32::try_from(free).unwrap_or(u32::MAX));
+        let most = share(*all, taken, 0) as usize;
+        // A newcomer always gets something.
+        let more = |held: usize| (held == 0 || held + bytes <= most).then_some(held + bytes);
+        let got = update(&held[self.at], &more).is_ok();
+        if !got {
+            left.fetch_add(bytes, Ordering::Relaxed);
+        }
+        got
     }
 
     fn give_back(&self, bytes: usize) {
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        self.room.held[self.at].fetch_sub(bytes, Ordering::Relaxed);
+        self.room.left.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
@@ -115,7 +159,7 @@ struct State<B> {
     alone: bool,
     /// What `kept` counts, in bytes of `room`.
     charged: usize,
-    room: Arc<Room>,
+    room: Part,
     waker: Option<Waker>,
 }
 
@@ -175,7 +219,7 @@ fn lock<B>(state: &Mutex<State<B>>) -> MutexGuard<'_, State<B>> {
 
 impl<B> Resendable<B> {
     /// `body` behind the chunk that was taken from it already, if one was.
-    pub fn new(first: Option<Bytes>, body: B, room: &Arc<Room>) -> Self {
+    pub fn new(first: Option<Bytes>, body: B, room: Part) -> Self {
         let mut state = State {
             body: Some(body),
             ended: false,
@@ -186,7 +230,7 @@ impl<B> Resendable<B> {
             sent: 0,
             alone: false,
             charged: 0,
-            room: Arc::clone(room),
+            room,
             waker: None,
         };
         if let Some(first) = first {
@@ -352,7 +396,7 @@ mod tests {
 
     fn fed(room: &Arc<Room>) -> (Feed, Resendable<Fed>) {
         let (feed, body) = mpsc::unbounded_channel();
-        (feed, Resendable::new(None, Fed(body), room))
+        (feed, Resendable::new(None, Fed(body), room.part("jane")))
     }
 
     async fn next(sending: &mut Sending<Fed>) -> Option<Result<Bytes, SendingError<io::Error>>> {
@@ -443,6 +487,29 @@ mod tests {
         assert!(body.send().is_some());
         drop((body, sending));
         assert_eq!(room.left(), 1000);
+    }
+
+    /// Whoever sends much keeps no other's body from being kept.
+    #[test]
+    fn room_taken_by_one_user_leaves_some_to_others() {
+        let room = Arc::<Room>::default();
+        let chunk = 64 * 1024;
+        let fill = |party: &Part| (0..).take_while(|_| party.take(chunk)).count();
+        let greedy = room.part("greedy");
+        let first = fill(&greedy);
+        assert!((100..=128).contains(&first), "{first} chunks: an eighth of all at most");
+        let mut fewest = usize::MAX;
+        for name in 0..400 {
+            let other = room.part(&name);
+            // Of those who share a counter only the first is new.
+            if room.held[other.at].load(Ordering::Relaxed) == 0 && room.left() >= chunk {
+                fewest = fewest.min(fill(&other));
+            }
+        }
+        assert!(fewest >= 1, "a newcomer got nothing");
+        assert!(!greedy.take(chunk), "who holds some got more of the last places");
+        greedy.give_back(first * chunk);
+        assert!(greedy.take(chunk));
     }
 
     #[tokio::test]

@@ -360,7 +360,7 @@ async fn request_body(
     if first.is_none() && rest.is_end_stream() {
         return Ok(Outgoing::empty());
     }
-    Ok(Outgoing::stream(first, rest, room))
+    Ok(Outgoing::stream(first, rest, room.part(&head.asks())))
 }
 
 /// A 101 counts only if it names the upgrade that was asked for.

@@ -33,6 +33,8 @@ const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
 
+/// [`ORIGINAL_USER`], encoded.
+const ORIGINAL: HeaderName = HeaderName::from_static("impersonate-extra-towline.io%2foriginal-user");
 /// [`PROBE_EXTRA`], encoded.
 const PROBE: HeaderName = HeaderName::from_static("impersonate-extra-towline.io%2fprobe");
 
@@ -317,6 +319,15 @@ impl UpstreamHead {
     /// Whether an upgrade is asked for.
     pub fn is_upgrade(&self) -> bool {
         self.upgrade
+    }
+
+    /// By what those who ask are told apart where they share something: the user's name, behind `--as` that of who asks for
+    /// it, or the token that is passed through.
+    pub fn asks(&self) -> Option<&HeaderValue> {
+        if !self.own_credential {
+            return self.headers.get(header::AUTHORIZATION);
+        }
+        self.headers.get(ORIGINAL).or_else(|| self.headers.get(USER))
     }
 
     /// Whether the agent's own credential goes with it.

@@ -2,7 +2,6 @@
 
 use std::{
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -10,7 +9,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use proto::{
-    exchange::{Resendable, Room, Sending, SendingError, StreamBody},
+    exchange::{Part, Resendable, Sending, SendingError, StreamBody},
     transport::StreamError,
 };
 
@@ -47,7 +46,7 @@ impl Outgoing {
     }
 
     /// The rest of a stream, behind a chunk that was already taken from it.
-    pub fn stream(first: Option<Bytes>, rest: StreamBody, room: &Arc<Room>) -> Self {
+    pub fn stream(first: Option<Bytes>, rest: StreamBody, room: Part) -> Self {
         Self(Source::Stream(Resendable::new(first, rest, room)))
     }
 
