@@ -1,5 +1,7 @@
 //! Tables that many share and that have a bound. Whoever fills one keeps nobody else out: places are counted by network, and
-//! of a full table the network with most of them gives way, its oldest entry first. A newcomer always gets a place.
+//! of a full table the network with most of them gives way, its oldest entry first. A newcomer always gets a place. Of networks
+//! that have equally many one is chosen by a hash with a key of this process, so that nobody can choose addresses that never
+//! give way: it is the same one until their numbers change, and not the one whose entries are the oldest.
 //!
 //! One address is too little to count by: a hostile party has as many as its network has (a /24 of IPv4 is rented by the hour,
 //! an IPv6 customer has a /48). Where there are no addresses, what has a share is a user, a cluster or a subscription.

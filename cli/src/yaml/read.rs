@@ -96,6 +96,9 @@ fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, ReadError> {
     }
 }
 
+/// What `!!str` stands for.
+const STR: &str = "tag:yaml.org,2002:str";
+
 /// Makes the tree of the first document's events.
 #[derive(Default)]
 struct Builder {
@@ -120,12 +123,14 @@ impl SpannedEventReceiver<'_> for Builder {
             Event::DocumentEnd => self.is_ended = true,
             Event::Scalar(text, style, anchor, tag) => {
                 self.count(1);
-                let text = text.into_owned();
-                let content = match style {
-                    ScalarStyle::Plain => Content::Plain(text),
-                    _ => Content::Text(text),
+                let (text, tag) = (text.into_owned(), uri(tag.as_deref()));
+                let node = match (style, tag) {
+                    // Said to be a text, whatever it looks like, also where it is empty.
+                    (_, Some(tag)) if tag == STR || tag == "!" => Content::Text(text).into(),
+                    (ScalarStyle::Plain, tag) => Node { tag, content: Content::Plain(text) },
+                    (_, tag) => Node { tag, content: Content::Text(text) },
                 };
-                self.put(Node { tag: uri(tag.as_deref()), content }, anchor);
+                self.put(node, anchor);
             }
             Event::Alias(anchor) => {
                 // One that is inside of itself has no end, and is refused as one that is too large.

@@ -291,3 +291,27 @@ fn any_document_is_read_back_by_a_reader_of_yaml_11() {
         assert_eq!(read, all);
     }
 }
+
+/// `!!str` of nothing is an empty text, and became `null` on its way.
+#[test]
+fn tag_of_an_empty_scalar_keeps_it_what_it_is() {
+    let text =
+        "a: !!str\nb: !!str 12\nc: !!str null\nd: ! \ne: !!null\nf: !own\ng: [!!str , !!str x]\nh: !own 5\n!!str : k\n";
+    let once = write(&read(text.as_bytes()).unwrap().root.unwrap());
+    let again = read(once.as_bytes()).unwrap().root.unwrap();
+    assert_eq!(write(&again), once, "and stays so");
+    for name in ["a", "d"] {
+        let node = again.get(name).unwrap();
+        assert!(node.as_str() == Some("") && !node.is_null(), "{name}: {once}");
+    }
+    assert!(once.contains("b: \"12\"\n") && once.contains("c: \"null\"\n"), "{once}");
+    assert!(once.contains("f: !<!own> \"\"\n") && once.contains("h: !<!own> 5\n"), "{once}");
+    assert!(again.get("e").unwrap().as_str() == Some("null"), "{once}");
+    assert_eq!(again.get("").and_then(Node::as_str), Some("k"), "a key too: {once}");
+    let plain = text.replace("f: !own\n", "").replace("h: !own 5\n", "");
+    let once = write(&read(plain.as_bytes()).unwrap().root.unwrap());
+    if let Some(read) = read_by_python(&once) {
+        let expected = json!({"a": "", "b": "12", "c": "null", "d": "", "e": null, "g": ["", "x"], "": "k"});
+        assert_eq!(read, expected, "{once}");
+    }
+}

@@ -15,6 +15,9 @@ const PLAIN_BYTES: usize = 1024;
 const WORDS: &[&str] =
     &["y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nil", "nan", "inf", "infinity"];
 
+/// What `!!null` stands for.
+const NULL: &str = "tag:yaml.org,2002:null";
+
 /// The document, which ends with a line break.
 pub fn document(node: &Node) -> String {
     let mut out = String::new();
@@ -117,6 +120,8 @@ fn flow(node: &Node) -> String {
 
 fn scalar(node: &Node) -> String {
     let text = match &node.content {
+        // With a tag it is the tag's empty value; `null` would be a text to most of them.
+        Content::Plain(text) if text.is_empty() && node.tag.as_deref().is_some_and(|tag| tag != NULL) => quoted(text),
         Content::Plain(text) if text.is_empty() => "null".to_owned(),
         // With a line break in it no reader takes it for anything but a text.
         Content::Plain(text) if !text.contains(['\n', '\r']) => text.clone(),

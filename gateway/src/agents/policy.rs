@@ -11,7 +11,7 @@ use proto::{
 use serde_json::json;
 
 use super::{Agent, Call, Reply};
-use crate::{api::error::ApiError, aside::aside, snapshot::Snapshot};
+use crate::{api::error::ApiError, aside, snapshot::Snapshot};
 
 /// How long a question waits for news.
 const WAIT: Duration = Duration::from_secs(55);
@@ -29,7 +29,7 @@ struct Told {
 /// Puts together what concerns a cluster. What does not fit is left out, so that all else arrives, withdrawals first of all.
 async fn told(snapshot: Arc<Snapshot>, cluster: &ClusterId) -> Result<Told, ApiError> {
     let cluster = cluster.clone();
-    let made = aside(move || {
+    let made = aside::document(move || {
         let mut document = snapshot.document(&cluster);
         let (omitted, etag) = (document.fit(), document.etag());
         let document = serde_json::to_string(&document)?;
@@ -73,5 +73,5 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         .state(STATEMENT_TYPE, claims, &snapshot::audience(cluster), LIFE)
         .ok_or_else(|| ApiError::internal("the issuer cannot sign"))?;
     let signed = Signed { document, etag, statement, omitted };
-    aside(move || Reply::json(&signed)).await.map_err(ApiError::internal)?
+    aside::document(move || Reply::json(&signed)).await.map_err(ApiError::internal)?
 }
