@@ -1,10 +1,14 @@
 //! The worst input of each piece of work whose size a caller or a tenant chooses, within the bounds on it: none holds up a
 //! thread that serves requests for more than 5 ms. What takes longer is done on a thread of its own, and says so here.
+//!
+//! Not here: answers of webhooks, of which the status is read and up to 64 KiB are thrown away; kubeconfigs, which the command
+//! and the agent read of whoever runs them.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 
-use std::{fmt::Write as _, hint::black_box, sync::Arc};
+use std::{fmt::Write as _, hint::black_box, sync::Arc, time::SystemTime};
 
+use certs::{AgentRequest, Authority, Peer, PeerError, Validity};
 use criterion::{Criterion, criterion_group, criterion_main};
 use gateway::{
     api::{body, route},
@@ -22,11 +26,17 @@ use proto::{
         snapshot::Document,
     },
 };
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, SanType,
+};
 
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
 /// Bytes of a body of the resource API that is read where its request is served, and of the longest.
 const SHORT: usize = 32 * 1024;
 const LONG: usize = 256 * 1024;
+/// Bytes of a request for a certificate at most.
+const REQUEST_BYTES: usize = 8 * 1024;
 
 /// A role of so many wildcards that match nothing before their end, of the longest patterns that are taken.
 fn role(number: usize, wildcards: usize, stars: usize) -> Arc<Role> {
@@ -169,5 +179,49 @@ fn documents(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(worst, decisions, texts, bodies, documents);
+/// Whoever connects shows a chain, and whoever has an onboarding key sends a request for a certificate.
+fn certificates(c: &mut Criterion) {
+    const NAME: &str = "bench";
+    /// Of a chain, the own certificate among them.
+    const CHAIN: usize = 8;
+    let authority = Authority::create(NAME, Validity::days(1)).expect("an authority");
+    let roots = authority.roots().expect("its certificate");
+    // Authorities by the name of the one that is trusted, each with another key: any of them may have issued any other.
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, NAME);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let fake =
+        || CertifiedIssuer::self_signed(params.clone(), KeyPair::generate().expect("a key")).expect("a certificate");
+    let fakes: Vec<_> = (1..CHAIN).map(|_| fake()).collect();
+    let mut own = CertificateParams::default();
+    own.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let own = own.signed_by(&KeyPair::generate().expect("a key"), &fakes[0]).expect("a certificate");
+    let mut chain = vec![own.der().clone()];
+    chain.extend(fakes.iter().map(|fake| fake.der().clone()));
+    let refused = Peer::verify(&chain, &roots, SystemTime::now());
+    assert!(matches!(refused, Err(PeerError::Chain(_) | PeerError::UnknownIssuer)), "{refused:?}");
+    let mut group = c.benchmark_group("worst certificate");
+    group.sample_size(20);
+    group.bench_function(format!("a chain of {CHAIN} that seem to have issued each other"), |b| {
+        b.iter(|| Peer::verify(black_box(&chain), &roots, SystemTime::now()).is_err());
+    });
+
+    let key = KeyPair::generate().expect("a key");
+    let request = |names: usize| {
+        let mut params = CertificateParams::default();
+        params.subject_alt_names =
+            (0..names).map(|n| SanType::URI(format!("a:{n}").try_into().expect("a text"))).collect();
+        params.serialize_request(&key).expect("a request").der().to_vec()
+    };
+    let names = (1..).take_while(|n| request(n * 50).len() <= REQUEST_BYTES).last().unwrap_or(1) * 50;
+    let request = request(names);
+    group.bench_function(format!("a request of {} bytes with {names} names", request.len()), |b| {
+        b.iter(|| AgentRequest::read(black_box(&request), CLUSTER, &[]).is_err());
+    });
+    group.finish();
+}
+
+criterion_group!(worst, decisions, texts, bodies, documents, certificates);
 criterion_main!(worst);

@@ -15,15 +15,17 @@ use x509_parser::{
     x509::{AttributeTypeAndValue, SubjectPublicKeyInfo},
 };
 
-use crate::{authority::Validity, roots::Roots, tls};
+use crate::{
+    authority::Validity,
+    roots::Roots,
+    tls::{self, CHAIN},
+};
 
 /// What the URI name of an agent's certificate begins with; the cluster id follows.
 pub const AGENT: &str = "urn:towline:agent:";
 /// What the URI name of an access certificate begins with; the cluster id follows.
 pub const ACCESS: &str = "urn:towline:access:";
 
-/// Certificates in one chain.
-const CHAIN: usize = 8;
 /// Bytes of a cluster id in a certificate.
 pub(crate) const ID_BYTES: usize = 1024;
 /// Bytes of a person's name in an access certificate.

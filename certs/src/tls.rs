@@ -4,10 +4,15 @@
 use std::sync::Arc;
 
 use rustls::{
-    ClientConfig, ServerConfig, SupportedProtocolVersion,
-    client::{Resumption, WebPkiServerVerifier},
+    ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
+    SupportedProtocolVersion,
+    client::{Resumption, WebPkiServerVerifier, danger::HandshakeSignatureValid},
     crypto::CryptoProvider,
-    server::{NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier},
+    pki_types::{CertificateDer, UnixTime},
+    server::{
+        NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
     version::{TLS12, TLS13},
 };
 
@@ -36,7 +41,64 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
 pub(crate) fn client_verifier(roots: &Roots, optional: bool) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let builder = WebPkiClientVerifier::builder_with_provider(roots.store(), provider());
     let builder = if optional { builder.allow_unauthenticated() } else { builder };
-    builder.build().map_err(|e| TlsError(rustls::Error::General(e.to_string())))
+    let verifier = builder.build().map_err(|e| TlsError(Error::General(e.to_string())))?;
+    Ok(Arc::new(Bounded(verifier)))
+}
+
+/// Certificates of a client's chain at most.
+pub(crate) const CHAIN: usize = 8;
+
+/// Refuses a longer chain before a path is looked for in it: whoever connects sends one, and may send 64 KiB of certificates
+/// that all seem to have issued each other.
+#[derive(Debug)]
+struct Bounded(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for Bounded {
+    fn offer_client_auth(&self) -> bool {
+        self.0.offer_client_auth()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        self.0.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        if intermediates.len() >= CHAIN {
+            return Err(Error::General(format!("the client's chain has more than {CHAIN} certificates")));
+        }
+        self.0.verify_client_cert(own, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        own: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, own, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        own: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, own, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
 }
 
 fn server(

@@ -86,6 +86,23 @@ fn the_tunnel_listener_requires_a_certificate_and_its_alpn() {
     assert!(shake(&user_alpn, "gateway.test", &server).is_err());
 }
 
+/// Before anybody has looked for a path in it.
+#[test]
+fn client_chain_that_is_too_long_ends_the_handshake() {
+    let site = site();
+    let server = Arc::new(server_public(site.certificate.clone(), Some(&site.roots)).unwrap());
+    let (own, more) = (site.agent.chain()[0].clone(), site.authority.certificate().clone());
+    let with = |certificates: usize| {
+        let mut chain = vec![own.clone()];
+        chain.resize(certificates, more.clone());
+        let agent = Credentials::from_der(chain, site.agent.key()).unwrap();
+        shake(&Arc::new(client_tunnel(&site.roots, &agent, &[ALPN_TUNNEL]).unwrap()), "gateway.test", &server)
+    };
+    with(CHAIN).unwrap();
+    let refused = with(CHAIN + 1).err().unwrap().to_string();
+    assert!(refused.contains("more than 8"), "{refused}");
+}
+
 #[test]
 fn certificates_of_other_authorities_end_the_handshake_on_either_side() {
     let (site, other) = (site(), self::site());
