@@ -90,6 +90,9 @@ fn certificate_name(config: &Config, faults: &mut Faults) {
     let host = host.as_ref().and_then(Url::host_str);
     // Files that cannot be read are another check's.
     let own = Credentials::load(&config.tls.certificate_file, &config.tls.key_file);
+    if config.listen.tls_ends_before {
+        return;
+    }
     if let (Some(host), Ok(own)) = (host, own)
         && let Err(why) = certificate_for(&own, host)
     {
@@ -184,7 +187,8 @@ pub fn certificate_for(own: &Credentials, host: &str) -> Result<(), String> {
     let names = if names.is_empty() { "no name at all".to_owned() } else { names.join(", ") };
     Err(format!(
         "the certificate is for {names}, and users and agents write {host} ([api] url): have one issued for that name \
-         (`towline-gateway init` and `renew-certificate` make such), or correct the url"
+         (`towline-gateway init` and `renew-certificate` make such), or correct the url; behind a balancer that ends TLS \
+         and shows a certificate of its own, set [listen] tls_ends_before = true"
     ))
 }
 
@@ -239,21 +243,9 @@ mod tests {
     use super::*;
     use crate::{
         BuildError, Extras, Gateway,
-        init::{CONFIG_FILE, Plan, init},
+        init::{CONFIG_FILE, made},
         lost::{self, LostError},
     };
-
-    fn made(dir: &Path) -> PathBuf {
-        let plan = Plan {
-            directory: dir.to_owned(),
-            url: "https://gateway.example.org:8443".to_owned(),
-            listen: "127.0.0.1:0".parse().unwrap(),
-            admin: "127.0.0.1:0".parse().unwrap(),
-            certificate: None,
-        };
-        init(&plan).unwrap();
-        dir.join(CONFIG_FILE)
-    }
 
     async fn start(file: &Path) -> Result<(), BuildError> {
         let gateway = Gateway::build(Config::load(file).unwrap(), Extras::default()).await?;
@@ -371,6 +363,14 @@ mod tests {
         let config = Config::load(&file).unwrap();
         assert!(matches!(lost::store_key(&config).await, Err(LostError::NotLost(_))));
         assert!(matches!(lost::issuer_key(&config), Err(LostError::NotLost(_))));
+        // What cannot be read is not lost.
+        let keys = folder.join("issuer/keys.json");
+        let aside = folder.join("issuer/aside.json");
+        fs::rename(&keys, &aside).unwrap();
+        fs::create_dir(&keys).unwrap();
+        assert!(matches!(lost::issuer_key(&config), Err(LostError::Keys(_))), "it is a folder");
+        fs::remove_dir(&keys).unwrap();
+        fs::rename(&aside, &keys).unwrap();
         let key = fs::read(folder.join("store.key")).unwrap();
         fs::remove_file(folder.join("store.key")).unwrap();
         fs::write(folder.join("issuer/keys.json"), "{").unwrap();
@@ -383,5 +383,39 @@ mod tests {
         // The one of before came back, too late.
         fs::write(folder.join("store.key"), key).unwrap();
         assert!(start(&file).await.is_err());
+    }
+
+    /// Users see the balancer's certificate.
+    #[tokio::test]
+    async fn certificate_for_another_name_is_no_fault_where_tls_ends_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("g");
+        let file = made(&folder);
+        let own = certs::Authority::load(&folder.join("ca")).unwrap();
+        let issued = own.issue_server(&["gateway.internal"], certs::Validity::days(1)).unwrap();
+        issued.save(&folder.join("tls/tls.crt"), &folder.join("tls/tls.key")).unwrap();
+        let found = all(&Config::load(&file).unwrap()).await.unwrap_err().to_string();
+        assert!(found.contains("tls_ends_before"), "it says what to do: {found}");
+        set(&folder, "[listen]\n", "[listen]\ntls_ends_before = true\n");
+        all(&Config::load(&file).unwrap()).await.unwrap();
+        start(&file).await.unwrap();
+    }
+
+    /// All of a large store was read several times at a start, and by each command.
+    #[tokio::test]
+    async fn only_a_look_reads_all_of_a_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = made(&dir.path().join("g"));
+        start(&file).await.unwrap();
+        let path = dir.path().join("g/towline.db");
+        let mut bytes = fs::read(&path).unwrap();
+        // The last page is of an index or a table that no question here needs.
+        let last = bytes.len() - 4096;
+        bytes[last..].fill(0xff);
+        fs::write(&path, bytes).unwrap();
+        let url = crate::store::sqlite_url(&path);
+        assert_eq!(Store::found(&url).await.unwrap(), Found::Store);
+        let damaged = Store::look(&url).await.unwrap_err();
+        assert!(matches!(damaged, crate::store::StoreError::Damaged { .. }), "{damaged}");
     }
 }

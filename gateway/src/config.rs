@@ -60,6 +60,8 @@ pub struct Listen {
     pub domain: Option<String>,
     /// Clusters are found at the TLS server name `<base32 key>.<suffix>` too; none: they are not.
     pub server_name_suffix: Option<String>,
+    /// Whether a balancer in front ends TLS: what users see is its certificate, and the own one need not be for `[api] url`.
+    pub tls_ends_before: bool,
 }
 
 /// Where [`Listen::server_name_suffix`] is not given: `internal` is for names that are nobody's on the internet, and no DNS
@@ -306,6 +308,7 @@ fn parse_listen(mut section: Section, faults: &mut Faults) -> Option<Listen> {
         "off" => Ok(None),
         suffix => name(suffix).map(Some).map_err(|_| "must be a DNS name without a final dot, or off"),
     });
+    let tls_ends_before = section.flag("tls_ends_before", faults).unwrap_or(false);
     let server_name_suffix = suffix.unwrap_or_else(|| Some(SERVER_NAME_SUFFIX.to_owned()));
     if let (Some(domain), Some(suffix)) = (&domain, &server_name_suffix)
         && (domain == suffix || is_below(domain, suffix) || is_below(suffix, domain))
@@ -316,7 +319,7 @@ fn parse_listen(mut section: Section, faults: &mut Faults) -> Option<Listen> {
         );
     }
     section.end(faults);
-    Some(Listen { public: public?, tunnel, admin: admin?, domain, server_name_suffix })
+    Some(Listen { public: public?, tunnel, admin: admin?, domain, server_name_suffix, tls_ends_before })
 }
 
 fn parse_limits(mut section: Section, faults: &mut Faults) -> Limits {

@@ -209,6 +209,20 @@ fn config(plan: &Plan, url: &str, ids: &Ids<'_>, (certificate, key): (&Path, &Pa
     text
 }
 
+/// A folder with a configuration for tests; its file.
+#[cfg(test)]
+pub(crate) fn made(dir: &Path) -> PathBuf {
+    let plan = Plan {
+        directory: dir.to_owned(),
+        url: "https://gateway.example.org:8443".to_owned(),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        admin: "127.0.0.1:0".parse().unwrap(),
+        certificate: None,
+    };
+    init(&plan).unwrap();
+    dir.join(CONFIG_FILE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -376,16 +376,18 @@ async fn control(
     let Some(settings) = config.api.clone() else { return Ok(None) };
     let url = settings.store.url();
     // The key before what it protects: with a store there was a key, and another is never made beside it.
-    let protector = match Store::look(&url).await? {
+    let protector = match Store::found(&url).await? {
         Found::Nothing => Protector::open_or_create(&settings.store_key_file)?,
         Found::Store => Protector::open(&settings.store_key_file)?,
     };
     let store = Store::open(&url).await?;
-    // Of several gateways that start at once beside nothing, the first says whose key it is.
-    if let Some(exchanged) = Store::exchanged(&url, &protector, &settings.store_key_file).await? {
+    let exchanged = match Store::exchanged(&url, &protector, &settings.store_key_file).await? {
+        None => store.keep_key(&protector, &settings.store_key_file).await?,
+        exchanged => exchanged,
+    };
+    if let Some(exchanged) = exchanged {
         return Err(exchanged.into());
     }
-    store.keep_key(&protector).await?;
     let clock = clock.unwrap_or_else(|| Arc::new(SystemTime::now));
     Ok(Some(Control::open(settings, store, protector, clock, Arc::clone(snapshots), Arc::clone(tunnels)).await?))
 }

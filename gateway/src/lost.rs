@@ -47,7 +47,7 @@ pub enum LostError {
 pub async fn store_key(config: &Config) -> Result<Value, LostError> {
     let api = config.api.as_ref().ok_or(LostError::NoSuch("[api]"))?;
     let (url, path) = (api.store.url(), &api.store_key_file);
-    let found = Store::look(&url).await?;
+    let found = Store::found(&url).await?;
     match Protector::open(path) {
         Ok(there) if found == Found::Nothing || Store::exchanged(&url, &there, path).await?.is_none() => {
             return Err(LostError::NotLost(path.clone()));
@@ -60,8 +60,11 @@ pub async fn store_key(config: &Config) -> Result<Value, LostError> {
     let protector = Protector::open_or_create(path)?;
     let store = Store::open(&url).await?;
     let forgotten = store.forget_protected().await?;
-    store.keep_key(&protector).await?;
+    let exchanged = store.keep_key(&protector, path).await?;
     store.close().await;
+    if let Some(exchanged) = exchanged {
+        return Err(exchanged.into());
+    }
     Ok(json!({
         "made": path,
         "put aside": kept,
@@ -77,8 +80,11 @@ pub async fn store_key(config: &Config) -> Result<Value, LostError> {
 pub fn issuer_key(config: &Config) -> Result<Value, LostError> {
     let issuer = config.issuer.as_ref().ok_or(LostError::NoSuch("[issuer]"))?;
     let path = issuer.state_dir.join(KEYS_FILE);
-    if path.exists() && Keys::load_or_create(&path).is_ok() {
-        return Err(LostError::NotLost(path));
+    match Keys::load(&path) {
+        Ok(_) => return Err(LostError::NotLost(path)),
+        Err(KeysError::File(error)) if error.is_missing() || error.is_of_content() => {}
+        // A key that cannot be read is not lost: its file is to be put right.
+        Err(error) => return Err(error.into()),
     }
     let kept = aside(&path)?;
     let keys = Keys::load_or_create(&path)?;
@@ -92,7 +98,8 @@ pub fn issuer_key(config: &Config) -> Result<Value, LostError> {
 
 /// Gives a file that is of no use another name, if it is there.
 fn aside(path: &Path) -> Result<Option<PathBuf>, LostError> {
-    if !path.exists() {
+    let failed = |error| LostError::Aside(path.to_owned(), error);
+    if !path.try_exists().map_err(failed)? {
         return Ok(None);
     }
     let named = |n: u32| {
@@ -101,6 +108,6 @@ fn aside(path: &Path) -> Result<Option<PathBuf>, LostError> {
         PathBuf::from(name)
     };
     let free = (1..).map(named).find(|to| !to.exists()).unwrap_or_default();
-    std::fs::rename(path, &free).map_err(|error| LostError::Aside(path.to_owned(), error))?;
+    std::fs::rename(path, &free).map_err(failed)?;
     Ok(Some(free))
 }

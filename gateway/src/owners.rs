@@ -3,18 +3,19 @@
 //! time, a service principal, a user). Where it happened all the same, [`recover`] on the machine makes another owner.
 //!
 //! An owner of a subscription is in `[api] owners`, or has the role Owner at the subscription (or at `/`) without an end. Who
-//! cannot sign in is none: an account of the built-in issuer that is gone, disabled, or without a secret that is good.
+//! cannot sign in is none: an account of the built-in issuer that is gone, disabled (there or by `[[disabled]]`), or without a
+//! secret that is good; and a name that no configured issuer gives.
 
 use std::{
+    collections::HashSet,
     path::Path,
     time::{Duration, SystemTime},
 };
 
 use http::StatusCode;
-use proto::rbac::{
-    Scope,
-    principal::{is_guid, user_key},
-    role::built_in,
+use proto::{
+    rbac::{Scope, principal::user_key, role::built_in},
+    token::RawIssuer,
 };
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
@@ -24,7 +25,10 @@ use crate::{
     config::{Config, api::Api},
     control::milliseconds,
     directory::Directory,
-    issuer::{PRINCIPALS_FILE, Principals, PrincipalsError, USERS_FILE, Users, guid, principals::SECRET_LIFE},
+    issuer::{
+        MOUNT, PRINCIPALS_FILE, Principal, Principals, PrincipalsError, USERS_FILE, User, Users, guid,
+        principals::SECRET_LIFE,
+    },
     resources::{role_assignment, role_definition},
     store::{
         Store, StoreError,
@@ -41,9 +45,60 @@ pub fn role() -> &'static str {
     built_in().iter().find(|role| role.name == OWNER).map_or("", |role| role.role.id())
 }
 
+/// The names that issuers give, by the configuration.
+pub struct Names {
+    /// What the built-in issuer's begin with.
+    own: String,
+    /// What those of each other issuer begin with.
+    others: Vec<String>,
+    /// Names that are refused everywhere.
+    disabled: HashSet<String>,
+}
+
+impl Names {
+    /// Of the configured issuers, among which the built-in one has this address.
+    pub fn new(issuers: &[RawIssuer], own_url: Option<&str>, disabled: &HashSet<String>) -> Self {
+        let prefix = |issuer: &RawIssuer| issuer.username_prefix.clone().unwrap_or_default();
+        let is_own = |issuer: &&RawIssuer| Some(issuer.url.as_str()) == own_url;
+        Self {
+            own: issuers.iter().find(is_own).map(prefix).unwrap_or_default(),
+            others: issuers.iter().filter(|issuer| !is_own(issuer)).map(prefix).collect(),
+            disabled: disabled.clone(),
+        }
+    }
+
+    fn of(config: &Config) -> Self {
+        let url = config.issuer.as_ref().zip(config.api.as_ref()).map(|(_, api)| format!("{}{MOUNT}", api.url));
+        Self::new(&config.dynamic.issuers, url.as_deref(), &config.dynamic.disabled)
+    }
+
+    /// What role assignments and `[api] owners` call an account of the built-in issuer.
+    pub fn principal(&self, object_id: &str) -> String {
+        format!("{}{object_id}", self.own)
+    }
+
+    fn key(&self, object_id: &str) -> String {
+        user_key(&self.principal(object_id))
+    }
+
+    /// Whether an account of the built-in issuer, which may go by each of these names, is refused everywhere.
+    fn refuses(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.disabled.contains(&format!("{}{name}", self.own)))
+    }
+
+    /// Whether another issuer may give this name. What begins as names of one with a prefix is no name of one without.
+    fn is_elsewhere(&self, id: &str) -> bool {
+        let of = |prefix: &String| id.strip_prefix(prefix.as_str()).is_some_and(|rest| !rest.is_empty());
+        let is_own = !self.own.is_empty() && of(&self.own);
+        !is_own && !self.disabled.contains(id) && self.others.iter().any(of)
+    }
+}
+
 /// Who can sign in, as far as this gateway can tell.
 #[derive(Clone, Copy)]
 pub struct SignedIn<'a> {
+    /// The names that issuers give.
+    pub names: &'a Names,
     /// The accounts of the built-in issuer; without it everybody is another issuer's to know.
     pub accounts: Option<(&'a Users, &'a Principals)>,
     /// What the policy calls who asks: they have just signed in.
@@ -57,7 +112,8 @@ pub struct SignedIn<'a> {
 impl SignedIn<'_> {
     /// Whether somebody can whom the policy calls this.
     fn can(&self, key: &str) -> bool {
-        if self.gone.is_some_and(|gone| user_key(gone) == key) {
+        let names = self.names;
+        if self.gone.is_some_and(|gone| names.key(gone) == key) {
             return false;
         }
         let Some((users, principals)) = self.accounts else { return true };
@@ -66,10 +122,14 @@ impl SignedIn<'_> {
         }
         // Of a group nobody here knows whether there is somebody in it.
         let Some(id) = key.strip_prefix(&user_key("")) else { return false };
-        // The built-in issuer's ids are GUIDs; a name is another issuer's.
-        !is_guid(id)
-            || users.iter().any(|user| !user.disabled && user_key(&user.object_id()) == key)
-            || principals.iter().any(|one| user_key(&one.object_id) == key && one.can_sign_in(self.now))
+        let is_user = |user: &User| {
+            let object_id = user.object_id();
+            !user.disabled && names.key(&object_id) == key && !names.refuses(&[&user.name, &user.id, &object_id])
+        };
+        let is_principal = |one: &Principal| {
+            names.key(&one.object_id) == key && one.can_sign_in(self.now) && !names.refuses(&[&one.object_id])
+        };
+        names.is_elsewhere(id) || users.iter().any(is_user) || principals.iter().any(is_principal)
     }
 }
 
@@ -93,7 +153,7 @@ impl Change<'_> {
         let message = format!(
             "That would take the last owner of the subscription '{name}' away, and nobody could give rights any more. Give \
              the role Owner at the subscription to somebody else first, without an end. (An account that is disabled or has \
-             no secret that is good does not count.)"
+             no secret that is good does not count, nor a name that no configured issuer gives.)"
         );
         Err(ApiError::of(StatusCode::CONFLICT, "CannotRemoveLastOwner", message))
     }
@@ -160,12 +220,12 @@ pub async fn recover(config: &Config, now: SystemTime) -> Result<Value, OwnersEr
     let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Err(OwnersError::NoIssuer) };
     let store = Store::open_used(&api.store.url()).await?.ok_or(OwnersError::NotStarted)?;
     let file = issuer.state_dir.join(PRINCIPALS_FILE);
-    let made = made(api, &store, &file, now).await;
+    let made = made((api, &Names::of(config)), &store, &file, now).await;
     store.close().await;
     made
 }
 
-async fn made(api: &Api, store: &Store, file: &Path, now: SystemTime) -> Result<Value, OwnersError> {
+async fn made((api, names): (&Api, &Names), store: &Store, file: &Path, now: SystemTime) -> Result<Value, OwnersError> {
     let (owner, secret) = Principals::edit(file, |all| {
         let taken = |name: &String| all.iter().any(|one| one.name == *name);
         let names = std::iter::once("owner".to_owned()).chain((2_u32..).map(|n| format!("owner-{n}")));
@@ -174,7 +234,8 @@ async fn made(api: &Api, store: &Store, file: &Path, now: SystemTime) -> Result<
     })?;
     let mut batch = Batch::default();
     for subscription in &api.subscriptions {
-        batch.puts.push((assignment(&subscription.id, &owner.object_id, now)?, Expect::Absent));
+        let principal = names.principal(&owner.object_id);
+        batch.puts.push((assignment(&subscription.id, &principal, now)?, Expect::Absent));
     }
     let kept = match store.apply(&batch).await {
         Ok(Ok(_)) => Ok(()),
@@ -233,10 +294,11 @@ pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result
     let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Ok(()) };
     let users = Users::read(&issuer.state_dir.join(USERS_FILE))?;
     // A user that there is not is another's to say.
-    let Some(object_id) = users.find(name).map(crate::issuer::User::object_id) else { return Ok(()) };
+    let Some(object_id) = users.find(name).map(User::object_id) else { return Ok(()) };
     let principals = Principals::read(&issuer.state_dir.join(PRINCIPALS_FILE))?;
     let directory = read(api).await?;
-    let before = SignedIn { accounts: Some((&users, &principals)), caller: &[], gone: None, now };
+    let names = Names::of(config);
+    let before = SignedIn { names: &names, accounts: Some((&users, &principals)), caller: &[], gone: None, now };
     let after = SignedIn { gone: Some(&object_id), ..before };
     match (Change { before, after, assignment: None }).locks_out(api, &directory) {
         Some(subscription) => Err(OwnersError::Last { name: name.to_owned(), subscription }),
@@ -265,27 +327,12 @@ async fn read(api: &Api) -> Result<Directory, OwnersError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Extras, Gateway,
-        init::{CONFIG_FILE, Plan, init},
-    };
-
-    async fn made(dir: &Path) -> Config {
-        let plan = Plan {
-            directory: dir.to_owned(),
-            url: "https://gateway.example.org:8443".to_owned(),
-            listen: "127.0.0.1:0".parse().unwrap(),
-            admin: "127.0.0.1:0".parse().unwrap(),
-            certificate: None,
-        };
-        init(&plan).unwrap();
-        Config::load(&dir.join(CONFIG_FILE)).unwrap()
-    }
+    use crate::{Extras, Gateway, init::made};
 
     #[tokio::test]
     async fn recover_owner_makes_one_who_can_sign_in_and_owns_every_subscription() {
         let dir = tempfile::tempdir().unwrap();
-        let config = made(&dir.path().join("g")).await;
+        let config = Config::load(&made(&dir.path().join("g"))).unwrap();
         let now = SystemTime::now();
         assert!(matches!(recover(&config, now).await, Err(OwnersError::NotStarted)));
         let file = config.issuer.as_ref().unwrap().state_dir.join(PRINCIPALS_FILE);
@@ -306,7 +353,8 @@ mod tests {
             owners.iter().map(|(_, who)| *who).collect::<Vec<_>>(),
             [user_key(told["objectId"].as_str().unwrap())]
         );
-        let before = SignedIn { accounts: Some((&users, &all)), caller: &[], gone: None, now };
+        let names = Names::of(&config);
+        let before = SignedIn { names: &names, accounts: Some((&users, &all)), caller: &[], gone: None, now };
         let after = SignedIn { gone: told["objectId"].as_str(), ..before };
         assert!(Change { before, after, assignment: None }.locks_out(api, &directory).is_some());
         // A year later its secret is over: it cannot be the last one any more, for it is none.
@@ -318,7 +366,7 @@ mod tests {
     #[tokio::test]
     async fn the_last_owner_among_local_users_is_not_disabled() {
         let dir = tempfile::tempdir().unwrap();
-        let mut config = made(&dir.path().join("g")).await;
+        let mut config = Config::load(&made(&dir.path().join("g"))).unwrap();
         let state = config.issuer.as_ref().unwrap().state_dir.clone();
         let id =
             Users::edit(&state.join(USERS_FILE), |users| Ok(users.put("ann", &[], "a password")?.object_id())).unwrap();
@@ -327,5 +375,58 @@ mod tests {
         config.api.as_mut().unwrap().owners = vec![id];
         assert!(matches!(user_may_go(&config, "ann", now).await, Err(OwnersError::Last { .. })));
         user_may_go(&config, "nobody", now).await.unwrap();
+    }
+
+    /// A token of the built-in issuer then says `dev:<object id>`, and so do assignments.
+    #[tokio::test]
+    async fn recover_owner_names_the_principal_with_the_issuers_prefix() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::load(&made(&dir.path().join("g"))).unwrap();
+        config.dynamic.issuers[0].username_prefix = Some("dev:".to_owned());
+        let now = SystemTime::now();
+        drop(Gateway::build(config.clone(), Extras::default()).await.unwrap());
+        let told = recover(&config, now).await.unwrap();
+        let api = config.api.as_ref().unwrap();
+        let directory = read(api).await.unwrap();
+        let scope = format!("/subscriptions/{}", api.subscriptions[0].id).parse().unwrap();
+        let owners = directory.owners_at(&scope, role(), milliseconds(now) / 1000);
+        let named = format!("dev:{}", told["objectId"].as_str().unwrap());
+        assert_eq!(owners.iter().map(|(_, who)| *who).collect::<Vec<_>>(), [user_key(&named)]);
+        let all = Principals::read(&config.issuer.as_ref().unwrap().state_dir.join(PRINCIPALS_FILE)).unwrap();
+        let (users, names) = (Users::default(), Names::of(&config));
+        let before = SignedIn { names: &names, accounts: Some((&users, &all)), caller: &[], gone: None, now };
+        assert!(before.can(owners[0].1), "it can sign in");
+        let after = SignedIn { gone: told["objectId"].as_str(), ..before };
+        assert!(!after.can(owners[0].1), "and is gone with its account");
+        assert!(!before.can(&user_key(told["objectId"].as_str().unwrap())), "nobody has the id without the prefix");
+    }
+
+    #[test]
+    fn name_that_no_issuer_gives_or_the_configuration_refuses_is_no_owner() {
+        const OWN: &str = "https://gateway.example.org/.towline/issuer";
+        let issuer = |url: &str, prefix: &str| RawIssuer {
+            username_prefix: Some(prefix.to_owned()),
+            ..RawIssuer::new(&url[8..], url)
+        };
+        let disabled: HashSet<String> = ["ann", "corp:mallory"].map(str::to_owned).into();
+        let mut users = Users::default();
+        let ids = ["ann", "bob"].map(|name| users.put(name, &[], "a password").unwrap().object_id());
+        let principals = Principals::default();
+        let can = |issuers: &[RawIssuer], id: &str| {
+            let names = Names::new(issuers, Some(OWN), &disabled);
+            let accounts = Some((&users, &principals));
+            let signed_in = SignedIn { names: &names, accounts, caller: &[], gone: None, now: SystemTime::UNIX_EPOCH };
+            signed_in.can(&user_key(id))
+        };
+        let alone = [issuer(OWN, "")];
+        assert!(can(&alone, &ids[1]) && !can(&alone, &ids[0]), "ann is in [[disabled]]");
+        assert!(!can(&alone, "carol"), "there is no issuer that could give it");
+        let two = [issuer(OWN, ""), issuer("https://corp.example", "corp:")];
+        assert!(can(&two, "corp:carol") && !can(&two, "corp:mallory") && !can(&two, "carol") && !can(&two, "corp:"));
+        let guid = "99999999-9999-4999-8999-999999999999";
+        assert!(can(&two, &format!("corp:{guid}")) && !can(&two, guid));
+        let prefixed = [issuer(OWN, "dev:"), issuer("https://entra.example", "")];
+        assert!(can(&prefixed, guid) && can(&prefixed, &format!("dev:{}", ids[1])));
+        assert!(!can(&prefixed, &format!("dev:{guid}")), "an account that is gone");
     }
 }

@@ -68,6 +68,11 @@ impl Policy {
         policy
     }
 
+    /// Names that are refused everywhere.
+    pub fn disabled(&self) -> &HashSet<String> {
+        &self.disabled
+    }
+
     /// Whether a user is refused everywhere.
     pub fn is_disabled(&self, name: &str) -> bool {
         self.disabled.contains(name)

@@ -22,6 +22,7 @@ use crate::{
     accounts::Accounts,
     config::{Dynamic, Sessions},
     directory::Directory,
+    owners::Names,
     policy::{DenialReason, Policy},
     request::authenticate::{Access, Holder, Principal, unix_seconds},
     resources::{
@@ -274,6 +275,12 @@ impl Snapshot {
         } else {
             Ok(())
         }
+    }
+
+    /// The names that issuers give.
+    pub fn names(&self) -> Names {
+        let own = self.accounts.as_ref().map(|accounts| accounts.issuer_url());
+        Names::new(&self.issuers, own, self.policy.disabled())
     }
 
     /// Whether an account still is: of the built-in issuer's, one that was neither deleted nor disabled.

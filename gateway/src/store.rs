@@ -128,6 +128,43 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// What an error of SQLite says of its file: what is damaged, and what only cannot be used now.
+    fn of_file(path: &Path, error: sqlx::Error) -> Self {
+        use std::io::ErrorKind;
+        let path = path.to_owned();
+        let reason = error.to_string();
+        let file = |kind| Self::File { path: path.clone(), source: std::io::Error::new(kind, reason.clone()) };
+        // Primary result codes (<https://sqlite.org/rescode.html>); what is above the lowest byte tells more of the same.
+        let code = match &error {
+            sqlx::Error::PoolTimedOut => Some(BUSY),
+            sqlx::Error::Database(said) => {
+                said.code().and_then(|code| code.parse::<u32>().ok()).map(|code| code & 0xff)
+            }
+            _ => None,
+        };
+        match code {
+            Some(CORRUPT | NOTADB) => Self::Damaged { path, reason },
+            Some(BUSY | LOCKED) => file(ErrorKind::TimedOut),
+            Some(PERM | READONLY | AUTH) => file(ErrorKind::PermissionDenied),
+            Some(FULL) => file(ErrorKind::StorageFull),
+            Some(IOERR | CANTOPEN) => file(ErrorKind::Other),
+            _ => Self::Database(error),
+        }
+    }
+}
+
+const PERM: u32 = 3;
+const BUSY: u32 = 5;
+const LOCKED: u32 = 6;
+const READONLY: u32 = 8;
+const IOERR: u32 = 10;
+const CORRUPT: u32 = 11;
+const FULL: u32 = 13;
+const CANTOPEN: u32 = 14;
+const AUTH: u32 = 23;
+const NOTADB: u32 = 26;
+
 /// An open store. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
@@ -149,8 +186,7 @@ impl Store {
             other => return Err(StoreError::Url(other.map(|(scheme, _)| scheme.to_owned()).unwrap_or_default())),
         };
         schema::migrate(&store).await?;
-        store.name_agents().await?;
-        store.name_claimants().await?;
+        store.name_rows().await?;
         store.committed(store.revision().await?);
         Ok(store)
     }
@@ -170,7 +206,7 @@ impl Store {
             sqlx::raw_sql(PRAGMAS).execute(&mut connection).await?;
             connection.close().await
         };
-        first.await.map_err(|error| StoreError::Damaged { path, reason: error.to_string() })?;
+        first.await.map_err(|error| StoreError::of_file(&path, error))?;
         let pool = |connections| {
             AnyPoolOptions::new().max_connections(connections).acquire_timeout(WAIT).after_connect(|connection, _| {
                 Box::pin(async move { sqlx::raw_sql(PRAGMAS).execute(&mut *connection).await.map(drop) })

@@ -101,9 +101,10 @@ fn may_go(call: &Call<'_>, issuer: &Issuer, key: &str) -> Result<(), ApiError> {
     let (users, principals) = issuer.known();
     let Some(going) = principals.find(key) else { return Ok(()) };
     let accounts = Some((&*users, &*principals));
-    let before = SignedIn { accounts, caller: call.caller.principals(), gone: None, now: call.now() };
+    let names = call.snapshot.names();
+    let before = SignedIn { names: &names, accounts, caller: call.caller.principals(), gone: None, now: call.now() };
     // Who removes themselves is not there behind it, in no group either.
-    let themselves = user_key(&going.object_id) == user_key(call.caller.object_id());
+    let themselves = user_key(&names.principal(&going.object_id)) == user_key(call.caller.object_id());
     let caller = if themselves { &[] } else { before.caller };
     let after = SignedIn { gone: Some(&going.object_id), caller, ..before };
     Change { before, after, assignment: None }.check(&call.control.settings, &call.control.directory())

@@ -11,7 +11,10 @@ use tokio::sync::MutexGuard;
 use crate::{
     owners::{self, SignedIn},
     request::respond::Body,
-    resources::{Acting, Kind, Place, Writing, is_deleting, properties, properties_mut, role_assignment, schema},
+    resources::{
+        Acting, Kind, Place, Writing, connected_cluster, is_deleting, properties, properties_mut, role_assignment,
+        schema,
+    },
     store::{
         batch::{Batch, Expect, Refused},
         operations::{Operation, Status},
@@ -102,6 +105,7 @@ async fn change(
     change: &Change,
 ) -> Result<Response<Body>, ApiError> {
     kind.may_change(id, call.control)?;
+    connected_cluster::is_the_apis(id, call.control)?;
     for _ in 0..TRIES {
         let old = call.control.get(id).await?;
         preconditions(call, old.as_ref())?;
@@ -359,7 +363,8 @@ async fn owner_stays<'a>(
     let turn = call.control.owners.lock().await;
     let known = call.issuer.as_ref().map(|issuer| issuer.known());
     let accounts = known.as_ref().map(|(users, principals)| (&**users, &**principals));
-    let before = SignedIn { accounts, caller: call.caller.principals(), gone: None, now: call.now() };
+    let names = call.snapshot.names();
+    let before = SignedIn { names: &names, accounts, caller: call.caller.principals(), gone: None, now: call.now() };
     owners::Change { before, after: before, assignment: Some(&old.key) }
         .check(&call.control.settings, &call.control.directory())?;
     Ok(Some(turn))

@@ -81,6 +81,11 @@ const LISTEN: &[Key] = &[
         "\"clusters.towline.internal\"",
         "Clusters are also found by the TLS server name <key>.<suffix>, which no DNS server needs to know; the certificate is issued with `authority_dir` of [agents]. `off`: they are not.",
     ),
+    Key::default(
+        "tls_ends_before",
+        "false",
+        "Whether a balancer in front ends TLS and makes a connection of its own to this gateway: then the certificate of [tls] need not be for the name in `url` of [api].",
+    ),
 ];
 
 const TLS: &[Key] = &[

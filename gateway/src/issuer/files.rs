@@ -39,6 +39,16 @@ pub enum FileError {
 }
 
 impl FileError {
+    /// Whether the file is not there.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// Whether the file can be read and is not what it should be.
+    pub fn is_of_content(&self) -> bool {
+        matches!(self, Self::Content { .. })
+    }
+
     /// For `map_err`.
     pub fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, path: path.to_owned(), source }

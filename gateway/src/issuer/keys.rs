@@ -115,10 +115,10 @@ impl Keys {
         Ok(keys)
     }
 
-    /// Reads the keys of `path`.
+    /// Reads a file that must be there.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// When it is not, cannot be read, or is damaged.
     pub fn load(path: &Path) -> Result<Self, KeysError> {
         Ok(Self::parse(path, &files::read(path)?)?)
     }

@@ -178,8 +178,7 @@ impl Kind for ConnectedClusters {
     }
 
     fn may_change(&self, id: &ResourceId, control: &Control) -> Result<(), ApiError> {
-        // The configuration names no cluster whose id is not one; a write with such an id is refused where it is read.
-        if !cluster_id(id).is_ok_and(|id| control.snapshot().is_configured(&id.key())) {
+        if !is_configured(id, control) {
             return Ok(());
         }
         let message = format!(
@@ -440,4 +439,28 @@ fn connect_is_on(resource: &Stored) -> Result<(), ApiError> {
     }
     let message = "The feature 'cluster-connect' is switched off for this cluster, or its private link is enabled. Switch it on (towline enable-features --features cluster-connect) and try again.";
     Err(ApiError::of(StatusCode::CONFLICT, "ClusterConnectDisabled", message))
+}
+/// Whether the configuration file names a cluster. It names none whose id is not one; a write with such an id is refused where
+/// it is read.
+fn is_configured(id: &ResourceId, control: &Control) -> bool {
+    cluster_id(id).is_ok_and(|id| control.snapshot().is_configured(&id.key()))
+}
+
+/// Refuses to make or change what is below a cluster of the configuration file, such as a role assignment: it would count for
+/// nothing now, and take effect when the entry is removed. Deleting it takes nothing from the configuration.
+///
+/// # Errors
+/// 409, with what to do.
+pub fn is_the_apis(id: &ResourceId, control: &Control) -> Result<(), ApiError> {
+    let mut next = id.parent();
+    while let Some(at) = next {
+        if is_configured(&at, control) {
+            let message = format!(
+                "'{id}' is below the cluster '{at}', which is defined in the gateway's configuration file ([[clusters]]): nothing at it can be created or changed through the API. Give a role at its resource group or its subscription instead, or use [[grants]] of that file."
+            );
+            return Err(ApiError::of(StatusCode::CONFLICT, "ClusterInConfiguration", message).at("id"));
+        }
+        next = at.parent();
+    }
+    Ok(())
 }

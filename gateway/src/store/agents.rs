@@ -237,44 +237,45 @@ impl Store {
         }
     }
 
-    /// Writes into rows of before claimants were kept whose they are: no two of these have one UID.
-    pub(super) async fn name_claimants(&self) -> Result<(), StoreError> {
-        let sql = "SELECT a.resource_key, r.body FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
-                   WHERE a.claimant IS NULL AND a.kube_system_uid IS NOT NULL";
-        let rows = sqlx::query(sql).fetch_all(&self.readers).await?;
-        for row in &rows {
-            let (key, body): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-            let body: Value = serde_json::from_str(&body).unwrap_or_default();
-            let Some(claimant) = claimant_of(&key, &body) else { continue };
-            let sql = "UPDATE agents SET claimant = $1 WHERE resource_key = $2 AND claimant IS NULL";
-            match sqlx::query(sql).bind(&claimant).bind(&key).execute(&self.writers).await {
-                Ok(_) => {}
-                // Another replica has let a second one in meanwhile: this row goes on without a claim.
-                Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {}
-                Err(error) => return Err(error.into()),
+    /// Writes into rows of before identities and claimants were kept whose they are, in one transaction. A start that finds
+    /// nothing to write notes so, and later ones do not look again: replicas of the version before may write such rows for as
+    /// long as they run, which is before that.
+    pub(super) async fn name_rows(&self) -> Result<(), StoreError> {
+        for tries in (0..NAMING_TRIES).rev() {
+            if self.are_rows_named().await? {
+                return Ok(());
+            }
+            match self.try_to_name_rows().await {
+                // Another replica has let a cluster in meanwhile (PostgreSQL has many writers).
+                Err(StoreError::Database(sqlx::Error::Database(error))) if error.is_unique_violation() && tries > 0 => {
+                }
+                done => return done,
             }
         }
         Ok(())
     }
 
-    /// Writes into rows of before identities were kept whose they are.
-    pub(super) async fn name_agents(&self) -> Result<(), StoreError> {
-        let sql = "SELECT a.resource_key, r.body FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
-                   WHERE a.principal IS NULL";
-        let rows = sqlx::query(sql).fetch_all(&self.readers).await?;
-        let mut named = Vec::new();
-        for row in &rows {
-            let (key, body): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-            let body: Value = serde_json::from_str(&body).unwrap_or_default();
-            named.extend(principal_of(&body).map(|principal| (key, principal.to_owned())));
-        }
-        if named.is_empty() {
-            return Ok(());
-        }
+    async fn are_rows_named(&self) -> Result<bool, StoreError> {
+        let noted: i64 = sqlx::query_scalar("SELECT count(*) FROM rows_named").fetch_one(&self.readers).await?;
+        Ok(noted > 0)
+    }
+
+    async fn try_to_name_rows(&self) -> Result<(), StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
-        for (key, principal) in &named {
-            let sql = "UPDATE agents SET principal = $1 WHERE resource_key = $2 AND principal IS NULL";
-            sqlx::query(sql).bind(principal).bind(key).execute(together.connection()).await?;
+        let mut wrote = 0;
+        for (column, sql, named) in NAMINGS {
+            let rows = sqlx::query(*sql).fetch_all(together.connection()).await?;
+            for row in &rows {
+                let (key, body): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+                let body: Value = serde_json::from_str(&body).unwrap_or_default();
+                let Some(value) = column(&key, &body) else { continue };
+                let done = sqlx::query(*named).bind(value).bind(key).execute(together.connection()).await?;
+                wrote += done.rows_affected();
+            }
+        }
+        if wrote == 0 {
+            let sql = "INSERT INTO rows_named (at_start) VALUES (1) ON CONFLICT DO NOTHING";
+            sqlx::query(sql).execute(together.connection()).await?;
         }
         together.commit().await
     }
@@ -352,6 +353,29 @@ fn claimant_of(key: &str, body: &Value) -> Option<String> {
     let group = key.split("/providers/").next().unwrap_or_default();
     Some(serde_json::json!([group, kind, name]).to_string())
 }
+
+/// What is written into a column of a row, by the key and the body of its resource.
+type Naming = fn(&str, &Value) -> Option<String>;
+
+/// Which rows lack something, what it is, and how it is written. No two rows of one UID have one claimant: the second one goes on
+/// without a claim.
+const NAMINGS: &[(Naming, &str, &str)] = &[
+    (
+        |_, body| principal_of(body).map(str::to_owned),
+        "SELECT a.resource_key, r.body FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
+         WHERE a.principal IS NULL",
+        "UPDATE agents SET principal = $1 WHERE resource_key = $2 AND principal IS NULL",
+    ),
+    (
+        claimant_of,
+        "SELECT a.resource_key, r.body FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
+         WHERE a.claimant IS NULL AND a.kube_system_uid IS NOT NULL",
+        "UPDATE agents SET claimant = $1 WHERE resource_key = $2 AND claimant IS NULL AND NOT EXISTS \
+         (SELECT 1 FROM agents b WHERE b.kube_system_uid = agents.kube_system_uid AND b.claimant = $1)",
+    ),
+];
+/// How often rows are named at most where other replicas write at the same time.
+const NAMING_TRIES: u32 = 3;
 
 fn principal_of(body: &Value) -> Option<&str> {
     body.get("identity")?.get("principalId")?.as_str()

@@ -6,10 +6,12 @@ use std::path::Path;
 use sqlx::{Connection as _, Row as _};
 
 use super::{
-    Store, StoreError, Together, look,
+    Backend, Store, StoreError, Together, look,
     protect::{ProtectError, Protector},
 };
 
+/// What the key was used for that was noted.
+const USED_LAST: &str = "sealed at the last start";
 /// Which key sealed at the last start.
 const LAST: &str = "SELECT key_id FROM protecting_key";
 /// The ids of the keys that what is kept is sealed with: bytes 2 to 9 of each value.
@@ -28,8 +30,7 @@ impl Store {
             if noted { sqlx::query_scalar(LAST).fetch_all(&mut connection).await? } else { Vec::new() };
         let used = sqlx::query(USED).fetch_all(&mut connection).await?;
         connection.close().await?;
-        let mut wanted: Vec<(String, &'static str)> =
-            last.into_iter().map(|id| (id, "sealed at the last start")).collect();
+        let mut wanted: Vec<(String, &'static str)> = last.into_iter().map(|id| (id, USED_LAST)).collect();
         for row in used {
             let id: Vec<u8> = row.try_get("key_id")?;
             wanted.push((proto::ids::hex(&id), "protected settings are sealed with"));
@@ -38,24 +39,35 @@ impl Store {
         Ok(missing.map(|(wanted, used)| ProtectError::Exchanged { path: path.to_owned(), wanted, used }))
     }
 
-    /// Notes which key seals from now on.
+    /// Notes which key seals from now on, unless the key file is not the one that was noted: of several gateways that start at
+    /// once beside nothing, each with a key that it has just made, the first says whose key it is. Returns what speaks against
+    /// this one.
     ///
     /// # Errors
     /// The database's.
-    pub async fn keep_key(&self, protector: &Protector) -> Result<(), StoreError> {
+    pub async fn keep_key(&self, protector: &Protector, path: &Path) -> Result<Option<ProtectError>, StoreError> {
         let newest = protector.newest();
-        let last: Vec<String> = sqlx::query_scalar(LAST).fetch_all(&self.readers).await?;
-        if last == [newest.as_str()] {
-            return Ok(());
-        }
         // No resource changes: this takes no revision.
         let mut together = Together::begin(&self.writers, self.begin()).await?;
+        if self.backend == Backend::Postgres {
+            // It has many writers, each of which would find no key noted.
+            sqlx::raw_sql("LOCK TABLE protecting_key IN EXCLUSIVE MODE").execute(together.connection()).await?;
+        }
+        let last: Vec<String> = sqlx::query_scalar(LAST).fetch_all(together.connection()).await?;
+        if last == [newest.as_str()] {
+            together.roll_back().await?;
+            return Ok(None);
+        }
+        if let Some(wanted) = last.into_iter().find(|id| !protector.has(id)) {
+            together.roll_back().await?;
+            return Ok(Some(ProtectError::Exchanged { path: path.to_owned(), wanted, used: USED_LAST }));
+        }
         sqlx::query("DELETE FROM protecting_key").execute(together.connection()).await?;
         sqlx::query("INSERT INTO protecting_key (key_id) VALUES ($1)")
             .bind(newest)
             .execute(together.connection())
             .await?;
-        together.commit().await
+        together.commit().await.map(|()| None)
     }
 
     /// Takes away all that is sealed, because its key is lost; how many resources had something.

@@ -19,31 +19,43 @@ impl Store {
     /// Whether `url` can be opened, and what is there.
     ///
     /// # Errors
-    /// Why it cannot be opened: a folder that is missing or not writable, a file that is no database or a damaged one, a
-    /// server that does not let us in, tables of a newer program.
+    /// Why it cannot be opened: a folder that is missing or not writable, a file that is no database, a server that does not let
+    /// us in, tables of a newer program.
+    pub async fn found(url: &str) -> Result<Found, StoreError> {
+        found(url, false).await
+    }
+
+    /// The same, where all of a SQLite file is read: a start and `check-config` do so, once.
+    ///
+    /// # Errors
+    /// As [`Self::found`]; a file that is damaged anywhere.
     pub async fn look(url: &str) -> Result<Found, StoreError> {
-        sqlx::any::install_default_drivers();
-        match url.split_once(':') {
-            Some(("sqlite", _)) => sqlite(url).await,
-            Some(("postgres" | "postgresql", _)) => postgres(url).await,
-            other => Err(StoreError::Url(other.map(|(scheme, _)| scheme.to_owned()).unwrap_or_default())),
-        }
+        found(url, true).await
     }
 
     /// Opens a store that was used before; none is made where there is none, because the first start makes it together with
     /// its key.
     ///
     /// # Errors
-    /// As [`Self::look`] and [`Self::open`].
+    /// As [`Self::found`] and [`Self::open`].
     pub async fn open_used(url: &str) -> Result<Option<Self>, StoreError> {
-        match Self::look(url).await? {
+        match Self::found(url).await? {
             Found::Nothing => Ok(None),
             Found::Store => Self::open(url).await.map(Some),
         }
     }
 }
 
-async fn sqlite(url: &str) -> Result<Found, StoreError> {
+async fn found(url: &str, whole: bool) -> Result<Found, StoreError> {
+    sqlx::any::install_default_drivers();
+    match url.split_once(':') {
+        Some(("sqlite", _)) => sqlite(url, whole).await,
+        Some(("postgres" | "postgresql", _)) => postgres(url).await,
+        other => Err(StoreError::Url(other.map(|(scheme, _)| scheme.to_owned()).unwrap_or_default())),
+    }
+}
+
+async fn sqlite(url: &str, whole: bool) -> Result<Found, StoreError> {
     let path = sqlite_file(url).ok_or_else(|| StoreError::Url("sqlite::memory:".to_owned()))?;
     let fault = |source| StoreError::File { path: path.clone(), source };
     // SQLite makes files beside it.
@@ -56,19 +68,20 @@ async fn sqlite(url: &str) -> Result<Found, StoreError> {
         Ok(file) if file.metadata().map_err(fault)?.len() == 0 => return Ok(Found::Nothing),
         Ok(_) => {}
     }
-    let damaged = |reason: String| StoreError::Damaged { path: path.clone(), reason };
-    let whole = async {
-        let mut connection = connect(url).await?;
-        let said: String = sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&mut connection).await?;
+    let looking = async {
+        let mut connection = connected(url).await?;
+        let check = "PRAGMA quick_check(1)";
+        let said: Option<String> =
+            if whole { sqlx::query_scalar(check).fetch_optional(&mut connection).await? } else { None };
         let newest = newest(&mut connection).await?;
         connection.close().await?;
-        Ok::<_, StoreError>((said, newest))
+        Ok::<_, sqlx::Error>((said, newest))
     };
-    let (said, newest) = whole.await.map_err(|error| damaged(proto::process::chain(&error)))?;
-    if said != "ok" {
-        return Err(damaged(said));
+    let (said, newest) = looking.await.map_err(|error| StoreError::of_file(&path, error))?;
+    match said {
+        Some(reason) if reason != "ok" => Err(StoreError::Damaged { path, reason }),
+        _ => known(newest),
     }
-    known(newest)
 }
 
 async fn postgres(url: &str) -> Result<Found, StoreError> {
@@ -80,13 +93,20 @@ async fn postgres(url: &str) -> Result<Found, StoreError> {
 
 /// One connection that changes nothing: a SQLite file is neither made nor written.
 pub(super) async fn connect(url: &str) -> Result<AnyConnection, StoreError> {
+    connected(url).await.map_err(|error| match sqlite_file(url) {
+        Some(path) => StoreError::of_file(&path, error),
+        None => error.into(),
+    })
+}
+
+async fn connected(url: &str) -> Result<AnyConnection, sqlx::Error> {
     sqlx::any::install_default_drivers();
     let options = match sqlite_file(url) {
         Some(path) => AnyConnectOptions::from_str(&format!("{}?mode=ro", sqlite_url(&path)))?,
         None => AnyConnectOptions::from_str(url)?,
     };
     let tried = tokio::time::timeout(WAIT, AnyConnection::connect_with(&options)).await;
-    Ok(tried.unwrap_or(Err(sqlx::Error::PoolTimedOut))?)
+    tried.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 /// Whether a table is there.

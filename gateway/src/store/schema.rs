@@ -21,6 +21,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("authorities", include_str!("schema/6_authorities.sql")),
     ("claims", include_str!("schema/7_claims.sql")),
     ("protecting key", include_str!("schema/8_protecting_key.sql")),
+    ("rows named", include_str!("schema/9_rows_named.sql")),
 ];
 
 /// How many this program knows.
@@ -78,6 +79,7 @@ mod tests {
         "9892416df84eb911e8bd5ff85ac85c1cfdb1c0531eaff8b8355472729db2439d",
         "76f6f70a5e9b713513a3b25afffb4d16a7f03eda86c727abcd3b19f45e3c1920",
         "bff6537272abcdff929c7dc3f1dca43db6ce9319dcab996d979cb36a542df35c",
+        "2ea2194106675a3403ae65559354cb02da8761d980a15e73c679db967306e51f",
     ];
 
     #[test]

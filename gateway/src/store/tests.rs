@@ -76,3 +76,69 @@ fn the_address_of_a_file_names_that_file() {
     assert_eq!(sqlite_file("sqlite:///a.db?mode=rwc").as_deref(), Some(Path::new("/a.db")));
     assert_eq!(sqlite_file("sqlite::memory:"), None);
 }
+
+/// An error as SQLite's driver reports it: the code is a text, often of an extended code.
+#[derive(Debug)]
+struct Said(&'static str);
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SQLite says {}", self.0)
+    }
+}
+
+impl std::error::Error for Said {}
+
+impl sqlx::error::DatabaseError for Said {
+    fn message(&self) -> &str {
+        self.0
+    }
+
+    fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
+        Some(self.0.into())
+    }
+
+    fn kind(&self) -> sqlx::error::ErrorKind {
+        sqlx::error::ErrorKind::Other
+    }
+
+    fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn as_error_mut(&mut self) -> &mut (dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn into_error(self: Box<Self>) -> Box<dyn std::error::Error + Send + Sync + 'static> {
+        self
+    }
+}
+
+/// Who is told that a store is damaged puts a backup in its place, and loses what came after it.
+#[test]
+fn only_what_is_damaged_is_said_to_be() {
+    use std::io::ErrorKind;
+    let of = |error| StoreError::of_file(Path::new("/towline.db"), error);
+    let said = |code| of(sqlx::Error::Database(Box::new(Said(code))));
+    for damaged in ["11", "26", "267"] {
+        assert!(matches!(said(damaged), StoreError::Damaged { .. }), "{damaged}");
+    }
+    for (code, expected) in [
+        ("5", ErrorKind::TimedOut),
+        ("261", ErrorKind::TimedOut),
+        ("6", ErrorKind::TimedOut),
+        ("3", ErrorKind::PermissionDenied),
+        ("8", ErrorKind::PermissionDenied),
+        ("1032", ErrorKind::PermissionDenied),
+        ("13", ErrorKind::StorageFull),
+        ("14", ErrorKind::Other),
+        ("522", ErrorKind::Other),
+    ] {
+        let StoreError::File { source, .. } = said(code) else { panic!("{code}: {:?}", said(code)) };
+        assert_eq!(source.kind(), expected, "{code}");
+    }
+    let StoreError::File { source, .. } = of(sqlx::Error::PoolTimedOut) else { panic!("a timeout") };
+    assert_eq!(source.kind(), ErrorKind::TimedOut);
+    assert!(matches!(said("1"), StoreError::Database(_)));
+}

@@ -24,6 +24,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         r8_what_was_deleted_is_remembered_by_its_identity,
         r8_nothing_is_kept_of_the_identity_of_before,
         r8_rows_that_an_older_replica_made_learn_whose_they_are,
+        rows_without_a_claimant_get_it_and_are_not_looked_for_again,
         r8_who_lives_on_another_authority_is_counted,
         m1_facts_are_what_was_told_last,
     ]
@@ -220,6 +221,26 @@ async fn r8_nothing_is_kept_of_the_identity_of_before(place: Place) {
         assert_eq!(told, kept, "{principal:?}");
         assert_eq!(store.put_certificate((&key, principal), &certified("1", 9), Some("u")).await.unwrap(), kept);
     }
+}
+
+/// As a store of before claimants were kept has them.
+async fn rows_without_a_claimant_get_it_and_are_not_looked_for_again(place: Place) {
+    with(&place, &["a", "b"]).await.close().await;
+    place.sql("UPDATE agents SET kube_system_uid = 'u', claimant = NULL; DELETE FROM rows_named;").await;
+    let claims = async || place.texts("SELECT coalesce(claimant, 'none') FROM agents ORDER BY 1").await;
+    let noted = async || place.texts("SELECT 'noted' FROM rows_named").await.len();
+    place.open().await.close().await;
+    let named = claims().await;
+    assert!(
+        named.len() == 2 && named.iter().filter(|claim| *claim == "none").count() == 1,
+        "no two claim one: {named:?}"
+    );
+    assert_eq!(noted().await, 0, "replicas of the version before may still write");
+    place.open().await.close().await;
+    assert_eq!((claims().await, noted().await), (named, 1));
+    place.sql("UPDATE agents SET claimant = NULL").await;
+    place.open().await.close().await;
+    assert_eq!(claims().await, ["none", "none"], "no start reads them again");
 }
 
 /// Beside this program one of before identities were kept writes: its rows name none.

@@ -4,6 +4,7 @@ use futures_util::poll;
 use gateway::store::{
     Store,
     batch::{Batch, Expect, Refused},
+    protect::{ProtectError, Protector},
 };
 use serde_json::json;
 
@@ -15,6 +16,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         one_name_is_won_once,
         a_child_never_outlives_its_parent,
         a_caller_who_goes_away_leaves_nothing_half_done,
+        of_two_keys_made_beside_nothing_the_first_is_kept,
     ]
 }
 
@@ -104,4 +106,19 @@ async fn a_caller_who_goes_away_leaves_nothing_half_done(place: Place) {
         assert_eq!(a, b, "round {n}");
         assert_eq!(store.revision().await.unwrap(), before, "and nothing goes on behind it");
     }
+}
+
+/// Two gateways start for the first time, each with a key file of its own: what one seals the other could not read.
+async fn of_two_keys_made_beside_nothing_the_first_is_kept(place: Place) {
+    let stores = two(&place).await;
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["one.key", "two.key"].map(|name| folder.path().join(name));
+    let keys = paths.each_ref().map(|path| Protector::open_or_create(path).unwrap());
+    let keep = async |n: usize| stores[n].keep_key(&keys[n], &paths[n]).await.unwrap();
+    let kept = tokio::join!(keep(0), keep(1));
+    let winner = usize::from(kept.0.is_some());
+    let refused = [kept.0, kept.1].into_iter().flatten().collect::<Vec<_>>();
+    assert!(matches!(&refused[..], [ProtectError::Exchanged { .. }]), "{refused:?}");
+    assert_eq!(place.texts("SELECT key_id FROM protecting_key").await, [keys[winner].newest()]);
+    assert!(keep(winner).await.is_none() && keep(1 - winner).await.is_some(), "and stays so");
 }

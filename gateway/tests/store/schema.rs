@@ -50,7 +50,7 @@ async fn clusters_of_a_database_of_version_1_get_their_rows(place: Place) {
         store.put(&made, Expect::Absent).await.unwrap().unwrap();
     }
     store.close().await;
-    place.sql("DROP TABLE agents; DROP TABLE events; DROP TABLE event_numbers; DROP TABLE departed; DROP TABLE webhooks; DROP TABLE deleted_identities; DROP TABLE protecting_key; DELETE FROM _sqlx_migrations WHERE version > 1;").await;
+    place.sql("DROP TABLE agents; DROP TABLE events; DROP TABLE event_numbers; DROP TABLE departed; DROP TABLE webhooks; DROP TABLE deleted_identities; DROP TABLE protecting_key; DROP TABLE rows_named; DELETE FROM _sqlx_migrations WHERE version > 1;").await;
     let store = place.open().await;
     for (name, agentless) in [("with", false), ("without", true)] {
         let agent = store.agent(&cluster(name).key).await.unwrap();

@@ -79,6 +79,42 @@ async fn configured_cluster_cannot_be_written_through_the_api() {
     site.cluster("other", &key).await;
 }
 
+/// It would count for nothing, and for everything once the entry is gone.
+#[tokio::test]
+async fn role_at_a_configured_cluster_cannot_be_given() {
+    const READER: &str = "acdd72a7-3385-48ef-bd42-f606fba81ae7";
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let at = |scope: &str, n: u32| {
+        let name = format!("{n:08}-1111-4111-8111-111111111111");
+        format!("{scope}/providers/Microsoft.Authorization/roleAssignments/{name}")
+    };
+    let given = json!({"properties": {
+        "roleDefinitionId": format!("/providers/Microsoft.Authorization/roleDefinitions/{READER}"),
+        "principalId": "dev:ann", "principalType": "User",
+    }});
+    let cluster = id("edge").as_str().to_owned();
+    let put = async |target: String| {
+        let target = format!("{target}?api-version=2022-04-01");
+        let token = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+        site.http("PUT", &target, Some(&token), Some(given.clone()), None).await
+    };
+    let first = put(at(&cluster, 1)).await;
+    assert_eq!(first.status, 201, "{}", first.text());
+    site.configure(std::slice::from_ref(&cluster)).await;
+    for (scope, n) in [(cluster.clone(), 1), (cluster.clone(), 2), (format!("{cluster}/namespaces/dev"), 3)] {
+        let refused = put(at(&scope, n)).await;
+        assert_eq!((refused.status, code(&refused).as_str()), (409, "ClusterInConfiguration"), "{scope}");
+    }
+    let group = cluster.split("/providers/").next().unwrap();
+    assert_eq!(put(at(group, 4)).await.status, 201, "above it the API decides");
+    // What was given before can be taken away.
+    let target = format!("{}?api-version=2022-04-01", at(&cluster, 1));
+    let token = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+    assert_eq!(site.http("DELETE", &target, Some(&token), None, None).await.status, 200);
+}
+
 #[tokio::test]
 async fn configured_cluster_cannot_be_enrolled_by_a_token() {
     let site = Site::new().await;
