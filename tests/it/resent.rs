@@ -42,7 +42,11 @@ fn writes_survive_goaway_and_restarts_of_three_apiservers() -> anyhow::Result<()
     cluster().admin().ok(&["create", "namespace", NAMESPACE])?;
     let mut apiservers = (0..3).map(|number| Apiserver::start(&dir, number)).collect::<Result<Vec<_>, _>>()?;
     let (_balancer, address) = balancer(&dir, &apiservers)?;
-    let stack = Stack::start(&Plan { apiserver: kubeconfig(&dir, &address)?, ..Plan::real("resent") })?;
+    let stack = Stack::start(&Plan {
+        apiserver: kubeconfig(&dir, &address)?,
+        agent_config: "\n[log]\nlevel = \"info,agent=debug\"\n",
+        ..Plan::real("resent")
+    })?;
     let writer = Writer { stack: &stack, token: stack.token("admin")? };
     for _ in 0..BATCHES {
         // Each of them at the first try.
@@ -73,6 +77,9 @@ fn writes_survive_goaway_and_restarts_of_three_apiservers() -> anyhow::Result<()
     })?;
     let there = objects()?.len();
     ensure!(there == written, "{there} objects of {written} writes");
+    // Else nothing was tried.
+    let log = std::fs::read_to_string(stack.dir.join("agent.log"))?;
+    ensure!(log.contains("the apiserver did not process a request"), "no apiserver left a request undone");
     cluster().admin().ok(&["delete", "namespace", NAMESPACE, "--wait=false"])?;
     Ok(())
 }
