@@ -183,7 +183,7 @@ fn documents(c: &mut Criterion) {
 fn certificates(c: &mut Criterion) {
     const NAME: &str = "bench";
     /// Of a chain, the own certificate among them.
-    const CHAIN: usize = 8;
+    const CHAIN: usize = 4;
     let authority = Authority::create(NAME, Validity::days(1)).expect("an authority");
     let roots = authority.roots().expect("its certificate");
     // Authorities by the name of the one that is trusted, each with another key: any of them may have issued any other.
