@@ -11,6 +11,7 @@ pub mod guard;
 pub mod health;
 pub mod identity_tokens;
 pub mod kube_aad_proxy;
+pub mod kubeconfig;
 pub mod kubernetes;
 pub mod logcollector;
 pub mod metrics_agent;

@@ -22,6 +22,7 @@
 //! to reach that cluster with a service-account token. Server certificates have DNS and IP names and `serverAuth`. A
 //! certificate of one role is nothing in another.
 
+pub mod anchor;
 pub mod authority;
 pub mod bundle;
 pub mod credentials;

@@ -71,10 +71,11 @@ impl Kubernetes {
     /// # Errors
     /// When it cannot be read, or has no such context.
     pub async fn open(file: Option<&Path>, context: Option<&str>) -> anyhow::Result<Self> {
-        let kubeconfig = match file {
+        let mut kubeconfig = match file {
             Some(file) => Kubeconfig::read_from(file).with_context(|| format!("the kubeconfig {}", file.display()))?,
             None => Kubeconfig::read().context("the kubeconfig")?,
         };
+        agent::roles::kubeconfig::unwrap_data(&mut kubeconfig);
         let context = context
             .map(str::to_owned)
             .or_else(|| kubeconfig.current_context.clone().filter(|name| !name.is_empty()))
@@ -84,6 +85,8 @@ impl Kubernetes {
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
             .await
             .with_context(|| format!("context {context} of the kubeconfig"))?;
+        agent::roles::kubeconfig::certificate(&config.auth_info)
+            .map_err(|why| anyhow!("context {context} of the kubeconfig: {why}"))?;
         // HTTPS_PROXY is for what is far away, and NO_PROXY is not known here: what is said of this cluster counts.
         config.proxy_url = proxy;
         config.connect_timeout = Some(CONNECT_TIMEOUT);

@@ -6,9 +6,10 @@ use std::{path::Path, time::Duration};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client,
-    config::{AuthInfo, Config, KubeConfigOptions, Kubeconfig},
+    config::{AuthInfo, Config},
 };
 
+use super::kubeconfig::{self, Loaded};
 use crate::{
     chain,
     config::{self, Cluster},
@@ -41,14 +42,18 @@ pub async fn client(cluster: &Cluster) -> Result<Client, KubernetesError> {
         Cluster::InCluster { service_account_dir } => in_cluster(service_account_dir)?,
         Cluster::Kubeconfig { path, context } => {
             let fault = |problem: String| KubernetesError::Setting { what: path.display().to_string(), problem };
-            let file = Kubeconfig::read_from(path).map_err(|err| fault(chain(&err)))?;
-            let options = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
-            Config::from_custom_kubeconfig(file, &options).await.map_err(|err| fault(chain(&err)))?
+            let Loaded { mut config, proxy } = kubeconfig::load(path, context.clone()).await.map_err(fault)?;
+            if !(kubeconfig::certificate(&config.auth_info).map_err(fault)?
+                || kubeconfig::has_header(&config.auth_info))
+            {
+                return Err(fault("the user has no credential".to_owned()));
+            }
+            // Whatever the environment says of proxies is not for the apiserver.
+            config.proxy_url = proxy.map(|proxy| proxy.for_kube()).transpose().map_err(fault)?;
+            config
         }
     };
     config.connect_timeout = Some(CONNECT);
-    // Whatever the environment says of proxies is not for the apiserver.
-    config.proxy_url = None;
     Client::try_from(config)
         .map_err(|err| KubernetesError::Setting { what: "the way to the apiserver".to_owned(), problem: chain(&err) })
 }

@@ -8,5 +8,6 @@ mod frames;
 mod harness;
 mod identity;
 mod issuer_keys;
+mod kubeconfig;
 mod unprocessed;
 mod upgrades;

@@ -16,11 +16,13 @@ pub mod access;
 pub mod body;
 mod connect;
 mod pool;
+mod redirect;
+pub mod socks;
 mod tasks;
 
 use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Request, Response, Uri, Version, header, uri};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header, uri};
 use hyper::body::Incoming;
 use proto::{
     exchange::{Room, was_not_processed},
@@ -31,7 +33,7 @@ use tokio::{sync::oneshot, time::Instant};
 use self::{
     access::{Access, AccessError},
     body::{AnswerBody, Outgoing, RequestBody},
-    connect::Connector,
+    connect::{Connector, Told},
     pool::{Http1, LIFE_MAX, Lease, List, Pace, Pool, Sender},
 };
 use super::impersonate::UpstreamHead;
@@ -88,7 +90,7 @@ impl Apiserver {
         let authority: uri::Authority =
             access.authority().parse().map_err(|err: uri::InvalidUri| DialError::Request(err.into()))?;
         let host = HeaderValue::from_str(authority.as_str()).map_err(|err| DialError::Request(err.into()))?;
-        let connector = Arc::new(Connector { access, authority, host, tasks });
+        let connector = Arc::new(Connector { access, authority, host, tasks, told: Told::default() });
         Ok(Self { connector, pool: Arc::default(), bare: Arc::default(), room: Arc::default() })
     }
 
@@ -97,9 +99,9 @@ impl Apiserver {
         &self.connector.access
     }
 
-    /// What its requests call it: `host:port`.
-    pub fn authority(&self) -> &uri::Authority {
-        &self.connector.authority
+    /// Takes its address, which only the cluster can reach, out of a redirect to itself.
+    pub fn shorten_location(&self, headers: &mut HeaderMap) {
+        redirect::shorten(headers, &self.connector.authority, self.access().prefix());
     }
 
     /// HTTP/2 connections open now, and streams on them.
@@ -210,7 +212,7 @@ impl Apiserver {
         body: RequestBody,
     ) -> Result<Request<RequestBody>, DialError> {
         let mut uri = uri::Parts::default();
-        uri.path_and_query = Some(head.target().clone());
+        uri.path_and_query = Some(self.connector.access.target(head.target()).map_err(DialError::Request)?);
         if version == Version::HTTP_2 {
             uri.scheme = Some(uri::Scheme::HTTPS);
             uri.authority = Some(self.connector.authority.clone());

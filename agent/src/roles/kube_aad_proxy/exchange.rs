@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, uri::Authority};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
@@ -143,7 +143,7 @@ impl Exchange<'_> {
         let asked = async {
             let outgoing = request_body(head, *content_length, recv, apiserver.room()).await?;
             let mut answer = apiserver.send(head, &outgoing).await.map_err(refuse_dial)?;
-            without_authority(answer.headers_mut(), apiserver.authority());
+            apiserver.shorten_location(answer.headers_mut());
             Ok((Answer::to_plain(answer)?, outgoing))
         };
         waited_for(pin!(asked), send, bounds, *deadline).await
@@ -160,7 +160,7 @@ impl Exchange<'_> {
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             // Refused: an ordinary answer, and the connection ends with it (CVE-2018-1002105).
             let mut answer = answer.map(AnswerBody::alone);
-            without_authority(answer.headers_mut(), self.apiserver.authority());
+            self.apiserver.shorten_location(answer.headers_mut());
             return match Answer::of(answer) {
                 Ok(answer) => Ok(Begun::answer(send, answer, Outgoing::empty(), self.bounds)),
                 Err(refusal) => Err((send, refusal)),
@@ -371,30 +371,6 @@ fn switches_as_asked(asked: &HeaderMap, answer: &HeaderMap) -> bool {
     }
 }
 
-/// Takes the apiserver's own address, which only this cluster can reach, out of a redirect to itself. The path that is left
-/// leads there from wherever the user is.
-fn without_authority(headers: &mut HeaderMap, own: &Authority) {
-    let path = headers.get(header::LOCATION).and_then(|location| {
-        let location = location.as_bytes();
-        let (scheme, rest) = location.split_at_checked(b"https://".len())?;
-        let end = rest.iter().position(|b| matches!(b, b'/' | b'?' | b'#' | b'\\')).unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(end);
-        let authority = Authority::try_from(authority).ok()?;
-        let port = |of: &Authority| of.port_u16().unwrap_or(443);
-        let same = scheme.eq_ignore_ascii_case(b"https://")
-            && !authority.as_str().contains('@')
-            && authority.host().eq_ignore_ascii_case(own.host())
-            && port(&authority) == port(own);
-        let slash: &[u8] = if path.starts_with(b"/") { b"" } else { b"/" };
-        // Two slashes, or what browsers take for them, would name another host.
-        let other = path.starts_with(b"//") || path.contains(&b'\\');
-        if same && !other { HeaderValue::from_bytes(&[slash, path].concat()).ok() } else { None }
-    });
-    if let Some(path) = path {
-        headers.insert(header::LOCATION, path);
-    }
-}
-
 fn encode(status: StatusCode, headers: HeaderMap) -> Result<BytesMut, Refusal> {
     if headers.len() > limits::HEADER_COUNT {
         return Err(bad_answer("the apiserver's answer has too many headers"));
@@ -424,46 +400,5 @@ fn refuse_dial(err: DialError) -> Refusal {
             Refusal::new("dial", StatusCode::BAD_GATEWAY, "InternalError", "the apiserver broke off before it answered")
                 .because(detail)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn redirects_to_the_apiserver_itself_lose_its_address() {
-        let located = |own: &str, location: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::LOCATION, HeaderValue::from_str(location).unwrap());
-            without_authority(&mut headers, &own.parse().unwrap());
-            headers[header::LOCATION].to_str().unwrap().to_owned()
-        };
-        let own = "10.96.0.1:443";
-        for (location, expected) in [
-            ("https://10.96.0.1:443/a?b#c", "/a?b#c"),
-            ("HTTPS://10.96.0.1/a", "/a"),
-            ("https://10.96.0.1", "/"),
-            ("https://10.96.0.1?x", "/?x"),
-        ] {
-            assert_eq!(located(own, location), expected, "{location}");
-        }
-        for location in [
-            "https://10.96.0.1:6443/a",
-            "https://10.96.0.10/a",
-            "http://10.96.0.1:443/a",
-            "https://user@10.96.0.1/a",
-            "https://10.96.0.1//other.example/a",
-            "https://10.96.0.1\\@other.example/a",
-            "https://10.96.0.1/\\other.example",
-            "https://other.example/https://10.96.0.1/",
-            "/a",
-            "a",
-            "",
-        ] {
-            assert_eq!(located(own, location), location);
-        }
-        assert_eq!(located("[fd00::1]:6443", "https://[FD00::1]:6443/a"), "/a");
-        assert_eq!(located("Kubernetes.default:443", "https://kubernetes.Default/a"), "/a");
     }
 }

@@ -132,6 +132,14 @@ pub enum TcpIo {
 }
 
 impl TcpIo {
+    /// The socket at the bottom.
+    pub fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Direct(io) => io,
+            Self::InTls(io) => io.get_ref().0,
+        }
+    }
+
     /// The address of the other end: the target's or the proxy's.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         match self {

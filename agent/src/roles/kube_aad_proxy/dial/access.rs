@@ -7,11 +7,9 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use http::{HeaderValue, header};
-use kube::{
-    client::ConfigExt as _,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use bytes::Bytes;
+use http::{HeaderValue, header, uri::PathAndQuery};
+use kube::client::ConfigExt as _;
 use rustls::{
     ClientConfig, RootCertStore, SignatureScheme,
     client::{ResolvesClientCert, Resumption},
@@ -21,7 +19,10 @@ use rustls::{
 use secrecy::{ExposeSecret as _, SecretString};
 use tower::{Layer as _, ServiceExt as _, util::BoxCloneSyncService};
 
-use crate::config::{self, Cluster};
+use crate::{
+    config::{self, Cluster},
+    roles::kubeconfig::{self, Loaded, Via},
+};
 
 /// A token file is looked at again after so long.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -67,6 +68,9 @@ pub struct Access {
     /// The same two without the agent's client certificate, for tokens that are passed through.
     bare: [Arc<ClientConfig>; 2],
     own: Own,
+    /// What stands before every path: that of the kubeconfig's server, without a final slash.
+    prefix: String,
+    via: Option<Via>,
 }
 
 /// Shows no certificate, whatever the kubeconfig has.
@@ -120,40 +124,58 @@ impl Access {
         let (host, port) = config::in_cluster_address().ok_or(AccessError::NotInCluster)?;
         let ca = dir.join("ca.crt");
         let fault = |problem: String| AccessError::File { path: ca.clone(), problem };
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_file_iter(&ca).map_err(|err| fault(err.to_string()))? {
-            let certificate = certificate.map_err(|err| fault(err.to_string()))?;
-            roots.add(certificate).map_err(|err| fault(err.to_string()))?;
-        }
+        let roots: Vec<_> = CertificateDer::pem_file_iter(&ca)
+            .and_then(Iterator::collect::<Result<_, _>>)
+            .map_err(|err| fault(err.to_string()))?;
         if roots.is_empty() {
             return Err(fault("has no certificate".to_owned()));
         }
-        let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let mut tls = ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+        certs::anchor::trust(&mut tls, &roots).map_err(|err| fault(crate::chain(&err)))?;
         let server_name = server_name(&host).map_err(fault)?;
         Ok(Self::with(host, port, server_name, tls, Own::Token(TokenFile::open(dir.join("token"))?)))
     }
 
     async fn kubeconfig(path: &Path, context: Option<String>) -> Result<Self, AccessError> {
         let fault = |problem: String| AccessError::Kubeconfig { path: path.to_owned(), problem };
-        let file = Kubeconfig::read_from(path).map_err(|err| fault(err.to_string()))?;
-        let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
-        let config =
-            kube::Config::from_custom_kubeconfig(file, &options).await.map_err(|err| fault(err.to_string()))?;
+        let Loaded { config, proxy } = kubeconfig::load(path, context).await.map_err(fault)?;
         let host = config.cluster_url.host().ok_or_else(|| fault("the cluster's server has no host".to_owned()))?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        if config.cluster_url.scheme_str() != Some("https") || !matches!(config.cluster_url.path(), "" | "/") {
-            return Err(fault("the cluster's server must be https://host[:port]".to_owned()));
+        if config.cluster_url.scheme_str() != Some("https") || config.cluster_url.query().is_some() {
+            return Err(fault("the cluster's server must be https://host[:port][/path]".to_owned()));
         }
+        let prefix = config.cluster_url.path().trim_end_matches('/').to_owned();
+        let via = proxy.map(|proxy| proxy.via()).transpose().map_err(fault)?;
         let port = config.cluster_url.port_u16().unwrap_or(443);
         let name = config.tls_server_name.clone().unwrap_or_else(|| host.clone());
         let server_name = server_name(&name).map_err(fault)?;
         // Reading an exec plugin's certificate or its first token runs it, and it may take its time.
         let info = config.auth_info.clone();
+        let roots = config.root_cert.clone().filter(|_| !config.accept_invalid_certs);
+        if config.accept_invalid_certs {
+            tracing::warn!(
+                kubeconfig = %path.display(),
+                "insecure-skip-tls-verify: whoever answers in the apiserver's place gets the agent's credential"
+            );
+        }
         let (tls, own) = tokio::task::spawn_blocking(move || (config.rustls_client_config(), Own::of(&config)))
             .await
             .map_err(|err| fault(err.to_string()))?;
-        let tls = tls.map_err(|err| fault(err.to_string()))?;
-        Ok(Self::with(host, port, server_name, tls, own?.asked_once(&info).await?))
+        let mut tls = tls.map_err(|err| fault(crate::chain(&err)))?;
+        if let Some(roots) = roots {
+            let roots: Vec<_> = roots.into_iter().map(CertificateDer::from).collect();
+            certs::anchor::trust(&mut tls, &roots).map_err(|err| fault(crate::chain(&err)))?;
+        }
+        let own = own?;
+        if matches!(own, Own::Certificate) && !tls.client_auth_cert_resolver.has_certs() {
+            return Err(fault(
+                "the user has no credential: no client certificate, token, tokenFile, exec or password; the agent would be \
+                 nobody (system:anonymous)"
+                    .to_owned(),
+            ));
+        }
+        let own = own.asked_once(&info).await?;
+        Ok(Self { prefix, via, ..Self::with(host, port, server_name, tls, own) })
     }
 
     /// Reached as said, for tests and other callers with settings of their own; `token` is the agent's own credential.
@@ -181,7 +203,8 @@ impl Access {
             tls.resumption = Resumption::disabled();
             Arc::new(tls)
         });
-        Self { host, port, server_name, tls: Arc::new(tls), tls_http1: Arc::new(tls_http1), bare, own }
+        let (tls, tls_http1) = (Arc::new(tls), Arc::new(tls_http1));
+        Self { host, port, server_name, tls, tls_http1, bare, own, prefix: String::new(), via: None }
     }
 
     /// Host name or address.
@@ -192,6 +215,28 @@ impl Access {
     /// Port.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The proxy in between.
+    pub fn via(&self) -> Option<&Via> {
+        self.via.as_ref()
+    }
+
+    /// What stands before every path: that of the kubeconfig's server, without a final slash.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// A request's target as the apiserver's address has it.
+    ///
+    /// # Errors
+    /// When both together are longer than a target may be.
+    pub fn target(&self, target: &PathAndQuery) -> Result<PathAndQuery, http::Error> {
+        if self.prefix.is_empty() {
+            return Ok(target.clone());
+        }
+        let whole = Bytes::from(format!("{}{target}", self.prefix));
+        PathAndQuery::from_maybe_shared(whole).map_err(Into::into)
     }
 
     /// `host:port`, as `Host` has it.

@@ -2,10 +2,10 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use http::{HeaderValue, uri};
@@ -16,11 +16,10 @@ use proto::{
     process::TaskGroup,
     transport::{
         cork::{Turns, cork},
-        dial::connect_host,
+        dial::{DialOptions, Target, TcpIo, connect_host, open_tcp},
     },
 };
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{
@@ -30,6 +29,7 @@ use super::{
     pool::{Driver, STREAMS_PER_CONNECTION},
     tasks::ConnectionTasks,
 };
+use crate::roles::kubeconfig::Via;
 
 /// What one stream may have in flight from the apiserver before its reader took anything. The apiserver is near.
 const STREAM_WINDOW: u32 = 256 * 1024;
@@ -45,10 +45,14 @@ const SEND_BUFFER_BYTES: usize = 512 * 1024;
 const HTTP1_BUFFER_BYTES: usize = 512 * 1024;
 /// Looking up the name, connecting and TLS, each.
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
+/// The proxy of a kubeconfig: its name, TCP, its TLS, and until it has connected to the apiserver.
+const PROXY_DEADLINE: Duration = Duration::from_secs(20);
 /// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take (lesson 11). Together as long as
 /// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten seconds.
 const PING_PERIOD: Duration = Duration::from_secs(15);
 const PING_DEADLINE: Duration = Duration::from_secs(30);
+/// The log names the same failure once in this period.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
 /// The same for HTTP/1.1, which cannot ask whether the apiserver is still there.
 const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(PING_PERIOD).with_interval(Duration::from_secs(10)).with_retries(3);
@@ -61,22 +65,81 @@ pub(super) struct Connector {
     pub(super) host: HeaderValue,
     /// Connections are tasks of it.
     pub(super) tasks: TaskGroup,
+    pub(super) told: Told,
+}
+
+/// What the log says of an apiserver that cannot be connected to: each new reason once, and again after [`TELL_AGAIN`].
+#[derive(Default)]
+pub(super) struct Told(Mutex<Option<(String, Instant)>>);
+
+impl Told {
+    fn note(&self, failure: Option<&DialError>) {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(failure) = failure else {
+            if told.take().is_some() {
+                tracing::info!("connected to the apiserver again");
+            }
+            return;
+        };
+        let why = crate::chain(failure);
+        if told.as_ref().is_none_or(|(before, at)| *before != why || at.elapsed() >= TELL_AGAIN) {
+            tracing::warn!(error = why, "cannot connect to the apiserver: users' requests fail");
+            *told = Some((why, Instant::now()));
+        }
+    }
 }
 
 impl Connector {
     /// TLS, for HTTP/1.1 alone or for whichever the apiserver likes; `own` is whether it may show the agent's certificate.
-    pub(super) async fn tls(&self, http1: bool, own: bool) -> Result<TlsStream<TcpStream>, DialError> {
+    pub(super) async fn tls(&self, http1: bool, own: bool) -> Result<TlsStream<TcpIo>, DialError> {
+        let dialled = self.dial(http1, own).await;
+        self.told.note(dialled.as_ref().err());
+        dialled
+    }
+
+    async fn dial(&self, http1: bool, own: bool) -> Result<TlsStream<TcpIo>, DialError> {
         let failed = |step| self.failed(step);
-        let tcp = connect_host(self.access.host(), self.access.port(), STEP_DEADLINE)
-            .await
-            .map_err(|err| failed(err.to_string()))?;
+        let tcp = match self.access.via() {
+            None => connect_host(self.access.host(), self.access.port(), STEP_DEADLINE)
+                .await
+                .map(TcpIo::Direct)
+                .map_err(|err| failed(err.to_string()))?,
+            Some(via) => tokio::time::timeout(PROXY_DEADLINE, self.through(via))
+                .await
+                .map_err(|_| failed(format!("the proxy took longer than {} s", PROXY_DEADLINE.as_secs())))?
+                .map_err(|why| failed(format!("through the proxy: {why}")))?,
+        };
         // A system that refuses it still works.
-        let _ = SockRef::from(&tcp).set_tcp_keepalive(&KEEPALIVE);
+        let _ = SockRef::from(tcp.socket()).set_tcp_keepalive(&KEEPALIVE);
         let connector = TlsConnector::from(self.access.tls(http1, own));
         tokio::time::timeout(STEP_DEADLINE, connector.connect(self.access.server_name(), tcp))
             .await
             .map_err(|_| failed(format!("TLS took longer than {} s", STEP_DEADLINE.as_secs())))?
-            .map_err(|err| failed(format!("TLS: {err}")))
+            .map_err(|err| failed(format!("TLS: {}", explain(&err))))
+    }
+
+    /// Through the kubeconfig's proxy, which looks up the apiserver's name.
+    async fn through(&self, via: &Via) -> Result<TcpIo, String> {
+        let target = |host: &str, port, proxy| Target {
+            host: host.to_owned(),
+            port,
+            server_name: self.access.server_name(),
+            tls: self.access.tls(true, false),
+            proxy,
+            aliases: Vec::new(),
+        };
+        let open = async |target: Target| {
+            open_tcp(&target, &DialOptions::default()).await.map_err(|err| crate::chain(&err))
+        };
+        let (host, port) = (self.access.host(), self.access.port());
+        match via {
+            Via::Http(proxy) => open(target(host, port, Some(proxy.clone()))).await,
+            Via::Socks5(socks) => {
+                let mut io = open(target(&socks.host, socks.port, None)).await?;
+                socks.ask(&mut io, host, port).await.map_err(|err| err.to_string())?;
+                Ok(io)
+            }
+        }
     }
 
     /// HTTP/1.1 for answers in drops.
@@ -101,18 +164,18 @@ impl Connector {
     }
 
     /// For requests without a body, which the apiserver takes at once or not at all.
-    async fn tls_for_reads(&self, own: bool) -> Result<TlsStream<TcpStream>, DialError> {
+    async fn tls_for_reads(&self, own: bool) -> Result<TlsStream<TcpIo>, DialError> {
         let tls = self.tls(true, own).await?;
         // Keep-alive says nothing while a request waits to be acknowledged.
         #[cfg(target_os = "linux")]
-        let _ = SockRef::from(tls.get_ref().0).set_tcp_user_timeout(Some(PING_PERIOD + PING_DEADLINE));
+        let _ = SockRef::from(tls.get_ref().0.socket()).set_tcp_user_timeout(Some(PING_PERIOD + PING_DEADLINE));
         Ok(tls)
     }
 
     /// HTTP/2, with how many streams the apiserver allows, and what is told of each request.
     pub(super) async fn http2(
         &self,
-        tls: TlsStream<TcpStream>,
+        tls: TlsStream<TcpIo>,
     ) -> Result<(http2::SendRequest<RequestBody>, Arc<AtomicUsize>, Turns), DialError> {
         let header_bytes = u32::try_from(limits::HEADER_LIST_BYTES).unwrap_or(u32::MAX);
         let (io, cork) = cork(tls);
@@ -147,7 +210,7 @@ impl Connector {
     }
 
     /// HTTP/1.1.
-    pub(super) async fn http1(&self, tls: TlsStream<TcpStream>) -> Result<http1::SendRequest<RequestBody>, DialError> {
+    pub(super) async fn http1(&self, tls: TlsStream<TcpIo>) -> Result<http1::SendRequest<RequestBody>, DialError> {
         let (send, connection) = self.handshake(http1::Builder::new().max_headers(limits::HEADER_COUNT), tls).await?;
         self.tasks.spawn("apiserver connection", async move { said(connection.with_upgrades().await) });
         Ok(send)
@@ -156,7 +219,7 @@ impl Connector {
     async fn handshake(
         &self,
         builder: &mut http1::Builder,
-        tls: TlsStream<TcpStream>,
+        tls: TlsStream<TcpIo>,
     ) -> Result<(http1::SendRequest<RequestBody>, Http1Connection), DialError> {
         let made = builder.max_buf_size(HTTP1_BUFFER_BYTES).handshake(TokioIo::new(tls)).await;
         made.map_err(|err| self.failed(format!("HTTP/1.1: {err}")))
@@ -168,7 +231,19 @@ impl Connector {
     }
 }
 
-type Http1Connection = http1::Connection<TokioIo<TlsStream<TcpStream>>, RequestBody>;
+type Http1Connection = http1::Connection<TokioIo<TlsStream<TcpIo>>, RequestBody>;
+
+/// What the TLS library says, and what to do where its words do not tell.
+fn explain(error: &std::io::Error) -> String {
+    let said = error.to_string();
+    if !said.contains("CaUsedAsEndEntity") {
+        return said;
+    }
+    format!(
+        "{said}: the apiserver's certificate is that of an authority (CA:TRUE); issue one that is not, or name exactly this \
+         certificate as the authority (certificate-authority-data)"
+    )
+}
 
 /// How a connection ended.
 fn said(ended: hyper::Result<()>) {
