@@ -377,7 +377,7 @@ fn with_uri(mut params: CertificateParams, role: &str, cluster_id: &str) -> Resu
     if !peer::is_id(cluster_id) {
         return Err(wrong());
     }
-    let uri = Ia5String::try_from(format!("{role}{cluster_id}")).map_err(|_| wrong())?;
+    let uri = Ia5String::try_from(format!("{role}{}", crate::uri::encoded(cluster_id))).map_err(|_| wrong())?;
     params.subject_alt_names = vec![SanType::URI(uri)];
     Ok(params)
 }

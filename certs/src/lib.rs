@@ -37,6 +37,7 @@ pub mod skew;
 pub mod tls;
 
 mod file;
+mod uri;
 
 pub use authority::{AgentName, Authority, AuthorityError, Issued, Signed, Validity};
 pub use bundle::Bundle;

@@ -276,11 +276,14 @@ fn identity(parsed: &X509Certificate<'_>) -> Result<PeerIdentity, PeerError> {
 }
 
 fn cluster_id(id: &str) -> Result<String, PeerError> {
-    if is_id(id) { Ok(id.to_owned()) } else { Err(PeerError::BadName("cluster id")) }
+    crate::uri::decoded(id).filter(|id| is_id(id)).ok_or(PeerError::BadName("cluster id"))
 }
 
+/// Visible characters; those of ASCII without `%`, which begins an encoded byte in a URI.
 pub(crate) fn is_id(id: &str) -> bool {
-    (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())
+    let visible =
+        |c: char| if c.is_ascii() { c.is_ascii_graphic() && c != '%' } else { !c.is_control() && !c.is_whitespace() };
+    (1..=ID_BYTES).contains(&id.len()) && id.chars().all(visible)
 }
 
 pub(crate) fn is_name(name: &str) -> bool {

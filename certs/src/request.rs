@@ -115,7 +115,7 @@ fn attributes(request: &X509CertificationRequest<'_>, cluster_id: &str) -> Resul
         [] => Ok(()),
         [one] => match one.parsed_extension() {
             ParsedExtension::SubjectAlternativeName(names) => match names.general_names.as_slice() {
-                [GeneralName::URI(uri)] if uri.strip_prefix(AGENT) == Some(cluster_id) => Ok(()),
+                [GeneralName::URI(uri)] if uri.strip_prefix(AGENT) == Some(&*crate::uri::encoded(cluster_id)) => Ok(()),
                 _ => Err(RequestError::Names),
             },
             _ => Err(RequestError::More("an extension other than subjectAltName")),

@@ -226,7 +226,10 @@ impl Api {
     }
 
     async fn request(&self, call: &Call<'_>, accept: &str) -> anyhow::Result<Request<Full<Bytes>>> {
-        let mut request = Request::builder().method(call.method.clone()).uri(self.own(call.target)?);
+        // Names may have letters of any alphabet; all else of a target is encoded where it is put together.
+        let target =
+            percent_encoding::utf8_percent_encode(&self.own(call.target)?, percent_encoding::CONTROLS).to_string();
+        let mut request = Request::builder().method(call.method.clone()).uri(target);
         if !call.is_nobodys {
             let token = self.context.api_token().await?;
             let mut bearer = HeaderValue::try_from(format!("Bearer {}", token.secret.expose_secret()))

@@ -55,6 +55,24 @@ fn i1_a_service_principal_signs_in_and_works_with_groups() {
     );
 }
 
+/// On its way it is percent-encoded.
+#[test]
+fn group_of_any_alphabet_is_made_found_and_deleted() {
+    let site = Site::start(&[]);
+    let secret = site.file("secret", site.text("clientSecret"));
+    let (url, ca, id) = (site.text("url"), site.text("ca"), site.text("clientId"));
+    site.json(&["login", url, "--ca", ca, "--service-principal", "-u", id, "--secret-file", &secret]);
+    let made = site.json(&["group", "create", "-n", "Entwicklung-ü", "-l", "eastus"]);
+    assert_eq!(made["name"], "Entwicklung-ü");
+    assert_eq!(site.ok(&["group", "exists", "-g", "ENTWICKLUNG-Ü"]), "true");
+    assert_eq!(site.ok(&["group", "list", "--query", "[0].name"]), "Entwicklung-ü");
+    assert_eq!(site.json(&["list", "-g", "entwicklung-ü"]), json!([]));
+    site.ok(&["group", "delete", "-g", "entwicklung-Ü", "-y"]);
+    assert_eq!(site.ok(&["group", "exists", "-g", "Entwicklung-ü"]), "false");
+    let refused = site.fails(2, &["group", "create", "-n", "a\u{202e}b", "-l", "eastus"]);
+    assert!(refused.contains("1 to 90 letters"), "{refused}");
+}
+
 #[test]
 fn i1_what_was_typed_wrongly_is_told_with_what_to_type() {
     let error = String::from_utf8(towline(&["list", "--resource-grup", "x"]).output().unwrap().stderr).unwrap();

@@ -9,7 +9,7 @@ use std::{
 
 use certs::{HOLDER_BYTES, Issued, Validity};
 use proto::{
-    api::ResourceId,
+    api::{ResourceId, id::fold},
     ids::{ClusterId, ClusterKey},
     process::Shutdown,
 };
@@ -365,7 +365,7 @@ impl Control {
         Ok(kind
             .built_in(&subscription)
             .into_iter()
-            .find(|stored| stored.key.ends_with(&format!("/{}", id.name().to_ascii_lowercase()))))
+            .find(|stored| stored.key.ends_with(&format!("/{}", fold(id.name())))))
     }
 }
 

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// An ARM resource id of a connected cluster, lower-cased:
+use crate::api::id::{fold, is_group_name};
+
+/// An ARM resource id of a connected cluster, in lower case ([`fold`]):
 /// `/subscriptions/<s>/resourcegroups/<g>/providers/microsoft.kubernetes/connectedclusters/<name>`.
 ///
 /// ARM ids compare without case (features row R2), so the lower-cased form is the identity. It is taken from one place
@@ -55,16 +57,21 @@ impl FromStr for ClusterId {
         if text.len() > 1024 {
             return Err(InvalidClusterId("longer than 1024 bytes"));
         }
-        let lower = text.to_ascii_lowercase();
+        let lower = fold(text);
         let mut segments = lower.split('/');
         if segments.next() != Some("") {
             return Err(InvalidClusterId("does not begin with /"));
         }
+        // Of the names a resource group's alone is not in ASCII.
+        const GROUP: Option<&str> = Some("");
+        const NAME: InvalidClusterId = InvalidClusterId(
+            "a name is empty, too long or has other characters than a-z 0-9 - _ . ( ), or letters and digits of any script in a resource group's",
+        );
         for expected in [
             Some("subscriptions"),
             None,
             Some("resourcegroups"),
-            None,
+            GROUP,
             Some("providers"),
             Some("microsoft.kubernetes"),
             Some("connectedclusters"),
@@ -72,12 +79,12 @@ impl FromStr for ClusterId {
         ] {
             let segment = segments.next().ok_or(InvalidClusterId("too few segments"))?;
             match expected {
+                GROUP if is_group_name(segment) || is_name(segment) => {}
+                GROUP => return Err(NAME),
                 Some(word) if word != segment => return Err(InvalidClusterId("a segment is not as expected")),
                 Some(_) => {}
                 None if !is_name(segment) => {
-                    return Err(InvalidClusterId(
-                        "a name is empty, too long or has other characters than a-z 0-9 - _ . ( )",
-                    ));
+                    return Err(NAME);
                 }
                 None => {}
             }
@@ -269,6 +276,17 @@ mod tests {
         assert_eq!(a, b);
         assert_eq!(a.name(), "edge-1");
         assert_eq!(a.key(), b.key());
+    }
+
+    #[test]
+    fn cluster_ids_have_resource_groups_of_any_alphabet() {
+        let group = |name: &str| ID.replace("Demo", name).parse::<ClusterId>();
+        assert_eq!(group("Entwicklung-Ü").unwrap(), group("entwicklung-ü").unwrap());
+        assert_eq!(group("開発").unwrap().as_str(), ID.replace("Demo", "開発").to_lowercase());
+        assert!(group(&"ü".repeat(90)).is_ok() && group(&"ü".repeat(91)).is_err());
+        assert!(group("a\u{202e}").is_err() && group("u\u{308}").is_err());
+        assert!(ID.replace("Edge-1", "ü").parse::<ClusterId>().is_err(), "the cluster's own name is ASCII");
+        assert!(ID.replace("00001/", "0000ü/").parse::<ClusterId>().is_err());
     }
 
     #[test]

@@ -37,11 +37,9 @@ pub fn cluster(text: &str) -> Result<String, String> {
 
 /// The name of a resource group, as Azure Resource Manager has it: letters and digits of any script.
 pub fn group(text: &str) -> Result<String, String> {
-    let known = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | '(' | ')');
-    let fine = (1..=NAME).contains(&text.chars().count()) && text.chars().all(known) && !text.ends_with('.');
     checked(
         text,
-        fine,
+        proto::api::id::is_group_name(text),
         "a resource group's name has 1 to 90 letters, digits, '-', '_', '.', '(' and ')', and does not end with '.'",
     )
 }

@@ -4,7 +4,7 @@ use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context as _, anyhow};
 use gateway::issuer::guid;
-use proto::api::ResourceId;
+use proto::api::{ResourceId, id::is_same};
 use serde_json::{Map, Value, json};
 
 use super::{confirm, rest};
@@ -147,9 +147,7 @@ impl Roles {
                     let scope = scope_of(&self.context, &scope)?;
                     let rows = self.assignments(&scope, Some(&assignee), role.as_deref()).await?;
                     // Only at this very scope: what is inherited or below is somebody else's decision.
-                    let here = |row: &&Value| {
-                        row["properties"]["scope"].as_str().is_some_and(|is| is.eq_ignore_ascii_case(&scope))
-                    };
+                    let here = |row: &&Value| row["properties"]["scope"].as_str().is_some_and(|is| is_same(is, &scope));
                     doomed.extend(rows.iter().filter(here).filter_map(|row| row["id"].as_str().map(str::to_owned)));
                     if doomed.is_empty() {
                         return Err(Failure::from(anyhow!("{assignee} has no such role at {scope}"))

@@ -72,7 +72,7 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     let signature = binary("signature", &message.signature)?;
     let uid = uid(&message.kube_system_uid)?;
     was_deleted(call, visitor, &id)?;
-    let found = control.store.get_with_agent(&id.as_str().to_ascii_lowercase()).await?;
+    let found = control.store.get_with_agent(id.as_str()).await?;
     let found = found.filter(|_| control.decides_about(&id));
     let key = found.as_ref().and_then(|(stored, _)| cluster::onboarding_key(stored));
     let signed = enrolment_message(&id, &message.challenge, &message.csr, uid);
@@ -133,7 +133,7 @@ pub async fn renew(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         return Err(ApiError::of(StatusCode::FORBIDDEN, codes::FOREIGN_REQUEST, message));
     };
     let request = request(&binary("csr", &csr)?, id, principal)?;
-    let found = call.control.store.get(&id.as_str().to_ascii_lowercase()).await?;
+    let found = call.control.store.get(id.as_str()).await?;
     // The resource may be another one by now, which decisions will know in a moment.
     let stored = found.filter(|stored| cluster::principal(stored) == Some(principal)).ok_or_else(|| later(id))?;
     if is_deleting(&stored) {

@@ -80,7 +80,7 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
 pub async fn enrolled(call: &Call) -> Result<Reply, ApiError> {
     let message: EnrolledQuestion = call.message().await?;
     let (id, signature) = (cluster_id(&message.cluster_id)?, binary("signature", &message.signature)?);
-    let found = call.control.store.get(&id.as_str().to_ascii_lowercase()).await?;
+    let found = call.control.store.get(id.as_str()).await?;
     let found = found.filter(|_| call.control.decides_about(&id));
     let key = found.as_ref().and_then(onboarding_key);
     let signed = enrolled_message(&id, &message.challenge);

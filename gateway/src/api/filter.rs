@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use http::StatusCode;
-use proto::api::ResourceId;
+use proto::api::{ResourceId, id::is_same};
 use serde_json::Value;
 
 use super::error::ApiError;
@@ -75,7 +75,7 @@ pub fn resource(text: &str, stored: &Stored) -> Result<bool, ApiError> {
         Some(match name {
             "tagname" | "tagvalue" => tagged,
             "resourcetype" => wanted.eq_ignore_ascii_case(&stored.kind),
-            "name" => wanted.eq_ignore_ascii_case(last_name(&stored.id)),
+            "name" => is_same(wanted, last_name(&stored.id)),
             "location" => {
                 let plain = |name: &str| name.replace(' ', "").to_ascii_lowercase();
                 stored.body.get("location").and_then(Value::as_str).is_some_and(|is| plain(is) == plain(wanted))
@@ -83,7 +83,7 @@ pub fn resource(text: &str, stored: &Stored) -> Result<bool, ApiError> {
             "resourcegroup" => {
                 let id = ResourceId::parse(&stored.id).ok();
                 let group = id.as_ref().and_then(ResourceId::resource_group);
-                group.is_some_and(|group| group.eq_ignore_ascii_case(wanted))
+                group.is_some_and(|group| is_same(group, wanted))
             }
             _ => return None,
         })

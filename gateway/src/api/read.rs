@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use aws_lc_rs::digest;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use http::{HeaderValue, Response, StatusCode, header};
+use percent_encoding::CONTROLS;
 use proto::{
     api::ResourceId,
     rbac::{Scope, policy::Asker},
@@ -466,7 +467,9 @@ impl Written {
                 query.append_pair(name, value);
             }
             query.append_pair("$skipToken", &BASE64.encode(call.control.seal(TOKEN, &json!(next))?));
-            let link = call.url(&format!("/{}?{}", call.path.trim_start_matches('/'), query.finish()));
+            // The path was decoded, and a link is no text of any alphabet.
+            let path = percent_encoding::utf8_percent_encode(call.path.trim_start_matches('/'), CONTROLS);
+            let link = call.url(&format!("/{path}?{}", query.finish()));
             text.extend_from_slice(b",\"nextLink\":");
             serde_json::to_writer(&mut text, &link).map_err(ApiError::internal)?;
         }

@@ -5,11 +5,11 @@ use crate::events;
 use http::Method;
 use proto::api::{
     InvalidId, ResourceId,
-    id::{ID_BYTES, NAME_BYTES, RESOURCE_GROUPS, SUBSCRIPTIONS},
+    id::{ID_BYTES, NAME_CHARACTERS, RESOURCE_GROUPS, SUBSCRIPTIONS},
 };
 
 /// The longest path, decoded: an id, and an action or the type of a collection behind it.
-const PATH_BYTES: usize = ID_BYTES + 2 * NAME_BYTES;
+const PATH_BYTES: usize = ID_BYTES + 2 * NAME_CHARACTERS;
 
 /// What a request is about.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use http::{Method, Response, StatusCode, header};
 use proto::{
-    api::ResourceId,
+    api::{ResourceId, id::fold},
     ids::{ClusterKey, RequestId},
     rbac::Scope,
 };
@@ -48,11 +48,12 @@ pub async fn serve(call: &Call<'_>, id: Option<&str>) -> Result<Response<Body>, 
 
 async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     let cluster = call.parameter("cluster")?;
+    let cluster = cluster.map(fold);
     let own = own_key(call);
     let (mut allowed, mut asker): (HashMap<ClusterKey, bool>, _) = (HashMap::new(), call.asker(READ));
     let mut sees = |session: &Session| {
         let at = &session.cluster;
-        cluster.is_none_or(|wanted| at.id.as_str().eq_ignore_ascii_case(wanted))
+        cluster.as_ref().is_none_or(|wanted| at.id.as_str() == wanted)
             && (session.principal.key() == own
                 || *allowed.entry(at.key).or_insert_with(|| asker.may(&Scope::cluster(&at.id))))
     };

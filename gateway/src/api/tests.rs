@@ -563,6 +563,51 @@ async fn who_may_not_read_cannot_tell_what_exists() {
     assert_eq!(list.body["value"][0]["tenantId"], TENANT);
 }
 
+/// As ARM takes them. `Ⱥ` has two bytes and its lower case three, so that keys and texts have other lengths.
+#[tokio::test]
+async fn groups_of_any_alphabet_are_found_in_any_case_and_after_a_restart() {
+    let mut site = Bench::new().await;
+    let names =
+        [("Entwicklung-Ü", "ENTWICKLUNG-ü"), ("ȺȺẞ(1)", "ⱥⱥß(1)"), ("開発", "開発"), ("-Проект_2", "-проект_2")];
+    let (mut reader, cluster_of) =
+        (Vec::new(), |group: &str| cluster_id(group, "C").parse::<proto::ids::ClusterId>().unwrap());
+    for (name, other) in names {
+        site.group(name).await;
+        assert_eq!(site.cluster(other, "C").await.status, 201, "{name}");
+        reader.push(site.assign("ann", CLUSTER_USER, &cluster_id(other, "c"), json!({})).await.status);
+    }
+    assert_eq!(reader, [201; 4]);
+    for round in 0..2 {
+        for (name, other) in names {
+            assert_eq!(site.cluster(name, "c").await.status, 200, "the same one");
+            let shown = site.call("owner", "GET", &group(other), None).await;
+            assert_eq!((shown.status, shown.body["name"].as_str()), (200, Some(name)), "{}", shown.body);
+            let list = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/{other}/providers/{CLUSTERS}?{VERSION}");
+            let list = site.call("owner", "GET", &list, None).await;
+            assert_eq!(list.body["value"].as_array().map(Vec::len), Some(1), "{}", list.body);
+            let list = format!(
+                "/subscriptions/{SUBSCRIPTION}/resources?api-version=2021-04-01&$filter=resourceGroup%20eq%20'{other}'"
+            );
+            let list = site.call("owner", "GET", &list, None).await;
+            assert_eq!(list.body["value"].as_array().map(Vec::len), Some(1), "{}", list.body);
+            let id = cluster_of(other);
+            let principal = Principal::User(site.identity("ann", &id.audience()).await);
+            let snapshot = site.snapshots.load();
+            assert_eq!(snapshot.decide(&principal, snapshot.cluster(&id.key())), Ok(()), "{name}, round {round}");
+        }
+        site = site.restart().await;
+    }
+    let gone = site.call("owner", "DELETE", &group("ENTWICKLUNG-ü"), None).await;
+    assert_eq!(gone.status, 202, "{}", gone.body);
+    let ended = site.ended("owner", gone.header("azure-asyncoperation")).await;
+    assert_eq!(ended.body["status"], "Succeeded", "{}", ended.body);
+    assert_eq!(site.call("owner", "GET", &cluster("Entwicklung-Ü", "C"), None).await.status, 404);
+    for bad in ["a.", "u\u{308}", "a\u{a0}b", "a\u{202e}b", &"ü".repeat(91)] {
+        let refused = site.call("owner", "PUT", &group(bad), Some(json!({"location": "eastus"}))).await;
+        assert_eq!((refused.status, refused.code()), (400, "InvalidResourceName"), "{bad:?}: {}", refused.body);
+    }
+}
+
 #[tokio::test]
 async fn z2_a_role_at_one_cluster_opens_that_cluster_until_it_is_taken_back() {
     let site = Bench::new().await;

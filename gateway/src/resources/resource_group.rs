@@ -1,13 +1,15 @@
 //! Resource groups (features row R11). Deleting one deletes what it holds.
 
 use futures_util::future::BoxFuture;
-use proto::api::{ErrorDetail, id::RESOURCE_GROUPS};
+use proto::api::{
+    ErrorDetail,
+    id::{GROUP_CHARACTERS, RESOURCE_GROUPS, is_group_name},
+};
 use serde_json::{Map, Value, json};
 
 use super::{
     Acting, Kind, Place, Writing, enrolment_token, properties_mut,
     schema::{Property, Type},
-    usual_name,
 };
 use crate::{
     api::{Caller, error::ApiError, filter},
@@ -67,7 +69,14 @@ impl Kind for ResourceGroups {
     }
 
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
-        usual_name(name, 90, "-_.()")
+        if is_group_name(name) {
+            return Ok(());
+        }
+        let message = format!(
+            "The name '{}' must have 1 to {GROUP_CHARACTERS} characters: letters and digits of any script, '-', '_', '.', '(' and ')', the last no '.'.",
+            name.chars().take(GROUP_CHARACTERS).collect::<String>(),
+        );
+        Err(ErrorDetail::new("InvalidResourceName", message).at("name"))
     }
 
     fn matches(&self, text: &str, stored: &Stored, _caller: &Caller) -> Result<bool, ApiError> {

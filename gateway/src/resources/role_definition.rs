@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use proto::{
-    api::{ErrorDetail, ResourceId},
+    api::{ErrorDetail, ResourceId, id::fold},
     rbac::{
         Action, Plane, Role, Scope,
         role::{BuiltInRole, RawPermission, built_in},
@@ -350,7 +350,7 @@ fn kept(role: &BuiltInRole, subscription: &str) -> Stored {
 pub fn guid_of(id: &str) -> Option<String> {
     let (before, guid) = id.rsplit_once('/')?;
     let suffix = format!("/providers/{NAME}").to_ascii_lowercase();
-    let scope = before.to_ascii_lowercase().strip_suffix(&suffix)?.to_owned();
+    let scope = fold(before).strip_suffix(&suffix)?.to_owned();
     let fine = is_guid(guid) && (scope.is_empty() || ResourceId::parse(&scope).is_ok());
     fine.then(|| guid.to_ascii_lowercase())
 }

@@ -3,6 +3,8 @@
 use serde_json::Value;
 use sqlx::{AnyConnection, Row};
 
+use proto::api::id::fold;
+
 use super::{
     Store, StoreError, Write, agents, events, is_text,
     operations::{Operation, Status},
@@ -320,7 +322,7 @@ fn check(batch: &Batch) -> Result<(), StoreError> {
                 return fault(text, "it has a NUL character");
             }
         }
-        if [key, kind, parent].into_iter().any(|text| text.bytes().any(|b| b.is_ascii_uppercase())) {
+        if [key, kind, parent].into_iter().any(|text| fold(text) != *text) {
             return fault(key, "keys and kinds are in lower case");
         }
         if !key.strip_prefix(parent.as_str()).is_some_and(|rest| rest.starts_with('/')) {

@@ -1,5 +1,5 @@
-//! ARM ids of every kind, parsed once. They compare without case (features row R2); the case in which they were written is
-//! kept for showing.
+//! ARM ids of every kind, parsed once. They compare without case, by [`fold`]; the case in which they were written is kept for
+//! showing. Names are not normalised: what Unicode writes in two ways is two names.
 //!
 //! ```text
 //! /subscriptions/{s}
@@ -9,10 +9,12 @@
 
 use std::fmt;
 
-/// Characters of an id at most.
+/// Bytes of an id at most.
 pub const ID_BYTES: usize = 2048;
 /// Characters of one name at most.
-pub const NAME_BYTES: usize = 260;
+pub const NAME_CHARACTERS: usize = 260;
+/// Characters of a resource group's name at most.
+pub const GROUP_CHARACTERS: usize = 90;
 /// Pairs of type and name at most, over all providers of an id.
 const PAIRS: usize = 8;
 
@@ -20,14 +22,14 @@ const PAIRS: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidId {
     /// Too long.
-    #[error("an id has {ID_BYTES} characters at most")]
+    #[error("an id has {ID_BYTES} bytes at most")]
     TooLong,
     /// Not `/subscriptions/...`.
     #[error("an id begins with /subscriptions/<subscription>")]
     NoSubscription,
     /// A segment that cannot be one.
     #[error(
-        "{0:?} is no name: 1 to {NAME_BYTES} characters, no '/', '\\', '%', '?', '#', no control characters, not '.' or '..'"
+        "{0:?} is no name: 1 to {NAME_CHARACTERS} characters, no '/', '\\', '%', '?', '#', no control characters, not '.' or '..'"
     )]
     Name(String),
     /// A word that is not expected there.
@@ -46,17 +48,49 @@ pub enum InvalidId {
     TooDeep,
 }
 
+/// What names are compared and stored by, everywhere: each letter in lower case by itself, as Unicode's simple mapping of
+/// Rust's standard library has it. A letter outside of ASCII whose lower case is within (the Kelvin sign) or is several
+/// characters (`İ`) stays as it is: what is ASCII in a key was ASCII in the name.
+pub fn fold(text: &str) -> String {
+    if text.is_ascii() {
+        return text.to_ascii_lowercase();
+    }
+    let lower = |c: char| {
+        let mut lower = c.to_lowercase();
+        match (lower.next(), lower.next()) {
+            (Some(one), None) if one.is_ascii() == c.is_ascii() => one,
+            _ => c,
+        }
+    };
+    text.chars().map(lower).collect()
+}
+
+/// Whether two names, or ids, are the same without case.
+pub fn is_same(one: &str, other: &str) -> bool {
+    fold(one) == fold(other)
+}
+
+/// Whether it names a resource group as Azure Resource Manager has it: letters and digits of any script, `_`, `-`, `.` and
+/// parentheses, and no `.` at the end.
+pub fn is_group_name(name: &str) -> bool {
+    let known = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | '(' | ')');
+    let characters = name.chars().count();
+    (1..=GROUP_CHARACTERS).contains(&characters) && name.chars().all(known) && !name.ends_with('.')
+}
+
 /// The id of a subscription, a resource group, or a resource in one of them or on one of their resources.
 #[derive(Clone)]
 pub struct ResourceId {
     /// As written, with the fixed words in their usual case.
     text: String,
-    /// In lower case: the identity.
+    /// Folded: the identity.
     key: String,
     /// The full type, `Microsoft.Kubernetes/connectedClusters`.
     kind: String,
     /// How many bytes of `text` are the id of what holds it; 0 at the top.
     parent: usize,
+    /// How many bytes of `key` are the key of what holds it: a letter may have another length in lower case.
+    parent_key: usize,
     /// How many bytes of `text` come before the last name.
     name: usize,
 }
@@ -112,13 +146,13 @@ impl ResourceId {
     /// A subscription.
     pub fn top(subscription: &str) -> Result<Self, InvalidId> {
         check(subscription)?;
-        Ok(Self::made(format!("/subscriptions/{subscription}"), SUBSCRIPTIONS.to_owned(), 0))
+        Ok(Self::made(format!("/subscriptions/{subscription}"), SUBSCRIPTIONS.to_owned(), None))
     }
 
     /// A resource group of this subscription.
     pub fn group(&self, name: &str) -> Result<Self, InvalidId> {
         check(name)?;
-        Ok(Self::made(format!("{self}/resourceGroups/{name}"), RESOURCE_GROUPS.to_owned(), self.text.len()))
+        Ok(Self::made(format!("{self}/resourceGroups/{name}"), RESOURCE_GROUPS.to_owned(), Some(self)))
     }
 
     /// A resource of a provider in this scope.
@@ -132,19 +166,21 @@ impl ResourceId {
             return Err(InvalidId::Unexpected { found: full, expected: "a type of another provider" });
         }
         let text = format!("{self}/providers/{namespace}/{kind}/{name}");
-        Ok(Self::made(text, full, self.text.len()))
+        Ok(Self::made(text, full, Some(self)))
     }
 
     /// A child of this resource, of its provider.
     pub fn child(&self, kind: &str, name: &str) -> Result<Self, InvalidId> {
         check_word(kind)?;
         check(name)?;
-        Ok(Self::made(format!("{self}/{kind}/{name}"), format!("{}/{kind}", self.kind), self.text.len()))
+        Ok(Self::made(format!("{self}/{kind}/{name}"), format!("{}/{kind}", self.kind), Some(self)))
     }
 
-    fn made(text: String, kind: String, parent: usize) -> Self {
+    fn made(text: String, kind: String, parent: Option<&Self>) -> Self {
         let name = text.rfind('/').map_or(0, |at| at + 1);
-        Self { key: text.to_ascii_lowercase(), text, kind, parent, name }
+        // Letter by letter, so that the key of the whole begins with that of its parent.
+        let (parent, parent_key) = parent.map_or((0, 0), |parent| (parent.text.len(), parent.key.len()));
+        Self { key: fold(&text), text, kind, parent, parent_key, name }
     }
 
     /// As written.
@@ -152,7 +188,7 @@ impl ResourceId {
         &self.text
     }
 
-    /// In lower case: what is compared and stored.
+    /// Folded: what is compared and stored.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -174,7 +210,7 @@ impl ResourceId {
 
     /// The key of what holds it, empty for a subscription.
     pub fn parent_key(&self) -> &str {
-        &self.key[..self.parent]
+        &self.key[..self.parent_key]
     }
 
     /// What holds it, as written; empty for a subscription.
@@ -202,15 +238,17 @@ impl ResourceId {
 
 /// One segment: anything that cannot change what the others mean.
 fn check(segment: &str) -> Result<(), InvalidId> {
-    let good = (1..=NAME_BYTES).contains(&segment.len())
+    let good = !segment.is_empty()
+        && segment.chars().count() <= NAME_CHARACTERS
         && !matches!(segment, "." | "..")
         && !segment.chars().any(|c| c.is_control() || matches!(c, '/' | '\\' | '%' | '?' | '#'));
-    if good { Ok(()) } else { Err(InvalidId::Name(segment.chars().take(NAME_BYTES).collect())) }
+    if good { Ok(()) } else { Err(InvalidId::Name(segment.chars().take(NAME_CHARACTERS).collect())) }
 }
 
-/// A segment that is no name. `providers` begins a provider wherever it stands: an id can be read from either end.
+/// A segment that is no name: in ASCII, so that its key is no other's. `providers` begins a provider wherever it stands: an id
+/// can be read from either end.
 fn check_word(segment: &str) -> Result<(), InvalidId> {
-    if segment.eq_ignore_ascii_case("providers") {
+    if segment.eq_ignore_ascii_case("providers") || !segment.is_ascii() {
         return Err(InvalidId::Unexpected { found: segment.to_owned(), expected: "a namespace or a type" });
     }
     check(segment)
@@ -279,6 +317,48 @@ mod tests {
         assert_eq!((id.parent_key(), id.resource_group()), ("/subscriptions/s", None));
     }
 
+    /// What is in a key once stays there: a key that is read again is its own key.
+    #[test]
+    fn every_character_folds_by_itself_to_what_stays() {
+        for c in '\0'..=char::MAX {
+            let folded = fold(&c.to_string());
+            assert_eq!(folded.chars().count(), 1, "{c:?}");
+            assert_eq!((fold(&folded), folded.is_ascii()), (folded.clone(), c.is_ascii()), "{c:?}");
+            assert_eq!(is_group_name(&format!("g{c}")), is_group_name(&format!("g{folded}")), "{c:?}");
+        }
+        assert_eq!(fold("ÄÖÜ ΣΑΣ Ж \u{212a}\u{130}K"), "äöü σασ ж \u{212a}\u{130}k");
+    }
+
+    #[test]
+    fn groups_of_any_alphabet_compare_without_case_and_are_found_as_parents() {
+        // `Ⱥ` has two bytes, its lower case three; `ẞ` three, and two.
+        for (name, other) in [("Entwicklung-Ü", "ENTWICKLUNG-ü"), ("ȺȺẞ", "ⱥⱥß"), ("ΣΑΣ", "σασ"), ("開発", "開発")]
+        {
+            let id = |name: &str| {
+                let group = ResourceId::parse(&format!("/subscriptions/S/resourceGroups/{name}")).unwrap();
+                (group.clone(), group.on("Microsoft.Kubernetes", "connectedClusters", "One").unwrap())
+            };
+            let ((group, cluster), (other_group, other_cluster)) = (id(name), id(other));
+            assert_eq!((&group, &cluster), (&other_group, &other_cluster), "{name}");
+            assert_eq!((cluster.parent_key(), cluster.parent_text()), (group.key(), group.as_str()), "{name}");
+            assert_eq!((cluster.resource_group(), cluster.name()), (Some(name), "One"));
+            assert_eq!(ResourceId::parse(cluster.key()).unwrap().key(), cluster.key());
+        }
+        let group = |name: &str| ResourceId::parse(&format!("/subscriptions/s/resourceGroups/{name}")).unwrap();
+        assert_ne!(group("u\u{308}"), group("ü"), "names are not normalised");
+        assert_ne!(group("\u{212a}"), group("k"), "the Kelvin sign is no k");
+    }
+
+    #[test]
+    fn group_names_are_those_of_resource_manager() {
+        for good in ["g", "Entwicklung-ü", "開発", "(a)_b.c", "_", "-x", &"ü".repeat(90), "проект1"] {
+            assert!(is_group_name(good), "{good}");
+        }
+        for bad in ["", "a.", ".", "..", "a b", "a/b", "a%62", "u\u{308}", "a\u{202e}b", "a:b", &"ü".repeat(91)] {
+            assert!(!is_group_name(bad), "{bad:?}");
+        }
+    }
+
     #[test]
     fn what_is_no_id_is_refused() {
         let deep = format!("/subscriptions/s/providers/n{}", "/t/n".repeat(PAIRS + 1));
@@ -304,6 +384,8 @@ mod tests {
             "/subscriptions/s/providers/n/t/a\\b",
             "/subscriptions/s/providers/n/t/a\nb",
             "/subscriptions/s/providers/n/t/a/providers/m",
+            "/subscriptions/s/providers/Microsoft.\u{212a}ubernetes/t/a",
+            "/subscriptions/s/providers/n/ü/a",
             "/subscriptions/s/providers/microsoft.resources/RESOURCEGROUPS/g",
             "/subscriptions/s/providers/Microsoft.Resources/subscriptions/t",
             &deep,

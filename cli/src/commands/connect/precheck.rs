@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, anyhow};
 use http::StatusCode;
-use proto::api::ResourceId;
+use proto::api::{ResourceId, id::is_same};
 use secrecy::SecretString;
 use serde_json::Value;
 
@@ -237,7 +237,7 @@ pub async fn reach(kube: &KubeArgs) -> Outcome<Kubernetes> {
     let mut cluster = Kubernetes::open(kube.kube_config.as_deref(), kube.kube_context.as_deref())
         .await
         .map_err(|error| Failure::usage(error).hint("--kube-config FILE and --kube-context NAME choose the cluster"))?;
-    if cluster.leads_through_a_gateway() {
+    if cluster.leads_through_a_gateway().await {
         let error =
             anyhow!("connecting is not supported when using the Cluster Connect kubeconfig ({})", cluster.server);
         return Err(Failure::usage(error).hint("use a kubeconfig that reaches the cluster itself: --kube-config FILE"));
@@ -420,7 +420,7 @@ async fn fits(
     Found { cluster, before, .. }: &Found<'_>,
     installed: Option<&Installed>,
 ) -> Outcome<bool> {
-    let other = installed.filter(|there| !there.cluster_id.eq_ignore_ascii_case(id.as_str()));
+    let other = installed.filter(|there| !is_same(&there.cluster_id, id.as_str()));
     if let Some(there) = other {
         let known: Option<ResourceId> = ResourceId::parse(&there.cluster_id).ok();
         // A resource that may not be read is somebody's all the same, and so is one that the gateway does not say to be deleted.

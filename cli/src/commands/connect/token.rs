@@ -8,7 +8,10 @@ use proto::{
         Challenge, ChallengeRequest, ENROLMENT_PREFIX, EnrolledQuestion, TokenEnrolled, TokenEnrolment,
         enrolled_message, enrolment_paths,
     },
-    api::{ResourceId, id::RESOURCE_GROUPS},
+    api::{
+        ResourceId,
+        id::{RESOURCE_GROUPS, is_same},
+    },
     ids::ClusterId,
 };
 use secrecy::{ExposeSecret, SecretString};
@@ -49,7 +52,7 @@ impl OneTime {
                 .hint("who may connect clusters makes one: towline enrolment-token create -g GROUP")
         })?;
         let typed = args.cluster.resource_group.as_deref();
-        if let Some(typed) = typed.filter(|typed| !typed.eq_ignore_ascii_case(group.name())) {
+        if let Some(typed) = typed.filter(|typed| !is_same(typed, group.name())) {
             let error = anyhow!("the enrolment token is for resource group {}, not {typed}", group.name());
             return Err(Failure::usage(error).hint("leave out --resource-group"));
         }
@@ -137,7 +140,7 @@ async fn ask(api: &Api, path: &str, message: &impl Serialize) -> Outcome<Answer>
 /// As the resource API shows a cluster, of what who reads nothing is told.
 fn known_as(answer: Answer, id: &ResourceId) -> Outcome<Value> {
     let made: TokenEnrolled = serde_json::from_value(answer.body).context("what the gateway says of the cluster")?;
-    if !made.cluster_id.eq_ignore_ascii_case(id.as_str()) {
+    if !is_same(&made.cluster_id, id.as_str()) {
         return Err(anyhow!("the gateway made {} instead of {id}", made.cluster_id).into());
     }
     Ok(json!({

@@ -5,7 +5,10 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use proto::{agent_api::InstallSettings, api::ResourceId};
+use proto::{
+    agent_api::InstallSettings,
+    api::{ResourceId, id::is_same},
+};
 use secrecy::ExposeSecret;
 
 use super::{
@@ -61,7 +64,7 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
     let Some(there) = installed else {
         return Err(Failure::from(anyhow!("context {} has no agents of {}", cluster.context, id.name())).hint(choose));
     };
-    if !there.cluster_id.eq_ignore_ascii_case(id.as_str()) || !there.is_at(&settings.urls) {
+    if !is_same(&there.cluster_id, id.as_str()) || !there.is_at(&settings.urls) {
         return Err(is_elsewhere(&group_and_name(&there.cluster_id), choose));
     }
     let namespace = there.namespace.as_str();
