@@ -24,6 +24,7 @@ pub mod turn;
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context, anyhow};
+use gateway::request::REQUEST_ID;
 use http::Uri;
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -35,7 +36,7 @@ use proto::ids::ClusterKey;
 use serde_json::{Value, json};
 
 pub use self::{error::Error, place::Place};
-use crate::failure::Advised;
+use crate::{args::AddressForm, failure::Advised};
 
 /// How long the apiserver may take to be reached, and for one answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -98,14 +99,15 @@ impl Kubernetes {
     }
 
     /// Whether the kubeconfig leads through a gateway: what is done in the cluster must not need the agents that it is done
-    /// to.
-    pub fn leads_through_a_gateway(&self) -> bool {
-        let path = self.server.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        let hex = path.len() == 64 && path.bytes().all(|b| b.is_ascii_hexdigit());
-        let host = self.server.split("//").nth(1).unwrap_or_default();
-        let label = |host: &str| host.split(['.', ':', '/']).next().unwrap_or_default().to_ascii_lowercase();
-        let is_key = |host: &str| ClusterKey::from_base32(label(host).as_bytes()).is_some();
-        hex || is_key(host) || self.server_name.as_deref().is_some_and(is_key)
+    /// to. Its address may not tell, as that of `towline proxy` does not; then the answer to `GET /version` does, which the
+    /// gateway gives a header of its own.
+    pub async fn leads_through_a_gateway(&self) -> bool {
+        if form_of(&self.server, self.server_name.as_deref()).is_some() {
+            return true;
+        }
+        let Ok(request) = http::Request::get("/version").body(Vec::new()) else { return false };
+        // Whoever goes on is told by the next request why there is no answer.
+        self.client.send(request.map(Into::into)).await.is_ok_and(|answer| answer.headers().contains_key(REQUEST_ID))
     }
 
     /// The apiserver's version.
@@ -154,6 +156,32 @@ impl Kubernetes {
             None => Api::all_with(self.client.clone(), &resource),
         }
     }
+}
+
+/// How a kubeconfig's cluster is addressed at a gateway, and which cluster it is; none for an apiserver's own address.
+pub fn form_of(server: &str, server_name: Option<&str>) -> Option<(AddressForm, ClusterKey)> {
+    let path = server.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+    let host = server.split("//").nth(1).unwrap_or_default();
+    let label = |host: &str| host.split(['.', ':', '/']).next().unwrap_or_default().to_ascii_lowercase();
+    let key = |host: &str| ClusterKey::from_base32(label(host).as_bytes());
+    let by_path = ClusterKey::from_hex(path.as_bytes()).map(|key| (AddressForm::Path, key));
+    by_path.or_else(|| Some((AddressForm::Name, key(server_name?)?))).or_else(|| Some((AddressForm::Host, key(host)?)))
+}
+
+/// The contexts of the user's kubeconfig, KUBECONFIG or `~/.kube/config`, that lead to a cluster through a gateway.
+pub fn contexts_of(key: &ClusterKey) -> Vec<(String, AddressForm)> {
+    // Without one there is nothing to say of it.
+    Kubeconfig::read().map(|kubeconfig| contexts_in(&kubeconfig, key)).unwrap_or_default()
+}
+
+fn contexts_in(kubeconfig: &Kubeconfig, key: &ClusterKey) -> Vec<(String, AddressForm)> {
+    let form = |name: &str| {
+        let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == name)?.cluster.as_ref()?;
+        let (form, found) = form_of(cluster.server.as_deref()?, cluster.tls_server_name.as_deref())?;
+        (found == *key).then_some(form)
+    };
+    let contexts = kubeconfig.contexts.iter();
+    contexts.filter_map(|named| Some((named.name.clone(), form(&named.context.as_ref()?.cluster)?))).collect()
 }
 
 /// What is known of a node.
@@ -271,7 +299,33 @@ mod tests {
             );
             std::fs::write(&file, text).unwrap();
             let cluster = Kubernetes::open(Some(&file), None).await.unwrap();
-            assert_eq!(cluster.leads_through_a_gateway(), through, "{server}{name}");
+            let form = form_of(&cluster.server, cluster.server_name.as_deref());
+            assert_eq!(form.map(|(_, found)| found == key), through.then_some(true), "{server}{name}");
+            let used = contexts_in(&Kubeconfig::read_from(&file).unwrap(), &key);
+            assert_eq!(used.first().map(|(name, form)| (name.as_str(), *form)), form.map(|(form, _)| ("a", form)));
+        }
+    }
+
+    /// Its address is one of this machine.
+    #[tokio::test]
+    async fn kubeconfig_of_towline_proxy_is_known_by_the_gateways_answer() {
+        use std::io::{Read as _, Write as _};
+        for (header, through) in [("X-Towline-Request-Id: 0af7\r\n", true), ("Audit-Id: 0af7\r\n", false)] {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let server = format!("http://{}", listener.local_addr().unwrap());
+            let answering = std::thread::spawn(move || {
+                let (mut socket, _) = listener.accept().unwrap();
+                let mut asked = [0; 1024];
+                let length = socket.read(&mut asked).unwrap();
+                assert!(asked[..length].starts_with(b"GET /version HTTP/1.1\r\n"));
+                let answer =
+                    format!("HTTP/1.1 401 Unauthorized\r\n{header}Content-Length: 0\r\nConnection: close\r\n\r\n");
+                socket.write_all(answer.as_bytes()).unwrap();
+            });
+            let client = Client::try_from(Config::new(server.parse().unwrap())).unwrap();
+            let cluster = Kubernetes { client, context: "a".to_owned(), server, server_name: None, minor: 0 };
+            assert_eq!(cluster.leads_through_a_gateway().await, through, "{header}");
+            answering.join().unwrap();
         }
     }
 

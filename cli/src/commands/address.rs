@@ -101,15 +101,37 @@ async fn by_name(target: &Target) -> Result<Way, String> {
             tls_server_name: Some(format!("{}.{suffix}", target.key.base32())),
             ca: Some(ca.to_owned()),
         };
-        let client = way.client(target, None).map_err(|error| format!("{error:#}"))?;
-        let answer = client.request(get("/version")).await.map_err(|error| format!("{error:#}"))?;
-        // Nobody has a credential here.
-        match answer.status() {
-            StatusCode::UNAUTHORIZED => Ok(way),
-            status => Err(format!("a request by that name is answered with {status}")),
-        }
+        reach(target, &way).await?;
+        Ok(way)
     });
     tried.await.unwrap_or_else(|_| Err(format!("no answer within {} s", TRY.as_secs())))
+}
+
+/// Every form, and why it does not work where it does not.
+pub async fn try_all(target: &Target) -> Vec<(AddressForm, Result<(), String>)> {
+    let by_path = async { reach(target, &by_path(target).map_err(|error| format!("{error:#}"))?).await };
+    let by_host = async {
+        let way = by_host(target).await.map_err(|failure| format!("{:#}", failure.into_error()))?;
+        reach(target, &way).await
+    };
+    let (by_name, by_path, by_host) = tokio::join!(by_name(target), timeout(TRY, by_path), timeout(TRY, by_host));
+    let late = |_| Err(format!("no answer within {} s", TRY.as_secs()));
+    vec![
+        (AddressForm::Name, by_name.map(drop)),
+        (AddressForm::Path, by_path.unwrap_or_else(late)),
+        (AddressForm::Host, by_host.unwrap_or_else(late)),
+    ]
+}
+
+/// Whether requests that go this way come to the gateway.
+async fn reach(target: &Target, way: &Way) -> Result<(), String> {
+    let client = way.client(target, None).map_err(|error| format!("{error:#}"))?;
+    let answer = client.request(get(&format!("{}/version", way.prefix))).await.map_err(|error| format!("{error:#}"))?;
+    // Nobody has a credential here.
+    match answer.status() {
+        StatusCode::UNAUTHORIZED => Ok(()),
+        status => Err(format!("a request is answered with {status}")),
+    }
 }
 
 async fn by_host(target: &Target) -> Outcome<Way> {

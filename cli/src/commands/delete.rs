@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 use http::StatusCode;
-use proto::api::ResourceId;
+use proto::api::{ResourceId, id::is_same};
 use serde_json::Value;
 
 use super::{confirm, interrupt::Interrupt, steps::Steps};
@@ -160,14 +160,14 @@ async fn agents(args: &DeleteArgs, context: &Context, id: &ResourceId) -> Outcom
     let kube = &args.kube;
     let alone = || "--force deletes the resource alone; agents that run stop, and stay where they are".to_owned();
     let cluster = Kubernetes::open(kube.kube_config.as_deref(), kube.kube_context.as_deref()).await.hint(alone)?;
-    if cluster.leads_through_a_gateway() {
+    if cluster.leads_through_a_gateway().await {
         let error = anyhow!("deleting is not supported when using the Cluster Connect kubeconfig ({})", cluster.server);
         return Err(Failure::usage(error).hint("use a kubeconfig that reaches the cluster itself: --kube-config FILE"));
     }
     let there = cluster.installed().await.with_context(|| format!("the cluster of context {}", cluster.context));
     let there = there.hint(alone)?;
     let Some(there) = there else { return Ok(None) };
-    if !there.cluster_id.eq_ignore_ascii_case(id.as_str()) {
+    if !is_same(&there.cluster_id, id.as_str()) {
         let choose = "choose the kubeconfig of the cluster: --kube-config FILE, --kube-context NAME";
         return Err(is_elsewhere(&group_and_name(&there.cluster_id), choose));
     }

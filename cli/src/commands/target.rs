@@ -9,7 +9,10 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::{Credentials, Roots, Validity};
-use proto::ids::{ClusterId, ClusterKey};
+use proto::{
+    api::ResourceId,
+    ids::{ClusterId, ClusterKey},
+};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
@@ -126,10 +129,25 @@ impl Target {
         })
     }
 
+    /// A cluster of the account that is signed in.
+    pub fn of_context(context: &Context, id: &ResourceId) -> anyhow::Result<Self> {
+        let id: ClusterId = id.as_str().parse().context("the cluster's id")?;
+        Ok(Self {
+            state: None,
+            server: context.gateway().clone(),
+            key: id.key(),
+            name: id.name().to_owned(),
+            id: Some(id),
+            ca_file: None,
+            outbound: context.outbound().clone(),
+            context: Some(context.clone()),
+        })
+    }
+
     /// What a kubeconfig calls the cluster. Two resource groups may have one of the same name.
     pub fn entry_name(&self) -> String {
         let group = self.id.as_ref().filter(|_| self.context.is_some());
-        let group = group.and_then(|id| proto::api::ResourceId::parse(id.as_str()).ok());
+        let group = group.and_then(|id| ResourceId::parse(id.as_str()).ok());
         match group.as_ref().and_then(|id| id.resource_group()) {
             Some(group) => format!("{group}-{}", self.name),
             None => self.name.clone(),

@@ -20,7 +20,7 @@ use std::{
 use serde_json::{Value, json};
 
 use self::bundle::Bundle;
-use super::{diagnoser::Diagnoser, interrupt::Interrupt};
+use super::{diagnoser::Diagnoser, interrupt::Interrupt, target::Target};
 use crate::{
     args::TroubleshootArgs,
     context::Context,
@@ -111,7 +111,8 @@ async fn look(args: TroubleshootArgs, job: &mut Job) -> Outcome {
         .map_err(Failure::usage)
         .hint(|| "--kube-config FILE and --kube-context NAME choose the cluster".to_owned())?;
     let mut bundle = Bundle::default();
-    let mut findings = checks::run(&api, &id, &cluster, &mut bundle, job).await;
+    let target = Target::of_context(&context, &id)?;
+    let mut findings = checks::run(&api, &id, &cluster, &target, &mut bundle, job).await;
     let file = args.file.clone().unwrap_or_else(|| default_file(&args.cluster.name));
     let results: Vec<Value> = findings.iter().map(Finding::json).collect();
     bundle.put("checks.json", &format!("{:#}", json!(results)));

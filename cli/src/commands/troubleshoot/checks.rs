@@ -4,17 +4,21 @@ use std::time::SystemTime;
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::Credentials;
-use proto::{api::ResourceId, process::chain};
+use proto::{
+    api::{ResourceId, id::is_same},
+    process::chain,
+};
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{Bundle, Diagnoser, Finding, Job, State};
 use crate::{
     api::{Api, at, versions},
-    commands::{diagnoser::WITHIN, known},
+    args::AddressForm,
+    commands::{address, diagnoser::WITHIN, known, target::Target},
     credential::timestamp,
     kubernetes::{
-        Kubernetes, Place,
+        Kubernetes, Place, contexts_of,
         installed::group_and_name,
         place::{CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, SECRET},
         pods::PODS,
@@ -31,13 +35,21 @@ const DAYS_LEFT: i64 = 7;
 const MINORS_BEHIND: u64 = 2;
 
 /// All of them. None ends the others.
-pub async fn run(api: &Api, id: &ResourceId, cluster: &Kubernetes, bundle: &mut Bundle, job: &mut Job) -> Vec<Finding> {
+pub async fn run(
+    api: &Api,
+    id: &ResourceId,
+    cluster: &Kubernetes,
+    target: &Target,
+    bundle: &mut Bundle,
+    job: &mut Job,
+) -> Vec<Finding> {
     let mut all = Vec::new();
     let reached = info(cluster, bundle).await;
     let is_reached = reached.state == State::Passed;
     all.push(reached);
     let (finding, resource) = resource(api, id, bundle).await;
     all.push(finding);
+    all.push(judge_forms(&address::try_all(target).await, &contexts_of(&target.key), id));
     let namespace = if is_reached { agents(id, cluster, resource.is_some(), &mut all).await } else { None };
     if let Some(namespace) = &namespace {
         all.push(logs(cluster, namespace, bundle).await);
@@ -90,11 +102,51 @@ async fn resource(api: &Api, id: &ResourceId, bundle: &mut Bundle) -> (Finding, 
     }
 }
 
+/// Whether users' kubeconfigs lead to the cluster: each form of address that was tried, and the contexts of this user.
+fn judge_forms(
+    tried: &[(AddressForm, Result<(), String>)],
+    used: &[(String, AddressForm)],
+    id: &ResourceId,
+) -> Finding {
+    const NAME: &str = "address_form_check";
+    let word = |form: AddressForm| match form {
+        AddressForm::Name => "name",
+        AddressForm::Path => "path",
+        AddressForm::Host => "host",
+    };
+    let works = |form: AddressForm| tried.iter().any(|(tried, result)| *tried == form && result.is_ok());
+    let mut said: Vec<String> = tried
+        .iter()
+        .map(|(form, result)| match result {
+            Ok(()) => format!("{} works", word(*form)),
+            Err(why) => format!("{} does not: {why}", word(*form)),
+        })
+        .collect();
+    let Some((best, _)) = tried.iter().find(|(_, result)| result.is_ok()) else {
+        return Finding::new(NAME, State::Failed, said.join("; ")).remedy(
+            "the gateway is not reached as users reach it: look at its address, its certificate and what is in between",
+        );
+    };
+    let broken: Vec<_> = used.iter().filter(|(_, form)| !works(*form)).collect();
+    if broken.is_empty() {
+        said.extend(used.iter().map(|(context, form)| format!("context {context} has {}", word(*form))));
+        return Finding::new(NAME, State::Passed, said.join("; "));
+    }
+    let broken: Vec<_> =
+        { broken }.iter().map(|(context, form)| format!("context {context} has {}", word(*form))).collect();
+    Finding::new(NAME, State::Failed, format!("{}; {}", broken.join("; "), said.join("; "))).remedy(format!(
+        "write the kubeconfig again: towline kubeconfig -n {} -g {} --address {}",
+        id.name(),
+        id.resource_group().unwrap_or_default(),
+        word(*best)
+    ))
+}
+
 /// Where the agents are.
 async fn agents(id: &ResourceId, cluster: &Kubernetes, has_resource: bool, all: &mut Vec<Finding>) -> Option<String> {
     const NAME: &str = "arc_agents_present_check";
     let finding = match cluster.installed().await {
-        Ok(Some(there)) if there.cluster_id.eq_ignore_ascii_case(id.as_str()) => return Some(there.namespace),
+        Ok(Some(there)) if is_same(&there.cluster_id, id.as_str()) => return Some(there.namespace),
         Ok(Some(there)) => {
             let (group, name) = group_and_name(&there.cluster_id);
             let said = format!("the agents in this cluster are those of {name} in resource group {group}");
@@ -324,6 +376,30 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn address_form_of_the_users_context_decides() {
+        let id =
+            ResourceId::parse("/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c")
+                .unwrap();
+        let no = |form, why: &str| (form, Err(why.to_owned()));
+        let tried = [
+            no(AddressForm::Name, "another certificate"),
+            (AddressForm::Path, Ok(())),
+            no(AddressForm::Host, "no domain"),
+        ];
+        let used = |form| [("prod".to_owned(), form)];
+        let finding = judge_forms(&tried, &[], &id);
+        assert_eq!(finding.state, State::Passed);
+        assert_eq!(finding.detail, "name does not: another certificate; path works; host does not: no domain");
+        assert_eq!(judge_forms(&tried, &used(AddressForm::Path), &id).state, State::Passed);
+        let finding = judge_forms(&tried, &used(AddressForm::Name), &id);
+        assert_eq!(finding.state, State::Failed);
+        assert!(finding.detail.starts_with("context prod has name; "), "{}", finding.detail);
+        assert_eq!(finding.remedies, ["write the kubeconfig again: towline kubeconfig -n c -g g --address path"]);
+        let none = [no(AddressForm::Path, "refused")];
+        assert_eq!(judge_forms(&none, &[], &id).state, State::Failed);
+    }
 
     #[test]
     fn certificate_that_is_none_or_has_ended_does_not_pass() {
