@@ -38,7 +38,7 @@ use tracing::Instrument as _;
 
 use self::{
     accept::{Faulty, Turn, limit::SIGN_INS_PER_ADDRESS},
-    address::{Address, AddressError, ClusterAddress, Endpoint, ServerName},
+    address::{Address, AddressError, ClusterAddress, Endpoint, LongTarget, ServerName},
     audit::Record,
     authenticate::{Access, AuthenticateError, Credential},
     authorize::Permit,
@@ -356,8 +356,16 @@ fn address(
         return Err(refuse(Kind::Method));
     }
     headers::check(http.version(), http.headers())?;
-    let parsed =
-        address::parse(http.version(), http.method(), http.uri(), http.headers(), &core.names, connection.server_name);
+    let long = http.extensions_mut().remove::<LongTarget>();
+    let parsed = address::parse(
+        http.version(),
+        http.method(),
+        http.uri(),
+        http.headers(),
+        &core.names,
+        connection.server_name,
+        long.as_ref(),
+    );
     let address = parsed.map_err(|error| match error {
         AddressError::Misdirected => refuse(Kind::Misdirected),
         error => refuse(Kind::Address(error)),

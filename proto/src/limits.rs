@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-/// Bytes of one head on the wire. A user with 300 groups has a token of about 40 KB and a request head of the same size.
-pub const HEAD_BYTES: usize = 160 * 1024;
+/// Bytes of one head on the wire, without a long target. A user with 300 groups has a token of about 40 KB and a request head
+/// of the same size; a target comes on top.
+pub const HEAD_BYTES: usize = 192 * 1024;
 /// Bytes of all header names and values of a user's request or an answer: what HTTP/1.1 and HTTP/2 listeners accept.
 pub const HEADER_LIST_BYTES: usize = 128 * 1024;
 /// Headers in one head: 300 `Impersonate-Group` lines and what else a client sends. hyper's default is 100.
@@ -14,7 +15,7 @@ pub const HEADER_COUNT: usize = 1024;
 pub const USER_FRAME_BYTES: u32 = 64 * 1024;
 /// What is announced to users over HTTP/2 as the longest header list. Well above what is taken: the library's own 431 names
 /// no limit, and it counts 32 bytes more for each header.
-pub const USER_HEADER_LIST_BYTES: u32 = 8 * HEADER_LIST_BYTES as u32;
+pub const USER_HEADER_LIST_BYTES: u32 = 10 * HEADER_LIST_BYTES as u32;
 /// The smallest `SETTINGS_MAX_FRAME_SIZE` (RFC 9113 section 6.5.2), which many clients stay at.
 const SMALL_FRAME_BYTES: u32 = 16 * 1024;
 /// Bytes beside names and values of a head that HPACK takes at the most, without Huffman codes: one byte of kind and two
@@ -23,7 +24,7 @@ const HEAD_OVERHEAD_BYTES: u32 = 8 * HEADER_COUNT as u32;
 // A head at the limits, in the smallest frames, must arrive, and twice as much, so that the answer is a 431 of ours.
 const _: () = assert!(
     user_head_frames(USER_FRAME_BYTES, USER_HEADER_LIST_BYTES) * SMALL_FRAME_BYTES
-        >= 2 * (HEADER_LIST_BYTES + TARGET_BYTES) as u32 + HEAD_OVERHEAD_BYTES
+        >= 2 * (HEADER_LIST_BYTES + PLAIN_TARGET_BYTES) as u32 + HEAD_OVERHEAD_BYTES
 );
 
 /// How many frames a head may have before the h2 crate ends the connection (`calc_max_continuation_frames`, against
@@ -34,8 +35,18 @@ const fn user_head_frames(frame: u32, list: u32) -> u32 {
     let between = full + full / 4;
     2 + if between > 5 { between } else { 5 }
 }
-/// Bytes of a request target.
-pub const TARGET_BYTES: usize = 32 * 1024;
+/// Bytes of a request target: an apiserver takes a head of 1 MiB (`net/http.DefaultMaxHeaderBytes`).
+pub const TARGET_BYTES: usize = 1024 * 1024;
+/// Bytes of a request target that crate http, and so hyper and h2, can express (`http::Uri`). A longer one travels beside the
+/// head that these see; over HTTP/2 there is none, and none has a longer path.
+pub const PLAIN_TARGET_BYTES: usize = u16::MAX as usize - 1;
+/// Bytes of a request's head on the wire, with the longest target.
+pub const REQUEST_HEAD_BYTES: usize = HEAD_BYTES + TARGET_BYTES;
+/// Requests with a target over [`PLAIN_TARGET_BYTES`] at once: at the gateway in all, and at the agent on one tunnel. Each
+/// is held until its answer begins.
+pub const LONG_TARGETS: u32 = 64;
+/// The same at the gateway from one address.
+pub const LONG_TARGETS_PER_ADDRESS: u32 = 8;
 /// Bytes of a hello or control message.
 pub const CONTROL_BYTES: usize = 64 * 1024;
 /// Streams open at once on one tunnel, in both directions together. quinn's default is 100.
@@ -70,12 +81,15 @@ pub const HEADS_QUEUED_BYTES: usize = 1024 * 1024;
 pub const PARKED_STREAMS: usize = 2;
 /// How long the hello may take from the first byte to the last.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(10);
-/// Heads of streams that the gateway opened that the agent reads at once; each may hold [`HEAD_BYTES`] and a chunk.
+/// Heads of streams that the gateway opened that the agent reads at once; each may hold [`HEAD_BYTES`] and a chunk,
+/// [`LONG_TARGETS`] of them [`REQUEST_HEAD_BYTES`].
 pub const HEADS_AT_AGENT: usize = 512;
 /// Heads of streams that the agent opened that the gateway reads at once: its own exchanges. There are many agents.
 pub const HEADS_AT_GATEWAY: usize = 16;
 /// How long a stream's head may take to arrive once the stream exists.
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+/// The same for a head over [`HEAD_BYTES`]: a mebibyte takes 17 s at 500 kbit/s.
+pub const LONG_HEAD_DEADLINE: Duration = Duration::from_secs(60);
 /// Reset streams that one HTTP/2 connection between hops remembers, about 400 bytes each; reset streams that it has not accepted
 /// yet, for all that are open may be cancelled at once and h2's own 20 end the connection; and frames in the connection's life
 /// that h2 answers as errors, of which its own 1,024 end it. Without a bound it is open to rapid reset (CVE-2023-44487).

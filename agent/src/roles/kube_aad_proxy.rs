@@ -8,6 +8,7 @@ pub mod dial;
 pub mod exchange;
 pub mod impersonate;
 pub mod review;
+pub mod target;
 
 use std::{
     pin::Pin,

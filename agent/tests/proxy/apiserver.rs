@@ -200,11 +200,14 @@ async fn serve(mut stream: TlsStream<TcpStream>, number: usize, script: &Script,
 
 /// The next request's head, whole; `buffer` keeps what came behind it.
 pub async fn read_head(stream: &mut TlsStream<TcpStream>, buffer: &mut Vec<u8>) -> Option<Vec<u8>> {
+    let mut seen = 0usize;
     loop {
-        if let Some(end) = buffer.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+        let from = seen.saturating_sub(3);
+        if let Some(end) = buffer[from..].windows(4).position(|bytes| bytes == b"\r\n\r\n").map(|at| from + at) {
             let rest = buffer.split_off(end + 4);
             return Some(std::mem::replace(buffer, rest));
         }
+        seen = buffer.len();
         if stream.read_buf(buffer).await.ok()? == 0 {
             return None;
         }

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use proto::{
+    limits,
     transport::{MessageError, StreamError},
     wire::close::StreamCode,
 };
@@ -20,6 +21,54 @@ const LONG: Duration = Duration::from_secs(20);
 
 async fn ok() -> Apiserver {
     Apiserver::start(|_| vec![Act::Ok("fine")]).await
+}
+
+/// The HTTP library expresses 65,534 bytes; `kubectl exec` and selectors have more.
+#[tokio::test]
+async fn target_of_a_mebibyte_arrives_byte_for_byte() {
+    let apiserver = ok().await;
+    let harness = Harness::new(apiserver.access()).await;
+    let jane = harness.jane();
+    let credential = [("authorization", jane.as_str())];
+    for bytes in [40_000, 65_534, 65_535, 200_000, 1_000_000, limits::TARGET_BYTES] {
+        let target = format!("/api/v1/pods?labelSelector=a%20in%20(b{}", "%2Cb".repeat(bytes / 4));
+        let target = &target[..bytes];
+        let sent = apiserver.requests().len();
+        assert_eq!(harness.get(target, &[]).await.status, 200, "{bytes}");
+        let post = [&credential[..], &[("content-length", "4")]].concat();
+        let answer = harness.send(&head("POST", target, &post), b"body").await;
+        assert_eq!((answer.status, answer.body.as_str()), (200, "fine"), "{bytes}");
+        let raw = &apiserver.requests()[sent..];
+        assert!(raw[0].starts_with(&format!("GET {target} HTTP/1.1\r\n")), "{bytes}");
+        assert!(
+            raw[1].starts_with(&format!("POST {target} HTTP/1.1\r\n")) && raw[1].ends_with("\r\n\r\nbody"),
+            "{bytes}"
+        );
+        assert_eq!((lines(&raw[0], "impersonate-user"), lines(&raw[0], "host").len()), (vec!["jane"], 1));
+    }
+    // A connection that carried a long target is not used again.
+    let long = &apiserver.connections()[4..];
+    assert!(long.iter().enumerate().all(|(at, one)| !long[..at].contains(one)), "{long:?}");
+}
+
+/// Nothing of what it held is held after its answer has begun.
+#[tokio::test]
+async fn long_targets_on_a_tunnel_are_bounded_and_their_places_given_back() {
+    let apiserver =
+        Apiserver::start(|head| if head.starts_with("GET") { vec![Act::Hang] } else { vec![Act::Ok("fine")] }).await;
+    let harness = Harness::with(apiserver.access(), Duration::from_secs(3600), 128).await;
+    let target = format!("/a?{}", "b".repeat(70_000));
+    let jane = harness.jane();
+    let credential = [("authorization", jane.as_str())];
+    let mut held = Vec::new();
+    for _ in 0..limits::LONG_TARGETS {
+        let mut stream = harness.open(&head("GET", &target, &credential)).await;
+        let _ = stream.send.finish();
+        held.push(stream);
+    }
+    apiserver.until(|seen| seen.heads == limits::LONG_TARGETS as usize).await;
+    // All are with the apiserver, so that their memory is free again, though none is answered.
+    assert_eq!(harness.send(&head("POST", &target, &credential), b"").await.status, 200);
 }
 
 #[tokio::test]

@@ -33,6 +33,20 @@ async fn t9_bytes_glued_to_the_101_arrive_and_half_close_is_kept() {
     assert!(lines(raw, "transfer-encoding").is_empty() && lines(raw, "content-length").is_empty(), "lesson 23: {raw}");
 }
 
+/// `kubectl exec` with an argument of 200 KB.
+#[tokio::test]
+async fn upgrade_with_a_long_target_is_byte_true() {
+    let apiserver = Apiserver::start(|_| vec![Act::write(&format!("{SWITCH}glued")), Act::Echo]).await;
+    let harness = Harness::new(apiserver.access()).await;
+    let target = format!("/exec?command=echo&command={}", "x%0A".repeat(50_000));
+    let (head, mut stream) = harness.upgrade(&target, "SPDY/3.1", &[]).await;
+    assert_eq!(head.status, 101);
+    stream.send.send(Bytes::from_static(b"POST / hello")).await.unwrap();
+    stream.send.finish().unwrap();
+    assert_eq!(rest(&mut stream.recv).await, ("gluedPOST / hello".to_owned(), Ok(())));
+    assert!(apiserver.requests()[0].starts_with(&format!("POST {target} HTTP/1.1\r\n")));
+}
+
 #[tokio::test]
 async fn cve_2018_1002105_a_refused_upgrade_is_an_answer_and_opens_nothing() {
     for status in ["400 Bad Request", "403 Forbidden", "200 OK", "501 Not Implemented"] {

@@ -37,14 +37,14 @@ pub use self::framing::{Faulty, Turn};
 use self::{
     cut::{Streams, cuttable},
     flood::Frames,
-    framing::{Framing, InTurn, Notes, Timeouts},
+    framing::{Framing, InTurn, Note, Notes, Timeouts},
     limit::{Admission, Unread},
     linger::Linger,
     refused::Cause,
 };
 use super::{
     Connection,
-    address::ServerName,
+    address::{LongTarget, ServerName},
     authenticate::{Access, Holder, Proof},
     respond::Body,
 };
@@ -216,14 +216,23 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     let notes = Notes::default();
     let limits = core.limits();
     let timeouts = Timeouts { head: limits.header_timeout, answer: limits.answer_timeout };
-    let io = TokioIo::new(Framing::new(Linger::new(stream), notes.clone(), timeouts));
+    let long = core.admissions.long_targets(connection.peer.ip());
+    let io = TokioIo::new(Framing::new(Linger::new(stream), notes.clone(), timeouts, long));
     let shown = Arc::clone(&connection);
     let service = {
         let core = Arc::clone(&core);
         service_fn(move |request: Request<Incoming>| {
-            let (turn, fault) = notes.next();
+            let (turn, note) = notes.next();
             let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
-            let (fault, request) = (fault.map(Box::new), Box::new(request));
+            let mut request = Box::new(request);
+            let fault = match note {
+                Note::Fine => None,
+                Note::Faulty(faulty) => Some(Box::new(faulty)),
+                Note::Long(target) => {
+                    request.extensions_mut().insert(LongTarget(target));
+                    None
+                }
+            };
             async move {
                 let response = Box::pin(super::serve(core, connection, Some((&turn, fault)), request)).await;
                 let own = matches!(response.body(), Body::Full(_));

@@ -102,6 +102,10 @@ pub struct ClusterAddress {
     pub form: Form,
 }
 
+/// A whole target that is longer than the HTTP library takes, which sees its path alone.
+#[derive(Debug, Clone)]
+pub struct LongTarget(pub Bytes);
+
 /// How the path that the user sent relates to [`ClusterAddress::target`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
@@ -141,8 +145,13 @@ pub enum AddressError {
     /// Not `/...`.
     #[error("the request target must be a path")]
     Target,
-    /// Longer than [`proto::limits::TARGET_BYTES`].
-    #[error("the request target is longer than 32768 bytes")]
+    /// Longer than [`proto::limits::TARGET_BYTES`], or where only clusters take more than
+    /// [`proto::limits::PLAIN_TARGET_BYTES`].
+    #[error(
+        "the request target is longer than {} bytes, or its path, or anything over HTTP/2, than {}",
+        proto::limits::TARGET_BYTES,
+        proto::limits::PLAIN_TARGET_BYTES
+    )]
     TooLong,
     /// `.` or `..`, plain or encoded.
     #[error("the path has a segment . or .., possibly percent-encoded; clean the path before sending it")]
@@ -174,11 +183,15 @@ pub fn parse(
     headers: &HeaderMap,
     names: &Names,
     server_name: ServerName,
+    long: Option<&LongTarget>,
 ) -> Result<Address, AddressError> {
     let host = host(version, uri, headers)?;
     let by_host = names.domain.as_deref().and_then(|domain| host_key(&host, domain));
     let bound = bound_to(&host, by_host, names, server_name)?;
-    let target = uri.path_and_query().map_or("/", |pq| pq.as_str());
+    let target = match long {
+        Some(LongTarget(long)) => std::str::from_utf8(long).map_err(|_| AddressError::Target)?,
+        None => uri.path_and_query().map_or("/", |pq| pq.as_str()),
+    };
     if target.len() > proto::limits::TARGET_BYTES {
         return Err(AddressError::TooLong);
     }
@@ -189,8 +202,13 @@ pub fn parse(
     let (path, query) = target.split_once('?').map_or((&*target, None), |(path, query)| (path, Some(query)));
     let decoded = decode(path)?;
 
+    // From here on, byte for byte; a long one is not copied.
+    let target_from = |from: usize| match long {
+        Some(LongTarget(long)) => long.slice(from..),
+        None => Bytes::copy_from_slice(&target.as_bytes()[from..]),
+    };
     if let Some(key) = bound.or(by_host) {
-        let target = Bytes::copy_from_slice(target.as_bytes());
+        let target = target_from(0);
         return Ok(Address::Cluster(Box::new(ClusterAddress {
             key,
             endpoint: endpoint(method, &decoded, query),
@@ -205,7 +223,7 @@ pub fn parse(
         }
         let rest = &target[1 + first.len()..];
         let (target, form) = if rest.starts_with('/') {
-            (Bytes::copy_from_slice(rest.as_bytes()), Form::Path)
+            (target_from(1 + first.len()), Form::Path)
         } else {
             (Bytes::from(format!("/{rest}")), Form::BarePath)
         };
@@ -217,6 +235,9 @@ pub fn parse(
             target,
             form,
         })));
+    }
+    if long.is_some() {
+        return Err(AddressError::TooLong);
     }
     let normal = decoded.trim_start_matches('/').split('/').next().unwrap_or_default().to_ascii_lowercase();
     if ClusterKey::from_hex(normal.as_bytes()).is_some() {

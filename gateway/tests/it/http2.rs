@@ -49,6 +49,18 @@ async fn what_http1_refuses_is_refused_over_http2() {
 }
 
 #[tokio::test]
+async fn target_of_64_kilobytes_arrives_over_http2() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut sender = client(&world).await.ready().await.unwrap();
+    let room = proto::limits::PLAIN_TARGET_BYTES - at("a", "/x?a=").len() - "https://localhost".len();
+    let target = format!("/x?a={}", "b".repeat(room));
+    let (_response, _) = sender.send_request(request(&at("a", &target), &token).body(()).unwrap(), true).unwrap();
+    assert!(agent.next().await.head.target == target.as_bytes());
+}
+
+#[tokio::test]
 async fn names_of_any_alphabet_and_underscores_arrive_over_http2() {
     let world = World::new().await;
     let agent = world.agent("a").await;

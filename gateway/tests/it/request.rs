@@ -486,6 +486,78 @@ async fn an_answer_that_does_not_begin_in_time_is_504() {
     assert_eq!(world.audit().await[0]["outcome"], "refused");
 }
 
+/// `kubectl exec` with an argument of 40 KB, `kubectl get -l` with 4,000 names, and as much as an apiserver takes.
+#[tokio::test]
+async fn target_of_a_mebibyte_arrives_and_a_longer_one_is_414() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let room = proto::limits::TARGET_BYTES - at("a", "/x?a=").len();
+    let mut user = world.user().await;
+    for bytes in [40_000, 65_534 - 80, 65_534, 200_000, 1_000_000, room] {
+        let target = format!("/x?a={}", "b%2C".repeat(bytes / 4));
+        user.send(get(&at("a", &target), &token, "")).await;
+        let arrived = agent.next().await;
+        assert!(arrived.head.target == target.as_bytes(), "{bytes}");
+        arrived.answer(200, &[], "").await;
+        assert_eq!(user.answer().await.status, 200);
+    }
+    world.quiet().await;
+    for record in world.audit().await {
+        assert!(record["path"] == "/x" && record.to_string().len() < 4096, "no query in a record");
+    }
+    for target in [format!("/x?a={}", "b".repeat(1_100_000)), format!("/{}?a", "x".repeat(70_000))] {
+        let mut user = world.user().await;
+        user.send(get(&at("a", &target), &token, "")).await;
+        let answer = user.answer().await;
+        assert_eq!((answer.status, answer.json()["reason"].as_str()), (414, Some("RequestURITooLong")));
+        assert!(answer.text().contains("1048576 bytes"), "{}", answer.text());
+    }
+    agent.nothing().await;
+}
+
+/// What the gateway answers itself reads no target that the HTTP library does not take.
+#[tokio::test]
+async fn long_target_is_for_clusters_alone() {
+    let world = World::new().await;
+    for path in ["/", "/.towline/addresses", "/subscriptions/s", "/nowhere"] {
+        let mut user = world.user().await;
+        user.send(get(&format!("{path}?a={}", "b".repeat(100_000)), "x", "")).await;
+        assert_eq!(user.answer().await.status, 414, "{path}");
+    }
+}
+
+/// Each long target holds its place until its answer begins, whoever sent it.
+#[tokio::test]
+async fn long_targets_at_once_are_429_beyond_their_bound() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let long = get(&at("a", &format!("/x?a={}", "b".repeat(100_000))), &token, "");
+    let (mut users, mut arrived) = (Vec::new(), Vec::new());
+    let refused = loop {
+        assert!(users.len() <= proto::limits::LONG_TARGETS_PER_ADDRESS as usize, "they are bounded");
+        let mut user = world.user().await;
+        user.send(long.clone()).await;
+        tokio::select! {
+            request = agent.next() => arrived.push(request),
+            answer = user.answer() => break answer,
+        }
+        users.push(user);
+    };
+    assert_eq!((refused.status, refused.json()["reason"].as_str()), (429, Some("TooManyRequests")));
+    assert!(refused.text().contains("long request targets at once"), "{}", refused.text());
+    let mut other = world.user().await;
+    other.send(get(&at("a", "/short"), &token, "")).await;
+    agent.next().await.answer(200, &[], "").await;
+    assert_eq!(other.answer().await.status, 200, "others are not held up");
+    arrived.pop().unwrap().answer(200, &[], "").await;
+    assert_eq!(users.pop().unwrap().answer().await.status, 200);
+    other.send(long).await;
+    agent.next().await.answer(200, &[], "").await;
+    assert_eq!(other.answer().await.status, 200, "a place was given back");
+}
+
 /// `printf 'GET ...' | nc -N` got no answer: the end of the user's side was taken for their going away.
 #[tokio::test]
 async fn a_user_who_half_closes_behind_a_request_gets_the_answer() {

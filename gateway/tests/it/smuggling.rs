@@ -105,9 +105,9 @@ async fn garbage_is_answered_with_a_status_and_recorded() {
     let world = World::new().await;
     let token = world.token("ann", "a");
     let target = at("a", "/x");
-    let long = format!("GET {} HTTP/1.1\r\n", at("a", &"x".repeat(40_000)));
+    let long = format!("GET {} HTTP/1.1\r\n", at("a", &"x".repeat(70_000)));
     let many = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "a: b\r\n".repeat(2000));
-    let large = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\na: {}", "b".repeat(200_000));
+    let large = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\na: {}", "b".repeat(250_000));
     let (strange, fragment) = (format!("{target}<b>"), format!("{target}#y"));
     let cases = [
         ("\x16\x03\x01\x02".to_owned(), 400, "", "HTTP/1.1"),
@@ -115,7 +115,7 @@ async fn garbage_is_answered_with_a_status_and_recorded() {
         (format!("SECRET {token}\r\n"), 400, "", "HTTP/1.1"),
         (format!("GET {strange} HTTP/1.1\r\n"), 400, &strange, "percent-encoded"),
         (format!("GET {fragment} HTTP/1.1\r\n"), 400, &fragment, "fragment"),
-        (long.clone(), 414, &long[4..1028], "32768"),
+        (long.clone(), 414, &long[4..1028], "1048576"),
         (many, 431, &target, "headers of 1024"),
         (large, 431, &target, "header bytes of 131072"),
     ];

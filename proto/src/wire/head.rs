@@ -84,7 +84,8 @@ impl RequestHead {
         if let Some(value) = &self.user_address {
             writer.extension(EXT_USER_ADDRESS, value);
         }
-        bounded(writer.finish())
+        let long = self.target.len() > limits::PLAIN_TARGET_BYTES;
+        bounded(writer.finish(), if long { limits::REQUEST_HEAD_BYTES } else { limits::HEAD_BYTES })
     }
 
     /// Decodes a message given without its length prefix.
@@ -98,6 +99,10 @@ impl RequestHead {
         let method = Method::from_bytes(&method).map_err(|_| WireError::Field("method"))?;
         let target = reader.bytes("target")?;
         check_target(&target)?;
+        if target.len() > limits::PLAIN_TARGET_BYTES {
+            // Headers may be kept for longer than a long target, whose memory must not be kept with them.
+            reader.detach();
+        }
         let headers = read_headers(&mut reader)?;
         let (mut deadline_ms, mut traceparent, mut user_address) = (None, None, None);
         reader.extensions(|tag, value| {
@@ -124,7 +129,7 @@ impl ResponseHead {
         if let Some(stage) = &self.refused_by {
             writer.extension(EXT_REFUSED_BY, stage);
         }
-        bounded(writer.finish())
+        bounded(writer.finish(), limits::HEAD_BYTES)
     }
 
     /// Decodes a message given without its length prefix.
@@ -197,9 +202,9 @@ static NOT_CARRIED: [HeaderName; 7] = [
 static SENSITIVE: [HeaderName; 4] =
     [header::AUTHORIZATION, header::COOKIE, header::SET_COOKIE, header::SEC_WEBSOCKET_PROTOCOL];
 
-fn bounded(message: BytesMut) -> Result<BytesMut, WireError> {
+fn bounded(message: BytesMut, limit: usize) -> Result<BytesMut, WireError> {
     let got = message.len() - LENGTH_BYTES;
-    if got > limits::HEAD_BYTES { Err(WireError::TooLong { got, limit: limits::HEAD_BYTES }) } else { Ok(message) }
+    if got > limit { Err(WireError::TooLong { got, limit }) } else { Ok(message) }
 }
 
 /// Origin form, as it goes into a request line. A `#` would be taken for the beginning of a fragment by some and for a

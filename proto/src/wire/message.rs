@@ -133,6 +133,11 @@ impl Reader {
         }
     }
 
+    /// Copies what is left, so that it no longer shares the memory of what was read.
+    pub fn detach(&mut self) {
+        self.rest = Bytes::copy_from_slice(&self.rest);
+    }
+
     /// How many bytes are left: a count that needs more than these is a lie, and nothing is allocated for it.
     pub fn left(&self) -> usize {
         self.rest.len()

@@ -353,6 +353,20 @@ fn a_user_with_300_groups_fits_and_what_does_not_fit_names_its_limit() {
     assert!(matches!(long.encode(), Err(WireError::OverLimit { limit: limits::TARGET_BYTES, .. })));
 }
 
+/// Headers outlive the target that they came with.
+#[test]
+fn head_with_a_long_target_is_read_and_its_headers_stand_alone() {
+    let mut long = request();
+    long.target = Bytes::from([b"/?".as_slice(), &vec![b'a'; limits::TARGET_BYTES - 2]].concat());
+    let message = long.encode().unwrap().freeze().slice(LENGTH_BYTES..);
+    assert!(message.len() <= limits::REQUEST_HEAD_BYTES);
+    let memory = message.as_ptr_range();
+    let read = RequestHead::decode(message.clone()).unwrap();
+    assert!(read == long);
+    assert!(memory.contains(&read.target.as_ptr()), "the target is not copied");
+    assert!(read.headers.values().all(|value| !memory.contains(&value.as_bytes().as_ptr())));
+}
+
 /// A request head as a hostile peer may write it.
 fn raw_request(method: &[u8], target: &[u8], headers: &[(&[u8], &[u8])]) -> Result<RequestHead, WireError> {
     let mut writer = Writer::begin(BytesMut::new(), super::head::REQUEST);

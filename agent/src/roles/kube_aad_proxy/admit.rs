@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use proto::{exchange, kubernetes::percent_decode, limits, token, wire::head::RequestHead};
 use secrecy::SecretString;
 
-use super::Refusal;
+use super::{Refusal, target::Target};
 
 /// The stage's name in logs, metrics and refusals.
 pub const STAGE: &str = "admit";
@@ -57,7 +57,7 @@ pub struct Admitted {
     /// The method.
     pub method: Method,
     /// Path and query, byte for byte as received.
-    pub target: PathAndQuery,
+    pub target: Target,
     /// Headers that may go to the apiserver: no credential, no identity, nothing hop-by-hop.
     pub headers: HeaderMap,
     /// `SPDY/3.1` or `websocket`, as written by the client.
@@ -218,14 +218,13 @@ impl Sorted {
 
 /// Only a path and a query, in bytes that HTTP allows there. Dot segments, however spelled, are refused: a client never
 /// sends them, and what authorises and what serves a request could read them differently (attack 4.4).
-fn admit_target(target: Bytes) -> Result<PathAndQuery, Refusal> {
+fn admit_target(target: Bytes) -> Result<Target, Refusal> {
+    let too_long = |what: &str, bytes: usize| {
+        let message = format!("the request's {what} is longer than {bytes} bytes");
+        Refusal::new(STAGE, StatusCode::URI_TOO_LONG, "RequestURITooLong", message)
+    };
     if target.len() > limits::TARGET_BYTES {
-        return Err(Refusal::new(
-            STAGE,
-            StatusCode::URI_TOO_LONG,
-            "RequestURITooLong",
-            format!("the request target is longer than {} bytes", limits::TARGET_BYTES),
-        ));
+        return Err(too_long("target", limits::TARGET_BYTES));
     }
     if target.first() != Some(&b'/') {
         return Err(refuse("the request target must be a path"));
@@ -235,6 +234,9 @@ fn admit_target(target: Bytes) -> Result<PathAndQuery, Refusal> {
     }
     let path_end = target.iter().position(|b| *b == b'?').unwrap_or(target.len());
     let path = &target[..path_end];
+    if path.len() > limits::PLAIN_TARGET_BYTES {
+        return Err(too_long("path", limits::PLAIN_TARGET_BYTES));
+    }
     if path.contains(&b'\\') {
         return Err(refuse("the path has a backslash"));
     }
@@ -245,11 +247,7 @@ fn admit_target(target: Bytes) -> Result<PathAndQuery, Refusal> {
     if decoded.split(|b| matches!(b, b'/' | b'\\')).any(|segment| segment == b"." || segment == b"..") {
         return Err(refuse("the path has a dot segment"));
     }
-    let kept = target.clone();
-    let parsed = PathAndQuery::from_maybe_shared(target)
-        .map_err(|_| refuse("the request target has characters that are not allowed in it"))?;
-    // Whatever a parser makes of it, what is sent is what was received.
-    if parsed.as_str().as_bytes() != kept { Err(refuse("the request target is ambiguous")) } else { Ok(parsed) }
+    Target::new(target).ok_or_else(|| refuse("the request target has characters that are not allowed in it"))
 }
 
 fn within_limits(headers: &HeaderMap) -> Result<(), Refusal> {

@@ -15,6 +15,7 @@
 pub mod access;
 pub mod body;
 mod connect;
+mod long;
 mod pool;
 mod redirect;
 pub mod socks;
@@ -22,10 +23,14 @@ mod tasks;
 
 use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
-use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header, uri};
+use http::{
+    HeaderMap, HeaderValue, Request, Response, Uri, Version, header,
+    uri::{self, PathAndQuery},
+};
 use hyper::body::Incoming;
 use proto::{
     exchange::{Room, was_not_processed},
+    limits,
     process::TaskGroup,
 };
 use tokio::{sync::oneshot, time::Instant};
@@ -36,7 +41,7 @@ use self::{
     connect::{Connector, Told},
     pool::{Http1, LIFE_MAX, Lease, List, Pace, Pool, Sender},
 };
-use super::impersonate::UpstreamHead;
+use super::{impersonate::UpstreamHead, target::Target};
 
 /// How long others wait for a dial before the next of them dials too: one backend of the apiserver that does not answer must not
 /// hold up what another would take (lesson 1). A handshake in a cluster takes a few milliseconds; at most 60 dials hang at once.
@@ -64,6 +69,9 @@ pub enum DialError {
     /// The request cannot be written.
     #[error("the request cannot be written")]
     Request(#[source] http::Error),
+    /// The path of the kubeconfig's server and the request's target are longer together than a target may be.
+    #[error("the request's target is too long with the path of the kubeconfig's server")]
+    TooLong,
     /// The apiserver did not process the request, and more of its body was sent than is kept to be sent again.
     #[error("the apiserver did not process the request, whose body cannot be sent again")]
     NotProcessed(#[source] Option<hyper::Error>),
@@ -125,6 +133,10 @@ impl Apiserver {
     ) -> impl Future<Output = Result<Response<AnswerBody>, DialError>> {
         async move {
             self.authorize(head).await?;
+            if self.is_long(head) {
+                // In a box: seldom.
+                return Box::pin(self.send_long(head, outgoing)).await;
+            }
             let repeatable = head.method().is_safe() && outgoing.is_empty();
             let pace = Pace::of(head, repeatable);
             let (mut kept_too, mut last) = (true, None);
@@ -187,12 +199,42 @@ impl Apiserver {
     pub async fn upgrade(&self, head: &mut UpstreamHead) -> Result<Response<Incoming>, DialError> {
         self.authorize(head).await?;
         let tls = self.connector.tls(true, head.needs_own_credential()).await?;
-        let mut send = self.connector.http1(tls).await?;
+        let mut send = match self.target(head)? {
+            Target::Plain(_) => self.connector.http1(tls).await?,
+            Target::Long(target) => self.connector.http1_long(tls, head.method(), *target).await?,
+        };
         let request = self.request(head, Version::HTTP_11, RequestBody::empty())?;
+        head.forget_target();
         send.try_send_request(request).await.map_err(|err| match err.message() {
             Some(_) => DialError::Attempts(Some(err.into_error())),
             None => DialError::Broken(err.into_error()),
         })
+    }
+
+    /// Sends a plain request with a long target, on a connection that is not used again.
+    async fn send_long(&self, head: &mut UpstreamHead, outgoing: &Outgoing) -> Result<Response<AnswerBody>, DialError> {
+        let Target::Long(target) = self.target(head)? else { return Err(DialError::TooLong) };
+        let tls = self.connector.tls(true, head.needs_own_credential()).await?;
+        let mut send = self.connector.http1_long(tls, head.method(), *target).await?;
+        let Some(body) = outgoing.send() else { return Err(DialError::NotProcessed(None)) };
+        let request = self.request(head, Version::HTTP_11, body)?;
+        head.forget_target();
+        let answer = send.try_send_request(request).await.map_err(|err| match err.message() {
+            Some(_) => DialError::Attempts(Some(err.into_error())),
+            None => DialError::Broken(err.into_error()),
+        })?;
+        outgoing.release();
+        Ok(answer.map(AnswerBody::alone))
+    }
+
+    /// Whether the target is longer than the HTTP library takes, as the apiserver's address has it.
+    fn is_long(&self, head: &UpstreamHead) -> bool {
+        head.target().length() + self.access().prefix().len() > limits::PLAIN_TARGET_BYTES
+    }
+
+    /// As the apiserver's address has it.
+    fn target(&self, head: &UpstreamHead) -> Result<Target, DialError> {
+        head.target().below(self.access().prefix()).ok_or(DialError::TooLong)
     }
 
     /// Writes the agent's own credential, where it goes with the request.
@@ -212,7 +254,10 @@ impl Apiserver {
         body: RequestBody,
     ) -> Result<Request<RequestBody>, DialError> {
         let mut uri = uri::Parts::default();
-        uri.path_and_query = Some(self.connector.access.target(head.target()).map_err(DialError::Request)?);
+        uri.path_and_query = Some(match self.target(head)? {
+            Target::Plain(target) => target,
+            Target::Long(_) => PathAndQuery::from_static(long::STAND_IN),
+        });
         if version == Version::HTTP_2 {
             uri.scheme = Some(uri::Scheme::HTTPS);
             uri.authority = Some(self.connector.authority.clone());

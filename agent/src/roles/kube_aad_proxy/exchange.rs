@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
@@ -395,6 +395,10 @@ fn refuse_dial(err: DialError) -> Refusal {
              sent for the agent to send it again; nothing was done, try again",
         )
         .because(detail),
+        DialError::TooLong => {
+            let message = "the request target is too long with the path of the kubeconfig's server before it";
+            Refusal::new("dial", StatusCode::URI_TOO_LONG, "RequestURITooLong", message).because(detail)
+        }
         DialError::Request(_) => Refusal::bad_request("dial", "the request cannot be written").because(detail),
         DialError::Broken(_) => {
             Refusal::new("dial", StatusCode::BAD_GATEWAY, "InternalError", "the apiserver broke off before it answered")

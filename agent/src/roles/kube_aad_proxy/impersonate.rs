@@ -20,6 +20,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::{
     Refusal,
     admit::{Admitted, Asked, is_plain_name},
+    target::Target,
 };
 use crate::config;
 
@@ -238,7 +239,7 @@ impl Principal {
 #[derive(Debug, Clone)]
 pub struct UpstreamHead {
     method: Method,
-    target: PathAndQuery,
+    target: Target,
     headers: HeaderMap,
     upgrade: bool,
     own_credential: bool,
@@ -292,7 +293,7 @@ impl UpstreamHead {
             headers.insert(USER, HeaderValue::from_static(PROBE_USER));
             headers.insert(PROBE, HeaderValue::from_static(PROBE_VALUE));
         }
-        let target = PathAndQuery::from_static(review.path());
+        let target = Target::Plain(PathAndQuery::from_static(review.path()));
         Self { method: Method::POST, target, headers, upgrade: false, own_credential: true }
     }
 
@@ -302,8 +303,15 @@ impl UpstreamHead {
     }
 
     /// Path and query.
-    pub fn target(&self) -> &PathAndQuery {
+    pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// A long target is on its way and needed no more: such a request is sent once.
+    pub(super) fn forget_target(&mut self) {
+        if matches!(self.target, Target::Long(_)) {
+            self.target = Target::Plain(PathAndQuery::from_static("/"));
+        }
     }
 
     /// With the agent's own credential, of which there is no other.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, StatusCode, uri::PathAndQuery};
+use http::{Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use proto::kubernetes::RequestInfo;
 use serde_json::{Value, json};
@@ -25,6 +25,7 @@ use super::{
     admit::Asked,
     dial::{Apiserver, body::Outgoing},
     impersonate::{Names, PROBE_EXTRA, PROBE_USER, PROBE_VALUE, Review, Subject, UpstreamHead, account_of},
+    target::Target,
 };
 
 /// The stage's name in logs, metrics and refusals.
@@ -137,7 +138,7 @@ pub struct Asking<'a> {
     /// The request's method.
     pub method: &'a Method,
     /// Its path and query.
-    pub target: &'a PathAndQuery,
+    pub target: &'a Target,
     /// When the answer must be there.
     pub deadline: Instant,
 }

@@ -28,8 +28,9 @@ use tokio::{
 use self::head::Head;
 pub use self::{
     head::{Fault, Faulty, HEAD_BYTES},
-    notes::{InTurn, Notes, Turn},
+    notes::{InTurn, Note, Notes, Turn},
 };
+use super::limit::{Admission, LongTargets};
 
 /// What the library reads in the place of a faulty head.
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: faulty\r\nconnection: close\r\n\r\n";
@@ -95,13 +96,30 @@ pub struct Framing<T> {
     head_deadline: Option<Pin<Box<Sleep>>>,
     answer_deadline: Option<Pin<Box<Sleep>>>,
     linger: Option<(usize, Pin<Box<Sleep>>)>,
+    long_targets: LongTargets,
+    /// Of the head under way, if its target is long.
+    place: Option<Admission>,
+}
+
+/// A long target, which holds its place for as long as any of its bytes is held.
+struct LongTarget {
+    bytes: Vec<u8>,
+    _place: Admission,
+}
+
+impl AsRef<[u8]> for LongTarget {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl<T> Framing<T> {
     /// Reads from `io`.
-    pub fn new(io: T, notes: Notes, timeouts: Timeouts) -> Self {
+    pub fn new(io: T, notes: Notes, timeouts: Timeouts, long_targets: LongTargets) -> Self {
         Self {
             io,
+            long_targets,
+            place: None,
             notes,
             at: At::Head,
             head: Head::default(),
@@ -142,6 +160,13 @@ impl<T> Framing<T> {
             return (done, done);
         }
         let (taken, end) = self.head.take(&bytes[done..]);
+        if self.head.is_long() && self.place.is_none() && !matches!(end, Some(Err(_))) {
+            self.place = self.long_targets.take();
+            if self.place.is_none() {
+                self.refuse(Fault::LongTargets);
+                return (done, done + taken);
+            }
+        }
         match end {
             Some(Ok(at)) => self.head_ended(at),
             Some(Err(fault)) => self.refuse(fault),
@@ -174,8 +199,13 @@ impl<T> Framing<T> {
     fn head_ended(&mut self, follows: At) {
         self.heads += 1;
         self.head_deadline = None;
-        self.ready = self.head.whole().into();
-        self.notes.lock().faults.push_back(None);
+        let (head, long) = self.head.whole();
+        self.ready = head.into();
+        let note = match (long, self.place.take()) {
+            (Some(bytes), Some(place)) => Note::Long(Bytes::from_owner(LongTarget { bytes, _place: place })),
+            _ => Note::Fine,
+        };
+        self.notes.lock().heads.push_back(note);
         self.at = follows;
     }
 
@@ -186,8 +216,9 @@ impl<T> Framing<T> {
         self.heads += 1;
         self.head_deadline = None;
         self.head = Head::default();
+        self.place = None;
         self.ready = Bytes::from_static(STAND_IN);
-        self.notes.lock().faults.push_back(Some(faulty));
+        self.notes.lock().heads.push_back(Note::Faulty(faulty));
         self.at = At::Cut;
     }
 

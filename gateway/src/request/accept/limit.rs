@@ -10,7 +10,10 @@ use std::{
 };
 
 use dashmap::DashMap;
-use proto::shares::{address, network, share};
+use proto::{
+    limits,
+    shares::{address, network, share},
+};
 
 use crate::config::Limits;
 
@@ -33,6 +36,8 @@ pub const ENROLMENTS_PER_ADDRESS: u32 = 256;
 /// addresses at once get a tenth each, ten get 6 % each and leave 44 %, a hundred leave 7 %, and the last ones go to those
 /// who have none. An address may have this many in any case, until then.
 const SHARE_MIN: u32 = 16;
+/// The same of the few places for long targets.
+const LONG_TARGETS_MIN: u32 = limits::LONG_TARGETS_PER_ADDRESS;
 /// Shares of an address that its network (/24, /48) has.
 const SHARES_OF_NETWORK: u32 = 2;
 
@@ -51,6 +56,7 @@ pub struct Admissions {
     handshakes: Arc<Counts>,
     sign_ins: Arc<Counts>,
     enrolments: Arc<Counts>,
+    long_targets: Arc<Counts>,
     unread: Arc<AtomicU32>,
 }
 
@@ -83,7 +89,22 @@ pub struct Places(Arc<Counts>);
 impl Places {
     /// A place; `None`: there are too many in all, or from this address.
     pub fn take(&self, peer: IpAddr, limit: u32, limit_by_address: u32) -> Option<Admission> {
-        enter(&self.0, peer, limit, limit_by_address)
+        enter(&self.0, peer, limit, limit_by_address, SHARE_MIN)
+    }
+}
+
+/// Places for long request targets, as one connection takes them.
+#[derive(Clone)]
+pub struct LongTargets {
+    counts: Arc<Counts>,
+    peer: IpAddr,
+}
+
+impl LongTargets {
+    /// A place; `None`: there are too many in all, or from this address.
+    pub fn take(&self) -> Option<Admission> {
+        let (limit, by_address) = (limits::LONG_TARGETS, limits::LONG_TARGETS_PER_ADDRESS);
+        enter(&self.counts, self.peer, limit, by_address, LONG_TARGETS_MIN)
     }
 }
 
@@ -110,22 +131,27 @@ impl Admissions {
 
     /// A place for a connection; `None`: too many.
     pub fn connection(&self, peer: IpAddr, limits: &Limits) -> Option<Admission> {
-        enter(&self.connections, peer, self.connections(limits), limits.connections_per_address)
+        enter(&self.connections, peer, self.connections(limits), limits.connections_per_address, SHARE_MIN)
     }
 
     /// A place for a handshake (TLS, hello); `None`: too many.
     pub fn handshake(&self, peer: IpAddr, limits: &Limits) -> Option<Admission> {
-        enter(&self.handshakes, peer, limits.handshakes, limits.handshakes_per_address)
+        enter(&self.handshakes, peer, limits.handshakes, limits.handshakes_per_address, SHARE_MIN)
     }
 
     /// A place for a request to the built-in issuer; `None`: too many.
     pub fn sign_in(&self, peer: IpAddr) -> Option<Admission> {
-        enter(&self.sign_ins, peer, SIGN_INS, SIGN_INS_PER_ADDRESS)
+        enter(&self.sign_ins, peer, SIGN_INS, SIGN_INS_PER_ADDRESS, SHARE_MIN)
     }
 
     /// A place for a request of an agent without a certificate; `None`: too many.
     pub fn enrolment(&self, peer: IpAddr) -> Option<Admission> {
-        enter(&self.enrolments, peer, ENROLMENTS, ENROLMENTS_PER_ADDRESS)
+        enter(&self.enrolments, peer, ENROLMENTS, ENROLMENTS_PER_ADDRESS, SHARE_MIN)
+    }
+
+    /// Places for long request targets of a connection.
+    pub fn long_targets(&self, peer: IpAddr) -> LongTargets {
+        LongTargets { counts: Arc::clone(&self.long_targets), peer }
     }
 
     /// A place for the body of one more answer; `None`: too many wait, and this one goes without.
@@ -137,7 +163,7 @@ impl Admissions {
     }
 }
 
-fn enter(counts: &Arc<Counts>, peer: IpAddr, limit: u32, limit_by_address: u32) -> Option<Admission> {
+fn enter(counts: &Arc<Counts>, peer: IpAddr, limit: u32, limit_by_address: u32, least: u32) -> Option<Admission> {
     let taken = counts.all.fetch_add(1, Ordering::Relaxed);
     // Gives back what it counts, whatever comes.
     let place = Admission { counts: Arc::clone(counts), address: address(peer), network: network(peer) };
@@ -146,7 +172,7 @@ fn enter(counts: &Arc<Counts>, peer: IpAddr, limit: u32, limit_by_address: u32) 
     if taken >= limit {
         return None;
     }
-    let share = share(limit, taken, SHARE_MIN);
+    let share = share(limit, taken, least);
     let shares = if share > 1 { share.saturating_mul(SHARES_OF_NETWORK) } else { share };
     (own <= limit_by_address.min(share) && near <= shares).then_some(place)
 }
@@ -266,6 +292,23 @@ mod tests {
         }
         let unbounded = Admissions::within(None);
         assert_eq!(unbounded.connections(&Limits::default()), 20_000);
+    }
+
+    /// Each holds a mebibyte, and nobody has shown a credential yet.
+    #[test]
+    fn long_targets_are_bounded_in_all_and_no_network_takes_them_all() {
+        let admissions = Admissions::default();
+        let take = |n: u32| admissions.long_targets(IpAddr::from(Ipv4Addr::from(0x0a00_0000 + n))).take();
+        let one: Vec<_> = (0..100).map_while(|_| take(1)).collect();
+        assert!((2..=limits::LONG_TARGETS_PER_ADDRESS as usize).contains(&one.len()), "{}", one.len());
+        let network: Vec<_> = (2..200).filter_map(take).collect();
+        let all = one.len() + network.len();
+        assert!(all <= limits::LONG_TARGETS as usize / 2, "{all}");
+        assert!(take(256).is_some(), "another network");
+        let many: Vec<_> = (1..1000).filter_map(|n| take(n * 256)).collect();
+        assert!(all + many.len() <= limits::LONG_TARGETS as usize);
+        drop((one, network, many));
+        assert_eq!(admissions.long_targets.all.load(Ordering::Relaxed), 0);
     }
 
     /// Many people behind one address of a company must be able to work.

@@ -22,7 +22,7 @@ fn at(host: &str, target: &str) -> Result<Address, AddressError> {
 
 fn on(server_name: ServerName, headers: &HeaderMap, target: &str) -> Result<Address, AddressError> {
     let names = Names { domain: Some(DOMAIN.to_owned()), suffix: Some(SUFFIX.to_owned()) };
-    parse(Version::HTTP_11, &Method::GET, &target.parse().unwrap(), headers, &names, server_name)
+    parse(Version::HTTP_11, &Method::GET, &target.parse().unwrap(), headers, &names, server_name, None)
 }
 
 fn cluster(host: &str, target: &str) -> Box<ClusterAddress> {
@@ -90,23 +90,25 @@ fn hosts_are_checked() {
     let mut headers = HeaderMap::new();
     let uri: Uri = format!("/{key}/api").parse().unwrap();
     assert_eq!(
-        parse(Version::HTTP_11, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway),
+        parse(Version::HTTP_11, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway, None),
         Err(AddressError::HostCount)
     );
-    assert!(parse(Version::HTTP_10, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway).is_ok());
+    assert!(
+        parse(Version::HTTP_10, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway, None).is_ok()
+    );
     headers.append(header::HOST, HeaderValue::from_static("a"));
     let absolute: Uri = format!("https://b/{key}/api").parse().unwrap();
     assert_eq!(
-        parse(Version::HTTP_11, &Method::GET, &absolute, &headers, &Names::default(), ServerName::Gateway),
+        parse(Version::HTTP_11, &Method::GET, &absolute, &headers, &Names::default(), ServerName::Gateway, None),
         Err(AddressError::HostMismatch)
     );
     assert_eq!(
-        parse(Version::HTTP_2, &Method::GET, &absolute, &headers, &Names::default(), ServerName::Gateway),
+        parse(Version::HTTP_2, &Method::GET, &absolute, &headers, &Names::default(), ServerName::Gateway, None),
         Err(AddressError::HostMismatch)
     );
     headers.append(header::HOST, HeaderValue::from_static("a"));
     assert_eq!(
-        parse(Version::HTTP_11, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway),
+        parse(Version::HTTP_11, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway, None),
         Err(AddressError::HostCount)
     );
     for bad in ["user@gw", "gw/x", "gw:port", "", "g w", "[::1", "a,b", ":80"] {
@@ -176,7 +178,7 @@ proptest! {
         let Ok(uri) = format!("/{front}{key}{back}").parse::<Uri>() else { return Ok(()) };
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, HeaderValue::from_static("gw"));
-        if let Ok(address) = parse(Version::HTTP_11, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway) {
+        if let Ok(address) = parse(Version::HTTP_11, &Method::GET, &uri, &headers, &Names::default(), ServerName::Gateway, None) {
             let decoded = decode(uri.path()).unwrap();
             let cleaned = decoded.split('/').find(|s| !s.is_empty()).unwrap_or_default().to_owned();
             let names_cluster = ClusterKey::from_hex(cleaned.to_ascii_lowercase().as_bytes()).is_some();

@@ -7,7 +7,10 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep, timeout, timeout_at},
+};
 
 use super::{
     SessionOptions,
@@ -216,13 +219,14 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
         Side::Gateway => limits::HEADS_AT_GATEWAY,
         Side::Agent => limits::HEADS_AT_AGENT,
     };
+    let long = Arc::new(Semaphore::new(limits::LONG_TARGETS as usize));
     let mut heads = FuturesUnordered::new();
     loop {
         tokio::select! {
             raw = link.accept(), if heads.len() < at_once => match raw {
                 // In a box, or the empty list has room for one.
                 Ok(raw) => {
-                    let mut head = admit_in_place(side, shared, raw, queue).boxed();
+                    let mut head = admit_in_place(side, shared, raw, &long, queue).boxed();
                     // As a rule it has come with its stream.
                     if (&mut head).now_or_never().is_none() {
                         heads.push(head);
@@ -238,8 +242,16 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
 /// Hands a stream on once its head is here. At the gateway each keeps its place for a while, however it ends: an agent that
 /// opens streams and breaks them off, or has them refused, would keep both ends busy at the speed of the network
 /// (CVE-2023-44487, CVE-2025-8671).
-async fn admit_in_place(side: Side, shared: &Arc<Shared>, raw: (RawSend, RawRecv), queue: &Queue<Incoming>) {
-    if let Some(incoming) = admit(shared, raw).await
+async fn admit_in_place(
+    side: Side,
+    shared: &Arc<Shared>,
+    raw: (RawSend, RawRecv),
+    long: &Arc<Semaphore>,
+    queue: &Queue<Incoming>,
+) {
+    // Users' requests come to the agent only.
+    let long = (side == Side::Agent).then_some(long);
+    if let Some(incoming) = admit(shared, raw, long).await
         && let Err(mut refused) = queue.push(incoming)
     {
         // Full means that nobody accepts.
@@ -251,19 +263,23 @@ async fn admit_in_place(side: Side, shared: &Arc<Shared>, raw: (RawSend, RawRecv
 }
 
 /// Reads a new stream's preface and head, within its deadline.
-async fn admit(shared: &Arc<Shared>, (mut send, mut recv): (RawSend, RawRecv)) -> Option<Incoming> {
-    let read = timeout(limits::HEAD_DEADLINE, read_head(&mut recv)).await;
+async fn admit(
+    shared: &Arc<Shared>,
+    (mut send, mut recv): (RawSend, RawRecv),
+    long: Option<&Arc<Semaphore>>,
+) -> Option<Incoming> {
+    let read = read_head(&mut recv, long).await;
     let mut refuse = |code| {
         send.reset(code);
         recv.stop(code, true);
         None
     };
     let (id, head, rest) = match read {
-        Ok(Ok(head)) => head,
+        Ok(head) => head,
         // The opener broke it off before its head was whole: there is nobody to tell, but the carrier wants an end.
-        Ok(Err(HeadError::Raw)) => return refuse(StreamCode::Cancelled),
-        Ok(Err(HeadError::Wire(_))) => return refuse(StreamCode::BadHead),
-        Err(_) => return refuse(StreamCode::BadHead),
+        Err(HeadError::Raw) => return refuse(StreamCode::Cancelled),
+        Err(HeadError::Slow | HeadError::Wire(_)) => return refuse(StreamCode::BadHead),
+        Err(HeadError::TooMany) => return refuse(StreamCode::Limit),
     };
     match shared.lease_peers(id) {
         Ok(lease) => {
@@ -282,6 +298,10 @@ async fn admit(shared: &Arc<Shared>, (mut send, mut recv): (RawSend, RawRecv)) -
 
 enum HeadError {
     Raw,
+    /// Not whole in time.
+    Slow,
+    /// There are [`limits::LONG_TARGETS`] long ones.
+    TooMany,
     Wire(#[expect(dead_code, reason = "for debugging")] WireError),
 }
 
@@ -291,28 +311,60 @@ impl From<WireError> for HeadError {
     }
 }
 
-/// The stream's id, its head without the prefix, and what came behind.
-async fn read_head(recv: &mut RawRecv) -> Result<(StreamId, Bytes, Bytes), HeadError> {
+/// A head over [`limits::HEAD_BYTES`], which holds its place for as long as any of its bytes is held.
+struct LongHead {
+    bytes: Bytes,
+    _place: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for LongHead {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The stream's id, its head without the prefix, and what came behind. Without places for `long` heads there are none.
+async fn read_head(recv: &mut RawRecv, long: Option<&Arc<Semaphore>>) -> Result<(StreamId, Bytes, Bytes), HeadError> {
+    let begun = Instant::now();
+    let mut deadline = begun + limits::HEAD_DEADLINE;
+    let limit = if long.is_some() { limits::REQUEST_HEAD_BYTES } else { limits::HEAD_BYTES };
+    let mut place = None;
     let mut buffer = BytesMut::new();
     let mut chunk = Bytes::new();
     loop {
         let here: &[u8] = if buffer.is_empty() { &chunk } else { &buffer };
         if let Some((id, taken)) = varint::take(here)?
-            && let Some(length) = message::length(&here[taken..], limits::HEAD_BYTES)?
-            && here.len() - taken - LENGTH_BYTES >= length
+            && let Some(length) = message::length(&here[taken..], limit)?
         {
-            let mut all = if buffer.is_empty() { chunk } else { buffer.freeze() };
-            all.advance(taken + LENGTH_BYTES);
-            let head = all.split_to(length);
-            return Ok((StreamId(id), head, all));
+            if length > limits::HEAD_BYTES && place.is_none() {
+                // Nobody waits for a place: what is on its way to who waits would fill the carrier's window.
+                place = long.and_then(|long| Arc::clone(long).try_acquire_owned().ok());
+                if place.is_none() {
+                    return Err(HeadError::TooMany);
+                }
+                deadline = begun + limits::LONG_HEAD_DEADLINE;
+            }
+            if here.len() - taken - LENGTH_BYTES >= length {
+                let mut all = if buffer.is_empty() { chunk } else { buffer.freeze() };
+                all.advance(taken + LENGTH_BYTES);
+                let bytes = all.split_to(length);
+                return Ok(match place {
+                    None => (StreamId(id), bytes, all),
+                    Some(place) => {
+                        let rest = Bytes::copy_from_slice(&all);
+                        (StreamId(id), Bytes::from_owner(LongHead { bytes, _place: place }), rest)
+                    }
+                });
+            }
         }
         if buffer.is_empty() {
             buffer.extend_from_slice(&chunk);
         }
-        match recv.recv().await {
-            Ok(Some(next)) if buffer.is_empty() => chunk = next,
-            Ok(Some(next)) => buffer.extend_from_slice(&next),
-            Ok(None) | Err(_) => return Err(HeadError::Raw),
+        match timeout_at(deadline, recv.recv()).await {
+            Ok(Ok(Some(next))) if buffer.is_empty() => chunk = next,
+            Ok(Ok(Some(next))) => buffer.extend_from_slice(&next),
+            Ok(Ok(None) | Err(_)) => return Err(HeadError::Raw),
+            Err(_) => return Err(HeadError::Slow),
         }
     }
 }

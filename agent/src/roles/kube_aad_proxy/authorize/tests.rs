@@ -1,3 +1,4 @@
+use bytes::Bytes;
 use http::Method;
 use proto::{
     rbac::{Assignment, Window, principal::user_key, role::built_in},
@@ -6,6 +7,7 @@ use proto::{
 use serde_json::json;
 
 use super::*;
+use crate::roles::kube_aad_proxy::target::Target;
 
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
 
@@ -63,7 +65,7 @@ impl Site {
         let identity = self.jane().await;
         let admitted = Admitted {
             method: Method::GET,
-            target: target.parse().unwrap(),
+            target: Target::new(Bytes::copy_from_slice(target.as_bytes())).unwrap(),
             headers: http::HeaderMap::new(),
             upgrade: upgrade.map(http::HeaderValue::from_static),
             content_length: None,

@@ -7,8 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use bytes::Bytes;
-use http::{HeaderValue, header, uri::PathAndQuery};
+use http::{HeaderValue, header};
 use kube::client::ConfigExt as _;
 use rustls::{
     ClientConfig, RootCertStore, SignatureScheme,
@@ -225,18 +224,6 @@ impl Access {
     /// What stands before every path: that of the kubeconfig's server, without a final slash.
     pub fn prefix(&self) -> &str {
         &self.prefix
-    }
-
-    /// A request's target as the apiserver's address has it.
-    ///
-    /// # Errors
-    /// When both together are longer than a target may be.
-    pub fn target(&self, target: &PathAndQuery) -> Result<PathAndQuery, http::Error> {
-        if self.prefix.is_empty() {
-            return Ok(target.clone());
-        }
-        let whole = Bytes::from(format!("{}{target}", self.prefix));
-        PathAndQuery::from_maybe_shared(whole).map_err(Into::into)
     }
 
     /// `host:port`, as `Host` has it.

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::{HeaderValue, uri};
+use http::{HeaderValue, Method, uri};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::{
@@ -20,16 +20,18 @@ use proto::{
     },
 };
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{
     DialError,
     access::Access,
     body::RequestBody,
+    long::LongLine,
     pool::{Driver, STREAMS_PER_CONNECTION},
     tasks::ConnectionTasks,
 };
-use crate::roles::kubeconfig::Via;
+use crate::roles::{kube_aad_proxy::target::LongTarget, kubeconfig::Via};
 
 /// What one stream may have in flight from the apiserver before its reader took anything. The apiserver is near.
 const STREAM_WINDOW: u32 = 256 * 1024;
@@ -128,9 +130,8 @@ impl Connector {
             proxy,
             aliases: Vec::new(),
         };
-        let open = async |target: Target| {
-            open_tcp(&target, &DialOptions::default()).await.map_err(|err| crate::chain(&err))
-        };
+        let open =
+            async |target: Target| open_tcp(&target, &DialOptions::default()).await.map_err(|err| crate::chain(&err));
         let (host, port) = (self.access.host(), self.access.port());
         match via {
             Via::Http(proxy) => open(target(host, port, Some(proxy.clone()))).await,
@@ -216,11 +217,26 @@ impl Connector {
         Ok(send)
     }
 
-    async fn handshake(
+    /// HTTP/1.1 for one request with a long target, to which the library is told [`STAND_IN`].
+    ///
+    /// [`STAND_IN`]: super::long::STAND_IN
+    pub(super) async fn http1_long(
+        &self,
+        tls: TlsStream<TcpIo>,
+        method: &Method,
+        target: LongTarget,
+    ) -> Result<http1::SendRequest<RequestBody>, DialError> {
+        let io = LongLine::new(tls, method, target.into_bytes());
+        let (send, connection) = self.handshake(http1::Builder::new().max_headers(limits::HEADER_COUNT), io).await?;
+        self.tasks.spawn("apiserver connection", async move { said(connection.with_upgrades().await) });
+        Ok(send)
+    }
+
+    async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
         &self,
         builder: &mut http1::Builder,
-        tls: TlsStream<TcpIo>,
-    ) -> Result<(http1::SendRequest<RequestBody>, Http1Connection), DialError> {
+        tls: T,
+    ) -> Result<(http1::SendRequest<RequestBody>, Http1Connection<T>), DialError> {
         let made = builder.max_buf_size(HTTP1_BUFFER_BYTES).handshake(TokioIo::new(tls)).await;
         made.map_err(|err| self.failed(format!("HTTP/1.1: {err}")))
     }
@@ -231,7 +247,7 @@ impl Connector {
     }
 }
 
-type Http1Connection = http1::Connection<TokioIo<TlsStream<TcpIo>>, RequestBody>;
+type Http1Connection<T> = http1::Connection<TokioIo<T>, RequestBody>;
 
 /// What the TLS library says, and what to do where its words do not tell.
 fn explain(error: &std::io::Error) -> String {

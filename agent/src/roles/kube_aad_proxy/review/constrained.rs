@@ -5,13 +5,14 @@
 //! The apiserver answers every question. Only which questions there are is repeated here, from the package
 //! `endpoints/filters/impersonation` of k8s.io/apiserver.
 
-use http::{Method, uri::PathAndQuery};
+use http::Method;
 use proto::kubernetes::{RequestInfo, parameter, percent_decode};
 
 use super::{AUTHENTICATION, Question};
 use crate::roles::kube_aad_proxy::{
     admit::Asked,
     impersonate::{account_of, is_subdomain, node_of},
+    target::Target,
 };
 
 /// From this many groups, or values of extras, on the apiserver asks for all of them at once first.
@@ -62,7 +63,7 @@ impl Mode {
 
     /// What has to be allowed to somebody who asks for this with a request; `None` if the apiserver's reading of the request
     /// is not known.
-    pub fn steps(self, asked: &Asked, method: &Method, target: &PathAndQuery) -> Option<Vec<Step>> {
+    pub fn steps(self, asked: &Asked, method: &Method, target: &Target) -> Option<Vec<Step>> {
         let verb = &*format!("impersonate:{}", self.as_str());
         let part = |resource: &str, name: &str| Question::part(verb, AUTHENTICATION, resource, name);
         let user = match (node_of(&asked.user), account_of(&asked.user)) {
@@ -84,7 +85,7 @@ impl Mode {
     }
 
     /// The right to the call itself.
-    fn call(self, method: &Method, target: &PathAndQuery) -> Option<Question> {
+    fn call(self, method: &Method, target: &Target) -> Option<Question> {
         let path = String::from_utf8(percent_decode(target.path().as_bytes()).into_owned()).ok()?;
         let info = RequestInfo::parse(method, &path, target.query());
         let verb = format!("impersonate-on:{}:{}", self.as_str(), info.verb);
@@ -144,6 +145,8 @@ fn name_selected<'a>(query: &str, [fields, labels]: [Option<&'a str>; 2]) -> Opt
 mod tests {
     use serde_json::{Value, json};
 
+    use http::uri::PathAndQuery;
+
     use super::*;
 
     fn asked(user: &str) -> Asked {
@@ -151,7 +154,7 @@ mod tests {
     }
 
     fn call(method: Method, target: &str) -> Value {
-        Mode::User.call(&method, &target.parse().unwrap()).unwrap().attributes
+        Mode::User.call(&method, &Target::Plain(target.parse().unwrap())).unwrap().attributes
     }
 
     #[test]
@@ -259,7 +262,7 @@ mod tests {
     fn each_part_is_asked_for_and_many_at_once_first() {
         let steps = |asked: &Asked| {
             let mode = Mode::of(asked).unwrap();
-            let steps = mode.steps(asked, &Method::GET, &PathAndQuery::from_static("/api")).unwrap();
+            let steps = mode.steps(asked, &Method::GET, &Target::Plain(PathAndQuery::from_static("/api"))).unwrap();
             let line = |question: &Question| {
                 let text = |field: &str| question.attributes[field].as_str().unwrap_or_default().to_owned();
                 let (verb, resource, name) = (text("verb"), text("resource"), text("name"));

@@ -1,14 +1,22 @@
 //! The head of a request, line by line as it arrives. What the server library would refuse is refused here too, so that
 //! the answer is ours: with a body that says why, and a record.
 
-use http::{Method, Uri};
+use std::ops::Range;
+
+use http::{Method, Uri, uri::PathAndQuery};
 use proto::limits;
 
 use super::At;
 use crate::request::{address::AddressError, respond::Kind};
 
-/// The longest head, in bytes.
-pub const HEAD_BYTES: usize = limits::HEADER_LIST_BYTES + limits::TARGET_BYTES + 16 * 1024;
+/// The longest head without a long target, in bytes.
+pub const HEAD_BYTES: usize = limits::HEADER_LIST_BYTES + limits::PLAIN_TARGET_BYTES + 16 * 1024;
+/// The longest request line, in bytes.
+const LINE_BYTES: usize = METHOD_BYTES + 1 + limits::TARGET_BYTES + " HTTP/1.1\r\n".len();
+/// Bytes of a target that are kept for the record of a refusal.
+const RECORDED_BYTES: usize = 4 * 1024;
+/// Bytes of a long query that are read at once.
+const PIECE_BYTES: usize = 32 * 1024;
 /// The longest method, in bytes.
 const METHOD_BYTES: usize = 64;
 
@@ -36,8 +44,10 @@ pub enum Fault {
     Fragment,
     /// A character that no target has, or that the HTTP library does not take.
     Target,
-    /// A target over [`limits::TARGET_BYTES`].
+    /// A target over [`limits::TARGET_BYTES`], or a path over [`limits::PLAIN_TARGET_BYTES`].
     LongTarget,
+    /// One long target too many.
+    LongTargets,
     /// Not `METHOD target HTTP/1.x`.
     RequestLine,
     /// More headers than are taken.
@@ -56,6 +66,9 @@ impl Fault {
         Kind::BadRequest(match self {
             Self::Slow => return Kind::HeadTimeout,
             Self::LongTarget => return Kind::Address(AddressError::TooLong),
+            Self::LongTargets => {
+                return Kind::Limit { name: "long request targets at once", value: limits::LONG_TARGETS.into() };
+            }
             Self::Count => return Kind::HeadTooLarge { name: "headers", value: limits::HEADER_COUNT },
             Self::Size => return Kind::HeadTooLarge { name: "header bytes", value: limits::HEADER_LIST_BYTES },
             Self::LineEnd => "the request cannot be read as HTTP/1.1: lines end in CR LF",
@@ -94,6 +107,8 @@ pub(super) struct Head {
     line: usize,
     /// Lines that are whole.
     lines: usize,
+    /// Where the target is, if it is over [`limits::PLAIN_TARGET_BYTES`].
+    long: Option<Range<usize>>,
     lengths: Lengths,
 }
 
@@ -113,7 +128,8 @@ impl Head {
             self.bytes.push(*byte);
             let done = match byte {
                 b'\n' => self.line_ended(),
-                _ if self.bytes.len() > HEAD_BYTES => Some(Err(Fault::Size)),
+                _ if self.lines == 0 && self.bytes.len() > LINE_BYTES => Some(Err(Fault::LongTarget)),
+                _ if self.lines > 0 && self.bytes.len() > self.bound() => Some(Err(Fault::Size)),
                 _ => None,
             };
             if done.is_some() {
@@ -123,6 +139,16 @@ impl Head {
         // Garbage need not have lines at all.
         let early = if self.lines == 0 { implausible(&self.bytes) } else { None };
         (bytes.len(), early.map(Err))
+    }
+
+    /// How long it may be, of a known target.
+    fn bound(&self) -> usize {
+        HEAD_BYTES + self.long.as_ref().map_or(0, Range::len)
+    }
+
+    /// Whether it has a target over [`limits::PLAIN_TARGET_BYTES`], or has come to have one.
+    pub fn is_long(&self) -> bool {
+        self.long.is_some() || (self.lines == 0 && self.bytes.len() > METHOD_BYTES + limits::PLAIN_TARGET_BYTES)
     }
 
     fn line_ended(&mut self) -> Option<Result<At, Fault>> {
@@ -135,7 +161,10 @@ impl Head {
             return Some(self.lengths.follows());
         }
         let read = match self.lines {
-            0 => request_line(line).map(|version_10| self.lengths.version_10 = version_10),
+            0 => request_line(line).map(|(version_10, long)| {
+                self.lengths.version_10 = version_10;
+                self.long = long;
+            }),
             read if read > limits::HEADER_COUNT => Err(Fault::Count),
             _ => self.lengths.header(line),
         };
@@ -144,9 +173,16 @@ impl Head {
         read.err().map(Err)
     }
 
-    /// The head as it came, and a new one begins.
-    pub fn whole(&mut self) -> Vec<u8> {
-        std::mem::take(self).bytes
+    /// The head as it came, and a new one begins. A long target comes apart, and the head has its path alone.
+    pub fn whole(&mut self) -> (Vec<u8>, Option<Vec<u8>>) {
+        let Self { mut bytes, long, .. } = std::mem::take(self);
+        let long = long.map(|Range { start, end }| {
+            let target = bytes[start..end].to_vec();
+            bytes.drain(start + path_bytes(&target)..end);
+            bytes.shrink_to_fit();
+            target
+        });
+        (bytes, long)
     }
 
     /// What of it goes into records. Its lines may hold anything, so only a request line that looks like one does.
@@ -155,6 +191,7 @@ impl Head {
         let mut words = line.splitn(3, |b| *b == b' ');
         let (method, target) = match (words.next(), words.next()) {
             (Some(method), Some(target)) if method.iter().all(u8::is_ascii_uppercase) && target.starts_with(b"/") => {
+                let target = &target[..target.len().min(RECORDED_BYTES)];
                 (String::from_utf8_lossy(method).into_owned(), String::from_utf8_lossy(target).into_owned())
             }
             _ => Default::default(),
@@ -171,11 +208,20 @@ fn implausible(line: &[u8]) -> Option<Fault> {
         return Some(Fault::RequestLine);
     }
     let target = space.map(|at| &line[at + 1..])?;
-    (target.len() > limits::TARGET_BYTES + " HTTP/1.1\r".len()).then_some(Fault::LongTarget)
+    let version = " HTTP/1.1\r".len();
+    let long = target.len() > limits::TARGET_BYTES + version
+        || (target.len() > limits::PLAIN_TARGET_BYTES + version && path_bytes(target) > limits::PLAIN_TARGET_BYTES);
+    long.then_some(Fault::LongTarget)
 }
 
-/// Whether it is of HTTP/1.0.
-fn request_line(line: &[u8]) -> Result<bool, Fault> {
+/// Bytes before the query; looks no further than a path may reach.
+fn path_bytes(target: &[u8]) -> usize {
+    let most = target.len().min(limits::PLAIN_TARGET_BYTES + 1);
+    target[..most].iter().position(|b| *b == b'?').unwrap_or(most)
+}
+
+/// Whether it is of HTTP/1.0, and where a long target is.
+fn request_line(line: &[u8]) -> Result<(bool, Option<Range<usize>>), Fault> {
     let mut words = line.split(|b| *b == b' ');
     let (method, target, version) = match (words.next(), words.next(), words.next(), words.next()) {
         (Some(method), Some(target), Some(version @ (b"HTTP/1.1" | b"HTTP/1.0")), None) => (method, target, version),
@@ -193,9 +239,35 @@ fn request_line(line: &[u8]) -> Result<bool, Fault> {
     if target.len() > limits::TARGET_BYTES {
         return Err(Fault::LongTarget);
     }
+    let version_10 = version == b"HTTP/1.0";
+    if target.len() > limits::PLAIN_TARGET_BYTES {
+        long_target(target)?;
+        let start = method.len() + 1;
+        return Ok((version_10, Some(start..start + target.len())));
+    }
     // By the library's own reader. It takes neither control characters, `<`, `>`, backtick and the like nor what is not UTF-8.
     Uri::try_from(target).map_err(|_| Fault::Target)?;
-    Ok(version == b"HTTP/1.0")
+    Ok((version_10, None))
+}
+
+/// The same for a target that the library's reader takes in pieces only: a path, and a query in ASCII.
+fn long_target(target: &[u8]) -> Result<(), Fault> {
+    let path = path_bytes(target);
+    if path > limits::PLAIN_TARGET_BYTES || target.first() != Some(&b'/') {
+        return Err(Fault::LongTarget);
+    }
+    let (path, query) = target.split_at(path);
+    PathAndQuery::try_from(path).map_err(|_| Fault::Target)?;
+    let mut piece = Vec::with_capacity(PIECE_BYTES + 2);
+    for part in query[1..].chunks(PIECE_BYTES) {
+        piece.clear();
+        piece.extend_from_slice(b"/?");
+        piece.extend_from_slice(part);
+        if !part.is_ascii() || PathAndQuery::try_from(&*piece).is_err() {
+            return Err(Fault::Target);
+        }
+    }
+    Ok(())
 }
 
 fn is_token(byte: &u8) -> bool {

@@ -11,13 +11,24 @@ use http_body::{Frame, SizeHint};
 
 use super::Faulty;
 
+/// What the reader notes of a head.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Note {
+    /// All of it was given on.
+    Fine,
+    /// It was refused.
+    Faulty(Faulty),
+    /// Its target was given on without the query; this is all of it. Holds its place among the long ones.
+    Long(bytes::Bytes),
+}
+
 /// What was noted.
 #[derive(Clone, Default)]
 pub struct Notes(Arc<Mutex<Noted>>);
 
 #[derive(Default)]
 pub(super) struct Noted {
-    pub(super) faults: VecDeque<Option<Faulty>>,
+    pub(super) heads: VecDeque<Note>,
     /// Requests that the service has begun with.
     served: u64,
     /// Requests whose turn is over.
@@ -47,15 +58,15 @@ impl Notes {
         }
     }
 
-    /// The service begins with the next request: its turn, and what is wrong with its head.
-    pub fn next(&self) -> (Turn, Option<Faulty>) {
+    /// The service begins with the next request: its turn, and what was noted of its head.
+    pub fn next(&self) -> (Turn, Note) {
         let mut noted = self.lock();
         let number = noted.served;
         noted.served += 1;
         noted.own = false;
-        let faulty = noted.faults.pop_front().flatten();
+        let note = noted.heads.pop_front().unwrap_or(Note::Fine);
         drop(noted);
-        (Turn { notes: self.clone(), number }, faulty)
+        (Turn { notes: self.clone(), number }, note)
     }
 
     pub(super) fn own(&self) -> bool {

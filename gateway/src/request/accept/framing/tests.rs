@@ -1,5 +1,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use proto::limits;
+
 use super::*;
 
 const TIMEOUTS: Timeouts = Timeouts { head: Duration::from_secs(5), answer: Duration::from_secs(5) };
@@ -61,11 +63,22 @@ fn smuggling_heads_are_faults() {
     }
 }
 
+fn long_targets() -> LongTargets {
+    crate::request::accept::limit::Admissions::default().long_targets([127, 0, 0, 1].into())
+}
+
+fn fault(note: &Note) -> Option<Fault> {
+    match note {
+        Note::Faulty(faulty) => Some(faulty.fault),
+        Note::Fine | Note::Long(_) => None,
+    }
+}
+
 /// Feeds `input` in pieces of `size` and gives back what came through and the faults, in order.
 async fn through(input: &[u8], size: usize) -> (Vec<u8>, io::Result<()>, Vec<Option<Fault>>) {
     let (mut client, server) = tokio::io::duplex(64 * 1024);
     let notes = Notes::default();
-    let mut framing = Framing::new(server, notes.clone(), TIMEOUTS);
+    let mut framing = Framing::new(server, notes.clone(), TIMEOUTS, long_targets());
     let (mut out, mut result) = (Vec::new(), Ok(()));
     for piece in input.chunks(size) {
         client.write_all(piece).await.unwrap();
@@ -81,7 +94,7 @@ async fn through(input: &[u8], size: usize) -> (Vec<u8>, io::Result<()>, Vec<Opt
             }
         }
     }
-    let faults = notes.lock().faults.iter().map(|faulty| faulty.as_ref().map(|faulty| faulty.fault)).collect();
+    let faults = notes.lock().heads.iter().map(fault).collect();
     (out, result, faults)
 }
 
@@ -134,7 +147,7 @@ async fn a_connection_that_ends_within_a_body_or_a_head_reads_on_for_a_while() {
         ("GET / HTTP/1.1\r\n\r\n", false),
     ] {
         let (mut client, server) = tokio::io::duplex(1024);
-        let mut framing = Framing::new(server, Notes::default(), TIMEOUTS);
+        let mut framing = Framing::new(server, Notes::default(), TIMEOUTS, long_targets());
         client.write_all(input.as_bytes()).await.unwrap();
         let mut buffer = [0; 1024];
         while futures_util::FutureExt::now_or_never(framing.read(&mut buffer)).is_some() {}
@@ -153,20 +166,20 @@ async fn what_follows_an_upgrade_request_waits_for_the_answer() {
     for switched in [true, false] {
         let (mut client, server) = tokio::io::duplex(1024);
         let notes = Notes::default();
-        let mut framing = Framing::new(server, notes.clone(), TIMEOUTS);
+        let mut framing = Framing::new(server, notes.clone(), TIMEOUTS, long_targets());
         let request = b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n";
         let glued = b"GET /2#x HTTP/1.1\r\n\r\n";
         client.write_all(&[request.as_slice(), glued].concat()).await.unwrap();
         let mut buffer = [0; 1024];
         assert_eq!(framing.read(&mut buffer).await.unwrap(), request.len());
         let (turn, faulty) = notes.next();
-        assert_eq!(faulty, None);
+        assert_eq!(faulty, Note::Fine);
         let mut reading = tokio_test_read(&mut framing);
         assert!(futures_util::FutureExt::now_or_never(&mut reading).is_none());
         turn.answered(switched, false);
         assert_eq!(reading.await, if switched { glued.as_slice() } else { STAND_IN });
         let (_, faulty) = notes.next();
-        assert_eq!(faulty.map(|faulty| faulty.fault), if switched { None } else { Some(Fault::Fragment) });
+        assert_eq!(fault(&faulty), if switched { None } else { Some(Fault::Fragment) });
     }
 }
 
@@ -185,14 +198,14 @@ fn tokio_test_read<T: AsyncRead + Unpin + Send>(
 async fn a_slow_head_times_out_and_an_idle_connection_does_not() {
     let (mut client, server) = tokio::io::duplex(1024);
     let notes = Notes::default();
-    let mut framing = Framing::new(server, notes.clone(), SHORT);
+    let mut framing = Framing::new(server, notes.clone(), SHORT, long_targets());
     let mut buffer = [0; STAND_IN.len()];
     assert!(futures_util::FutureExt::now_or_never(framing.read(&mut buffer)).is_none());
     assert!(framing.head_deadline.is_none());
     client.write_all(b"GET").await.unwrap();
     framing.read_exact(&mut buffer).await.unwrap();
     assert_eq!(buffer, STAND_IN);
-    assert_eq!(notes.next().1.map(|faulty| faulty.fault), Some(Fault::Slow));
+    assert_eq!(fault(&notes.next().1), Some(Fault::Slow));
 }
 
 /// Anybody could hold a connection by not reading the 401 that they were sent. A watch that nobody reads stays.
@@ -201,7 +214,7 @@ async fn an_answer_of_our_own_must_be_read_and_a_relayed_one_may_wait() {
     for own in [true, false] {
         let (_client, server) = tokio::io::duplex(16);
         let notes = Notes::default();
-        let mut framing = Framing::new(server, notes.clone(), SHORT);
+        let mut framing = Framing::new(server, notes.clone(), SHORT, long_targets());
         let (turn, _) = notes.next();
         turn.answered(false, own);
         if own {
@@ -234,12 +247,12 @@ async fn library_answers(input: &[u8]) -> String {
     use http_body_util::Full;
     let (mut client, server) = tokio::io::duplex(64 * 1024);
     let notes = Notes::default();
-    let io = hyper_util::rt::TokioIo::new(Framing::new(server, notes.clone(), TIMEOUTS));
+    let io = hyper_util::rt::TokioIo::new(Framing::new(server, notes.clone(), TIMEOUTS, long_targets()));
     let service = hyper::service::service_fn(move |_request| {
         let (turn, faulty) = notes.next();
         turn.answered(false, true);
         let answer = http::Response::builder()
-            .status(if faulty.is_some() { 400 } else { 404 })
+            .status(if matches!(faulty, Note::Faulty(_)) { 400 } else { 404 })
             .header("connection", "close")
             .body(Full::new(Bytes::from_static(b"ours")))
             .unwrap();
@@ -290,10 +303,10 @@ async fn the_library_takes_every_head_that_is_let_through() {
     for (head, code) in [
         (format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(1024)), "404"),
         (format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(1025)), "400"),
-        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(32 * 1024 - 1)), "404"),
-        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(32 * 1024)), "400"),
+        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(proto::limits::PLAIN_TARGET_BYTES - 1)), "404"),
+        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(proto::limits::PLAIN_TARGET_BYTES)), "400"),
         (format!("GET / HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(170_000)), "404"),
-        (format!("GET / HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(190_000)), "400"),
+        (format!("GET / HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(HEAD_BYTES)), "400"),
         (format!("GET / HTTP/1.1\r\n{}: b\r\n\r\n", "a".repeat(70_000)), "400"),
     ] {
         let answer = library_answers(head.as_bytes()).await;
@@ -308,7 +321,7 @@ async fn the_end_of_the_users_side_waits_for_the_answers_but_not_for_long_runnin
     for long in [false, true] {
         let (mut client, server) = tokio::io::duplex(1024);
         let notes = Notes::default();
-        let mut framing = Framing::new(server, notes.clone(), TIMEOUTS);
+        let mut framing = Framing::new(server, notes.clone(), TIMEOUTS, long_targets());
         client.write_all(&request.repeat(2)).await.unwrap();
         client.shutdown().await.unwrap();
         let mut buffer = [0; 1024];
@@ -331,4 +344,90 @@ async fn the_end_of_the_users_side_waits_for_the_answers_but_not_for_long_runnin
             assert!(reading.await.is_empty());
         }
     }
+}
+
+/// The library takes no target of more than 65,534 bytes: it sees the path, and the whole target goes beside it.
+#[tokio::test]
+async fn long_target_goes_beside_its_head_whatever_the_pieces() {
+    let longest = format!("/a/b?c={}", "d%2C".repeat(limits::TARGET_BYTES / 4));
+    let longest = &longest[..limits::TARGET_BYTES];
+    for (target, pieces) in
+        [(&longest[..limits::PLAIN_TARGET_BYTES + 1], 1000), (&longest[..200_000], 60_000), (longest, 16_384)]
+    {
+        let (mut client, server) = tokio::io::duplex(64 * 1024);
+        let notes = Notes::default();
+        let mut framing = Framing::new(server, notes.clone(), TIMEOUTS, long_targets());
+        let input = format!("GET {target} HTTP/1.1\r\nhost: x\r\n\r\nGET /2 HTTP/1.1\r\n\r\n");
+        let expected = "GET /a/b HTTP/1.1\r\nhost: x\r\n\r\nGET /2 HTTP/1.1\r\n\r\n";
+        let mut out = Vec::new();
+        let writing = async {
+            for piece in input.as_bytes().chunks(pieces) {
+                client.write_all(piece).await.unwrap();
+            }
+        };
+        let reading = async {
+            let mut buffer = vec![0; 8192];
+            while out.len() < expected.len() {
+                let length = framing.read(&mut buffer).await.unwrap();
+                out.extend_from_slice(&buffer[..length]);
+            }
+        };
+        tokio::join!(writing, reading);
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+        assert!(notes.next().1 == Note::Long(Bytes::copy_from_slice(target.as_bytes())));
+        assert_eq!(notes.next().1, Note::Fine);
+    }
+}
+
+#[test]
+fn long_target_needs_a_short_path_and_characters_of_a_target() {
+    let query = "q".repeat(100_000);
+    for (target, expected) in [
+        (format!("/a?{query}"), None),
+        (format!("/{query}"), Some(Fault::LongTarget)),
+        (format!("/{query}?a"), Some(Fault::LongTarget)),
+        (format!("https://host/a?{query}"), Some(Fault::LongTarget)),
+        (format!("/a?{}", "q".repeat(limits::TARGET_BYTES)), Some(Fault::LongTarget)),
+        (format!("/a?{query}#b"), Some(Fault::Fragment)),
+        (format!("/a?{query}<b>"), Some(Fault::Target)),
+        (format!("/a?{query}\x01"), Some(Fault::Target)),
+        (format!("/<a>?{query}"), Some(Fault::Target)),
+        (format!("/a?{query}é"), Some(Fault::Target)),
+    ] {
+        let mut head = Head::default();
+        let (_, end) = head.take(format!("GET {target} HTTP/1.1\r\n\r\n").as_bytes());
+        assert_eq!(
+            end.unwrap().err(),
+            expected,
+            "{} bytes, {}",
+            target.len(),
+            &target[target.len() - 5..].escape_default()
+        );
+    }
+    // Refused as soon as it is known.
+    for begun in [format!("GET /{query}"), format!("GET /a?{}", "q".repeat(limits::TARGET_BYTES + 20)), "G".repeat(65)]
+    {
+        assert!(Head::default().take(begun.as_bytes()).1.is_some(), "{}", begun.len());
+    }
+}
+
+/// Nobody has shown a credential while a head comes.
+#[tokio::test]
+async fn long_targets_at_once_are_bounded_and_given_back() {
+    let places = long_targets();
+    let taken: Vec<_> = (0..limits::LONG_TARGETS).map_while(|_| places.take()).collect();
+    let long = format!("GET /a?{}", "q".repeat(100_000));
+    for (rest, expected) in [(taken, Some(Fault::LongTargets)), (Vec::new(), None)] {
+        let (mut client, server) = tokio::io::duplex(256 * 1024);
+        let notes = Notes::default();
+        let mut framing = Framing::new(server, notes.clone(), TIMEOUTS, places.clone());
+        client.write_all(long.as_bytes()).await.unwrap();
+        client.write_all(b" HTTP/1.1\r\n\r\n").await.unwrap();
+        let mut buffer = vec![0; 1024];
+        assert!(framing.read(&mut buffer).await.unwrap() > 0);
+        let note = notes.next().1;
+        assert_eq!(fault(&note), expected);
+        drop((rest, note, framing));
+    }
+    assert!(places.take().is_some());
 }
