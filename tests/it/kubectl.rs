@@ -127,6 +127,12 @@ fn get_table_and_yaml(site: &Site) -> anyhow::Result<()> {
     }
     let table = site.kubectl.ok(&["get", "namespaces", "default", "kube-system", "--no-headers"])?;
     ensure!(table.lines().count() == 2 && table.contains("Active"), "{table}");
+    // Four thousand names are a request target of more than 32 KiB.
+    site.kubectl.ok(&["label", "configmap", "a", "n=n3999"])?;
+    let names: Vec<String> = (0..4000).map(|number| format!("n{number}")).collect();
+    let wanted = format!("n in ({})", names.join(","));
+    let found = site.kubectl.ok(&["get", "configmaps", "-l", &wanted, "-o", "name"])?;
+    ensure!(found == "configmap/a\n", "{found}");
     Ok(())
 }
 
