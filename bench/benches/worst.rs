@@ -2,7 +2,7 @@
 //! thread that serves requests for more than 5 ms. What takes longer is done on a thread of its own, and says so here.
 //!
 //! Not here: answers of webhooks, of which the status is read and up to 64 KiB are thrown away; kubeconfigs, which the command
-//! and the agent read of whoever runs them.
+//! and the agent read from files of the person who runs them.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 

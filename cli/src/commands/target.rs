@@ -112,27 +112,20 @@ impl Target {
             }
         };
         let id: ClusterId = id.parse().context("the cluster's id").map_err(Failure::usage)?;
-        let given = at.outbound.proxy_url.is_some();
-        Ok(Self {
-            state: None,
-            server: context.gateway().clone(),
-            key: id.key(),
-            name: id.name().to_owned(),
-            id: Some(id),
-            ca_file: None,
-            outbound: if given {
-                Outbound::new(&at.outbound).map_err(Failure::usage)?
-            } else {
-                context.outbound().clone()
-            },
-            context: Some(context),
-        })
+        let mut target = Self::of_cluster(context, id);
+        if at.outbound.proxy_url.is_some() {
+            target.outbound = Outbound::new(&at.outbound).map_err(Failure::usage)?;
+        }
+        Ok(target)
     }
 
     /// A cluster of the account that is signed in.
     pub fn of_context(context: &Context, id: &ResourceId) -> anyhow::Result<Self> {
-        let id: ClusterId = id.as_str().parse().context("the cluster's id")?;
-        Ok(Self {
+        Ok(Self::of_cluster(context.clone(), id.as_str().parse().context("the cluster's id")?))
+    }
+
+    fn of_cluster(context: Context, id: ClusterId) -> Self {
+        Self {
             state: None,
             server: context.gateway().clone(),
             key: id.key(),
@@ -140,8 +133,8 @@ impl Target {
             id: Some(id),
             ca_file: None,
             outbound: context.outbound().clone(),
-            context: Some(context.clone()),
-        })
+            context: Some(context),
+        }
     }
 
     /// What a kubeconfig calls the cluster. Two resource groups may have one of the same name.

@@ -307,7 +307,7 @@ impl UpstreamHead {
         &self.target
     }
 
-    /// A long target is on its way and needed no more: such a request is sent once.
+    /// Gives up the memory of a long target once it was handed to the connection. A request that has one is never sent again.
     pub(super) fn forget_target(&mut self) {
         if matches!(self.target, Target::Long(_)) {
             self.target = Target::Plain(PathAndQuery::from_static("/"));
@@ -329,8 +329,8 @@ impl UpstreamHead {
         self.upgrade
     }
 
-    /// By what those who ask are told apart where they share something: the user's name, behind `--as` that of who asks for
-    /// it, or the token that is passed through.
+    /// Identifies the user for limits that users share: the user's name (with `--as`, the name of the user who asks for it), or
+    /// the token that is passed through.
     pub fn asks(&self) -> Option<&HeaderValue> {
         if !self.own_credential {
             return self.headers.get(header::AUTHORIZATION);
