@@ -34,7 +34,7 @@ use std::{
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
@@ -51,6 +51,8 @@ const READERS: u32 = 4;
 const POSTGRES_CONNECTIONS: u32 = 16;
 /// How long a statement waits for a connection, and a SQLite writer for another process (the backup, a command).
 const WAIT: Duration = Duration::from_secs(10);
+/// Before what SQLite refused at once, without waiting for its lock, is tried again.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What every connection to SQLite begins with. `FULL`: an acknowledged write survives a power cut, not only the end of the
 /// process.
@@ -135,15 +137,7 @@ impl StoreError {
         let path = path.to_owned();
         let reason = error.to_string();
         let file = |kind| Self::File { path: path.clone(), source: std::io::Error::new(kind, reason.clone()) };
-        // Primary result codes (<https://sqlite.org/rescode.html>); what is above the lowest byte tells more of the same.
-        let code = match &error {
-            sqlx::Error::PoolTimedOut => Some(BUSY),
-            sqlx::Error::Database(said) => {
-                said.code().and_then(|code| code.parse::<u32>().ok()).map(|code| code & 0xff)
-            }
-            _ => None,
-        };
-        match code {
+        match primary_code(&error) {
             Some(CORRUPT | NOTADB) => Self::Damaged { path, reason },
             Some(BUSY | LOCKED) => file(ErrorKind::TimedOut),
             Some(PERM | READONLY | AUTH) => file(ErrorKind::PermissionDenied),
@@ -151,6 +145,16 @@ impl StoreError {
             Some(IOERR | CANTOPEN) => file(ErrorKind::Other),
             _ => Self::Database(error),
         }
+    }
+}
+
+/// The primary result code of SQLite (<https://sqlite.org/rescode.html>): what is above the lowest byte tells more of the
+/// same.
+fn primary_code(error: &sqlx::Error) -> Option<u32> {
+    match error {
+        sqlx::Error::PoolTimedOut => Some(BUSY),
+        sqlx::Error::Database(said) => said.code().and_then(|code| code.parse::<u32>().ok()).map(|code| code & 0xff),
+        _ => None,
     }
 }
 
@@ -201,12 +205,19 @@ impl Store {
         private_file(&path)?;
         let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
         // A pool tries again until its time is over, and then says only that it has waited.
-        let first = async {
+        let first = async || {
             let mut connection = AnyConnection::connect_with(&options).await?;
             sqlx::raw_sql(PRAGMAS).execute(&mut connection).await?;
             connection.close().await
         };
-        first.await.map_err(|error| StoreError::of_file(&path, error))?;
+        let begun = Instant::now();
+        while let Err(error) = first().await {
+            // Of two that turn a new file to WAL at the same time SQLite refuses one at once, without its busy timeout.
+            if primary_code(&error) != Some(BUSY) || begun.elapsed() > WAIT {
+                return Err(StoreError::of_file(&path, error));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
         let pool = |connections| {
             AnyPoolOptions::new().max_connections(connections).acquire_timeout(WAIT).after_connect(|connection, _| {
                 Box::pin(async move { sqlx::raw_sql(PRAGMAS).execute(&mut *connection).await.map(drop) })
