@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Keeps the last column of docs/features.md and docs/threats.md in step with the tests.
+
+A test is of a row if its name begins with the row's id: z2_..., c1_c2_..., r6_and_r7_..., attack_i4_.... For a row that tests are
+named after, the column is written from their names; for another one it stays, and its tests must exist.
+
+    tests/features.py           writes the columns
+    tests/features.py --check   writes nothing; fails if a column is empty, or names a test that does not exist
+"""
+import collections
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Maximum number of tests named in a row.
+SHOWN = 3
+FOLDERS = ("agent", "bench", "certs", "cli", "gateway", "proto", "tests", "crates")
+
+
+def sources():
+    for folder in FOLDERS:
+        yield from sorted((ROOT / folder).rglob("*.rs"))
+
+
+def rows_of(name):
+    """The rows of a name, and whether it is an attack's."""
+    last = next((part for part in name.split("::") if re.match(r"(attack_)?[a-z][0-9]+_", part)), "")
+    attack = last.startswith("attack_")
+    last = last.removeprefix("attack_")
+    while found := re.match(r"(and_)?([a-z][0-9]+)_", last):
+        yield attack, found[2].upper()
+        last = last[found.end():]
+
+
+def read_tests():
+    by_row, words = collections.defaultdict(set), set()
+    for path in sources():
+        text = path.read_text()
+        words.update(re.findall(r"\w+", text))
+        tests = re.findall(r"\bfn ((?:attack_)?[a-z][0-9]+_\w+)\(", text)
+        # End-to-end tests, whose names are texts.
+        tests += re.findall(r'"([a-z0-9_]+::(?:attack_)?[a-z][0-9]+_\w+)[":]', text)
+        for name in tests:
+            for row in rows_of(name):
+                by_row[row].add(name)
+    return by_row, words
+
+
+def column(names):
+    # End-to-end tests first.
+    ordered = sorted(names, key=lambda name: ("::" not in name, name))
+    shown = ", ".join(f"`{name}`" for name in ordered[:SHOWN])
+    return shown + (", …" if len(ordered) > SHOWN else "")
+
+
+def written(path, columns, attack, write, by_row, words, faults):
+    """The file's text with its columns written; what is wrong with it goes to `faults`."""
+    lines = []
+    for line in path.read_text().splitlines():
+        found = re.match(r"\| ([A-Z][0-9]+) \|", line)
+        if found:
+            cells = [cell.strip() for cell in line.strip("| ").split("|")]
+            cells += [""] * (columns - len(cells))
+            names = by_row.get((attack, found[1]))
+            if names and write:
+                cells[-1] = column(names)
+            if not cells[-1]:
+                faults.append(f"{path.relative_to(ROOT)}: row {found[1]} names no test")
+            line = "| " + " | ".join(cells) + " |"
+        if line.startswith("|"):
+            for name in re.findall(r"`([a-z0-9_:]+_[a-z0-9_:]+)`", line.rsplit(" | ", 1)[-1]):
+                last = name.split("::")[-1]
+                if last not in words:
+                    faults.append(f"{path.relative_to(ROOT)}: there is no test {name}")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    by_row, words = read_tests()
+    faults = []
+    write = "--check" not in sys.argv
+    for name, columns, attack in (("docs/features.md", 3, False), ("docs/threats.md", 4, True)):
+        path = ROOT / name
+        text = written(path, columns, attack, write, by_row, words, faults)
+        if write:
+            path.write_text(text)
+    print("\n".join(faults))
+    sys.exit(bool(faults))
+
+
+main()
