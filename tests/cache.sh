@@ -22,7 +22,7 @@ compiler_key() { rustc -vV | hash_of; }
 
 # Everything that decides which dependencies are compiled, and how. Cargo looks at all of it again by itself.
 dependencies_key() {
-    { rustc -vV && cat Cargo.lock Cargo.toml */Cargo.toml tests/cache.sh && echo "$flags"; } | hash_of
+    { rustc -vV && cat Cargo.lock Cargo.toml */Cargo.toml proto/*/Cargo.toml tests/cache.sh && echo "$flags"; } | hash_of
 }
 
 # Names of the workspace's packages, which alone have no source in the lock file.

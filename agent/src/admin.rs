@@ -4,9 +4,9 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
+use daemon::{Phase, Shutdown, admin};
 use hyper_util::service::TowerToHyperService;
 use metrics_exporter_prometheus::PrometheusHandle;
-use proto::process::{Phase, Shutdown, admin};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 

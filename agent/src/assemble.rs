@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use certs::serving::ShownNow;
+use daemon::TaskGroup;
 use metrics_exporter_prometheus::PrometheusHandle;
-use proto::{ids::ClusterId, process::TaskGroup};
 use tokio::sync::watch;
+use types::ids::ClusterId;
 
 use crate::{
     BuildError,

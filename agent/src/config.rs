@@ -13,13 +13,13 @@ use std::{
     time::Duration,
 };
 
-use proto::{
-    limits,
-    process::telemetry::{self, LogFormat},
+use auth::token::Issuer;
+use daemon::{
     settings::{self, BadFile, Faults, Section},
-    token::Issuer,
-    transport::CarrierKind,
+    telemetry::{self, LogFormat},
 };
+use tunnel::transport::CarrierKind;
+use types::limits;
 
 pub use self::{
     identity::{IdentitySource, IdentityStore, ManagedIdentity, Metadata, RoleSet, TokenListener, Via},

@@ -22,11 +22,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use auth::token::Verifier;
 use certs::{Credentials, PeerIdentity, Roots};
-use proto::{agent_api::Certificate, ids::ClusterId, token::Verifier};
 use secrecy::{ExposeSecret as _, SecretString};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
+use types::{agent_api::Certificate, ids::ClusterId};
 
 /// From which part of a certificate's life on it is renewed, and over which further part agents spread it: with 90 days,
 /// within day 46.

@@ -26,17 +26,15 @@ pub mod reload;
 pub mod roles;
 pub mod tunnel;
 
-pub use proto::process::chain;
+pub use daemon::chain;
 
 use std::{net::SocketAddr, sync::Arc};
 
+use auth::token::Verifier;
 use certs::PeerIdentity;
+use daemon::{Panicked, Shutdown, TaskGroup};
 use metrics_exporter_prometheus::PrometheusHandle;
-use proto::{
-    ids::ClusterId,
-    process::{Panicked, Shutdown, TaskGroup},
-    token::Verifier,
-};
+use types::ids::ClusterId;
 
 use self::{
     admin::{Admin, Facts},
@@ -61,7 +59,7 @@ pub enum BuildError {
     Certificate(#[source] certs::PeerError),
     /// The cluster's id in the certificate is none.
     #[error("the agent's certificate")]
-    ClusterId(#[source] proto::ids::InvalidClusterId),
+    ClusterId(#[source] types::ids::InvalidClusterId),
     /// The way to the apiserver.
     #[error("the way to the apiserver")]
     Access(#[from] roles::kube_aad_proxy::dial::access::AccessError),
@@ -288,12 +286,12 @@ fn verifier(config: &Config, connector: &Arc<Connector>) -> Result<Verifier, cer
 /// Reads issuers' keys as the gateway is reached: through the proxy, and by `gateway.addresses` where DNS is no help.
 struct SameWay(Arc<Connector>);
 
-impl proto::token::Connect for SameWay {
-    fn connect(&self, host: String, port: u16) -> proto::token::Boxed<std::io::Result<Box<dyn proto::token::Socket>>> {
+impl auth::token::Connect for SameWay {
+    fn connect(&self, host: String, port: u16) -> auth::token::Boxed<std::io::Result<Box<dyn auth::token::Socket>>> {
         let connector = self.0.clone();
         Box::pin(async move {
             let io = connector.open_tcp(&host, port).await.map_err(|err| std::io::Error::other(chain(&err)))?;
-            Ok(Box::new(io) as Box<dyn proto::token::Socket>)
+            Ok(Box::new(io) as Box<dyn auth::token::Socket>)
         })
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use http::StatusCode;
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
-use proto::transport::CarrierKind;
+use tunnel::transport::CarrierKind;
 
 /// Handles of what every stream counts. To register one builds its labels and looks them up, a dozen allocations for each
 /// stream. None before [`describe`]: a handle that is made before the recorder is there counts nowhere, for ever.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand, ValueEnum};
-use proto::process::{
+use daemon::{
     raise_open_files, signals,
     telemetry::{self, LogFormat},
 };
@@ -94,7 +94,7 @@ pub fn main() -> ExitCode {
     if let Err(err) = telemetry::init_with_copy(config.log.format, level, copy) {
         return failed(EXIT_CONFIG, &err.into());
     }
-    let runtime = match proto::process::runtime() {
+    let runtime = match daemon::runtime() {
         Ok(runtime) => runtime,
         Err(err) => return failed(1, &err.into()),
     };

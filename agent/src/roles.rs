@@ -27,9 +27,9 @@ use std::{
 };
 
 use bytes::Bytes;
+use daemon::Shutdown;
 use futures_util::future::BoxFuture;
-use proto::{
-    process::Shutdown,
+use tunnel::{
     transport::{SendStream, Stream},
     wire::{
         close::StreamCode,

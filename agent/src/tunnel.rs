@@ -20,9 +20,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::{Backoff, BackoffPolicy, Shutdown, Task, TaskGroup, random_unit};
 use futures_util::FutureExt as _;
-use proto::{
-    process::{Backoff, BackoffPolicy, Shutdown, Task, TaskGroup, random_unit},
+use tunnel::{
     transport::{CarrierKind, Closed, TunnelHandle},
     wire::close::CloseCode,
 };

@@ -12,10 +12,10 @@ use agent::{
         impersonate::{Names, Principal, Subject, UpstreamHead},
     },
 };
+use auth::token::{Identity, testing::TestIssuer};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use gateway::request::headers;
 use http::Version;
-use proto::token::{Identity, testing::TestIssuer};
 use tokio::runtime::Builder;
 
 mod kubectl;

@@ -11,13 +11,7 @@ use std::{
     time::SystemTime,
 };
 
-use criterion::{Criterion, criterion_group, criterion_main};
-use gateway::{
-    config::{Grant, GrantScope},
-    request::authenticate::Principal,
-};
-use proto::{
-    ids::ClusterId,
+use auth::{
     rbac::{
         Action, Assignment, Plane, Policy, Scope, Window,
         kubernetes::{Target, data_action},
@@ -25,7 +19,13 @@ use proto::{
     },
     token::testing::TestIssuer,
 };
+use criterion::{Criterion, criterion_group, criterion_main};
+use gateway::{
+    config::{Grant, GrantScope},
+    request::authenticate::Principal,
+};
 use tokio::runtime::Builder;
+use types::ids::ClusterId;
 
 const CLUSTERS: usize = 10_000;
 const ASSIGNMENTS: usize = 100_000;

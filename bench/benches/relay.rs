@@ -5,16 +5,16 @@
 
 use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use daemon::TaskGroup;
 use http::{HeaderMap, Method, StatusCode};
 use http_body_util::{BodyExt as _, Full};
-use proto::{
+use tokio::runtime::{Builder, Runtime};
+use tunnel::{
     exchange::{Counters, StreamBody, respond},
-    ids::RequestId,
-    process::TaskGroup,
     transport::{Stream, TunnelHandle, memory},
     wire::head::{RequestHead, ResponseHead},
 };
-use tokio::runtime::{Builder, Runtime};
+use types::ids::RequestId;
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().build().expect("a runtime")

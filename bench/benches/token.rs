@@ -5,11 +5,11 @@
 
 use std::{hint::black_box, time::SystemTime};
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use proto::token::{
+use auth::token::{
     RawIssuer, Verifier,
     testing::{TestIssuer, TestKey, verifier},
 };
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 

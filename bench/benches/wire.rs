@@ -7,15 +7,13 @@ use std::hint::black_box;
 use bytes::BytesMut;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use proto::{
-    ids::StreamId,
-    wire::{
-        control::Control,
-        head::{RequestHead, ResponseHead},
-        message::LENGTH_BYTES,
-        varint,
-    },
+use tunnel::wire::{
+    control::Control,
+    head::{RequestHead, ResponseHead},
+    message::LENGTH_BYTES,
+    varint,
 };
+use types::ids::StreamId;
 
 mod kubectl;
 

@@ -8,15 +8,7 @@
 
 use std::{fmt::Write as _, hint::black_box, sync::Arc, time::SystemTime};
 
-use certs::{AgentRequest, Authority, Peer, PeerError, Validity};
-use criterion::{Criterion, criterion_group, criterion_main};
-use gateway::{
-    api::{body, route},
-    resources::{kind, schema},
-};
-use http::Method;
-use proto::{
-    ids::ClusterId,
+use auth::{
     kubernetes::RequestInfo,
     rbac::{
         Action, Assignment, Plane, Policy, Role, Scope, Window,
@@ -26,10 +18,18 @@ use proto::{
         snapshot::Document,
     },
 };
+use certs::{AgentRequest, Authority, Peer, PeerError, Validity};
+use criterion::{Criterion, criterion_group, criterion_main};
+use gateway::{
+    api::{body, route},
+    resources::{kind, schema},
+};
+use http::Method;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose, SanType,
 };
+use types::ids::ClusterId;
 
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
 /// Bytes of a body of the resource API that is read where its request is served, and of the longest.

@@ -20,7 +20,7 @@ use agent::{
 use anyhow::Context;
 use board::{Board, Member};
 use certs::{Authority, Validity};
-use proto::process::{Shutdown, TaskGroup};
+use daemon::{Shutdown, TaskGroup};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep_until};
 

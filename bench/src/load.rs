@@ -15,8 +15,8 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::bail;
 use client::{Client, Target};
+use daemon::TaskGroup;
 use meter::Meter;
-use proto::process::TaskGroup;
 use serde::{Deserialize, Serialize};
 
 use crate::{

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use proto::process::{Shutdown, TaskGroup};
+use daemon::{Shutdown, TaskGroup};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::{
@@ -90,7 +90,7 @@ const INTERRUPTED: u8 = 130;
 pub async fn start(args: &Args) -> anyhow::Result<ExitCode> {
     let (tasks, shutdown) = (TaskGroup::new("bench"), Shutdown::new());
     // Programs and namespaces go with the run, so that an interrupted one leaves nothing.
-    let _signals = proto::process::signals(&tasks, &shutdown)?;
+    let _signals = daemon::signals(&tasks, &shutdown)?;
     tokio::select! {
         biased;
         () = shutdown.draining() => Ok(ExitCode::from(INTERRUPTED)),

@@ -10,17 +10,15 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use auth::token::{Direct, Issuer, RawIssuer, Verifier};
 use aws_lc_rs::{
     rand::SystemRandom,
     rsa::KeySize,
     signature::{KeyPair as _, RSA_PKCS1_SHA256, RsaKeyPair},
 };
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as B64};
-use proto::{
-    ids::ClusterId,
-    token::{Direct, Issuer, RawIssuer, Verifier},
-};
 use serde_json::{Value, json};
+use types::ids::ClusterId;
 
 use crate::{link::Seat, load::Outcome, path::Bench, program::output, statistics::Middle};
 

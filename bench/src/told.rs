@@ -16,7 +16,7 @@ impl Told {
     /// No plan, or one that cannot be read.
     pub async fn begin<T: DeserializeOwned>() -> anyhow::Result<(Self, T)> {
         // Without a change of the limit there is what was there.
-        let _ = proto::process::raise_open_files();
+        let _ = daemon::raise_open_files();
         let mut this = Self::listen();
         let plan = this.next().await?.context("standard input has no plan")?;
         Ok((this, plan))

@@ -16,6 +16,7 @@ use std::{
 
 use anyhow::Context;
 use bytes::Bytes;
+use daemon::TaskGroup;
 use events::Events;
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
@@ -26,7 +27,6 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::process::TaskGroup;
 use rustls::{
     ConfigBuilder, ServerConfig, WantsVerifier,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},

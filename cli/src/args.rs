@@ -14,7 +14,7 @@ use std::{
 };
 
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use proto::settings::positive_duration;
+use daemon::settings::positive_duration;
 
 pub use self::{account::*, connect::*, identities::*, resources::*, role::*};
 

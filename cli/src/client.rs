@@ -9,16 +9,14 @@ use std::{path::Path, sync::Arc, time::Duration};
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use certs::{Credentials, Roots};
+use daemon::TaskGroup;
 use http::{Request, Response, response::Parts};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
-use proto::{
-    process::TaskGroup,
-    transport::dial::{DialOptions, Target, TcpIo, open_tcp},
-};
 use rustls::pki_types::ServerName;
 use tokio::time::timeout;
 use tokio_rustls::{TlsConnector, client::TlsStream};
+use tunnel::transport::dial::{DialOptions, Target, TcpIo, open_tcp};
 
 pub use self::outbound::Outbound;
 

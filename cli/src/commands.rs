@@ -29,7 +29,7 @@ mod whoami;
 
 use std::{io::Write, process::ExitCode};
 
-use proto::process::telemetry::LogLevel;
+use daemon::telemetry::LogLevel;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{

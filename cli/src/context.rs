@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use certs::Roots;
-use proto::api::ResourceId;
 use tokio::sync::Mutex;
+use types::api::ResourceId;
 
 pub use self::{
     account::{Account, Hidden, SignsIn},

@@ -2,7 +2,7 @@
 
 use std::{io, process::ExitCode};
 
-use proto::process::chain;
+use daemon::chain;
 
 use crate::{api::ApiError, kubernetes, output::say};
 

@@ -32,8 +32,8 @@ use kube::{
     api::{DynamicObject, ListParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
-use proto::ids::ClusterKey;
 use serde_json::{Value, json};
+use types::ids::ClusterKey;
 
 pub use self::{error::Error, place::Place};
 use crate::{args::AddressForm, failure::Advised};
@@ -282,7 +282,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config");
         let key = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c"
-            .parse::<proto::ids::ClusterId>()
+            .parse::<types::ids::ClusterId>()
             .unwrap()
             .key();
         let (hex, base32) = (key.hex(), key.base32());

@@ -41,12 +41,13 @@ mod yaml;
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::Parser;
-use proto::process::telemetry::{self, LogFormat};
+use daemon::telemetry::{self, LogFormat};
 
 /// What is logged unless somebody says otherwise; a gateway's operator is told what libraries warn of too.
 const GATEWAY_LOG: &str = "info";
 /// See [`GATEWAY_LOG`]. What libraries warn of is for their callers: it comes back as an error of the command.
-const COMMAND_LOG: &str = "error,towline=info,agent=info,gateway=info,proto=info,certs=info";
+const COMMAND_LOG: &str =
+    "error,towline=info,agent=info,gateway=info,types=info,daemon=info,auth=info,tunnel=info,certs=info";
 
 /// What the one file is, by the name that it is called by.
 #[derive(Debug, PartialEq, Eq)]
@@ -90,7 +91,7 @@ fn command() -> ExitCode {
         Ok(log_level) => log_level,
         Err(error) => return failure::Failure::usage(error).report(),
     };
-    let runtime = match proto::process::runtime() {
+    let runtime = match daemon::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return failure::Failure::from(anyhow::Error::from(error)).report(),
     };

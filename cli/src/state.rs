@@ -30,8 +30,8 @@ use gateway::issuer::{
     self,
     files::{self, EditLock},
 };
-use proto::ids::ClusterId;
 use serde::{Deserialize, Serialize};
+use types::ids::ClusterId;
 
 use crate::failure::{Failure, Outcome};
 

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::token::{Direct, Identity, Issuer, RawIssuer, TokenError, Verifier};
+use auth::token::{Direct, Identity, Issuer, RawIssuer, TokenError, Verifier};
 use serde_json::Value;
 use support::{Running, fails, in_state, ok, text, towline};
 

@@ -102,7 +102,7 @@ async fn write_too_long_to_be_kept_was_not_done() {
     let gateway = SmallGateway::start(BOTH).await;
     let proxy = start(&gateway, &gateway.dir.path().join("kubeconfig"), 0, &[]).await;
     gateway.endings.lock().unwrap().extend([Ending::GoAway]);
-    let body = "x".repeat(proto::exchange::KEPT_PER_BODY + 1);
+    let body = "x".repeat(tunnel::exchange::KEPT_PER_BODY + 1);
     let answer = proxy.local.raw(&post(&proxy.local, &body)).await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("nothing was done"), "{answer}");
 }
@@ -225,7 +225,7 @@ async fn long_heads_in_small_frames_go_on_to_the_gateway() {
     let proxy = start(&gateway, &gateway.dir.path().join("kubeconfig"), 0, &[]).await;
     let local = &proxy.local;
     let (path, token) = (format!("{}/api", local.path), format!("Bearer {}", local.token));
-    let filler = "x".repeat(proto::limits::HEADER_LIST_BYTES - 4096);
+    let filler = "x".repeat(types::limits::HEADER_LIST_BYTES - 4096);
     let fields = [
         (":method", "GET"),
         (":scheme", "https"),

@@ -3,7 +3,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use proto::process::Shutdown;
+use daemon::Shutdown;
 
 use crate::{
     issuer::{Issuer, Principals, Users},

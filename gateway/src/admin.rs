@@ -14,12 +14,10 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{delete, get, post, put},
 };
-use proto::{
-    ids::{ClusterKey, RequestId},
-    process::{Phase, telemetry::LogLevel},
-};
+use daemon::{Phase, telemetry::LogLevel};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::ids::{ClusterKey, RequestId};
 
 use crate::{core::Core, reload::Reloader, sessions::EndReason};
 
@@ -161,7 +159,7 @@ async fn tunnels(State(admin): Shared) -> Json<Value> {
                 "carrier": info.carrier.as_str(),
                 "peer": info.peer.map(|peer| peer.to_string()),
                 "agent_version": info.agent_version,
-                "instance": proto::ids::hex(&info.instance),
+                "instance": types::ids::hex(&info.instance),
                 "since": rfc3339(tunnel.since),
                 "draining": tunnel.is_draining(),
                 "streams": tunnel.handle.open_streams(),

@@ -1,4 +1,4 @@
-//! What agents ask of their gateway beside carrying users' requests (DESIGN.md section 5; `proto::agent_api`): plain HTTP
+//! What agents ask of their gateway beside carrying users' requests (DESIGN.md section 5; `types::agent_api`): plain HTTP
 //! exchanges in the shapes of the resource API's errors.
 //!
 //! | module | what it holds |
@@ -26,8 +26,8 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use proto::agent_api::{BODY_BYTES, enrolment_paths, paths};
 use serde::{Serialize, de::DeserializeOwned};
+use types::agent_api::{BODY_BYTES, enrolment_paths, paths};
 
 use crate::{
     api::error::ApiError,
@@ -116,7 +116,7 @@ impl Call {
         // Objects only, for a list would pass for one whose members all have defaults; and where a library quotes what it
         // read, a secret would be in a log.
         let read = |body: &[u8]| {
-            let object = proto::json::object(body).map(serde_json::Value::Object);
+            let object = types::json::object(body).map(serde_json::Value::Object);
             object.ok().and_then(|object| serde_json::from_value(object).ok())
         };
         let message = if self.body.len() <= SHORT_BYTES {
@@ -262,7 +262,7 @@ fn too_often(who: &str, seconds: u64) -> ApiError {
 }
 
 /// What every answer has beside its own headers.
-fn named(mut response: http::Response<Full<Bytes>>, id: proto::ids::RequestId) -> http::Response<Full<Bytes>> {
+fn named(mut response: http::Response<Full<Bytes>>, id: types::ids::RequestId) -> http::Response<Full<Bytes>> {
     const REQUEST_ID: HeaderName = crate::request::REQUEST_ID;
     if let Ok(id) = HeaderValue::try_from(id.to_string()) {
         response.headers_mut().insert(REQUEST_ID, id);

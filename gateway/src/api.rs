@@ -37,11 +37,7 @@ pub mod write;
 
 use std::{sync::Arc, time::SystemTime};
 
-use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use proto::{
-    api::ResourceId,
-    ids::RequestId,
+use auth::{
     rbac::{
         Action, Plane, Scope,
         policy::Asker,
@@ -49,8 +45,11 @@ use proto::{
     },
     token::Identity,
 };
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::{api::ResourceId, ids::RequestId};
 
 use self::{error::ApiError, route::Route};
 use crate::{

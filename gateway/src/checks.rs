@@ -9,8 +9,8 @@ use std::{
 };
 
 use certs::Credentials;
-use proto::{
-    process::chain,
+use daemon::{
+    chain,
     settings::{BadFile, Faults},
 };
 use rustix::fs::{Access, access};

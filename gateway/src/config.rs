@@ -14,13 +14,10 @@ use std::{
     time::Duration,
 };
 
+use auth::token::{Issuer, RawIssuer};
 use certs::{Credentials, is_below};
-use proto::{
-    ids::ClusterId,
-    limits,
-    settings::{self, BadFile, Faults, Section},
-    token::{Issuer, RawIssuer},
-};
+use daemon::settings::{self, BadFile, Faults, Section};
+use types::{ids::ClusterId, limits};
 
 use self::{agents::Agents, api::Api, issuer::BuiltInIssuer};
 
@@ -95,7 +92,7 @@ impl std::fmt::Display for AuditTo {
     }
 }
 
-/// Bounds of a gateway process. The defaults are those of [`proto::limits`].
+/// Bounds of a gateway process. The defaults are those of [`types::limits`].
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Streams open at once for one user.

@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use proto::process::Shutdown;
+use daemon::Shutdown;
 use tokio::time::MissedTickBehavior;
 
 use crate::{control::Control, snapshot::ClusterRef, store::agents::Agent, tunnels::registry::Registry};

@@ -8,13 +8,13 @@ use std::{
 };
 
 use certs::{HOLDER_BYTES, Issued, Validity};
-use proto::{
-    api::{ResourceId, id::fold},
-    ids::{ClusterId, ClusterKey},
-    process::Shutdown,
-};
+use daemon::Shutdown;
 use serde_json::json;
 use tokio::sync::{Notify, watch};
+use types::{
+    api::{ResourceId, id::fold},
+    ids::{ClusterId, ClusterKey},
+};
 
 use crate::{
     agents::challenge::Challenges,
@@ -121,7 +121,7 @@ impl Control {
             });
             let stored = Stored {
                 key: id.to_ascii_lowercase(),
-                kind: proto::api::id::SUBSCRIPTIONS.to_ascii_lowercase(),
+                kind: types::api::id::SUBSCRIPTIONS.to_ascii_lowercase(),
                 parent: String::new(),
                 id,
                 revision: 0,

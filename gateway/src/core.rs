@@ -5,13 +5,11 @@ use std::{io, sync::Arc, time::SystemTime};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use certs::{Authority, Credentials, LoadError, Roots, ServerCertificate, tls};
-use proto::{
-    process::{Shutdown, TaskGroup},
-    transport::quic::Listener,
-};
+use daemon::{Shutdown, TaskGroup};
 use rustls::server::ResolvesServerCert;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
+use tunnel::transport::quic::Listener;
 
 use crate::{
     agents::{telemetry::Told, tunnel::Asked},
@@ -49,7 +47,7 @@ pub struct Core {
     /// Streams by user and cluster.
     pub slots: Arc<Slots>,
     /// For what is kept of request bodies until their answers begin.
-    pub bodies: Arc<proto::exchange::Room>,
+    pub bodies: Arc<tunnel::exchange::Room>,
     /// Connections and handshakes by address.
     pub admissions: Admissions,
     /// When handshakes have their turns.

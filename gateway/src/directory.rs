@@ -6,16 +6,14 @@ use std::{
     sync::Arc,
 };
 
-use proto::{
-    ids::{ClusterId, ClusterKey},
-    rbac::{
-        Action, Assignment, Denied, Plane, Policy, Role, Scope,
-        policy::Asker,
-        principal::{group_key, user_key},
-        role::built_in,
-        snapshot::{Document, RawAssignment, bytes_of, is_built_in, is_told},
-    },
+use auth::rbac::{
+    Action, Assignment, Denied, Plane, Policy, Role, Scope,
+    policy::Asker,
+    principal::{group_key, user_key},
+    role::built_in,
+    snapshot::{Document, RawAssignment, bytes_of, is_built_in, is_told},
 };
+use types::ids::{ClusterId, ClusterKey};
 
 use crate::{
     resources::{
@@ -134,7 +132,7 @@ struct Kept {
     principals: Box<[Arc<str>]>,
     scope: Scope,
     role: String,
-    window: proto::rbac::Window,
+    window: auth::rbac::Window,
 }
 
 impl Directory {
@@ -147,7 +145,7 @@ impl Directory {
                 principal: user_key(id).into(),
                 scope: Scope::root(),
                 role: Arc::clone(owner?),
-                window: proto::rbac::Window::default(),
+                window: auth::rbac::Window::default(),
             })
         };
         let owners: Arc<[Assignment]> = owners.iter().filter_map(one).collect();
@@ -367,7 +365,7 @@ impl Directory {
         principals: &[String],
         scope: &Scope,
         role: &Arc<Role>,
-        window: proto::rbac::Window,
+        window: auth::rbac::Window,
     ) -> usize {
         // A role that is named there already is there once.
         let named = self.kept_around(&place(scope)).any(|(_, kept)| kept.scope == *scope && kept.role == role.id());
@@ -522,7 +520,7 @@ fn place(scope: &Scope) -> Box<str> {
 fn kept(stored: &Stored) -> Option<Kept> {
     let body = stored.body.as_object()?;
     let properties = properties(body)?;
-    let id = proto::api::ResourceId::parse(&stored.id).ok()?;
+    let id = types::api::ResourceId::parse(&stored.id).ok()?;
     let principals = role_assignment::principal_keys(properties);
     Some(Kept {
         principals: principals.iter().map(|key| key.as_str().into()).collect(),

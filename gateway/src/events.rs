@@ -16,9 +16,10 @@ pub mod webhooks;
 
 use std::{sync::Arc, time::Duration};
 
-use proto::{api::ResourceId, process::Shutdown};
+use daemon::Shutdown;
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::MissedTickBehavior};
+use types::api::ResourceId;
 
 use self::stream::Places;
 use crate::{

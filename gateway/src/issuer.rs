@@ -44,7 +44,7 @@ use std::{
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use proto::ids::ClusterId;
+use types::ids::ClusterId;
 
 pub use self::{
     clients::PublicClient,
@@ -56,7 +56,7 @@ pub use self::{
 };
 
 /// Path below a gateway's address where it is mounted.
-pub const MOUNT: &str = proto::token::OWN_ISSUER_PATH;
+pub const MOUNT: &str = auth::token::OWN_ISSUER_PATH;
 /// What clients of the Microsoft identity platform call a tenant that they do not know yet, such as `az logout`.
 const ANY_TENANT: [&str; 2] = ["organizations", "common"];
 /// Default life of a token.

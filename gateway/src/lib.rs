@@ -74,12 +74,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use daemon::{Shutdown, TaskGroup, telemetry::LogLevel};
 use hyper_util::service::TowerToHyperService;
-use proto::{
-    process::{Shutdown, TaskGroup, telemetry::LogLevel},
-    transport::quic::{Listener, QuicOptions, ResetSecret},
-};
 use tokio::net::TcpListener;
+use tunnel::transport::quic::{Listener, QuicOptions, ResetSecret};
 
 use self::{
     accounts::Accounts,
@@ -111,7 +109,7 @@ const PORT_TRIES: usize = 20;
 pub enum BuildError {
     /// What does not hold that must.
     #[error(transparent)]
-    Checks(#[from] proto::settings::BadFile),
+    Checks(#[from] daemon::settings::BadFile),
     /// Certificates or CA.
     #[error(transparent)]
     Trust(#[from] TrustError),
@@ -160,7 +158,7 @@ pub struct Extras {
     pub clock: Option<Clock>,
     /// The built-in issuer. One that needs to know the port first is set later, with [`Handle::set_issuer`].
     pub issuer: Option<Arc<Issuer>>,
-    /// How many files the process may open, from [`proto::process::raise_open_files`]; `None`: as many as it likes.
+    /// How many files the process may open, from [`daemon::raise_open_files`]; `None`: as many as it likes.
     pub open_files: Option<u64>,
 }
 
@@ -340,7 +338,7 @@ impl Gateway {
         }
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));
         let router = admin::router(Arc::clone(&core), reloader, log_level, addresses.admin);
-        tasks.spawn("admin", proto::process::admin::serve(admin, TowerToHyperService::new(router)));
+        tasks.spawn("admin", daemon::admin::serve(admin, TowerToHyperService::new(router)));
         tracing::info!(
             public = %addresses.public,
             tunnel = %addresses.tunnel,

@@ -8,7 +8,7 @@ use std::sync::{
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use proto::transport::CarrierKind;
+use tunnel::transport::CarrierKind;
 
 use crate::request::{Stage, accept::refused::Cause};
 

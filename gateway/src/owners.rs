@@ -12,11 +12,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::StatusCode;
-use proto::{
+use auth::{
     rbac::{Scope, principal::user_key, role::built_in},
     token::RawIssuer,
 };
+use http::StatusCode;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 

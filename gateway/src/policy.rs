@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use proto::ids::ClusterId;
+use types::ids::ClusterId;
 
 use crate::{
     config::{Grant, GrantScope},
@@ -121,7 +121,7 @@ fn covers(scope: &GrantScope, cluster: Option<&ClusterId>) -> bool {
 mod tests {
     use std::{sync::Arc, time::SystemTime};
 
-    use proto::token::testing::TestIssuer;
+    use auth::token::testing::TestIssuer;
 
     use super::*;
     use crate::request::authenticate::Access;

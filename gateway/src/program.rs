@@ -6,7 +6,7 @@ mod user_command;
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use proto::process::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
+use daemon::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
 
 use crate::{
     Extras, Gateway, checks,
@@ -24,7 +24,7 @@ struct Args {
     /// The configuration file.
     #[arg(long, global = true, default_value = "/etc/towline/gateway.toml")]
     config: PathBuf,
-    /// What to log: a level or a list such as `info,proto=debug`. What agents log is left to a filter that names it, such
+    /// What to log: a level or a list such as `info,tunnel=debug`. What agents log is left to a filter that names it, such
     /// as `info,agent_logs=debug`. Programs built for release say no more at trace than at debug.
     #[arg(long, default_value = "info")]
     log_level: String,
@@ -171,7 +171,7 @@ pub fn main() -> ExitCode {
         Ok(log_level) => log_level,
         Err(error) => return fail(BAD_CONFIG, &error),
     };
-    let runtime = match proto::process::runtime() {
+    let runtime = match daemon::runtime() {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &error),
     };

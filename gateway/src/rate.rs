@@ -1,12 +1,12 @@
 //! How often somebody may ask: a bucket of tokens for each who asks, refilled evenly (feature N5). Bounded in number: one that is
-//! full again says nothing and is forgotten, and of too many those go of whoever has most ([`proto::shares`]).
+//! full again says nothing and is forgotten, and of too many those go of whoever has most ([`daemon::shares`]).
 
 use std::{
     hash::Hash,
     sync::{Mutex, PoisonError},
 };
 
-use proto::shares::Shared;
+use daemon::shares::Shared;
 use tokio::time::Instant;
 
 /// Buckets that are not full, at most.

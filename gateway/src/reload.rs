@@ -9,11 +9,9 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use proto::{
-    settings::BadFile,
-    token::{Direct, Issuer, RawIssuer, Verifier},
-    transport::quic::Listener,
-};
+use auth::token::{Direct, Issuer, RawIssuer, Verifier};
+use daemon::settings::BadFile;
+use tunnel::transport::quic::Listener;
 
 use crate::{
     checks,

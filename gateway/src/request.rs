@@ -30,11 +30,9 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Version};
 use hyper::body::Incoming;
-use proto::{
-    ids::{RequestId, hex},
-    wire::head::RequestHead,
-};
 use tracing::Instrument as _;
+use tunnel::wire::head::RequestHead;
+use types::ids::{RequestId, hex};
 
 use self::{
     accept::{Faulty, Turn, limit::SIGN_INS_PER_ADDRESS},

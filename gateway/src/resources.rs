@@ -12,8 +12,8 @@ pub mod subscription;
 
 use futures_util::future::BoxFuture;
 use http::StatusCode;
-use proto::api::{ErrorDetail, ResourceId};
 use serde_json::{Map, Value, json};
+use types::api::{ErrorDetail, ResourceId};
 
 use self::schema::Property;
 pub use crate::issuer::guid::is_guid;

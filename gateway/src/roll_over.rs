@@ -11,8 +11,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use auth::token::RawIssuer;
 use certs::{Authority, AuthorityError, Bundle, Credentials, LoadError, Roots, Validity};
-use proto::token::RawIssuer;
 use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
 use time::OffsetDateTime;

@@ -15,16 +15,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use auth::token::SignIn;
 use bytes::Bytes;
+use daemon::Shutdown;
 use dashmap::DashMap;
 use http::Method;
-use proto::{
-    ids::{ClusterKey, RequestId},
-    process::Shutdown,
-    token::SignIn,
-};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use types::ids::{ClusterKey, RequestId};
 
 use crate::{
     metrics::{Metrics, OpenGuard},

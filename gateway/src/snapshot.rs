@@ -8,15 +8,17 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use certs::{Peer, Roots};
-use proto::{
-    agent_api::CONNECT_AGAIN,
-    ids::{ClusterId, ClusterKey},
+use auth::{
     rbac::{Action, Plane, Scope, principal::principals, snapshot::Document},
     token::{RawIssuer, Verifier},
-    wire::close::CloseCode,
 };
+use certs::{Peer, Roots};
 use tokio::sync::watch;
+use tunnel::wire::close::CloseCode;
+use types::{
+    agent_api::CONNECT_AGAIN,
+    ids::{ClusterId, ClusterKey},
+};
 
 use crate::{
     accounts::Accounts,
@@ -96,7 +98,7 @@ pub enum Gone {
     #[error("cluster {0} is not registered at this gateway")]
     Unknown(ClusterId),
     /// The certificate is of an identity that was deleted.
-    #[error("{code}: the resource {0} that this certificate was issued for was deleted; remove the agent, or connect the cluster again", code = proto::agent_api::codes::RESOURCE_DELETED)]
+    #[error("{code}: the resource {0} that this certificate was issued for was deleted; remove the agent, or connect the cluster again", code = types::agent_api::codes::RESOURCE_DELETED)]
     Deleted(ClusterId),
     /// The certificate names nobody, or somebody else.
     #[error("the certificate is not of the identity that cluster {0} has")]

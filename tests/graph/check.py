@@ -23,7 +23,6 @@ KNOWN = {
         "accounts agents api checks config connectivity control core directory events issuer metrics named owners policy"
         " reload request resources sessions snapshot store tunnels",
     ],
-    "proto": ["exchange process token transport wire"],
     "tests": ["cluster kubectl"],
 }
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use auth::rbac::call::{VERBS, verb_group};
 use libtest_mimic::Trial;
-use proto::rbac::call::{VERBS, verb_group};
 use serde_json::{Value, json};
 use tests::{
     apiserver::{Apiserver, answer},

@@ -81,10 +81,10 @@ fn alike() -> anyhow::Result<()> {
     };
     // With a token for the very cluster: one that is there and forbidden, one that is not there.
     let guessed = stack.info["clusters"][0]["id"].as_str().unwrap_or_default().to_owned() + "-guessed";
-    let guessed_key = guessed.parse::<proto::ids::ClusterId>()?.key().hex();
+    let guessed_key = guessed.parse::<types::ids::ClusterId>()?.key().hex();
     let known = ask(&stack.token("stranger")?, &stack.key())?;
     let unknown = ask(
-        &stack.token_for_audience("stranger", &guessed.parse::<proto::ids::ClusterId>()?.audience())?,
+        &stack.token_for_audience("stranger", &guessed.parse::<types::ids::ClusterId>()?.audience())?,
         &guessed_key,
     )?;
     status(&known, 403, "Forbidden")?;

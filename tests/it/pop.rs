@@ -8,8 +8,8 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use auth::token::testing::{TestIssuer, TestKey, unix_seconds};
 use libtest_mimic::Trial;
-use proto::token::testing::{TestIssuer, TestKey, unix_seconds};
 use serde_json::{Value, json};
 use tests::{
     case::{Needs, case},
@@ -217,7 +217,7 @@ fn refused(site: &Site, plugin: &Plugin, good: &Value) -> anyhow::Result<()> {
 /// The holder of the key writes `u` at will: a cluster that is there and forbidden must look like one that is not.
 fn looks_alike(site: &Site) -> anyhow::Result<()> {
     let guessed = format!("{}-guessed", site.arm_id);
-    let guessed_key = guessed.parse::<proto::ids::ClusterId>()?.key().hex();
+    let guessed_key = guessed.parse::<types::ids::ClusterId>()?.key().hex();
     let ask = |arm_id: &str, key: &str| -> anyhow::Result<(u16, String)> {
         let mut payload = site.payload("nobody")?;
         payload["u"] = json!(arm_id);

@@ -1,7 +1,7 @@
 //! The apiserver: whether it is reached, and whether RBAC lets the agent do what it has to.
 
+use daemon::TaskGroup;
 use http::StatusCode;
-use proto::process::TaskGroup;
 use serde_json::json;
 
 use super::Finding;

@@ -7,10 +7,6 @@ use std::{
 };
 
 use certs::PeerIdentity;
-use proto::transport::{
-    CarrierKind,
-    dial::{self, DialError, Target},
-};
 use rustls::{
     ClientConfig, DigitallySignedStruct, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -22,6 +18,10 @@ use time::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
+use tunnel::transport::{
+    CarrierKind,
+    dial::{self, DialError, Target},
+};
 
 use super::{Finding, Verdict};
 use crate::{
@@ -325,7 +325,7 @@ async fn carrier_up(
     }
     match connector.check(index, carrier).await {
         Ok(tunnel) => {
-            tunnel.close(proto::wire::close::CloseCode::Shutdown, "a check");
+            tunnel.close(tunnel::wire::close::CloseCode::Shutdown, "a check");
             findings.push(Finding::passed(check, "a tunnel came up"));
             true
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use proto::token::{FetchError, Probe};
+use auth::token::{FetchError, Probe};
 
 use super::Finding;
 use crate::{chain, config::Config, tunnel::connect::Connector};

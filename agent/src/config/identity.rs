@@ -6,10 +6,8 @@ use std::{
     str::FromStr,
 };
 
-use proto::{
-    ids::ClusterId,
-    settings::{Faults, Section},
-};
+use daemon::settings::{Faults, Section};
+use types::ids::ClusterId;
 
 /// The longest name of a Secret (a DNS subdomain), and of a distribution or an infrastructure.
 const SECRET_NAME_MAX: usize = 253;

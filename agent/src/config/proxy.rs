@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr};
 
-use proto::settings::{Faults, Section, read_bounded};
+use daemon::settings::{Faults, Section, read_bounded};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::split_url;

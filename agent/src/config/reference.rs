@@ -1,10 +1,8 @@
 //! What the agent's settings file may hold, for its reference: `agent/reference.toml`, which `towline-agent config-reference`
 //! prints. The tests compare it with what is read, and its defaults with those that hold.
 
-use proto::{
-    settings::reference::{self, Key, Table},
-    token::ISSUER_KEYS,
-};
+use auth::token::ISSUER_KEYS;
+use daemon::settings::reference::{self, Key, Table};
 
 use super::Config;
 
@@ -212,7 +210,7 @@ const ADMIN: &[Key] =
 mod tests {
     use std::path::Path;
 
-    use proto::settings::{Faults, Section, reference::Value};
+    use daemon::settings::{Faults, Section, reference::Value};
 
     use super::*;
 
@@ -252,7 +250,7 @@ mod tests {
             let text = reference::sample(&tables, chosen);
             let mut root = Section::parse(&text, Path::new("/nonexistent")).unwrap();
             let mut faults = Faults::default();
-            let (_, issuers) = proto::token::Issuer::read_all(&mut root, &mut faults);
+            let (_, issuers) = auth::token::Issuer::read_all(&mut root, &mut faults);
             assert!(faults.is_empty(), "{faults:?}");
             format!("{issuers:#?}")
         };

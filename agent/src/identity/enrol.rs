@@ -8,23 +8,22 @@ use aws_lc_rs::{
     signature::{RSA_PKCS1_SHA256, RsaKeyPair},
 };
 use bytes::Bytes;
+use daemon::{TaskGroup, settings::read_bounded};
 use futures_util::future::BoxFuture;
 use http::{Method, Request, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
-use proto::{
+use rustls::pki_types::{PrivatePkcs8KeyDer, pem::PemObject as _};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio_rustls::TlsConnector;
+use types::{
     agent_api::{
         BODY_BYTES, Certificate, Challenge, ChallengeRequest, ENROLMENT_PREFIX, Enrolment, decode, encode,
         enrolment_message, enrolment_paths,
     },
     ids::ClusterId,
-    process::TaskGroup,
-    settings::read_bounded,
 };
-use rustls::pki_types::{PrivatePkcs8KeyDer, pem::PemObject as _};
-use secrecy::{ExposeSecret as _, SecretString};
-use serde::{Serialize, de::DeserializeOwned};
-use tokio_rustls::TlsConnector;
 
 use super::{Stored, clock::SharedClock, request::KeyRequest};
 use crate::{

@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use proto::{
-    ids::ClusterId,
-    process::{Backoff, BackoffPolicy, random_unit},
-};
+use daemon::{Backoff, BackoffPolicy, random_unit};
+use types::ids::ClusterId;
 
 use super::{Identities, Identity, store::Store};
 use crate::{chain, metrics};

@@ -7,10 +7,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use proto::{
-    process::{Backoff, BackoffPolicy, random_unit},
-    token::Verifier,
-};
+use auth::token::Verifier;
+use daemon::{Backoff, BackoffPolicy, random_unit};
 
 use super::store::{Store, StoreError};
 use crate::chain;

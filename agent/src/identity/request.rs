@@ -24,6 +24,6 @@ impl KeyRequest {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         let request = params.serialize_request(&key)?;
-        Ok(Self { key: key.serialize_pem().into(), csr: proto::agent_api::encode(request.der()) })
+        Ok(Self { key: key.serialize_pem().into(), csr: types::agent_api::encode(request.der()) })
     }
 }

@@ -7,13 +7,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use daemon::settings::read_bounded;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
-use proto::settings::read_bounded;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -229,7 +229,7 @@ async fn merge_secret(
     let Some(text) = merge(&kept) else { return Ok(()) };
     let body = json!({
         "metadata": { "resourceVersion": secret.metadata.resource_version },
-        "data": { ISSUER_KEYS: proto::agent_api::encode(text.as_bytes()) },
+        "data": { ISSUER_KEYS: types::agent_api::encode(text.as_bytes()) },
     });
     let params = PatchParams { field_manager: Some(KEYS_MANAGER.to_owned()), ..PatchParams::default() };
     api.patch(name, &params, &Patch::Merge(&body)).await.map(|_| ())
@@ -306,7 +306,7 @@ fn validity(pem: &str) -> (SystemTime, SystemTime) {
 }
 
 async fn save_secret(api: &Api<Secret>, name: &str, stored: &Stored) -> Result<(), kube::Error> {
-    let encoded = |text: &str| proto::agent_api::encode(text.as_bytes());
+    let encoded = |text: &str| types::agent_api::encode(text.as_bytes());
     let mut body = json!({
         "apiVersion": "v1", "kind": "Secret",
         "metadata": {
@@ -380,7 +380,7 @@ fn save_directory(dir: &Path, stored: &Stored) -> Result<(), StoreError> {
     // A name of its own each time: the folder that counts is never written to.
     let version = format!(
         "..{}",
-        proto::ids::RequestId::random().map_err(|_| StoreError::File {
+        types::ids::RequestId::random().map_err(|_| StoreError::File {
             path: dir.to_owned(),
             source: io::Error::other("the operating system gives no random numbers"),
         })?

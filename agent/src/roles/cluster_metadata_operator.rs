@@ -5,10 +5,10 @@ mod guess;
 
 use std::time::Duration;
 
+use daemon::Shutdown;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, api::ListParams};
-use proto::process::Shutdown;
 use tokio::sync::watch;
 
 use self::guess::{Seen, guess};

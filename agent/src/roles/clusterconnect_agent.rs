@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use daemon::Shutdown;
 use futures_util::future::BoxFuture;
-use proto::{ids::ClusterId, process::Shutdown};
+use types::ids::ClusterId;
 
 use super::{Role, health::Reporter};
 use crate::{

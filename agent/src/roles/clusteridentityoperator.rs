@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use daemon::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
-use proto::{
+use secrecy::ExposeSecret as _;
+use tunnel::wire::close::CloseCode;
+use types::{
     agent_api::{CONNECT_AGAIN, Certificate, Renewal, codes, paths},
     ids::ClusterId,
-    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
-    wire::close::CloseCode,
 };
-use secrecy::ExposeSecret as _;
 
 use super::{Role, health::Reporter};
 use crate::{

@@ -3,12 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use daemon::{Backoff, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
-use proto::{
-    agent_api::{BODY_BYTES, Desired, paths},
-    process::{Backoff, Shutdown, random_unit},
-};
 use tokio::sync::watch;
+use types::agent_api::{BODY_BYTES, Desired, paths};
 
 use super::{Role, health::Reporter};
 use crate::{

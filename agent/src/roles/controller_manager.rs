@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::process::{Backoff, BackoffPolicy, Shutdown, TaskGroup, random_unit};
+use daemon::{Backoff, BackoffPolicy, Shutdown, TaskGroup, random_unit};
 
 use super::{Role, health::Health};
 use crate::metrics;
@@ -52,7 +52,7 @@ async fn keep(role: Arc<dyn Role>, health: &Health, shutdown: &Shutdown) {
         let running = TaskGroup::new("roles");
         let (runs, until) = (role.clone(), shutdown.clone());
         let ended = running.spawn_task(name, async move { metrics::timed(name, runs.run(until)).await }).await;
-        if shutdown.phase() != proto::process::Phase::Ready {
+        if shutdown.phase() != daemon::Phase::Ready {
             return;
         }
         let why = match ended {

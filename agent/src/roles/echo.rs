@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, StatusCode};
-use proto::{
+use tunnel::{
     exchange::{StreamBody, send_body},
     transport::Stream,
     wire::head::ResponseHead,

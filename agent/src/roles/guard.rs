@@ -6,12 +6,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use auth::rbac::snapshot::{DOCUMENT_BYTES, Omitted, Signed};
+use daemon::{Backoff, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
-use proto::{
-    agent_api::paths,
-    process::{Backoff, Shutdown, random_unit},
-    rbac::snapshot::{DOCUMENT_BYTES, Omitted, Signed},
-};
+use types::agent_api::paths;
 
 use super::{Role, health::Reporter, kube_aad_proxy::authorize::Authorizer};
 use crate::{

@@ -27,10 +27,10 @@ use std::{
 };
 
 use certs::serving::ShownNow;
+use daemon::{Shutdown, TaskGroup};
 use futures_util::future::BoxFuture;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::process::{Shutdown, TaskGroup};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 

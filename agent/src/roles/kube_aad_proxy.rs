@@ -16,17 +16,16 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use auth::{kubernetes::RequestInfo, token::Identity};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Method, StatusCode};
-use proto::{
+use tunnel::{
     exchange::Status,
-    ids::RequestId,
-    kubernetes::RequestInfo,
-    token::Identity,
     transport::{SendStream, Stream},
     wire::head::ResponseHead,
 };
+use types::ids::RequestId;
 
 use self::{
     admit::Admitted,

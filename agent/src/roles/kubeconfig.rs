@@ -4,15 +4,16 @@
 
 use std::path::Path;
 
+use auth::kubernetes::percent_decode;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::Uri;
 use kube::{
     Config,
     config::{AuthInfo, KubeConfigOptions, Kubeconfig},
 };
-use proto::{kubernetes::percent_decode, transport::dial::Proxy};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 use secrecy::{ExposeSecret as _, SecretString};
+use tunnel::transport::dial::Proxy;
 
 use super::kube_aad_proxy::dial::socks::Socks5;
 

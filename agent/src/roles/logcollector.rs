@@ -9,14 +9,14 @@ use std::{
 };
 
 use bytes::Bytes;
+use daemon::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
-use proto::{
-    agent_api::paths,
-    ids::{ClusterId, RequestId},
-    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
-};
 use serde_json::Value;
 use tokio::sync::Notify;
+use types::{
+    agent_api::paths,
+    ids::{ClusterId, RequestId},
+};
 
 use super::{Role, health::Reporter};
 use crate::{chain, config::RoleSet, metrics, tunnel::api::AgentApi};

@@ -3,12 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use daemon::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
 use metrics_exporter_prometheus::PrometheusHandle;
-use proto::{
-    agent_api::{BODY_BYTES, paths},
-    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
-};
+use types::agent_api::{BODY_BYTES, paths};
 
 use super::{Role, health::Reporter};
 use crate::{chain, config::RoleSet, metrics, tunnel::api::AgentApi};

@@ -109,10 +109,10 @@ fn condition(kind: &str, status: &str, reason: &str, message: &str, since: Syste
 }
 
 /// What does not work, newest first, as the resource API shows it (features row D7).
-pub fn errors(health: &Health, max: usize) -> Vec<proto::agent_api::AgentError> {
+pub fn errors(health: &Health, max: usize) -> Vec<types::agent_api::AgentError> {
     let mut errors = Vec::new();
     for (name, role) in health.all() {
-        let of = |message: &str, severity: &str| proto::agent_api::AgentError {
+        let of = |message: &str, severity: &str| types::agent_api::AgentError {
             message: message.to_owned(),
             severity: severity.to_owned(),
             component: name.to_owned(),

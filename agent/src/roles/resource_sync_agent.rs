@@ -7,14 +7,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use daemon::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
 use kube::Client;
-use proto::{
+use tokio::sync::watch;
+use types::{
     agent_api::{Desired, Heartbeat, HeartbeatAnswer, paths},
     ids::ClusterId,
-    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
 };
-use tokio::sync::watch;
 
 use super::{
     Role,

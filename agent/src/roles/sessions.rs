@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::token::{Identity, SignIn};
+use auth::token::{Identity, SignIn};
 
 /// The clock is looked at again after at most so long, because it may be set while a session sleeps.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);

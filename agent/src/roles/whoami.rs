@@ -28,7 +28,7 @@ impl Whoami {
         Self { authenticator, names }
     }
 
-    async fn judge(&self, head: proto::wire::head::RequestHead) -> Value {
+    async fn judge(&self, head: tunnel::wire::head::RequestHead) -> Value {
         let cluster = self.authenticator.cluster().as_str().to_owned();
         let answer = |kind: &str, accepted: bool, why: Option<String>| json!({ "by": "agent", "cluster": cluster, "credential": kind, "accepted": accepted, "why": why });
         let credential = match admit::admit(head) {

@@ -4,17 +4,19 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use daemon::BackoffPolicy;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use proto::{
-    agent_api::{BODY_BYTES, ROLE},
-    ids::RequestId,
-    limits,
-    process::BackoffPolicy,
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::sync::{Semaphore, watch};
+use tunnel::{
     transport::{Stream, TunnelHandle},
     wire::head::{RequestHead, ResponseHead},
 };
-use serde::{Serialize, de::DeserializeOwned};
-use tokio::sync::{Semaphore, watch};
+use types::{
+    agent_api::{BODY_BYTES, ROLE},
+    ids::RequestId,
+    limits,
+};
 
 /// How long an exchange waits for a tunnel.
 const TUNNEL_WAIT: Duration = Duration::from_secs(30);
@@ -46,7 +48,7 @@ pub const AGAIN: BackoffPolicy = BackoffPolicy {
 pub struct Refused {
     /// HTTP status.
     pub status: u16,
-    /// As in `proto::agent_api::codes`; empty if it said none.
+    /// As in `types::agent_api::codes`; empty if it said none.
     pub code: String,
     /// For people.
     pub message: String,

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::transport::CarrierKind;
+use tunnel::transport::CarrierKind;
 
 use crate::config::CarrierChoice;
 

@@ -11,19 +11,19 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use certs::{Credentials, PeerIdentity, Roots};
 use futures_util::future::BoxFuture;
-use proto::{
+use rustls::{ClientConfig, pki_types::ServerName};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tokio::sync::watch;
+use tunnel::{
     transport::{
         CarrierKind, TunnelHandle,
         dial::{self, DialError, DialOptions, Target},
         quic::QuicOptions,
         session::{self, AgentSide, HelloError, SessionOptions},
     },
-    version::Features,
     wire::{close::CloseCode, hello::Proof},
 };
-use rustls::{ClientConfig, pki_types::ServerName};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use tokio::sync::watch;
+use types::version::Features;
 
 use super::{choose::Network, way::Way};
 use crate::{
@@ -189,7 +189,7 @@ impl Connector {
             server_name(&endpoint.server_name)?;
         }
         let way = Arc::new(Way::new(config.proxy.as_ref())?);
-        let instance = proto::ids::RequestId::random().map_err(|_| SetupError::Random)?.0;
+        let instance = types::ids::RequestId::random().map_err(|_| SetupError::Random)?.0;
         Ok(Self {
             endpoints: gateway.endpoints.clone(),
             way: watch::Sender::new((0, way)),

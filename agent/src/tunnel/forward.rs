@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use proto::process::{Shutdown, TaskGroup};
+use daemon::{Shutdown, TaskGroup};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use proto::transport::{CarrierKind, TunnelHandle, loss::Loss};
+use tunnel::transport::{CarrierKind, TunnelHandle, loss::Loss};
 
 /// A round trip this much longer than the best one seen, and longer than [`SLOW_FLOOR`], is a bad sign.
 const SLOW_FACTOR: u32 = 20;
@@ -14,7 +14,7 @@ const BAD_FOR: Duration = Duration::from_secs(20);
 
 /// When nothing at all has come for so long, and a probe was not answered for some seconds, the path is probably gone:
 /// another is dialled before this one is given up. Of a tunnel that nobody uses nothing comes for
-/// [`proto::limits::IDLE_PERIOD`], and over QUIC for a minute.
+/// [`types::limits::IDLE_PERIOD`], and over QUIC for a minute.
 const SILENT_FOR: Duration = Duration::from_secs(12);
 
 /// What to do.

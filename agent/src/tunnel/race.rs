@@ -5,10 +5,8 @@ use std::{
     time::Instant,
 };
 
-use proto::{
-    process::TaskGroup,
-    transport::{CarrierKind, TunnelHandle},
-};
+use daemon::TaskGroup;
+use tunnel::transport::{CarrierKind, TunnelHandle};
 
 use super::{
     choose::{Chooser, Network, Plan},
@@ -94,7 +92,7 @@ pub async fn race(
     }
 }
 
-type Dialling = proto::process::Task<Result<TunnelHandle, ConnectError>>;
+type Dialling = daemon::Task<Result<TunnelHandle, ConnectError>>;
 
 async fn ended(task: &mut Option<Dialling>) -> Result<TunnelHandle, ConnectError> {
     match task {

@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Instant};
 
+use daemon::TaskGroup;
 use http::StatusCode;
-use proto::{
-    process::TaskGroup,
+use tokio::sync::Semaphore;
+use tunnel::{
     transport::{Closed, Incoming, TunnelHandle},
     wire::{close::StreamCode, head::RequestHead},
 };
-use tokio::sync::Semaphore;
 
 use crate::{
     metrics,

@@ -6,10 +6,10 @@ use std::{
     time::SystemTime,
 };
 
-use proto::{transport::CarrierKind, wire::close::CloseCode};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
+use tunnel::{transport::CarrierKind, wire::close::CloseCode};
 
 /// The board that the supervisor writes.
 #[derive(Debug)]

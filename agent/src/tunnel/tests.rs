@@ -4,8 +4,8 @@ use std::{collections::HashMap, sync::Mutex};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use proto::transport::memory;
 use tokio::sync::mpsc;
+use tunnel::transport::memory;
 
 use super::{connect::ConnectError, *};
 use crate::roles::{Role, Roles, echo::Echo};
@@ -422,9 +422,9 @@ async fn an_agent_that_ends_finishes_what_it_accepted() {
 }
 
 fn echo_head() -> Bytes {
-    let head = proto::wire::head::RequestHead {
+    let head = tunnel::wire::head::RequestHead {
         role: "echo".to_owned(),
-        request_id: proto::ids::RequestId([1; 16]),
+        request_id: types::ids::RequestId([1; 16]),
         method: http::Method::POST,
         target: Bytes::from_static(b"/"),
         headers: http::HeaderMap::new(),

@@ -3,8 +3,8 @@
 use std::{path::Path, sync::Arc};
 
 use certs::Roots;
-use proto::transport::dial;
 use rustls::{ClientConfig, pki_types::ServerName};
+use tunnel::transport::dial;
 
 use super::connect::{SetupError, server_name};
 use crate::config::Proxy;

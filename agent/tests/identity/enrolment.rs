@@ -23,14 +23,12 @@ use aws_lc_rs::{
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use daemon::TaskGroup;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
-use proto::{
-    agent_api::{Challenge, Enrolment, decode, encode, enrolment_message},
-    process::TaskGroup,
-};
+use types::agent_api::{Challenge, Enrolment, decode, encode, enrolment_message};
 
 use crate::gateway::{CLUSTER, Ca, DAY, refusal};
 

@@ -6,24 +6,24 @@ use std::{
 };
 
 use bytes::Bytes;
+use daemon::TaskGroup;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
-use proto::{
-    agent_api::{Certificate, decode},
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tunnel::{
     exchange::StreamBody,
-    process::TaskGroup,
     transport::{Closed, Drain, Incoming, OpenError, Stream, Tunnel, TunnelHandle, TunnelInfo, memory},
     wire::{
         close::CloseCode,
         head::{RequestHead, ResponseHead},
     },
 };
-use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
-};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::agent_api::{Certificate, decode};
 
 pub const CLUSTER: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
 pub const DAY: Duration = Duration::from_secs(86_400);

@@ -11,12 +11,12 @@ use std::{
 use agent::identity::store::Store;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use daemon::TaskGroup;
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use kube::{Api, Client, Config};
-use proto::process::TaskGroup;
 use serde_json::{Value, json};
 
 /// An apiserver with one Secret, which refuses a patch of another version than the one that is there.

@@ -26,16 +26,13 @@ use agent::{
         status::StatusBoard,
     },
 };
+use daemon::{Shutdown, TaskGroup};
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, StatusCode};
-use proto::{
-    agent_api::{Renewal, paths},
-    process::{Shutdown, TaskGroup},
-    transport::TunnelHandle,
-    wire::close::CloseCode,
-};
 use secrecy::SecretString;
 use tokio::sync::watch;
+use tunnel::{transport::TunnelHandle, wire::close::CloseCode};
+use types::agent_api::{Renewal, paths};
 
 use crate::gateway::{Answer, CLUSTER, Ca, DAY, Scripted as Gateway, refusal};
 

@@ -22,17 +22,19 @@ use agent::{
     tunnel::{api::AgentApi, serve::Server},
 };
 use bytes::Bytes;
+use daemon::{Shutdown, TaskGroup};
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Method, StatusCode};
-use proto::{
-    agent_api::{Desired, Heartbeat, HeartbeatAnswer, paths},
-    ids::RequestId,
-    limits,
-    process::{Shutdown, TaskGroup},
+use tokio::sync::watch;
+use tunnel::{
     transport::{TunnelHandle, memory},
     wire::head::{RequestHead, ResponseHead},
 };
-use tokio::sync::watch;
+use types::{
+    agent_api::{Desired, Heartbeat, HeartbeatAnswer, paths},
+    ids::RequestId,
+    limits,
+};
 
 use crate::gateway::{Answer, CLUSTER, Scripted};
 

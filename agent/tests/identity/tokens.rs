@@ -27,16 +27,11 @@ use agent::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use certs::serving::ShownNow;
+use daemon::{Shutdown, TaskGroup};
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
-use proto::{
-    agent_api::{Token, TokenRequest, paths},
-    process::{Shutdown, TaskGroup},
-    transport::TunnelHandle,
-    wire::close::CloseCode,
-};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _},
@@ -44,6 +39,8 @@ use rustls::{
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
+use tunnel::{transport::TunnelHandle, wire::close::CloseCode};
+use types::agent_api::{Token, TokenRequest, paths};
 
 use crate::gateway::{Answer, CLUSTER, Ca, DAY, Scripted, refusal};
 

@@ -8,7 +8,7 @@ use std::{
 
 use agent::roles::kube_aad_proxy::dial::access::Access;
 use certs::{Authority, Roots, ServerCertificate, Validity};
-use proto::process::TaskGroup;
+use daemon::TaskGroup;
 use rustls::pki_types::ServerName;
 use secrecy::SecretString;
 use tokio::{

@@ -7,13 +7,14 @@ use std::sync::{
 };
 
 use bytes::Bytes;
+use daemon::TaskGroup;
 use futures_util::StreamExt as _;
-use proto::{process::TaskGroup, transport::StreamError, wire::close::StreamCode};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 use tokio_rustls::server::TlsStream;
+use tunnel::{transport::StreamError, wire::close::StreamCode};
 
 use crate::{
     apiserver::{access, listen, read_head, tls},

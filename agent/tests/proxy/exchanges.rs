@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use proto::{
-    limits,
+use serde_json::Value;
+use tokio::sync::Notify;
+use tunnel::{
     transport::{MessageError, StreamError},
     wire::close::StreamCode,
 };
-use serde_json::Value;
-use tokio::sync::Notify;
+use types::limits;
 
 use crate::{
     apiserver::{Act, Apiserver},

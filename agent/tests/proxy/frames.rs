@@ -8,7 +8,7 @@ use std::{
 
 use agent::roles::kube_aad_proxy::dial::access::Access;
 use certs::Roots;
-use proto::process::TaskGroup;
+use daemon::TaskGroup;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

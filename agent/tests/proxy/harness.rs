@@ -23,19 +23,21 @@ use agent::{
     },
     tunnel::serve::Server,
 };
+use auth::token::testing::TestIssuer;
 use bytes::{Bytes, BytesMut};
+use daemon::TaskGroup;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use proto::{
-    ids::{ClusterId, RequestId},
-    limits,
-    process::TaskGroup,
-    token::testing::TestIssuer,
+use tunnel::{
     transport::{MessageError, RecvStream, Stream, StreamError, TunnelHandle, memory},
     wire::{
         close::StreamCode,
         head::{REQUEST, RequestHead, ResponseHead},
         message::Writer,
     },
+};
+use types::{
+    ids::{ClusterId, RequestId},
+    limits,
 };
 
 pub const CLUSTER: &str = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";

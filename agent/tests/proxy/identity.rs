@@ -2,8 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use proto::{ids::ClusterId, token::testing::TestIssuer};
+use auth::token::testing::TestIssuer;
 use serde_json::{Value, json};
+use types::ids::ClusterId;
 
 use crate::{
     apiserver::{Act, Apiserver, OWN_TOKEN},
@@ -395,7 +396,7 @@ async fn a_session_ends_when_its_tokens_time_is_over() {
         let now = SystemTime::now();
         let mut claims = harness.issuer.claims("jane", &audience, now);
         claims["exp"] =
-            json!(proto::token::testing::unix_seconds(now) + lives.next().expect("a token that is accepted"));
+            json!(auth::token::testing::unix_seconds(now) + lives.next().expect("a token that is accepted"));
         let credential = format!("Bearer {}", harness.issuer.mint(&claims));
         let answer = harness.send(&head("GET", "/watch", &[("authorization", &credential)]), b"").await;
         if answer.status != 401 {
@@ -403,7 +404,7 @@ async fn a_session_ends_when_its_tokens_time_is_over() {
         }
     };
     assert_eq!((answer.status, answer.body.as_str()), (200, "abc"));
-    let expected = proto::transport::StreamError::Reset(proto::wire::close::StreamCode::Unauthorised);
+    let expected = tunnel::transport::StreamError::Reset(tunnel::wire::close::StreamCode::Unauthorised);
     assert_eq!(answer.end, Err(expected));
     apiserver.until(|seen| seen.gone == 1).await;
 }
@@ -434,7 +435,7 @@ async fn refresh_extends_what_the_same_principal_has_open() {
 /// Z9: what an assignment allows reaches the apiserver with the groups that carry its verbs; nobody else gets these.
 #[tokio::test]
 async fn z9_an_allowed_call_is_given_its_verbs_and_nobody_brings_them() {
-    use proto::rbac::{
+    use auth::rbac::{
         Assignment, Window,
         principal::user_key,
         role::built_in,

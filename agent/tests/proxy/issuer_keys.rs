@@ -13,20 +13,18 @@ use agent::{
     identity::{Identities, Identity, issuer_keys::keep_now, store::Store},
     roles::kube_aad_proxy::authenticate::Authenticator,
 };
-use proto::{
-    ids::ClusterId,
-    process::TaskGroup,
-    token::{
-        Direct, Issuer, REFETCH, RawIssuer, Verifier,
-        testing::{TestIssuer, TestKey, unix_seconds},
-    },
+use auth::token::{
+    Direct, Issuer, REFETCH, RawIssuer, Verifier,
+    testing::{TestIssuer, TestKey, unix_seconds},
 };
+use daemon::TaskGroup;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
     sync::watch,
 };
+use types::ids::ClusterId;
 
 use crate::{
     apiserver::{Act, Apiserver},

@@ -9,7 +9,7 @@ use agent::{
     config::Cluster,
     roles::kube_aad_proxy::dial::access::{Access, AccessError},
 };
-use proto::process::TaskGroup;
+use daemon::TaskGroup;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},

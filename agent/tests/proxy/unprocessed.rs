@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use proto::exchange::KEPT_PER_BODY;
+use tunnel::exchange::KEPT_PER_BODY;
 
 use crate::{
     frames::{Act, CANCEL, ENHANCE_YOUR_CALM, Frames, INTERNAL_ERROR, NO_ERROR, REFUSED_STREAM},
@@ -48,7 +48,7 @@ async fn all_are_processed_once(script: impl Fn(usize, u32) -> Act + Send + Sync
     let wanted: Vec<_> = (1..=WRITES).map(|number| body(number).to_vec()).collect();
     assert_eq!(apiserver.bodies(), wanted);
     // What is kept of bodies is given back.
-    assert_eq!(harness.upstream.room().left(), proto::exchange::KEPT_IN_ALL);
+    assert_eq!(harness.upstream.room().left(), tunnel::exchange::KEPT_IN_ALL);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

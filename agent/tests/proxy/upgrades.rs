@@ -1,7 +1,7 @@
 //! Upgrades: byte-true both ways, and nothing but a proper 101 opens a raw path (CVE-2018-1002105).
 
 use bytes::Bytes;
-use proto::{
+use tunnel::{
     transport::{MessageError, StreamError},
     wire::close::StreamCode,
 };

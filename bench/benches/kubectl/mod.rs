@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use proto::{ids::RequestId, wire::head::RequestHead};
+use tunnel::wire::head::RequestHead;
+use types::ids::RequestId;
 
 /// What kubectl sends, with a token of so many bytes.
 pub fn sent(token: usize) -> HeaderMap {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use agent::tunnel::{Tunnels, api::CurrentTunnel, status::StatusBoard};
-use proto::process::TaskGroup;
+use daemon::TaskGroup;
 use tokio::{
     sync::Notify,
     time::{Instant, timeout},

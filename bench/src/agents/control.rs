@@ -28,14 +28,12 @@ use agent::{
     tunnel::{Tunnels, api::AgentApi, connect::Connector, serve::Server, status::StatusBoard},
 };
 use anyhow::{Context, anyhow};
+use auth::token::{Direct, Verifier};
 use certs::PeerIdentity;
-use proto::{
-    agent_api::{Desired, Heartbeat, HeartbeatAnswer, paths},
-    process::{Shutdown, TaskGroup},
-    token::{Direct, Verifier},
-};
+use daemon::{Shutdown, TaskGroup};
 use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
+use types::agent_api::{Desired, Heartbeat, HeartbeatAnswer, paths};
 
 use crate::{
     load::{Outcome, Pace, meter::Meter, pace},

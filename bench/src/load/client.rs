@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
+use daemon::TaskGroup;
 use futures_util::future::join_all;
 use http::{HeaderValue, Method, header};
 use http_body_util::{BodyExt, Either, Empty};
@@ -20,7 +21,6 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::TokioIo;
-use proto::process::TaskGroup;
 use rustls::{client::Resumption, pki_types::ServerName};
 use tokio::{
     net::TcpStream,

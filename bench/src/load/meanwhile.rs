@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::bail;
-use proto::process::TaskGroup;
+use daemon::TaskGroup;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 

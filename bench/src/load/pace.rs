@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
-use proto::process::TaskGroup;
+use daemon::TaskGroup;
 use tokio::time::{Instant, timeout};
 
 use super::{Pace, alarm::Alarm, meter::Meter};

@@ -8,8 +8,8 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use daemon::TaskGroup;
 use http_body_util::BodyExt;
-use proto::process::TaskGroup;
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::Notify,

@@ -8,13 +8,14 @@ use std::{
 };
 
 use anyhow::bail;
+use daemon::TaskGroup;
 use hyper::{
     body::{Frame, SizeHint},
     client::conn::{http1, http2},
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use proto::{process::TaskGroup, transport::websocket};
+use tunnel::transport::websocket;
 
 use super::{Body, Bytes, Context, Incoming, Inner, Over, Request, Response, quic};
 

@@ -5,14 +5,15 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use daemon::TaskGroup;
 use hyper::{client::conn::http2::SendRequest, service::service_fn};
-use proto::{process::TaskGroup, transport::websocket};
 use quinn::{Connection, Endpoint};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
 };
 use tokio_rustls::TlsAcceptor;
+use tunnel::transport::websocket;
 
 use super::{Context, Incoming, Outer, Over, Request, Response, quic};
 use crate::upstream;

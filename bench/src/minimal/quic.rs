@@ -12,15 +12,17 @@ use std::{
     time::Duration,
 };
 
+use daemon::TaskGroup;
 use hyper::{client::conn::http1, service::HttpService};
 use hyper_util::rt::TokioIo;
-use proto::{limits, process::TaskGroup, transport::quic};
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 use rustls::version::TLS13;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, interval},
 };
+use tunnel::transport::quic;
+use types::limits;
 
 use super::{Body, Bytes, Context, Incoming, Outer, Request, Response};
 use crate::{certificates, cipher, upstream};

@@ -40,7 +40,7 @@ fn needed(watches: u32) -> u32 {
 
 /// Why so many watches are too many, if so.
 pub fn cannot(watches: u32) -> Option<String> {
-    let (needed, allowed) = (needed(watches), proto::process::raise_open_files()?);
+    let (needed, allowed) = (needed(watches), daemon::raise_open_files()?);
     let refused = format!("a hop of it needs {needed} open files, and the system allows {allowed}");
     (u64::from(needed) > allowed).then_some(refused)
 }

@@ -4,9 +4,10 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, ensure};
+use auth::token::Verifier;
 use certs::{Authority, Issued, Peer, PeerIdentity, Roots, Validity};
-use proto::{ids::ClusterId, token::Verifier};
 use serde_json::json;
+use types::ids::ClusterId;
 
 use super::{CLUSTER, Signer, audience, cold, kept};
 

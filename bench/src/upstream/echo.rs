@@ -1,12 +1,12 @@
 //! Connections that become another protocol, as those of exec, attach and port-forward do: every byte comes back.
 
+use daemon::TaskGroup;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use hyper::{
     body::Incoming,
     upgrade::{OnUpgrade, Upgraded},
 };
 use hyper_util::rt::TokioIo;
-use proto::process::TaskGroup;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Where to ask for one: what a port-forward asks, so that whoever judges requests judges it as that.

@@ -4,8 +4,8 @@ use std::fmt;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use proto::api::ResourceId;
 use serde_json::Value;
+use types::api::ResourceId;
 
 use super::Call;
 use crate::{

@@ -7,9 +7,9 @@ use std::{
 
 use anyhow::anyhow;
 use http::{HeaderMap, Method, StatusCode};
-use proto::transport::dial::DialError;
 use serde_json::Value;
 use tokio::time::timeout;
+use tunnel::transport::dial::DialError;
 
 use super::{Answer, Api, ApiError, Call, retry_after};
 use crate::{

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
-use proto::settings::positive_duration;
+use daemon::settings::positive_duration;
 
 use super::OutboundArgs;
 use crate::api::Wait;

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::Args as ClapArgs;
-use proto::settings::positive_duration;
+use daemon::settings::positive_duration;
 
 use super::{CommonArgs, NamedCluster, TagArgs, names};
 use crate::manifests;

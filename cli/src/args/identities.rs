@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, Subcommand};
-use proto::settings::positive_duration;
+use daemon::settings::positive_duration;
 
 use super::{CommonArgs, ScopeArgs, names};
 

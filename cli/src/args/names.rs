@@ -39,7 +39,7 @@ pub fn cluster(text: &str) -> Result<String, String> {
 pub fn group(text: &str) -> Result<String, String> {
     checked(
         text,
-        proto::api::id::is_group_name(text),
+        types::api::id::is_group_name(text),
         "a resource group's name has 1 to 90 letters, digits, '-', '_', '.', '(' and ')', and does not end with '.'",
     )
 }
@@ -95,7 +95,7 @@ fn checked(text: &str, fine: bool, rule: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use proto::ids::ClusterId;
+    use types::ids::ClusterId;
 
     use super::*;
     use crate::args::Args;

@@ -4,9 +4,9 @@ use std::{net::IpAddr, sync::Arc};
 
 use anyhow::{Context, bail};
 use certs::Roots;
-use proto::transport::dial::Proxy;
 use rustls::pki_types::ServerName;
 use secrecy::SecretString;
+use tunnel::transport::dial::Proxy;
 
 use super::split_host_port;
 use crate::{args::OutboundArgs, credential, environment};

@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use proto::transport::dial::DialError;
 use rustls::{
     CertificateError, DigitallySignedStruct, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -10,6 +9,7 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 use tokio_rustls::TlsConnector;
+use tunnel::transport::dial::DialError;
 
 use super::Client;
 use crate::failure::Advised;

@@ -55,7 +55,7 @@ pub const DETAILS: &[Column] = &[
 
 /// As the API shows it, with the resource group beside, as `az` has it.
 pub fn with_group(mut row: Value) -> Value {
-    let id = row["id"].as_str().and_then(|id| proto::api::ResourceId::parse(id).ok());
+    let id = row["id"].as_str().and_then(|id| types::api::ResourceId::parse(id).ok());
     if let (Some(group), Some(row)) = (id.as_ref().and_then(|id| id.resource_group()), row.as_object_mut()) {
         row.insert("resourceGroup".to_owned(), group.into());
     }
@@ -86,7 +86,7 @@ pub async fn show(args: ShowArgs) -> Outcome {
 
 /// Changes a cluster by what is read, changed and written back, if nobody else changed it in between: what PATCH cannot say.
 /// Repeats when somebody did.
-pub async fn rewrite(api: &Api, id: &proto::api::ResourceId, change: impl Fn(&mut Value)) -> Outcome<Value> {
+pub async fn rewrite(api: &Api, id: &types::api::ResourceId, change: impl Fn(&mut Value)) -> Outcome<Value> {
     const TRIES: u32 = 5;
     let target = at(id, versions::CLUSTERS);
     let mut tries = 0;

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 use http::StatusCode;
-use proto::api::{ResourceId, id::is_same};
 use serde_json::Value;
+use types::api::{ResourceId, id::is_same};
 
 use super::{confirm, interrupt::Interrupt, steps::Steps};
 use crate::{

@@ -6,7 +6,7 @@ mod principals;
 mod ready;
 mod run;
 
-use proto::process::telemetry::LogLevel;
+use daemon::telemetry::LogLevel;
 
 use crate::{
     args::DevArgs,

@@ -1,7 +1,7 @@
 //! Ctrl+C and SIGTERM of a command that has to take back what it began: the first one asks for an end between two steps, the
 //! second one ends it at once.
 
-use proto::process::TaskGroup;
+use daemon::TaskGroup;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,

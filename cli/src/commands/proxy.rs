@@ -2,9 +2,9 @@
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
+use daemon::{Shutdown, TaskGroup, signals};
 use http::{Method, Request, header};
 use http_body_util::Full;
-use proto::process::{Shutdown, TaskGroup, signals};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::time::timeout;
 

@@ -4,8 +4,8 @@ use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context as _, anyhow};
 use gateway::issuer::guid;
-use proto::api::{ResourceId, id::is_same};
 use serde_json::{Map, Value, json};
+use types::api::{ResourceId, id::is_same};
 
 use super::{confirm, rest};
 use crate::{

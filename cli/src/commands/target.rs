@@ -9,12 +9,12 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::{Credentials, Roots, Validity};
-use proto::{
+use secrecy::ExposeSecret;
+use serde_json::{Value, json};
+use types::{
     api::ResourceId,
     ids::{ClusterId, ClusterKey},
 };
-use secrecy::ExposeSecret;
-use serde_json::{Value, json};
 
 use crate::{
     api::{at, versions},

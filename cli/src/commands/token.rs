@@ -113,7 +113,7 @@ async fn source(args: &TokenArgs) -> Outcome<(Source, Option<Kept>)> {
 }
 
 fn file_part(user: &str) -> String {
-    proto::ids::hex(user.as_bytes())
+    types::ids::hex(user.as_bytes())
 }
 
 /// A token kept between calls of kubectl, so that not every one of them signs in. As secret as the password beside it.

@@ -1,6 +1,6 @@
 //! What an apiserver refused, or why it did not answer, in one sentence. The library says the same twice, once in Rust's words.
 
-use proto::process::chain;
+use daemon::chain;
 
 use crate::output::line;
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
+use daemon::TaskGroup;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use proto::process::TaskGroup;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, macros::format_description};
 

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use proto::exchange::Resendable;
+use tunnel::exchange::Resendable;
 
 use super::upstream::Slot;
 

@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
+use daemon::TaskGroup;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
-use proto::{
-    exchange::{Status, strip_hop_by_hop, upgrade_of},
-    ids::RequestId,
-    process::TaskGroup,
-};
 use secrecy::{ExposeSecret, SecretString};
+use tunnel::exchange::{Status, strip_hop_by_hop, upgrade_of};
+use types::ids::RequestId;
 
 use super::{
     body::AnswerBody,

@@ -6,8 +6,8 @@ use std::{
 };
 
 use anyhow::anyhow;
+use daemon::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use http::HeaderValue;
-use proto::process::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
 

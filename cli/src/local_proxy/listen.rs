@@ -9,17 +9,15 @@ use std::{
 
 use anyhow::anyhow;
 use certs::{Authority, ServerCertificate, Validity};
+use daemon::{Shutdown, TaskGroup};
 use hyper::{server::conn, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::{
-    limits,
-    process::{Shutdown, TaskGroup},
-};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use types::limits;
 
 use super::{
     forward::Forward,

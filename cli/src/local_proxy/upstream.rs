@@ -9,18 +9,16 @@ use std::{
 };
 
 use anyhow::anyhow;
+use daemon::TaskGroup;
 use http::{HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery};
 use hyper::{
     body::Incoming,
     client::conn::{TrySendError, http1, http2},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::{
-    exchange::{Resendable, Room, Sending, was_not_processed},
-    limits,
-    process::TaskGroup,
-};
 use tokio::sync::Mutex;
+use tunnel::exchange::{Resendable, Room, Sending, was_not_processed};
+use types::limits;
 
 use super::body::AnswerBody;
 use crate::client::Client;

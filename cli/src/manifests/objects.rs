@@ -399,5 +399,5 @@ fn digest_of(files: &Files) -> String {
 }
 
 fn sha256(text: &str) -> String {
-    proto::ids::hex(digest::digest(&digest::SHA256, text.as_bytes()).as_ref())
+    types::ids::hex(digest::digest(&digest::SHA256, text.as_bytes()).as_ref())
 }

@@ -1,6 +1,6 @@
 //! Service accounts, roles and bindings: what each of the two Deployments may do, and nothing more.
 
-use proto::rbac::call::{VERBS, verb_group};
+use auth::rbac::call::{VERBS, verb_group};
 use serde_json::{Value, json};
 
 use super::{

@@ -20,12 +20,12 @@ use http::{Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use proto::ids::ClusterId;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
+use types::ids::ClusterId;
 
 pub const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/edge";
 pub const TENANT: &str = "a0000000-0000-4000-8000-00000000000a";
@@ -208,7 +208,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, issuer: Arc<Issuer>, (r
             let io = TokioIo::new(stream);
             if h2 {
                 let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                builder.max_header_list_size(proto::limits::USER_HEADER_LIST_BYTES);
+                builder.max_header_list_size(types::limits::USER_HEADER_LIST_BYTES);
                 let _ = builder.serve_connection(io, service).await;
             } else {
                 let builder = hyper::server::conn::http1::Builder::new();

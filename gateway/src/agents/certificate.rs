@@ -9,7 +9,7 @@ use std::{
 use aws_lc_rs::signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey};
 use certs::{AgentName, AgentRequest, Peer, Signed, Validity};
 use http::{StatusCode, header};
-use proto::{
+use types::{
     agent_api::{CONNECT_AGAIN, Certificate, Enrolment, Renewal, codes, decode, enrolment_message, enrolment_paths},
     ids::ClusterId,
 };

@@ -7,13 +7,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use daemon::shares::{Shared, network};
 use http::{StatusCode, header};
-use proto::{
+use serde_json::{Value, json};
+use types::{
     agent_api::{Challenge, ChallengeRequest, decode, encode},
     ids::{ClusterId, ClusterKey, hex},
-    shares::{Shared, network},
 };
-use serde_json::{Value, json};
 
 use super::{Call, Reply};
 use crate::{api::error::ApiError, control::Control, request::random};

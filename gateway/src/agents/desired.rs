@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use proto::agent_api::Desired;
+use types::agent_api::Desired;
 
 use super::{Agent, Call, Reply, certificate::refused};
 use crate::{api::error::ApiError, resources::connected_cluster::wanted::Wanted};

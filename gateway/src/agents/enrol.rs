@@ -2,11 +2,11 @@
 //! would create; the token is used up in the same batch.
 
 use http::StatusCode;
-use proto::{
+use serde_json::Value;
+use types::{
     agent_api::{EnrolledQuestion, TokenEnrolled, TokenEnrolment, codes, enrolled_message},
     api::ResourceId,
 };
-use serde_json::Value;
 
 use super::{
     Call, Reply,

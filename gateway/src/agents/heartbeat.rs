@@ -2,8 +2,8 @@
 //! and checked before it is kept; when it came is what this gateway's clock says, whatever the agent's does.
 
 use http::StatusCode;
-use proto::agent_api::{AgentError, Heartbeat, HeartbeatAnswer, codes};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::agent_api::{AgentError, Heartbeat, HeartbeatAnswer, codes};
 
 use super::{Agent, Call, Reply, certificate::later, desired::wanted};
 use crate::{

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use proto::agent_api::{ENROLMENT_PREFIX, enrolment_paths};
+use types::agent_api::{ENROLMENT_PREFIX, enrolment_paths};
 
 use super::{Call, OF_VISITORS, Reply, Visitor, answered, busy, find, in_time, query, whole};
 use crate::{

@@ -3,12 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use auth::rbac::snapshot::{self, Omitted, STATEMENT_TYPE, Signed};
 use http::StatusCode;
-use proto::{
-    ids::ClusterId,
-    rbac::snapshot::{self, Omitted, STATEMENT_TYPE, Signed},
-};
 use serde_json::json;
+use types::ids::ClusterId;
 
 use super::{Agent, Call, Reply};
 use crate::{api::error::ApiError, aside, snapshot::Snapshot};

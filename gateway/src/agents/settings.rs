@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
-use proto::{agent_api::InstallSettings, token::RawIssuer};
+use auth::token::RawIssuer;
 use serde_json::{Map, Value};
+use types::agent_api::InstallSettings;
 
 use super::{Call, Reply};
 use crate::{api::error::ApiError, issuer::Issuer};

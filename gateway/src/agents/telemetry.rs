@@ -7,8 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::telemetry::RELAYED;
 use http::{StatusCode, header};
-use proto::{ids::ClusterKey, process::telemetry::RELAYED};
+use types::ids::ClusterKey;
 
 use super::{Agent, Call, Reply};
 use crate::api::error::ApiError;

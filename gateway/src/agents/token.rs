@@ -2,7 +2,7 @@
 //! ask its agent. What they may at the gateway's own API is for role assignments to the identity's object id to say.
 
 use http::{StatusCode, header};
-use proto::agent_api::{Token, TokenRequest};
+use types::agent_api::{Token, TokenRequest};
 
 use super::{Agent, Call, Reply};
 use crate::api::error::ApiError;

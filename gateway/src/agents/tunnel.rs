@@ -7,20 +7,18 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
+use daemon::shares::{address, network};
 use http::Method;
-use proto::{
-    agent_api::ROLE,
+use tokio::{sync::Semaphore, time::Instant};
+use tunnel::{
     exchange::{Counters, StreamBody, respond},
-    ids::ClusterKey,
-    limits,
-    shares::{address, network},
     transport::{Incoming, Stream},
     wire::{
         close::StreamCode,
         head::{RequestHead, ResponseHead},
     },
 };
-use tokio::{sync::Semaphore, time::Instant};
+use types::{agent_api::ROLE, ids::ClusterKey, limits};
 
 use super::{
     Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, find, in_time, named, query, too_often, whole,

@@ -202,7 +202,7 @@ pub fn parse(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let refuse = |why: &dyn fmt::Display| {
         ApiError::bad_request("InvalidRequestContent", format!("The body cannot be taken: {why}."))
     };
-    let object = proto::json::object(bytes).map_err(|error| refuse(&error))?;
+    let object = types::json::object(bytes).map_err(|error| refuse(&error))?;
     object.iter().try_for_each(|(name, value)| plain(name, value, 1)).map_err(|why| refuse(&why))?;
     Ok(object)
 }

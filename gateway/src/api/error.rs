@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
-use proto::api::{ErrorBody, ErrorDetail, InvalidId, ResourceId};
+use types::api::{ErrorBody, ErrorDetail, InvalidId, ResourceId};
 
 use crate::{
     request::respond::{self, Body},
@@ -52,7 +52,7 @@ impl ApiError {
     /// 404 for a resource.
     pub fn resource_not_found(id: &ResourceId) -> Self {
         let message = match id.resource_group() {
-            Some(group) if id.is(proto::api::id::RESOURCE_GROUPS) => {
+            Some(group) if id.is(types::api::id::RESOURCE_GROUPS) => {
                 return Self::of(
                     StatusCode::NOT_FOUND,
                     "ResourceGroupNotFound",
@@ -62,7 +62,7 @@ impl ApiError {
             Some(group) => {
                 format!("The Resource '{}/{}' under resource group '{group}' was not found.", id.kind(), id.name())
             }
-            None if id.is(proto::api::id::SUBSCRIPTIONS) => return Self::subscription_not_found(id.name()),
+            None if id.is(types::api::id::SUBSCRIPTIONS) => return Self::subscription_not_found(id.name()),
             None => format!("The Resource '{}/{}' was not found.", id.kind(), id.name()),
         };
         Self::of(StatusCode::NOT_FOUND, "ResourceNotFound", message)
@@ -147,6 +147,6 @@ impl From<InvalidId> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        Self::internal(proto::process::chain(&error))
+        Self::internal(daemon::chain(&error))
     }
 }

@@ -4,8 +4,8 @@
 use std::borrow::Cow;
 
 use http::StatusCode;
-use proto::api::{ResourceId, id::is_same};
 use serde_json::Value;
+use types::api::{ResourceId, id::is_same};
 
 use super::error::ApiError;
 use crate::{resources::last_name, store::resources::Stored};

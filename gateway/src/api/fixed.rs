@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use aws_lc_rs::digest;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use proto::api::ResourceId;
 use serde_json::{Value, json};
+use types::api::ResourceId;
 
 use super::{Call, error::ApiError, json, open_api, read, registrations, route::Route};
 use crate::{
@@ -33,7 +33,7 @@ fn document(headers: &HeaderMap) -> Response<Body> {
     static DOCUMENT: LazyLock<(Bytes, String)> = LazyLock::new(|| {
         let text = Bytes::from(open_api::document().to_string());
         let sum = digest::digest(&digest::SHA256, &text);
-        (text, format!("\"{}\"", proto::ids::hex(&sum.as_ref()[..16])))
+        (text, format!("\"{}\"", types::ids::hex(&sum.as_ref()[..16])))
     });
     let (text, tag) = &*DOCUMENT;
     let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());

@@ -4,8 +4,8 @@
 
 use std::collections::HashSet;
 
+use auth::rbac::Scope;
 use http::{Method, Response, StatusCode, header};
-use proto::rbac::Scope;
 use serde_json::{Map, Value, json};
 
 use super::{Call, error::ApiError, json};

@@ -139,7 +139,7 @@ fn parameters(kind: &dyn Kind, path: &str, more: &[Value]) -> Value {
 /// The names in a path.
 fn names(path: &str) -> Vec<Value> {
     let names = path.split('{').skip(1).filter_map(|rest| rest.split('}').next());
-    let named = |name: &str| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1, "maxLength": proto::api::id::NAME_CHARACTERS}});
+    let named = |name: &str| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1, "maxLength": types::api::id::NAME_CHARACTERS}});
     names.map(named).collect()
 }
 

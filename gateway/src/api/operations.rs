@@ -1,8 +1,8 @@
 //! Long-running operations as clients follow them (arc-reference.md 1.9).
 
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
-use proto::api::ResourceId;
 use serde_json::{Value, json};
+use types::api::ResourceId;
 
 use super::{Call, empty, error::ApiError, instant, json, read};
 use crate::{

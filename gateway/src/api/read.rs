@@ -2,15 +2,13 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use auth::rbac::{Scope, policy::Asker};
 use aws_lc_rs::digest;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use http::{HeaderValue, Response, StatusCode, header};
 use percent_encoding::CONTROLS;
-use proto::{
-    api::ResourceId,
-    rbac::{Scope, policy::Asker},
-};
 use serde_json::{Map, Value, json};
+use types::api::ResourceId;
 
 use super::{Call, empty, error::ApiError, filter, json};
 use crate::{
@@ -70,7 +68,7 @@ fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, id: &str, body: Va
 pub fn tag(stored: &Stored, shown: &Value) -> String {
     const BYTES: usize = 8;
     let digest = digest::digest(&digest::SHA256, shown.to_string().as_bytes());
-    let hex = proto::ids::hex(&digest.as_ref()[..BYTES]);
+    let hex = types::ids::hex(&digest.as_ref()[..BYTES]);
     format!("\"{}.{hex}\"", stored.revision)
 }
 

@@ -3,8 +3,8 @@
 //! the provider and try again.
 
 use http::StatusCode;
-use proto::api::ResourceId;
 use serde_json::json;
+use types::api::ResourceId;
 
 use super::{Call, error::ApiError};
 use crate::{

@@ -3,7 +3,7 @@
 use super::{graph, service_principals};
 use crate::events;
 use http::Method;
-use proto::api::{
+use types::api::{
     InvalidId, ResourceId,
     id::{ID_BYTES, NAME_CHARACTERS, RESOURCE_GROUPS, SUBSCRIPTIONS},
 };

@@ -3,13 +3,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use auth::rbac::{Scope, principal::user_key};
 use http::{Method, Response, StatusCode, header};
-use proto::{
-    api::ResourceId,
-    rbac::{Scope, principal::user_key},
-};
 use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
+use types::api::ResourceId;
 
 use super::{Call, body, error::ApiError, instant, json};
 use crate::{
@@ -185,7 +183,7 @@ impl From<PrincipalsError> for ApiError {
             }
             PrincipalsError::TooMany | PrincipalsError::TooManySecrets => (StatusCode::CONFLICT, "QuotaExceeded"),
             PrincipalsError::File(_) | PrincipalsError::Random(_) => {
-                return Self::internal(proto::process::chain(&error));
+                return Self::internal(daemon::chain(&error));
             }
         };
         Self::of(status, code, message)

@@ -3,14 +3,14 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use auth::rbac::Scope;
 use http::{Method, Response, StatusCode, header};
-use proto::{
-    api::{ResourceId, id::fold},
-    ids::{ClusterKey, RequestId},
-    rbac::Scope,
-};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::{
+    api::{ResourceId, id::fold},
+    ids::{ClusterKey, RequestId},
+};
 
 use super::{Call, empty, error::ApiError, json};
 use crate::{

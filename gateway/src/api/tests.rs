@@ -6,9 +6,10 @@ use std::{
     time::Duration,
 };
 
+use auth::token::testing::TestIssuer;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use daemon::Shutdown;
 use http_body_util::{BodyExt, Full};
-use proto::{process::Shutdown, token::testing::TestIssuer};
 use serde_json::json;
 
 mod connectivity;
@@ -570,7 +571,7 @@ async fn groups_of_any_alphabet_are_found_in_any_case_and_after_a_restart() {
     let names =
         [("Entwicklung-Ü", "ENTWICKLUNG-ü"), ("ȺȺẞ(1)", "ⱥⱥß(1)"), ("開発", "開発"), ("-Проект_2", "-проект_2")];
     let (mut reader, cluster_of) =
-        (Vec::new(), |group: &str| cluster_id(group, "C").parse::<proto::ids::ClusterId>().unwrap());
+        (Vec::new(), |group: &str| cluster_id(group, "C").parse::<types::ids::ClusterId>().unwrap());
     for (name, other) in names {
         site.group(name).await;
         assert_eq!(site.cluster(other, "C").await.status, 201, "{name}");
@@ -615,7 +616,7 @@ async fn z2_a_role_at_one_cluster_opens_that_cluster_until_it_is_taken_back() {
     for name in ["a", "b"] {
         site.cluster("g", name).await;
     }
-    let cluster_of = |name: &str| -> proto::ids::ClusterId { cluster_id("g", name).parse().unwrap() };
+    let cluster_of = |name: &str| -> types::ids::ClusterId { cluster_id("g", name).parse().unwrap() };
     let reaches = async |name: &str| {
         let id = cluster_of(name);
         let principal = Principal::User(site.identity("ann", &id.audience()).await);
@@ -787,7 +788,7 @@ async fn tokens_of_clusters_are_nothing_here_and_none_says_where_to_sign_in() {
     let none = send(None).await;
     assert_eq!((none.status, none.code()), (401, "AuthenticationFailed"));
     assert!(none.header("www-authenticate").contains(TENANT));
-    let audience = cluster_id("g", "c").parse::<proto::ids::ClusterId>().unwrap().audience();
+    let audience = cluster_id("g", "c").parse::<types::ids::ClusterId>().unwrap().audience();
     for audience in [audience.as_str(), "https://other.test", ""] {
         let token = site.issuer.token("owner", &[], audience, SystemTime::now());
         let answer = send(Some(token)).await;

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
-use proto::api::ResourceId;
 use serde_json::{Map, Value, json};
+use types::api::ResourceId;
 
 use super::{Call, body, empty, error::ApiError, instant, json, operations, read, registrations};
 use tokio::sync::MutexGuard;
@@ -85,8 +85,8 @@ fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'st
         );
     }
     let fits = match (kind.place(), id.parent()) {
-        (Place::Subscription, Some(parent)) => parent.is(proto::api::id::SUBSCRIPTIONS),
-        (Place::ResourceGroup, Some(parent)) => parent.is(proto::api::id::RESOURCE_GROUPS),
+        (Place::Subscription, Some(parent)) => parent.is(types::api::id::SUBSCRIPTIONS),
+        (Place::ResourceGroup, Some(parent)) => parent.is(types::api::id::RESOURCE_GROUPS),
         (Place::Anywhere, Some(_)) => true,
         _ => false,
     };
@@ -287,7 +287,7 @@ async fn stays(call: &Call<'_>, id: &ResourceId, old: Option<&Stored>) -> Result
     let mut next = id.parent();
     while let Some(at) = next {
         if call.control.store.get(at.key()).await?.as_ref().is_some_and(is_deleting) {
-            let group = at.is(proto::api::id::RESOURCE_GROUPS);
+            let group = at.is(types::api::id::RESOURCE_GROUPS);
             return going(&at, if group { "ResourceGroupBeingDeleted" } else { "ParentResourceBeingDeleted" });
         }
         next = at.parent();

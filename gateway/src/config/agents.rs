@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use certs::{Authority, LoadError, Roots};
-use proto::settings::{Faults, Section};
+use daemon::settings::{Faults, Section};
 use url::Url;
 
 /// The longest that an agent's certificate is good for (features row R7), and the default.

@@ -2,11 +2,9 @@
 
 use std::path::PathBuf;
 
-use proto::{
-    ids::ClusterId,
-    settings::{Faults, Section},
-};
+use daemon::settings::{Faults, Section};
 use serde_json::{Value, json};
+use types::ids::ClusterId;
 use url::Url;
 
 use crate::{

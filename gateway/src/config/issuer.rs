@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
-use proto::settings::{Faults, Section};
+use daemon::settings::{Faults, Section};
 
 use super::api::Api;
 use crate::issuer::{IssuerSettings, MOUNT, TTL_DEFAULT, TTL_LONGEST};

@@ -1,10 +1,8 @@
 //! What the gateway's settings file may hold, for its reference: `gateway/reference.toml`, which
 //! `towline-gateway config-reference` prints. The tests compare it with what is read, and its defaults with those that hold.
 
-use proto::{
-    settings::reference::{self, Key, Table},
-    token::ISSUER_KEYS,
-};
+use auth::token::ISSUER_KEYS;
+use daemon::settings::reference::{self, Key, Table};
 
 use super::Config;
 
@@ -234,7 +232,7 @@ const DISABLED: &[Key] = &[Key::required("user", "\"staff:mallory\"", "A user na
 mod tests {
     use std::path::Path;
 
-    use proto::settings::{Faults, Section, reference::Value};
+    use daemon::settings::{Faults, Section, reference::Value};
 
     use super::*;
 

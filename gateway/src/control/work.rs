@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use proto::process::Shutdown;
+use daemon::Shutdown;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -120,7 +120,7 @@ impl Control {
             let operations = match found {
                 Ok(operations) => operations,
                 Err(error) => {
-                    round.error = Some(proto::process::chain(&error));
+                    round.error = Some(daemon::chain(&error));
                     return round;
                 }
             };
@@ -171,7 +171,7 @@ impl Control {
                 }
                 // Deleted by another operation; what is there now was created since.
                 Ok(_) => {}
-                Err(error) => return Err(proto::process::chain(&error)),
+                Err(error) => return Err(daemon::chain(&error)),
             }
         } else {
             batch.ends[0].status = Status::Failed;
@@ -186,7 +186,7 @@ impl Control {
                 Ok(())
             }
             Ok(Err(refused)) => Err(refused.to_string()),
-            Err(error) => Err(proto::process::chain(&error)),
+            Err(error) => Err(daemon::chain(&error)),
         }
     }
 }

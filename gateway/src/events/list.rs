@@ -5,15 +5,13 @@
 //! so (type [`super::GAP`]).
 //! `$top` bounds a page; `nextLink` leads to the next one while there are more.
 
+use auth::rbac::Scope;
 use http::{Response, StatusCode, header};
-use proto::{
-    api::{
-        ResourceId,
-        id::{RESOURCE_GROUPS, SUBSCRIPTIONS},
-    },
-    rbac::Scope,
-};
 use serde_json::json;
+use types::api::{
+    ResourceId,
+    id::{RESOURCE_GROUPS, SUBSCRIPTIONS},
+};
 
 use super::{cloud_event, stream};
 use crate::{

@@ -11,17 +11,17 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use auth::{
+    rbac::{Action, Plane, Scope},
+    token::Identity,
+};
 use bytes::Bytes;
+use daemon::shares::share;
 use futures_util::{Stream, stream};
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::Frame;
-use proto::{
-    api::ResourceId,
-    rbac::{Action, Plane, Scope},
-    shares::share,
-    token::Identity,
-};
 use tokio::sync::watch;
+use types::api::ResourceId;
 
 use super::{cloud_event, list};
 use crate::{

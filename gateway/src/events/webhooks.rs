@@ -10,17 +10,15 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use auth::token::{Connect, Direct, Socket};
 use aws_lc_rs::{digest, hmac};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use certs::{Roots, tls};
+use daemon::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use http::{Request, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
-use proto::{
-    process::{Backoff, BackoffPolicy, Shutdown, random_unit},
-    token::{Connect, Direct, Socket},
-};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio_rustls::TlsConnector;
 use url::{Host, Url};
@@ -93,7 +91,7 @@ impl Webhook {
     /// Its name in the store.
     pub fn name(&self) -> String {
         let digest = digest::digest(&digest::SHA256, self.url.as_str().as_bytes());
-        proto::ids::hex(digest.as_ref())
+        types::ids::hex(digest.as_ref())
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use proto::shares::{Shared, address, network};
+use daemon::shares::{Shared, address, network};
 use tokio::time::Instant;
 
 /// A window; also what a refused client is told to wait.

@@ -8,7 +8,7 @@ use std::{
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
-use proto::shares::{Shared, address, network};
+use daemon::shares::{Shared, address, network};
 use serde::{Deserialize, Serialize};
 
 use super::{guid::NoRandom, principals::hash};

@@ -5,8 +5,8 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use daemon::shares::Queue;
 use http::Request;
-use proto::shares::Queue;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{

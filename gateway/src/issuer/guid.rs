@@ -1,7 +1,7 @@
 //! GUIDs as Entra and ARM spell them: 8-4-4-4-12 hex digits. Object, client, tenant and subscription ids are such.
 
+pub use auth::rbac::principal::is_guid;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
-pub use proto::rbac::principal::is_guid;
 
 /// The system gave no random bytes.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub fn random() -> Result<String, NoRandom> {
     SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandom)?;
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    Ok(hyphenated(&proto::ids::hex(&bytes)))
+    Ok(hyphenated(&types::ids::hex(&bytes)))
 }
 
 /// 32 hex digits as a GUID; anything else stays as it is.

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
 
-use proto::ids::{ClusterId, hex};
+use types::ids::{ClusterId, hex};
 
 use super::{
     Issuer, TTL_DEFAULT,

@@ -159,7 +159,7 @@ async fn a_rotated_key_signs_the_next_token_and_the_old_one_stays_published() {
 /// What it publishes of replaced and revoked keys is what verifiers obey.
 #[tokio::test]
 async fn its_replaced_and_revoked_keys_end_at_verifiers() {
-    use proto::token::{Fetch, Issuer as Trusted, RawIssuer, TokenError, Verifier, testing::MemoryFetch};
+    use auth::token::{Fetch, Issuer as Trusted, RawIssuer, TokenError, Verifier, testing::MemoryFetch};
     let f = fixture();
     let (keys, url) = (f.dir.path().join(KEYS_FILE), f.issuer.settings().url.clone());
     let pinned = f.dir.path().join("pinned.json");
@@ -200,7 +200,7 @@ async fn its_replaced_and_revoked_keys_end_at_verifiers() {
 
 #[tokio::test]
 async fn its_tokens_verify_against_pinned_keys_and_through_rotations() {
-    use proto::token::{Fetch, Issuer as Trusted, RawIssuer, Verifier, testing::MemoryFetch};
+    use auth::token::{Fetch, Issuer as Trusted, RawIssuer, Verifier, testing::MemoryFetch};
     let f = fixture();
     let url = f.issuer.settings().url.clone();
     let pinned = f.dir.path().join("pinned.json");

@@ -146,7 +146,7 @@ impl Users {
             }
             None if self.users.len() >= USERS_MAX => return Err(UsersError::TooMany),
             None => {
-                let id = proto::ids::hex(&random::<16>()?);
+                let id = types::ids::hex(&random::<16>()?);
                 let (name, groups) = (name.to_owned(), groups.to_vec());
                 self.users.push(User { name, id, groups, disabled: false, generation: 0, password });
                 self.users.len() - 1

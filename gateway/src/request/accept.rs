@@ -24,14 +24,16 @@ use std::{
 
 use bytes::Bytes;
 use certs::{Peer, PeerIdentity, tls};
+use daemon::chain;
 use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn, upgrade::Upgraded};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::{limits, process::chain, transport::cork::cork};
 use rustls::pki_types::CertificateDer;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
+use tunnel::transport::cork::cork;
+use types::limits;
 
 pub use self::framing::{Faulty, Turn};
 use self::{
@@ -245,7 +247,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(limits.idle_timeout)
-        .max_headers(proto::limits::HEADER_COUNT)
+        .max_headers(types::limits::HEADER_COUNT)
         // Above what is let through, so that the refusal is ours.
         .max_buf_size(2 * framing::HEAD_BYTES);
     let serving = builder.serve_connection(io, service).with_upgrades();

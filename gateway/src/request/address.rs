@@ -7,10 +7,11 @@
 
 use std::borrow::Cow;
 
+use auth::kubernetes::RequestInfo;
 use bytes::Bytes;
 use certs::is_below;
 use http::{HeaderMap, Method, Uri, Version, header};
-use proto::{ids::ClusterKey, kubernetes::RequestInfo};
+use types::ids::ClusterKey;
 
 use crate::{agents, issuer::Issuer};
 
@@ -145,12 +146,12 @@ pub enum AddressError {
     /// Not `/...`.
     #[error("the request target must be a path")]
     Target,
-    /// Longer than [`proto::limits::TARGET_BYTES`], or where only clusters take more than
-    /// [`proto::limits::PLAIN_TARGET_BYTES`].
+    /// Longer than [`types::limits::TARGET_BYTES`], or where only clusters take more than
+    /// [`types::limits::PLAIN_TARGET_BYTES`].
     #[error(
         "the request target is longer than {} bytes, or its path, or anything over HTTP/2, than {}",
-        proto::limits::TARGET_BYTES,
-        proto::limits::PLAIN_TARGET_BYTES
+        types::limits::TARGET_BYTES,
+        types::limits::PLAIN_TARGET_BYTES
     )]
     TooLong,
     /// `.` or `..`, plain or encoded.
@@ -192,7 +193,7 @@ pub fn parse(
         Some(LongTarget(long)) => std::str::from_utf8(long).map_err(|_| AddressError::Target)?,
         None => uri.path_and_query().map_or("/", |pq| pq.as_str()),
     };
-    if target.len() > proto::limits::TARGET_BYTES {
+    if target.len() > types::limits::TARGET_BYTES {
         return Err(AddressError::TooLong);
     }
     let target = if target.starts_with('?') { Cow::Owned(format!("/{target}")) } else { Cow::Borrowed(target) };

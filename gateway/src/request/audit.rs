@@ -20,14 +20,12 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use proto::{
-    ids::{ClusterId, ClusterKey, RequestId},
-    kubernetes::RequestInfo,
-    process::{Shutdown, TaskGroup},
-    transport::CarrierKind,
-};
+use auth::kubernetes::RequestInfo;
+use daemon::{Shutdown, TaskGroup};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
+use tunnel::transport::CarrierKind;
+use types::ids::{ClusterId, ClusterKey, RequestId};
 
 use self::{
     line::{Known, Text},

@@ -11,18 +11,21 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use auth::{
+    rbac::principal::{group_key, user_key},
+    token::{Identity, TokenError, Verifier},
+};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use certs::{Roots, is_still_of};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use proto::{
-    ids::{ClusterId, ClusterKey},
-    rbac::principal::{group_key, user_key},
-    token::{Identity, TokenError, Verifier, is_of_token_bytes},
-};
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use tracing::Instrument as _;
+use types::{
+    bearer::is_of_token_bytes,
+    ids::{ClusterId, ClusterKey},
+};
 
 use crate::snapshot::{ClusterRef, Snapshot};
 
@@ -358,7 +361,7 @@ fn audience_of_unknown(key: &ClusterKey, token: &str) -> String {
         let id = audience.strip_prefix("towline:cluster:").and_then(|id| id.parse::<ClusterId>().ok());
         id.is_some_and(|id| id.key() == *key && id.audience() == *audience)
     };
-    proto::token::claimed_audiences(token)
+    auth::token::claimed_audiences(token)
         .into_iter()
         .find(names_it)
         .unwrap_or_else(|| "towline:cluster:unknown".to_owned())

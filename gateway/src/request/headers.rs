@@ -6,7 +6,8 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Version, header};
 use hyper::body::Incoming;
-use proto::{exchange, limits};
+use tunnel::exchange;
+use types::limits;
 
 use super::{
     Stage,

@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use dashmap::DashMap;
-use proto::ids::ClusterKey;
+use types::ids::ClusterKey;
 
 use super::{
     Stage,

@@ -5,11 +5,11 @@
 use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
-use proto::{
+use tracing::Instrument as _;
+use tunnel::{
     transport::{OpenError, Stream},
     wire::head::RequestHead,
 };
-use tracing::Instrument as _;
 
 use super::{
     Stage,
@@ -50,7 +50,7 @@ impl Place {
 /// A request's head as it goes onto a stream.
 pub fn encode(head: &RequestHead) -> Result<Bytes, Refusal> {
     let encoded = head.encode().map_err(|error| {
-        let kind = Kind::HeadTooLarge { name: "head bytes", value: proto::limits::HEAD_BYTES };
+        let kind = Kind::HeadTooLarge { name: "head bytes", value: types::limits::HEAD_BYTES };
         Refusal::new(Stage::Open, kind).because(error)
     })?;
     Ok(encoded.freeze())

@@ -7,7 +7,7 @@
 //! the sign-in pages among them.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use proto::ids::ClusterKey;
+use types::ids::ClusterKey;
 
 use super::address::{ClusterAddress, Form};
 
@@ -140,7 +140,7 @@ fn dots(segment: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use proto::ids::ClusterId;
+    use types::ids::ClusterId;
     use url::Url;
 
     use super::*;

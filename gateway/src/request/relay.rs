@@ -15,23 +15,23 @@ use std::{
 };
 
 use bytes::Bytes;
+use daemon::{Task, TaskGroup};
 use futures_util::future::BoxFuture;
 use http::{Method, Response, StatusCode, header};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use proto::{
-    exchange::{self, Resendable, Sending, StreamBody},
-    limits,
-    process::{Task, TaskGroup},
-    transport::{MessageError, RecvStream, SendStream, Stream, StreamError},
-    wire::{close::StreamCode, head::ResponseHead},
-};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::oneshot,
 };
 use tracing::Instrument as _;
+use tunnel::{
+    exchange::{self, Resendable, Sending, StreamBody},
+    transport::{MessageError, RecvStream, SendStream, Stream, StreamError},
+    wire::{close::StreamCode, head::ResponseHead},
+};
+use types::limits;
 
 use self::watch::Leaving;
 use super::{

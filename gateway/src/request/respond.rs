@@ -9,7 +9,8 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
-use proto::{exchange::Status, ids::RequestId};
+use tunnel::exchange::Status;
+use types::ids::RequestId;
 
 use super::{Stage, accept::limit::UnreadAnswer, address::AddressError, audit, relay::Relayed};
 use crate::{events::stream::Live, sessions::EndReason};
@@ -336,7 +337,7 @@ pub enum Body {
 pub enum BodyError {
     /// Behind the gateway.
     #[error("the answer broke off")]
-    BrokenOff(#[source] proto::transport::StreamError),
+    BrokenOff(#[source] tunnel::transport::StreamError),
     /// By the gateway.
     #[error("the session was ended: {}", .0.text())]
     Ended(EndReason),

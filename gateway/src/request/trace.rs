@@ -5,7 +5,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName};
-use proto::ids::{lower_hex, push_hex};
+use types::ids::{lower_hex, push_hex};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");

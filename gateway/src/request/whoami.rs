@@ -4,9 +4,10 @@
 use std::{sync::Arc, time::SystemTime};
 
 use http::Response;
-use proto::{exchange::StreamBody, ids::RequestId, wire::head::RequestHead};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tunnel::{exchange::StreamBody, wire::head::RequestHead};
+use types::ids::RequestId;
 
 use super::{
     QUESTION_DEADLINE, Request, Stage,

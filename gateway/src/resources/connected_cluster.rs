@@ -1,5 +1,6 @@
 //! Connected clusters: `Microsoft.Kubernetes/connectedClusters` (arc-reference.md 1.2; features rows R1-R5, R12, C1-C5).
 
+use auth::rbac::{Action, Plane, Scope};
 use aws_lc_rs::{
     digest,
     signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey},
@@ -7,12 +8,11 @@ use aws_lc_rs::{
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use futures_util::future::BoxFuture;
 use http::StatusCode;
-use proto::{
+use serde_json::{Map, Value, json};
+use types::{
     api::{ErrorDetail, ResourceId},
     ids::ClusterId,
-    rbac::{Action, Plane, Scope},
 };
-use serde_json::{Map, Value, json};
 
 use super::{
     Acting, Kind, Place, Showing, Writing, new_guid, properties, properties_mut,
@@ -281,7 +281,7 @@ pub fn key_name(key: &[u8]) -> String {
 
 /// SHA-256 of a key's DER in hex.
 pub fn fingerprint(key: &[u8]) -> String {
-    proto::ids::hex(digest::digest(&digest::SHA256, key).as_ref())
+    types::ids::hex(digest::digest(&digest::SHA256, key).as_ref())
 }
 
 /// The object id of a kept cluster's identity.

@@ -8,14 +8,12 @@
 //! token = "towline-enrol" . base64url(id of the resource group) . id (32 hex digits) . secret (64 hex digits)
 //! ```
 
+use auth::rbac::{Action, Plane, Scope, principal::group_key};
 use aws_lc_rs::{constant_time, digest};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::StatusCode;
-use proto::{
-    api::{ResourceId, id::RESOURCE_GROUPS},
-    rbac::{Action, Plane, Scope, principal::group_key},
-};
 use serde_json::{Map, Value, json};
+use types::api::{ResourceId, id::RESOURCE_GROUPS};
 
 use super::{
     Acting, last_name,
@@ -168,7 +166,7 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
         return Err(ApiError::bad_request("InvalidRequestContent", message).at("expiresInSeconds"));
     }
     let ends_ms = acting.now_ms + life * 1000;
-    let (id, secret) = (proto::ids::hex(&random::<16>()), proto::ids::hex(&random::<32>()));
+    let (id, secret) = (types::ids::hex(&random::<16>()), types::ids::hex(&random::<32>()));
     let kept = Stored {
         key: key(&group, &id),
         kind: KIND.to_owned(),
@@ -284,7 +282,7 @@ fn has_ended(kept: &Stored, now_ms: i64) -> bool {
 }
 
 fn hashed(secret: &str) -> String {
-    proto::ids::hex(digest::digest(&digest::SHA256, secret.as_bytes()).as_ref())
+    types::ids::hex(digest::digest(&digest::SHA256, secret.as_bytes()).as_ref())
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Resource groups (features row R11). Deleting one deletes what it holds.
 
 use futures_util::future::BoxFuture;
-use proto::api::{
+use serde_json::{Map, Value, json};
+use types::api::{
     ErrorDetail,
     id::{GROUP_CHARACTERS, RESOURCE_GROUPS, is_group_name},
 };
-use serde_json::{Map, Value, json};
 
 use super::{
     Acting, Kind, Place, Writing, enrolment_token, properties_mut,

@@ -6,19 +6,19 @@
 
 use std::sync::Arc;
 
+use auth::rbac::{
+    Role, Scope, Window,
+    principal::{group_key, user_key},
+    snapshot::DOCUMENT_BYTES,
+};
 use futures_util::future::BoxFuture;
 use http::StatusCode;
-use proto::{
-    api::{ErrorDetail, ResourceId},
-    ids::ClusterId,
-    rbac::{
-        Role, Scope, Window,
-        principal::{group_key, user_key},
-        snapshot::DOCUMENT_BYTES,
-    },
-};
 use serde_json::{Map, Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::{
+    api::{ErrorDetail, ResourceId},
+    ids::ClusterId,
+};
 
 use super::{
     Kind, Place, Writing, is_guid, last_name, properties, properties_mut, role_definition,
@@ -164,7 +164,7 @@ impl Kind for RoleAssignments {
 /// Assignments at one scope at most; at a namespace of a cluster, which is a part of one,
 pub const ASSIGNMENTS: usize = 2000;
 const ASSIGNMENTS_OF_NAMESPACE: usize = 500;
-/// and what they may take of the document that each cluster there is told ([`proto::rbac::snapshot`]), in bytes. What is at some
+/// and what they may take of the document that each cluster there is told ([`auth::rbac::snapshot`]), in bytes. What is at some
 /// scopes leaves room for all others.
 pub const TOLD_BYTES: usize = DOCUMENT_BYTES / 8;
 const TOLD_BYTES_OF_NAMESPACE: usize = DOCUMENT_BYTES / 16;

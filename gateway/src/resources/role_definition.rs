@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
+use auth::rbac::{
+    Action, Plane, Role, Scope,
+    role::{BuiltInRole, RawPermission, built_in},
+};
 use futures_util::future::BoxFuture;
 use http::StatusCode;
-use proto::{
-    api::{ErrorDetail, ResourceId, id::fold},
-    rbac::{
-        Action, Plane, Role, Scope,
-        role::{BuiltInRole, RawPermission, built_in},
-    },
-};
 use serde_json::{Map, Value, json};
+use types::api::{ErrorDetail, ResourceId, id::fold};
 
 use super::{
     Kind, Place, Writing, is_guid, last_name, properties, properties_mut, role_assignment,
@@ -285,7 +283,7 @@ fn permissions(body: &Map<String, Value>) -> Result<Vec<RawPermission>, String> 
 }
 
 /// A decision looks at every pattern of a role, and agents are told all of them. Definitions that were kept before these bounds
-/// stay as they are: a decision has a budget besides ([`proto::rbac::budget`]).
+/// stay as they are: a decision has a budget besides ([`auth::rbac::budget`]).
 fn bounded(permissions: Vec<RawPermission>) -> Result<Vec<RawPermission>, String> {
     let patterns = |one: &RawPermission| {
         one.actions.len() + one.not_actions.len() + one.data_actions.len() + one.not_data_actions.len()

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use proto::api::ErrorDetail;
 use serde_json::{Map, Value, json};
+use types::api::ErrorDetail;
 
 /// Characters of a text at most, unless its property says otherwise.
 const TEXT: usize = 2048;

@@ -1,8 +1,8 @@
 //! Subscriptions: given by the configuration, read by clients.
 
 use futures_util::future::BoxFuture;
-use proto::api::{ErrorDetail, id::SUBSCRIPTIONS};
 use serde_json::{Map, Value};
+use types::api::{ErrorDetail, id::SUBSCRIPTIONS};
 
 use super::{
     Kind, Place, Writing,

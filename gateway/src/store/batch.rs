@@ -3,7 +3,7 @@
 use serde_json::Value;
 use sqlx::{AnyConnection, Row};
 
-use proto::api::id::fold;
+use types::api::id::fold;
 
 use super::{
     Store, StoreError, Write, agents, events, is_text,

@@ -33,7 +33,7 @@ impl Store {
         let mut wanted: Vec<(String, &'static str)> = last.into_iter().map(|id| (id, USED_LAST)).collect();
         for row in used {
             let id: Vec<u8> = row.try_get("key_id")?;
-            wanted.push((proto::ids::hex(&id), "protected settings are sealed with"));
+            wanted.push((types::ids::hex(&id), "protected settings are sealed with"));
         }
         let missing = wanted.into_iter().find(|(id, _)| !protector.has(id));
         Ok(missing.map(|(wanted, used)| ProtectError::Exchanged { path: path.to_owned(), wanted, used }))

@@ -145,12 +145,12 @@ impl Protector {
 
     /// The id of the key that seals, in hex. Says nothing of the key.
     pub fn newest(&self) -> String {
-        self.keys.first().map(|key| proto::ids::hex(&key.id)).unwrap_or_default()
+        self.keys.first().map(|key| types::ids::hex(&key.id)).unwrap_or_default()
     }
 
     /// Whether the key with this id, in hex, is in the file.
     pub fn has(&self, id: &str) -> bool {
-        self.keys.iter().any(|key| proto::ids::hex(&key.id) == id)
+        self.keys.iter().any(|key| types::ids::hex(&key.id) == id)
     }
 
     /// Puts a new key before those of a key file and reads it again. What is sealed from then on needs the new one.
@@ -203,7 +203,7 @@ impl Protector {
             return Err(ProtectError::Damaged);
         }
         let with = self.keys.iter().find(|key| key.id == head[1..]);
-        let with = with.ok_or_else(|| ProtectError::UnknownKey(proto::ids::hex(&head[1..])))?;
+        let with = with.ok_or_else(|| ProtectError::UnknownKey(types::ids::hex(&head[1..])))?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| ProtectError::Damaged)?;
         let mut text = text.to_vec();
         let opened = with
@@ -223,7 +223,7 @@ impl Protector {
 
 impl fmt::Debug for Protector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.keys.iter().map(|key| proto::ids::hex(&key.id))).finish()
+        f.debug_list().entries(self.keys.iter().map(|key| types::ids::hex(&key.id))).finish()
     }
 }
 
@@ -299,7 +299,7 @@ fn beside(path: &Path) -> Result<PathBuf, ProtectError> {
     let mut random = [0; 8];
     rand::fill(&mut random).map_err(|_| ProtectError::Library)?;
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.new", proto::ids::hex(&random)));
+    name.push(format!(".{}.new", types::ids::hex(&random)));
     Ok(name.into())
 }
 

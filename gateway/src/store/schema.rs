@@ -87,7 +87,7 @@ mod tests {
         let sums: Vec<String> = MIGRATIONS
             .iter()
             .map(|(_, sql)| digest::digest(&digest::SHA256, sql.as_bytes()))
-            .map(|sum| proto::ids::hex(sum.as_ref()))
+            .map(|sum| types::ids::hex(sum.as_ref()))
             .collect();
         assert_eq!(sums, RELEASED, "write another migration instead");
     }

@@ -2,19 +2,16 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use proto::{
-    limits,
-    transport::{
-        CarrierKind,
-        carrier::{Carrier, CarrierError, Facts},
-        http2,
-        quic::{Connecting, Listener},
-    },
-    version::Features,
-};
 use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
+use tunnel::transport::{
+    CarrierKind,
+    carrier::{Carrier, CarrierError, Facts},
+    http2,
+    quic::{Connecting, Listener},
+};
+use types::{limits, version::Features};
 
 use super::handshake;
 use crate::{core::Core, request::accept::refused::Cause};

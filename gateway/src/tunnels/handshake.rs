@@ -3,9 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use certs::{Peer, PeerError, Roots};
-use proto::{
-    agent_api::{CONNECT_AGAIN, codes},
-    ids::ClusterId,
+use rustls::pki_types::CertificateDer;
+use tunnel::{
     transport::{
         TunnelHandle,
         carrier::Carrier,
@@ -13,7 +12,10 @@ use proto::{
     },
     wire::{close::CloseCode, hello::Refuse},
 };
-use rustls::pki_types::CertificateDer;
+use types::{
+    agent_api::{CONNECT_AGAIN, codes},
+    ids::ClusterId,
+};
 
 use crate::{
     core::Core,

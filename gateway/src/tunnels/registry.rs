@@ -11,12 +11,12 @@ use std::{
 };
 
 use dashmap::DashMap;
-use proto::{
+use tokio::sync::Notify;
+use tunnel::transport::TunnelHandle;
+use types::{
     ids::{ClusterKey, hex},
-    transport::TunnelHandle,
     version::Features,
 };
-use tokio::sync::Notify;
 
 use crate::snapshot::{ClusterRef, Named};
 
@@ -230,7 +230,7 @@ impl Drop for Registered {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use proto::transport::{Stream, memory};
+    use tunnel::transport::{Stream, memory};
 
     use super::*;
     use crate::snapshot::Cluster;

@@ -7,8 +7,8 @@ use std::{
 };
 
 use certs::{Peer, Roots};
-use proto::{transport::loss::Loss, wire::close::CloseCode};
 use rustls::pki_types::CertificateDer;
+use tunnel::{transport::loss::Loss, wire::close::CloseCode};
 
 use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
 use crate::{agents::tunnel::Exchanges, core::Core, tunnels::registry::LiveTunnel};

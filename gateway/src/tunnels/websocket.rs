@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
-use proto::transport::{
+use tunnel::transport::{
     CarrierKind,
     carrier::Facts,
     http2,
@@ -28,7 +28,7 @@ pub fn upgrade(
     mut http: http::Request<Incoming>,
 ) -> Result<Response<Body>, Refusal> {
     let refuse = |why| Refusal::new(Stage::Address, Kind::BadRequest(why));
-    if core.shutdown.phase() != proto::process::Phase::Ready {
+    if core.shutdown.phase() != daemon::Phase::Ready {
         return Err(Refusal::new(Stage::Accept, Kind::Draining));
     }
     if http.method() != Method::GET || http.version() != Version::HTTP_11 {

@@ -42,7 +42,7 @@ async fn a_reload_reads_an_issuers_changed_keys_file_and_keeps_the_verifier_othe
     let first = verifier(&world);
     world.gateway.reload().await.unwrap();
     assert!(std::sync::Arc::ptr_eq(&first, &verifier(&world)));
-    world.issuer.keys.insert(0, proto::token::testing::TestKey::es256("k2"));
+    world.issuer.keys.insert(0, auth::token::testing::TestKey::es256("k2"));
     let token = world.token("ann", "a");
     assert!(first.verify(&token, &audience, now).await.is_err());
     world.issuer.raw("dev", world.dir.path()).unwrap();

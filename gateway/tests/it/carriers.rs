@@ -1,7 +1,7 @@
 //! Agents on each carrier, as they dial for real.
 
 use certs::{Validity, tls};
-use proto::transport::CarrierKind;
+use tunnel::transport::CarrierKind;
 
 use crate::world::{World, at, cluster, get};
 
@@ -17,7 +17,7 @@ async fn requests_reach_an_agent_on_every_carrier() {
             agent.next().await.answer(200, &[], body).await;
             assert_eq!(user.answer().await.text(), body, "{carrier}");
         }
-        agent.tunnel.close(proto::wire::close::CloseCode::Shutdown, "");
+        agent.tunnel.close(tunnel::wire::close::CloseCode::Shutdown, "");
         while world.gateway.core().metrics.tunnels_open() > 0 {
             tokio::task::yield_now().await;
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;

@@ -22,17 +22,19 @@ use gateway::{
     store::{Store, batch::Expect},
 };
 use http::{HeaderMap, Method};
-use proto::{
-    agent_api::{ROLE, codes, encode, enrolled_message, enrolment_message, paths},
-    ids::{ClusterId, RequestId},
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256};
+use serde_json::{Value, json};
+use tunnel::{
     transport::{TunnelHandle, session::HelloError},
     wire::{
         close::CloseCode,
         head::{RequestHead, ResponseHead},
     },
 };
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256};
-use serde_json::{Value, json};
+use types::{
+    agent_api::{ROLE, codes, encode, enrolled_message, enrolment_message, paths},
+    ids::{ClusterId, RequestId},
+};
 
 use crate::world::{self, Agent, Answer, Arrived, LONG, World};
 
@@ -259,7 +261,7 @@ async fn ask(tunnel: &TunnelHandle, method: Method, target: &str, body: &Value) 
         stream.send.send(Bytes::from(body.to_string())).await.unwrap();
     }
     stream.send.finish().unwrap();
-    let message = stream.recv.recv_message(proto::limits::HEAD_BYTES).await.unwrap();
+    let message = stream.recv.recv_message(types::limits::HEAD_BYTES).await.unwrap();
     let head = ResponseHead::decode(message).unwrap();
     let mut text = Vec::new();
     while let Some(chunk) = stream.recv.recv().await.unwrap() {
@@ -402,7 +404,7 @@ async fn r6_bad_input_is_told_apart_from_a_bad_proof() {
         let answer = site.agents("certificate", body).await;
         assert_eq!((answer.status, answer.json()["error"]["target"].as_str()), (400, Some(member)));
     }
-    let large = json!({"clusterId": "x".repeat(proto::agent_api::BODY_BYTES)});
+    let large = json!({"clusterId": "x".repeat(types::agent_api::BODY_BYTES)});
     assert_eq!(site.agents("challenge", large).await.status, 413);
     assert_eq!(site.agents("surprise", json!({})).await.status, 404);
     assert_eq!(site.http("GET", "/.towline/agent/challenge", None, None, None).await.status, 405);
@@ -581,7 +583,7 @@ async fn r7_a_certificate_of_another_identity_opens_no_tunnel() {
 async fn r8_a_cluster_that_is_not_known_is_not_said_to_be_deleted() {
     let site = Site::new().await;
     let (key, csr) = request(|_| {});
-    let der = proto::agent_api::decode(&csr).unwrap();
+    let der = types::agent_api::decode(&csr).unwrap();
     let never = id("never");
     let asked = certs::AgentRequest::read(&der, never.as_str(), &[]).unwrap();
     let name = certs::AgentName { cluster_id: never.as_str(), principal: TENANT, onboarding: "0123" };

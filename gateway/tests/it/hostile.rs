@@ -7,11 +7,11 @@ use certs::Validity;
 use futures_util::{FutureExt, future::join_all};
 use gateway::tunnels::handshake::TUNNELS_PER_CLUSTER;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use proto::wire::head::ResponseHead;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
+use tunnel::wire::head::ResponseHead;
 
 use crate::world::{LONG, World, at, cluster, get};
 

@@ -54,7 +54,7 @@ async fn target_of_64_kilobytes_arrives_over_http2() {
     let agent = world.agent("a").await;
     let token = world.token("ann", "a");
     let mut sender = client(&world).await.ready().await.unwrap();
-    let room = proto::limits::PLAIN_TARGET_BYTES - at("a", "/x?a=").len() - "https://localhost".len();
+    let room = types::limits::PLAIN_TARGET_BYTES - at("a", "/x?a=").len() - "https://localhost".len();
     let target = format!("/x?a={}", "b".repeat(room));
     let (_response, _) = sender.send_request(request(&at("a", &target), &token).body(()).unwrap(), true).unwrap();
     assert!(agent.next().await.head.target == target.as_bytes());
@@ -145,7 +145,7 @@ async fn long_heads_in_small_frames_are_taken_or_431_and_the_connection_lives() 
     let token = format!("Bearer {}", world.token("ann", "a"));
     let mut user = world.user_with("localhost", None, &[tls::ALPN_H2]).await;
     user.send(PREFACE).await;
-    let whole = "x".repeat(proto::limits::HEADER_LIST_BYTES - 2048);
+    let whole = "x".repeat(types::limits::HEADER_LIST_BYTES - 2048);
     let group = "g".repeat(100);
     for (round, (filler, count, query, refused)) in [
         (whole.as_str(), 1, "", None),

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use certs::{Validity, tls};
-use proto::{transport::session::HelloError, wire::close::CloseCode};
+use tunnel::{transport::session::HelloError, wire::close::CloseCode};
 
 use crate::world::{World, at, cluster, get};
 

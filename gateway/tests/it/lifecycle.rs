@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use proto::wire::close::CloseCode;
+use tunnel::wire::close::CloseCode;
 
 use crate::world::{LONG, World, at, cluster, config, get};
 

@@ -7,12 +7,11 @@ use std::{
 
 use futures_util::FutureExt;
 use gateway::tunnels::registry::Registry;
-use proto::{
-    limits,
+use tunnel::{
     transport::{CarrierKind, session::AgentSide, testing::UdpCable},
-    version::Features,
     wire::close::CloseCode,
 };
+use types::{limits, version::Features};
 
 use crate::world::{LONG, World, agent_side, at, get};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use proto::{
+use tunnel::{
     transport::{CarrierKind, session::AgentSide},
     wire::close::CloseCode,
 };

@@ -1,7 +1,7 @@
 //! What an agent refused before any part of it looked at it: it goes to another agent, whatever its method, or the user is told
 //! that nothing was done.
 
-use proto::wire::close::StreamCode;
+use tunnel::wire::close::StreamCode;
 
 use crate::world::{Agent, Arrived, World, at, get};
 

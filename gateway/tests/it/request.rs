@@ -4,8 +4,8 @@ use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use certs::{Validity, tls};
-use proto::wire::close::StreamCode;
 use tokio::io::AsyncWriteExt;
+use tunnel::wire::close::StreamCode;
 
 use crate::world::{HEADER_LIST, LONG, World, at, cluster, get};
 
@@ -335,7 +335,7 @@ async fn a_second_tunnel_takes_over_when_the_first_is_gone() {
     let first = world.agent("a").await;
     let second = world.agent("a").await;
     let token = world.token("ann", "a");
-    second.tunnel.close(proto::wire::close::CloseCode::Shutdown, "");
+    second.tunnel.close(tunnel::wire::close::CloseCode::Shutdown, "");
     let mut user = world.user().await;
     for _ in 0..3 {
         user.send(get(&at("a", "/x"), &token, "")).await;
@@ -492,7 +492,7 @@ async fn target_of_a_mebibyte_arrives_and_a_longer_one_is_414() {
     let world = World::new().await;
     let agent = world.agent("a").await;
     let token = world.token("ann", "a");
-    let room = proto::limits::TARGET_BYTES - at("a", "/x?a=").len();
+    let room = types::limits::TARGET_BYTES - at("a", "/x?a=").len();
     let mut user = world.user().await;
     for bytes in [40_000, 65_534 - 80, 65_534, 200_000, 1_000_000, room] {
         let target = format!("/x?a={}", "b%2C".repeat(bytes / 4));
@@ -536,7 +536,7 @@ async fn long_targets_at_once_are_429_beyond_their_bound() {
     let long = get(&at("a", &format!("/x?a={}", "b".repeat(100_000))), &token, "");
     let (mut users, mut arrived) = (Vec::new(), Vec::new());
     let refused = loop {
-        assert!(users.len() <= proto::limits::LONG_TARGETS_PER_ADDRESS as usize, "they are bounded");
+        assert!(users.len() <= types::limits::LONG_TARGETS_PER_ADDRESS as usize, "they are bounded");
         let mut user = world.user().await;
         user.send(long.clone()).await;
         tokio::select! {

@@ -7,9 +7,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use proto::{process::Task, transport::StreamError};
+use daemon::Task;
 use serde_json::json;
 use tokio::sync::Notify;
+use tunnel::transport::StreamError;
 
 use crate::world::{Agent, Arrived, LONG, User, World, at, cluster, config, get};
 

@@ -1,6 +1,6 @@
 //! Attacks 4.3: what two readers could frame differently is 400 and the connection closes; nothing reaches the agent.
 
-use proto::transport::CarrierKind;
+use tunnel::transport::CarrierKind;
 
 use crate::world::{World, at, get};
 

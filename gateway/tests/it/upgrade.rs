@@ -96,7 +96,7 @@ async fn an_upgraded_connection_that_breaks_resets_the_stream() {
     let mut arrived = agent.next().await;
     arrived.answer_head(101, SWITCH).await;
     user.head().await;
-    agent.tunnel.close(proto::wire::close::CloseCode::Shutdown, "");
+    agent.tunnel.close(tunnel::wire::close::CloseCode::Shutdown, "");
     user.closed().await;
     drop(arrived);
     world.quiet().await;

@@ -7,15 +7,20 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use auth::token::testing::TestIssuer;
 use bytes::Bytes;
 use certs::{Authority, Credentials, Issued, Validity, tls};
+use daemon::{Task, TaskGroup};
 use gateway::{Addresses, Extras, Gateway, Handle, config::Config};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use proto::{
-    ids::ClusterId,
-    limits,
-    process::{Task, TaskGroup},
-    token::testing::TestIssuer,
+use rustls::pki_types::ServerName;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tunnel::{
     transport::{
         CarrierKind, Stream, TunnelHandle,
         carrier::Facts,
@@ -25,13 +30,7 @@ use proto::{
     },
     wire::head::{RequestHead, ResponseHead},
 };
-use rustls::pki_types::ServerName;
-use tempfile::TempDir;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
-use tokio_rustls::{TlsConnector, client::TlsStream};
+use types::{ids::ClusterId, limits};
 
 /// Nothing in a test may take longer.
 pub const LONG: Duration = Duration::from_secs(20);
@@ -135,7 +134,7 @@ impl World {
         let tcp = TcpStream::connect(self.addresses.public).await.unwrap();
         let stream = TlsConnector::from(Arc::new(config)).connect(server_name("localhost"), tcp).await.unwrap();
         let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: vec![] };
-        let lost = |error: proto::transport::carrier::CarrierError| HelloError::Lost(error.to_string());
+        let lost = |error: tunnel::transport::carrier::CarrierError| HelloError::Lost(error.to_string());
         let carrier = http2::server_side(stream, facts).await.map_err(lost)?;
         session::connect(carrier, agent_side()).await
     }
@@ -215,7 +214,7 @@ pub fn agent_side() -> AgentSide {
     AgentSide {
         agent_version: "test".to_owned(),
         instance: [1; 16],
-        features: proto::version::Features::default(),
+        features: types::version::Features::default(),
         prove: Box::new(|_| Err("no proof in this test".to_owned())),
         options: SessionOptions::default(),
     }

@@ -5,15 +5,15 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use proto::{
-    agent_api::{encode, enrolment_message},
-    ids::ClusterId,
-};
 use rcgen::{
     CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256, PublicKeyData as _,
     SigningKey as _,
 };
 use serde_json::{Value, json};
+use types::{
+    agent_api::{encode, enrolment_message},
+    ids::ClusterId,
+};
 
 use super::{Stack, start_agent};
 use crate::programs::eventually;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use certs::serving::{Serving, ShownNow};
+use daemon::{Backoff, random_unit, settings::read_bounded};
 use k8s_openapi::{
     ByteString,
     api::core::v1::{ConfigMap, Secret},
@@ -17,10 +18,6 @@ use k8s_openapi::{
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
-};
-use proto::{
-    process::{Backoff, random_unit},
-    settings::read_bounded,
 };
 use serde_json::json;
 
@@ -136,7 +133,7 @@ impl Store {
         match self {
             Self::Cluster(client) => {
                 let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-                let encoded = |text: &str| proto::agent_api::encode(text.as_bytes());
+                let encoded = |text: &str| types::agent_api::encode(text.as_bytes());
                 let kept = json!({"data": {CERTIFICATES: encoded(&certificates), KEYS: encoded(&keys)}});
                 let secrets = Api::<Secret>::default_namespaced(client.clone());
                 let saved = secrets.patch(SECRET, &params, &Patch::Merge(&kept)).await;

@@ -12,10 +12,10 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
-use proto::agent_api::{Token, TokenRequest, paths};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::time::{Instant, timeout};
+use types::agent_api::{Token, TokenRequest, paths};
 
 use super::{
     ask::{AUDIENCE, Caller, GROUP, RESOURCE, Reviews, VERB},

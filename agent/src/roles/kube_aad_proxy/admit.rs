@@ -6,10 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use auth::kubernetes::percent_decode;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
-use proto::{exchange, kubernetes::percent_decode, limits, token, wire::head::RequestHead};
 use secrecy::SecretString;
+use tunnel::{exchange, wire::head::RequestHead};
+use types::{bearer::is_of_token_bytes, limits};
 
 use super::{Refusal, target::Target};
 
@@ -332,7 +334,7 @@ fn admit_credential(
 /// `b64token` of RFC 6750, which no list, space or control character fits in.
 fn checked_token(token: &str) -> Result<SecretString, Refusal> {
     let body = token.trim_end_matches('=');
-    if body.contains('=') || !token::is_of_token_bytes(body.as_bytes()) {
+    if body.contains('=') || !is_of_token_bytes(body.as_bytes()) {
         return Err(Refusal::unauthorized(STAGE, "the token has characters that no token has"));
     }
     Ok(SecretString::from(token.to_owned()))

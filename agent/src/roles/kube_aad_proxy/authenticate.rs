@@ -3,11 +3,9 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use proto::{
-    ids::ClusterId,
-    token::{Identity, TokenError, Verifier},
-};
+use auth::token::{Identity, TokenError, Verifier};
 use secrecy::{ExposeSecret as _, SecretString};
+use types::ids::ClusterId;
 
 use super::{
     Refusal,

@@ -7,8 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::{
-    ids::ClusterId,
+use auth::{
     kubernetes::{RequestInfo, percent_decode},
     rbac::{
         Policy,
@@ -19,6 +18,7 @@ use proto::{
     token::{Identity, TokenError},
 };
 use tokio::sync::watch;
+use types::ids::ClusterId;
 
 use super::{
     admit::{Admitted, Asked},

@@ -5,7 +5,7 @@
 //!
 //! A request is sent again, whatever its method, where it is proved that the apiserver did not process it: none of it has
 //! left (hyper hands it back), or the apiserver said so with GOAWAY or REFUSED_STREAM ([`was_not_processed`]). Its body is
-//! kept for that until the answer begins; a body beyond the bounds of [`proto::exchange::Resendable`] is not sent again, and
+//! kept for that until the answer begins; a body beyond the bounds of [`tunnel::exchange::Resendable`] is not sent again, and
 //! the caller is told that nothing was done (503 with `Retry-After`). Any other broken connection proves nothing: then only a
 //! safe request without a body is sent twice, when the apiserver closed a kept HTTP/1.1 connection just as the request was on
 //! its way, as it may whenever that is idle (RFC 9110 section 9.2.2), or had more headers to say than a connection for brief
@@ -23,17 +23,15 @@ mod tasks;
 
 use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
+use daemon::TaskGroup;
 use http::{
     HeaderMap, HeaderValue, Request, Response, Uri, Version, header,
     uri::{self, PathAndQuery},
 };
 use hyper::body::Incoming;
-use proto::{
-    exchange::{Room, was_not_processed},
-    limits,
-    process::TaskGroup,
-};
 use tokio::{sync::oneshot, time::Instant};
+use tunnel::exchange::{Room, was_not_processed};
+use types::limits;
 
 use self::{
     access::{Access, AccessError},

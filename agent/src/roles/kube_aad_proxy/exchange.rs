@@ -13,13 +13,13 @@ use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use proto::{
+use tokio::task::coop::unconstrained;
+use tunnel::{
     exchange::{self, Counters, Room, SendBodyError, Sent, StreamBody},
-    limits,
     transport::{RecvStream, SendStream, StreamError},
     wire::{close::StreamCode, head::ResponseHead},
 };
-use tokio::task::coop::unconstrained;
+use types::limits;
 
 use super::{
     Refusal,

@@ -9,13 +9,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use http::{HeaderMap, HeaderName, HeaderValue, Method, header, uri::PathAndQuery};
-use proto::{
-    exchange, limits,
+use auth::{
     rbac::call::{RESERVED_PREFIX, verb_group},
     token::Identity,
 };
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header, uri::PathAndQuery};
 use secrecy::{ExposeSecret as _, SecretString};
+use tunnel::exchange;
+use types::limits;
 
 use super::{
     Refusal,

@@ -13,10 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use auth::kubernetes::RequestInfo;
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
-use proto::kubernetes::RequestInfo;
 use serde_json::{Value, json};
 
 use self::constrained::{Mode, Step};

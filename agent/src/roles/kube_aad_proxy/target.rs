@@ -5,7 +5,7 @@ use std::{fmt, str};
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
-use proto::limits;
+use types::limits;
 
 /// A target that was admitted.
 #[derive(Clone)]

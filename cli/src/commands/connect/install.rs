@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use proto::api::ResourceId;
 use serde_json::Value;
+use types::api::ResourceId;
 
 use super::{
     key::OnboardingKey,

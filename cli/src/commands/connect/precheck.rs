@@ -2,9 +2,9 @@
 
 use anyhow::{Context as _, anyhow};
 use http::StatusCode;
-use proto::api::{ResourceId, id::is_same};
 use secrecy::SecretString;
 use serde_json::Value;
+use types::api::{ResourceId, id::is_same};
 
 use super::{
     key::OnboardingKey,

@@ -1,8 +1,8 @@
 //! The cluster's resource: what there is of it, and how it is made or taken over (features rows R1, R3, R13).
 
 use http::{HeaderValue, Method, StatusCode, header};
-use proto::api::ResourceId;
 use serde_json::{Value, json};
+use types::api::ResourceId;
 
 use super::precheck::Prepared;
 use crate::{

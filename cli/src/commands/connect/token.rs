@@ -3,7 +3,10 @@
 use anyhow::{Context as _, anyhow};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{Method, StatusCode};
-use proto::{
+use secrecy::{ExposeSecret, SecretString};
+use serde::Serialize;
+use serde_json::{Value, json};
+use types::{
     agent_api::{
         Challenge, ChallengeRequest, ENROLMENT_PREFIX, EnrolledQuestion, TokenEnrolled, TokenEnrolment,
         enrolled_message, enrolment_paths,
@@ -14,9 +17,6 @@ use proto::{
     },
     ids::ClusterId,
 };
-use secrecy::{ExposeSecret, SecretString};
-use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::{key::OnboardingKey, precheck::Prepared};
 use crate::{

@@ -5,11 +5,11 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use proto::{
+use secrecy::ExposeSecret;
+use types::{
     agent_api::InstallSettings,
     api::{ResourceId, id::is_same},
 };
-use secrecy::ExposeSecret;
 
 use super::{
     precheck,

@@ -4,8 +4,8 @@ use anyhow::{Context, anyhow};
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
-use proto::agent_api::{ENROLMENT_PREFIX, InstallSettings};
 use serde_json::{Map, Value};
+use types::agent_api::{ENROLMENT_PREFIX, InstallSettings};
 
 use super::proxy::Typed;
 use crate::{

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use http::StatusCode;
-use proto::api::ResourceId;
 use serde_json::Value;
+use types::api::ResourceId;
 
 use super::{precheck::Prepared, resource::find};
 use crate::{

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 
 use anyhow::{Context, anyhow};
-use proto::process::random_unit;
+use daemon::random_unit;
 
 use crate::failure::{Failure, Outcome};
 

@@ -4,12 +4,10 @@ use std::time::SystemTime;
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::Credentials;
-use proto::{
-    api::{ResourceId, id::is_same},
-    process::chain,
-};
+use daemon::chain;
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::api::{ResourceId, id::is_same};
 
 use super::{Bundle, Diagnoser, Finding, Job, State};
 use crate::{

@@ -65,7 +65,7 @@ impl Bench {
 
     /// A cluster as tunnels have it.
     fn known(&self, name: &str) -> ClusterRef {
-        let id: proto::ids::ClusterId = cluster_id("g", name).parse().unwrap();
+        let id: types::ids::ClusterId = cluster_id("g", name).parse().unwrap();
         Arc::clone(self.snapshots.load().cluster(&id.key()).unwrap())
     }
 
@@ -309,7 +309,7 @@ async fn k9_without_cluster_connect_nobody_gets_through_and_nobody_is_told_how()
     site.group("g").await;
     let body = json!({"authenticationMethod": "AAD", "clientProxy": false});
     let ask = format!("{}/listClusterUserCredential?{VERSION}", cluster_id("g", "a"));
-    let id: proto::ids::ClusterId = cluster_id("g", "a").parse().unwrap();
+    let id: types::ids::ClusterId = cluster_id("g", "a").parse().unwrap();
     let decide = async |user: &str| {
         let user = Principal::User(site.identity(user, &id.audience()).await);
         let snapshot = site.snapshots.load();

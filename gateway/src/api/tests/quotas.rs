@@ -130,10 +130,10 @@ async fn a_cluster_whose_roles_are_too_large_still_hears_of_withdrawals() {
     assert_eq!(given.status, 201, "{}", given.body);
     let document = || {
         let mut document = site.control.directory().document(&at);
-        assert!(serde_json::to_string(&document).unwrap().len() > proto::rbac::snapshot::DOCUMENT_BYTES);
+        assert!(serde_json::to_string(&document).unwrap().len() > auth::rbac::snapshot::DOCUMENT_BYTES);
         let omitted = document.fit().unwrap();
         assert_eq!(omitted.scopes, [heavy.to_ascii_lowercase()]);
-        assert!(serde_json::to_string(&document).unwrap().len() <= proto::rbac::snapshot::DOCUMENT_BYTES);
+        assert!(serde_json::to_string(&document).unwrap().len() <= auth::rbac::snapshot::DOCUMENT_BYTES);
         document.assignments.iter().filter(|one| one.scope.ends_with("/dev")).count()
     };
     assert_eq!(document(), 1);

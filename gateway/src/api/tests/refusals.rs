@@ -100,7 +100,7 @@ async fn z2_an_assignment_is_of_a_known_role_at_a_known_scope_under_a_guid() {
 async fn z3_a_built_in_role_is_neither_written_nor_deleted() {
     let site = Bench::new().await;
     let top = format!("/subscriptions/{SUBSCRIPTION}");
-    for role in proto::rbac::role::built_in() {
+    for role in auth::rbac::role::built_in() {
         let path = role_path(&top, role.role.id());
         let put = site.call("owner", "PUT", &path, custom_role(&[&top], &["*"])).await;
         let deleted = site.call("owner", "DELETE", &path, None).await;

@@ -283,7 +283,7 @@ async fn z2_lists_of_what_is_inherited_have_pages_and_lose_nothing() {
     let filtered = format!("{list}&$top=1&$filter=principalId%20eq%20'{one}'");
     assert_eq!(site.names(&filtered).await.len(), 1);
     let definitions = format!("{cluster}/providers/Microsoft.Authorization/roleDefinitions?{AUTHORIZATION}");
-    let built_in = proto::rbac::role::built_in().len();
+    let built_in = auth::rbac::role::built_in().len();
     for more in ["", "&$top=2"] {
         assert_eq!(site.names(&format!("{definitions}{more}")).await.len(), built_in, "{more}");
     }
@@ -456,7 +456,7 @@ async fn k1_the_answer_has_what_a_client_of_arm_reads_and_a_kubeconfig_that_sign
     let site = Bench::new().await;
     site.group("g").await;
     site.cluster("g", "c").await;
-    let id: proto::ids::ClusterId = cluster_id("g", "c").parse().unwrap();
+    let id: types::ids::ClusterId = cluster_id("g", "c").parse().unwrap();
     let ask = async |version: &str, client_proxy: bool| {
         let path = format!("{}/listClusterUserCredential?{version}", cluster_id("g", "c"));
         let body = json!({"authenticationMethod": "AAD", "clientProxy": client_proxy});

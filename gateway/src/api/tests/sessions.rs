@@ -1,6 +1,6 @@
 //! Open sessions: whose they are, and who may see and end those of others.
 
-use proto::ids::ClusterId;
+use types::ids::ClusterId;
 
 use super::*;
 use crate::{

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use auth::token::{Fetch, Issuer as Trusted, RawIssuer, Verifier, testing::MemoryFetch};
 use base64::engine::general_purpose::STANDARD;
-use proto::token::{Fetch, Issuer as Trusted, RawIssuer, Verifier, testing::MemoryFetch};
 use secrecy::ExposeSecret;
 
 use futures_util::StreamExt;

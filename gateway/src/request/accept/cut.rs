@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use proto::process::{Task, TaskGroup};
+use daemon::{Task, TaskGroup};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::sessions::SessionHandle;

@@ -9,11 +9,9 @@ use std::{
     },
 };
 
+use daemon::shares::{address, network, share};
 use dashmap::DashMap;
-use proto::{
-    limits,
-    shares::{address, network, share},
-};
+use types::limits;
 
 use crate::config::Limits;
 

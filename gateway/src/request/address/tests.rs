@@ -1,6 +1,6 @@
 use http::HeaderValue;
 use proptest::prelude::*;
-use proto::ids::ClusterId;
+use types::ids::ClusterId;
 
 use super::*;
 

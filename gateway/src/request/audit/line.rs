@@ -8,12 +8,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::{
-    ids::{ClusterKey, RequestId, hex},
-    transport::CarrierKind,
-};
 use serde::Serialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tunnel::transport::CarrierKind;
+use types::ids::{ClusterKey, RequestId, hex};
 
 use super::{Outcome, TEXT_BYTES};
 use crate::request::Stage;

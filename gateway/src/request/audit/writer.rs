@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use proto::process::Shutdown;
+use daemon::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 
 use super::line::Known;
@@ -169,7 +169,7 @@ impl Said {
 mod tests {
     use std::sync::{Mutex, MutexGuard};
 
-    use proto::process::TaskGroup;
+    use daemon::TaskGroup;
 
     use super::*;
 

@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
+use daemon::random_unit;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, header};
-use proto::{process::random_unit, wire::close::CloseCode};
+use tunnel::wire::close::CloseCode;
 
 use crate::{core::Core, tunnels::registry::LiveTunnel};
 

@@ -4,8 +4,8 @@ use base64::{
     Engine as _,
     engine::general_purpose::{STANDARD as BASE64, URL_SAFE_NO_PAD},
 };
-use proto::ids::ClusterId;
 use serde_json::{Map, Value, json};
+use types::ids::ClusterId;
 
 use super::{Acting, OLD, Property, Type};
 use crate::{

@@ -1,8 +1,8 @@
 //! What the resource says of its cluster's agents: features and version (features rows K9, Z9, U2). The gateway holds to it,
-//! and agents ask for it (`proto::agent_api::Desired`).
+//! and agents ask for it (`types::agent_api::Desired`).
 
-use proto::api::ErrorDetail;
 use serde_json::{Map, Value};
+use types::api::ErrorDetail;
 
 use crate::{
     resources::{is_deleting, properties},

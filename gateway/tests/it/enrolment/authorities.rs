@@ -4,10 +4,10 @@ use gateway::{
     config::Config,
     roll_over::{self, RollOverError},
 };
-use proto::transport::{CarrierKind, carrier::Facts, http2, session};
 use rustls::pki_types::ServerName;
 use tokio::{io::AsyncReadExt, net::TcpStream};
 use tokio_rustls::TlsConnector;
+use tunnel::transport::{CarrierKind, carrier::Facts, http2, session};
 
 use super::*;
 

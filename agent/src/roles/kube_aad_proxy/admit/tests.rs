@@ -1,6 +1,6 @@
 use http::Method;
-use proto::ids::RequestId;
 use secrecy::ExposeSecret as _;
+use types::ids::RequestId;
 
 use super::*;
 

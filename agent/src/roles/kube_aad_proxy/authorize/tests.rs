@@ -1,9 +1,9 @@
-use bytes::Bytes;
-use http::Method;
-use proto::{
+use auth::{
     rbac::{Assignment, Window, principal::user_key, role::built_in},
     token::testing::{TestIssuer, unix_seconds},
 };
+use bytes::Bytes;
+use http::Method;
 use serde_json::json;
 
 use super::*;

@@ -8,20 +8,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::{TaskGroup, tcp::connect_host};
 use http::{HeaderValue, Method, uri};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::{
-    limits,
-    process::TaskGroup,
-    transport::{
-        cork::{Turns, cork},
-        dial::{DialOptions, Target, TcpIo, connect_host, open_tcp},
-    },
-};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsConnector, client::TlsStream};
+use tunnel::transport::{
+    cork::{Turns, cork},
+    dial::{DialOptions, Target, TcpIo, open_tcp},
+};
+use types::limits;
 
 use super::{
     DialError,

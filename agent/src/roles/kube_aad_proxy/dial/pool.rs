@@ -10,13 +10,11 @@ use std::{
     time::Duration,
 };
 
+use auth::kubernetes::{RequestInfo, percent_decode};
 use http::Method;
 use hyper::client::conn::{http1, http2};
-use proto::{
-    kubernetes::{RequestInfo, percent_decode},
-    transport::cork::Turns,
-};
 use tokio::time::Instant;
+use tunnel::transport::cork::Turns;
 
 use super::body::RequestBody;
 use crate::roles::kube_aad_proxy::impersonate::UpstreamHead;

@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use daemon::TaskGroup;
 use hyper::rt::Executor;
-use proto::process::TaskGroup;
 
 /// Spawns into a group, but for the first task: that is the connection itself, the only one that touches its socket, and is
 /// kept for who drives it.

@@ -1,5 +1,6 @@
 use bytes::Bytes;
-use proto::{ids::RequestId, wire::head::RequestHead};
+use tunnel::wire::head::RequestHead;
+use types::ids::RequestId;
 
 use super::*;
 use crate::roles::kube_aad_proxy::admit::admit;

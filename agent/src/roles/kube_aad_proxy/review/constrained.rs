@@ -5,8 +5,8 @@
 //! The apiserver answers every question. Only which questions there are is repeated here, from the package
 //! `endpoints/filters/impersonation` of k8s.io/apiserver.
 
+use auth::kubernetes::{RequestInfo, parameter, percent_decode};
 use http::Method;
-use proto::kubernetes::{RequestInfo, parameter, percent_decode};
 
 use super::{AUTHENTICATION, Question};
 use crate::roles::kube_aad_proxy::{

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use http::{Method, Uri, uri::PathAndQuery};
-use proto::limits;
+use types::limits;
 
 use super::At;
 use crate::request::{address::AddressError, respond::Kind};

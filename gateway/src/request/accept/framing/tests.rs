@@ -1,6 +1,6 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use proto::limits;
+use types::limits;
 
 use super::*;
 
@@ -259,7 +259,7 @@ async fn library_answers(input: &[u8]) -> String {
         async move { Ok::<_, std::convert::Infallible>(answer) }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.max_headers(proto::limits::HEADER_COUNT).max_buf_size(2 * HEAD_BYTES);
+    builder.max_headers(types::limits::HEADER_COUNT).max_buf_size(2 * HEAD_BYTES);
     let user = async move {
         client.write_all(input).await.unwrap();
         if Head::default().take(input).1.is_none() {
@@ -303,8 +303,8 @@ async fn the_library_takes_every_head_that_is_let_through() {
     for (head, code) in [
         (format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(1024)), "404"),
         (format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(1025)), "400"),
-        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(proto::limits::PLAIN_TARGET_BYTES - 1)), "404"),
-        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(proto::limits::PLAIN_TARGET_BYTES)), "400"),
+        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(types::limits::PLAIN_TARGET_BYTES - 1)), "404"),
+        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(types::limits::PLAIN_TARGET_BYTES)), "400"),
         (format!("GET / HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(170_000)), "404"),
         (format!("GET / HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(HEAD_BYTES)), "400"),
         (format!("GET / HTTP/1.1\r\n{}: b\r\n\r\n", "a".repeat(70_000)), "400"),

@@ -1,0 +1,255 @@
+//! The first exchange of a tunnel, on its control stream: challenge, hello, then welcome or refusal.
+//!
+//! The agent's identity comes from its client certificate: from mutual TLS, or, where a middlebox ends the TLS, from
+//! [`Proof`] over the gateway's challenge. No field of hello says who the cluster is.
+
+use bytes::{Bytes, BytesMut};
+use types::version::{Features, Version};
+
+use super::{
+    close::CloseCode,
+    error::WireError,
+    message::{Reader, Writer, extension_u64},
+};
+
+/// Kind number of a [`Challenge`].
+pub const CHALLENGE: u8 = 1;
+/// Kind number of a [`Hello`].
+pub const HELLO: u8 = 2;
+/// Kind number of a [`Welcome`].
+pub const WELCOME: u8 = 3;
+/// Kind number of a [`Refuse`].
+pub const REFUSE: u8 = 4;
+
+const EXT_PROOF: u64 = 2;
+const EXT_RETRY_AFTER_MS: u64 = 2;
+const CERTIFICATES_MAX: u64 = 8;
+
+/// From the gateway: what it speaks, and what a proof must sign.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Challenge {
+    /// The oldest version that the gateway speaks.
+    pub oldest: Version,
+    /// The newest version that the gateway speaks.
+    pub newest: Version,
+    /// What the gateway can do.
+    pub features: Features,
+    /// Fresh random bytes; a proof signs them.
+    pub nonce: [u8; 32],
+    /// Whether a [`Proof`] is needed: the carrier's TLS showed no client certificate.
+    pub proof_needed: bool,
+}
+
+/// Possession of the private key of the agent's certificate, shown over the gateway's nonce.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proof {
+    /// DER certificates, the agent's own first.
+    pub chain: Vec<Bytes>,
+    /// ECDSA P-256 with SHA-256 (ASN.1) over [`proof_message`].
+    pub signature: Bytes,
+}
+
+/// From the agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The version that the agent chose from the gateway's range.
+    pub version: Version,
+    /// What the agent can do.
+    pub features: Features,
+    /// The agent program's version, for people.
+    pub agent_version: String,
+    /// Identifies this agent process (a replica), so that a new tunnel of the same one can replace an old one.
+    pub instance: [u8; 16],
+    /// Present where [`Challenge::proof_needed`].
+    pub proof: Option<Proof>,
+}
+
+/// From the gateway: the tunnel is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The features of both.
+    pub features: Features,
+    /// The gateway's name of this tunnel, for logs and for a later resumption.
+    pub session: [u8; 16],
+    /// Period of probes in milliseconds.
+    pub probe_period_ms: u64,
+}
+
+/// From the gateway: no tunnel, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refuse {
+    /// The reason.
+    pub code: CloseCode,
+    /// A sentence for people.
+    pub message: String,
+    /// When to try again, in milliseconds; none: as the agent sees fit.
+    pub retry_after_ms: Option<u64>,
+}
+
+/// What a [`Proof`] signs: a label, so that the signature means nothing elsewhere, and the nonce and instance, so that it
+/// means nothing later.
+pub fn proof_message(nonce: &[u8; 32], instance: &[u8; 16]) -> Vec<u8> {
+    [b"towline tunnel proof v1\0".as_slice(), nonce, instance].concat()
+}
+
+impl Challenge {
+    /// Encodes with the length prefix.
+    pub fn encode(&self) -> BytesMut {
+        let mut writer = Writer::begin(BytesMut::new(), CHALLENGE);
+        writer
+            .integer(u64::from(self.oldest.0))
+            .integer(u64::from(self.newest.0))
+            .integer(self.features.0)
+            .bytes(&self.nonce)
+            .integer(u64::from(self.proof_needed));
+        writer.finish()
+    }
+
+    /// Decodes a message given without its length prefix.
+    pub fn decode(message: Bytes) -> Result<Self, WireError> {
+        let mut reader = Reader::expect(message, CHALLENGE)?;
+        let this = Self {
+            oldest: version(&mut reader)?,
+            newest: version(&mut reader)?,
+            features: Features(reader.integer("features")?),
+            nonce: array(&mut reader, "nonce")?,
+            proof_needed: flag(&mut reader, "proof needed")?,
+        };
+        if this.oldest > this.newest {
+            return Err(WireError::Field("version"));
+        }
+        reader.end()?;
+        Ok(this)
+    }
+}
+
+impl Hello {
+    /// Encodes with the length prefix.
+    pub fn encode(&self) -> BytesMut {
+        let mut writer = Writer::begin(BytesMut::new(), HELLO);
+        writer
+            .integer(u64::from(self.version.0))
+            .integer(self.features.0)
+            .line(&self.agent_version)
+            .bytes(&self.instance);
+        if let Some(proof) = &self.proof {
+            let mut value = BytesMut::new();
+            super::varint::put(&mut value, proof.chain.len() as u64);
+            for part in proof.chain.iter().chain([&proof.signature]) {
+                super::varint::put(&mut value, part.len() as u64);
+                value.extend_from_slice(part);
+            }
+            writer.extension(EXT_PROOF, &value);
+        }
+        writer.finish()
+    }
+
+    /// Decodes a message given without its length prefix.
+    pub fn decode(message: Bytes) -> Result<Self, WireError> {
+        let mut reader = Reader::expect(message, HELLO)?;
+        let mut this = Self {
+            version: version(&mut reader)?,
+            features: Features(reader.integer("features")?),
+            agent_version: reader.line("agent version")?,
+            instance: array(&mut reader, "instance")?,
+            proof: None,
+        };
+        reader.extensions(|tag, value| {
+            if tag == EXT_PROOF {
+                this.proof = Some(Proof::decode(value)?);
+            }
+            Ok(tag == EXT_PROOF)
+        })?;
+        Ok(this)
+    }
+}
+
+impl Proof {
+    fn decode(value: Bytes) -> Result<Self, WireError> {
+        let mut reader = Reader::nested(value);
+        let count = reader.integer("certificates")?;
+        if count == 0 || count > CERTIFICATES_MAX {
+            return Err(WireError::Field("certificates"));
+        }
+        let chain = (0..count).map(|_| reader.bytes("certificate")).collect::<Result<_, _>>()?;
+        let signature = reader.bytes("signature")?;
+        if reader.at_end() { Ok(Self { chain, signature }) } else { Err(WireError::Trailing) }
+    }
+}
+
+impl Welcome {
+    /// Encodes with the length prefix.
+    pub fn encode(&self) -> BytesMut {
+        let mut writer = Writer::begin(BytesMut::new(), WELCOME);
+        writer.integer(self.features.0).bytes(&self.session).integer(self.probe_period_ms);
+        writer.finish()
+    }
+}
+
+impl Refuse {
+    /// Encodes with the length prefix.
+    pub fn encode(&self) -> BytesMut {
+        let mut writer = Writer::begin(BytesMut::new(), REFUSE);
+        writer.integer(u64::from(self.code.number())).line(&self.message);
+        if let Some(ms) = self.retry_after_ms {
+            writer.extension(EXT_RETRY_AFTER_MS, &ms.to_be_bytes());
+        }
+        writer.finish()
+    }
+}
+
+/// The gateway's answer to a hello.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The tunnel is up.
+    Welcome(Welcome),
+    /// It is not.
+    Refuse(Refuse),
+}
+
+impl Answer {
+    /// Decodes a message given without its length prefix.
+    pub fn decode(message: Bytes) -> Result<Self, WireError> {
+        let mut reader = Reader::new(message)?;
+        match reader.kind {
+            WELCOME => {
+                let welcome = Welcome {
+                    features: Features(reader.integer("features")?),
+                    session: array(&mut reader, "session")?,
+                    probe_period_ms: reader.integer("probe period")?,
+                };
+                reader.end()?;
+                Ok(Self::Welcome(welcome))
+            }
+            REFUSE => {
+                let code = u32::try_from(reader.integer("code")?).map_err(|_| WireError::Field("code"))?;
+                let message = reader.line("message")?;
+                let mut retry_after_ms = None;
+                reader.extensions(|tag, value| {
+                    if tag == EXT_RETRY_AFTER_MS {
+                        retry_after_ms = Some(extension_u64(&value, "retry after")?);
+                    }
+                    Ok(tag == EXT_RETRY_AFTER_MS)
+                })?;
+                Ok(Self::Refuse(Refuse { code: CloseCode::from_number(code), message, retry_after_ms }))
+            }
+            other => Err(WireError::Kind(other)),
+        }
+    }
+}
+
+fn version(reader: &mut Reader) -> Result<Version, WireError> {
+    u16::try_from(reader.integer("version")?).map(Version).map_err(|_| WireError::Field("version"))
+}
+
+fn flag(reader: &mut Reader, name: &'static str) -> Result<bool, WireError> {
+    match reader.integer(name)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(WireError::Field(name)),
+    }
+}
+
+fn array<const N: usize>(reader: &mut Reader, name: &'static str) -> Result<[u8; N], WireError> {
+    reader.bytes(name)?.as_ref().try_into().map_err(|_| WireError::Field(name))
+}

@@ -1,0 +1,358 @@
+//! What an agent and its gateway say to each other beside users' requests (DESIGN.md section 5): JSON bodies of plain HTTP
+//! exchanges. Before a cluster has a certificate they go over HTTPS to the gateway's public listener, below
+//! [`ENROLMENT_PREFIX`]; with one, over streams of role [`ROLE`] on the cluster's tunnel, where the cluster's id is that of
+//! the certificate and no message names it.
+//!
+//! Unknown members are ignored, so that either side may be newer.
+
+use std::collections::BTreeMap;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use serde::{Deserialize, Serialize};
+
+use crate::ids::ClusterId;
+
+/// The role of streams that an agent opens for its own exchanges.
+pub const ROLE: &str = "agent-api";
+/// Where a cluster without a certificate asks for one, at the public listener.
+pub const ENROLMENT_PREFIX: &str = "/.towline/agent";
+/// Largest body of a message either way, in bytes, but for metrics and logs.
+pub const BODY_BYTES: usize = 256 * 1024;
+
+/// Paths below [`ENROLMENT_PREFIX`].
+pub mod enrolment_paths {
+    /// POST [`super::ChallengeRequest`] → [`super::Challenge`].
+    pub const CHALLENGE: &str = "/challenge";
+    /// POST [`super::Enrolment`] → [`super::Certificate`].
+    pub const CERTIFICATE: &str = "/certificate";
+    /// POST [`super::TokenEnrolment`] → [`super::TokenEnrolled`] (features row R14).
+    pub const ENROL: &str = "/enrol";
+    /// POST [`EnrolledQuestion`](super::EnrolledQuestion) → [`super::TokenEnrolled`] (R14).
+    pub const ENROLLED: &str = "/enrolled";
+    /// GET → [`super::InstallSettings`].
+    pub const SETTINGS: &str = "/settings";
+}
+
+/// Paths of streams of role [`ROLE`].
+pub mod paths {
+    /// POST [`super::Renewal`] → [`super::Certificate`] (features row R8).
+    pub const RENEW: &str = "/v1/certificate";
+    /// POST [`super::Heartbeat`] → [`super::HeartbeatAnswer`] (C6).
+    pub const HEARTBEAT: &str = "/v1/heartbeat";
+    /// GET `?after=<revision>` → [`super::Desired`]; waits up to a minute for something newer.
+    pub const DESIRED: &str = "/v1/desired";
+    /// POST [`super::TokenRequest`] → [`super::Token`] (R9).
+    pub const TOKEN: &str = "/v1/token";
+    /// GET `?after=<etag>` → `auth::rbac::snapshot::Signed` (Z9); 204 when it is still the same after a minute.
+    pub const POLICY: &str = "/v1/policy";
+    /// POST: metrics of the agent's processes, Prometheus text (D1).
+    pub const METRICS: &str = "/v1/metrics";
+    /// POST: log lines, one JSON object each (D2).
+    pub const LOGS: &str = "/v1/logs";
+}
+
+/// `POST <prefix>/challenge`: asks for something fresh to sign.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ChallengeRequest {
+    /// The cluster's ARM id.
+    pub cluster_id: String,
+}
+
+/// A fresh challenge, good for one enrolment. It says nothing of whether the cluster exists.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Challenge {
+    /// Base64.
+    pub challenge: String,
+    /// How long it is good for.
+    pub expires_in_seconds: u64,
+}
+
+/// `POST <prefix>/certificate`: proves possession of the onboarding key (R6) and asks for a certificate (R7).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Enrolment {
+    /// The cluster's ARM id.
+    pub cluster_id: String,
+    /// The challenge as it came.
+    pub challenge: String,
+    /// Base64 of the DER of a PKCS#10 request for a P-256 key. Its subject is empty or the cluster's own; it names no other.
+    pub csr: String,
+    /// UID of the namespace `kube-system`: one cluster is one resource (R4).
+    pub kube_system_uid: String,
+    /// Base64 of an RSA signature (PKCS#1 v1.5, SHA-256) over [`enrolment_message`] by the onboarding key.
+    pub signature: String,
+    /// The agent's version.
+    pub agent_version: String,
+}
+
+/// What an enrolment's signature is over: every part with its length in front, so that no two enrolments are alike.
+pub fn enrolment_message(cluster: &ClusterId, challenge: &str, csr: &str, kube_system_uid: &str) -> Vec<u8> {
+    signed_parts(b"towline enrolment 1\0", &[cluster.as_str(), challenge, csr, kube_system_uid])
+}
+
+fn signed_parts(what: &[u8], parts: &[&str]) -> Vec<u8> {
+    let mut message = what.to_vec();
+    for part in parts {
+        message.extend_from_slice(&(part.len() as u64).to_be_bytes());
+        message.extend_from_slice(part.as_bytes());
+    }
+    message
+}
+
+/// A new certificate for the same cluster, asked for with the old one (R8).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Renewal {
+    /// As in [`Enrolment::csr`].
+    pub csr: String,
+}
+
+/// The certificate of a cluster.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Certificate {
+    /// PEM, own certificate first.
+    pub certificate: String,
+    /// PEM: every authority that the agent is to trust from now on, also the next one while they change.
+    pub roots: String,
+    /// When it begins, RFC 3339.
+    pub not_before: String,
+    /// When it ends, RFC 3339.
+    pub not_after: String,
+    /// Object id of the cluster's identity.
+    pub principal_id: String,
+    /// The tenant.
+    pub tenant_id: String,
+}
+
+/// `POST <prefix>/enrol`: creates a cluster by a one-time token in place of a role; certificates follow as for any other. The
+/// token comes from `POST <resource group>/createEnrolmentToken`. Does not print it.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenEnrolment {
+    /// The token.
+    pub token: String,
+    /// The name of the cluster that is to be.
+    pub name: String,
+    /// The onboarding key's public half, as `agentPublicKeyCertificate` has it.
+    pub public_key: String,
+    /// The location; that of the group where it is empty.
+    #[serde(default)]
+    pub location: String,
+    /// Tags.
+    #[serde(default)]
+    pub tags: serde_json::Map<String, serde_json::Value>,
+}
+
+impl std::fmt::Debug for TokenEnrolment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TokenEnrolment").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The cluster that was created.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenEnrolled {
+    /// Its ARM id.
+    pub cluster_id: String,
+    /// Object id of its identity.
+    pub principal_id: String,
+    /// The tenant.
+    pub tenant_id: String,
+}
+
+/// `POST <prefix>/enrolled`: whether a cluster is there and has this onboarding key, asked by who signs with it. A run of
+/// `towline connect` that broke off goes on when it is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EnrolledQuestion {
+    /// The cluster's ARM id.
+    pub cluster_id: String,
+    /// The challenge as it came.
+    pub challenge: String,
+    /// Base64 of an RSA signature (PKCS#1 v1.5, SHA-256) over [`enrolled_message`] by the onboarding key.
+    pub signature: String,
+}
+
+/// What the signature of an [`EnrolledQuestion`] is over. No certificate is to be had for it.
+pub fn enrolled_message(cluster: &ClusterId, challenge: &str) -> Vec<u8> {
+    signed_parts(b"towline enrolled 1\0", &[cluster.as_str(), challenge])
+}
+
+/// `GET <prefix>/settings`: what whoever installs agents needs to know of a gateway. Public.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstallSettings {
+    /// Addresses of the gateway, `https://host[:port]` (the chart's `gateway.urls`).
+    pub urls: Vec<String>,
+    /// PEM: the authorities of the gateway's certificate; empty: public ones (the chart's `gateway.ca`).
+    pub roots: String,
+    /// Who issues users' tokens, as the chart's `issuers` has it; the keys of the gateway's own issuer are pinned.
+    pub issuers: Vec<serde_json::Value>,
+    /// The gateway's version: agents of the same one fit.
+    pub version: String,
+    /// The tenant.
+    pub tenant_id: String,
+}
+
+/// What an agent tells every few minutes (C6, M1-M5, D7). Absent facts are not known, which is not zero.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Heartbeat {
+    /// The agent's version.
+    pub agent_version: String,
+    /// UID of the namespace `kube-system`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kube_system_uid: Option<String>,
+    /// As `GET /version` says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubernetes_version: Option<String>,
+    /// Nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_node_count: Option<u32>,
+    /// Cores of all nodes, their capacity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_core_count: Option<u32>,
+    /// k3s, kind, eks, ... by the heuristics of arc-reference.md 3.2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distribution: Option<String>,
+    /// The distribution's version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distribution_version: Option<String>,
+    /// aws, azure, gcp, ... or generic.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub infrastructure: Option<String>,
+    /// What does not work, newest first (`arcAgentProfile.agentErrors`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<AgentError>,
+    /// Health of each role by name: `Running`, `Failing`, `Starting`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub roles: BTreeMap<String, String>,
+    /// The revision of the desired state that the agent works with.
+    pub desired_revision: i64,
+}
+
+/// Something that does not work in a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentError {
+    /// What was tried, why it failed, what to do.
+    pub message: String,
+    /// `Error` or `Warning`.
+    pub severity: String,
+    /// The role.
+    pub component: String,
+    /// Since when, RFC 3339.
+    pub time: String,
+}
+
+/// The answer to a heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeartbeatAnswer {
+    /// The gateway's time, RFC 3339: `lastConnectivityTime` of the cluster.
+    pub received: String,
+    /// When to send the next one; an agent waits at most five minutes whatever it says.
+    pub next_in_seconds: u64,
+    /// The newest revision of the desired state.
+    pub desired_revision: i64,
+    /// Whether the agent is to renew its certificate now: it is of an authority that another one follows (R8).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub renew_certificate: bool,
+}
+
+/// What the control plane wants of a cluster's agents.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Desired {
+    /// Rises with every change; `after` of the next question.
+    pub revision: i64,
+    /// Whether users may come through (feature `cluster-connect`, K9).
+    pub cluster_connect: bool,
+    /// Whether calls are decided by roles and assignments before impersonation (feature `azure-rbac`, Z9).
+    pub azure_rbac: bool,
+    /// The version that agents should have; absent: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_version: Option<String>,
+}
+
+/// Asks for a token as the cluster's identity (R9).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenRequest {
+    /// Whom it is for.
+    pub audience: String,
+}
+
+/// A token of the cluster's identity. Does not print.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Token {
+    /// The token, for `Authorization: Bearer`.
+    pub token: String,
+    /// Seconds since 1970.
+    pub expires_on: u64,
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Token").field("expires_on", &self.expires_on).finish_non_exhaustive()
+    }
+}
+
+/// A refusal: status 400 (the message cannot be read), 401 (`InvalidProof`, `CertificateExpired`), 403 (`ForeignRequest`),
+/// 409 (`AlreadyConnected`: the cluster is another resource, R4), 410 (`ResourceDeleted`: stop and do not ask again), 429 and
+/// 503 (with `Retry-After`). The body is the resource API's error envelope.
+///
+/// A hello that is refused, and the close of a tunnel that was good until then, say the same in their message, which then
+/// begins with the code and a colon; a deleted resource has a `CloseCode` of its own.
+pub mod codes {
+    /// The signature, the key or the challenge is not right.
+    pub const INVALID_PROOF: &str = "InvalidProof";
+    /// The cluster's certificate has ended: connect it again.
+    pub const CERTIFICATE_EXPIRED: &str = "CertificateExpired";
+    /// The request names another subject than the cluster.
+    pub const FOREIGN_REQUEST: &str = "ForeignRequest";
+    /// This cluster is connected as another resource.
+    pub const ALREADY_CONNECTED: &str = "AlreadyConnected";
+    /// The resource is gone.
+    pub const RESOURCE_DELETED: &str = "ResourceDeleted";
+}
+
+/// What helps a cluster whose certificate has ended, in messages.
+pub const CONNECT_AGAIN: &str =
+    "run `towline connect` for the cluster again (the resource and what belongs to it stay)";
+
+/// Base64 of a message's binary member.
+pub fn encode(bytes: &[u8]) -> String {
+    BASE64.encode(bytes)
+}
+
+/// A message's binary member; `None` if it is no base64.
+pub fn decode(text: &str) -> Option<Vec<u8>> {
+    BASE64.decode(text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn enrolments_that_differ_in_where_a_part_ends_are_not_alike() {
+        let id = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+        let id: ClusterId = id.parse().unwrap();
+        assert_ne!(enrolment_message(&id, "ab", "c", "d"), enrolment_message(&id, "a", "bc", "d"));
+        assert_ne!(enrolment_message(&id, "a", "b", "cd"), enrolment_message(&id, "a", "bc", "d"));
+    }
+
+    #[test]
+    fn absent_facts_are_left_out_and_unknown_members_are_ignored() {
+        let text = serde_json::to_string(&Heartbeat::default()).unwrap();
+        assert!(!text.contains("totalNodeCount"), "{text}");
+        let read: Heartbeat = serde_json::from_str(r#"{"agentVersion":"1","newer":true,"totalNodeCount":0}"#).unwrap();
+        assert_eq!(read.total_node_count, Some(0));
+    }
+}

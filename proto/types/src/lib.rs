@@ -1,0 +1,21 @@
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods))]
+//! Values and bounds that every program knows: ids, errors of the resource API, messages between agent and gateway,
+//! limits. No IO, no task, no clock. Stands on no other crate of this workspace; all others stand on it.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`agent_api`] | what an agent asks its gateway beside users' requests: certificate, heartbeat, desired state |
+//! | [`api`] | what the resource API is made of: ids, errors |
+//! | [`bearer`] | the bytes that tokens consist of |
+//! | [`ids`] | cluster ids and addresses, stream and request ids, parsed once |
+//! | [`json`] | JSON objects that every reader reads alike |
+//! | [`limits`] | every bound on the wire, by name |
+//! | [`version`] | versions and features that hello negotiates |
+
+pub mod agent_api;
+pub mod api;
+pub mod bearer;
+pub mod ids;
+pub mod json;
+pub mod limits;
+pub mod version;
