@@ -1,4 +1,4 @@
-//! `towline-agent check` (features row B2): tries every hop to the gateway, to the issuers and to the apiserver, and says
+//! `towline-agent check`: tries every hop to the gateway, to the issuers and to the apiserver, and says
 //! of each what was found, why it fails, and what to do.
 
 mod cluster;

@@ -1,4 +1,4 @@
-//! The identity of a cluster on the agent's side (features rows R6 to R10): a certificate for a key that was made here and
+//! The identity of a cluster on the agent's side: a certificate for a key that was made here and
 //! never leaves the cluster, what it is trusted with, and where it is kept.
 //!
 //! | module | what it holds |

@@ -1,4 +1,4 @@
-//! What of the settings takes effect while the agent runs: the outbound proxy (features row T13). The file, and the files of
+//! What of the settings takes effect while the agent runs: the outbound proxy. The file, and the files of
 //! the proxy's user name and password, are looked at again and again, so that nobody has to say so: what is mounted from a
 //! ConfigMap or a Secret changes by itself.
 

@@ -56,7 +56,7 @@ pub trait Role: Send + Sync + 'static {
         })
     }
 
-    /// Whether what it serves is users': nobody's where cluster connect is off (features row K9).
+    /// Whether what it serves is users': nobody's where cluster connect is off (docs/features.md K9).
     fn is_for_users(&self) -> bool {
         false
     }

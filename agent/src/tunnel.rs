@@ -59,7 +59,7 @@ const SOON: (Duration, Duration) = (Duration::from_millis(500), Duration::from_s
 /// The longest hint of a gateway that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
-/// How long to wait before a gateway that said that the cluster was deleted is asked again (features row R10).
+/// How long to wait before a gateway that said that the cluster was deleted is asked again (docs/features.md R10).
 pub fn deleted_again(unit: f64) -> Duration {
     between(DELETED_AGAIN, unit)
 }

@@ -104,7 +104,7 @@ pub struct Via {
     pub address: Option<IpAddr>,
 }
 
-/// Where others in the cluster ask for tokens of its identity (features row R9).
+/// Where others in the cluster ask for tokens of its identity (docs/features.md R9).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenListener {
     /// Where.

@@ -1,4 +1,4 @@
-//! What the agents find out about the cluster they are in (features rows M1 to M5): versions, nodes, cores, distribution and
+//! What the agents find out about the cluster they are in: versions, nodes, cores, distribution and
 //! infrastructure. What may not be read is not known, and said so.
 
 mod guess;

@@ -1,4 +1,4 @@
-//! Looks after the identity of the cluster (features rows R6 to R10): gets its certificate with the onboarding key, keeps
+//! Looks after the identity of the cluster: gets its certificate with the onboarding key, keeps
 //! it, renews it over the tunnel from half of its life on, and says what is wrong when it cannot.
 
 use std::{

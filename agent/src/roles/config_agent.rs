@@ -1,4 +1,4 @@
-//! Pulls what the control plane wants of this cluster's agents and applies it (features row K9): where cluster connect is
+//! Pulls what the control plane wants of this cluster's agents and applies it: where cluster connect is
 //! off, users' streams are refused and what is open ends, whoever is at the other end of the tunnel.
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Pulls the roles and assignments that concern this cluster (features row Z9), for [`Authorizer`] to decide by: at once when
+//! Pulls the roles and assignments that concern this cluster, for [`Authorizer`] to decide by: at once when
 //! they change, and again before their statement ends. One that cannot be had leaves what is known until that ends.
 
 use std::{

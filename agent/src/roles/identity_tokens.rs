@@ -1,4 +1,4 @@
-//! Tokens of the cluster's identity for what else runs in the cluster (features row R9): extensions and other agents ask over
+//! Tokens of the cluster's identity for what else runs in the cluster: extensions and other agents ask over
 //! HTTPS, the gateway gives them, short-lived and for one audience. `kubectl create token`-like service-account tokens of
 //! audience [`ask::AUDIENCE`] say who asks; the cluster's own RBAC says who may: `create` on `identitytokens.towline.io` of
 //! the agents' namespace, the name being the audience.
@@ -11,7 +11,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`ask`] | who asks, and whether they may: two reviews by the apiserver |
-//! | [`certificate`] | the listener's certificate: made, kept, published and renewed here (row A7) |
+//! | [`certificate`] | the listener's certificate: made, kept, published and renewed here (docs/features.md A7) |
 //! | [`desk`] | a request and its answer |
 //! | [`refusals`] | tokens that were refused a moment ago |
 

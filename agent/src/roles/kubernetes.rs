@@ -80,7 +80,7 @@ fn in_cluster(dir: &Path) -> Result<Config, KubernetesError> {
     Ok(config)
 }
 
-/// UID of the namespace `kube-system`: what tells one cluster from another (features row R4).
+/// UID of the namespace `kube-system`: what tells one cluster from another (docs/features.md R4).
 pub async fn kube_system_uid(client: &Client) -> Result<String, String> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let namespace = namespaces.get("kube-system").await.map_err(|err| problem("the namespace kube-system", &err))?;

@@ -1,4 +1,4 @@
-//! Sends this process's log lines to the gateway (features row D2): JSON, one object a line. While there is no tunnel they
+//! Sends this process's log lines to the gateway: JSON, one object a line. While there is no tunnel they
 //! wait in a bounded buffer; the oldest are dropped, and counted.
 
 use std::{

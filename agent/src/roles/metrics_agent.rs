@@ -1,4 +1,4 @@
-//! Pushes this process's metrics to the gateway every five minutes (features rows D1, D3), with the processor time and the
+//! Pushes this process's metrics to the gateway every five minutes, with the processor time and the
 //! memory that it takes.
 
 use std::time::{Duration, Instant};

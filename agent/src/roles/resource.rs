@@ -108,7 +108,7 @@ fn condition(kind: &str, status: &str, reason: &str, message: &str, since: Syste
     })
 }
 
-/// What does not work, newest first, as the resource API shows it (features row D7).
+/// What does not work, newest first, as the resource API shows it (docs/features.md D7).
 pub fn errors(health: &Health, max: usize) -> Vec<types::agent_api::AgentError> {
     let mut errors = Vec::new();
     for (name, role) in health.all() {

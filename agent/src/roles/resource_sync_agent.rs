@@ -1,4 +1,4 @@
-//! Tells the gateway of the cluster (features rows C6, M1 to M5, D7): at the start, on each change, and at most every five
+//! Tells the gateway of the cluster: at the start, on each change, and at most every five
 //! minutes; keeps the custom resource in step with what was told.
 
 use std::{

@@ -1,4 +1,4 @@
-//! The agent's own exchanges with its gateway (DESIGN.md section 5): plain HTTP over streams of role `agent-api` on whatever
+//! The agent's own exchanges with its gateway (docs/agent.md): plain HTTP over streams of role `agent-api` on whatever
 //! tunnel is up. What steers the cluster goes before bulk: while it is on its way, logs and metrics wait.
 
 use std::{sync::Arc, time::Duration};

@@ -334,7 +334,7 @@ impl Connector {
     }
 
     /// Goes through this proxy, or through none, from now on: a new tunnel takes the place of the old one while that still
-    /// serves (features row T13). Says whether that is another way than before.
+    /// serves (docs/features.md T13). Says whether that is another way than before.
     ///
     /// # Errors
     /// [`SetupError`] for a proxy that cannot be used; the way stays what it was.

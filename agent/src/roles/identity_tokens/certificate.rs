@@ -1,4 +1,4 @@
-//! The listener's certificate (features row A7): kept where the next process finds it, published where clients read what to
+//! The listener's certificate: kept where the next process finds it, published where clients read what to
 //! trust, renewed without anybody's doing.
 
 use std::{

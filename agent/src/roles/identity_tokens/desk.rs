@@ -48,7 +48,7 @@ const BODY: Duration = Duration::from_secs(5);
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Audiences whose token is remembered.
 const REMEMBERED_MAX: usize = 64;
-/// When to ask again what is not ready, in seconds (row R9), and what is only busy.
+/// When to ask again what is not ready, in seconds (docs/features.md R9), and what is only busy.
 const NOT_READY: u64 = 10;
 const BUSY: u64 = 1;
 

@@ -2,7 +2,7 @@
 //! hop-by-hop headers go first (attack I2), then what could name an identity is refused or taken out by prefix (I3, I4,
 //! I6), exactly one credential remains (I5), and of upgrades only Kubernetes' own pass.
 //!
-//! The one place that can be reached is the cluster's apiserver: the target is a path, never an address (attack 4.5).
+//! The one place that can be reached is the cluster's apiserver: the target is a path, never an address.
 
 use std::collections::BTreeMap;
 
@@ -86,7 +86,7 @@ pub struct Credential {
 pub enum Scheme {
     /// `Bearer`.
     Bearer,
-    /// `PoP` (features row A5).
+    /// `PoP` (docs/features.md A5).
     Pop,
 }
 
@@ -219,7 +219,7 @@ impl Sorted {
 }
 
 /// Only a path and a query, in bytes that HTTP allows there. Dot segments, however spelled, are refused: a client never
-/// sends them, and what authorises and what serves a request could read them differently (attack 4.4).
+/// sends them, and what authorises and what serves a request could read them differently.
 fn admit_target(target: Bytes) -> Result<Target, Refusal> {
     let too_long = |what: &str, bytes: usize| {
         let message = format!("the request's {what} is longer than {bytes} bytes");

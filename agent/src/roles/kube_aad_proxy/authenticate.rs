@@ -27,7 +27,7 @@ pub struct Authenticator {
 pub enum Authenticated {
     /// The bearer of a token of a known issuer.
     User(Arc<Identity>),
-    /// A token that only the apiserver can judge: of an issuer that is not configured here, or no JWT (features row A6).
+    /// A token that only the apiserver can judge: of an issuer that is not configured here, or no JWT.
     Unjudged(SecretString),
 }
 

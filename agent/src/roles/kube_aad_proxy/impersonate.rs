@@ -214,7 +214,7 @@ impl Subject {
 pub enum Principal {
     /// The agent's own credential, impersonating this subject.
     Impersonated(Subject),
-    /// A token that the agent cannot judge (features row A6): the apiserver does, also what it asks to impersonate.
+    /// A token that the agent cannot judge (docs/features.md A6): the apiserver does, also what it asks to impersonate.
     PassThrough {
         /// The token.
         token: SecretString,
