@@ -1,4 +1,4 @@
-//! The certificate of a listener that nobody issues for (features row A7): made by who serves, trusted because it is itself
+//! The certificate of a listener that nobody issues for: made by who serves, trusted because it is itself
 //! published, followed by the next one long before it ends, and never shown outside of its time. It reads no clock.
 //!
 //! A new one is made in the middle of the old one's life. It is published at once, and shown a day later, when whoever reads

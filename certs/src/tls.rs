@@ -1,5 +1,5 @@
 //! rustls configurations of every listener and client. One rule for all where client certificates are asked: no session
-//! is resumed, for a resumed session does not show its certificate again (attacks 4.6), and there is no 0-RTT (attack D6).
+//! is resumed, for a resumed session does not show its certificate again, and there is no 0-RTT, which could be replayed.
 
 use std::sync::Arc;
 
