@@ -7,7 +7,7 @@
 //!
 //! All files are for their owner alone (0600), replaced whole, and edited under a lock, because refresh tokens are good
 //! once: two commands at the same time must not both use one. Automation needs no folder: `TOWLINE_GATEWAY`,
-//! `TOWLINE_CLIENT_ID` and `TOWLINE_CLIENT_SECRET` are an account that lives as long as the command (features row K10).
+//! `TOWLINE_CLIENT_ID` and `TOWLINE_CLIENT_SECRET` are an account that lives as long as the command.
 
 pub mod account;
 pub mod folder;
@@ -145,7 +145,7 @@ impl Context {
         &self.outbound
     }
 
-    /// Names what several requests belong to (features row D6), a GUID.
+    /// Names what several requests belong to (docs/features.md D6), a GUID.
     pub fn correlation(&self) -> &str {
         &self.correlation
     }
@@ -246,7 +246,7 @@ impl Context {
     }
 }
 
-/// `--correlation-id`, or a new one (features row D6: what is no GUID is replaced).
+/// `--correlation-id`, or a new one (docs/features.md D6: what is no GUID is replaced).
 fn correlation(args: &ContextArgs) -> Outcome<String> {
     match &args.correlation_id {
         Some(id) if gateway::issuer::guid::is_guid(id) => Ok(id.to_ascii_lowercase()),

@@ -115,7 +115,7 @@ pub fn own_config_dir() -> Option<PathBuf> {
     std::path::absolute(given).ok()
 }
 
-/// What stands in for `towline login` where nobody can sign in, such as in CI (features row K10).
+/// What stands in for `towline login` where nobody can sign in, such as in CI (docs/features.md K10).
 #[derive(Default)]
 pub struct Automation {
     /// [`GATEWAY`].

@@ -1,4 +1,4 @@
-//! Signing in, staying signed in, and what goes wrong (features rows I1, I2, K10, S3, B3).
+//! Signing in, staying signed in, and what goes wrong (docs/features.md I1, I2, K10, S3, B3).
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod support;

@@ -1,4 +1,4 @@
-//! `towline proxy` and `towline token` against a small HTTPS gateway of our own (features rows K3 to K5).
+//! `towline proxy` and `towline token` against a small HTTPS gateway of our own (docs/features.md K3 to K5).
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod support;

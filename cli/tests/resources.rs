@@ -1,4 +1,4 @@
-//! Clusters by name, roles, features, and the way of kubectl to a cluster (features rows I1, I2, K2, K9, S1, Z2, Z4).
+//! Clusters by name, roles, features, and the way of kubectl to a cluster.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod support;

@@ -8,7 +8,7 @@ use daemon::settings::positive_duration;
 use super::{CommonArgs, NamedCluster, TagArgs, names};
 use crate::manifests;
 
-/// What `--distribution` knows (arc-reference.md 3.2).
+/// What `--distribution` knows.
 const DISTRIBUTIONS: [&str; 18] = [
     "generic",
     "openshift",
@@ -125,7 +125,7 @@ pub struct ConnectedCluster {
     pub resource_group: Option<String>,
 }
 
-/// A one-time token in place of a sign-in (features row R14).
+/// A one-time token in place of a sign-in (docs/features.md R14).
 #[derive(Debug, ClapArgs, Clone)]
 #[command(next_help_heading = "One-time token")]
 pub struct EnrolmentArgs {

@@ -1,4 +1,4 @@
-//! `towline connect`: makes a cluster's resource and installs the agents, in the order of arc-reference.md 3.2 (features rows
+//! `towline connect`: makes a cluster's resource and installs the agents, in the order of `az connectedk8s connect` (docs/features.md
 //! I3-I5, R1-R3, R13, R14, S3).
 //!
 //! | part | what it does |

@@ -1,5 +1,5 @@
-//! `towline delete`: deletes a cluster's resource and removes its agents, and leaves the cluster as it was before (features
-//! row I6; arc-reference.md 3.4).
+//! `towline delete`: deletes a cluster's resource and removes its agents, and leaves the cluster as it was before
+//! (docs/features.md I6).
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The network as the agents see it (features rows B2, I3): a job of their own image, with their settings, tries DNS, QUIC,
+//! The network as the agents see it: a job of their own image, with their settings, tries DNS, QUIC,
 //! TCP and WebSocket to each address of the gateway, the proxy on the way, the issuers and the apiserver, and says what it
 //! found. `troubleshoot` runs it beside the agents, `connect` before there are any.
 

@@ -1,5 +1,5 @@
-//! `towline enrolment-token`: one-time tokens with which a cluster is connected by somebody without an account (features row
-//! R14). Who may write clusters in a resource group makes them there.
+//! `towline enrolment-token`: one-time tokens with which a cluster is connected by somebody without an account
+//! (docs/features.md R14). Who may write clusters in a resource group makes them there.
 
 use std::process::ExitCode;
 

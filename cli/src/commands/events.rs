@@ -1,4 +1,4 @@
-//! `towline events`: what happened to clusters, and what happens (features row C8).
+//! `towline events`: what happened to clusters, and what happens (docs/features.md C8).
 
 use std::{process::ExitCode, time::Duration};
 

@@ -1,4 +1,4 @@
-//! `towline enable-features` and `disable-features` (features row K9).
+//! `towline enable-features` and `disable-features` (docs/features.md K9).
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Faults that are known by their words (features row B3): cause and remedy, a line each.
+//! Faults that are known by their words (docs/features.md B3): cause and remedy, a line each.
 
 /// Words of an event, a state or a log; and what they mean.
 const KNOWN: &[(&str, &str)] = &[

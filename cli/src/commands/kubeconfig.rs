@@ -1,4 +1,4 @@
-//! `towline kubeconfig`: a kubeconfig that points at the gateway itself (features row K2).
+//! `towline kubeconfig`: a kubeconfig that points at the gateway itself (docs/features.md K2).
 
 use std::{
     path::{Path, PathBuf},
@@ -132,7 +132,7 @@ fn exec(args: &KubeconfigArgs, target: &Target) -> Outcome<UserEntry> {
     Ok(UserEntry::Exec { api_version: api_version.as_str(), command, args: words, env })
 }
 
-/// The cluster's own token, and the certificate beside it that lets it through the gateway (features row A6).
+/// The cluster's own token, and the certificate beside it that lets it through the gateway (docs/features.md A6).
 fn service_account(args: &KubeconfigArgs, target: &Target, file: &Path) -> Outcome<(String, UserEntry)> {
     let secret = credential::read_secret(file)?;
     let person = args.at.user.user.clone().unwrap_or_else(|| service_account_name(secret.expose_secret()));

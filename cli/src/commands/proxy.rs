@@ -1,4 +1,4 @@
-//! `towline proxy`: the Arc way of working, a local address for a cluster (features rows K3 to K5).
+//! `towline proxy`: the Arc way of working, a local address for a cluster (docs/features.md K3 to K5).
 
 use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
@@ -98,7 +98,7 @@ async fn drain(tasks: &TaskGroup, shutdown: &Shutdown, grace: Duration) {
     tasks.abort();
 }
 
-/// Shows the gateway a newer token, so that open sessions outlive the old one (DESIGN.md section 2).
+/// Shows the gateway a newer token, so that open sessions outlive the old one (docs/identity.md).
 async fn announce(client: &Client, keeper: &Keeper, path: &str) {
     let Ok(authorization) = keeper.authorization() else { return };
     let request = Request::builder()

@@ -1,4 +1,4 @@
-//! `towline role`: who may do what (features rows Z2-Z4, Z6, Z11).
+//! `towline role`: who may do what (docs/features.md Z2-Z4, Z6, Z11).
 
 use std::{path::Path, process::ExitCode};
 

@@ -1,4 +1,4 @@
-//! `towline sp`: service principals of the gateway's own issuer (features rows S1-S3). Only who owns the gateway may.
+//! `towline sp`: service principals of the gateway's own issuer. Only who owns the gateway may.
 
 use std::{io::Write, os::unix::fs::OpenOptionsExt, path::Path, process::ExitCode, time::Duration};
 

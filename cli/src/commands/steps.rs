@@ -1,5 +1,5 @@
 //! The steps of a command that takes its time: each with the time (UTC) at which it began and how long it took, on standard
-//! error (features row I3).
+//! error (docs/features.md I3).
 
 use std::time::{Instant, SystemTime};
 

@@ -147,7 +147,7 @@ impl Target {
         }
     }
 
-    /// Asks the gateway for the right to reach the cluster, as `az connectedk8s proxy` does (features row K1): so what is
+    /// Asks the gateway for the right to reach the cluster, as `az connectedk8s proxy` does: so what is
     /// wrong is told here, and not by the first kubectl. Without an account there is nobody to ask as.
     pub async fn check(&self, method: &str, client_proxy: bool) -> Outcome<Option<Value>> {
         let (Some(context), Some(id)) = (&self.context, &self.id) else { return Ok(None) };
@@ -211,7 +211,7 @@ impl Target {
         sign_in(args, &issuer, &self.roots()?, self.outbound.clone(), audience, self.state.as_ref())
     }
 
-    /// A new certificate as the right to reach this cluster with a service-account token (features row A6). `person` is
+    /// A new certificate as the right to reach this cluster with a service-account token. `person` is
     /// what audit records say.
     pub fn issue_access(&self, person: &str, ttl: Duration) -> Outcome<certs::Issued> {
         let (Some(state), Some(id)) = (&self.state, &self.id) else {

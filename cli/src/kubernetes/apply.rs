@@ -136,7 +136,7 @@ impl Kubernetes {
         }
     }
 
-    /// Removes an object's finalizers, so that nothing waits for who no longer runs (features row I6).
+    /// Removes an object's finalizers, so that nothing waits for who no longer runs (docs/features.md I6).
     async fn strip(&self, place: &Place) -> anyhow::Result<()> {
         tracing::warn!("{place} does not go away: its finalizers are removed");
         let patch = json!({"metadata": {"finalizers": null}});

@@ -209,7 +209,7 @@ pub fn kinds() -> impl Iterator<Item = &'static place::Kind> {
     KINDS.iter().filter(|kind| **kind != NAMESPACE)
 }
 
-/// That the agents of a cluster are another resource's (arc-reference.md 3.4).
+/// That the agents of a cluster are another resource's.
 pub fn is_elsewhere((group, name): &(String, String), hint: &str) -> Failure {
     let error = anyhow!(
         "The current context in the kubeconfig file does not correspond to the connected cluster resource specified. Agents installed on this cluster correspond to the resource group name '{group}' and resource name '{name}'"

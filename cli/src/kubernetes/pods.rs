@@ -1,4 +1,4 @@
-//! The agents' pods: whether the newest are all there, which are not ready, and what they say (features row I4).
+//! The agents' pods: whether the newest are all there, which are not ready, and what they say (docs/features.md I4).
 
 use std::{
     collections::HashMap,

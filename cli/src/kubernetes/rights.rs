@@ -1,4 +1,4 @@
-//! What the user may do in the cluster, asked before anything is done (features row I3).
+//! What the user may do in the cluster, asked before anything is done (docs/features.md I3).
 
 use anyhow::Context;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};

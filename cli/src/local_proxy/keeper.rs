@@ -1,4 +1,4 @@
-//! Keeps a user's token fresh, in memory alone (features row K5).
+//! Keeps a user's token fresh, in memory alone (docs/features.md K5).
 
 use std::{
     sync::{Arc, RwLock},

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::failure::{Failure, Outcome};
 
-/// Where the first proxy of a machine listens, as Arc's does (features row K3).
+/// Where the first proxy of a machine listens, as Arc's does (docs/features.md K3).
 pub const FIRST_PORT: u16 = 47011;
 /// Ports tried from there on.
 const PORTS: u16 = 100;

@@ -19,7 +19,7 @@ use crate::yaml;
 const AUTHORITY_DAYS: u32 = 3650;
 /// Life of the gateway's certificate; clients refuse longer ones.
 const SERVER_DAYS: u32 = 397;
-/// Life of an agent's certificate (DESIGN.md section 5).
+/// Life of an agent's certificate (docs/agent.md).
 const AGENT_DAYS: u32 = 90;
 /// The issuer's name at gateway and agents.
 pub const ISSUER_NAME: &str = "towline";

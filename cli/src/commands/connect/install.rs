@@ -1,5 +1,5 @@
 //! Makes, applies and waits. Whatever is made is noted before it is asked for, and each request is waited for to its end, so
-//! that a run that fails or is interrupted takes back all of it (features row I3).
+//! that a run that fails or is interrupted takes back all of it (docs/features.md I3).
 
 use std::time::Duration;
 

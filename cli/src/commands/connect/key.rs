@@ -1,4 +1,4 @@
-//! The onboarding key: RSA 4096, made in memory, kept in the cluster's Secret and nowhere else (features row R6).
+//! The onboarding key: RSA 4096, made in memory, kept in the cluster's Secret and nowhere else (docs/features.md R6).
 
 use anyhow::{Context, anyhow};
 use aws_lc_rs::{

@@ -1,5 +1,5 @@
-//! Whether pods in the cluster reach the gateway: asked by a job, before anything is made at the gateway (features row I3; step 7
-//! of arc-reference.md 3.2).
+//! Whether pods in the cluster reach the gateway: asked by a job, before anything is made at the gateway (as
+//! `az connectedk8s connect` does).
 
 use std::collections::BTreeMap;
 

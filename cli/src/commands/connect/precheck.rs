@@ -1,4 +1,4 @@
-//! Everything that can be known before anything is made, in the order of arc-reference.md 3.2. Changes nothing.
+//! Everything that can be known before anything is made, in the order of `az connectedk8s connect`. Changes nothing.
 
 use anyhow::{Context as _, anyhow};
 use http::StatusCode;
@@ -173,7 +173,7 @@ fn typed_key(args: &ConnectArgs) -> Outcome<Option<OnboardingKey>> {
 }
 
 /// Of a resource that is there, a key that was typed is the private half of its public one: agents with another would be
-/// refused with 401 (features row R13).
+/// refused with 401 (docs/features.md R13).
 fn is_of(key: &OnboardingKey, before: &Before, args: &ConnectArgs) -> Outcome<()> {
     let known = before.property("agentPublicKeyCertificate");
     if known.is_empty() || key.is_half_of(known) {
@@ -411,7 +411,7 @@ impl Found<'_> {
     }
 }
 
-/// Step 11 of arc-reference.md 3.2: whose agents these are, and whose resource that is. Tells whether they are replaced by
+/// Step 11 of `az connectedk8s connect`: whose agents these are, and whose resource that is. Tells whether they are replaced by
 /// `--force`, of a cluster of which a token does not tell whether it is there.
 async fn fits(
     (api, by_token): (&Api, bool),

@@ -1,4 +1,4 @@
-//! The agents' proxy: what was typed of it, over what it was before (features rows N3, T13).
+//! The agents' proxy: what was typed of it, over what it was before (docs/features.md N3, T13).
 
 use anyhow::anyhow;
 use secrecy::SecretString;

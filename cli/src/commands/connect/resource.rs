@@ -1,4 +1,4 @@
-//! The cluster's resource: what there is of it, and how it is made or taken over (features rows R1, R3, R13).
+//! The cluster's resource: what there is of it, and how it is made or taken over (docs/features.md R1, R3, R13).
 
 use http::{HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ impl Before {
         self.resource.as_ref().and_then(|one| one["properties"][name].as_str()).unwrap_or_default()
     }
 
-    /// Whether its certificate has ended: it takes a new key (features row C4).
+    /// Whether its certificate has ended: it takes a new key (docs/features.md C4).
     pub fn is_expired(&self) -> bool {
         self.property("connectivityStatus") == "Expired"
     }

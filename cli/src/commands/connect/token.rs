@@ -1,4 +1,4 @@
-//! A one-time token in place of a sign-in (features row R14): whoever holds one may create one cluster, and reads nothing.
+//! A one-time token in place of a sign-in: whoever holds one may create one cluster, and reads nothing.
 
 use anyhow::{Context as _, anyhow};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};

@@ -1,4 +1,4 @@
-//! Another proxy for agents that are there (features row T13), and this program's version where that is asked for. All else
+//! Another proxy for agents that are there, and this program's version where that is asked for. All else
 //! that they were told stays, their version too; the new pods hold their tunnels through the new proxy before those of before
 //! go.
 

@@ -1,4 +1,4 @@
-//! Until the agents of this run, and not those of before, are connected (features row I4).
+//! Until the agents of this run, and not those of before, are connected (docs/features.md I4).
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Service principals of a state. What cluster and gateway know one by is its object id (features row A3).
+//! Service principals of a state. What cluster and gateway know one by is its object id (docs/features.md A3).
 
 use std::{
     path::Path,

@@ -1,4 +1,4 @@
-//! The archive: a zip of texts, stored as they are, with private keys and tokens taken out (features row B1).
+//! The archive: a zip of texts, stored as they are, with private keys and tokens taken out (docs/features.md B1).
 
 use std::{collections::BTreeMap, io::Write, path::Path};
 

@@ -1,4 +1,4 @@
-//! The checks, by the names of arc-reference.md 3.5. What one of them finds goes into the archive.
+//! The checks, by the names of `az connectedk8s troubleshoot`. What one of them finds goes into the archive.
 
 use std::time::SystemTime;
 
