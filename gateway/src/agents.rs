@@ -1,4 +1,4 @@
-//! What agents ask of their gateway beside carrying users' requests (DESIGN.md section 5; `types::agent_api`): plain HTTP
+//! What agents ask of their gateway beside carrying users' requests (docs/agent.md; `types::agent_api`): plain HTTP
 //! exchanges in the shapes of the resource API's errors.
 //!
 //! | module | what it holds |

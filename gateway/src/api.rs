@@ -1,5 +1,5 @@
-//! The resource API: one request's way through it. Shaped like Azure Resource Manager, so that its SDKs and `az` are clients
-//! (arm-clients.md; arc-reference.md 1.9).
+//! The resource API: one request's way through it. Shaped like Azure Resource Manager, so that its SDKs and `az` are
+//! clients.
 //!
 //! | module | what it holds |
 //! |---|---|

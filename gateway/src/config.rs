@@ -182,7 +182,7 @@ pub enum GrantScope {
     Cluster(ClusterId),
 }
 
-/// How sessions live (DESIGN.md section 2).
+/// How sessions live (docs/identity.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sessions {
     /// How often the right is looked at again.

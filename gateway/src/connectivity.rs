@@ -1,4 +1,4 @@
-//! Whether clusters' agents are there (features rows C1-C9): computed when it is read, from instants that the store keeps, so
+//! Whether clusters' agents are there: computed when it is read, from instants that the store keeps, so
 //! that it is right after a restart and whoever asks. Instants are this gateway's own; what an agent says of the time is
 //! not listened to.
 

@@ -1,4 +1,4 @@
-//! What happens to clusters (features row C8), told to whoever may read them: as a list, as a stream of server-sent events,
+//! What happens to clusters, told to whoever may read them: as a list, as a stream of server-sent events,
 //! and by webhooks of the configuration; everywhere as CloudEvents 1.0.
 //!
 //! | module | what it holds |

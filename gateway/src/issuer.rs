@@ -1,4 +1,4 @@
-//! The small built-in OIDC issuer, mounted at `/.towline/issuer`: one machine needs nothing else (DESIGN.md section 4).
+//! The small built-in OIDC issuer, mounted at `/.towline/issuer`: one machine needs nothing else (docs/identity.md).
 //!
 //! Everything it knows lies in one folder and is read again when it changes, so that `towline dev add-user` and
 //! `rotate-keys` reach a running issuer without a signal:

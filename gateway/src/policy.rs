@@ -35,7 +35,7 @@ pub enum DenialReason {
     OtherIdentity,
     /// The authority of the access certificate is trusted no more.
     OtherAuthority,
-    /// The cluster's feature `cluster-connect` is off (features row K9). Users are told so.
+    /// The cluster's feature `cluster-connect` is off (docs/features.md K9). Users are told so.
     ConnectOff,
 }
 
@@ -90,7 +90,7 @@ impl Policy {
                 (Some(cluster), _) if *cluster != access.cluster => return Err(DenialReason::OtherCluster),
                 (_, Some(holder)) if self.is_disabled(&holder.username) => return Err(DenialReason::Disabled),
                 (_, Some(holder)) => self.grants(&holder.username, &holder.groups, cluster),
-                // The certificate itself is the right (DESIGN.md section 2).
+                // The certificate itself is the right (docs/identity.md).
                 (_, None) => true,
             },
         };

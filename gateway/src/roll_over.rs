@@ -1,4 +1,4 @@
-//! One certificate authority follows another (features row R8; attacks 4.6). `begin` makes the new one: both are trusted from
+//! One certificate authority follows another (docs/features.md R8). `begin` makes the new one: both are trusted from
 //! then on, the new one issues, and agents renew as soon as they hear of it. `finish` takes the old one away once nothing
 //! lives on it. Each step is files that are replaced whole, in an order in which whoever is stopped between two of them has a
 //! gateway that works and a command that goes on from there.

@@ -1,4 +1,4 @@
-//! How long a request lives (DESIGN.md section 2). Every request behind authorize is a session until its last byte; the
+//! How long a request lives (docs/identity.md). Every request behind authorize is a session until its last byte; the
 //! long ones are exec, attach, port-forward, watch and `logs -f`. They are looked at again every `reauthorise_every` and
 //! at once when the snapshot changes: a withdrawn right or a disabled user ends them. A session may outlive its
 //! credential by `outlive_token`; a newer valid token for the cluster extends it, if it came of the same sign-in (`sid`). One

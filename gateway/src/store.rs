@@ -1,4 +1,4 @@
-//! Where resources live: SQLite (one file, the default) or PostgreSQL, behind one set of statements (DESIGN.md section 4).
+//! Where resources live: SQLite (one file, the default) or PostgreSQL, behind one set of statements (docs/identity.md).
 //!
 //! | module | what it holds |
 //! |---|---|

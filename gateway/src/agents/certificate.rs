@@ -1,4 +1,4 @@
-//! A certificate for a cluster: for the onboarding key's signature over a fresh challenge (features rows R6, R7, R13, C4), or
+//! A certificate for a cluster: for the onboarding key's signature over a fresh challenge, or
 //! for the certificate at hand (R8). Before possession is proved nothing tells whether there is such a cluster.
 
 use std::{

@@ -1,4 +1,4 @@
-//! Fresh challenges (features row R6; attack 4.6: replay). A challenge is sealed, so that asking for many costs no memory;
+//! Fresh challenges (docs/features.md R6). A challenge is sealed, so that asking for many costs no memory;
 //! it is good for one cluster, for two minutes, and once: those that were used are remembered until they end.
 
 use std::{

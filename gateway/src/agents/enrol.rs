@@ -1,4 +1,4 @@
-//! A cluster is created by a one-time token in place of a role (features row R14). What is created is what the resource API
+//! A cluster is created by a one-time token in place of a role. What is created is what the resource API
 //! would create; the token is used up in the same batch.
 
 use http::StatusCode;

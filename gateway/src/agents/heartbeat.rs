@@ -1,4 +1,4 @@
-//! What an agent tells of its cluster every few minutes (`POST /v1/heartbeat`; features rows C6, M1-M5, D7). It is bounded
+//! What an agent tells of its cluster every few minutes (`POST /v1/heartbeat`; docs/features.md C6, M1-M5, D7). It is bounded
 //! and checked before it is kept; when it came is what this gateway's clock says, whatever the agent's does.
 
 use http::StatusCode;

@@ -1,4 +1,4 @@
-//! Metrics and log lines that agents push (features rows D1 to D3). The latest are kept in memory, bounded for each cluster and
+//! Metrics and log lines that agents push. The latest are kept in memory, bounded for each cluster and
 //! in all, for the admin listener; nothing of them is believed.
 
 use std::{

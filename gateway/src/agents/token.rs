@@ -1,4 +1,4 @@
-//! Tokens of a cluster's identity (features row R9): short-lived, for one audience, for whatever runs in the cluster and may
+//! Tokens of a cluster's identity: short-lived, for one audience, for whatever runs in the cluster and may
 //! ask its agent. What they may at the gateway's own API is for role assignments to the identity's object id to say.
 
 use http::{StatusCode, header};

@@ -1,5 +1,5 @@
 //! `$filter`, as far as clients use it: conditions joined by `and`, each `name eq 'value'` or `call('value')`. Names are the
-//! same in any case (features row R2).
+//! same in any case (docs/features.md R2).
 
 use std::borrow::Cow;
 

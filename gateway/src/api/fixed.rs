@@ -53,7 +53,7 @@ fn document(headers: &HeaderMap) -> Response<Body> {
     response
 }
 
-/// What `az cloud register` reads (arm-clients.md).
+/// What `az cloud register` reads.
 fn metadata(settings: &Api) -> Value {
     let url = &settings.url;
     let host = url.trim_start_matches("https://");

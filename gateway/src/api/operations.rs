@@ -1,4 +1,4 @@
-//! Long-running operations as clients follow them (arc-reference.md 1.9).
+//! Long-running operations as clients follow them.
 
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Which providers a subscription uses (features row R11). A gateway has no providers to choose from, so that each is registered
+//! Which providers a subscription uses. A gateway has no providers to choose from, so that each is registered
 //! until somebody unregisters it: what is then created in the subscription is refused in the way that makes ARM's SDKs register
 //! the provider and try again.
 

@@ -1,4 +1,4 @@
-//! The service principals of the built-in issuer, for who owns the gateway (features rows S1-S3; `towline sp`): below
+//! The service principals of the built-in issuer, for who owns the gateway (docs/features.md S1-S3; `towline sp`): below
 //! `/providers/Microsoft.Authorization/servicePrincipals`. A secret is in the answer that made it, and in no other.
 
 use std::time::{Duration, SystemTime};

@@ -266,19 +266,19 @@ async fn r1_a_cluster_is_created_shown_listed_changed_and_deleted() {
     assert_eq!(operation.body["status"], "Succeeded");
     assert_eq!(made.header("retry-after"), "1");
 
-    // Any case finds it (row R2), and its own case is shown.
+    // Any case finds it (docs/features.md R2), and its own case is shown.
     let shown =
         site.call("owner", "GET", &cluster("g", "EDGE").replace("resourceGroups", "resourcegroups"), None).await;
     let mut settled = made.body.clone();
     settled["properties"]["provisioningState"] = "Succeeded".into();
     assert_eq!((shown.status, &shown.body), (200, &settled));
     assert_eq!(shown.header("etag"), made.header("etag"));
-    // Creating it again changes it and keeps its identity (row R3).
+    // Creating it again changes it and keeps its identity (docs/features.md R3).
     let again = site.cluster("g", "edge").await;
     assert_eq!(again.status, 200, "{}", again.body);
     assert_eq!(again.body["identity"]["principalId"], made.body["identity"]["principalId"]);
     assert_eq!(again.body["systemData"]["createdAt"], made.body["systemData"]["createdAt"]);
-    // Tags are replaced as a whole (row R12), properties one by one.
+    // Tags are replaced as a whole (docs/features.md R12), properties one by one.
     let patch = json!({"tags": {"c": "3"}, "properties": {"azureHybridBenefit": "true"}});
     let changed = site.call("owner", "PATCH", &cluster("G", "Edge"), Some(patch)).await;
     assert_eq!(changed.status, 200, "{}", changed.body);

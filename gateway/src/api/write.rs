@@ -151,7 +151,7 @@ async fn change(
     Err(ApiError::raced())
 }
 
-/// A PUT's answer that names an operation says that it is not ended yet (arc-reference.md 1.9): who takes the state in it for
+/// A PUT's answer that names an operation says that it is not ended yet: who takes the state in it for
 /// the last word would not look whether the operation failed.
 fn under_way(answer: &mut Value, was_there: bool) {
     if let Some(properties) = answer.get_mut("properties").and_then(Value::as_object_mut) {

@@ -6,7 +6,7 @@ use certs::{Authority, LoadError, Roots};
 use daemon::settings::{Faults, Section};
 use url::Url;
 
-/// The longest that an agent's certificate is good for (features row R7), and the default.
+/// The longest that an agent's certificate is good for (docs/features.md R7), and the default.
 pub const LONGEST_CERTIFICATE: Duration = Duration::from_secs(90 * 86_400);
 /// The shortest: an agent renews it from half of its life on.
 const SHORTEST_CERTIFICATE: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ pub struct Agents {
     pub authority: Option<AuthorityFiles>,
     /// How long the certificates are good for that it issues.
     pub certificate_lifetime: Duration,
-    /// Audiences beside the gateway's URL that clusters get tokens for (features row R9).
+    /// Audiences beside the gateway's URL that clusters get tokens for (docs/features.md R9).
     pub token_audiences: Vec<String>,
 }
 

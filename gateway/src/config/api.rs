@@ -36,7 +36,7 @@ pub struct Api {
     pub ca_file: Option<PathBuf>,
     /// Files of secrets that it was read from, each with its setting: nobody else may read them.
     pub secret_files: SecretFiles,
-    /// Who is told what happens to clusters (features row C8).
+    /// Who is told what happens to clusters (docs/features.md C8).
     pub webhooks: Vec<Webhook>,
     /// How often one principal may read in one subscription: so many in a minute, and as many at once (feature N5).
     pub reads_per_minute: u32,

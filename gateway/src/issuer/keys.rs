@@ -3,7 +3,7 @@
 //! A rotated key's entry in the key set carries `"towline_attestation"`: a compact JWS (RFC 7515) whose payload is the
 //! key's RFC 7638 SHA-256 thumbprint as base64url text, whose header is
 //! `{"alg":"ES256","kid":"<the signing key>","typ":"towline-key+jws"}`, made by the key before it. Who has pinned some key
-//! follows the chain upwards from there and accepts nothing else (DESIGN.md section 2). A key's id is its thumbprint.
+//! follows the chain upwards from there and accepts nothing else (docs/identity.md). A key's id is its thumbprint.
 //!
 //! The private half of a key is deleted when the key is replaced. The public halves stay, so that tokens signed just
 //! before remain valid and a verifier that missed some rotations finds the whole chain; up to [`KEYS_KEPT`] of

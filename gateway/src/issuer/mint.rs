@@ -33,7 +33,7 @@ pub enum Subject {
 
 impl Subject {
     /// What a token says of them. `preferred_username` is their user name in a cluster: of a service principal its object
-    /// id (features row A3), which no local user can be called.
+    /// id (docs/features.md A3), which no local user can be called.
     fn claims(&self) -> Value {
         match self {
             Self::User(user) => json!({

@@ -1,4 +1,4 @@
-//! The issuer's service principals: what automation signs in as (features rows S1-S3, A3).
+//! The issuer's service principals: what automation signs in as (docs/features.md S1-S3, A3).
 //!
 //! A secret is 256 random bits, made here and shown once. That is why one round of SHA-256 with a salt of its own is
 //! enough to keep it: there is nothing to guess, and a hundred sign-ins at once cost next to nothing.
@@ -95,7 +95,7 @@ pub struct Secret {
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Principal {
-    /// `oid` and `sub`, and its user name in a cluster (features row A3): a GUID, never given to another.
+    /// `oid` and `sub`, and its user name in a cluster (docs/features.md A3): a GUID, never given to another.
     pub object_id: String,
     /// What it signs in with; `appid`: a GUID.
     pub client_id: String,

@@ -184,7 +184,7 @@ impl User {
 }
 
 /// Whether a text may be the name of a user, a group or a service principal. GUIDs are looked at apart: they are the
-/// names of service principals in a cluster (features row A3), which nobody else may have.
+/// names of service principals in a cluster (docs/features.md A3), which nobody else may have.
 pub(super) fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= NAME_BYTES && !text.chars().any(|c| c.is_control() || c == ':')
 }

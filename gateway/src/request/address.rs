@@ -3,7 +3,7 @@
 //! What is routed, authorised, recorded and forwarded comes from the same bytes: [`ClusterAddress::target`] is the rest of
 //! the target exactly as received, and [`RequestInfo`] is read from it as the apiserver reads it (from the percent-decoded
 //! path, without cleaning). A target that some other reader could route elsewhere (`/./`, `%2e%2e`, backslash, an encoded
-//! key) is refused as a whole (attacks 4.4, I10).
+//! key) is refused as a whole (docs/threats.md).
 
 use std::borrow::Cow;
 

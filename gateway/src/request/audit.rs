@@ -140,7 +140,7 @@ impl Record {
         self.known().trace = Some(id);
     }
 
-    /// What several requests of one command belong to (features row D6); a GUID of the client's.
+    /// What several requests of one command belong to (docs/features.md D6); a GUID of the client's.
     pub fn correlation(&mut self, id: &str) {
         self.known().set(Text::CorrelationId, id);
     }

@@ -1,8 +1,8 @@
 //! Credential to [`Principal`]. Exactly one credential, or none: 401, which says no more than Kubernetes does.
 //!
 //! A token of a configured issuer is verified for the cluster's audience. Anything else may be a service-account token of
-//! the cluster, which only the cluster can judge: the right to reach it is then an access certificate (DESIGN.md
-//! section 2). An agent's certificate is never a user's credential.
+//! the cluster, which only the cluster can judge: the right to reach it is then an access certificate
+//! (docs/identity.md). An agent's certificate is never a user's credential.
 
 use std::{
     borrow::Cow,

@@ -1,7 +1,7 @@
 //! What of a head may go on. Everything here looks at names and shapes; identity is not judged here.
 //!
 //! Requests: hop-by-hop headers go first (attack I2), then those that claim an identity or a path behind a proxy (I6).
-//! Answers: what a cluster must not say to the gateway's web origin is taken out (attacks 4.5).
+//! Answers: what a cluster must not say to the gateway's web origin is taken out.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Version, header};

@@ -1,5 +1,5 @@
 //! A cluster to the live tunnels that lead there, best first. Looks only at what is here; it waits for nothing, so that
-//! no agent means 503 at once (features row K8).
+//! no agent means 503 at once (docs/features.md K8).
 
 use std::sync::{
     Arc,

@@ -1,4 +1,4 @@
-//! Connected clusters: `Microsoft.Kubernetes/connectedClusters` (arc-reference.md 1.2; features rows R1-R5, R12, C1-C5).
+//! Connected clusters: `Microsoft.Kubernetes/connectedClusters` (docs/features.md R1-R5, R12, C1-C5).
 
 use auth::rbac::{Action, Plane, Scope};
 use aws_lc_rs::{
@@ -313,7 +313,7 @@ fn location(text: &str) -> Result<(), String> {
     }
 }
 
-/// A resource does not move (features row R12).
+/// A resource does not move (docs/features.md R12).
 pub fn same_location(body: &mut Map<String, Value>, writing: &Writing<'_>) -> Result<(), ApiError> {
     let Some(old) = writing.old.and_then(|old| old.body.get("location")).and_then(Value::as_str) else { return Ok(()) };
     let new = body.get("location").and_then(Value::as_str).unwrap_or(old);
@@ -344,7 +344,7 @@ fn is_identified(body: &Map<String, Value>) -> bool {
 /// The object id that the written cluster's identity keeps; none: it gets a new one.
 ///
 /// Another key, or no identity any more, hands the cluster to other agents. While agents are connected they would be locked out
-/// (features row R3): refused. A caller who may delete the cluster could as well delete it and create it again: the identity
+///: refused. A caller who may delete the cluster could as well delete it and create it again: the identity
 /// stays. Any other caller
 /// - is refused while a certificate holds, and where the resource was made with a key that no agent has come with yet: that
 ///   key binds (R13), for everybody but who made the resource;
@@ -401,7 +401,7 @@ fn is_creator(old: &Map<String, Value>, caller: &Caller) -> bool {
         && said("createdByType") == Some(caller.kind())
 }
 
-/// A system-assigned identity is made once and stays (features row R5).
+/// A system-assigned identity is made once and stays (docs/features.md R5).
 fn identity(body: &mut Map<String, Value>, kept: Option<String>, tenant: &str) {
     let Some(identity) = body.get_mut("identity").and_then(Value::as_object_mut) else { return };
     if identity.get("type").and_then(Value::as_str) != Some("SystemAssigned") {
@@ -432,7 +432,7 @@ fn public_key(text: &str) -> Result<(), String> {
     if fits { Ok(()) } else { Err(wanted()) }
 }
 
-/// Nobody is told how to reach a cluster that lets nobody through (features row K9).
+/// Nobody is told how to reach a cluster that lets nobody through (docs/features.md K9).
 fn connect_is_on(resource: &Stored) -> Result<(), ApiError> {
     if wanted::Wanted::of(resource).cluster_connect {
         return Ok(());

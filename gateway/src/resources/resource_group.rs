@@ -1,4 +1,4 @@
-//! Resource groups (features row R11). Deleting one deletes what it holds.
+//! Resource groups (docs/features.md R11). Deleting one deletes what it holds.
 
 use futures_util::future::BoxFuture;
 use serde_json::{Map, Value, json};

@@ -1,8 +1,8 @@
-//! Role assignments: who has which role where (features rows Z2, Z6, Z11; arc-reference.md 1.8). Two properties are ours:
+//! Role assignments: who has which role where (docs/features.md Z2, Z6, Z11). Two properties are ours:
 //! `startDateTime` and `endDateTime` bound an assignment in time.
 //!
 //! The name of an assignment is a GUID, as in ARM. A `principalId` is one at the built-in issuer and at Entra ID; other issuers
-//! name people as they like (`sub`), and groups by words, so that any text is taken (features row Z2).
+//! name people as they like (`sub`), and groups by words, so that any text is taken (docs/features.md Z2).
 
 use std::sync::Arc;
 

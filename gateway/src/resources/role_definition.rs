@@ -1,4 +1,4 @@
-//! Role definitions: the built-in ones, and custom ones (features rows Z3, Z4; arc-reference.md 1.8).
+//! Role definitions: the built-in ones, and custom ones (docs/features.md Z3, Z4).
 
 use std::sync::Arc;
 

@@ -33,7 +33,7 @@ pub enum Type {
     Instant,
     /// Names and texts.
     Texts,
-    /// Tags: as [`Type::Texts`], within ARM's limits (features row R12).
+    /// Tags: as [`Type::Texts`], within ARM's limits (docs/features.md R12).
     Tags,
     /// A list.
     List(&'static Self),

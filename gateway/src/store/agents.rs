@@ -1,4 +1,4 @@
-//! What is known of clusters' agents: when they were last seen, their certificate, what they told (features rows C1-C9, R4,
+//! What is known of clusters' agents: when they were last seen, their certificate, what they told (docs/features.md C1-C9, R4,
 //! R7, M1-M5). One row for each connected cluster, made when its resource is first written and deleted with it, in the same
 //! batch. None of this is a change of a resource: it takes no revision, and nobody's snapshot is made anew for it.
 

@@ -1,4 +1,4 @@
-//! What happens to clusters, as events (features row C8): created, another status, deleted. They are numbered without a gap
+//! What happens to clusters, as events: created, another status, deleted. They are numbered without a gap
 //! in the order in which they become visible, and kept, so many at most; who follows asks for those behind a number.
 
 use sqlx::{AnyConnection, Row, any::AnyRow};

@@ -1,5 +1,5 @@
 //! Protected settings at rest: AES-256-GCM under a key that is not in the database, so that a copy of the database, a
-//! backup of it or a reader of its tables learns none of them (DESIGN.md section 4).
+//! backup of it or a reader of its tables learns none of them (docs/identity.md).
 //!
 //! The key file has one key per line, 32 random bytes in base64, the newest first. To rotate: write a new line at the top
 //! ([`Protector::rotate`] does), start again, seal again what [`Protector::is_current`] says is not; then the old line may

@@ -1,4 +1,4 @@
-//! Identity of a cluster: proof of possession, certificates, renewal, deletion (features rows R4, R6-R9, R13, C4; attacks 4.6).
+//! Identity of a cluster: proof of possession, certificates, renewal, deletion (docs/features.md R4, R6-R9, R13, C4).
 
 use std::{
     sync::{
@@ -271,7 +271,7 @@ async fn ask(tunnel: &TunnelHandle, method: Method, target: &str, body: &Value) 
 }
 
 async fn closed(tunnel: &TunnelHandle) -> CloseCode {
-    // What features row R10 promises, with room for a starved machine; nothing is waited for but the end itself.
+    // What docs/features.md R10 promises, with room for a starved machine; nothing is waited for but the end itself.
     tokio::time::timeout(LONG, tunnel.closed()).await.expect("the tunnel is cut").code
 }
 

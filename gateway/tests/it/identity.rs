@@ -229,7 +229,7 @@ async fn service_account_tokens_need_the_right_to_reach_the_cluster() {
     agent.nothing().await;
 }
 
-/// Features row T4: who an agent is comes from its certificate, and only registered clusters get tunnels.
+/// docs/features.md T4: who an agent is comes from its certificate, and only registered clusters get tunnels.
 #[tokio::test]
 async fn agents_without_a_registered_cluster_get_no_tunnel() {
     let world = World::new().await;

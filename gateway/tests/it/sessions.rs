@@ -1,4 +1,4 @@
-//! How long a session lives: DESIGN.md section 2.
+//! How long a session lives: docs/identity.md.
 
 use std::{
     pin::pin,

@@ -1,4 +1,4 @@
-//! What happens to clusters is told once, in one order, and followed by number (features row C8).
+//! What happens to clusters is told once, in one order, and followed by number (docs/features.md C8).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the API says of clusters' agents (features rows C1-C7, C9, M1-M5, D7), with the clock in the test's hand.
+//! What the API says of clusters' agents (docs/features.md C1-C7, C9, M1-M5, D7), with the clock in the test's hand.
 
 use std::{collections::HashSet, time::Instant};
 

@@ -1,4 +1,4 @@
-//! What happens to clusters, as the API and webhooks tell it (features row C8).
+//! What happens to clusters, as the API and webhooks tell it (docs/features.md C8).
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Ten thousand clusters (features row C9). The figures of the ignored test stand in ARCHITECTURE.md:
+//! Ten thousand clusters (docs/features.md C9). The figures of the ignored test are in docs/measurements/2026-11-22.md:
 //! `cargo test --workspace --lib -- --ignored --nocapture c9_ten_thousand`.
 
 #![allow(clippy::print_stdout)]

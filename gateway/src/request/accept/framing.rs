@@ -4,7 +4,7 @@
 //! cuts off a fragment, takes bare line feeds. And what it refuses it answers itself, without a body and a record.
 //! [`Framing`] sits under it. Heads are given on whole; in the place of a faulty one goes a head of ours, with a note of
 //! what is wrong, so that the service refuses it as it refuses all else, and no byte behind a faulty head is read
-//! (attacks 4.3). Bodies pass as they come. What follows an upgrade request is held back until the answer is known, so that
+//! (docs/threats.md). Bodies pass as they come. What follows an upgrade request is held back until the answer is known, so that
 //! bytes glued to it are delivered to whom they belong. A user who ends their side behind a request still gets its answer,
 //! but for what Kubernetes calls long running: there it is how they go away.
 

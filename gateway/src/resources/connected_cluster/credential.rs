@@ -1,4 +1,4 @@
-//! `listClusterUserCredential`: how to reach a cluster (features rows K1, K2, A6; arc-reference.md 1.2).
+//! `listClusterUserCredential`: how to reach a cluster (docs/features.md K1, K2, A6).
 
 use base64::{
     Engine as _,

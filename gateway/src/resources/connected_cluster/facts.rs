@@ -1,4 +1,4 @@
-//! What a cluster's agent told of it, as the resource shows it (features rows M1-M5, D7). What a person wrote goes before
+//! What a cluster's agent told of it, as the resource shows it. What a person wrote goes before
 //! what an agent found out by heuristics.
 
 use serde_json::{Map, Value, json};

@@ -1,4 +1,4 @@
-//! What the resource says of its cluster's agents: features and version (features rows K9, Z9, U2). The gateway holds to it,
+//! What the resource says of its cluster's agents: features and version. The gateway holds to it,
 //! and agents ask for it (`types::agent_api::Desired`).
 
 use serde_json::{Map, Value};
@@ -32,7 +32,7 @@ impl Default for Wanted {
 }
 
 impl Wanted {
-    /// Of a kept resource. A private link switches cluster connect off, as in Azure (arc-reference.md 1.2).
+    /// Of a kept resource. A private link switches cluster connect off, as in Azure.
     pub fn of(stored: &Stored) -> Self {
         let none = Map::new();
         let properties = stored.body.as_object().and_then(properties).unwrap_or(&none);

@@ -1,4 +1,4 @@
-//! One authority follows another: what lives on which, and what ends with the old one (features row R8; attacks 4.6).
+//! One authority follows another: what lives on which, and what ends with the old one (docs/features.md R8).
 
 use gateway::{
     config::Config,

@@ -1,4 +1,4 @@
-//! What an agent tells on its tunnel and what it is told there (features rows C1-C6, K9, M1, M5, R4, D7).
+//! What an agent tells on its tunnel and what it is told there (docs/features.md C1-C6, K9, M1, M5, R4, D7).
 
 use super::*;
 
