@@ -20,7 +20,7 @@ const HOP_BY_HOP: &[&str] = &[
 ];
 
 /// The upgrade that a request or a 101 names: the one `upgrade` header, where `connection` says `upgrade`. Cleartext
-/// HTTP/2 is none that we carry (attacks 4.3), nor is a choice of several.
+/// HTTP/2 is none that we carry, nor is a choice of several.
 pub fn upgrade_of(headers: &HeaderMap) -> Option<Bytes> {
     if !connection_options(headers).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
         return None;

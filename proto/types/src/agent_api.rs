@@ -1,4 +1,4 @@
-//! What an agent and its gateway say to each other beside users' requests (DESIGN.md section 5): JSON bodies of plain HTTP
+//! What an agent and its gateway say to each other beside users' requests (docs/agent.md): JSON bodies of plain HTTP
 //! exchanges. Before a cluster has a certificate they go over HTTPS to the gateway's public listener, below
 //! [`ENROLMENT_PREFIX`]; with one, over streams of role [`ROLE`] on the cluster's tunnel, where the cluster's id is that of
 //! the certificate and no message names it.
@@ -25,7 +25,7 @@ pub mod enrolment_paths {
     pub const CHALLENGE: &str = "/challenge";
     /// POST [`super::Enrolment`] → [`super::Certificate`].
     pub const CERTIFICATE: &str = "/certificate";
-    /// POST [`super::TokenEnrolment`] → [`super::TokenEnrolled`] (features row R14).
+    /// POST [`super::TokenEnrolment`] → [`super::TokenEnrolled`] (docs/features.md R14).
     pub const ENROL: &str = "/enrol";
     /// POST [`EnrolledQuestion`](super::EnrolledQuestion) → [`super::TokenEnrolled`] (R14).
     pub const ENROLLED: &str = "/enrolled";
@@ -35,7 +35,7 @@ pub mod enrolment_paths {
 
 /// Paths of streams of role [`ROLE`].
 pub mod paths {
-    /// POST [`super::Renewal`] → [`super::Certificate`] (features row R8).
+    /// POST [`super::Renewal`] → [`super::Certificate`] (docs/features.md R8).
     pub const RENEW: &str = "/v1/certificate";
     /// POST [`super::Heartbeat`] → [`super::HeartbeatAnswer`] (C6).
     pub const HEARTBEAT: &str = "/v1/heartbeat";
@@ -216,7 +216,7 @@ pub struct Heartbeat {
     /// Cores of all nodes, their capacity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_core_count: Option<u32>,
-    /// k3s, kind, eks, ... by the heuristics of arc-reference.md 3.2.
+    /// k3s, kind, eks, ... by the heuristics of `az connectedk8s connect`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distribution: Option<String>,
     /// The distribution's version.

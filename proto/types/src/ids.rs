@@ -8,7 +8,7 @@ use crate::api::id::{fold, is_group_name};
 /// An ARM resource id of a connected cluster, in lower case ([`fold`]):
 /// `/subscriptions/<s>/resourcegroups/<g>/providers/microsoft.kubernetes/connectedclusters/<name>`.
 ///
-/// ARM ids compare without case (features row R2), so the lower-cased form is the identity. It is taken from one place
+/// ARM ids compare without case, so the lower-cased form is the identity. It is taken from one place
 /// only, the agent's certificate (attack I10), and never from a message.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClusterId(std::sync::Arc<str>);
@@ -36,12 +36,12 @@ impl ClusterId {
         self.0.split('/').nth(2).unwrap_or_default()
     }
 
-    /// The audience of tokens for this cluster (DESIGN.md section 2): a token shown for cluster A is nothing at B.
+    /// The audience of tokens for this cluster (docs/identity.md): a token shown for cluster A is nothing at B.
     pub fn audience(&self) -> String {
         format!("towline:cluster:{}", self.0)
     }
 
-    /// The key that addresses carry: SHA-256 of the lower-cased id (DESIGN.md section 2).
+    /// The key that addresses carry: SHA-256 of the lower-cased id (docs/identity.md).
     pub fn key(&self) -> ClusterKey {
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, self.0.as_bytes());
         let mut bytes = [0; 32];

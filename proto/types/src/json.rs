@@ -1,5 +1,5 @@
 //! JSON read strictly: an object, each key once at every depth, and nothing after it. Two readers of one token must not
-//! be able to read two identities (attacks 4.2), nor two readers of a resource two resources.
+//! be able to read two identities, nor two readers of a resource two resources.
 
 use std::fmt;
 

@@ -114,7 +114,7 @@ pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
 /// ten thousand costs a processor that has to fetch all that the tunnel is made of.
 pub const IDLE_PERIOD: Duration = Duration::from_secs(15);
 /// Without any sign of life for so long a tunnel is dead, if an answer was waited for [`ANSWER_WITHIN`]; both ends know within
-/// 30 s (features row T6). Of an idle tunnel over QUIC the carrier's acknowledgements are signs: a session that stands still
+/// 30 s. Of an idle tunnel over QUIC the carrier's acknowledgements are signs: a session that stands still
 /// behind them is known within 80 s, or so long after somebody waits for it.
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 /// What a peer has at least to answer a probe before its silence alone makes it dead. (Over QUIC [`URGENT_PROBES`] in a row

@@ -4,7 +4,7 @@
 //! verb that it needs ([`verb_group`]), and a ClusterRole gives that group that verb and nothing else. So whatever the
 //! apiserver checks besides (that an update may create, that a role is not made larger than its author, that a signer may
 //! be approved) still says no, unless the assignments say yes to that too. What no assignment allows goes on without such
-//! a group, and the cluster's own RBAC decides, as with the authorizer chain `Node,RBAC,Webhook` of Arc (row Z7).
+//! a group, and the cluster's own RBAC decides, as with the authorizer chain `Node,RBAC,Webhook` of Arc.
 
 use http::Method;
 use types::ids::ClusterId;

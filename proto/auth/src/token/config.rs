@@ -25,7 +25,7 @@ const SKEW_MAX: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Username {
     Claim(String),
-    /// `upn`, or `oid` where there is none (features row A3).
+    /// `upn`, or `oid` where there is none (docs/features.md A3).
     Entra,
 }
 
@@ -431,7 +431,7 @@ fn required_of(
         }
         out.push((claim, values));
     }
-    // Entra: the tenant in the claim must be the tenant in the issuer's address (tenant confusion, attacks 4.2).
+    // Entra: the tenant in the claim must be the tenant in the issuer's address (tenant confusion).
     let tenant = url.trim_end_matches('/').trim_end_matches("/v2.0").rsplit('/').next().unwrap_or_default();
     if kind == IssuerKind::Entra && tenant.len() == 36 && !out.iter().any(|(claim, _)| claim == "tid") {
         out.push(("tid".to_owned(), vec![tenant.to_owned()]));

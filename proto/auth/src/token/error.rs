@@ -148,7 +148,7 @@ pub enum TokenError {
     Pop(#[from] PopError),
 }
 
-/// Why a proof of possession is refused: one variant per check (features row A5).
+/// Why a proof of possession is refused: one variant per check (docs/features.md A5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PopError {
     /// No `kid` in its header.
@@ -198,7 +198,7 @@ fn overage_text(service_principal: bool) -> &'static str {
 
 impl TokenError {
     /// Whether the token is of no issuer of ours: no JWT, or a JWT of an unknown issuer. Such a token may be a service
-    /// account's, which only the cluster can judge (features row A6). Every other refusal is final.
+    /// account's, which only the cluster can judge (docs/features.md A6). Every other refusal is final.
     pub fn is_foreign(&self) -> bool {
         matches!(self, Self::Opaque | Self::UnknownIssuer)
     }

@@ -35,7 +35,7 @@ pub struct Details {
     pub uid: Option<String>,
     /// Groups with the issuer's prefix, in the token's order.
     pub groups: Vec<String>,
-    /// Extra, keys lower-case (`oid` for Entra users, features row A2).
+    /// Extra, keys lower-case (`oid` for Entra users, docs/features.md A2).
     pub extra: BTreeMap<String, Vec<String>>,
     /// The configured name of the issuer.
     pub issuer: String,
@@ -91,7 +91,7 @@ impl fmt::Debug for dyn GroupsResolver {
 
 type Claims = Map<String, Value>;
 
-/// Whether the issuer left groups out, which must never be read as "no groups" (features row A4).
+/// Whether the issuer left groups out, which must never be read as "no groups" (docs/features.md A4).
 pub(super) fn overage(claims: &Claims, issuer: &Issuer) -> Result<Option<Overage>, TokenError> {
     let Some(groups) = issuer.groups_claim.as_deref() else { return Ok(None) };
     let named = match claims.get("_claim_names") {

@@ -1,4 +1,4 @@
-//! Each item of attacks 4.2 and I7, I8 as one named test, against real keys.
+//! Each way to forge or confuse a token (docs/threats.md) as one named test, against real keys.
 
 mod fetching;
 mod proofs;

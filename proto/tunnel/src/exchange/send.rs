@@ -131,7 +131,7 @@ where
                 send.reset(StreamCode::Upstream);
                 return Err(SendBodyError::Source(error));
             }
-            // Trailers: no Kubernetes API uses them (DESIGN.md section 3).
+            // Trailers: no Kubernetes API uses them.
             Some(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
         };
         let length = chunk.len();

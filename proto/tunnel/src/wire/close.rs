@@ -107,7 +107,7 @@ codes! {
         Internal = 0x20a, "internal error";
         /// The hello took too long.
         Timeout = 0x20b, "hello took too long";
-        /// The cluster's resource was deleted, or made again as another one (features row R10): an agent stops asking
+        /// The cluster's resource was deleted, or made again as another one: an agent stops asking
         /// until it has another certificate.
         Deleted = 0x20c, "the cluster's resource was deleted";
     }

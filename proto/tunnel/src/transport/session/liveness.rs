@@ -461,7 +461,7 @@ mod tests {
         }
     }
 
-    /// Features row T6: 30 s. The gateway hears answers to its questions, the agent those questions.
+    /// docs/features.md T6: 30 s. The gateway hears answers to its questions, the agent those questions.
     #[test]
     fn an_idle_quic_peer_is_given_up_within_twenty_seconds_of_the_last_sign() {
         let gateway = Case { side: Side::Gateway, waiting: false, quic: true };
@@ -476,7 +476,7 @@ mod tests {
         assert!(silent > Duration::from_secs(7) && silent <= limits::PROBE_DEADLINE, "{silent:?}");
     }
 
-    /// Features row T6, whenever it fell silent; and the answer to a question had its time.
+    /// docs/features.md T6, whenever it fell silent; and the answer to a question had its time.
     #[test]
     fn an_idle_tcp_peer_is_given_up_within_thirty_seconds_of_the_last_sign() {
         for end_ms in (60_000..90_000).step_by(100) {
