@@ -1,4 +1,4 @@
-//! What the agents do for the cluster that they run in (features rows R9, A7, M4).
+//! What the agents do for the cluster that they run in (docs/features.md R9, A7, M4).
 
 use std::{process::Command, time::Duration};
 

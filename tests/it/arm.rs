@@ -1,5 +1,5 @@
 //! The resource API as its clients see it: the Azure SDKs and the stock `az`, unmodified, and what a role opens at a cluster
-//! (features rows R1-R3, R10-R12, Z2, S1; arm-clients.md).
+//! (docs/features.md R1-R3, R10-R12, Z2, S1).
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! The agent's chart, installed with real helm into the real cluster: the agent runs as pods there (features row T7).
+//! The agent's chart, installed with real helm into the real cluster: the agent runs as pods there.
 
 use std::{path::PathBuf, process::Command, time::Duration};
 

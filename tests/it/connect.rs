@@ -1,5 +1,5 @@
 //! From nothing to kubectl with `towline` and `kubectl` alone, and back: connect, delete, what they refuse, and what they
-//! leave behind (features rows I3, I4, I6, R3, R13, S1, S3, B1).
+//! leave behind (docs/features.md I3, I4, I6, R3, R13, S1, S3, B1).
 
 use std::{
     path::PathBuf,

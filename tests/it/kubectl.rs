@@ -1,4 +1,4 @@
-//! What `kubectl` does with the API, through the tunnel as next to the apiserver (features row K6).
+//! What `kubectl` does with the API, through the tunnel as next to the apiserver (docs/features.md K6).
 
 use std::{
     sync::{Mutex, PoisonError},

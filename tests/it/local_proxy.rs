@@ -1,4 +1,4 @@
-//! `towline proxy` in front of real pods, and `towline token` as kubectl's credential plugin (features rows K3 to K5). What
+//! `towline proxy` in front of real pods, and `towline token` as kubectl's credential plugin. What
 //! a proxy does with tokens and hostile neighbours is tested in `cli/tests`.
 
 use std::{

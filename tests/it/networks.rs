@@ -1,4 +1,4 @@
-//! Adverse networks, in network namespaces: the agent is inside, the gateway outside (features rows T1-T6).
+//! Adverse networks, in network namespaces: the agent is inside, the gateway outside (docs/features.md T1-T6).
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 //! An issuer that is somebody else's program: a real OpenID provider, which gateway and agent read by discovery, and whose ID
-//! tokens with groups open the real cluster (features rows A1, A2; DESIGN.md section 2).
+//! tokens with groups open the real cluster (docs/features.md A1, A2; docs/identity.md).
 
 use std::{
     path::{Path, PathBuf},

@@ -1,5 +1,5 @@
 //! Clusters that come to be in other ways than by who may make them at that moment: attached to a resource that was made
-//! before (features row R13), by a one-time token (R14), at another gateway than before (R4); and what agents that are there
+//! before, by a one-time token (R14), at another gateway than before (R4); and what agents that are there
 //! keep and change (R3, T13).
 
 use std::{

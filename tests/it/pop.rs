@@ -1,4 +1,4 @@
-//! Proof-of-possession tokens through kubectl on the real cluster (features row A5, arc-reference 4.5). The issuer is of
+//! Proof-of-possession tokens through kubectl on the real cluster (docs/features.md A5). The issuer is of
 //! the test's own making: Microsoft's claims, one audience for all clusters as there, access tokens bound to a key that
 //! the user holds. The proof is written as Azure's credential plugin writes it, and kubectl shows it as a bearer token.
 

@@ -1,4 +1,4 @@
-//! The agent behind an HTTP CONNECT proxy (features row N3): basic authentication, a private CA, and bad manners.
+//! The agent behind an HTTP CONNECT proxy (docs/features.md N3): basic authentication, a private CA, and bad manners.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Gateway and agent killed, restarted and replaced under load (features row T5, lessons 12-15, 36, 37).
+//! Gateway and agent killed, restarted and replaced under load (docs/features.md T5).
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! exec, attach, logs, port-forward and cp, with both upgrade protocols (features rows K7, T9).
+//! exec, attach, logs, port-forward and cp, with both upgrade protocols (docs/features.md K7, T9).
 
 use std::{
     io::{Read, Write},

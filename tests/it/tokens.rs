@@ -1,5 +1,5 @@
 //! The token check in full, end to end: what is not a good token of this cluster is a 401, and rights that go away end
-//! what they had allowed (DESIGN.md section 2). The cases of A1 and A5 one by one are beside the verifier.
+//! what they had allowed (docs/identity.md). The cases of A1 and A5 one by one are beside the verifier.
 
 use std::{
     io::Read,
