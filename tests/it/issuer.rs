@@ -120,7 +120,10 @@ fn tunnel() -> anyhow::Result<()> {
     let owner = Client::owner(&stack)?;
     ensure!(stack.get_with(&owner.token(&stack, &of_cluster)?, "/api/as-owner")?.status == 200);
     let seen = apiserver.received().iter().map(|request| request.text().to_lowercase()).collect::<String>();
-    ensure!(seen.contains(&format!("impersonate-user: {}\r\n", owner.object_id)), "features row A3");
+    ensure!(
+        seen.contains(&format!("impersonate-user: {}\r\n", owner.object_id)),
+        "a service principal is its object id"
+    );
     ensure!(stack.get_with(&owner.token(&stack, &stack.text("url"))?, "/api")?.status == 401, "a token for the API");
     let of_user = stack.token_for_audience("admin", &stack.text("url"))?;
     ensure!(stack.get_with(&of_user, "/api")?.status == 401, "a user's token for the API");

@@ -37,7 +37,7 @@ pub const TABLES: &[Table] = &[
     table(
         "identity_tokens",
         false,
-        "Gives others in the cluster tokens of its identity (features row R9); only where controller-manager runs.",
+        "Gives others in the cluster tokens of its identity; only where controller-manager runs.",
         IDENTITY_TOKENS,
     ),
     table("metadata", false, "What the agents would guess from the nodes.", METADATA),
@@ -54,7 +54,7 @@ pub const TABLES: &[Table] = &[
     table(
         "azure_rbac",
         false,
-        "Decides calls also by the gateway's roles and assignments; without it the cluster's own RBAC decides alone (features row Z9).",
+        "Decides calls also by the gateway's roles and assignments; without it the cluster's own RBAC decides alone.",
         AZURE_RBAC,
     ),
     table("sessions", false, "How sessions live.", SESSIONS),

@@ -37,11 +37,7 @@ pub const TABLES: &[Table] = &[
         API,
     ),
     many("api.subscriptions", "What resources are in.", SUBSCRIPTIONS),
-    many(
-        "api.webhooks",
-        "Who is told what happens to clusters, by signed CloudEvents (features row C8). At most 16.",
-        WEBHOOKS,
-    ),
+    many("api.webhooks", "Who is told what happens to clusters, by signed CloudEvents. At most 16.", WEBHOOKS),
     table("issuer", false, "The built-in issuer; without it everybody signs in elsewhere. Needs [api].", ISSUER),
     many("issuers", "Who may issue users' tokens, the built-in one too. Agents need the same tables.", ISSUER_KEYS),
     many(
@@ -107,11 +103,7 @@ const AGENTS: &[Key] = &[
         "\"90d\"",
         "How long the certificates are good for that it issues; agents renew from half of that on.",
     ),
-    Key::default(
-        "token_audiences",
-        "[]",
-        "Audiences beside the gateway's URL that clusters get tokens for (features row R9).",
-    ),
+    Key::default("token_audiences", "[]", "Audiences beside the gateway's URL that clusters get tokens for."),
 ];
 
 const AUDIT: &[Key] = &[Key::default("file", "\"-\"", "A file that is appended to; - is standard output.")];
@@ -180,7 +172,7 @@ const API: &[Key] = &[
     Key::default(
         "reads_per_minute",
         "12000",
-        "Reads of one principal in one subscription in a minute, and as many at once (features row N5).",
+        "Reads of one principal in one subscription in a minute, and as many at once.",
     ),
     Key::default("writes_per_minute", "6000", "The same of writes, and again of deletions."),
 ];

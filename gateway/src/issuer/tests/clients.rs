@@ -278,7 +278,7 @@ async fn a_token_for_the_api_is_nothing_at_a_cluster_and_the_other_way_round() {
             let (_, answer) = send(&f.issuer, Method::POST, "/token", &form).await;
             let token = answer["access_token"].as_str().unwrap();
             let identity = verifier.verify(token, good, now).await.unwrap();
-            assert_eq!(identity.username, name, "features row A3");
+            assert_eq!(identity.username, name, "a service principal is its object id");
             assert!(verifier.verify(token, bad, now).await.is_err());
         }
     }

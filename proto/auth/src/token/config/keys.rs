@@ -85,7 +85,7 @@ pub const ISSUER_KEYS: &[Key] = &[
         "Claims that must have this text, or one of these, or contain it in a list, such as { tid = \"...\" }. Table of texts or lists.",
     ),
     Key::default("clock_skew", "\"30s\"", "By how much clocks may differ. Duration up to 10m."),
-    Key::default("pop", "\"allowed\"", "Proof of possession (features row A5): `off`, `allowed` or `required`."),
+    Key::default("pop", "\"allowed\"", "Proof of possession: `off`, `allowed` or `required`."),
     Key::default("pop_validity", "\"15m\"", "How old a proof may be. Duration up to 24h."),
     Key::default(
         "tokens",
