@@ -152,7 +152,7 @@ impl Tunnels {
                         self.with_chooser(|chooser| chooser.died(&live.network, live.carrier, Instant::now()));
                     }
                     backoff.lived(live.since.elapsed());
-                    // Full jitter also for the first attempt: a gateway that ends had many agents (attack D13).
+                    // Full jitter also for the first attempt: a gateway that ends had many agents.
                     let delay = backoff.failed(Instant::now(), random_unit());
                     if retired.until_draining(tokio::time::sleep(delay)).await.is_none() {
                         break;

@@ -1,5 +1,5 @@
 //! Every metric of the gateway, named and described once. Labels are enums of ours, never a caller's text, so that
-//! nobody can make their number grow (attack D11). Each gateway has a registry of its own: a process may hold several.
+//! nobody can make their number grow. Each gateway has a registry of its own: a process may hold several.
 
 use std::sync::{
     OnceLock,

@@ -3,7 +3,7 @@
 //! path and never waits: what does not fit into the queue is counted and logged.
 //!
 //! No credential is ever put into a record, and no query: commands and selectors in it are the user's own business. Every
-//! text that comes from outside is cut to [`TEXT_BYTES`] (attack D11).
+//! text that comes from outside is cut to [`TEXT_BYTES`].
 
 mod line;
 mod writer;

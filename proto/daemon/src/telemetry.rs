@@ -86,7 +86,7 @@ pub fn check(filter: &str) -> Result<(), TelemetryError> {
 }
 
 /// The target of log lines that other programs sent. No level alone shows them, as they are as many as those programs like
-/// (attack D11): a filter has to name it.
+///: a filter has to name it.
 pub const RELAYED: &str = "agent_logs";
 
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {

@@ -97,7 +97,7 @@ pub fn ids(data: &[u8]) {
     }
 }
 
-/// Header lines, `name:value`: after hop-by-hop headers are taken out, none named by `connection` is left (attack I2).
+/// Header lines, `name:value`: after hop-by-hop headers are taken out, none named by `connection` is left.
 pub fn headers(data: &[u8]) {
     let mut map = HeaderMap::new();
     for line in data.split(|b| *b == b'\n').take(limits::HEADER_COUNT) {

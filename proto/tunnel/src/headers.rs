@@ -34,7 +34,7 @@ pub fn upgrade_of(headers: &HeaderMap) -> Option<Bytes> {
 
 /// Removes hop-by-hop headers (RFC 9110 section 7.6.1): those that any `connection` header names, then the fixed list.
 /// With `keep_upgrade`, what [`upgrade_of`] finds is put back as `connection: Upgrade` and `upgrade`. Done on the client's
-/// own headers before anything of ours is added (attack I2: `Connection: Impersonate-User`).
+/// own headers before anything of ours is added (docs/threats.md I2: `Connection: Impersonate-User`).
 pub fn strip_hop_by_hop(headers: &mut HeaderMap, keep_upgrade: bool) {
     let upgrade = if keep_upgrade { upgrade_of(headers) } else { None };
     let named: Vec<HeaderName> =

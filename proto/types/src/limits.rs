@@ -129,7 +129,7 @@ pub const URGENT_PERIOD: Duration = Duration::from_millis(500);
 /// tunnel is given up within about [`PROBE_DEADLINE`]). No sooner, because open sessions end with it, and a starved machine
 /// may say nothing for several seconds; new requests go to another tunnel as soon as an answer is late.
 pub const URGENT_PROBES: u32 = 14;
-/// QUIC handshakes in progress above which a new peer must first prove its address (attack D5).
+/// QUIC handshakes in progress above which a new peer must first prove its address.
 pub const QUIC_RETRY_ABOVE: usize = 64;
 /// What a carrier's own flow control lets a peer send before its hello was accepted, in bytes, so that nobody can fill this
 /// end's memory without an identity. HTTP/2 begins with 65,535 and knows no less (RFC 9113 section 6.9.2).

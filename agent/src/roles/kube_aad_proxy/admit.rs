@@ -1,5 +1,5 @@
 //! The agent's own last word on a request, before anybody's identity is known. It trusts nothing that the gateway did:
-//! hop-by-hop headers go first (attack I2), then what could name an identity is refused or taken out by prefix (I3, I4,
+//! hop-by-hop headers go first, then what could name an identity is refused or taken out by prefix (I3, I4,
 //! I6), exactly one credential remains (I5), and of upgrades only Kubernetes' own pass.
 //!
 //! The one place that can be reached is the cluster's apiserver: the target is a path, never an address.
@@ -49,7 +49,7 @@ const REMOVED: [&str; 14] = [
     "traceparent",
 ];
 
-/// Prefixes of such headers, and of other proxies' identity headers (attack I6).
+/// Prefixes of such headers, and of other proxies' identity headers (docs/threats.md I6).
 const REMOVED_PREFIXES: [&str; 8] =
     ["x-remote-", "x-forwarded-", "x-original-", "x-envoy-", "x-towline-", "x-ssl-", "x-client-cert", "proxy-"];
 
@@ -267,7 +267,7 @@ fn within_limits(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// Letters, digits, `-`, `.` and `_` go on. Some servers read `Impersonate_User` as `Impersonate-User`, and some read a dot in
-/// the same way, so no name may become one that is more than the caller's own by that (attack I4). The key of an extra is the
+/// the same way, so no name may become one that is more than the caller's own by that. The key of an extra is the
 /// caller's own, in any character of a header name: clients encode no others.
 fn check_name(name: &str) -> Result<(), Refusal> {
     if name.starts_with(EXTRA) {
@@ -306,7 +306,7 @@ fn admit_upgrade(headers: &HeaderMap, method: &Method) -> Result<Option<HeaderVa
 }
 
 /// Exactly one credential, from `Authorization` or from a WebSocket subprotocol. The subprotocol that carried it is not
-/// forwarded: next to impersonation headers the apiserver must see the agent's credential alone (attack I5).
+/// forwarded: next to impersonation headers the apiserver must see the agent's credential alone (docs/threats.md I5).
 fn admit_credential(
     shown: &[HeaderValue],
     protocols: Vec<HeaderValue>,
@@ -383,7 +383,7 @@ fn admit_protocols(values: Vec<HeaderValue>, headers: &mut HeaderMap) -> Result<
     Ok(token)
 }
 
-/// Every `Impersonate-*` header. One that is unknown or malformed is refused, never forwarded (attacks I1, I3).
+/// Every `Impersonate-*` header. One that is unknown or malformed is refused, never forwarded (docs/threats.md I1, I3).
 fn admit_asked(headers: &HeaderMap) -> Result<Option<Asked>, Refusal> {
     if headers.is_empty() {
         return Ok(None);

@@ -1,9 +1,9 @@
 //! From a proved identity to `Impersonate-*`, on the fresh header map of admission. The only file that writes those headers.
 //!
 //! An [`UpstreamHead`] cannot be made without a [`Principal`]: a request that carries the agent's own credential and
-//! impersonates nobody is not expressible (attack I7), but for the reviews that [`UpstreamHead::review`] spells out.
+//! impersonates nobody is not expressible, but for the reviews that [`UpstreamHead::review`] spells out.
 //!
-//! What RBAC cannot refuse is refused here: names that Kubernetes reserves (`system:`, attack I8 and I11). RBAC for the
+//! What RBAC cannot refuse is refused here: names that Kubernetes reserves (`system:`, docs/threats.md I8). RBAC for the
 //! agent: `impersonate` on `users`, `groups`, `serviceaccounts`, and in `authentication.k8s.io` on `uids`,
 //! `userextras/<key>` for each configured key and for [`ORIGINAL_USER`] (lesson 53).
 
@@ -133,7 +133,7 @@ pub struct Subject {
 
 impl Subject {
     /// The user of a verified token, if none of the names is reserved. All groups or none: a group left out would be a
-    /// wrong authorisation (attack I9).
+    /// wrong authorisation (docs/threats.md I9).
     pub fn of(identity: &Identity, names: &Names) -> Result<Self, Refusal> {
         let extra = identity.extra.iter().filter(|(key, _)| names.extras.contains(*key));
         let subject = Self {

@@ -1,5 +1,5 @@
 //! Nested impersonation (`kubectl --as`): the cluster itself says, by SubjectAccessReview for the real user, whether each
-//! part of what was asked may be impersonated. Only then does [`Subject::nested`] come to be (attack I1, lesson 20).
+//! part of what was asked may be impersonated. Only then does [`Subject::nested`] come to be (docs/threats.md I1).
 //!
 //! The verb `impersonate` on each part suffices. Where the apiserver has constrained impersonation, the rights of
 //! [`constrained`] do too. Whether it has is tried out, not guessed from its version: in a cluster without it somebody may

@@ -1,5 +1,5 @@
 //! From a verified token to who it speaks for. The only place where an [`Identity`] is made; a fault in any claim
-//! refuses the token, for an identity with something missing is another identity (attack I7).
+//! refuses the token, for an identity with something missing is another identity (docs/threats.md I7).
 
 use std::{collections::BTreeMap, fmt, ops::Deref, time::SystemTime};
 
