@@ -329,8 +329,7 @@ async fn goaway_fails_no_request() {
     assert!(connections.load(Ordering::SeqCst) > 5);
 }
 
-/// A backend that takes the connection and then says nothing held up whoever else needed a connection, for ten seconds each
-/// (lesson 1).
+/// A backend that takes the connection and then says nothing held up whoever else needed a connection, for ten seconds each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_that_hangs_holds_up_no_other_request() {
     let (acceptor, roots) = tls(&[b"http/1.1"]);

@@ -144,7 +144,7 @@ async fn path_traps_and_forbidden_methods_reach_nobody() {
     assert!(apiserver.requests().is_empty());
 }
 
-/// A proxy that gathers what comes holds back an event until the next (lesson 24).
+/// A proxy that gathers what comes holds back an event until the next.
 #[tokio::test]
 async fn t9_each_event_of_a_watch_arrives_before_the_next_is_sent() {
     let go = Arc::new(Notify::new());

@@ -30,7 +30,7 @@ async fn t9_bytes_glued_to_the_101_arrive_and_half_close_is_kept() {
     assert!(raw.starts_with("POST /exec?command=sh HTTP/1.1\r\n"));
     assert_eq!((lines(raw, "upgrade"), lines(raw, "connection")), (vec!["SPDY/3.1"], vec!["Upgrade"]));
     assert_eq!(lines(raw, "impersonate-user"), ["jane"]);
-    assert!(lines(raw, "transfer-encoding").is_empty() && lines(raw, "content-length").is_empty(), "lesson 23: {raw}");
+    assert!(lines(raw, "transfer-encoding").is_empty() && lines(raw, "content-length").is_empty(), "{raw}");
 }
 
 /// `kubectl exec` with an argument of 200 KB.

@@ -73,7 +73,7 @@ async fn bodies_flow_both_ways_and_an_early_answer_is_delivered() {
     world.quiet().await;
 }
 
-/// A proxy that gathers what comes holds back an event until the next, and `kubectl rollout status` hangs (lesson 24).
+/// A proxy that gathers what comes holds back an event until the next, and `kubectl rollout status` hangs.
 #[tokio::test]
 async fn t9_each_event_of_a_watch_arrives_before_the_next_is_sent() {
     let world = World::new().await;

@@ -1,5 +1,5 @@
-//! Streams that have ended leave nothing behind (lesson 41, cloudflared #539: memory that grew with each stream of a QUIC
-//! connection; lesson 45), and one tunnel bears any number of them. It looks at the memory of the whole process, so nothing else
+//! Streams that have ended leave nothing behind (cloudflared #539: memory that grew with each stream of a QUIC
+//! connection), and one tunnel bears any number of them. It looks at the memory of the whole process, so nothing else
 //! runs in this program.
 //!
 //! `SOAK_STREAMS=1000000 cargo test --release -p tunnel --test soak -- --nocapture` for as many over each carrier.

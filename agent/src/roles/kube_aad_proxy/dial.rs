@@ -42,7 +42,7 @@ use self::{
 use super::{impersonate::UpstreamHead, target::Target};
 
 /// How long others wait for a dial before the next of them dials too: one backend of the apiserver that does not answer must not
-/// hold up what another would take (lesson 1). A handshake in a cluster takes a few milliseconds; at most 60 dials hang at once.
+/// hold up what another would take. A handshake in a cluster takes a few milliseconds; at most 60 dials hang at once.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How many connections one request may try.
 const ATTEMPTS: u32 = 6;

@@ -5,7 +5,7 @@
 //!
 //! What RBAC cannot refuse is refused here: names that Kubernetes reserves (`system:`, docs/threats.md I8). RBAC for the
 //! agent: `impersonate` on `users`, `groups`, `serviceaccounts`, and in `authentication.k8s.io` on `uids`,
-//! `userextras/<key>` for each configured key and for [`ORIGINAL_USER`] (lesson 53).
+//! `userextras/<key>` for each configured key and for [`ORIGINAL_USER`].
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 //! Upgraded bytes both ways: exec, attach, port-forward, cp.
 //!
-//! Half-close is kept: an EOF of one side becomes a finish of the other. Output is never truncated (lesson 60): a side is
+//! Half-close is kept: an EOF of one side becomes a finish of the other. Output is never truncated: a side is
 //! closed after all of its bytes are flushed, and its socket is not dropped while it holds unread input, because the
 //! kernel would then throw away what it has not sent yet.
 

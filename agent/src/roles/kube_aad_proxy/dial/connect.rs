@@ -47,7 +47,7 @@ const HTTP1_BUFFER_BYTES: usize = 512 * 1024;
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
 /// The proxy of a kubeconfig: its name, TCP, its TLS, and until it has connected to the apiserver.
 const PROXY_DEADLINE: Duration = Duration::from_secs(20);
-/// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take (lesson 11). Together as long as
+/// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take. Together as long as
 /// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten seconds.
 const PING_PERIOD: Duration = Duration::from_secs(15);
 const PING_DEADLINE: Duration = Duration::from_secs(30);

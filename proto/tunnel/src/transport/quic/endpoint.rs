@@ -412,7 +412,7 @@ mod tests {
     use super::*;
     use crate::transport::{memory, paths, session::SessionOptions};
 
-    /// Containers and old defaults give a fraction of what is asked for (cloudflared #522, lesson 38).
+    /// Containers and old defaults give a fraction of what is asked for (cloudflared #522).
     #[tokio::test]
     async fn small_socket_buffers_are_said_once_and_lose_nothing() {
         const BUFFER_BYTES: usize = 16 * 1024;
