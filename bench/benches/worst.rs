@@ -105,6 +105,16 @@ fn texts(c: &mut Criterion) {
             b.iter(|| route::parse(&Method::GET, black_box(&path)).is_ok());
         });
     }
+    // As many parameters as are taken, and one as long as fits.
+    for (name, query) in [
+        ("10,000 parameters", "w%61tch=;&".repeat(10_000)),
+        ("a parameter of 1 MiB", format!("watc={}", "%41".repeat((1 << 20) / 3))),
+        ("a name of 1 MiB", "%41".repeat((1 << 20) / 3)),
+    ] {
+        group.bench_function(format!("a call's query with {name}"), |b| {
+            b.iter(|| RequestInfo::parse(&Method::GET, "/api/v1/pods", black_box(Some(&query))));
+        });
+    }
     let deep = format!("{CLUSTER}{}", "/providers/a/b/c".repeat(120));
     group.bench_function("an id of 2 KiB", |b| b.iter(|| route::parse(&Method::GET, black_box(&deep)).is_ok()));
     let filter = "a eq 'b' and ".repeat(70) + "a eq 'c'";

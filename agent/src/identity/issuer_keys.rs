@@ -3,7 +3,8 @@
 //!
 //! All of it is signed by those keys and is checked again when it is read, so whoever writes there can take away but not
 //! add. Several pods of one cluster write the same text: each reads it first, adds what it knows, and writes only if
-//! nobody else wrote meanwhile.
+//! nobody else wrote meanwhile. Of two successors of one key the first that was kept stays: a pod that was shown another
+//! one keeps nothing, so that it cannot take the true one, nor a revocation by it, from the others.
 
 use std::{sync::Arc, time::Duration};
 
@@ -61,6 +62,14 @@ pub async fn keep_now(store: &Store, verifier: &Arc<Verifier>) -> Result<(), Sto
                 && let Err(error) = verifier.learn(kept)
             {
                 tracing::warn!(%error, "what is kept of the issuers' keys is not readable and is replaced");
+            }
+            if let Some(issuer) = verifier.forked_by(kept) {
+                tracing::error!(
+                    issuer,
+                    "another successor of a key of this issuer is kept than the gateway showed: one of them is not the \
+                     issuer's; what was kept first stays; revoke the issuer's keys and connect the cluster again"
+                );
+                return None;
             }
             if verifier.is_kept(kept) { None } else { verifier.learned() }
         })

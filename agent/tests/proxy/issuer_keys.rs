@@ -175,6 +175,33 @@ async fn revoked_key_is_401_also_after_a_restart_with_the_kept_identity() {
     assert_eq!(status(&forgetful, &of[0]).await, 200);
 }
 
+/// Who had the issuer's first key, and the gateway's place before one pod, had that pod write its own successor over the true
+/// one and over the revocation that other pods had kept.
+#[tokio::test]
+async fn pod_that_was_shown_another_successor_writes_nothing_over_the_kept_one() {
+    let apiserver = Apiserver::start(|_| vec![Act::Ok("fine")]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let store = identity(dir.path());
+    let [one, two, evil] = ["k1", "k2", "evil"].map(TestKey::es256);
+    let soon = unix_seconds(SystemTime::now()) + 3600;
+    let pinned = set(&[&one], &[]);
+    let (truth, lie) = (set(&[&two, &one], &[two.end(&one, 0)]), set(&[&evil, &one], &[]));
+    let (honest, hostile) = (Published::new(truth).await, Published::new(lie).await);
+    let (good, knowing) = start(&apiserver, &honest, &pinned, &store).await;
+    let (fooled, deceived) = start(&apiserver, &hostile, &pinned, &store).await;
+    assert_eq!((status(&good, &token(&two, soon)).await, status(&fooled, &token(&evil, soon)).await), (200, 200));
+    let kept = async || store.load().await.unwrap().unwrap().issuer_keys;
+    keep_now(&store, &knowing).await.unwrap();
+    let first = kept().await;
+    assert!(knowing.is_kept(&first) && knowing.forked_by(&first).is_none());
+    keep_now(&store, &deceived).await.unwrap();
+    assert_eq!((kept().await, deceived.forked_by(&first)), (first, Some(ISSUER)));
+    let (again, _) = start(&apiserver, &hostile, &pinned, &store).await;
+    let of = [&two, &one, &evil].map(|key| token(key, soon));
+    assert_eq!(status(&again, &of[0]).await, 200);
+    assert_eq!((status(&again, &of[1]).await, status(&again, &of[2]).await), (401, 401));
+}
+
 #[tokio::test]
 async fn agent_that_is_enrolled_afresh_takes_the_newest_key_alone() {
     let apiserver = Apiserver::start(|_| vec![Act::Ok("fine")]).await;

@@ -154,6 +154,9 @@ pub enum AddressError {
         types::limits::PLAIN_TARGET_BYTES
     )]
     TooLong,
+    /// As an apiserver takes no more, and each is looked at before anybody knows who asks.
+    #[error("the query has more than {} parameters", auth::kubernetes::PARAMETERS_MAX)]
+    Parameters,
     /// `.` or `..`, plain or encoded.
     #[error("the path has a segment . or .., possibly percent-encoded; clean the path before sending it")]
     DotSegment,
@@ -201,6 +204,9 @@ pub fn parse(
         return Err(AddressError::Target);
     }
     let (path, query) = target.split_once('?').map_or((&*target, None), |(path, query)| (path, Some(query)));
+    if query.is_some_and(auth::kubernetes::has_too_many_parameters) {
+        return Err(AddressError::Parameters);
+    }
     let decoded = decode(path)?;
 
     // From here on, byte for byte; a long one is not copied.

@@ -173,6 +173,17 @@ impl Verifier {
         self.issuers.iter().all(|issuer| issuer.keys.is_kept(of(issuer).as_ref()))
     }
 
+    /// The issuer of which a kept text has another successor of a key than [`Self::learned`]: somebody who has an older
+    /// private key has deceived this process, or the one that kept the text. What was kept first must stay.
+    pub fn forked_by(&self, kept: &str) -> Option<&str> {
+        let kept = types::json::object(kept.as_bytes()).ok()?;
+        let is_forked = |keys: &IssuerKeys| {
+            let kept = kept.get(keys.url()).and_then(Value::as_object);
+            kept.is_some_and(|kept| keys.is_forked_by(kept))
+        };
+        self.issuers.iter().map(|issuer| &issuer.keys).find(|keys| is_forked(keys)).map(|keys| keys.url())
+    }
+
     /// Changes when there is more to keep.
     pub fn learning(&self) -> watch::Receiver<u64> {
         self.learning.subscribe()

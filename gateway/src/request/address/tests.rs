@@ -44,11 +44,20 @@ fn both_address_forms_lead_to_the_cluster_and_keep_the_bytes() {
     assert_eq!(cluster("gw", &format!("/{key}?x")).target, "/?x");
 }
 
+/// A million parameters, each looked at for `watch` before anybody knew who asked, took a worker for tens of milliseconds.
+#[test]
+fn query_of_ten_thousand_parameters_is_taken_and_no_more() {
+    let target = |count: usize| format!("/{}/api/v1/pods/p/exec?{}", key(), vec!["command=a"; count].join("&"));
+    assert!(at("gw", &target(10_000)).is_ok());
+    assert_eq!(at("gw", &target(10_001)).err(), Some(AddressError::Parameters));
+}
+
 #[test]
 fn targets_that_readers_route_differently_are_refused() {
     let key = key();
     let encoded = format!("%{:02x}{}", key.hex().as_bytes()[0], &key.hex()[1..]);
     for (target, error) in [
+        (format!("/{key}/api/v1/pods?{}", "&".repeat(10_000)), AddressError::Parameters),
         (format!("/{key}/./api"), AddressError::DotSegment),
         (format!("/{key}/../{key}/api"), AddressError::DotSegment),
         (format!("/{key}/%2e%2E/api"), AddressError::DotSegment),

@@ -205,6 +205,12 @@ impl IssuerKeys {
         lock(chain).is_kept(&kept)
     }
 
+    /// Whether a kept key set has another successor of a key than the one that is known here.
+    pub(super) fn is_forked_by(&self, kept: &Map<String, Value>) -> bool {
+        let Some(chain) = &self.0.chain else { return false };
+        KeySet::of(kept, CHAIN).is_ok_and(|kept| lock(chain).is_forked_by(&kept))
+    }
+
     /// Takes what was learned before, by this process or another. It counts only as far as it follows from the pinned keys.
     ///
     /// # Errors

@@ -114,6 +114,13 @@ impl Chain {
         self.followers().all(has_key) && self.ends.iter().all(has_end)
     }
 
+    /// Whether a kept set has another successor of a key of a line than the one that is known here. One of the two is
+    /// somebody's who has an older private key, and nobody can say which.
+    pub(super) fn is_forked_by(&self, kept: &KeySet) -> bool {
+        let known = || self.lines.iter().flatten();
+        !self.is_full() && kept.keys.iter().any(|key| !self.has(key) && known().any(|other| vouches(other, key)))
+    }
+
     fn followers(&self) -> impl Iterator<Item = &Arc<Key>> {
         self.lines.iter().flatten().filter(|key| !self.pinned.contains(&key.thumbprint))
     }
