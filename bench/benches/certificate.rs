@@ -10,7 +10,7 @@ use std::{
 
 use certs::{Authority, Peer, Validity};
 use criterion::{Criterion, criterion_group, criterion_main};
-use gateway::request::authenticate::{Access, Proof};
+use gateway::identity::{Access, Proof};
 
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/a-usual-name";
 

@@ -22,7 +22,7 @@ use auth::{
 use criterion::{Criterion, criterion_group, criterion_main};
 use gateway::{
     config::{Grant, GrantScope},
-    request::authenticate::Principal,
+    identity::Principal,
 };
 use tokio::runtime::Builder;
 use types::ids::ClusterId;

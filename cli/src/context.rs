@@ -249,9 +249,9 @@ impl Context {
 /// `--correlation-id`, or a new one (docs/features.md D6: what is no GUID is replaced).
 fn correlation(args: &ContextArgs) -> Outcome<String> {
     match &args.correlation_id {
-        Some(id) if gateway::issuer::guid::is_guid(id) => Ok(id.to_ascii_lowercase()),
+        Some(id) if gateway::guid::is_guid(id) => Ok(id.to_ascii_lowercase()),
         asked => {
-            let fresh = gateway::issuer::guid::random()?;
+            let fresh = gateway::guid::random()?;
             if asked.is_some() {
                 tracing::warn!("--correlation-id is no GUID; {fresh} is used instead");
             }

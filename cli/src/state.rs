@@ -26,9 +26,9 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use gateway::issuer::{
-    self,
+use gateway::{
     files::{self, EditLock},
+    issuer,
 };
 use serde::{Deserialize, Serialize};
 use types::ids::ClusterId;

@@ -38,11 +38,7 @@ pub mod write;
 use std::{sync::Arc, time::SystemTime};
 
 use auth::{
-    rbac::{
-        Action, Plane, Scope,
-        policy::Asker,
-        principal::{group_key, principals},
-    },
+    rbac::{Action, Plane, Scope, policy::Asker},
     token::Identity,
 };
 use bytes::Bytes;
@@ -55,16 +51,15 @@ use self::{error::ApiError, route::Route};
 use crate::{
     control::Control,
     events,
+    identity::{AuthenticateError, Caller, Credential},
     issuer::Issuer,
     request::{
         audit::Record,
-        authenticate::{AuthenticateError, Credential},
         respond::{self, Body},
     },
     resources::Kind,
     sessions::Sessions,
     snapshot::Snapshot,
-    store::agents::BY_TOKEN,
 };
 
 /// Names the request, for ARM's clients.
@@ -79,70 +74,6 @@ const RETURN_CLIENT_REQUEST_ID: &str = "x-ms-return-client-request-id";
 const QUERY_BYTES: usize = 16 * 1024;
 /// Characters of a client's own id at most.
 const CLIENT_ID: usize = 128;
-
-/// Who asks.
-#[derive(Debug, Clone)]
-pub struct Caller {
-    name: String,
-    object_id: String,
-    principals: Vec<String>,
-    application: bool,
-    identity: Option<Arc<Identity>>,
-}
-
-impl Caller {
-    /// Of a verified identity.
-    pub fn of(identity: &Arc<Identity>) -> Self {
-        Self {
-            name: identity.username.clone(),
-            object_id: identity.principal.clone(),
-            principals: principals(identity),
-            application: identity.application,
-            identity: Some(Arc::clone(identity)),
-        }
-    }
-
-    /// Whoever holds an enrolment token, by who made it. May nothing else.
-    pub fn by_token_of(creator: &str) -> Self {
-        Self {
-            name: format!("{BY_TOKEN}{creator}"),
-            object_id: String::new(),
-            principals: Vec::new(),
-            application: true,
-            identity: None,
-        }
-    }
-
-    /// Who they are; nobody has proved anything but an enrolment token without.
-    pub fn identity(&self) -> Option<&Identity> {
-        self.identity.as_deref()
-    }
-
-    /// The name in messages and records.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// What role assignments call them.
-    pub fn object_id(&self) -> &str {
-        &self.object_id
-    }
-
-    /// What `systemData` calls their kind: `createdByType`, `lastModifiedByType`.
-    pub fn kind(&self) -> &'static str {
-        if self.application { "Application" } else { "User" }
-    }
-
-    /// What the policy calls them and their groups.
-    pub fn principals(&self) -> &[String] {
-        &self.principals
-    }
-
-    /// Whether a group is theirs.
-    pub fn is_in_group(&self, group: &str) -> bool {
-        self.principals.contains(&group_key(group))
-    }
-}
 
 /// What a handler knows of a request.
 pub struct Call<'a> {
@@ -319,7 +250,7 @@ where
 
 /// What the client says that several requests belong to, if it is a GUID: what it is not, is nothing to look for in a log.
 fn correlation(headers: &HeaderMap) -> Option<&str> {
-    headers.get(&CORRELATION_ID)?.to_str().ok().filter(|id| crate::resources::is_guid(id))
+    headers.get(&CORRELATION_ID)?.to_str().ok().filter(|id| crate::guid::is_guid(id))
 }
 
 /// Headers that every answer has.

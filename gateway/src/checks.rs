@@ -13,12 +13,12 @@ use daemon::{
     chain,
     settings::{BadFile, Faults},
 };
-use rustix::fs::{Access, access};
 use url::Url;
 
 use crate::{
     config::{Config, api::Api},
     core::Trust,
+    files::writable_folder,
     issuer::Issuer,
     reload,
     store::{
@@ -208,34 +208,6 @@ pub fn private(path: &Path) -> Result<(), String> {
     ))
 }
 
-/// Whether a file can be appended to, or made where it is not there yet.
-///
-/// # Errors
-/// The system's.
-pub fn writable(path: &Path) -> io::Result<()> {
-    match std::fs::metadata(path) {
-        Ok(facts) if facts.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        Ok(_) => Ok(access(path, Access::WRITE_OK)?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            writable_folder(folder)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Whether files can be made in a folder.
-///
-/// # Errors
-/// The system's.
-pub fn writable_folder(folder: &Path) -> io::Result<()> {
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    if !std::fs::metadata(folder)?.is_dir() {
-        return Err(io::ErrorKind::NotADirectory.into());
-    }
-    Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
-}
-
 #[cfg(test)]
 mod tests {
     use std::{fs, path::PathBuf, time::Duration};
@@ -243,6 +215,7 @@ mod tests {
     use super::*;
     use crate::{
         BuildError, Extras, Gateway,
+        files::writable,
         init::{CONFIG_FILE, made},
         lost::{self, LostError},
     };

@@ -278,7 +278,7 @@ fn parse_audit(mut section: Section, faults: &mut Faults) -> AuditTo {
     };
     if let AuditTo::File(path) = &audit {
         // Where it is not there yet, it is made when the gateway starts.
-        let tried = crate::checks::writable(path);
+        let tried = crate::files::writable(path);
         if let Err(error) = tried {
             faults.push(section.key("file"), format_args!("{} cannot be written: {error}", path.display()));
         }

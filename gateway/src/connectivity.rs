@@ -7,10 +7,13 @@ use std::{sync::Arc, time::Duration};
 use daemon::Shutdown;
 use tokio::time::MissedTickBehavior;
 
-use crate::{control::Control, snapshot::ClusterRef, store::agents::Agent, tunnels::registry::Registry};
+use crate::{
+    control::Control,
+    snapshot::ClusterRef,
+    store::agents::{Agent, OFFLINE_AFTER_MS},
+    tunnels::registry::Registry,
+};
 
-/// Silence after which a cluster is offline, in milliseconds.
-pub const OFFLINE_AFTER_MS: i64 = 15 * 60 * 1000;
 /// How often the clusters whose tunnels are up are kept as seen, all in one write.
 const SEEN_EVERY: Duration = Duration::from_secs(60);
 /// Time between two of these writes: thousands of agents that come back within seconds are a few transactions and not one

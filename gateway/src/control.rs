@@ -18,12 +18,12 @@ use types::{
 
 use crate::{
     agents::challenge::Challenges,
-    api::{Caller, body::Turns, error::ApiError, throttle::Throttle},
+    api::{body::Turns, error::ApiError, throttle::Throttle},
     config::api::Api,
     core::Trust,
     directory::{DELETED, Directory},
     events::Notices,
-    request::authenticate::{Access, Holder, Principal},
+    identity::{Access, Caller, Holder, Principal},
     resources::{connected_cluster, role_assignment, role_definition},
     snapshot::{Snapshot, Snapshots},
     store::{

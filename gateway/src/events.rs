@@ -25,7 +25,7 @@ use self::stream::Places;
 use crate::{
     api::instant,
     control::Control,
-    store::events::{Event, KEPT, Kind},
+    store::events::{Event, KEPT, type_of},
 };
 
 /// How often it is looked for what has happened: silence has no event of its own.
@@ -55,11 +55,6 @@ impl Notices {
     pub fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
-}
-
-/// The word for a kind, in CloudEvents and in the configuration.
-pub fn type_of(kind: Kind) -> String {
-    format!("io.towline.cluster.{}", kind.as_str())
 }
 
 /// An event as everybody is told it (CloudEvents 1.0, structured JSON).
@@ -152,6 +147,7 @@ pub async fn look_once(control: &Control) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::events::Kind;
 
     #[test]
     fn c8_who_is_too_far_behind_or_knows_more_than_there_is_is_told() {

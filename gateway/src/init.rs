@@ -15,11 +15,10 @@ use url::Url;
 
 use crate::{
     checks,
+    files::{FileError, create_private_dir, write_private},
+    guid,
     issuer::{
-        KEYS_FILE, Keys, KeysError, MOUNT, PRINCIPALS_FILE, Principals, PrincipalsError,
-        files::{FileError, create_private_dir, write_private},
-        guid,
-        principals::SECRET_LIFE,
+        KEYS_FILE, Keys, KeysError, MOUNT, PRINCIPALS_FILE, Principals, PrincipalsError, principals::SECRET_LIFE,
     },
 };
 

@@ -21,11 +21,9 @@ mod authorize;
 pub mod clients;
 mod device;
 mod failures;
-pub mod files;
 mod flows;
 mod form;
 mod grant;
-pub mod guid;
 pub mod keys;
 mod mint;
 mod page;
@@ -48,12 +46,13 @@ use types::ids::ClusterId;
 
 pub use self::{
     clients::PublicClient,
-    files::FileError,
     keys::{Keys, KeysError},
     mint::NotSigned,
     principals::{NewSecret, Principal, Principals, PrincipalsError},
     users::{User, Users, UsersError},
 };
+pub use crate::files::FileError;
+use crate::{files, guid};
 
 /// Path below a gateway's address where it is mounted.
 pub const MOUNT: &str = auth::token::OWN_ISSUER_PATH;
@@ -243,10 +242,10 @@ impl Issuer {
     pub fn look(state: &Path) -> Result<(), IssuerError> {
         if !state.exists() {
             let folder = state.parent().unwrap_or(state);
-            crate::checks::writable_folder(folder).map_err(FileError::io("write into", folder))?;
+            crate::files::writable_folder(folder).map_err(FileError::io("write into", folder))?;
             return Ok(());
         }
-        crate::checks::writable_folder(state).map_err(FileError::io("write into", state))?;
+        crate::files::writable_folder(state).map_err(FileError::io("write into", state))?;
         let content = |name: &str| {
             let path = state.join(name);
             if path.exists() { files::read(&path).map(|bytes| Some((path, bytes))) } else { Ok(None) }

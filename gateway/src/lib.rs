@@ -25,6 +25,10 @@
 //! | [`admin`] | health, metrics, drain, sessions, on an address of its own |
 //! | [`metrics`] | every metric, named and described once |
 //! | [`named`] | clusters by TLS server name: the certificate for them |
+//! | [`files`] | state files: private, replaced whole, watched |
+//! | [`guid`] | GUIDs |
+//! | [`identity`] | who asks: credential, principal, caller |
+//! | [`permit`] | the right of a principal to reach a cluster |
 //! | [`accounts`] | who of the built-in issuer may act now |
 //! | [`issuer`] | the small built-in OIDC issuer |
 //! | [`init`] | the folder of a new gateway |
@@ -47,12 +51,16 @@ pub mod control;
 pub mod core;
 pub mod directory;
 pub mod events;
+pub mod files;
+pub mod guid;
+pub mod identity;
 pub mod init;
 pub mod issuer;
 pub mod lost;
 pub mod metrics;
 pub mod named;
 pub mod owners;
+pub mod permit;
 pub mod policy;
 pub mod program;
 pub mod rate;

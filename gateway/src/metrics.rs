@@ -1,6 +1,8 @@
 //! Every metric of the gateway, named and described once. Labels are enums of ours, never a caller's text, so that
 //! nobody can make their number grow. Each gateway has a registry of its own: a process may hold several.
 
+pub mod labels;
+
 use std::sync::{
     OnceLock,
     atomic::{AtomicI64, Ordering},
@@ -10,7 +12,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, R
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use tunnel::transport::CarrierKind;
 
-use crate::request::{Stage, accept::refused::Cause};
+use self::labels::{Cause, Stage};
 
 /// A number of open things. Goes back to 0 when all are closed.
 pub struct Open {

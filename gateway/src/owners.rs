@@ -25,8 +25,9 @@ use crate::{
     config::{Config, api::Api},
     control::milliseconds,
     directory::Directory,
+    guid,
     issuer::{
-        MOUNT, PRINCIPALS_FILE, Principal, Principals, PrincipalsError, USERS_FILE, User, Users, guid,
+        MOUNT, PRINCIPALS_FILE, Principal, Principals, PrincipalsError, USERS_FILE, User, Users,
         principals::SECRET_LIFE,
     },
     resources::{role_assignment, role_definition},
@@ -202,7 +203,7 @@ pub enum OwnersError {
     Principals(#[from] PrincipalsError),
     /// Their file.
     #[error("the accounts of the built-in issuer")]
-    File(#[from] crate::issuer::FileError),
+    File(#[from] crate::files::FileError),
     /// The store.
     #[error("the store")]
     Store(#[from] StoreError),

@@ -6,7 +6,7 @@ use types::ids::ClusterId;
 
 use crate::{
     config::{Grant, GrantScope},
-    request::authenticate::Principal,
+    identity::Principal,
 };
 
 /// The rules in force.
@@ -124,7 +124,7 @@ mod tests {
     use auth::token::testing::TestIssuer;
 
     use super::*;
-    use crate::request::authenticate::Access;
+    use crate::identity::Access;
 
     fn cluster(name: &str) -> ClusterId {
         format!("/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/{name}")

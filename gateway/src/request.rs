@@ -7,7 +7,6 @@ pub mod accept;
 pub mod address;
 pub mod audit;
 pub mod authenticate;
-pub mod authorize;
 pub mod headers;
 pub mod locate;
 pub mod open;
@@ -38,52 +37,19 @@ use self::{
     accept::{Faulty, Turn, limit::SIGN_INS_PER_ADDRESS},
     address::{Address, AddressError, ClusterAddress, Endpoint, LongTarget, ServerName},
     audit::Record,
-    authenticate::{Access, AuthenticateError, Credential},
-    authorize::Permit,
     respond::{Body, Kind, Refusal},
     trace::Trace,
 };
 use crate::{
     config::Limits,
     core::Core,
+    identity::{Access, AuthenticateError, Credential},
+    metrics::labels::Stage,
+    permit::{self, Permit},
     policy::DenialReason,
     sessions::{SessionHandle, What},
     snapshot::Snapshot,
 };
-
-/// A stage of a request's way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// TLS and HTTP on the user's socket.
-    Accept,
-    /// Host and path.
-    Address,
-    /// Who it is.
-    Authenticate,
-    /// Whether they may.
-    Authorize,
-    /// Which tunnel.
-    Locate,
-    /// The stream on it.
-    Open,
-    /// Bytes both ways.
-    Relay,
-}
-
-impl Stage {
-    /// The word in spans, metrics, audit records and errors.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Accept => "accept",
-            Self::Address => "address",
-            Self::Authenticate => "authenticate",
-            Self::Authorize => "authorize",
-            Self::Locate => "locate",
-            Self::Open => "open",
-            Self::Relay => "relay",
-        }
-    }
-}
 
 /// What is known of a user's connection.
 #[derive(Debug)]
@@ -294,7 +260,7 @@ async fn admit(
     record.user(principal.name(), principal.issuer());
 
     record.stage(Stage::Authorize);
-    let permit = authorize::authorize(snapshot, &principal, cluster).map_err(|denial| {
+    let permit = permit::authorize(snapshot, &principal, cluster).map_err(|denial| {
         record.decision(false, Some(denial.0.as_str()));
         forbidden(principal.name(), denial.0)
     })?;

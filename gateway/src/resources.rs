@@ -16,11 +16,11 @@ use serde_json::{Map, Value, json};
 use types::api::{ErrorDetail, ResourceId};
 
 use self::schema::Property;
-pub use crate::issuer::guid::is_guid;
 use crate::{
-    api::{Caller, error::ApiError},
+    api::error::ApiError,
     control::Control,
     directory::Directory,
+    identity::Caller,
     issuer::Issuer,
     store::{agents::Agent, resources::Stored},
 };
@@ -225,7 +225,7 @@ pub fn usual_name(name: &str, longest: usize, signs: &str) -> Result<(), ErrorDe
 
 /// A random GUID.
 pub fn new_guid() -> String {
-    crate::issuer::guid::random().expect("the operating system gives random bytes")
+    crate::guid::random().expect("the operating system gives random bytes")
 }
 
 /// The object at `properties`.

@@ -25,13 +25,11 @@ use tokio_util::sync::CancellationToken;
 use types::ids::{ClusterKey, RequestId};
 
 use crate::{
+    identity::{Principal, unix_seconds},
     metrics::{Metrics, OpenGuard},
+    permit::{self, Permit},
     policy::DenialReason,
-    request::{
-        audit::TEXT_BYTES,
-        authenticate::{Principal, unix_seconds},
-        authorize::{self, Permit},
-    },
+    request::audit::TEXT_BYTES,
     snapshot::{ClusterRef, Snapshot, Snapshots},
 };
 
@@ -333,7 +331,7 @@ fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason
     if cluster.is_some_and(|cluster| cluster.agents.principal() != session.cluster.agents.principal()) {
         return Some(EndReason::Withdrawn);
     }
-    match authorize::authorize(snapshot, &session.principal, cluster) {
+    match permit::authorize(snapshot, &session.principal, cluster) {
         Ok(_) => None,
         Err(denial) if denial.0 == DenialReason::Disabled => Some(EndReason::Disabled),
         Err(_) => Some(EndReason::Withdrawn),

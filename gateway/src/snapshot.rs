@@ -24,13 +24,11 @@ use crate::{
     accounts::Accounts,
     config::{Dynamic, Sessions},
     directory::Directory,
+    guid::is_guid,
+    identity::{Access, Holder, Principal, unix_seconds},
     owners::Names,
     policy::{DenialReason, Policy},
-    request::authenticate::{Access, Holder, Principal, unix_seconds},
-    resources::{
-        connected_cluster::{REACH, wanted::Wanted},
-        is_guid,
-    },
+    resources::connected_cluster::{REACH, wanted::Wanted},
 };
 
 static REACH_ACTION: LazyLock<Action> = LazyLock::new(|| Action::new(REACH));

@@ -20,8 +20,9 @@ KNOWN = {
     "certs": ["authority credentials peer request roots server_certificate tls"],
     "cli": ["api args client context credential environment failure kubernetes oauth output yaml"],
     "gateway": [
-        "accounts agents api checks config connectivity control core directory events issuer metrics named owners policy"
-        " reload request resources sessions snapshot store tunnels",
+        "accounts agents api config connectivity control core directory events issuer named owners permit policy request"
+        " resources sessions snapshot tunnels",
+        "checks reload",
     ],
     "tests": ["cluster kubectl"],
 }

@@ -54,7 +54,7 @@ async fn sign_in(args: LoginArgs, issuer_ca: Option<String>) -> Outcome {
         Some(name) => name.clone(),
         None => account.default_name()?,
     };
-    let context = Context::with(account.clone(), None, None, gateway::issuer::guid::random()?)?;
+    let context = Context::with(account.clone(), None, None, gateway::guid::random()?)?;
     if args.issuer.is_some() {
         // With the prefix that this gateway gives that issuer's people: so role assignments name them.
         let me = context.api()?.get("/v1.0/me").await.map_err(|failure| not_taken(failure, &account, &called))?;

@@ -3,7 +3,7 @@
 use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context as _, anyhow};
-use gateway::issuer::guid;
+use gateway::guid;
 use serde_json::{Map, Value, json};
 use types::api::{ResourceId, id::is_same};
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::anyhow;
-use gateway::issuer::files;
+use gateway::files;
 use secrecy::ExposeSecret;
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use gateway::issuer::files;
+use gateway::files;
 use serde::{Deserialize, Serialize};
 
 use super::Account;

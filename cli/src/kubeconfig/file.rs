@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use gateway::issuer::files;
+use gateway::files;
 
 use super::{CLUSTERS, CONTEXTS, Entry, Parts, USERS, has, merge, read};
 use crate::failure::{Failure, Outcome};

@@ -69,7 +69,7 @@ impl Turn {
             cluster: cluster.clone(),
             place: Place::within(LEASE, namespace, NAME),
             what,
-            run: gateway::issuer::guid::random()?,
+            run: gateway::guid::random()?,
             state: State::Idle,
             renewal: None,
             is_lost: Arc::default(),
@@ -311,7 +311,7 @@ mod tests {
             (Method::POST, Some(_)) => status(409),
             (Method::POST, None) => {
                 let mut made = sent;
-                made["metadata"]["uid"] = gateway::issuer::guid::random().unwrap().into();
+                made["metadata"]["uid"] = gateway::guid::random().unwrap().into();
                 *there = Some(made.clone());
                 (201, made)
             }

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use certs::{Authority, Credentials, Issued, Validity};
-use gateway::issuer::{Keys, files};
+use gateway::{files, issuer::Keys};
 use serde_json::json;
 use toml::{Table, Value};
 

@@ -14,7 +14,8 @@ use super::{
     challenge::cluster_id,
 };
 use crate::{
-    api::{Caller, error::ApiError, registrations, write::system_data},
+    api::{error::ApiError, registrations, write::system_data},
+    identity::Caller,
     resources::{
         Kind, Writing,
         connected_cluster::{ConnectedClusters, NAME, onboarding_key},

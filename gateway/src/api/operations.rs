@@ -101,7 +101,7 @@ async fn find(call: &Call<'_>, subscription: &str, id: &str) -> Result<Operation
         let shown: String = id.chars().take(64).collect();
         ApiError::of(StatusCode::NOT_FOUND, "OperationNotFound", format!("The operation '{shown}' was not found."))
     };
-    if !crate::resources::is_guid(id) {
+    if !crate::guid::is_guid(id) {
         return Err(unknown());
     }
     let operation = call.control.store.operation(&id.to_ascii_lowercase()).await?.ok_or_else(unknown)?;

@@ -14,10 +14,8 @@ use types::{
 
 use super::{Call, empty, error::ApiError, json};
 use crate::{
-    request::{
-        authenticate::{Principal, PrincipalKey},
-        respond::Body,
-    },
+    identity::{Principal, PrincipalKey},
+    request::respond::Body,
     sessions::{EndReason, Session},
 };
 

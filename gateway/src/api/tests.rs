@@ -27,9 +27,10 @@ use crate::{
         Dynamic,
         api::{Api, StoreAt, Subscription},
     },
+    identity::Principal,
     metrics::Metrics,
     policy::DenialReason,
-    request::{audit::AuditLog, authenticate::Principal},
+    request::audit::AuditLog,
     snapshot::Snapshots,
     store::{Store, protect::Protector},
 };
@@ -324,7 +325,7 @@ async fn r5_a_cluster_has_one_identity_of_the_systems_and_no_other() {
     site.group("g").await;
     let made = site.cluster("g", "c").await.body["identity"].clone();
     assert_eq!((&made["type"], &made["tenantId"]), (&json!("SystemAssigned"), &json!(TENANT)));
-    assert!(crate::resources::is_guid(made["principalId"].as_str().unwrap()), "{made}");
+    assert!(crate::guid::is_guid(made["principalId"].as_str().unwrap()), "{made}");
     assert_eq!(site.cluster("g", "c").await.body["identity"], made, "it stays");
     assert_ne!(site.cluster("g", "d").await.body["identity"]["principalId"], made["principalId"]);
     for identity in [

@@ -8,11 +8,11 @@ use types::ids::ClusterId;
 use url::Url;
 
 use crate::{
-    events::{
-        type_of,
-        webhooks::{Webhook, address, secret},
+    events::webhooks::{Webhook, address, secret},
+    store::{
+        events::{Kind, type_of},
+        sqlite_url,
     },
-    store::{events::Kind, sqlite_url},
 };
 
 /// Settings of the resource API.
@@ -108,7 +108,7 @@ impl Api {
             fine.map(|_| text.trim_end_matches('/').to_owned()).ok_or("must be https://<host>[:<port>]")
         });
         let guid = |text: &str| {
-            let fine = crate::resources::is_guid(text);
+            let fine = crate::guid::is_guid(text);
             if fine { Ok(text.to_ascii_lowercase()) } else { Err("must be a GUID") }
         };
         let tenant = section.required_parsed("tenant", "the GUID of the tenant", faults, guid);

@@ -25,8 +25,9 @@ use types::api::ResourceId;
 
 use super::{cloud_event, list};
 use crate::{
-    api::{Call, Caller, error::ApiError, is_in_force, read::ROWS_A_TURN},
+    api::{Call, error::ApiError, is_in_force, read::ROWS_A_TURN},
     control::Control,
+    identity::Caller,
     issuer::Issuer,
     request::{Connection, respond::Body},
     store::events::{Event, Of},
@@ -187,7 +188,7 @@ impl Listener {
             self.after = event.number;
             if list::concerns(event, &self.scope) && event.key.parse().is_ok_and(|at| asker.may(&at)) {
                 let told = cloud_event(event, &self.control.settings.url);
-                let kind = super::type_of(event.kind);
+                let kind = crate::store::events::type_of(event.kind);
                 self.waiting.push_back(Bytes::from(format!("id: {}\nevent: {kind}\ndata: {told}\n\n", event.number)));
             }
         }

@@ -26,7 +26,7 @@ use url::{Host, Url};
 use super::cloud_event;
 use crate::{
     control::Control,
-    request::authenticate::unix_seconds,
+    identity::unix_seconds,
     store::events::{Event, Kind, Of},
 };
 

@@ -11,7 +11,8 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use daemon::shares::{Shared, address, network};
 use serde::{Deserialize, Serialize};
 
-use super::{guid::NoRandom, principals::hash};
+use super::principals::hash;
+use crate::guid::NoRandom;
 
 /// Sign-ins of devices under way at most; of more the oldest gives way of the network that has most.
 const DEVICES_MAX: usize = 4096;

@@ -12,12 +12,12 @@ use secrecy::{ExposeSecret, SecretString};
 use super::{
     Issuer, failures,
     form::{ClientSecret, Form},
-    guid,
     mint::Subject,
     principals::{Denied, Principal},
     respond::{Minted, Refusal},
     users::{self, User, Users},
 };
+use crate::guid;
 use crate::request::accept::limit::Places;
 
 /// RFC 8628 section 3.4.

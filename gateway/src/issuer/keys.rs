@@ -26,10 +26,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::{
-    TTL_LONGEST,
-    files::{self, EditLock, FileError},
-};
+use super::TTL_LONGEST;
+use crate::files::{self, EditLock, FileError};
 
 /// The one algorithm of this issuer.
 pub const ALGORITHM: &str = "ES256";

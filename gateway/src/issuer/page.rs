@@ -22,9 +22,9 @@ use url::Url;
 use super::{
     clients::csp_source,
     flows::{Wish, random_code},
-    guid::NoRandom,
     respond::{Refusal, no_store},
 };
+use crate::guid::NoRandom;
 
 /// The cookie that ties a form to a browser; no secret of anybody, and it opens nothing.
 const COOKIE: &str = "__Host-towline-form";

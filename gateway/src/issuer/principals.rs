@@ -17,10 +17,10 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
-use super::{
+use super::users::{NAME_BYTES, is_name};
+use crate::{
     files::{self, FileError},
     guid,
-    users::{NAME_BYTES, is_name},
 };
 
 /// Service principals that the issuer keeps at most.

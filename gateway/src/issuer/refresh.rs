@@ -12,10 +12,12 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    files::{self, FileError},
     flows::{Consent, Wish, random_code},
-    guid::NoRandom,
     principals::hash,
+};
+use crate::{
+    files::{self, FileError},
+    guid::NoRandom,
 };
 
 /// Families at most; over that the ones that rested longest end.

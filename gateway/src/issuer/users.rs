@@ -11,9 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Issuer, KEYS_FILE,
+    keys::{Keys, KeysError},
+};
+use crate::{
     files::{self, FileError},
     guid,
-    keys::{Keys, KeysError},
 };
 
 /// Rounds for new passwords; what a password was hashed with is kept beside it.

@@ -42,14 +42,14 @@ use self::{
     framing::{Framing, InTurn, Note, Notes, Timeouts},
     limit::{Admission, Unread},
     linger::Linger,
-    refused::Cause,
 };
 use super::{
     Connection,
     address::{LongTarget, ServerName},
-    authenticate::{Access, Holder, Proof},
     respond::Body,
 };
+use crate::identity::{Access, Holder, Proof};
+use crate::metrics::labels::Cause;
 use crate::{core::Core, named::Named};
 
 /// Streams that a user may have open at once in one HTTP/2 connection.

@@ -31,7 +31,7 @@ use self::{
     line::{Known, Text},
     writer::Entry,
 };
-use super::Stage;
+use crate::metrics::labels::Stage;
 use crate::{config::AuditTo, metrics::Metrics};
 
 /// The longest text of one field, in bytes.

@@ -9,10 +9,8 @@ use hyper::body::Incoming;
 use tunnel::exchange;
 use types::limits;
 
-use super::{
-    Stage,
-    respond::{Kind, Refusal},
-};
+use super::respond::{Kind, Refusal};
+use crate::metrics::labels::Stage;
 
 /// Request headers that claim something which only the gateway or the agent may say.
 const CLAIMS: &[&str] = &[

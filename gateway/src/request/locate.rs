@@ -9,17 +9,13 @@ use std::sync::{
 use dashmap::DashMap;
 use types::ids::ClusterKey;
 
-use super::{
-    Stage,
-    authenticate::PrincipalKey,
-    authorize::Permit,
-    respond::{Kind, Refusal},
-};
+use super::respond::{Kind, Refusal};
 use crate::{
     config::Limits,
     snapshot::ClusterRef,
     tunnels::registry::{LiveTunnel, Registry},
 };
+use crate::{identity::PrincipalKey, metrics::labels::Stage, permit::Permit};
 
 /// The tunnels of a cluster: not draining ones first, then by load.
 #[tracing::instrument(name = "locate", level = "debug", skip_all)]

@@ -12,12 +12,11 @@ use tunnel::{
 };
 
 use super::{
-    Stage,
-    authenticate::PrincipalKey,
     locate::Slot,
     respond::{Kind, Refusal},
 };
 use crate::{core::Core, metrics::OpenGuard, tunnels::registry::LiveTunnel};
+use crate::{identity::PrincipalKey, metrics::labels::Stage};
 
 /// An open stream, with its place in the counts.
 pub struct Opened {

@@ -35,7 +35,7 @@ use types::limits;
 
 use self::watch::Leaving;
 use super::{
-    Connection, Request, Stage,
+    Connection, Request,
     accept::cut,
     address::Endpoint,
     audit::{self, Outcome, Record},
@@ -44,6 +44,7 @@ use super::{
     redirect,
     respond::{Body, BodyError, Kind, Refusal},
 };
+use crate::metrics::labels::Stage;
 use crate::{
     core::Core,
     sessions::{EndReason, SessionHandle},

@@ -12,7 +12,8 @@ use http_body_util::{BodyExt, Full};
 use tunnel::exchange::Status;
 use types::ids::RequestId;
 
-use super::{Stage, accept::limit::UnreadAnswer, address::AddressError, audit, relay::Relayed};
+use super::{accept::limit::UnreadAnswer, address::AddressError, audit, relay::Relayed};
+use crate::metrics::labels::Stage;
 use crate::{events::stream::Live, sessions::EndReason};
 
 /// A refusal: whatever keeps a request from being relayed, or its answer from being used.

@@ -10,14 +10,17 @@ use tunnel::{exchange::StreamBody, wire::head::RequestHead};
 use types::ids::RequestId;
 
 use super::{
-    QUESTION_DEADLINE, Request, Stage,
+    QUESTION_DEADLINE, Request,
     audit::Record,
-    authenticate::{self, Credential, Principal},
-    authorize::{self, Permit},
-    head, locate, open, relay,
+    authenticate, head, locate, open, relay,
     respond::{self, Body, Refusal},
 };
 use crate::{core::Core, snapshot::Snapshot};
+use crate::{
+    identity::{Credential, Principal},
+    metrics::labels::Stage,
+    permit::{self, Permit},
+};
 
 /// The longest answer of an agent, in bytes.
 const ANSWER_BYTES: usize = 64 * 1024;
@@ -63,7 +66,7 @@ async fn gateway(snapshot: &Snapshot, request: &mut Request, record: &mut Record
     record.user(principal.name(), principal.issuer());
     record.stage(Stage::Authorize);
     let mut told = describe(&principal);
-    match authorize::authorize(snapshot, &principal, cluster) {
+    match permit::authorize(snapshot, &principal, cluster) {
         Ok(permit) => {
             record.decision(true, None);
             told["allowed"] = true.into();

@@ -19,9 +19,10 @@ use super::{
     schema::{Property, Type},
 };
 use crate::{
-    api::{Caller, error::ApiError, filter, instant},
+    api::{error::ApiError, filter, instant},
     connectivity::Status,
     control::Control,
+    identity::Caller,
     store::resources::Stored,
 };
 

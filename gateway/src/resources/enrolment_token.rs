@@ -23,8 +23,9 @@ use super::{
 use crate::{
     api::{error::ApiError, instant, is_known},
     directory::Directory,
+    identity::Holder,
     issuer::Issuer,
-    request::{authenticate::Holder, random},
+    request::random,
     snapshot::Snapshot,
     store::{
         batch::{Batch, Expect},

@@ -12,7 +12,8 @@ use super::{
     schema::{Property, Type},
 };
 use crate::{
-    api::{Caller, error::ApiError, filter},
+    api::{error::ApiError, filter},
+    identity::Caller,
     store::resources::Stored,
 };
 

@@ -21,13 +21,15 @@ use types::{
 };
 
 use super::{
-    Kind, Place, Writing, is_guid, last_name, properties, properties_mut, role_definition,
+    Kind, Place, Writing, last_name, properties, properties_mut, role_definition,
     schema::{Property, Type},
 };
+use crate::guid::is_guid;
 use crate::{
-    api::{Caller, error::ApiError, filter},
+    api::{error::ApiError, filter},
     aside::aside,
     directory::Directory,
+    identity::Caller,
     store::resources::Stored,
 };
 

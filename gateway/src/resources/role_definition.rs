@@ -12,14 +12,16 @@ use serde_json::{Map, Value, json};
 use types::api::{ErrorDetail, ResourceId, id::fold};
 
 use super::{
-    Kind, Place, Writing, is_guid, last_name, properties, properties_mut, role_assignment,
+    Kind, Place, Writing, last_name, properties, properties_mut, role_assignment,
     schema::{Property, Type},
 };
+use crate::guid::is_guid;
 use crate::{
-    api::{Caller, error::ApiError, filter},
+    api::{error::ApiError, filter},
     aside::aside,
     control::Control,
     directory::{Directory, Held},
+    identity::Caller,
     store::resources::Stored,
 };
 

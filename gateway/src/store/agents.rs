@@ -79,6 +79,8 @@ pub(super) const CLAIMED: &str = "SELECT r.id FROM agents a JOIN resources r ON 
                                   AND a.claimant = (SELECT b.claimant FROM agents b WHERE b.resource_key = $2)";
 /// How the record of who created a cluster by an enrolment token begins.
 pub const BY_TOKEN: &str = "enrolment token of ";
+/// Silence after which a cluster is offline, in milliseconds.
+pub const OFFLINE_AFTER_MS: i64 = 15 * 60 * 1000;
 
 /// The statement that reads resources with their agents' rows.
 pub(super) fn joined(rest: &str) -> String {

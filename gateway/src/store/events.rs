@@ -4,7 +4,7 @@
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{Store, StoreError, Together, is_text, resources::below};
-use crate::connectivity::OFFLINE_AFTER_MS;
+use crate::store::agents::OFFLINE_AFTER_MS;
 
 /// Events that are kept. The oldest are forgotten.
 pub const KEPT: i64 = 100_000;
@@ -295,4 +295,9 @@ fn event(row: &AnyRow) -> Result<Event, StoreError> {
         status: row.try_get("status")?,
         before: row.try_get("before")?,
     })
+}
+
+/// The word for a kind, in CloudEvents and in the configuration.
+pub fn type_of(kind: Kind) -> String {
+    format!("io.towline.cluster.{}", kind.as_str())
 }

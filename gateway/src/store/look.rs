@@ -60,7 +60,7 @@ async fn sqlite(url: &str, whole: bool) -> Result<Found, StoreError> {
     let fault = |source| StoreError::File { path: path.clone(), source };
     // SQLite makes files beside it.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    crate::checks::writable_folder(folder).map_err(|source| StoreError::File { path: folder.to_owned(), source })?;
+    crate::files::writable_folder(folder).map_err(|source| StoreError::File { path: folder.to_owned(), source })?;
     match std::fs::File::options().read(true).append(true).open(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Found::Nothing),
         Err(error) => return Err(fault(error)),

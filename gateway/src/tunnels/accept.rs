@@ -14,7 +14,7 @@ use tunnel::transport::{
 use types::{limits, version::Features};
 
 use super::handshake;
-use crate::{core::Core, request::accept::refused::Cause};
+use crate::{core::Core, metrics::labels::Cause};
 
 /// Accepts QUIC connections until the gateway drains.
 pub async fn quic(core: Arc<Core>, listener: Arc<Listener>) {

@@ -14,9 +14,10 @@ use tunnel::transport::{
 
 use crate::{
     core::Core,
+    metrics::labels::{Cause, Stage},
     request::{
-        Connection, Stage,
-        accept::{into_stream, refused::Cause},
+        Connection,
+        accept::into_stream,
         respond::{Body, Kind, Refusal},
     },
 };

@@ -1197,7 +1197,7 @@ async fn a6_somebody_in_very_many_groups_gets_a_certificate_or_is_told_why_not()
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
     let holder = |own: &Credentials| {
         let peer = Peer::verify(own.chain(), &site.world.authority.roots().unwrap(), SystemTime::now()).unwrap();
-        gateway::request::authenticate::Holder::of(&peer.holder.unwrap()).unwrap()
+        gateway::identity::Holder::of(&peer.holder.unwrap()).unwrap()
     };
     assert_eq!(holder(&site.access("ann", &groups).await).groups, ["dev:ops"], "the last of all, and no other");
     // With a right of their own, a group that gives nothing takes no place.

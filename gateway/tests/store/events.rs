@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use gateway::{
-    connectivity::{OFFLINE_AFTER_MS, Status},
+    connectivity::Status,
+    store::agents::OFFLINE_AFTER_MS,
     store::{
         Store,
         agents::Certified,

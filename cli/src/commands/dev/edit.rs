@@ -3,7 +3,10 @@
 use std::{path::Path, process::ExitCode};
 
 use anyhow::anyhow;
-use gateway::issuer::{KEYS_FILE, Keys, Principals, USERS_FILE, Users, UsersError, files, users};
+use gateway::{
+    files,
+    issuer::{KEYS_FILE, Keys, Principals, USERS_FILE, Users, UsersError, users},
+};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::principals;

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use gateway::issuer::{NewSecret, PRINCIPALS_FILE, Principals, PrincipalsError, files, principals::SECRET_LIFE};
+use gateway::{
+    files,
+    issuer::{NewSecret, PRINCIPALS_FILE, Principals, PrincipalsError, principals::SECRET_LIFE},
+};
 use secrecy::ExposeSecret;
 
 use crate::{

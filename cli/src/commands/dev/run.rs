@@ -4,11 +4,7 @@ use std::{path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
 use daemon::{Shutdown, TaskGroup, raise_open_files, signals, telemetry::LogLevel};
-use gateway::{
-    Extras, Gateway,
-    config::Config,
-    issuer::{Issuer, guid},
-};
+use gateway::{Extras, Gateway, config::Config, guid, issuer::Issuer};
 
 use super::{edit, ports, principals, ready};
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io::Write, path::Path};
 
-use gateway::issuer::files;
+use gateway::files;
 
 use super::redact::redact;
 

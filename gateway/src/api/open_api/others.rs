@@ -157,7 +157,7 @@ fn lists() -> Items {
 /// A CloudEvent.
 fn event() -> Value {
     let text = || json!({"type": "string"});
-    let mut types = crate::store::events::Kind::ALL.map(crate::events::type_of).to_vec();
+    let mut types = crate::store::events::Kind::ALL.map(crate::store::events::type_of).to_vec();
     types.push(crate::events::GAP.to_owned());
     json!({
         "type": "object",

@@ -4,7 +4,7 @@ use types::ids::ClusterId;
 
 use super::*;
 use crate::{
-    request::authorize::{Permit, authorize},
+    permit::{Permit, authorize},
     sessions::{EndReason, SessionHandle, Sessions, What},
 };
 

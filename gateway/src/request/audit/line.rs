@@ -14,7 +14,7 @@ use tunnel::transport::CarrierKind;
 use types::ids::{ClusterKey, RequestId, hex};
 
 use super::{Outcome, TEXT_BYTES};
-use crate::request::Stage;
+use crate::metrics::labels::Stage;
 
 /// What the texts of most records take, in bytes.
 const TEXTS_BYTES: usize = 512;

@@ -1,4 +1,5 @@
-//! Files of the issuer's state: private, replaced whole, edited by one process at a time, and read again when changed.
+//! State files: private, replaced whole, edited by one process at a time, and read again when changed. Stands on nothing of
+//! this crate.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -9,6 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use rustix::fs::{Access, access};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The largest state file that is read, in bytes.
@@ -214,6 +216,34 @@ impl<T> Watched<T> {
             }
         }
     }
+}
+
+/// Whether a file can be appended to, or made where it is not there yet.
+///
+/// # Errors
+/// The system's.
+pub fn writable(path: &Path) -> io::Result<()> {
+    match std::fs::metadata(path) {
+        Ok(facts) if facts.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(_) => Ok(access(path, Access::WRITE_OK)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            writable_folder(folder)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether files can be made in a folder.
+///
+/// # Errors
+/// The system's.
+pub fn writable_folder(folder: &Path) -> io::Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    if !std::fs::metadata(folder)?.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
 #[cfg(test)]

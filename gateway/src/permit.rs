@@ -1,8 +1,8 @@
-//! Principal and cluster to [`Permit`] or [`Denial`], by asking `policy`. Only a permit can go on: the stages behind take
-//! one, and nothing but this file makes one.
+//! The stage `authorize`: principal and cluster to [`Permit`] or [`Denial`], by asking the snapshot. Only a permit can go on: the
+//! later stages and sessions take one, and nothing but this file makes one. Stands on identity, policy and snapshot.
 
-use super::authenticate::Principal;
 use crate::{
+    identity::Principal,
     policy::DenialReason,
     snapshot::{ClusterRef, Snapshot},
 };
