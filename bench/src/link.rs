@@ -1,13 +1,11 @@
 //! The network that all paths cross: users, gateway and site each in a namespace of its own, joined by a router over veth
 //! pairs with an MTU of 1500, so that no path has the 64 KiB packets of loopback.
 
-mod shape;
 mod way;
 
 use std::{path::Path, process::Command};
 
 use anyhow::{Context, ensure};
-pub use shape::Shape;
 pub use way::Way;
 
 /// Who a process is, which decides the network that it is in and the processor that it is pinned to.

@@ -31,6 +31,7 @@ mod report;
 mod run;
 mod scenario;
 mod scene;
+mod shape;
 mod statistics;
 mod targets;
 mod tokens;

@@ -18,7 +18,7 @@ use line::Line;
 pub use line::Seen;
 use tun_rs::{DeviceBuilder, SyncDevice};
 
-use crate::link::Shape;
+use crate::shape::Shape;
 
 /// Names of the devices: the router's, and the one that moves to the site.
 pub const NEAR: &str = "relaynear";

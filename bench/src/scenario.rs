@@ -12,10 +12,10 @@ use clap::ValueEnum;
 use crate::{
     commands::Task,
     h2load,
-    link::Shape,
     load::{Connections, Load, Pace, Request, watch},
     path::{Kind, towline},
     scene::{Crowd, Scene},
+    shape::Shape,
 };
 
 /// One load.

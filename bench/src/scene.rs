@@ -1,6 +1,6 @@
 //! What a path is started in: the way between gateway and site, and the server behind it.
 
-use crate::link::Shape;
+use crate::shape::Shape;
 
 /// What a path is started in. Scenarios of one scene share it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -6,8 +6,10 @@ use std::{
     net::{TcpListener, UdpSocket},
     os::unix::fs::PermissionsExt as _,
     path::Path,
+    sync::Arc,
 };
 
+use auth::token::{self, Direct, RawIssuer, Verifier};
 use certs::Credentials;
 use daemon::{
     chain,
@@ -17,10 +19,9 @@ use url::Url;
 
 use crate::{
     config::{Config, api::Api},
-    core::Trust,
+    core::{Trust, TrustError},
     files::writable_folder,
     issuer::Issuer,
-    reload,
     store::{
         Store,
         look::Found,
@@ -113,9 +114,29 @@ fn private_keys(config: &Config, faults: &mut Faults) {
     }
 }
 
+/// Why there is no verifier for the configuration's issuers.
+#[derive(Debug, thiserror::Error)]
+pub enum IssuersError {
+    /// Settings of issuers.
+    #[error("{0}")]
+    Settings(String),
+    /// Their certificate authorities.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+}
+
+/// A verifier for a configuration's issuers.
+///
+/// # Errors
+/// When a setting of theirs, or a file that it names, is not usable.
+pub fn verifier(issuers: &[RawIssuer]) -> Result<Arc<Verifier>, IssuersError> {
+    let issuers = token::Issuer::all(issuers.to_vec()).map_err(|faults| IssuersError::Settings(faults.to_string()))?;
+    Ok(Arc::new(Verifier::new(issuers, Arc::new(Direct)).map_err(TrustError::from)?))
+}
+
 /// Whoever issues users' tokens can be asked for keys.
 fn issuers(config: &Config, faults: &mut Faults) {
-    if let Err(error) = reload::verifier(&config.dynamic.issuers) {
+    if let Err(error) = verifier(&config.dynamic.issuers) {
         faults.push("issuers", chain(&error));
     }
 }

@@ -123,7 +123,7 @@ pub enum BuildError {
     Trust(#[from] TrustError),
     /// Issuers.
     #[error(transparent)]
-    Issuers(#[from] ReloadError),
+    Issuers(#[from] checks::IssuersError),
     /// The built-in issuer.
     #[error(transparent)]
     Issuer(#[from] issuer::IssuerError),
@@ -248,7 +248,7 @@ impl Gateway {
             (None, Some(own), Some(api)) => Some(Arc::new(Issuer::open(own.settings(api))?)),
             (given, ..) => given,
         };
-        let verifier = reload::verifier(&config.dynamic.issuers)?;
+        let verifier = checks::verifier(&config.dynamic.issuers)?;
         let (audit_tasks, audit_shutdown) = (TaskGroup::new("audit"), Shutdown::new());
         let to = config.audit.clone();
         let audit = AuditLog::open(&to, &audit_tasks, &audit_shutdown).await;

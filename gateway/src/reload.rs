@@ -9,12 +9,12 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use auth::token::{Direct, Issuer, RawIssuer, Verifier};
+use auth::token::RawIssuer;
 use daemon::settings::BadFile;
 use tunnel::transport::quic::Listener;
 
 use crate::{
-    checks,
+    checks::{self, IssuersError},
     config::{Config, Dynamic, api::Api},
     core::{Core, TrustError},
     named,
@@ -37,8 +37,8 @@ pub enum ReloadError {
     #[error(transparent)]
     Trust(#[from] TrustError),
     /// An issuer cannot be set up.
-    #[error("{0}")]
-    Issuers(String),
+    #[error(transparent)]
+    Issuers(#[from] IssuersError),
 }
 
 /// Reloads a gateway's configuration.
@@ -111,7 +111,8 @@ impl Reloader {
     fn snapshot(&self, old: &Dynamic, next: &Dynamic) -> Result<Snapshot, ReloadError> {
         let files = issuer_stamps(next);
         let same = format!("{:?}", old.issuers) == format!("{:?}", next.issuers) && files == **self.issuer_files.load();
-        let verifier = if same { Arc::clone(&self.core.snapshots.load().verifier) } else { verifier(&next.issuers)? };
+        let verifier =
+            if same { Arc::clone(&self.core.snapshots.load().verifier) } else { checks::verifier(&next.issuers)? };
         self.issuer_files.store(Arc::new(files));
         Ok(Snapshot::new(next, verifier))
     }
@@ -143,12 +144,6 @@ pub async fn keep_keys_fresh(core: Arc<Core>) {
             () = verifier.keep_fresh() => {}
         }
     }
-}
-
-/// A verifier for a configuration's issuers.
-pub fn verifier(issuers: &[RawIssuer]) -> Result<Arc<Verifier>, ReloadError> {
-    let issuers = Issuer::all(issuers.to_vec()).map_err(|faults| ReloadError::Issuers(faults.to_string()))?;
-    Ok(Arc::new(Verifier::new(issuers, Arc::new(Direct)).map_err(TrustError::from)?))
 }
 
 /// When a file changed last, its size, and when its mode or name did: a key that others could read is taken once they

@@ -16,15 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # Package folder: its circles, each a set of top-level modules.
 KNOWN = {
     "agent": ["identity roles tunnel"],
-    "bench": ["apiserver commands h2load path scenario", "fleet plan run", "link relay"],
+    "bench": ["apiserver commands h2load path scenario", "fleet plan run"],
     "certs": ["authority credentials peer request roots server_certificate tls"],
     "cli": ["api args client context credential environment failure kubernetes oauth output yaml"],
     "gateway": [
         "accounts agents api config connectivity control core directory events issuer named owners permit policy request"
         " resources sessions snapshot tunnels",
-        "checks reload",
     ],
-    "tests": ["cluster kubectl"],
 }
 
 

@@ -68,10 +68,4 @@ impl Cluster {
     pub fn admin_kubeconfig(&self) -> &Path {
         Path::new(self.get("KUBECONFIG"))
     }
-
-    /// kubectl as cluster administrator, not through the tunnel.
-    pub fn admin(&self) -> crate::kubectl::Kubectl {
-        // The cluster's own folder is to hold nothing of ours: it would not be taken for a cluster's any more.
-        crate::kubectl::Kubectl::new(self.admin_kubeconfig()).home(crate::programs::scratch_root().join("home"))
-    }
 }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::{
-    cluster::cluster,
-    programs::{Output, keep, run, run_with_input},
+    cluster::{Cluster, cluster},
+    programs::{Output, keep, run, run_with_input, scratch_root},
 };
 
 /// How kubectl asks for an upgraded connection.
@@ -35,6 +35,14 @@ pub struct Kubectl {
     protocol: Protocol,
     within: Duration,
     namespace: Option<String>,
+}
+
+impl Cluster {
+    /// kubectl as cluster administrator, not through the tunnel.
+    pub fn admin(&self) -> Kubectl {
+        // The cluster's own folder is to hold nothing of ours: it would not be taken for a cluster's any more.
+        Kubectl::new(self.admin_kubeconfig()).home(scratch_root().join("home"))
+    }
 }
 
 impl Kubectl {

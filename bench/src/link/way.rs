@@ -4,10 +4,11 @@ use std::path::Path;
 
 use anyhow::Context;
 
-use super::{CUBIC, Link, Shape, sh};
+use super::{CUBIC, Link, sh};
 use crate::{
     program::Dialogue,
     relay::{FAR, NEAR, Told},
+    shape::Shape,
 };
 
 /// Kept while a path is up; the wire alone is there again when it is dropped.

@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{latency::Latency, link::Shape};
+use crate::{latency::Latency, shape::Shape};
 
 /// Bytes under way at most, whatever the shape says: 200 ms of 2.5 Gbit/s.
 const UNDER_WAY: usize = 64 << 20;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::{ENDLESS_S, MIB, Scenario, Work, hundred, small};
 use crate::{
-    link::Shape,
     load::{Connections, Load, Pace, Request},
     path::Kind,
     scene::Scene,
+    shape::Shape,
 };
 
 /// A way with this round trip.
