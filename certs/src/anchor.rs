@@ -16,7 +16,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use x509_parser::{parse_x509_certificate, time::ASN1Time};
 
-use crate::tls::{TlsError, provider};
+use crate::{provider::provider, tls::TlsError};
 
 /// Lets `config` trust what these certificates sign, and each of them as the certificate of a server. A server that shows
 /// one of them needs its key all the same, and the name and the time must be right.

@@ -1,58 +1,25 @@
 //! A certificate authority: created once, kept in a directory as `ca.crt` and `ca.key`, issues certificates of the three
 //! roles. ECDSA P-256 throughout, because a storm of reconnecting agents pays for signatures.
 
-use std::{
-    fmt,
-    path::Path,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, path::Path, time::SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, SubjectPublicKeyInfo, string::Ia5String,
 };
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, TrustAnchor};
 
 use crate::{
     bundle,
     credentials::Credentials,
+    facts::{self, ACCESS, AGENT, Validity},
     file::{self, LoadError, Problem},
-    peer::{self, ACCESS, AGENT},
     request::AgentRequest,
     roots::Roots,
 };
 
-/// Certificates begin this much before they are issued, for clocks that are behind.
-const BACKDATED: Duration = Duration::from_secs(300);
-
-/// When a certificate is valid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Validity {
-    /// From this instant.
-    pub not_before: SystemTime,
-    /// To this instant.
-    pub not_after: SystemTime,
-}
-
-impl Validity {
-    /// From now (five minutes ago, for clocks that are behind) for so long.
-    pub fn for_duration(duration: Duration) -> Self {
-        let now = SystemTime::now();
-        Self { not_before: now - BACKDATED, not_after: now + duration }
-    }
-
-    /// From `now` (five minutes before, for clocks that are behind, but no more than a tenth of its life: whoever renews it
-    /// from half of its life on must not be late at once) for so long, and in all no longer than `longest`.
-    pub fn at(now: SystemTime, duration: Duration, longest: Duration) -> Self {
-        let not_before = now - BACKDATED.min(duration / 10);
-        Self { not_before, not_after: (now + duration).min(not_before + longest) }
-    }
-
-    /// From now for so many days.
-    pub fn days(days: u32) -> Self {
-        Self::for_duration(Duration::from_secs(u64::from(days) * 86_400))
-    }
-}
+/// Tag and length of a SEQUENCE at most, in bytes.
+const OUTER_BYTES: usize = 6;
 
 /// Why a certificate was not issued.
 #[derive(Debug, thiserror::Error)]
@@ -149,7 +116,7 @@ impl Authority {
     /// # Errors
     /// [`AuthorityError`].
     pub fn create(name: &str, validity: Validity) -> Result<Self, AuthorityError> {
-        if !peer::is_name(name) {
+        if !facts::is_name(name) {
             return Err(AuthorityError::Name(name.to_owned(), "name of an authority"));
         }
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -201,7 +168,7 @@ impl Authority {
 
     /// Its common name.
     pub fn name(&self) -> Option<String> {
-        peer::authority_facts(&self.certificate).0
+        facts::authority_facts(&self.certificate).0
     }
 
     /// Writes its key alone, readable for its owner only.
@@ -234,7 +201,7 @@ impl Authority {
 
     /// When the authority's own certificate ends.
     pub fn not_after(&self) -> SystemTime {
-        peer::not_after(std::slice::from_ref(&self.certificate))
+        facts::not_after(std::slice::from_ref(&self.certificate))
     }
 
     /// Whether this authority signed a server's certificate, which may have ended. Its name alone says nothing: the authority
@@ -286,18 +253,18 @@ impl Authority {
         validity: Validity,
     ) -> Result<Signed, AuthorityError> {
         for (text, what) in [(name.principal, "object id"), (name.onboarding, "fingerprint")] {
-            if !peer::is_name(text) {
+            if !facts::is_name(text) {
                 return Err(AuthorityError::Name(text.to_owned(), what));
             }
         }
-        let own_end = peer::not_after(std::slice::from_ref(&self.certificate));
+        let own_end = facts::not_after(std::slice::from_ref(&self.certificate));
         let validity = Validity { not_after: validity.not_after.min(own_end), ..validity };
         let mut params = with_uri(parameters(name.principal, validity)?, AGENT, name.cluster_id)?;
         params.distinguished_name.push(DnType::OrganizationalUnitName, name.onboarding);
         let params = of_role(params, ExtendedKeyUsagePurpose::ClientAuth);
         let certificate = params.signed_by(&SubjectPublicKeyInfo::from_der(&request.public_key)?, &self.issuer)?;
         let (validity, serial) =
-            peer::facts(certificate.der()).ok_or(AuthorityError::Internal("what was issued does not read back"))?;
+            facts::facts(certificate.der()).ok_or(AuthorityError::Internal("what was issued does not read back"))?;
         Ok(Signed { certificate_pem: certificate.pem(), validity, serial })
     }
 
@@ -320,7 +287,7 @@ impl Authority {
         holder: &str,
         validity: Validity,
     ) -> Result<Issued, AuthorityError> {
-        if !peer::is_text(holder, peer::HOLDER_BYTES) {
+        if !facts::is_text(holder, facts::HOLDER_BYTES) {
             return Err(AuthorityError::Name(holder.to_owned(), "holder of an access certificate"));
         }
         let mut params = access(cluster_id, name, validity)?;
@@ -366,7 +333,7 @@ pub(crate) fn of_role(mut params: CertificateParams, purpose: ExtendedKeyUsagePu
 }
 
 fn access(cluster_id: &str, name: &str, validity: Validity) -> Result<CertificateParams, AuthorityError> {
-    if !peer::is_name(name) {
+    if !facts::is_name(name) {
         return Err(AuthorityError::Name(name.to_owned(), "name of a person"));
     }
     with_uri(parameters(name, validity)?, ACCESS, cluster_id)
@@ -374,7 +341,7 @@ fn access(cluster_id: &str, name: &str, validity: Validity) -> Result<Certificat
 
 fn with_uri(mut params: CertificateParams, role: &str, cluster_id: &str) -> Result<CertificateParams, AuthorityError> {
     let wrong = || AuthorityError::Name(cluster_id.to_owned(), "cluster id");
-    if !peer::is_id(cluster_id) {
+    if !facts::is_id(cluster_id) {
         return Err(wrong());
     }
     let uri = Ia5String::try_from(format!("{role}{}", crate::uri::encoded(cluster_id))).map_err(|_| wrong())?;
@@ -390,6 +357,17 @@ pub(crate) fn server_name(name: &str) -> Result<SanType, AuthorityError> {
     let plain = name.strip_prefix("*.").unwrap_or(name);
     rustls_pki_types::DnsName::try_from(plain).map_err(|_| wrong())?;
     Ok(SanType::DnsName(Ia5String::try_from(name).map_err(|_| wrong())?))
+}
+
+impl Roots {
+    /// Whether certificates of an authority are trusted: whether its name with its key is among these.
+    pub fn holds(&self, authority: &Authority) -> bool {
+        let Some((subject, key)) = authority.subject_and_key() else { return false };
+        // Anchors have both without the outer SEQUENCE.
+        let same = |anchor: &[u8], whole: &[u8]| whole.ends_with(anchor) && whole.len() <= anchor.len() + OUTER_BYTES;
+        let holds = |root: &TrustAnchor<'_>| same(&root.subject, &subject) && same(&root.subject_public_key_info, &key);
+        self.store().roots.iter().any(holds)
+    }
 }
 
 #[cfg(test)]

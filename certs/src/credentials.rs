@@ -111,7 +111,7 @@ impl Credentials {
 
     /// When the own certificate ends.
     pub fn not_after(&self) -> std::time::SystemTime {
-        crate::peer::not_after(self.chain())
+        crate::facts::not_after(self.chain())
     }
 
     /// The names that the own certificate has as a server's: DNS names and IP addresses.

@@ -36,15 +36,18 @@ pub mod serving;
 pub mod skew;
 pub mod tls;
 
+mod facts;
 mod file;
+mod provider;
 mod uri;
 
-pub use authority::{AgentName, Authority, AuthorityError, Issued, Signed, Validity};
+pub use authority::{AgentName, Authority, AuthorityError, Issued, Signed};
 pub use bundle::Bundle;
 pub use credentials::Credentials;
+pub use facts::{HOLDER_BYTES, Validity, authority_facts, rsa_bits, rsa_key};
 pub use file::{FILE_BYTES, LoadError, Problem};
 pub use name_certificate::{NameCertificate, is_below};
-pub use peer::{HOLDER_BYTES, Peer, PeerError, PeerIdentity, authority_facts, is_still_of, rsa_bits, rsa_key};
+pub use peer::{Peer, PeerError, PeerIdentity, is_still_of};
 pub use proof::{ProofError, sign_proof, verify_proof};
 pub use request::{AgentRequest, RequestError};
 pub use roots::Roots;

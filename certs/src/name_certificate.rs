@@ -31,7 +31,7 @@ impl NameCertificate {
 
     /// When the certificate for names below the suffix ends.
     pub fn not_after(&self) -> SystemTime {
-        crate::peer::not_after(&self.below.load().cert)
+        crate::facts::not_after(&self.below.load().cert)
     }
 }
 

@@ -1,37 +1,20 @@
 //! The strict reading of a peer's certificate. What is not exactly one role of ours is refused with the reason; a
 //! certificate that only looks like one (another name beside, one purpose more, an authority) is refused too.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustls::CertificateError;
 use rustls_pki_types::{CertificateDer, UnixTime};
 use x509_parser::{
     certificate::X509Certificate,
     extensions::{ExtendedKeyUsage, GeneralName},
-    oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_PKCS1_RSAENCRYPTION},
-    prelude::FromDer,
-    public_key::RSAPublicKey,
-    time::ASN1Time,
-    x509::{AttributeTypeAndValue, SubjectPublicKeyInfo},
 };
 
 use crate::{
-    authority::Validity,
+    facts::{ACCESS, AGENT, HOLDER_BYTES, common_name, end_of, is_id, last_second, not_after, serial, the_one},
     roots::Roots,
     tls::{self, CHAIN},
 };
-
-/// What the URI name of an agent's certificate begins with; the cluster id follows.
-pub const AGENT: &str = "urn:towline:agent:";
-/// What the URI name of an access certificate begins with; the cluster id follows.
-pub const ACCESS: &str = "urn:towline:access:";
-
-/// Bytes of a cluster id in a certificate.
-pub(crate) const ID_BYTES: usize = 1024;
-/// Bytes of a person's name in an access certificate.
-pub(crate) const NAME_BYTES: usize = 256;
-/// Bytes of what an access certificate says of its holder.
-pub const HOLDER_BYTES: usize = 8 * 1024;
 
 /// The role that a certificate proves. Cluster ids are as in the certificate; the caller parses them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -203,10 +186,14 @@ pub fn is_still_of(chain: &[CertificateDer<'_>], roots: &Roots, now: SystemTime)
     verify_chain(own, intermediates, roots, now.min(last_second(not_after(chain)))).is_ok()
 }
 
-/// The last second in which a certificate holds that ends then.
-pub(crate) fn last_second(end: SystemTime) -> SystemTime {
-    const LAST: Duration = Duration::from_secs(1);
-    end.checked_sub(LAST).unwrap_or(end)
+impl Roots {
+    /// Which of these vouches for a client's chain that they vouch for together.
+    pub fn signer_of(&self, chain: &[CertificateDer<'_>], now: SystemTime) -> Option<String> {
+        let mut each = self.each();
+        // Of one there is nothing to choose.
+        let signer = if each.len() == 1 { each.next() } else { each.find(|(_, alone)| is_still_of(chain, alone, now)) };
+        signer.map(|(id, _)| id)
+    }
 }
 
 fn not_an_authority(parsed: &X509Certificate<'_>) -> Result<(), PeerError> {
@@ -279,104 +266,8 @@ fn cluster_id(id: &str) -> Result<String, PeerError> {
     crate::uri::decoded(id).filter(|id| is_id(id)).ok_or(PeerError::BadName("cluster id"))
 }
 
-/// Visible characters; those of ASCII without `%`, which begins an encoded byte in a URI.
-pub(crate) fn is_id(id: &str) -> bool {
-    let visible =
-        |c: char| if c.is_ascii() { c.is_ascii_graphic() && c != '%' } else { !c.is_control() && !c.is_whitespace() };
-    (1..=ID_BYTES).contains(&id.len()) && id.chars().all(visible)
-}
-
-pub(crate) fn is_name(name: &str) -> bool {
-    is_text(name, NAME_BYTES)
-}
-
-pub(crate) fn is_text(text: &str, longest: usize) -> bool {
-    (1..=longest).contains(&text.len()) && !text.chars().any(char::is_control)
-}
-
 fn person(parsed: &X509Certificate<'_>) -> Result<String, PeerError> {
     common_name(parsed).ok_or(PeerError::BadName("common name"))
-}
-
-/// The common name of an authority, and when it ends.
-pub fn authority_facts(certificate: &CertificateDer<'static>) -> (Option<String>, SystemTime) {
-    let parsed = x509_parser::parse_x509_certificate(certificate);
-    let name = parsed.ok().and_then(|(_, parsed)| common_name(&parsed));
-    (name, not_after(std::slice::from_ref(certificate)))
-}
-
-/// The one common name, if there is exactly one and it is a name.
-fn common_name(parsed: &X509Certificate<'_>) -> Option<String> {
-    the_one(parsed.subject().iter_common_name(), NAME_BYTES)
-}
-
-fn the_one<'a>(mut names: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>, longest: usize) -> Option<String> {
-    match (names.next().map(AttributeTypeAndValue::as_str), names.next()) {
-        (Some(Ok(name)), None) if is_text(name, longest) => Some(name.to_owned()),
-        _ => None,
-    }
-}
-
-fn serial(parsed: &X509Certificate<'_>) -> String {
-    let bytes = parsed.raw_serial();
-    hex(&bytes[..bytes.len().min(32)])
-}
-
-/// Lower-case hex.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn end_of(parsed: &X509Certificate<'_>) -> SystemTime {
-    instant(&parsed.validity().not_after)
-}
-
-fn instant(time: &ASN1Time) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
-}
-
-/// When a certificate is valid, and its serial number in hex.
-pub(crate) fn facts(der: &[u8]) -> Option<(Validity, String)> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
-    let validity = Validity { not_before: instant(&parsed.validity().not_before), not_after: end_of(&parsed) };
-    Some((validity, serial(&parsed)))
-}
-
-/// When the first certificate of a chain ends; one that cannot be read has ended.
-pub(crate) fn not_after(chain: &[CertificateDer<'_>]) -> SystemTime {
-    let parsed = chain.first().and_then(|own| x509_parser::parse_x509_certificate(own).ok());
-    parsed.map_or(SystemTime::UNIX_EPOCH, |(_, parsed)| end_of(&parsed))
-}
-
-/// The public key of a chain's first certificate, if it is a point of P-256.
-pub(crate) fn p256_point(chain: &[CertificateDer<'_>]) -> Option<Vec<u8>> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
-    let key = parsed.public_key();
-    let curve = key.algorithm.parameters.as_ref()?.as_oid().ok()?;
-    (key.algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY && curve == OID_EC_P256)
-        .then(|| key.subject_public_key.data.to_vec())
-}
-
-/// The RSA public key (PKCS#1, DER) in some DER: that itself, a SubjectPublicKeyInfo, or an X.509 certificate.
-pub fn rsa_key(der: &[u8]) -> Option<Vec<u8>> {
-    let rsa = |key: &SubjectPublicKeyInfo<'_>| {
-        (key.algorithm.algorithm == OID_PKCS1_RSAENCRYPTION).then(|| key.subject_public_key.data.to_vec())
-    };
-    if let Ok((rest, parsed)) = x509_parser::parse_x509_certificate(der) {
-        return if rest.is_empty() { rsa(parsed.public_key()) } else { None };
-    }
-    if let Ok((rest, key)) = SubjectPublicKeyInfo::from_der(der) {
-        return if rest.is_empty() { rsa(&key) } else { None };
-    }
-    rsa_bits(der).map(|_| der.to_vec())
-}
-
-/// Bits of the modulus of an RSA public key (PKCS#1, DER); `None` for anything else.
-pub fn rsa_bits(der: &[u8]) -> Option<usize> {
-    let (rest, key) = RSAPublicKey::from_der(der).ok()?;
-    let modulus = key.modulus.iter().position(|byte| *byte != 0).map(|at| &key.modulus[at..])?;
-    let bits = modulus.len() * 8 - usize::try_from(modulus[0].leading_zeros()).ok()?;
-    rest.is_empty().then_some(bits)
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ pub fn verify_proof(
     now: SystemTime,
 ) -> Result<Peer, ProofError> {
     let peer = Peer::verify(chain, roots, now)?;
-    let point = crate::peer::p256_point(chain).ok_or(ProofError::KeyKind)?;
+    let point = crate::facts::p256_point(chain).ok_or(ProofError::KeyKind)?;
     UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, point)
         .verify(message, signature)
         .map_err(|_| ProofError::Signature)?;

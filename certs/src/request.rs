@@ -10,7 +10,7 @@ use x509_parser::{
     prelude::FromDer,
 };
 
-use crate::peer::AGENT;
+use crate::facts::AGENT;
 
 /// Bytes of a request at most.
 pub const REQUEST_BYTES: usize = 8 * 1024;

@@ -7,15 +7,11 @@ use rustls::{RootCertStore, client::verify_server_cert_signed_by_trust_anchor, s
 use rustls_pki_types::{CertificateDer, TrustAnchor, UnixTime};
 
 use crate::{
-    authority::Authority,
     credentials::Credentials,
+    facts::{hex, last_second},
     file::{self, LoadError, Problem},
-    peer::{hex, is_still_of, last_second},
-    tls,
+    provider::provider,
 };
-
-/// Tag and length of a SEQUENCE at most, in bytes.
-const OUTER_BYTES: usize = 6;
 
 /// Trusted authorities; at least one.
 #[derive(Clone)]
@@ -58,15 +54,6 @@ impl Roots {
         Self { store: Arc::new(store) }
     }
 
-    /// Whether certificates of an authority are trusted: whether its name with its key is among these.
-    pub fn holds(&self, authority: &Authority) -> bool {
-        let Some((subject, key)) = authority.subject_and_key() else { return false };
-        // Anchors have both without the outer SEQUENCE.
-        let same = |anchor: &[u8], whole: &[u8]| whole.ends_with(anchor) && whole.len() <= anchor.len() + OUTER_BYTES;
-        let holds = |root: &TrustAnchor<'_>| same(&root.subject, &subject) && same(&root.subject_public_key_info, &key);
-        self.store.roots.iter().any(holds)
-    }
-
     /// Whether they are the same set, not only an equal one.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.store, &other.store)
@@ -77,25 +64,11 @@ impl Roots {
         self.store.roots.iter().map(id).collect()
     }
 
-    /// Which of these vouches for a client's chain that they vouch for together.
-    pub fn signer_of(&self, chain: &[CertificateDer<'_>], now: SystemTime) -> Option<String> {
-        let alone = |root: &TrustAnchor<'static>| {
-            let mut store = RootCertStore::empty();
-            store.roots.push(root.clone());
-            Self { store: Arc::new(store) }
-        };
-        let mut roots = self.store.roots.iter();
-        // Of one there is nothing to choose.
-        let signer =
-            if roots.len() == 1 { roots.next() } else { roots.find(|root| is_still_of(chain, &alone(root), now)) };
-        signer.map(id)
-    }
-
     /// Whether one of these signed a server's certificate, which may have ended.
     pub fn vouch_for_server(&self, credentials: &Credentials) -> bool {
         let (chain, last) = (credentials.chain(), last_second(credentials.not_after()));
         let at = UnixTime::since_unix_epoch(last.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
-        let algorithms = tls::provider().signature_verification_algorithms.all;
+        let algorithms = provider().signature_verification_algorithms.all;
         ParsedCertificate::try_from(&chain[0]).is_ok_and(|own| {
             verify_server_cert_signed_by_trust_anchor(&own, &self.store, &chain[1..], at, algorithms).is_ok()
         })
@@ -125,6 +98,15 @@ impl Roots {
             return Err(file::error(path, Problem::NoCertificate));
         }
         Ok(Self { store: Arc::new(store) })
+    }
+
+    /// Each with its id, and alone.
+    pub(crate) fn each(&self) -> impl ExactSizeIterator<Item = (String, Self)> {
+        self.store.roots.iter().map(|root| {
+            let mut store = RootCertStore::empty();
+            store.roots.push(root.clone());
+            (id(root), Self { store: Arc::new(store) })
+        })
     }
 
     pub(crate) fn store(&self) -> Arc<RootCertStore> {

@@ -29,7 +29,7 @@ impl ServerCertificate {
 
     /// When the certificate shown now ends.
     pub fn not_after(&self) -> SystemTime {
-        crate::peer::not_after(&self.current.load().cert)
+        crate::facts::not_after(&self.current.load().cert)
     }
 }
 

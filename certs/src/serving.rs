@@ -21,9 +21,9 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::P
 use x509_parser::extensions::GeneralName;
 
 use crate::{
-    authority::{AuthorityError, Validity, of_role, parameters, server_name},
+    authority::{AuthorityError, of_role, parameters, server_name},
     credentials::Credentials,
-    peer,
+    facts::{self, Validity},
 };
 
 /// How long one lives.
@@ -66,7 +66,7 @@ impl Own {
     fn read(certificate_pem: &str, key_pem: &str) -> Option<Self> {
         let certificate = CertificateDer::from_pem_slice(certificate_pem.as_bytes()).ok()?;
         let key = PrivatePkcs8KeyDer::from_pem_slice(key_pem.as_bytes()).ok()?;
-        let (validity, _) = peer::facts(&certificate)?;
+        let (validity, _) = facts::facts(&certificate)?;
         let credentials = Credentials::from_der(vec![certificate], PrivateKeyDer::from(key)).ok()?;
         Some(Self { certificate_pem: certificate_pem.to_owned(), key_pem: key_pem.to_owned(), credentials, validity })
     }

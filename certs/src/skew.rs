@@ -13,10 +13,7 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-use crate::{
-    roots::Roots,
-    tls::{TlsError, provider},
-};
+use crate::{provider::provider, roots::Roots, tls::TlsError};
 
 /// By how much an agent's clock may be off.
 pub const SKEW: Duration = Duration::from_secs(25 * 3600);

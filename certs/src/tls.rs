@@ -7,7 +7,6 @@ use rustls::{
     ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
     SupportedProtocolVersion,
     client::{Resumption, WebPkiServerVerifier, danger::HandshakeSignatureValid},
-    crypto::CryptoProvider,
     pki_types::{CertificateDer, UnixTime},
     server::{
         NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
@@ -16,7 +15,7 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use crate::{credentials::Credentials, roots::Roots, server_certificate::ServerCertificate};
+use crate::{credentials::Credentials, provider::provider, roots::Roots, server_certificate::ServerCertificate};
 
 /// ALPN of the tunnel carriers QUIC and HTTP/2.
 pub const ALPN_TUNNEL: &[u8] = b"towline/1";
@@ -32,11 +31,6 @@ const ONLY_13: &[&SupportedProtocolVersion] = &[&TLS13];
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up TLS")]
 pub struct TlsError(#[from] rustls::Error);
-
-pub(crate) fn provider() -> Arc<CryptoProvider> {
-    static PROVIDER: std::sync::OnceLock<Arc<CryptoProvider>> = std::sync::OnceLock::new();
-    PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider())).clone()
-}
 
 pub(crate) fn client_verifier(roots: &Roots, optional: bool) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let builder = WebPkiClientVerifier::builder_with_provider(roots.store(), provider());

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 KNOWN = {
     "agent": ["identity roles tunnel"],
     "bench": ["apiserver commands h2load path scenario", "fleet plan run"],
-    "certs": ["authority credentials peer request roots server_certificate tls"],
     "cli": ["api args client context credential environment failure kubernetes oauth output yaml"],
     "gateway": [
         "accounts agents api config connectivity control core directory events issuer named owners permit policy request"

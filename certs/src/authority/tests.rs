@@ -1,4 +1,7 @@
-use std::{os::unix::fs::PermissionsExt as _, time::SystemTime};
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    time::{Duration, SystemTime},
+};
 
 use super::*;
 use crate::PeerIdentity;

@@ -4,7 +4,8 @@ use rcgen::{BasicConstraints, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType, s
 
 use super::*;
 use crate::{
-    authority::{Authority, Issued, Validity, parameters},
+    authority::{Authority, Issued, parameters},
+    facts::{ID_BYTES, Validity},
     proof::{ProofError, sign_proof, verify_proof},
 };
 
