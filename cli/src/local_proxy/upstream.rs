@@ -169,8 +169,11 @@ impl Upstream {
     ) -> Result<(Response<Incoming>, Option<Slot>), TrySendError<Request<Outgoing>>> {
         match sender {
             Sender::Http2(mut sender, slot) => {
-                let request = self.for_http2(request);
-                Ok((sender.try_send_request(request).await?, Some(slot)))
+                let answer = sender.try_send_request(self.for_http2(request));
+                // A request that is handed over while the connection ends may lie in their channel until the last sender is
+                // gone, and is handed back then: nobody may keep one while they wait.
+                drop(sender);
+                Ok((answer.await?, Some(slot)))
             }
             Sender::Http1(mut sender) => {
                 let request = self.for_http1(request);
@@ -216,10 +219,12 @@ impl Upstream {
             return Ok(Sender::Http1(sender));
         }
         let (sender, connection) = builder2(self.tasks.clone()).handshake(TokioIo::new(stream)).await?;
+        let senders = self.pool.clone();
         self.tasks.spawn("http2", async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection to the gateway ended");
             }
+            senders.lock().await.shared.retain(|shared| !shared.sender.is_closed());
         });
         let open = Arc::new(AtomicUsize::new(0));
         let slot = Slot::take(&open);

@@ -148,7 +148,11 @@ impl Apiserver {
                     Sender::Http2(mut send, claim) => {
                         let request = self.request(head, Version::HTTP_2, body)?;
                         claim.turns().hand();
-                        match send.try_send_request(request).await {
+                        let answer = send.try_send_request(request);
+                        // A request that is handed over while the connection ends may lie in their channel until the last
+                        // sender is gone, and is handed back then: nobody may keep one while they wait.
+                        drop(send);
+                        match answer.await {
                             Ok(answer) => {
                                 outgoing.release();
                                 return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)))));
@@ -330,7 +334,7 @@ impl Apiserver {
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
             return Ok(Sender::Http1(Http1::fresh(self.connector.http1(tls).await?, None, List::Any)));
         }
-        let (send, _, turns) = self.connector.http2(tls).await?;
+        let (send, _, turns) = self.connector.http2(tls, || ()).await?;
         Ok(Sender::alone(send, turns))
     }
 
@@ -349,7 +353,13 @@ impl Apiserver {
             }
         };
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
-            let (send, allowed, turns) = self.connector.http2(tls).await?;
+            let senders = Arc::downgrade(pool);
+            let ended = move || {
+                if let Some(pool) = senders.upgrade() {
+                    pool.retire();
+                }
+            };
+            let (send, allowed, turns) = self.connector.http2(tls, ended).await?;
             return Ok(pool.add(send, allowed, turns));
         }
         // HTTP/1.1 carries one request at a time: others need not wait for this one's handshake.

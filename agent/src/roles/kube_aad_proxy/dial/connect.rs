@@ -171,10 +171,12 @@ impl Connector {
         Ok(tls)
     }
 
-    /// HTTP/2, with how many streams the apiserver allows, and what is told of each request.
+    /// HTTP/2, with how many streams the apiserver allows, and what is told of each request. `ended` runs once the connection
+    /// takes no more requests.
     pub(super) async fn http2(
         &self,
         tls: TlsStream<TcpIo>,
+        ended: impl FnOnce() + Send + 'static,
     ) -> Result<(http2::SendRequest<RequestBody>, Arc<AtomicUsize>, Turns), DialError> {
         let header_bytes = u32::try_from(limits::HEADER_LIST_BYTES).unwrap_or(u32::MAX);
         let (io, cork) = cork(tls);
@@ -203,7 +205,10 @@ impl Connector {
             allows.store(connection.current_max_send_streams(), Ordering::Relaxed);
             ended
         });
-        let run = async move { said(run.await) };
+        let run = async move {
+            said(run.await);
+            ended();
+        };
         self.tasks.spawn("apiserver connection", cork.drive(tasks.beside_socket(run)));
         Ok((send, allowed, turns))
     }
