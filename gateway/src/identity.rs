@@ -1,5 +1,5 @@
-//! Who asks: the credential of a request, and what a verified one proves ([`Principal`], [`Caller`], [`Access`]). Nothing here
-//! decides what somebody may. Stands on the store's words alone.
+//! The identity of a caller: the credential that a request carries, and what a verified credential proves ([`Principal`],
+//! [`Caller`], [`Access`]). Nothing here decides what a caller is allowed to do. Of this crate it uses the store alone.
 
 use std::{
     hash::{Hash, Hasher},
@@ -24,7 +24,7 @@ use crate::store::agents::BY_TOKEN;
 /// Prefix of the WebSocket subprotocol in which browsers and some clients show a bearer token.
 const SUBPROTOCOL_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// Who asks.
+/// A caller whose credential was verified.
 #[derive(Debug, Clone)]
 pub enum Principal {
     /// A user with a verified token.
@@ -160,7 +160,7 @@ impl Hash for PrincipalKey {
     }
 }
 
-/// Who asks.
+/// A caller of the resource API.
 #[derive(Debug, Clone)]
 pub struct Caller {
     name: String,

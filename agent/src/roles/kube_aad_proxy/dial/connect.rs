@@ -171,8 +171,8 @@ impl Connector {
         Ok(tls)
     }
 
-    /// HTTP/2, with how many streams the apiserver allows, and what is told of each request. `ended` runs once the connection
-    /// takes no more requests.
+    /// HTTP/2, with how many streams the apiserver allows, and what is told of each request. `ended` is called when
+    /// no further request can be sent on the connection.
     pub(super) async fn http2(
         &self,
         tls: TlsStream<TcpIo>,
