@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Keeps the last column of docs/features.md and docs/threats.md in step with the tests.
 
-A test is of a row if its name begins with the row's id: z2_..., c1_c2_..., r6_and_r7_..., attack_i4_.... For a row that tests are
-named after, the column is written from their names; for another one it stays, and its tests must exist.
+A test belongs to a row if its name begins with the row's id: z2_..., c1_c2_..., r6_and_r7_... for features, and
+attack_th4_... for threats. The column of a row that tests are named after is written from their names. The column of
+any other row stays, and its tests must exist.
 
     tests/features.py           writes the columns
     tests/features.py --check   writes nothing; fails if a column is empty, or names a test that does not exist
@@ -15,7 +16,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Maximum number of tests named in a row.
 SHOWN = 3
-FOLDERS = ("agent", "bench", "certs", "cli", "gateway", "proto", "tests", "crates")
+FOLDERS = ("agent", "bench", "certs", "cli", "gateway", "proto", "tests")
 
 
 def sources():
@@ -23,13 +24,17 @@ def sources():
         yield from sorted((ROOT / folder).rglob("*.rs"))
 
 
+# How the name of a test begins: with ids of features, or with ids of threats.
+IDS = r"(?:attack_th|[a-z])[0-9]+_"
+
+
 def rows_of(name):
-    """The rows of a name, and whether it is an attack's."""
-    last = next((part for part in name.split("::") if re.match(r"(attack_)?[a-z][0-9]+_", part)), "")
-    attack = last.startswith("attack_")
+    """The ids that a test's name begins with."""
+    last = next((part for part in name.split("::") if re.match(IDS, part)), "")
+    id_of = r"(?:and_)?(th[0-9]+)_" if last.startswith("attack_") else r"(?:and_)?([a-z][0-9]+)_"
     last = last.removeprefix("attack_")
-    while found := re.match(r"(and_)?([a-z][0-9]+)_", last):
-        yield attack, found[2].upper()
+    while found := re.match(id_of, last):
+        yield found[1].upper()
         last = last[found.end():]
 
 
@@ -38,9 +43,9 @@ def read_tests():
     for path in sources():
         text = path.read_text()
         words.update(re.findall(r"\w+", text))
-        tests = re.findall(r"\bfn ((?:attack_)?[a-z][0-9]+_\w+)\(", text)
+        tests = re.findall(rf"\bfn ({IDS}\w+)\(", text)
         # End-to-end tests, whose names are texts.
-        tests += re.findall(r'"([a-z0-9_]+::(?:attack_)?[a-z][0-9]+_\w+)[":]', text)
+        tests += re.findall(rf'"([a-z0-9_]+::{IDS}\w+)[":]', text)
         for name in tests:
             for row in rows_of(name):
                 by_row[row].add(name)
@@ -54,15 +59,15 @@ def column(names):
     return shown + (", …" if len(ordered) > SHOWN else "")
 
 
-def written(path, columns, attack, write, by_row, words, faults):
+def written(path, columns, write, by_row, words, faults):
     """The file's text with its columns written; what is wrong with it goes to `faults`."""
     lines = []
     for line in path.read_text().splitlines():
-        found = re.match(r"\| ([A-Z][0-9]+) \|", line)
+        found = re.match(r"\| ([A-Z]+[0-9]+) \|", line)
         if found:
             cells = [cell.strip() for cell in line.strip("| ").split("|")]
             cells += [""] * (columns - len(cells))
-            names = by_row.get((attack, found[1]))
+            names = by_row.get(found[1])
             if names and write:
                 cells[-1] = column(names)
             if not cells[-1]:
@@ -81,9 +86,9 @@ def main():
     by_row, words = read_tests()
     faults = []
     write = "--check" not in sys.argv
-    for name, columns, attack in (("docs/features.md", 3, False), ("docs/threats.md", 4, True)):
+    for name, columns in (("docs/features.md", 3), ("docs/threats.md", 4)):
         path = ROOT / name
-        text = written(path, columns, attack, write, by_row, words, faults)
+        text = written(path, columns, write, by_row, words, faults)
         if write:
             path.write_text(text)
     print("\n".join(faults))

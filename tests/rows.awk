@@ -1,6 +1,6 @@
-# Reads logs of test runs and prints a table: for each row of docs/features.md that a test is named after (r4_..., z9_...), how
-# many of its tests passed, failed and were skipped. Tests of attacks begin with attack_: their ids (I4, D2) are
-# others'. Rows that -v wanted="R1 R2 ..." names and no test is named after are listed.
+# Reads logs of test runs and prints a table: for each row of docs/features.md that a test is named after (r4_...,
+# z9_...), how many of its tests passed, failed and were skipped. Tests of attacks (attack_th4_..., docs/threats.md) are
+# not counted here. Rows that -v wanted="R1 R2 ..." names and no test is named after are listed.
 # The rows that a name begins with: one, or several (c1_c2_..., r6_and_r7_...).
 function rows(name, found,    parts, count, last, many) {
     count = split(name, parts, "::")

@@ -136,7 +136,7 @@ fn refused(marker: &str, answer: &Answer, codes: &[u16]) -> anyhow::Result<()> {
 
 pub fn tests() -> Vec<Trial> {
     let mut trials = vec![
-        case("attacks::attack_i1_client_impersonation_is_refused", Needs::Nothing, || {
+        case("attacks::attack_th1_client_impersonation_is_refused", Needs::Nothing, || {
             for (n, lines) in [
                 "Impersonate-User: root\r\nImpersonate-Group: system:masters\r\n",
                 "Impersonate-User: other\r\n",
@@ -150,7 +150,7 @@ pub fn tests() -> Vec<Trial> {
             }
             Ok(())
         }),
-        case("attacks::attack_i2_hop_by_hop_cannot_remove_identity", Needs::Nothing, || {
+        case("attacks::attack_th2_hop_by_hop_cannot_remove_identity", Needs::Nothing, || {
             for (n, lines) in [
                 "Connection: Impersonate-User, Impersonate-Group, Authorization, X-Remote-User\r\n",
                 "Connection: close, Impersonate-User\r\n",
@@ -165,7 +165,7 @@ pub fn tests() -> Vec<Trial> {
             }
             Ok(())
         }),
-        case("attacks::attack_i3_any_impersonate_header_is_refused", Needs::Nothing, || {
+        case("attacks::attack_th3_any_impersonate_header_is_refused", Needs::Nothing, || {
             for (n, lines) in [
                 "Impersonate-Uid: 1\r\n",
                 "Impersonate-Extra-Foo: x\r\n",
@@ -180,7 +180,7 @@ pub fn tests() -> Vec<Trial> {
             }
             Ok(())
         }),
-        case("attacks::attack_i4_spellings_of_identity_headers", Needs::Nothing, || {
+        case("attacks::attack_th4_spellings_of_identity_headers", Needs::Nothing, || {
             for (n, lines) in [
                 "impersonate_user: root\r\n",
                 "IMPERSONATE-USER: root\r\n",
@@ -199,7 +199,7 @@ pub fn tests() -> Vec<Trial> {
             }
             Ok(())
         }),
-        case("attacks::attack_i5_more_than_one_credential", Needs::Nothing, || {
+        case("attacks::attack_th5_more_than_one_credential", Needs::Nothing, || {
             let key_host = "HTTP/1.1\r\nHost: {host}\r\n";
             for (n, request) in [
                 format!("GET /{{key}}/api/i5-0- {key_host}Authorization: Bearer {{token}}\r\nAuthorization: Bearer {{token}}\r\n\r\n"),
@@ -222,7 +222,7 @@ pub fn tests() -> Vec<Trial> {
             }
             Ok(())
         }),
-        case("attacks::attack_i6_other_identity_headers_are_removed", Needs::Nothing, || {
+        case("attacks::attack_th6_other_identity_headers_are_removed", Needs::Nothing, || {
             let lines = "X-Remote-User: root\r\nX-Remote-Group: system:masters\r\nX-Remote-Extra-Foo: x\r\nX-Forwarded-For: 1.2.3.4\r\nX-Forwarded-User: root\r\nForwarded: for=1.2.3.4\r\nX-Forwarded-Client-Cert: x\r\nFront-End-Https: on\r\nCookie: a=b\r\nProxy-Authorization: Basic YTpi\r\nX-Kept: yes\r\n";
             let answer = target().send("i6-", lines)?;
             let arrived = target().arrived("i6-");
@@ -305,8 +305,8 @@ fn refused_upgrade() -> anyhow::Result<()> {
                 "changed: {}",
                 String::from_utf8_lossy(&answer.body)
             );
-            // What follows on the same connection is a new request, authenticated anew: refused without a token and with
-            // an identity of its own, answered with a token.
+            // What follows on the same connection is a new request, authenticated anew: refused without a token and
+            // with an identity of its own, answered with a token.
             let (key, host) = (target().stack.key(), target().stack.authority());
             for (number, lines, status) in [
                 (1, String::new(), 401),

@@ -1,5 +1,5 @@
-//! The connections to the apiserver: as many of HTTP/2 as the streams need, a few of HTTP/1.1 for brief answers, and one that
-//! ends fails no safe request.
+//! The connections to the apiserver: as many of HTTP/2 as the streams need, a few of HTTP/1.1 for brief answers, and
+//! one that ends fails no safe request.
 
 use std::sync::{
     Arc, Mutex,
@@ -255,7 +255,7 @@ async fn answers_of_every_kind_over_http1_are_handed_on_and_the_next_is_right() 
 
 /// An apiserver that sends without a pause used up the turns of whoever waits, whose deadline was never seen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attack_4_3_hints_without_end_end_with_the_deadline() {
+async fn attack_th23_hints_without_end_end_with_the_deadline() {
     let both = Both::start().await;
     both.get_until_over_http1("/api", 2).await;
     let jane = both.harness.jane();
@@ -329,7 +329,8 @@ async fn goaway_fails_no_request() {
     assert!(connections.load(Ordering::SeqCst) > 5);
 }
 
-/// A backend that takes the connection and then says nothing held up whoever else needed a connection, for ten seconds each.
+/// A backend that takes the connection and then says nothing held up whoever else needed a connection, for ten seconds
+/// each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_that_hangs_holds_up_no_other_request() {
     let (acceptor, roots) = tls(&[b"http/1.1"]);
@@ -362,8 +363,8 @@ async fn a_dial_that_hangs_holds_up_no_other_request() {
     }
 }
 
-/// Of requests that were cancelled within a second h2 remembered 50, and after a thousand frames of others that were on their way
-/// still it ended the connection, and with it the watches of everybody else on it.
+/// Of requests that were cancelled within a second h2 remembered 50, and after a thousand frames of others that were on
+/// their way still it ended the connection, and with it the watches of everybody else on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_cancelled_end_no_connection() {
     const CANCELLED: usize = 3000;
@@ -413,7 +414,7 @@ async fn answers_that_are_cancelled_end_no_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attack_i9_three_hundred_groups_arrive_over_http2() {
+async fn attack_th9_three_hundred_groups_arrive_over_http2() {
     let Http2 { harness, _tasks, .. } = http2(100, usize::MAX).await;
     let groups: Vec<String> = (0..300).map(|number| format!("{number:0>100}")).collect();
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
@@ -422,8 +423,8 @@ async fn attack_i9_three_hundred_groups_arrive_over_http2() {
     assert_eq!((answer.status, answer.headers["x-groups"].to_str().unwrap()), (200, "300"));
 }
 
-/// What nobody reads of a connection's answers, a byte in a frame: beyond an allowance h2 ended the connection, and with it the
-/// watches of everybody else on it.
+/// What nobody reads of a connection's answers, a byte in a frame: beyond an allowance h2 ended the connection, and
+/// with it the watches of everybody else on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drops_that_nobody_reads_end_no_connection() {
     // Behind the tunnel's credit and what the agent has of the stream at once.

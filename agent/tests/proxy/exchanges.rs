@@ -93,7 +93,7 @@ async fn raw_paths_arrive_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a45_only_the_apiserver_can_be_reached() {
+async fn attack_th25_only_the_apiserver_can_be_reached() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let jane = harness.jane();
@@ -117,7 +117,7 @@ async fn a45_only_the_apiserver_can_be_reached() {
 }
 
 #[tokio::test]
-async fn a45_an_unknown_role_ends_its_stream_only() {
+async fn attack_th25_an_unknown_role_ends_its_stream_only() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let mut other = head("GET", "/", &[]);
@@ -286,7 +286,8 @@ async fn an_idle_connection_that_the_apiserver_closed_fails_no_request() {
     }
 }
 
-/// Closed while the request was on its way: what is safe is asked again (RFC 9110 section 9.2.2), over a fresh connection.
+/// Closed while the request was on its way: what is safe is asked again (RFC 9110 section 9.2.2), over a fresh
+/// connection.
 #[tokio::test]
 async fn a_kept_connection_that_ends_without_an_answer_fails_only_what_is_not_safe() {
     for (method, target, statuses, sent) in [

@@ -1,4 +1,4 @@
-//! Attacks I1 to I10 and a hostile gateway, judged by the raw bytes that the apiserver received.
+//! docs/threats.md TH1 to TH10 and a hostile gateway, judged by the raw bytes that the apiserver received.
 
 use std::time::{Duration, SystemTime};
 
@@ -48,7 +48,7 @@ async fn a_user_is_impersonated_with_the_agents_own_credential() {
 }
 
 #[tokio::test]
-async fn attack_i1_impersonation_needs_the_clusters_word_for_each_part() {
+async fn attack_th1_impersonation_needs_the_clusters_word_for_each_part() {
     let apiserver = Apiserver::start(reviewing(|_| true)).await;
     let harness = Harness::new(apiserver.access()).await;
     let asked = [("impersonate-user", "bob"), ("impersonate-group", "ops"), ("impersonate-extra-scopes", "s")];
@@ -72,7 +72,7 @@ async fn attack_i1_impersonation_needs_the_clusters_word_for_each_part() {
 }
 
 #[tokio::test]
-async fn attack_i1_impersonation_that_the_cluster_does_not_allow_is_refused() {
+async fn attack_th1_impersonation_that_the_cluster_does_not_allow_is_refused() {
     let apiserver = Apiserver::start(reviewing(|number| number == 1)).await;
     let harness = Harness::new(apiserver.access()).await;
     let asked = [("impersonate-user", "admin"), ("impersonate-group", "ops")];
@@ -87,7 +87,7 @@ async fn attack_i1_impersonation_that_the_cluster_does_not_allow_is_refused() {
 }
 
 #[tokio::test]
-async fn attack_i1_reserved_names_are_refused_whatever_the_cluster_says() {
+async fn attack_th1_reserved_names_are_refused_whatever_the_cluster_says() {
     let apiserver = Apiserver::start(reviewing(|_| true)).await;
     let harness = Harness::new(apiserver.access()).await;
     for (user, group) in [("jane", "system:masters"), ("system:admin", "dev"), ("jane", "System:Masters")] {
@@ -98,7 +98,7 @@ async fn attack_i1_reserved_names_are_refused_whatever_the_cluster_says() {
 }
 
 #[tokio::test]
-async fn attack_i1_a_service_account_may_be_asked_for() {
+async fn attack_th1_a_service_account_may_be_asked_for() {
     let apiserver = Apiserver::start(reviewing(|_| true)).await;
     let harness = Harness::new(apiserver.access()).await;
     assert_eq!(harness.get("/api", &[("impersonate-user", "system:serviceaccount:apps:web")]).await.status, 200);
@@ -108,8 +108,8 @@ async fn attack_i1_a_service_account_may_be_asked_for() {
     assert_eq!(lines(&raw[1], "impersonate-user"), ["system:serviceaccount:apps:web"]);
 }
 
-/// An apiserver of which the agent finds out whether it has constrained impersonation; `allowed` is by the number of the
-/// SubjectAccessReview, and `plain` is whether the agent may impersonate anything.
+/// An apiserver of which the agent finds out whether it has constrained impersonation; `allowed` is by the number of
+/// the SubjectAccessReview, and `plain` is whether the agent may impersonate anything.
 fn constrained(
     has: bool,
     plain: bool,
@@ -186,7 +186,7 @@ async fn constrained_rights_are_nothing_to_an_apiserver_without_them() {
 }
 
 #[tokio::test]
-async fn attack_i2_connection_cannot_take_identity_headers_away() {
+async fn attack_th2_connection_cannot_take_identity_headers_away() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let hop = [
@@ -210,7 +210,7 @@ async fn attack_i2_connection_cannot_take_identity_headers_away() {
 }
 
 #[tokio::test]
-async fn attack_i3_i4_unknown_and_misspelt_identity_headers_reach_nobody() {
+async fn attack_th3_th4_unknown_and_misspelt_identity_headers_reach_nobody() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     for name in ["impersonate-foo", "impersonate_user", "impersonate-extra-", "x_remote_user", "impersonate-users"] {
@@ -241,7 +241,7 @@ async fn asked_names_of_any_alphabet_are_reviewed_and_arrive() {
 }
 
 #[tokio::test]
-async fn attack_i5_one_credential_and_never_beside_the_agents() {
+async fn attack_th5_one_credential_and_never_beside_the_agents() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     assert_eq!(harness.get("/api", &[("authorization", "Bearer other")]).await.status, 401);
@@ -258,7 +258,7 @@ async fn attack_i5_one_credential_and_never_beside_the_agents() {
 }
 
 #[tokio::test]
-async fn attack_i6_other_identity_headers_are_removed() {
+async fn attack_th6_other_identity_headers_are_removed() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let names =
@@ -270,7 +270,7 @@ async fn attack_i6_other_identity_headers_are_removed() {
 }
 
 #[tokio::test]
-async fn attack_i7_i8_a_token_that_maps_to_nobody_or_to_a_reserved_name_is_refused() {
+async fn attack_th7_th8_a_token_that_maps_to_nobody_or_to_a_reserved_name_is_refused() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
@@ -301,7 +301,7 @@ async fn attack_i7_i8_a_token_that_maps_to_nobody_or_to_a_reserved_name_is_refus
 }
 
 #[tokio::test]
-async fn attack_i9_three_hundred_groups_arrive() {
+async fn attack_th9_three_hundred_groups_arrive() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let groups: Vec<String> = (0..300).map(|number| format!("{number:0>100}")).collect();
@@ -332,7 +332,7 @@ async fn a6_a_token_of_nobody_known_passes_unchanged_and_alone() {
 }
 
 #[tokio::test]
-async fn attack_i10_a_hostile_gateway_gets_refusals_only() {
+async fn attack_th10_a_hostile_gateway_gets_refusals_only() {
     let apiserver = ok().await;
     let harness = Harness::new(apiserver.access()).await;
     let now = SystemTime::now();

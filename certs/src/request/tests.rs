@@ -72,7 +72,7 @@ fn r7_no_certificate_outlives_its_authority() {
     assert!(signed.validity.not_after <= SystemTime::now() + 10 * DAY);
 }
 
-/// Attack 4.6: whoever holds one cluster's key asks for another's certificate, or for more than an agent's.
+/// docs/threats.md TH30: whoever holds one cluster's key asks for another's certificate, or for more than an agent's.
 #[test]
 fn r7_requests_that_name_anybody_else_or_ask_for_more_are_refused() {
     let other = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/other";
@@ -103,7 +103,7 @@ fn r7_requests_that_name_anybody_else_or_ask_for_more_are_refused() {
     }
 }
 
-/// Attack 4.6: keys that a reconnect storm would pay for, and requests by somebody without the key.
+/// Keys that a reconnect storm would pay for, and requests by somebody without the key.
 #[test]
 fn r7_only_a_p256_key_that_signed_the_request_gets_a_certificate() {
     for kind in [&PKCS_ECDSA_P384_SHA384, &PKCS_ED25519] {
@@ -128,7 +128,7 @@ fn r7_only_a_p256_key_that_signed_the_request_gets_a_certificate() {
     assert!(read(&[good, vec![0; REQUEST_BYTES]].concat()).is_err());
 }
 
-/// Attack 4.6: while one authority follows another, certificates of both are good; afterwards only the next one's.
+/// While one authority follows another, certificates of both are good; afterwards only the next one's.
 #[test]
 fn r8_both_authorities_are_trusted_while_one_follows_the_other() {
     let (old, new) = (Authority::create("ca", Validity::days(10)), Authority::create("ca", Validity::days(10)));

@@ -1,6 +1,7 @@
 //! What of a head may go on. Everything here looks at names and shapes; identity is not judged here.
 //!
-//! Requests: hop-by-hop headers go first, then those that claim an identity or a path behind a proxy (I6).
+//! Requests: hop-by-hop headers go first, then those that claim an identity or a path behind a proxy
+//! (docs/threats.md TH6).
 //! Answers: what a cluster must not say to the gateway's web origin is taken out.
 
 use bytes::Bytes;
@@ -32,8 +33,9 @@ const CLAIMS: &[&str] = &[
 const CLAIM_PREFIXES: &[&str] = &["x-remote-", "x-forwarded-", "x-envoy-", "x-ms-client-principal", "x-towline-"];
 /// What the key of an extra stands behind (`kubectl --as-user-extra`).
 const EXTRA: &str = "impersonate-extra-";
-/// Headers of answers that would act on the gateway's origin, which all clusters with a path address share: what a browser
-/// stores for it, where it reports on it, and what a cluster's scripts may do outside of the cluster's own path.
+/// Headers of answers that would act on the gateway's origin, which all clusters with a path address share: what a
+/// browser stores for it, where it reports on it, and what a cluster's scripts may do outside of the cluster's own
+/// path.
 const ORIGIN: &[&str] = &[
     "accept-ch",
     "alt-svc",
@@ -92,8 +94,8 @@ pub fn check(version: Version, headers: &HeaderMap) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether some server behind us could take this name for one that is not the caller's to set: CGI and its successors read
-/// `impersonate_user` as `impersonate-user`, and some read a dot in the same way. The apiserver takes such names,
+/// Whether some server behind us could take this name for one that is not the caller's to set: CGI and its successors
+/// read `impersonate_user` as `impersonate-user`, and some read a dot in the same way. The apiserver takes such names,
 /// as does what it proxies to, so all others go on. The key of an extra is the caller's, and keeps its characters.
 fn is_disguised(name: &str) -> bool {
     if !name.contains(['_', '.']) || name.starts_with(EXTRA) {
@@ -147,8 +149,8 @@ pub fn strip_request(headers: &mut HeaderMap, upgrade: bool) {
     });
 }
 
-/// Checks `Impersonate-*`: those of Kubernetes, well formed, go on to the agent, which asks the cluster whether the real
-/// user may; any other is refused by prefix (docs/threats.md I1, I3). Gives the impersonated user's name.
+/// Checks `Impersonate-*`: those of Kubernetes, well formed, go on to the agent, which asks the cluster whether the
+/// real user may; any other is refused by prefix (docs/threats.md TH1, TH3). Gives the impersonated user's name.
 pub fn impersonation(headers: &mut HeaderMap) -> Result<Option<HeaderValue>, Refusal> {
     let refuse = |why| Refusal::new(Stage::Authorize, Kind::Impersonation(why));
     let mut any = false;

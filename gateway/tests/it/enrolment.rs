@@ -338,7 +338,6 @@ async fn r6_a_key_that_could_never_prove_anything_is_refused_and_named() {
     site.enrol("edge", &key).await;
 }
 
-/// Attack 4.6.
 #[tokio::test]
 async fn r6_a_wrong_key_or_challenge_and_a_replay_change_nothing_are_counted_and_look_alike() {
     let site = Site::new().await;
@@ -410,7 +409,7 @@ async fn r6_bad_input_is_told_apart_from_a_bad_proof() {
     assert_eq!(site.http("GET", "/.towline/agent/challenge", None, None, None).await.status, 405);
 }
 
-/// Attack 4.6: a request that names somebody else, whatever else is in order.
+/// docs/threats.md TH30: a request that names somebody else, whatever else is in order.
 #[tokio::test]
 async fn r7_a_request_for_another_subject_is_foreign() {
     let site = Site::new().await;
@@ -466,7 +465,8 @@ async fn s2_a_cluster_goes_on_when_who_connected_it_may_nothing_more() {
     site.enrol("edge", &key).await;
 }
 
-/// Attack 4.6: the certificate still holds, the resource does not; also when it was made again under the same name and key.
+/// docs/threats.md TH31: the certificate still holds, the resource does not; also when it was made again under the same
+/// name and key.
 #[tokio::test]
 async fn r8_deletion_cuts_the_tunnel_and_ends_what_its_certificate_was_good_for() {
     let site = Site::new().await;
@@ -561,7 +561,7 @@ async fn r3_agents_of_the_key_that_was_replaced_do_not_come_back() {
     site.tunnel(&site.enrol("edge", &new).await).await;
 }
 
-/// Attack 4.6: certificates of this authority, for this cluster, that say another identity or none.
+/// docs/threats.md TH30: certificates of this authority, for this cluster, that say another identity or none.
 #[tokio::test]
 async fn r7_a_certificate_of_another_identity_opens_no_tunnel() {
     let site = Site::new().await;
@@ -727,8 +727,8 @@ impl Site {
     }
 }
 
-/// Nobody proves the UID of their namespace kube-system: who says another cluster's first must neither keep that one out nor
-/// be named to it.
+/// Nobody proves the UID of their namespace kube-system: who says another cluster's first must neither keep that one
+/// out nor be named to it.
 #[tokio::test]
 async fn squatted_uid_neither_blocks_nor_names_the_squatter() {
     let site = Site::new().await;
@@ -1187,7 +1187,8 @@ async fn a6_an_access_certificate_by_a_group_s_role_ends_with_that() {
     reached.is_refused(open).await;
 }
 
-/// A token of somebody in a thousand groups is as large as a head may be; a certificate names those that give the right.
+/// A token of somebody in a thousand groups is as large as a head may be; a certificate names those that give the
+/// right.
 #[tokio::test]
 async fn a6_somebody_in_very_many_groups_gets_a_certificate_or_is_told_why_not() {
     let reached = Reached::new(&["ops"], "dev:ops", "Group").await;

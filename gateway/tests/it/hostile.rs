@@ -78,9 +78,9 @@ fn client_hello(version: u16, suites: &[u16]) -> Vec<u8> {
     [&[22, 3, 1], &length[..], &message].concat()
 }
 
-/// Attack 4.6: versions of TLS and cipher suites that are broken. There is no renegotiation in the library at all.
+/// Versions of TLS and cipher suites that are broken. There is no renegotiation in the library at all.
 #[tokio::test]
-async fn attack_4_6_old_versions_of_tls_and_weak_suites_are_refused() {
+async fn attack_th28_old_versions_of_tls_and_weak_suites_are_refused() {
     let world = World::new().await;
     // Suites that TLS 1.2 clients of today offer, to tell that it is the version or the suites that are refused.
     let good = [0xc02b, 0xc02c, 0xc02f, 0xc030];
@@ -101,10 +101,9 @@ async fn attack_4_6_old_versions_of_tls_and_weak_suites_are_refused() {
     assert_eq!((first[0], first[5]), (22, 2), "what is refused above is not the message itself");
 }
 
-/// Attack 4.6 (CVE-2026-110619 of frp): what operators and debuggers see is not on the public listener, with or without a
-/// token.
+/// What operators and debuggers see is not on the public listener, with or without a token (CVE-2026-110619 of frp).
 #[tokio::test]
-async fn attack_4_6_nothing_of_the_admin_listener_is_public() {
+async fn attack_th27_nothing_of_the_admin_listener_is_public() {
     let world = World::new().await;
     let token = world.token("ann", "a");
     for path in [

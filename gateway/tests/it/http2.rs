@@ -135,9 +135,9 @@ async fn frame(user: &mut crate::world::User) -> Option<(u8, u32, Vec<u8>)> {
     Some((frame[3], u32::from_be_bytes(frame[5..9].try_into().unwrap()), frame[9..].to_vec()))
 }
 
-/// Heads over 112 KiB in frames of 16 KiB ended the connection, for the h2 crate allowed as many CONTINUATION frames as the
-/// longest list takes in frames of 256 KiB. Now what is within the limits works, and what is over them is a 431 for that
-/// request alone, which names the limit.
+/// Heads over 112 KiB in frames of 16 KiB ended the connection, for the h2 crate allowed as many CONTINUATION frames as
+/// the longest list takes in frames of 256 KiB. Now what is within the limits works, and what is over them is a 431 for
+/// that request alone, which names the limit.
 #[tokio::test]
 async fn long_heads_in_small_frames_are_taken_or_431_and_the_connection_lives() {
     let world = World::new().await;
@@ -197,7 +197,7 @@ async fn long_heads_in_small_frames_are_taken_or_431_and_the_connection_lives() 
     agent.nothing().await;
 }
 
-/// Attack I2 and 4.3 over HTTP/2: connection-specific headers, upper-case names and contradicting lengths are a protocol
+/// docs/threats.md TH2 and TH19: connection-specific headers, upper-case names and contradicting lengths are a protocol
 /// error of the stream (RFC 9113 sections 8.1.1 and 8.2).
 #[tokio::test]
 async fn malformed_heads_over_http2_are_a_protocol_error() {

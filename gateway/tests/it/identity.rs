@@ -1,4 +1,4 @@
-//! Attacks 4.1: one credential, no claims, agents are no users, unknown is like forbidden.
+//! One credential, no claims, agents are no users, unknown is like forbidden.
 
 use std::time::{Duration, SystemTime};
 
@@ -40,7 +40,8 @@ async fn claims_of_identity_and_hop_by_hop_headers_do_not_cross() {
     assert!(arrived.header("authorization").is_some());
 }
 
-/// Attack I2: what `Connection` names is the client's own business; it can take away only the client's own headers.
+/// docs/threats.md TH2: what `Connection` names is the client's own business; it can take away only the client's own
+/// headers.
 #[tokio::test]
 async fn connection_cannot_take_away_the_credential() {
     let world = World::new().await;
@@ -90,8 +91,8 @@ async fn impersonation_is_passed_whole_or_refused() {
     assert_eq!(world.audit().await[0]["impersonated_user"], "bob");
 }
 
-/// `kubectl --as jörg --as-group Développeurs --as-user-extra my_key=v`, as client-go writes it, and a header of what is
-/// proxied to.
+/// `kubectl --as jörg --as-group Développeurs --as-user-extra my_key=v`, as client-go writes it, and a header of what
+/// is proxied to.
 #[tokio::test]
 async fn names_of_any_alphabet_and_underscores_arrive() {
     let world = World::new().await;
@@ -119,7 +120,7 @@ async fn names_of_any_alphabet_and_underscores_arrive() {
     assert_eq!(world.audit().await[0]["impersonated_user"], "j\u{f6}rg");
 }
 
-/// Attack I5.
+/// docs/threats.md TH5.
 #[tokio::test]
 async fn exactly_one_credential_is_taken() {
     let world = World::new().await;
@@ -154,7 +155,7 @@ async fn exactly_one_credential_is_taken() {
     assert_eq!(arrived.header("authorization"), Some(format!("Bearer {token}").as_str()));
 }
 
-/// Attack I10: a token for cluster A is nothing at B, and what does not exist looks like what is forbidden.
+/// docs/threats.md TH26: a token for cluster A is nothing at B, and what does not exist looks like what is forbidden.
 #[tokio::test]
 async fn unknown_and_forbidden_clusters_look_alike_and_tokens_are_for_one_cluster() {
     let world = World::with("[[disabled]]\nuser = \"dev:mallory\"").await;

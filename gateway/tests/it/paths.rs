@@ -1,4 +1,4 @@
-//! Attacks 4.4: bytes behind the cluster's key arrive as sent, or the request is refused.
+//! docs/threats.md TH18: bytes behind the cluster's key arrive as sent, or the request is refused.
 
 use crate::world::{DOMAIN, World, at, cluster, get};
 
@@ -105,8 +105,8 @@ async fn a_redirect_in_path_form_stays_below_the_clusters_key() {
     assert_eq!((answer.header("location"), answer.header("content-security-policy")), (Some("/c"), None));
 }
 
-/// A pod's page has the origin of the sign-in pages there. No credential is one that a browser sends by itself, and if one
-/// should be, the page's scripts and forms still do nothing.
+/// A pod's page has the origin of the sign-in pages there. No credential is one that a browser sends by itself, and if
+/// one should be, the page's scripts and forms still do nothing.
 #[tokio::test]
 async fn a_clusters_document_in_path_form_is_sandboxed() {
     let world = World::new().await;

@@ -1,4 +1,5 @@
-//! Attacks 4.3: what two readers could frame differently is 400 and the connection closes; nothing reaches the agent.
+//! docs/threats.md TH19: what two readers could frame differently is 400 and the connection closes; nothing reaches the
+//! agent.
 
 use tunnel::transport::CarrierKind;
 

@@ -33,8 +33,8 @@ pub fn upgrade_of(headers: &HeaderMap) -> Option<Bytes> {
 }
 
 /// Removes hop-by-hop headers (RFC 9110 section 7.6.1): those that any `connection` header names, then the fixed list.
-/// With `keep_upgrade`, what [`upgrade_of`] finds is put back as `connection: Upgrade` and `upgrade`. Done on the client's
-/// own headers before anything of ours is added (docs/threats.md I2: `Connection: Impersonate-User`).
+/// With `keep_upgrade`, what [`upgrade_of`] finds is put back as `connection: Upgrade` and `upgrade`. Done on the
+/// client's own headers before anything of ours is added (docs/threats.md TH2: `Connection: Impersonate-User`).
 pub fn strip_hop_by_hop(headers: &mut HeaderMap, keep_upgrade: bool) {
     let upgrade = if keep_upgrade { upgrade_of(headers) } else { None };
     let named: Vec<HeaderName> =
@@ -55,8 +55,8 @@ pub fn is_hop_by_hop(name: &str) -> bool {
     HOP_BY_HOP.contains(&name)
 }
 
-/// Removes the headers whose names, in lower case, are as `unwanted` says, which is asked once for each. A head has few and
-/// our lists of what must not go on are long: each name that is there is looked up, rather than each that might be.
+/// Removes the headers whose names, in lower case, are as `unwanted` says, which is asked once for each. A head has few
+/// and our lists of what must not go on are long: each name that is there is looked up, rather than each that might be.
 pub fn remove_where(headers: &mut HeaderMap, unwanted: impl Fn(&str) -> bool) {
     let found: Vec<HeaderName> = headers.keys().filter(|name| unwanted(name.as_str())).cloned().collect();
     for name in found {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn attack_i2_named_headers_are_removed_over_several_connection_headers() {
+    fn attack_th2_named_headers_are_removed_over_several_connection_headers() {
         let mut headers = map(&[
             ("connection", "close,Impersonate-User"),
             ("connection", " X-Remote-User ,, impersonate-group"),

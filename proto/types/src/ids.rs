@@ -9,7 +9,7 @@ use crate::api::id::{fold, is_group_name};
 /// `/subscriptions/<s>/resourcegroups/<g>/providers/microsoft.kubernetes/connectedclusters/<name>`.
 ///
 /// ARM ids compare without case, so the lower-cased form is the identity. It is taken from one place
-/// only, the agent's certificate (docs/threats.md I10), and never from a message.
+/// only, the agent's certificate (docs/threats.md TH10), and never from a message.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClusterId(std::sync::Arc<str>);
 

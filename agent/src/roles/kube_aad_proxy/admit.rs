@@ -1,6 +1,6 @@
 //! The agent's own last word on a request, before anybody's identity is known. It trusts nothing that the gateway did:
-//! hop-by-hop headers go first, then what could name an identity is refused or taken out by prefix (I3, I4,
-//! I6), exactly one credential remains (I5), and of upgrades only Kubernetes' own pass.
+//! hop-by-hop headers go first, then what could name an identity is refused or taken out by prefix (docs/threats.md
+//! TH3, TH4, TH6), exactly one credential remains (TH5), and of upgrades only Kubernetes' own pass.
 //!
 //! The one place that can be reached is the cluster's apiserver: the target is a path, never an address.
 
@@ -49,7 +49,7 @@ const REMOVED: [&str; 14] = [
     "traceparent",
 ];
 
-/// Prefixes of such headers, and of other proxies' identity headers (docs/threats.md I6).
+/// Prefixes of such headers, and of other proxies' identity headers (docs/threats.md TH6).
 const REMOVED_PREFIXES: [&str; 8] =
     ["x-remote-", "x-forwarded-", "x-original-", "x-envoy-", "x-towline-", "x-ssl-", "x-client-cert", "proxy-"];
 
@@ -176,7 +176,8 @@ impl Fate {
     }
 }
 
-/// The headers by what they are, in one pass and onto a fresh map: a request that comes alone waits for each line of code.
+/// The headers by what they are, in one pass and onto a fresh map: a request that comes alone waits for each line of
+/// code.
 struct Sorted {
     headers: HeaderMap,
     credentials: Vec<HeaderValue>,
@@ -266,9 +267,9 @@ fn within_limits(headers: &HeaderMap) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Letters, digits, `-`, `.` and `_` go on. Some servers read `Impersonate_User` as `Impersonate-User`, and some read a dot in
-/// the same way, so no name may become one that is more than the caller's own by that. The key of an extra is the
-/// caller's own, in any character of a header name: clients encode no others.
+/// Letters, digits, `-`, `.` and `_` go on. Some servers read `Impersonate_User` as `Impersonate-User`, and some read a
+/// dot in the same way, so no name may become one that is more than the caller's own by that. The key of an extra is
+/// the caller's own, in any character of a header name: clients encode no others.
 fn check_name(name: &str) -> Result<(), Refusal> {
     if name.starts_with(EXTRA) {
         return Ok(());
@@ -282,8 +283,8 @@ fn check_name(name: &str) -> Result<(), Refusal> {
     if disguised { Err(refuse("a header's name is another spelling of one that servers act on")) } else { Ok(()) }
 }
 
-/// Of upgrades only those of Kubernetes: `SPDY/3.1` and `websocket`. Anything else (`h2c`) is refused, because behind it
-/// bytes would flow that nobody has judged.
+/// Of upgrades only those of Kubernetes: `SPDY/3.1` and `websocket`. Anything else (`h2c`) is refused, because behind
+/// it bytes would flow that nobody has judged.
 fn admit_upgrade(headers: &HeaderMap, method: &Method) -> Result<Option<HeaderValue>, Refusal> {
     let asks = headers.get_all(header::CONNECTION).iter().any(|value| {
         value.as_bytes().split(|b| *b == b',').any(|token| token.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
@@ -306,7 +307,7 @@ fn admit_upgrade(headers: &HeaderMap, method: &Method) -> Result<Option<HeaderVa
 }
 
 /// Exactly one credential, from `Authorization` or from a WebSocket subprotocol. The subprotocol that carried it is not
-/// forwarded: next to impersonation headers the apiserver must see the agent's credential alone (docs/threats.md I5).
+/// forwarded: next to impersonation headers the apiserver must see the agent's credential alone (docs/threats.md TH5).
 fn admit_credential(
     shown: &[HeaderValue],
     protocols: Vec<HeaderValue>,
@@ -383,7 +384,8 @@ fn admit_protocols(values: Vec<HeaderValue>, headers: &mut HeaderMap) -> Result<
     Ok(token)
 }
 
-/// Every `Impersonate-*` header. One that is unknown or malformed is refused, never forwarded (docs/threats.md I1, I3).
+/// Every `Impersonate-*` header. One that is unknown or malformed is refused, never forwarded (docs/threats.md TH1,
+/// TH3).
 fn admit_asked(headers: &HeaderMap) -> Result<Option<Asked>, Refusal> {
     if headers.is_empty() {
         return Ok(None);

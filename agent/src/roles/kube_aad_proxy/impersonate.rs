@@ -1,10 +1,11 @@
-//! From a proved identity to `Impersonate-*`, on the fresh header map of admission. The only file that writes those headers.
+//! From a proved identity to `Impersonate-*`, on the fresh header map of admission. The only file that writes those
+//! headers.
 //!
 //! An [`UpstreamHead`] cannot be made without a [`Principal`]: a request that carries the agent's own credential and
 //! impersonates nobody is not expressible, but for the reviews that [`UpstreamHead::review`] spells out.
 //!
-//! What RBAC cannot refuse is refused here: names that Kubernetes reserves (`system:`, docs/threats.md I8). RBAC for the
-//! agent: `impersonate` on `users`, `groups`, `serviceaccounts`, and in `authentication.k8s.io` on `uids`,
+//! What RBAC cannot refuse is refused here: names that Kubernetes reserves (`system:`, docs/threats.md TH8). RBAC for
+//! the agent: `impersonate` on `users`, `groups`, `serviceaccounts`, and in `authentication.k8s.io` on `uids`,
 //! `userextras/<key>` for each configured key and for [`ORIGINAL_USER`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -133,7 +134,7 @@ pub struct Subject {
 
 impl Subject {
     /// The user of a verified token, if none of the names is reserved. All groups or none: a group left out would be a
-    /// wrong authorisation (docs/threats.md I9).
+    /// wrong authorisation (docs/threats.md TH9).
     pub fn of(identity: &Identity, names: &Names) -> Result<Self, Refusal> {
         let extra = identity.extra.iter().filter(|(key, _)| names.extras.contains(*key));
         let subject = Self {
@@ -174,8 +175,8 @@ impl Subject {
         Self { user, uid, groups, extra }
     }
 
-    /// A node that was asked for by its name alone, with the group that an apiserver gives it where constrained impersonation
-    /// allows that.
+    /// A node that was asked for by its name alone, with the group that an apiserver gives it where constrained
+    /// impersonation allows that.
     pub(super) fn nested_node(asked: Asked, original: &Self) -> Self {
         let mut node = Self::nested(asked, original);
         node.groups.push(NODES.to_owned());
@@ -308,7 +309,8 @@ impl UpstreamHead {
         &self.target
     }
 
-    /// Gives up the memory of a long target once it was handed to the connection. A request that has one is never sent again.
+    /// Gives up the memory of a long target once it was handed to the connection. A request that has one is never sent
+    /// again.
     pub(super) fn forget_target(&mut self) {
         if matches!(self.target, Target::Long(_)) {
             self.target = Target::Plain(PathAndQuery::from_static("/"));
@@ -330,8 +332,8 @@ impl UpstreamHead {
         self.upgrade
     }
 
-    /// Identifies the user for limits that users share: the user's name (with `--as`, the name of the user who asks for it), or
-    /// the token that is passed through.
+    /// Identifies the user for limits that users share: the user's name (with `--as`, the name of the user who asks for
+    /// it), or the token that is passed through.
     pub fn asks(&self) -> Option<&HeaderValue> {
         if !self.own_credential {
             return self.headers.get(header::AUTHORIZATION);
@@ -345,8 +347,8 @@ impl UpstreamHead {
     }
 }
 
-/// Namespace and name of the service account whose user name this is. As in Kubernetes a user name that only begins like one
-/// is anybody's.
+/// Namespace and name of the service account whose user name this is. As in Kubernetes a user name that only begins
+/// like one is anybody's.
 pub(super) fn account_of(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user.strip_prefix(SERVICE_ACCOUNT)?.split_once(':')?;
     (namespace.len() <= 63 && is_label(namespace) && is_subdomain(name)).then_some((namespace, name))

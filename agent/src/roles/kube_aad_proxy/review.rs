@@ -1,9 +1,10 @@
-//! Nested impersonation (`kubectl --as`): the cluster itself says, by SubjectAccessReview for the real user, whether each
-//! part of what was asked may be impersonated. Only then does [`Subject::nested`] come to be (docs/threats.md I1).
+//! Nested impersonation (`kubectl --as`): the cluster itself says, by SubjectAccessReview for the real user, whether
+//! each part of what was asked may be impersonated. Only then does [`Subject::nested`] come to be (docs/threats.md
+//! TH1).
 //!
 //! The verb `impersonate` on each part suffices. Where the apiserver has constrained impersonation, the rights of
-//! [`constrained`] do too. Whether it has is tried out, not guessed from its version: in a cluster without it somebody may
-//! hold those verbs, by a role with all verbs, and an apiserver would not let them impersonate anybody.
+//! [`constrained`] do too. Whether it has is tried out, not guessed from its version: in a cluster without it somebody
+//! may hold those verbs, by a role with all verbs, and an apiserver would not let them impersonate anybody.
 
 mod constrained;
 
@@ -37,7 +38,8 @@ const REMEMBER: Duration = Duration::from_secs(10);
 const REMEMBERED_MAX: usize = 2048;
 /// The longest question whose answer is remembered, in bytes: paths and selectors are as long as a caller likes.
 const REMEMBERED_BYTES: usize = 2048;
-/// Reviews that one request may need in one of the two ways; more groups than this cannot be asked for with `--as-group`.
+/// Reviews that one request may need in one of the two ways; more groups than this cannot be asked for with
+/// `--as-group`.
 const REVIEWS_MAX: usize = 64;
 /// The most bytes of an answer.
 const ANSWER_BYTES: usize = 256 * 1024;
@@ -49,8 +51,8 @@ pub struct Reviews {
     remembered: quick_cache::sync::Cache<(u64, String), Answer>,
     /// Whether the apiserver has constrained impersonation.
     constrained: Mutex<Option<Answer>>,
-    /// With keys of this process: with known keys somebody could make up groups that hash like another user, and get that
-    /// user's answers.
+    /// With keys of this process: with known keys somebody could make up groups that hash like another user, and get
+    /// that user's answers.
     hasher: RandomState,
 }
 
@@ -198,8 +200,8 @@ struct Reviewing<'a> {
 }
 
 impl Reviewing<'_> {
-    /// Whether somebody may be impersonated in this request by the rights of constrained impersonation, in a cluster that
-    /// has it.
+    /// Whether somebody may be impersonated in this request by the rights of constrained impersonation, in a cluster
+    /// that has it.
     async fn constrained(&self, mode: Mode, asked: &Asked) -> Result<bool, Refusal> {
         let Some(steps) = mode.steps(asked, self.asking.method, self.asking.target) else { return Ok(false) };
         if !self.has_constrained().await? {
@@ -284,10 +286,10 @@ fn spec(real: &Subject, question: &Question) -> Value {
     json!({ "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec })
 }
 
-/// Whether the apiserver has constrained impersonation. The agent's ClusterRole gives it the constrained rights to be one user
-/// with one extra in one harmless call, and not the verb `impersonate` on that extra: so the call succeeds where constrained
-/// impersonation is in force, and nowhere else. An agent that may impersonate the extra anyway cannot tell, and takes it for
-/// missing.
+/// Whether the apiserver has constrained impersonation. The agent's ClusterRole gives it the constrained rights to be
+/// one user with one extra in one harmless call, and not the verb `impersonate` on that extra: so the call succeeds
+/// where constrained impersonation is in force, and nowhere else. An agent that may impersonate the extra anyway cannot
+/// tell, and takes it for missing.
 async fn has_constrained(apiserver: &Apiserver) -> Result<bool, Refusal> {
     let plain = json!({
         "verb": "impersonate", "group": AUTHENTICATION, "resource": "userextras", "subresource": PROBE_EXTRA,

@@ -75,7 +75,7 @@ fn trusting(file: &str) -> String {
     told
 }
 
-/// Attack 4.6: while one authority follows the other, certificates of both are good, and the next one issues.
+/// While one authority follows the other, certificates of both are good, and the next one issues.
 #[tokio::test]
 async fn r8_authorities_roll_over_without_an_agent_being_left_out() {
     let site = Site::new().await;
@@ -102,7 +102,8 @@ async fn r8_authorities_roll_over_without_an_agent_being_left_out() {
     assert!(error.contains("authority_dir"), "{error}");
 }
 
-/// Whoever took its key may have certificates of any cluster: they are nothing from the moment on in which it is not trusted.
+/// Whoever took its key may have certificates of any cluster: they are nothing from the moment on in which it is not
+/// trusted.
 #[tokio::test]
 async fn r8_tunnels_of_an_authority_that_is_trusted_no_more_end() {
     let site = Site::new().await;
@@ -169,8 +170,8 @@ async fn a6_an_access_certificate_outlives_a_change_of_authorities_that_keeps_it
     reached.watch().await;
 }
 
-/// The whole way, with the operator's commands: an agent lives on the old authority, renews under the new one and goes on;
-/// one that has not is what holds the end up; afterwards the old one's certificates are nothing.
+/// The whole way, with the operator's commands: an agent lives on the old authority, renews under the new one and goes
+/// on; one that has not is what holds the end up; afterwards the old one's certificates are nothing.
 #[tokio::test]
 async fn r8_one_command_rolls_the_authority_over_and_counts_who_still_lives_on_the_old_one() {
     let site = Site::new().await;

@@ -1,5 +1,5 @@
 //! From a verified token to who it speaks for. The only place where an [`Identity`] is made; a fault in any claim
-//! refuses the token, for an identity with something missing is another identity (docs/threats.md I7).
+//! refuses the token, for an identity with something missing is another identity (docs/threats.md TH7).
 
 use std::{collections::BTreeMap, fmt, ops::Deref, time::SystemTime};
 
@@ -28,8 +28,8 @@ pub struct Identity(Details);
 pub struct Details {
     /// User name with the issuer's prefix.
     pub username: String,
-    /// What role assignments call them: the object id where the issuer is Entra, else `sub`, with the issuer's prefix of
-    /// user names, so that two issuers' users are never one.
+    /// What role assignments call them: the object id where the issuer is Entra, else `sub`, with the issuer's prefix
+    /// of user names, so that two issuers' users are never one.
     pub principal: String,
     /// `uid` for `Impersonate-Uid`.
     pub uid: Option<String>,
@@ -45,8 +45,8 @@ pub struct Details {
     pub application: bool,
     /// When the token ends.
     pub expires: SystemTime,
-    /// The sign-in that the token came of, where the issuer says (`sid`). Only tokens of the same one extend each other's
-    /// sessions; of two without nobody knows whether the same person was there.
+    /// The sign-in that the token came of, where the issuer says (`sid`). Only tokens of the same one extend each
+    /// other's sessions; of two without nobody knows whether the same person was there.
     pub sign_in: Option<SignIn>,
 }
 
@@ -76,8 +76,8 @@ pub struct Overage {
     pub service_principal: bool,
 }
 
-/// Looks up groups that an issuer left out of a token. What addresses the token itself names (`_claim_sources`) must not
-/// be asked: they are its bearer's choice as far as anybody knows.
+/// Looks up groups that an issuer left out of a token. What addresses the token itself names (`_claim_sources`) must
+/// not be asked: they are its bearer's choice as far as anybody knows.
 pub trait GroupsResolver: Send + Sync {
     /// The names of the groups, without the issuer's prefix. `None`: cannot be looked up, the token is refused.
     fn resolve(&self, overage: Overage) -> Boxed<Option<Vec<String>>>;
@@ -157,7 +157,8 @@ pub(super) fn identity(
     }))
 }
 
-/// OpenID Connect Front-Channel Logout 1.0, section 3: `sid` names a session at the issuer. What is no such name is nothing.
+/// OpenID Connect Front-Channel Logout 1.0, section 3: `sid` names a session at the issuer. What is no such name is
+/// nothing.
 fn sign_in(claims: &Claims, issuer: &Issuer, subject: &str) -> Option<SignIn> {
     let sid = claims.get("sid").and_then(Value::as_str).filter(|sid| (1..=SID_BYTES).contains(&sid.len()))?;
     let mut digest = Context::new(&SHA256);

@@ -1,5 +1,5 @@
 //! User and group names as Kubernetes will see them: what would change its meaning on the way (a header trims spaces at
-//! the ends, a control character ends a line) or mislead a reader is refused, not repaired (docs/threats.md I8).
+//! the ends, a control character ends a line) or mislead a reader is refused, not repaired (docs/threats.md TH8).
 
 use super::error::TokenError;
 

@@ -83,7 +83,7 @@ fn connect_and_trace_are_refused() {
 }
 
 #[test]
-fn attack_i2_hop_by_hop_headers_go_first() {
+fn attack_th2_hop_by_hop_headers_go_first() {
     let admitted = get(&[
         ("connection", "close, Impersonate-User"),
         ("connection", "X-Thing,Authorization"),
@@ -101,7 +101,7 @@ fn attack_i2_hop_by_hop_headers_go_first() {
 }
 
 #[test]
-fn attack_i3_unknown_impersonation_headers_are_refused() {
+fn attack_th3_unknown_impersonation_headers_are_refused() {
     for name in ["impersonate-scope", "impersonate-extra-", "impersonate-users", "impersonate", "impersonateuser"] {
         assert_eq!(code(get(&[(name, "x"), ("impersonate-user", "u")])), 400, "{name}");
     }
@@ -116,7 +116,7 @@ fn attack_i3_unknown_impersonation_headers_are_refused() {
 }
 
 #[test]
-fn attack_i4_odd_header_names_are_refused() {
+fn attack_th4_odd_header_names_are_refused() {
     for name in [
         "impersonate_user",
         "impersonate-extra_key",
@@ -146,8 +146,8 @@ fn name_with_an_underscore_goes_on() {
     );
 }
 
-/// `kubectl --as jörg --as-group Développeurs --as-user-extra my_key=v`: client-go sends values as UTF-8, and keys as they
-/// are where a header name may have their characters.
+/// `kubectl --as jörg --as-group Développeurs --as-user-extra my_key=v`: client-go sends values as UTF-8, and keys as
+/// they are where a header name may have their characters.
 #[test]
 fn asked_names_of_any_alphabet_arrive() {
     let asked = get(&[
@@ -165,7 +165,7 @@ fn asked_names_of_any_alphabet_arrive() {
 }
 
 #[test]
-fn attack_i5_there_is_one_credential_or_none() {
+fn attack_th5_there_is_one_credential_or_none() {
     assert_eq!(code(get(&[("authorization", "Bearer a"), ("authorization", "Bearer b")])), 401);
     for bad in ["Bearer a, Bearer b", "Bearer a b", "Bearer", "Bearer ", "Basic YTpi", "Bearer =", "a", "Bearer a,b"] {
         assert_eq!(code(get(&[("authorization", bad)])), 401, "{bad}");
@@ -185,7 +185,7 @@ fn attack_i5_there_is_one_credential_or_none() {
 }
 
 #[test]
-fn attack_i6_identity_headers_of_other_proxies_and_cookies_are_removed() {
+fn attack_th6_identity_headers_of_other_proxies_and_cookies_are_removed() {
     let admitted = get(&[
         ("x-remote-user", "admin"),
         ("x-remote-extra-a", "b"),

@@ -41,7 +41,7 @@ fn admitted(headers: &[(&'static str, &'static str)]) -> Admitted {
 }
 
 #[test]
-fn attack_i8_reserved_and_malformed_names_are_refused() {
+fn attack_th8_reserved_and_malformed_names_are_refused() {
     let long = "x".repeat(64 * 1024);
     for bad in [
         "system:admin",
@@ -62,7 +62,7 @@ fn attack_i8_reserved_and_malformed_names_are_refused() {
 }
 
 #[test]
-fn attack_i9_all_groups_go() {
+fn attack_th9_all_groups_go() {
     let groups: Vec<String> = (0..300).map(|n| format!("{n:0>100}")).collect();
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
     let jane = subject("jane", &groups).unwrap();
