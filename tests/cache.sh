@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What one run of the tests keeps for the next, outside the checkout, so that a fresh clone does not begin from nothing:
-# compiled dependencies, and the environments of Python and Node. Each has the hash of what it was made from in its name, and
-# whatever is wrong with it, it is made anew. The programs of the cluster (tests/cluster) lie beside it.
+# compiled dependencies, and the environments of Python and Node. Each has the hash of what it was made from in its
+# name, and whatever is wrong with it, it is made anew. The programs of the cluster (tests/cluster) lie beside it.
 # Nothing of the workspace's own crates is ever kept: a run tests what it compiled itself.
 
 cache=${TOWLINE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/towline}

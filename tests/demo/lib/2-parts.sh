@@ -15,8 +15,8 @@ build_programs() {
     PATH=${TOWLINE_BIN_DIR:-$("$root/docker/build" binaries)}:$PATH
 }
 
-# Those of the cluster, while ours are built: each alone leaves a processor idle at its end. `up` waits for them, and says
-# what is wrong if they cannot be built.
+# Those of the cluster, while ours are built: each alone leaves a processor idle at its end. `up` waits for them, and
+# says what is wrong if they cannot be built.
 build_cluster_beside() {
     local programs=(kubectl etcd kube-apiserver kube-controller-manager kube-scheduler)
     if ((EUID == 0)); then
@@ -134,8 +134,8 @@ run_apart() {
     await 5 "$name" test -s "$out/$name.pid"
 }
 
-# The agent on one carrier, as a process here with the kubeconfig: so the first answer waits for no image. `towline connect`
-# installs agents as pods at the end of the walk.
+# The agent on one carrier, as a process here with the kubeconfig: so the first answer waits for no image.
+# `towline connect` installs agents as pods at the end of the walk.
 start_agent() {
     local carrier=$1 begin
     begin=$(now)

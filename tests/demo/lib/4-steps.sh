@@ -77,8 +77,8 @@ walk_forbidden() {
     step "stranger has no grant" 0 refused 'forbidden' stranger get pods --namespace "$namespace"
 }
 
-# From nothing to kubectl with towline and kubectl alone, and back: the cluster becomes a resource that gets its own identity.
-# Where the agents' pods cannot be had, what would be installed is shown.
+# From nothing to kubectl with towline and kubectl alone, and back: the cluster becomes a resource that gets its own
+# identity. Where the agents' pods cannot be had, what would be installed is shown.
 walk_resources() {
     title "from nothing to kubectl, and back"
     local url ca id
