@@ -1,7 +1,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::float_cmp))]
 
-//! Measures Towline beside what a user would pick instead, in one run on one machine. What each scenario means and how to
-//! read it: `bench/README.md`.
+//! Measures Towline beside what a user would pick instead, in one run on one machine. What each scenario means:
+//! `docs/bench.md`; how to read it: `bench/README.md`.
 
 mod accounting;
 mod agents;

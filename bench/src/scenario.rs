@@ -1,4 +1,4 @@
-//! The loads that are measured. `bench/README.md` says what each means.
+//! The loads that are measured. `docs/bench.md` says what each means.
 
 mod commands;
 pub mod fleets;
