@@ -35,9 +35,9 @@ pub fn full() -> bool {
 /// How a test runs beside others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Manner {
-    /// It works: three at a time.
+    /// It works: four at a time.
     Works,
-    /// It waits for the most part, for what programs do by their own clocks: six at a time.
+    /// It waits for the most part, for what programs do by their own clocks: eight at a time.
     Waits,
     /// It looks at the whole cluster before and after, because it installs into it: no other may change anything there.
     Installs,
@@ -64,21 +64,21 @@ impl Manner {
     /// How much of the floor it takes.
     fn share(self) -> u32 {
         match self {
-            Self::Works => WHOLE / 3,
-            Self::Waits => WHOLE / 6,
+            Self::Works => WHOLE / 4,
+            Self::Waits => WHOLE / 8,
             Self::Installs | Self::Alone => WHOLE,
         }
     }
 }
 
-/// Which tests this process runs: `TOWLINE_TEST_LANE`. Two processes with a cluster each share the work, and a third reads
+/// Which tests this process runs: `TOWLINE_TEST_LANE`. Processes with a cluster each share the work, and a last one reads
 /// what they have written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     /// All of them.
     All,
-    /// `installs`: those that need a cluster to themselves.
-    Installs,
+    /// `installs-1`, `installs-2`: every second of those that need a cluster to themselves, counted from one.
+    Installs(usize),
     /// `others`.
     Others,
     /// `sweep`: none but the reading of what others have written.
@@ -90,10 +90,11 @@ impl Lane {
     pub fn chosen() -> Self {
         match std::env::var("TOWLINE_TEST_LANE").as_deref() {
             Err(std::env::VarError::NotPresent) => Self::All,
-            Ok("installs") => Self::Installs,
+            Ok("installs-1") => Self::Installs(1),
+            Ok("installs-2") => Self::Installs(2),
             Ok("others") => Self::Others,
             Ok("sweep") => Self::Sweep,
-            other => panic!("TOWLINE_TEST_LANE is `installs`, `others` or `sweep`, not {other:?}"),
+            other => panic!("TOWLINE_TEST_LANE is `installs-1`, `installs-2`, `others` or `sweep`, not {other:?}"),
         }
     }
 
@@ -105,7 +106,7 @@ impl Lane {
     fn runs(self, trial: &Trial) -> bool {
         match self {
             Self::All => true,
-            Self::Installs => Manner::of(trial) == Manner::Installs,
+            Self::Installs(_) => Manner::of(trial) == Manner::Installs,
             Self::Others => Manner::of(trial) != Manner::Installs,
             Self::Sweep => false,
         }
@@ -114,17 +115,24 @@ impl Lane {
     /// Of all tests those of this lane, in the order in which they start: what needs the machine to itself comes last.
     pub fn of(self, mut trials: Vec<Trial>) -> Vec<Trial> {
         trials.retain(|trial| self.runs(trial));
+        if let Self::Installs(lane) = self {
+            trials = trials.into_iter().skip(lane - 1).step_by(INSTALL_LANES).collect();
+        }
         trials.sort_by_key(|trial| Manner::of(trial).max(Manner::Waits));
         // The manner is no part of what is printed.
         trials.into_iter().map(|trial| trial.with_kind("")).collect()
     }
 }
 
+/// How many processes share the tests that need a cluster to themselves.
+const INSTALL_LANES: usize = 2;
+
 /// How many tests may be begun: more than may run, so that who waits for the floor holds up nobody behind it.
 pub const BEGUN: usize = 64;
 
-/// What there is to share. A test that works takes a third, so that on two cores each has most of one.
-const WHOLE: u32 = 6;
+/// What there is to share. A test that works takes a quarter: with three at a time two cores were idle for two thirds of the
+/// time, because every test waits for what programs do.
+const WHOLE: u32 = 8;
 
 /// Who comes first goes first, so that those that need it whole get their turn.
 struct Floor {
@@ -214,8 +222,8 @@ pub fn installs(
     made(name.into(), needs, Manner::Installs, run)
 }
 
-/// A test that needs the machine for itself, because it loads it or because it asserts a bound on time that the issue
-/// states in seconds.
+/// A test that needs the machine for itself, because it loads it or because it asserts a bound on time that is
+/// promised in seconds.
 pub fn alone(
     name: impl Into<String>,
     needs: Needs,
@@ -305,14 +313,17 @@ mod tests {
                 alone("a", Needs::Nothing, nothing),
                 case("c", Needs::Nothing, nothing),
                 installs("i", Needs::Nothing, nothing),
+                installs("j", Needs::Nothing, nothing),
+                installs("k", Needs::Nothing, nothing),
                 waits("w", Needs::Nothing, nothing),
             ]
         };
         let names =
             |lane: Lane| -> Vec<String> { lane.of(all()).iter().map(|trial| trial.name().to_owned()).collect() };
-        assert_eq!(names(Lane::All), ["c", "w", "i", "a"]);
+        assert_eq!(names(Lane::All), ["c", "w", "i", "j", "k", "a"]);
         assert_eq!(names(Lane::Others), ["c", "w", "a"]);
-        assert_eq!(names(Lane::Installs), ["i"]);
+        assert_eq!(names(Lane::Installs(1)), ["i", "k"]);
+        assert_eq!(names(Lane::Installs(2)), ["j"]);
         assert!(names(Lane::Sweep).is_empty());
     }
 }
