@@ -13,8 +13,8 @@ use tokio::net::TcpListener;
 use crate::{
     config::RoleSet,
     identity::{Identities, spell},
-    roles::{clusteridentityoperator, health::Health, kube_aad_proxy::dial::Apiserver},
-    tunnel::{serve::Server, status::StatusBoard},
+    roles::{clusteridentityoperator, health::Health, kube_aad_proxy::dial::Apiserver, serve::Server},
+    tunnel::status::StatusBoard,
 };
 
 /// What the listener tells.

@@ -14,14 +14,16 @@ use crate::{
     identity::{
         Identities,
         clock::{SharedClock, SystemClock},
-        enrol::{Enrol, Enroller},
         store::{self, Store},
     },
     roles::{
         Role,
         cluster_metadata_operator::{self, ClusterMetadataOperator},
         clusterconnect_agent::{self, ClusterconnectAgent, Follow},
-        clusteridentityoperator::{self, ClusterIdentityOperator, ClusterUid},
+        clusteridentityoperator::{
+            self, ClusterIdentityOperator, ClusterUid,
+            enrol::{Enrol, Enroller},
+        },
         config_agent::{self, ConfigAgent, Wanted},
         echo::Echo,
         guard::{self, Guard},

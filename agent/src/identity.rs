@@ -4,14 +4,12 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`clock`] | the time of day, given from outside |
-//! | [`enrol`] | the exchange before there is a certificate: challenge, proof of possession, certificate |
 //! | [`follow`] | takes what another process keeps |
 //! | [`issuer_keys`] | keeps what was learned of issuers' keys |
 //! | [`request`] | a new key and the request for its certificate |
 //! | [`store`] | a Secret or a folder |
 
 pub mod clock;
-pub mod enrol;
 pub mod follow;
 pub mod issuer_keys;
 pub mod request;

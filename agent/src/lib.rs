@@ -5,8 +5,8 @@
 //! |---|---|
 //! | [`config`] | valid settings |
 //! | [`identity`] | the cluster's certificate: how it is got, renewed and kept |
-//! | [`tunnel`] | keeps a tunnel up: choice of carrier, dialling, draining, serving its streams |
-//! | [`roles`] | what is served: the authenticating proxy before the apiserver, and others; the table of them |
+//! | [`tunnel`] | keeps a tunnel up: choice of carrier, dialling, draining |
+//! | [`roles`] | what serves a tunnel's streams: the authenticating proxy before the apiserver, and others; the table of them |
 //! | [`check`] | why a connection does not come about, hop by hop |
 //! | [`admin`] | health, readiness, status, metrics |
 //! | [`metrics`] | every metric, named once |
@@ -43,9 +43,9 @@ use self::{
     identity::{Identities, store::Store},
     roles::{
         Role, Roles, controller_manager, echo::Echo, kube_aad_proxy::authenticate::Authenticator,
-        logcollector::LogBuffer,
+        logcollector::LogBuffer, serve::Server,
     },
-    tunnel::{Tunnels, api::AgentApi, connect::Connector, forward::Forward, serve::Server},
+    tunnel::{Tunnels, api::AgentApi, connect::Connector, forward::Forward},
 };
 
 /// Why an agent cannot be built. The chain of causes names the file or setting.

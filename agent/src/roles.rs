@@ -18,6 +18,7 @@ pub mod metrics_agent;
 pub mod refresh;
 pub mod resource;
 pub mod resource_sync_agent;
+pub mod serve;
 pub mod sessions;
 pub mod whoami;
 

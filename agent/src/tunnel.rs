@@ -7,7 +7,6 @@ pub mod connect;
 pub mod forward;
 pub mod health;
 mod race;
-pub mod serve;
 pub mod status;
 mod way;
 
@@ -21,7 +20,7 @@ use std::{
 };
 
 use daemon::{Backoff, BackoffPolicy, Shutdown, Task, TaskGroup, random_unit};
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use tunnel::{
     transport::{CarrierKind, Closed, TunnelHandle},
     wire::close::CloseCode,
@@ -35,7 +34,6 @@ use self::{
     connect::{Connect, NoTunnel},
     health::{Health, Verdict},
     race::{SharedChooser, race},
-    serve::Server,
     status::StatusBoard,
 };
 use crate::{config::CarrierChoice, metrics};
@@ -68,11 +66,23 @@ fn between((least, most): (Duration, Duration), unit: f64) -> Duration {
     least + (most - least).mul_f64(unit.clamp(0.0, 1.0))
 }
 
+/// Serves the streams that the gateway opens on a tunnel. Implemented above this module, which does not know the roles.
+pub trait Serve: Send + Sync + 'static {
+    /// Serves a tunnel until it is closed.
+    fn serve<'a>(&'a self, tunnel: &'a TunnelHandle) -> BoxFuture<'a, Closed>;
+
+    /// Streams being served, on all tunnels.
+    fn running(&self) -> usize;
+
+    /// Ends all streams.
+    fn abort(&self);
+}
+
 /// Keeps tunnels up.
 pub struct Tunnels {
     connect: Arc<dyn Connect>,
     chooser: SharedChooser,
-    server: Server,
+    server: Arc<dyn Serve>,
     status: Arc<StatusBoard>,
     tasks: TaskGroup,
     endpoint: AtomicUsize,
@@ -105,14 +115,14 @@ impl Tunnels {
     pub fn new(
         connect: Arc<dyn Connect>,
         choice: CarrierChoice,
-        server: Server,
+        server: impl Serve,
         status: Arc<StatusBoard>,
         drain_grace: Duration,
     ) -> Self {
         Self {
             connect,
             chooser: SharedChooser::new(Chooser::new(choice)),
-            server,
+            server: Arc::new(server),
             status,
             tasks: TaskGroup::new("tunnels"),
             endpoint: AtomicUsize::new(0),

@@ -14,8 +14,8 @@ use std::{
 use agent::{
     config::Config,
     identity::Identities,
-    roles::{Role, Roles, echo::Echo},
-    tunnel::{Tunnels, connect::Connector, serve::Server, status::StatusBoard},
+    roles::{Role, Roles, echo::Echo, serve::Server},
+    tunnel::{Tunnels, connect::Connector, status::StatusBoard},
 };
 use anyhow::Context;
 use board::{Board, Member};

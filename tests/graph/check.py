@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package folder: its circles, each a set of top-level modules.
 KNOWN = {
-    "agent": ["identity roles tunnel"],
     "bench": ["apiserver commands h2load path scenario", "fleet plan run"],
     "cli": ["api args client context credential environment failure kubernetes oauth output yaml"],
     "gateway": [

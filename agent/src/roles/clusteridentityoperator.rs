@@ -1,6 +1,8 @@
 //! Looks after the identity of the cluster: gets its certificate with the onboarding key, keeps
 //! it, renews it over the tunnel from half of its life on, and says what is wrong when it cannot.
 
+pub mod enrol;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -15,12 +17,11 @@ use types::{
     ids::ClusterId,
 };
 
+use self::enrol::Enrol;
 use super::{Role, health::Reporter};
 use crate::{
     chain,
-    identity::{
-        Identities, Identity, Stored, clock::SharedClock, enrol::Enrol, request::KeyRequest, spell, store::Store,
-    },
+    identity::{Identities, Identity, Stored, clock::SharedClock, request::KeyRequest, spell, store::Store},
     metrics,
     tunnel::{
         api::{AGAIN, AgentApi, ApiError, Refused},

@@ -247,7 +247,7 @@ fn role_of(target: &str) -> Option<&'static str> {
         "config_agent" => Some("config-agent"),
         "metrics_agent" => Some("metrics-agent"),
         "controller_manager" | "health" => Some("controller-manager"),
-        "clusterconnect_agent" | "tunnel" => Some("clusterconnect-agent"),
+        "clusterconnect_agent" | "serve" | "tunnel" => Some("clusterconnect-agent"),
         _ => None,
     }
 }

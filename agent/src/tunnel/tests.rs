@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tunnel::transport::memory;
 
 use super::{connect::ConnectError, *};
-use crate::roles::{Role, Roles, echo::Echo};
+use crate::roles::{Role, Roles, echo::Echo, serve::Server};
 
 /// What dialling a carrier does.
 #[derive(Clone)]

@@ -9,11 +9,8 @@ use std::{
 
 use agent::{
     config::Config,
-    identity::{
-        Identities, Identity,
-        clock::SystemClock,
-        enrol::{Enrol as _, Enroller},
-    },
+    identity::{Identities, Identity, clock::SystemClock},
+    roles::clusteridentityoperator::enrol::{Enrol as _, Enroller},
     tunnel::{api::ApiError, connect::Connector},
 };
 use aws_lc_rs::{

@@ -12,13 +12,12 @@ use agent::{
     identity::{
         Identities, Identity, Stored,
         clock::{Clock, TokioClock},
-        enrol::Enrol,
         request::KeyRequest,
         store::Store,
     },
     roles::{
         Role as _,
-        clusteridentityoperator::ClusterIdentityOperator,
+        clusteridentityoperator::{ClusterIdentityOperator, enrol::Enrol},
         health::{Health, State},
     },
     tunnel::{

@@ -18,8 +18,9 @@ use agent::{
         health::Health,
         logcollector::{LogBuffer, LogCollector},
         resource_sync_agent::ResourceSyncAgent,
+        serve::Server,
     },
-    tunnel::{api::AgentApi, serve::Server},
+    tunnel::api::AgentApi,
 };
 use bytes::Bytes;
 use daemon::{Shutdown, TaskGroup};

@@ -18,10 +18,10 @@ use agent::{
             impersonate::Names,
         },
         refresh::Refresh,
+        serve::Server,
         sessions::Sessions,
         whoami::Whoami,
     },
-    tunnel::serve::Server,
 };
 use auth::token::testing::TestIssuer;
 use bytes::{Bytes, BytesMut};

@@ -23,9 +23,10 @@ use agent::{
             dial::{Apiserver, access::Access},
             impersonate::Names,
         },
+        serve::Server,
         sessions::Sessions,
     },
-    tunnel::{Tunnels, api::AgentApi, connect::Connector, serve::Server, status::StatusBoard},
+    tunnel::{Tunnels, api::AgentApi, connect::Connector, status::StatusBoard},
 };
 use anyhow::{Context, anyhow};
 use auth::token::{Direct, Verifier};

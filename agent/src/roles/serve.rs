@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use daemon::TaskGroup;
+use futures_util::future::BoxFuture;
 use http::StatusCode;
 use tokio::sync::Semaphore;
 use tunnel::{
@@ -10,14 +11,12 @@ use tunnel::{
     wire::{close::StreamCode, head::RequestHead},
 };
 
-use crate::{
-    metrics,
-    roles::{
-        Roles, Visit,
-        config_agent::Wanted,
-        kube_aad_proxy::{Refusal, refuse},
-    },
+use super::{
+    Roles, Visit,
+    config_agent::Wanted,
+    kube_aad_proxy::{Refusal, refuse},
 };
+use crate::{metrics, tunnel::Serve};
 
 /// What users are told where cluster connect is off.
 const SHUT_OUT: &str = "cluster connect is disabled for this cluster; whoever owns it may enable it again with `towline enable-features cluster-connect`";
@@ -39,7 +38,7 @@ impl Server {
         Self { roles, slots, slots_max: streams_max, tasks: TaskGroup::new("streams"), wanted: Wanted::default() }
     }
 
-    /// Whether users are let through; see [`crate::roles::config_agent`].
+    /// Whether users are let through; see [`super::config_agent`].
     pub fn wanted(&self) -> &Wanted {
         &self.wanted
     }
@@ -113,5 +112,19 @@ impl Server {
             }
             drop(slot);
         });
+    }
+}
+
+impl Serve for Server {
+    fn serve<'a>(&'a self, tunnel: &'a TunnelHandle) -> BoxFuture<'a, Closed> {
+        Box::pin(Self::serve(self, tunnel))
+    }
+
+    fn running(&self) -> usize {
+        Self::running(self)
+    }
+
+    fn abort(&self) {
+        Self::abort(self);
     }
 }

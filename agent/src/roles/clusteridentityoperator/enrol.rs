@@ -25,9 +25,9 @@ use types::{
     ids::ClusterId,
 };
 
-use super::{Stored, clock::SharedClock, request::KeyRequest};
 use crate::{
     chain,
+    identity::{Stored, clock::SharedClock, request::KeyRequest},
     tunnel::{
         api::{ApiError, Refused},
         connect::{Connect as _, Connector},
