@@ -2,7 +2,10 @@
 //!
 //! What may be in a file, and what it means: [`reference`] and `agent/reference.toml`.
 
+mod deployment;
 mod identity;
+mod identity_tokens;
+mod metadata;
 mod proxy;
 pub mod reference;
 
@@ -21,13 +24,17 @@ use daemon::{
 use tunnel::transport::CarrierKind;
 use types::limits;
 
-pub use self::{
-    identity::{IdentitySource, IdentityStore, ManagedIdentity, Metadata, RoleSet, TokenListener, Via},
-    proxy::{NoProxy, Proxy},
-};
 use self::{
-    identity::{read_identity, read_metadata, read_token_listener, read_via},
+    deployment::is_for,
+    identity::{read_identity, read_via},
     proxy::read_proxy,
+};
+pub use self::{
+    deployment::{Deployment, RoleSet},
+    identity::{IdentitySource, IdentityStore, ManagedIdentity, Via},
+    identity_tokens::TokenListener,
+    metadata::Metadata,
+    proxy::{NoProxy, Proxy},
 };
 
 /// The most gateway addresses that are tried in turn.
@@ -207,12 +214,12 @@ impl Config {
         let mut forward = root.section("forward", out);
         let forward_listen = read_listen(&mut forward, out);
         if forward_listen.is_some() && !roles.serves_users() {
-            out.push(forward.key("listen"), "is for roles clusterconnect-agent and all: they have the way out");
+            out.push(forward.key("listen"), is_for(Deployment::ClusterconnectAgent, "they have the way out"));
         }
         forward.end(out);
         let identity_tokens = root.optional_section("identity_tokens", out);
-        let identity_tokens = identity_tokens.and_then(|section| read_token_listener(section, roles, out));
-        let metadata = read_metadata(root.section("metadata", out), out);
+        let identity_tokens = identity_tokens.and_then(|section| identity_tokens::read(section, roles, out));
+        let metadata = metadata::read(root.section("metadata", out), out);
         let cluster = read_cluster(root.section("cluster", out), out);
         let (_, issuers) = Issuer::read_all(&mut root, out);
         let named = root.has("proxy");
@@ -414,7 +421,7 @@ mod tests {
         assert_eq!(config.gateway.endpoints[0].authority(), "gw.example.org:443");
         let files = IdentitySource::Files { certificate_file: "/etc/towline/tls.crt".into(), key_file: "/k".into() };
         assert_eq!(config.gateway.identity, files);
-        assert_eq!(config.roles, RoleSet::ClusterconnectAgent);
+        assert_eq!(config.roles, RoleSet::Of(Deployment::ClusterconnectAgent));
         assert_eq!(config.cluster, Cluster::InCluster { service_account_dir: SERVICE_ACCOUNT_DIR.into() });
         assert_eq!(config.outlive_token, Duration::from_secs(28800));
     }

@@ -15,7 +15,6 @@
 //! | [`program`] | the process `towline-agent` |
 
 pub mod admin;
-mod assemble;
 pub mod check;
 pub mod config;
 pub mod identity;
@@ -38,14 +37,13 @@ use types::ids::ClusterId;
 
 use self::{
     admin::{Admin, Facts},
-    assemble::Parts,
     config::{Config, IdentitySource},
-    identity::{Identities, store::Store},
+    identity::store::Store,
     roles::{
-        Role, Roles, controller_manager, echo::Echo, kube_aad_proxy::authenticate::Authenticator,
-        logcollector::LogBuffer, serve::Server,
+        Role, Roles, controller_manager, identity_tokens, kube_aad_proxy::authenticate::Authenticator,
+        logcollector::LogBuffer, parts::Parts,
     },
-    tunnel::{Tunnels, api::AgentApi, connect::Connector, forward::Forward},
+    tunnel::{connect::Connector, forward::Forward},
 };
 
 /// Why an agent cannot be built. The chain of causes names the file or setting.
@@ -117,39 +115,20 @@ impl Agent {
         logs: Option<LogBuffer>,
     ) -> Result<Self, BuildError> {
         let shutdown = Shutdown::new();
-        let identities = Identities::default();
-        let connector = Arc::new(Connector::new(&config, &identities)?);
-        let cluster = own_cluster(&config, &connector)?;
         let connections = TaskGroup::new("apiserver");
-        let users = match config.roles.serves_users() {
-            true => Some(assemble::users(&config, &connector, &cluster, &connections).await?),
-            false => None,
-        };
-        let served = users.as_ref().map_or_else(|| vec![Arc::new(Echo) as Arc<dyn Role>], |users| users.served.clone());
-        let parts = Parts::new(&config, cluster, connector.clone(), identities).await?;
-        let server = Server::new(Roles::new(served.clone()), config.streams_max);
-        let (carrier, status) = (config.gateway.carrier, parts.status.clone());
-        let tunnels = Tunnels::new(connector.clone(), carrier, server.clone(), status, config.drain_grace);
-        let api = AgentApi::new(tunnels.current());
-        let mut roles = vec![parts.tunnel_role(&config, tunnels)?];
-        let wanted = server.wanted();
-        roles.extend(parts.reporters(&config, &api, wanted, metrics.clone(), logs));
-        roles.extend(parts.managers(&config, &api, wanted)?);
-        roles.extend(parts.guard(users.as_ref(), &api));
-        let mut tokens = None;
-        if let Some(role) = parts.identity_tokens(&config, &api).await? {
-            tokens = role.address().ok();
-            tracing::info!(
-                address = tokens.map(tracing::field::display),
-                "listener for tokens of the cluster's identity"
-            );
-            roles.push(Arc::new(role));
+        let parts = Parts::new(config, &connections, metrics, logs).await?;
+        let roles = roles::build(&parts)?;
+        parts.server.begin(Roles::new(roles.clone()));
+        let tokens = roles.iter().find(|role| role.name() == identity_tokens::NAME).and_then(|role| role.address());
+        if let Some(address) = tokens {
+            tracing::info!(%address, "listener for tokens of the cluster's identity");
         }
-        roles.extend(served);
         let bind = |what: &'static str, address: SocketAddr| {
             move |source: std::io::Error| BuildError::Listener { what, address, source }
         };
         let (mut admin, mut forward) = (None, None);
+        let issuer_keys = parts.managed()?.map(|(_, store)| store);
+        let Parts { config, cluster, connector, identities, status, health, users, server, metrics, .. } = parts;
         if let Some(address) = config.admin {
             let bound = Admin::bind(address).await.map_err(bind("admin", address))?;
             tracing::info!(address = bound.address().ok().map(tracing::field::display), "agent admin listener");
@@ -160,15 +139,14 @@ impl Agent {
             tracing::info!(address = bound.address().ok().map(tracing::field::display), "listener for other agents");
             forward = Some(bound);
         }
-        let issuer_keys = parts.issuer_keys(&config)?;
         let facts = Facts {
-            status: parts.status,
+            status,
             server,
             apiserver: users.as_ref().map(|users| users.apiserver.clone()),
-            cluster: parts.cluster.as_str().to_owned(),
+            cluster: cluster.as_str().to_owned(),
             roles: config.roles,
-            identities: parts.identities,
-            health: parts.health,
+            identities,
+            health,
             shutdown: shutdown.clone(),
             metrics,
         };
@@ -231,8 +209,10 @@ impl Agent {
     pub async fn run(self) -> Result<(), Panicked> {
         let Self { shutdown, tasks, connections, roles, admin, forward, facts, authenticator, issuer_keys, .. } = self;
         let running = TaskGroup::new("supervisor");
-        running
-            .spawn("controller-manager", controller_manager::supervise(roles, facts.health.clone(), shutdown.clone()));
+        running.spawn(
+            controller_manager::NAME,
+            controller_manager::supervise(roles, facts.health.clone(), shutdown.clone()),
+        );
         if let (Some(store), Some(authenticator)) = (issuer_keys, &authenticator) {
             let verifier = authenticator.verifier().clone();
             tasks.spawn("issuer-keys", async move { identity::issuer_keys::keep(&store, &verifier).await });

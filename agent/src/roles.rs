@@ -1,5 +1,15 @@
-//! What the agent does for those who come through the tunnel: trait [`Role`] and the table of them. A new role is one file
-//! and one line of the table.
+//! What the agent does: for those who come through the tunnel, and on its own account. A role is one file, which implements
+//! [`Role`] and has an [`Entry`], and one line in [`ALL`].
+//!
+//! | module | what several roles use |
+//! |---|---|
+//! | [`parts`] | what roles are built from |
+//! | [`serve`] | hands a tunnel's streams to roles |
+//! | [`controller_manager`] | runs the roles, and starts them again |
+//! | [`health`] | how each role fares |
+//! | [`kubernetes`], [`kubeconfig`] | the agents' own way to the apiserver |
+//! | [`resource`] | the custom resource |
+//! | [`sessions`] | what users have open |
 
 pub mod cluster_metadata_operator;
 pub mod clusterconnect_agent;
@@ -15,6 +25,7 @@ pub mod kubeconfig;
 pub mod kubernetes;
 pub mod logcollector;
 pub mod metrics_agent;
+pub mod parts;
 pub mod refresh;
 pub mod resource;
 pub mod resource_sync_agent;
@@ -23,6 +34,7 @@ pub mod sessions;
 pub mod whoami;
 
 use std::{
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -38,15 +50,72 @@ use tunnel::{
     },
 };
 
+use self::parts::Parts;
+use crate::{BuildError, config::Deployment};
+
+/// Every role. Which of them one process runs, `roles` in its settings says ([`Entry::runs_in`]).
+pub const ALL: &[Entry] = &[
+    cluster_metadata_operator::ENTRY,
+    clusterconnect_agent::ENTRY,
+    clusteridentityoperator::ENTRY,
+    config_agent::ENTRY,
+    echo::ENTRY,
+    guard::ENTRY,
+    identity_tokens::ENTRY,
+    kube_aad_proxy::ENTRY,
+    logcollector::ENTRY,
+    metrics_agent::ENTRY,
+    refresh::ENTRY,
+    resource_sync_agent::ENTRY,
+    whoami::ENTRY,
+];
+
+/// What the list knows of a role before it is built.
+pub struct Entry {
+    /// The role's name: its streams' role, its log field and its metric label.
+    pub name: &'static str,
+    /// `module_path!()`: what is logged there is logged by this role.
+    pub module: &'static str,
+    /// The Deployments that run it.
+    pub runs_in: &'static [Deployment],
+    /// Builds it.
+    pub build: fn(&Parts) -> Built,
+}
+
+/// A role that was built. `None`: the settings do without it.
+pub type Built = Result<Option<Arc<dyn Role>>, BuildError>;
+
+/// Whose streams a role serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serves {
+    /// Nobody's: it works on its own account only.
+    Nobody,
+    /// Users': none where cluster connect is off (docs/features.md K9).
+    Users,
+    /// Those of everybody at the other end of the tunnel, at any time.
+    Everybody,
+}
+
+/// The roles of one process.
+pub fn build(parts: &Parts) -> Result<Vec<Arc<dyn Role>>, BuildError> {
+    let here = ALL.iter().filter(|entry| entry.runs_in.iter().any(|deployment| parts.config.roles.runs(*deployment)));
+    here.filter_map(|entry| (entry.build)(parts).transpose()).collect()
+}
+
 /// How long an answer that the agent makes itself may take to leave.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A part that the agent plays. Its name is the stream's role, its log field and its metric label.
 pub trait Role: Send + Sync + 'static {
-    /// As in [`RequestHead::role`].
+    /// As in its [`Entry`], and in [`RequestHead::role`] of its streams.
     fn name(&self) -> &'static str;
 
-    /// Serves one stream to its end. Dropping the future ends the stream. A role that serves none refuses it.
+    /// Whose streams it serves.
+    fn serves(&self) -> Serves {
+        Serves::Nobody
+    }
+
+    /// Serves one stream to its end. Dropping the future ends the stream. A role that serves nobody gets none.
     ///
     /// All work is the future's: this is called where a tunnel's streams are accepted. The future holds the role, so that a
     /// stream's task holds no more than the future's box.
@@ -57,14 +126,14 @@ pub trait Role: Send + Sync + 'static {
         })
     }
 
-    /// Whether what it serves is users': nobody's where cluster connect is off (docs/features.md K9).
-    fn is_for_users(&self) -> bool {
-        false
-    }
-
     /// Whether it says itself how it fares; one that only serves runs as long as it is there.
     fn reports(&self) -> bool {
         false
+    }
+
+    /// Where it listens, if it does.
+    fn address(&self) -> Option<SocketAddr> {
+        None
     }
 
     /// What the role does on its own account, until told to stop.
@@ -83,24 +152,19 @@ pub struct Visit {
     pub received: Instant,
 }
 
-/// The table of roles.
-#[derive(Clone)]
-pub struct Roles(Arc<[Arc<dyn Role>]>);
+/// The roles that serve streams.
+pub struct Roles(Vec<Arc<dyn Role>>);
 
 impl Roles {
-    /// These roles.
-    pub fn new(roles: Vec<Arc<dyn Role>>) -> Self {
-        Self(roles.into())
+    /// Those of `roles` that serve somebody.
+    pub fn new(mut roles: Vec<Arc<dyn Role>>) -> Self {
+        roles.retain(|role| role.serves() != Serves::Nobody);
+        Self(roles)
     }
 
     /// The role of that name.
     pub fn find(&self, name: &str) -> Option<&Arc<dyn Role>> {
         self.0.iter().find(|role| role.name() == name)
-    }
-
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn Role>> {
-        self.0.iter()
     }
 }
 
@@ -131,4 +195,18 @@ pub async fn answer_json(send: SendStream, status: http::StatusCode, body: &serd
     headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
     headers.insert(http::header::CACHE_CONTROL, http::HeaderValue::from_static("no-store"));
     answer(send, ResponseHead { status, headers, refused_by: None }, Bytes::from(body.to_string())).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_role_has_a_name_a_module_and_a_deployment_of_its_own_choice() {
+        for entry in ALL {
+            assert_eq!(ALL.iter().filter(|other| other.name == entry.name).count(), 1, "{}", entry.name);
+            assert_eq!(ALL.iter().filter(|other| other.module == entry.module).count(), 1, "{}", entry.module);
+            assert!(!entry.runs_in.is_empty(), "{}", entry.name);
+        }
+    }
 }

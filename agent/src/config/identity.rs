@@ -1,63 +1,14 @@
-//! What one process does, where the agent's certificate comes from, and what is dialled in place of the gateway.
+//! Where the agent's certificate comes from, and what is dialled in place of the gateway.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    str::FromStr,
-};
+use std::{net::IpAddr, path::PathBuf};
 
 use daemon::settings::{Faults, Section};
 use types::ids::ClusterId;
 
-/// The longest name of a Secret (a DNS subdomain), and of a distribution or an infrastructure.
+use super::RoleSet;
+
+/// The longest name of a Secret (a DNS subdomain).
 const SECRET_NAME_MAX: usize = 253;
-const METADATA_MAX: usize = 64;
-/// The most names that the token listener has.
-const SERVER_NAMES_MAX: usize = 16;
-
-/// What one process does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RoleSet {
-    /// Holds users' tunnel and serves what comes through it.
-    #[default]
-    ClusterconnectAgent,
-    /// Gets and renews the certificate, tells of the cluster, pulls what is wanted of it.
-    ControllerManager,
-    /// Both, over one tunnel.
-    All,
-}
-
-impl RoleSet {
-    /// Whether users' streams are served.
-    pub fn serves_users(self) -> bool {
-        self != Self::ControllerManager
-    }
-
-    /// Whether the certificate and the control plane are looked after.
-    pub fn manages(self) -> bool {
-        self != Self::ClusterconnectAgent
-    }
-
-    /// As in a file.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ClusterconnectAgent => "clusterconnect-agent",
-            Self::ControllerManager => "controller-manager",
-            Self::All => "all",
-        }
-    }
-}
-
-impl FromStr for RoleSet {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [Self::ClusterconnectAgent, Self::ControllerManager, Self::All];
-        all.into_iter()
-            .find(|set| set.as_str() == text)
-            .ok_or("expected clusterconnect-agent, controller-manager or all")
-    }
-}
 
 /// Where the agent's certificate comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,26 +55,6 @@ pub struct Via {
     pub address: Option<IpAddr>,
 }
 
-/// Where others in the cluster ask for tokens of its identity (docs/features.md R9).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenListener {
-    /// Where.
-    pub listen: SocketAddr,
-    /// Names of the certificate that it makes itself.
-    pub server_names: Vec<String>,
-    /// Where that is kept; none: in a Secret.
-    pub directory: Option<PathBuf>,
-}
-
-/// What is known of the cluster beforehand; goes before what the nodes look like.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Metadata {
-    /// The Kubernetes distribution.
-    pub distribution: Option<String>,
-    /// What it runs on.
-    pub infrastructure: Option<String>,
-}
-
 pub(super) fn read_identity(mut section: Section, roles: RoleSet, out: &mut Faults) -> Option<ManagedIdentity> {
     let what = "the cluster's id: /subscriptions/.../providers/Microsoft.Kubernetes/connectedClusters/...";
     let cluster = section.required_parsed("cluster_id", what, out, |text| text.parse::<ClusterId>());
@@ -156,28 +87,6 @@ pub(super) fn read_identity(mut section: Section, roles: RoleSet, out: &mut Faul
     Some(ManagedIdentity { cluster: cluster?, store: store?, onboarding_key_file })
 }
 
-pub(super) fn read_token_listener(mut section: Section, roles: RoleSet, out: &mut Faults) -> Option<TokenListener> {
-    let listen = section.required_parsed("listen", "an address and a port such as 0.0.0.0:8443", out, |text| {
-        text.parse::<SocketAddr>().map_err(|_| "expected an address and a port such as 0.0.0.0:8443")
-    });
-    let server_names = section.texts("server_names", out).unwrap_or_default();
-    if server_names.is_empty() || server_names.len() > SERVER_NAMES_MAX {
-        let expected = format!("expected 1 to {SERVER_NAMES_MAX} names, such as cluster-identity.towline.svc");
-        out.push(section.key("server_names"), expected);
-    }
-    for name in &server_names {
-        if rustls::pki_types::ServerName::try_from(name.as_str()).is_err() {
-            out.push(section.key("server_names"), format_args!("{name:?}: expected a host name or an address"));
-        }
-    }
-    let directory = section.path("directory", out);
-    if !roles.manages() {
-        out.push(section.key("listen"), "is for roles controller-manager and all: they have the cluster's identity");
-    }
-    section.end(out);
-    Some(TokenListener { listen: listen?, server_names, directory })
-}
-
 pub(super) fn read_via(text: &str) -> Result<Via, &'static str> {
     const EXPECTED: &str = "expected host:port, such as clusterconnect-agent.towline.svc:8079";
     let authority: http::uri::Authority = text.parse().map_err(|_| EXPECTED)?;
@@ -196,16 +105,4 @@ fn service_address(service: &str) -> Option<IpAddr> {
     let (name, _) = service.split_once('.')?;
     let name = name.to_ascii_uppercase().replace('-', "_");
     std::env::var(format!("{name}_SERVICE_HOST")).ok()?.parse().ok()
-}
-
-pub(super) fn read_metadata(mut section: Section, out: &mut Faults) -> Metadata {
-    let mut word = |name: &'static str| {
-        section.parsed(name, out, |text| {
-            let plain = text.len() <= METADATA_MAX && !text.chars().any(char::is_control);
-            if plain { Ok(text.to_owned()) } else { Err("expected a short word such as k3s") }
-        })
-    };
-    let metadata = Metadata { distribution: word("distribution"), infrastructure: word("infrastructure") };
-    section.end(out);
-    metadata
 }

@@ -4,9 +4,9 @@
 use auth::token::ISSUER_KEYS;
 use daemon::settings::reference::{self, Key, Table};
 
-use super::Config;
+use super::{Config, identity_tokens, metadata};
 
-const fn table(name: &'static str, needed: bool, meaning: &'static str, keys: &'static [Key]) -> Table {
+pub(super) const fn table(name: &'static str, needed: bool, meaning: &'static str, keys: &'static [Key]) -> Table {
     Table { name, many: false, needed, meaning, keys }
 }
 
@@ -34,13 +34,8 @@ pub const TABLES: &[Table] = &[
         "What copies connections to the gateway and nowhere else, for agents without a way out (gateway.via).",
         FORWARD,
     ),
-    table(
-        "identity_tokens",
-        false,
-        "Gives others in the cluster tokens of its identity; only where controller-manager runs.",
-        IDENTITY_TOKENS,
-    ),
-    table("metadata", false, "What the agents would guess from the nodes.", METADATA),
+    identity_tokens::TABLE,
+    metadata::TABLE,
     table("cluster", false, "How the apiserver is reached; without it by the pod's service account.", CLUSTER),
     Table {
         name: "issuers",
@@ -137,25 +132,6 @@ const IDENTITY: &[Key] = &[
 const FORWARD: &[Key] =
     &[Key::example("listen", "\"0.0.0.0:8079\"", "Address and port; without it nothing is copied.")];
 
-const IDENTITY_TOKENS: &[Key] = &[
-    Key::required("listen", "\"0.0.0.0:8443\"", "Address and port."),
-    Key::required(
-        "server_names",
-        "[\"cluster-identity.towline.svc\"]",
-        "Names of the certificate that it makes itself.",
-    ),
-    Key::example(
-        "directory",
-        "\"/var/lib/towline/serving\"",
-        "The folder that the certificate is kept in; without it Secret towline-serving-certificate.",
-    ),
-];
-
-const METADATA: &[Key] = &[
-    Key::example("distribution", "\"k3s\"", "The distribution."),
-    Key::example("infrastructure", "\"vsphere\"", "The infrastructure."),
-];
-
 const CLUSTER: &[Key] = &[
     Key::example("kubeconfig", "\"kubeconfig\"", "A kubeconfig, for an agent outside of the cluster."),
     Key::example("context", "\"admin\"", "Its context; without it its current one."),
@@ -213,6 +189,7 @@ mod tests {
     use daemon::settings::{Faults, Section, reference::Value};
 
     use super::*;
+    use crate::config::{Deployment, RoleSet};
 
     const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/reference.toml");
     /// Another key, or another table, stands in for them.
@@ -228,6 +205,15 @@ mod tests {
     fn every_key_that_is_read_is_described_and_no_other() {
         let faults = reference::faults(TABLES, EITHER, |section, faults| drop(Config::read(section, faults)));
         assert!(faults.is_empty(), "mend agent/src/config/reference.rs: {faults:#?}");
+    }
+
+    #[test]
+    fn the_reference_names_each_set_of_roles() {
+        let names = Deployment::ALL.iter().map(|deployment| deployment.name()).chain([RoleSet::All.as_str()]);
+        let text = text();
+        let line = text.lines().find(|line| line.contains("What this process does")).unwrap();
+        assert!(names.clone().all(|name| line.contains(name)), "{line}");
+        assert!(names.clone().all(|name| name.parse::<RoleSet>().is_ok_and(|set| set.as_str() == name)));
     }
 
     #[test]

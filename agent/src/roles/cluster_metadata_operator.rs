@@ -3,7 +3,7 @@
 
 mod guess;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use daemon::Shutdown;
 use futures_util::future::BoxFuture;
@@ -13,14 +13,26 @@ use tokio::sync::watch;
 
 use self::guess::{Seen, guess};
 use super::{
-    Role,
+    Entry, Role,
     health::Reporter,
     kubernetes::{kube_system_uid, problem},
 };
-use crate::config::Metadata;
+use crate::config::{Deployment, Metadata};
 
 /// This role's name.
 pub const NAME: &str = "cluster-metadata-operator";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: &[Deployment::ControllerManager],
+    build: |parts| {
+        let (client, preset) = (parts.kubernetes.clone(), parts.config.metadata.clone());
+        let (health, known) = (parts.health.of(NAME), parts.facts.clone());
+        Ok(Some(Arc::new(ClusterMetadataOperator { client, preset, health, known })))
+    },
+};
 
 /// How often the cluster is looked at, and how soon again where something could not be read.
 const LOOK: Duration = Duration::from_secs(300);
@@ -58,22 +70,13 @@ pub type Known = watch::Receiver<Option<Facts>>;
 /// The role.
 pub struct ClusterMetadataOperator {
     client: Option<Client>,
+    /// Goes before what the nodes look like.
     preset: Metadata,
     health: Reporter,
     known: watch::Sender<Option<Facts>>,
 }
 
 impl ClusterMetadataOperator {
-    /// Looks through `client`; `preset` goes before what the nodes look like.
-    pub fn new(client: Option<Client>, preset: Metadata, health: Reporter) -> Self {
-        Self { client, preset, health, known: watch::Sender::new(None) }
-    }
-
-    /// What is known.
-    pub fn known(&self) -> Known {
-        self.known.subscribe()
-    }
-
     async fn work(&self) {
         loop {
             let looked = tokio::time::timeout(DEADLINE, self.look()).await;

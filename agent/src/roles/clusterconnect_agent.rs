@@ -6,16 +6,37 @@ use daemon::Shutdown;
 use futures_util::future::BoxFuture;
 use types::ids::ClusterId;
 
-use super::{Role, health::Reporter};
+use super::{Entry, Role, health::Reporter};
 use crate::{
+    config::Deployment,
     identity::{Identities, follow::follow, store::Store},
     tunnel::{Tunnels, status::StatusBoard},
 };
 
 /// The name where users come through the tunnel.
-pub const NAME: &str = "clusterconnect-agent";
+pub const NAME: &str = Deployment::ClusterconnectAgent.name();
 /// The name where the agent's own exchanges alone do.
 pub const OWN: &str = "gateway-tunnel";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: Deployment::ALL,
+    build: |parts| {
+        let roles = parts.config.roles;
+        let name = if roles.serves_users() { NAME } else { OWN };
+        let follow = match parts.managed()? {
+            // The process that manages renews the certificate itself.
+            Some((_, store)) if !roles.manages() => {
+                Some(Follow { store, identities: parts.identities.clone(), cluster: parts.cluster.clone() })
+            }
+            _ => None,
+        };
+        let (tunnels, status) = (parts.tunnels.clone(), parts.status.clone());
+        Ok(Some(Arc::new(ClusterconnectAgent { name, tunnels, status, health: parts.health.of(name), follow })))
+    },
+};
 
 /// Follows a certificate that another process looks after.
 pub struct Follow {
@@ -30,24 +51,13 @@ pub struct Follow {
 /// The role.
 pub struct ClusterconnectAgent {
     name: &'static str,
-    tunnels: Tunnels,
+    tunnels: Arc<Tunnels>,
     status: Arc<StatusBoard>,
     health: Reporter,
     follow: Option<Follow>,
 }
 
 impl ClusterconnectAgent {
-    /// Keeps these tunnels up.
-    pub fn new(
-        name: &'static str,
-        tunnels: Tunnels,
-        status: Arc<StatusBoard>,
-        health: Reporter,
-        follow: Option<Follow>,
-    ) -> Self {
-        Self { name, tunnels, status, health, follow }
-    }
-
     /// Says how the tunnel fares.
     async fn tell(&self) {
         let mut current = self.tunnels.current();

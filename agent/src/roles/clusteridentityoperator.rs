@@ -17,10 +17,11 @@ use types::{
     ids::ClusterId,
 };
 
-use self::enrol::Enrol;
-use super::{Role, health::Reporter};
+use self::enrol::{Enrol, Enroller};
+use super::{Entry, Role, health::Reporter, kubernetes};
 use crate::{
     chain,
+    config::Deployment,
     identity::{Identities, Identity, Stored, clock::SharedClock, request::KeyRequest, spell, store::Store},
     metrics,
     tunnel::{
@@ -32,6 +33,31 @@ use crate::{
 
 /// This role's name.
 pub const NAME: &str = "clusteridentityoperator";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: &[Deployment::ControllerManager],
+    build: |parts| {
+        let Some((managed, store)) = parts.managed()? else { return Ok(None) };
+        let enroller = managed.onboarding_key_file.clone().map(|key_file| {
+            let (connector, cluster) = (parts.connector.clone(), parts.cluster.clone());
+            Box::new(Enroller::new(connector, cluster, key_file, parts.clock.clone())) as Box<dyn Enrol>
+        });
+        Ok(Some(Arc::new(ClusterIdentityOperator {
+            cluster: parts.cluster.clone(),
+            store,
+            identities: parts.identities.clone(),
+            enroller,
+            api: parts.api.clone(),
+            status: parts.status.clone(),
+            health: parts.health.of(NAME),
+            clock: parts.clock.clone(),
+            uid: cluster_uid(parts.kubernetes.clone()),
+        })))
+    },
+};
 
 /// The clock is looked at at least this often: machines sleep, and clocks are set.
 const LOOK: Duration = Duration::from_secs(3600);
@@ -58,6 +84,18 @@ const DELETED: &str = "the resource of this cluster was deleted; these agents as
 
 /// Tells the UID of the namespace `kube-system`.
 pub type ClusterUid = Arc<dyn Fn() -> BoxFuture<'static, Result<String, String>> + Send + Sync>;
+
+fn cluster_uid(client: Option<kube::Client>) -> ClusterUid {
+    Arc::new(move || {
+        let client = client.clone();
+        Box::pin(async move {
+            match client {
+                Some(client) => kubernetes::kube_system_uid(&client).await,
+                None => Err("there is no way to the apiserver; set [cluster] kubeconfig".to_owned()),
+            }
+        })
+    })
+}
 
 /// The role.
 pub struct ClusterIdentityOperator {

@@ -1,21 +1,36 @@
 //! Pulls what the control plane wants of this cluster's agents and applies it: where cluster connect is
 //! off, users' streams are refused and what is open ends, whoever is at the other end of the tunnel.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use daemon::{Backoff, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use types::agent_api::{BODY_BYTES, Desired, paths};
 
-use super::{Role, health::Reporter};
+use super::{Entry, Role, health::Reporter};
 use crate::{
     chain,
+    config::Deployment,
     tunnel::api::{AGAIN, AgentApi},
 };
 
 /// This role's name.
 pub const NAME: &str = "config-agent";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: Deployment::ALL,
+    build: |parts| {
+        let health = parts.health.of(NAME);
+        Ok(Some(Arc::new(ConfigAgent::new(parts.api.clone(), parts.wanted.clone(), health))))
+    },
+};
 
 /// Between two questions, however soon the gateway answers.
 const PAUSE: Duration = Duration::from_millis(500);

@@ -9,10 +9,10 @@ use std::{
 use daemon::{Backoff, BackoffPolicy, Shutdown, TaskGroup, random_unit};
 
 use super::{Role, health::Health};
-use crate::metrics;
+use crate::{config::Deployment, metrics};
 
 /// This role's name.
-pub const NAME: &str = "controller-manager";
+pub const NAME: &str = Deployment::ControllerManager.name();
 
 /// A role that has run for so long begins with the shortest wait again.
 const STEADY: Duration = Duration::from_secs(600);

@@ -10,14 +10,26 @@ use tunnel::{
     wire::head::ResponseHead,
 };
 
-use super::{Role, Visit};
+use super::{Entry, Role, Serves, Visit};
+use crate::config::Deployment;
+
+/// This role's name.
+pub const NAME: &str = "echo";
+
+/// In the list of roles.
+pub const ENTRY: Entry =
+    Entry { name: NAME, module: module_path!(), runs_in: Deployment::ALL, build: |_| Ok(Some(Arc::new(Echo))) };
 
 /// The role.
 pub struct Echo;
 
 impl Role for Echo {
     fn name(&self) -> &'static str {
-        "echo"
+        NAME
+    }
+
+    fn serves(&self) -> Serves {
+        Serves::Everybody
     }
 
     fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {

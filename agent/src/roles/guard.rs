@@ -11,14 +11,29 @@ use daemon::{Backoff, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
 use types::agent_api::paths;
 
-use super::{Role, health::Reporter, kube_aad_proxy::authorize::Authorizer};
+use super::{Entry, Role, health::Reporter, kube_aad_proxy::authorize::Authorizer};
 use crate::{
     chain,
+    config::Deployment,
     tunnel::api::{AGAIN, AgentApi},
 };
 
 /// This role's name.
 pub const NAME: &str = "guard";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: &[Deployment::ClusterconnectAgent],
+    build: |parts| {
+        let authorizer = parts.users.as_ref().map(|users| users.authorizer.clone());
+        // Only where the settings name who vouches for roles and assignments.
+        let authorizer = authorizer.filter(|authorizer| authorizer.is_on());
+        let guard = |authorizer| Guard::new(parts.api.clone(), authorizer, parts.health.of(NAME));
+        Ok(authorizer.map(|authorizer| Arc::new(guard(authorizer)) as Arc<dyn Role>))
+    },
+};
 
 /// A statement is fetched anew when it is so old, though nothing has changed; the gateway's hold for an hour.
 const FRESH: Duration = Duration::from_secs(20 * 60);

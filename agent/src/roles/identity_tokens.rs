@@ -22,7 +22,7 @@ pub mod refusals;
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -31,15 +31,34 @@ use daemon::{Shutdown, TaskGroup};
 use futures_util::future::BoxFuture;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use self::{certificate::Keeper, desk::Desk};
-use super::Role;
-use crate::{chain, peers::Peers};
+use self::{
+    ask::ClusterReviews,
+    certificate::{Keeper, Store},
+    desk::Desk,
+};
+use super::{Entry, Role, parts::Parts};
+use crate::{
+    BuildError, chain,
+    config::{Deployment, TokenListener},
+    peers::Peers,
+};
 
 /// This role's name.
 pub const NAME: &str = "identity-tokens";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: &[Deployment::ControllerManager],
+    build: |parts| {
+        let Some(settings) = &parts.config.identity_tokens else { return Ok(None) };
+        Ok(Some(Arc::new(IdentityTokens::of(settings, parts)?)))
+    },
+};
 
 /// Connections at once, in all and from one address.
 const CONNECTIONS_MAX: usize = 64;
@@ -48,6 +67,8 @@ const CONNECTIONS_PER_PEER: usize = 16;
 const HEAD: Duration = Duration::from_secs(5);
 /// How long one connection may last at most: tokens are asked for once in a while.
 const CONNECTION: Duration = Duration::from_secs(60);
+/// Connections that wait to be accepted, at most.
+const BACKLOG: u32 = 1024;
 /// After a failed accept, such as without free files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -81,9 +102,30 @@ impl IdentityTokens {
         })
     }
 
-    /// Where.
-    pub fn address(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
+    fn of(settings: &TokenListener, parts: &Parts) -> Result<Self, BuildError> {
+        let client = parts.kubernetes.clone().ok_or(BuildError::NoReviews)?;
+        let listener = listen(settings.listen).map_err(|source| BuildError::Listener {
+            what: "identity_tokens",
+            address: settings.listen,
+            source,
+        })?;
+        let clock = parts.clock.clone();
+        let shown = ShownNow::new(Arc::new(move || clock.now()));
+        let store = match &settings.directory {
+            Some(directory) => Store::Directory(directory.clone()),
+            None => Store::Cluster(client.clone()),
+        };
+        let keeper = Keeper {
+            shown: shown.clone(),
+            names: settings.server_names.clone(),
+            store,
+            clock: parts.clock.clone(),
+            health: parts.health.of(NAME),
+            current: Mutex::default(),
+        };
+        let (identities, status, health) = (parts.identities.clone(), parts.status.clone(), parts.health.clone());
+        let desk = Desk::new(Box::new(ClusterReviews(client)), parts.api.clone(), identities, status, health);
+        Ok(Self::new(listener, shown, keeper, desk)?)
     }
 
     async fn accept(&self) {
@@ -108,6 +150,13 @@ impl IdentityTokens {
             });
         }
     }
+}
+
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 async fn connection(socket: TcpStream, peer: IpAddr, acceptor: TlsAcceptor, desk: Arc<Desk>) {
@@ -136,6 +185,10 @@ impl Role for IdentityTokens {
 
     fn reports(&self) -> bool {
         true
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
     }
 
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {

@@ -37,10 +37,22 @@ use self::{
     review::Reviews,
 };
 use super::{
-    Role, Visit,
+    Entry, Role, Serves, Visit,
+    parts::Users,
     sessions::{Session, Sessions},
 };
-use crate::metrics;
+use crate::{config::Deployment, metrics};
+
+/// This role's name.
+pub const NAME: &str = "kube-aad-proxy";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: &[Deployment::ClusterconnectAgent],
+    build: |parts| Ok(parts.users.as_ref().map(|users| Arc::new(KubeAadProxy::of(users)) as Arc<dyn Role>)),
+};
 
 /// How long an answer may take to begin when the gateway names no deadline.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
@@ -131,6 +143,11 @@ impl KubeAadProxy {
         sessions: Arc<Sessions>,
     ) -> Self {
         Self { authenticator, authorizer, apiserver, names, reviews: Reviews::default(), sessions }
+    }
+
+    fn of(users: &Users) -> Self {
+        let Users { apiserver, authenticator, authorizer, names, sessions } = users;
+        Self::new(authenticator.clone(), authorizer.clone(), apiserver.clone(), names.clone(), sessions.clone())
     }
 
     /// In whose name an admitted request leaves, and what bounds it.
@@ -292,12 +309,12 @@ pub async fn refuse(send: SendStream, refusal: &Refusal, request_id: RequestId) 
 }
 
 impl Role for KubeAadProxy {
-    fn is_for_users(&self) -> bool {
-        true
+    fn name(&self) -> &'static str {
+        NAME
     }
 
-    fn name(&self) -> &'static str {
-        "kube-aad-proxy"
+    fn serves(&self) -> Serves {
+        Serves::Users
     }
 
     fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {

@@ -18,11 +18,31 @@ use types::{
     ids::{ClusterId, RequestId},
 };
 
-use super::{Role, health::Reporter};
-use crate::{chain, config::RoleSet, metrics, tunnel::api::AgentApi};
+use super::{
+    ALL, Entry, Role, clusterconnect_agent, clusteridentityoperator, controller_manager, health::Reporter,
+    resource_sync_agent,
+};
+use crate::{
+    chain,
+    config::{Deployment, RoleSet},
+    metrics,
+    tunnel::api::AgentApi,
+};
 
 /// This role's name.
 pub const NAME: &str = "logcollector";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: Deployment::ALL,
+    build: |parts| {
+        let Some(logs) = parts.logs.clone() else { return Ok(None) };
+        let (cluster, health) = (parts.cluster.clone(), parts.health.of(NAME));
+        Ok(Some(Arc::new(LogCollector::new(parts.api.clone(), logs, cluster, parts.config.roles, health))))
+    },
+};
 
 /// Bytes of lines that wait, and of one line; a longer one is not sent.
 const BUFFER_BYTES: usize = 2 * 1024 * 1024;
@@ -33,7 +53,16 @@ const BATCH_BYTES: usize = 128 * 1024;
 const TOGETHER: Duration = Duration::from_secs(10);
 const ENOUGH_BYTES: usize = 64 * 1024;
 /// What a line of this role, and of what it sends with, begins its target with: it must not feed on its own lines.
-const OWN: [&str; 2] = ["agent::roles::logcollector", "agent::tunnel::api"];
+const OWN: [&str; 2] = [module_path!(), "agent::tunnel::api"];
+/// Modules beside the roles' own that do a role's work.
+const HELPERS: [(&str, &str); 6] = [
+    ("agent::identity", clusteridentityoperator::NAME),
+    ("agent::roles::controller_manager", controller_manager::NAME),
+    ("agent::roles::health", controller_manager::NAME),
+    ("agent::roles::resource", resource_sync_agent::NAME),
+    ("agent::roles::serve", clusterconnect_agent::NAME),
+    ("agent::tunnel", clusterconnect_agent::NAME),
+];
 /// Waits after a push that did not arrive.
 const AGAIN: BackoffPolicy = BackoffPolicy {
     first: Duration::from_secs(2),
@@ -235,21 +264,12 @@ impl LogCollector {
     }
 }
 
-/// The role of a module of ours.
+/// The role whose module this is, or a part of it.
 fn role_of(target: &str) -> Option<&'static str> {
-    let module = target.strip_prefix("agent::")?;
-    let module = module.strip_prefix("roles::").unwrap_or(module);
-    match module.split("::").next()? {
-        "kube_aad_proxy" => Some("kube-aad-proxy"),
-        "clusteridentityoperator" | "identity" => Some("clusteridentityoperator"),
-        "cluster_metadata_operator" => Some("cluster-metadata-operator"),
-        "resource_sync_agent" | "resource" => Some("resource-sync-agent"),
-        "config_agent" => Some("config-agent"),
-        "metrics_agent" => Some("metrics-agent"),
-        "controller_manager" | "health" => Some("controller-manager"),
-        "clusterconnect_agent" | "serve" | "tunnel" => Some("clusterconnect-agent"),
-        _ => None,
-    }
+    let is_in =
+        |module: &str| target.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"));
+    let own = ALL.iter().map(|entry| (entry.module, entry.name));
+    own.chain(HELPERS).find(|(module, _)| is_in(module)).map(|(_, name)| name)
 }
 
 impl Role for LogCollector {

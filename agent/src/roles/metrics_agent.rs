@@ -1,18 +1,37 @@
 //! Pushes this process's metrics to the gateway every five minutes, with the processor time and the
 //! memory that it takes.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use daemon::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
 use metrics_exporter_prometheus::PrometheusHandle;
 use types::agent_api::{BODY_BYTES, paths};
 
-use super::{Role, health::Reporter};
-use crate::{chain, config::RoleSet, metrics, tunnel::api::AgentApi};
+use super::{Entry, Role, health::Reporter};
+use crate::{
+    chain,
+    config::{Deployment, RoleSet},
+    metrics,
+    tunnel::api::AgentApi,
+};
 
 /// This role's name.
 pub const NAME: &str = "metrics-agent";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: Deployment::ALL,
+    build: |parts| {
+        let health = parts.health.of(NAME);
+        Ok(Some(Arc::new(MetricsAgent::new(parts.api.clone(), parts.metrics.clone(), parts.config.roles, health))))
+    },
+};
 
 /// Between two pushes; the first comes soon.
 const PERIOD: Duration = Duration::from_secs(300);

@@ -8,13 +8,29 @@ use serde_json::json;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
-    Role, Visit, answer_json,
+    Entry, Role, Serves, Visit, answer_json,
     kube_aad_proxy::{
         Refusal, admit,
         authenticate::{Authenticated, Authenticator},
         refuse,
     },
+    parts::Users,
     sessions::Sessions,
+};
+use crate::config::Deployment;
+
+/// This role's name.
+pub const NAME: &str = "refresh";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: &[Deployment::ClusterconnectAgent],
+    build: |parts| {
+        let refresh = |users: &Users| Refresh::new(users.authenticator.clone(), users.sessions.clone());
+        Ok(parts.users.as_ref().map(|users| Arc::new(refresh(users)) as Arc<dyn Role>))
+    },
 };
 
 /// The role.
@@ -31,12 +47,12 @@ impl Refresh {
 }
 
 impl Role for Refresh {
-    fn is_for_users(&self) -> bool {
-        true
+    fn name(&self) -> &'static str {
+        NAME
     }
 
-    fn name(&self) -> &'static str {
-        "refresh"
+    fn serves(&self) -> Serves {
+        Serves::Users
     }
 
     fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {

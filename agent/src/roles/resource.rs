@@ -11,7 +11,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    cluster_metadata_operator::Facts,
+    cluster_metadata_operator::{self, Facts},
     health::{Health, RoleHealth, State},
     kubernetes::problem,
 };
@@ -20,7 +20,7 @@ use crate::identity::{Identities, spell};
 /// The object's name.
 pub const OBJECT: &str = "clustermetadata";
 /// Who writes it, in its managed fields.
-const MANAGER: &str = "cluster-metadata-operator";
+const MANAGER: &str = cluster_metadata_operator::NAME;
 /// Conditions and errors at most, as the definition has it.
 const LIST_MAX: usize = 32;
 /// Characters of a condition's message.

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -17,19 +17,42 @@ use types::{
 };
 
 use super::{
-    Role,
+    Entry, Role,
     cluster_metadata_operator::{Facts, Known},
     health::{Health, Reporter},
     resource::{self, Shown},
 };
 use crate::{
     chain,
+    config::Deployment,
     identity::{self, Identities, clock::SharedClock},
     tunnel::api::{AgentApi, ApiError},
 };
 
 /// This role's name.
 pub const NAME: &str = "resource-sync-agent";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: &[Deployment::ControllerManager],
+    build: |parts| {
+        Ok(Some(Arc::new(ResourceSyncAgent {
+            cluster: parts.cluster.clone(),
+            api: parts.api.clone(),
+            client: parts.kubernetes.clone(),
+            known: parts.facts.subscribe(),
+            health: parts.health.clone(),
+            reporter: parts.health.of(NAME),
+            identities: parts.identities.clone(),
+            desired: parts.wanted.desired(),
+            clock: parts.clock.clone(),
+            last: watch::Sender::new(None),
+            warnings: Mutex::default(),
+        })))
+    },
+};
 
 /// The longest between two heartbeats whatever the gateway says, and the shortest, so that changes in quick succession are
 /// told together.

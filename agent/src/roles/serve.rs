@@ -1,6 +1,9 @@
 //! Accepts the streams of a tunnel and hands each to its role: one task per stream, bounded, and none waits for another.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use daemon::TaskGroup;
 use futures_util::future::BoxFuture;
@@ -12,7 +15,7 @@ use tunnel::{
 };
 
 use super::{
-    Roles, Visit,
+    Role, Roles, Serves, Visit,
     config_agent::Wanted,
     kube_aad_proxy::{Refusal, refuse},
 };
@@ -21,10 +24,11 @@ use crate::{metrics, tunnel::Serve};
 /// What users are told where cluster connect is off.
 const SHUT_OUT: &str = "cluster connect is disabled for this cluster; whoever owns it may enable it again with `towline enable-features cluster-connect`";
 
-/// Serves streams by the table of roles.
+/// Serves streams by the roles.
 #[derive(Clone)]
 pub struct Server {
-    roles: Roles,
+    /// Set once: roles are built after the tunnel that they use, and the tunnel after this.
+    roles: Arc<OnceLock<Roles>>,
     slots: Arc<Semaphore>,
     slots_max: usize,
     tasks: TaskGroup,
@@ -34,8 +38,29 @@ pub struct Server {
 impl Server {
     /// At most `streams_max` at once, over all tunnels.
     pub fn new(roles: Roles, streams_max: usize) -> Self {
-        let slots = Arc::new(Semaphore::new(streams_max));
-        Self { roles, slots, slots_max: streams_max, tasks: TaskGroup::new("streams"), wanted: Wanted::default() }
+        let server = Self::idle(streams_max);
+        server.begin(roles);
+        server
+    }
+
+    /// The same with no roles yet: until [`Self::begin`] streams are refused.
+    pub fn idle(streams_max: usize) -> Self {
+        Self {
+            roles: Arc::default(),
+            slots: Arc::new(Semaphore::new(streams_max)),
+            slots_max: streams_max,
+            tasks: TaskGroup::new("streams"),
+            wanted: Wanted::default(),
+        }
+    }
+
+    /// Serves by `roles` from now on. The first call counts.
+    pub fn begin(&self, roles: Roles) {
+        let _ = self.roles.set(roles);
+    }
+
+    fn role(&self, name: &str) -> Option<&Arc<dyn Role>> {
+        self.roles.get()?.find(name)
     }
 
     /// Whether users are let through; see [`super::config_agent`].
@@ -75,12 +100,13 @@ impl Server {
                 return;
             }
         };
-        let Some(role) = self.roles.find(&head.role).cloned() else {
+        let Some(role) = self.role(&head.role).cloned() else {
             metrics::stream_refused("unknown_role");
             stream.send.reset(StreamCode::UnknownRole);
             return;
         };
-        if role.is_for_users() && !self.wanted.lets_users_through() {
+        let for_users = role.serves() == Serves::Users;
+        if for_users && !self.wanted.lets_users_through() {
             metrics::stream_refused("cluster_connect_off");
             let refusal = Refusal::forbidden("serve", SHUT_OUT);
             let request_id = head.request_id;
@@ -99,7 +125,7 @@ impl Server {
             return;
         };
         let wanted = self.wanted.clone();
-        let (name, for_users) = (role.name(), role.is_for_users());
+        let name = role.name();
         let serving = role.serve(Visit { head, stream, received });
         self.tasks.spawn(name, async move {
             let _open = metrics::stream_opened();

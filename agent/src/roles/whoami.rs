@@ -8,11 +8,27 @@ use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
-    Role, Visit, answer_json,
+    Entry, Role, Serves, Visit, answer_json,
     kube_aad_proxy::{
         admit,
         authenticate::{Authenticator, is_unjudged},
         impersonate::{Names, Subject},
+    },
+    parts::Users,
+};
+use crate::config::Deployment;
+
+/// This role's name.
+pub const NAME: &str = "whoami";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: &[Deployment::ClusterconnectAgent],
+    build: |parts| {
+        let whoami = |users: &Users| Whoami::new(users.authenticator.clone(), users.names.clone());
+        Ok(parts.users.as_ref().map(|users| Arc::new(whoami(users)) as Arc<dyn Role>))
     },
 };
 
@@ -60,12 +76,12 @@ impl Whoami {
 }
 
 impl Role for Whoami {
-    fn is_for_users(&self) -> bool {
-        true
+    fn name(&self) -> &'static str {
+        NAME
     }
 
-    fn name(&self) -> &'static str {
-        "whoami"
+    fn serves(&self) -> Serves {
+        Serves::Users
     }
 
     fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {

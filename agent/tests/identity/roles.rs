@@ -12,7 +12,7 @@ use agent::{
     config::RoleSet,
     identity::{Identities, clock::SystemClock},
     roles::{
-        Role, Roles, Visit,
+        Role, Roles, Serves, Visit,
         cluster_metadata_operator::Facts,
         config_agent::ConfigAgent,
         health::Health,
@@ -156,8 +156,8 @@ impl Role for Lasting {
         "kube-aad-proxy"
     }
 
-    fn is_for_users(&self) -> bool {
-        true
+    fn serves(&self) -> Serves {
+        Serves::Users
     }
 
     fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {

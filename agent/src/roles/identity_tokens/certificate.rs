@@ -36,7 +36,7 @@ const CERTIFICATES: &str = "tls.crt";
 const KEYS: &str = "tls.key";
 const TRUST: &str = "ca.crt";
 /// Who writes them, in their managed fields.
-const MANAGER: &str = "identity-tokens";
+const MANAGER: &str = super::NAME;
 /// How often the certificate is looked at.
 const LOOK: Duration = Duration::from_secs(3600);
 

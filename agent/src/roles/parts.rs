@@ -1,0 +1,174 @@
+//! What roles are built from: the settings of the process, and what several roles share.
+
+use std::sync::Arc;
+
+use daemon::TaskGroup;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::watch;
+use types::ids::ClusterId;
+
+use super::{
+    cluster_metadata_operator::Facts,
+    config_agent::Wanted,
+    health::Health,
+    kube_aad_proxy::{
+        authenticate::Authenticator,
+        authorize::Authorizer,
+        dial::{Apiserver, access::Access},
+        impersonate::Names,
+    },
+    kubernetes,
+    logcollector::LogBuffer,
+    serve::Server,
+    sessions::Sessions,
+};
+use crate::{
+    BuildError,
+    config::{Config, IdentitySource, IdentityStore, ManagedIdentity},
+    identity::{
+        Identities,
+        clock::{SharedClock, SystemClock},
+        store::{self, Store},
+    },
+    tunnel::{Tunnels, api::AgentApi, connect::Connector, status::StatusBoard},
+};
+
+/// What a role is built from.
+pub struct Parts {
+    /// The settings.
+    pub config: Config,
+    /// The cluster's id.
+    pub cluster: ClusterId,
+    /// Connects to the gateway.
+    pub connector: Arc<Connector>,
+    /// The cluster's certificate.
+    pub identities: Identities,
+    /// The agents' own way to the apiserver; `None` where no role of this process needs it, or there is none.
+    pub kubernetes: Option<kube::Client>,
+    /// What the gateway says of the tunnel.
+    pub status: Arc<StatusBoard>,
+    /// How each role fares.
+    pub health: Health,
+    /// The time of day.
+    pub clock: SharedClock,
+    /// What serving users takes; `None` where this process serves none.
+    pub users: Option<Users>,
+    /// Serves the tunnel's streams by the roles.
+    pub server: Server,
+    /// The tunnel.
+    pub tunnels: Arc<Tunnels>,
+    /// The agents' own exchanges with the gateway.
+    pub api: AgentApi,
+    /// What the control plane wants of this cluster's agents.
+    pub wanted: Wanted,
+    /// What is known of the cluster; nothing before the first look.
+    pub facts: watch::Sender<Option<Facts>>,
+    /// The metrics of this process.
+    pub metrics: Option<PrometheusHandle>,
+    /// The log lines of this process.
+    pub logs: Option<LogBuffer>,
+}
+
+/// What the roles share that serve users.
+pub struct Users {
+    /// The cluster's apiserver.
+    pub apiserver: Arc<Apiserver>,
+    /// Judges users' tokens.
+    pub authenticator: Arc<Authenticator>,
+    /// Asks roles and assignments.
+    pub authorizer: Arc<Authorizer>,
+    /// Whom users may be.
+    pub names: Names,
+    /// What users have open.
+    pub sessions: Arc<Sessions>,
+}
+
+impl Users {
+    async fn new(
+        config: &Config,
+        connector: &Arc<Connector>,
+        cluster: &ClusterId,
+        connections: &TaskGroup,
+    ) -> Result<Self, BuildError> {
+        let access = Access::new(&config.cluster).await?;
+        let apiserver = Arc::new(Apiserver::new(access, connections.clone())?);
+        let verifier = crate::verifier(config, connector)?;
+        let authenticator = Arc::new(Authenticator::new(verifier, cluster.clone()));
+        let authorizer = Authorizer::new(authenticator.clone(), config.azure_rbac.clone());
+        let (names, sessions) = (Names::new(&config.impersonation), Sessions::new(config.outlive_token));
+        Ok(Self { apiserver, authenticator, authorizer, names, sessions })
+    }
+}
+
+impl Parts {
+    /// By these settings, with the system's clock. Tasks of connections to the apiserver run in `connections`. What is written
+    /// to `logs` is sent to the gateway.
+    pub async fn new(
+        config: Config,
+        connections: &TaskGroup,
+        metrics: Option<PrometheusHandle>,
+        logs: Option<LogBuffer>,
+    ) -> Result<Self, BuildError> {
+        let identities = Identities::default();
+        let connector = Arc::new(Connector::new(&config, &identities)?);
+        let cluster = crate::own_cluster(&config, &connector)?;
+        let users = match config.roles.serves_users() {
+            true => Some(Users::new(&config, &connector, &cluster, connections).await?),
+            false => None,
+        };
+        let kubernetes = kubernetes_client(&config).await?;
+        let status = Arc::<StatusBoard>::default();
+        let server = Server::idle(config.streams_max);
+        let (carrier, grace) = (config.gateway.carrier, config.drain_grace);
+        let tunnels = Arc::new(Tunnels::new(connector.clone(), carrier, server.clone(), status.clone(), grace));
+        let api = AgentApi::new(tunnels.current());
+        Ok(Self {
+            config,
+            cluster,
+            connector,
+            identities,
+            kubernetes,
+            status,
+            health: Health::default(),
+            clock: Arc::new(SystemClock),
+            users,
+            wanted: server.wanted().clone(),
+            server,
+            tunnels,
+            api,
+            facts: watch::Sender::new(None),
+            metrics,
+            logs,
+        })
+    }
+
+    /// The certificate's settings and where it is kept; `None` where somebody else looks after it.
+    pub fn managed(&self) -> Result<Option<(&ManagedIdentity, Store)>, BuildError> {
+        match &self.config.gateway.identity {
+            IdentitySource::Managed(managed) => {
+                Ok(Some((managed, store::open(&managed.store, self.kubernetes.as_ref())?)))
+            }
+            IdentitySource::Files { .. } => Ok(None),
+        }
+    }
+}
+
+/// The agents' own way to the apiserver, where something needs it. What only manages does without, and says so.
+async fn kubernetes_client(config: &Config) -> Result<Option<kube::Client>, BuildError> {
+    let secret = matches!(
+        &config.gateway.identity,
+        IdentitySource::Managed(ManagedIdentity { store: IdentityStore::Secret(_), .. })
+    );
+    if !secret && !config.roles.manages() {
+        return Ok(None);
+    }
+    match kubernetes::client(&config.cluster).await {
+        Ok(client) => Ok(Some(client)),
+        Err(err) if secret => Err(err.into()),
+        Err(err) => {
+            let error = crate::chain(&err);
+            tracing::warn!(error, "nothing is known of the cluster: there is no way to its apiserver");
+            Ok(None)
+        }
+    }
+}
