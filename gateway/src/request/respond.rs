@@ -1,6 +1,7 @@
 //! Every outcome to HTTP: the only file that writes a Kubernetes `Status` or picks a status code.
 
 use std::{
+    borrow::Cow,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -109,140 +110,150 @@ impl Refusal {
     pub fn summary(&self) -> String {
         match &self.detail {
             Some(detail) => detail.clone(),
-            None => self.text().2,
+            None => self.public_text(),
         }
     }
 
     /// What the user is told.
     pub fn public_text(&self) -> String {
-        self.text().2
+        self.answer().message.into_owned()
     }
 
-    fn text(&self) -> (StatusCode, &'static str, String, Option<u32>) {
-        let plain = |code, reason, message: &str| (code, reason, message.to_owned(), None);
+    /// The answer: the only place that picks a status code.
+    fn answer(&self) -> Answer {
         match &self.kind {
             Kind::Address(error @ AddressError::TooLong) => {
-                plain(StatusCode::URI_TOO_LONG, "RequestURITooLong", &error.to_string())
+                Answer::new(StatusCode::URI_TOO_LONG, "RequestURITooLong", error.to_string()).closing()
             }
-            Kind::Address(error) => plain(StatusCode::BAD_REQUEST, "BadRequest", &error.to_string()),
-            Kind::BadRequest(why) => plain(StatusCode::BAD_REQUEST, "BadRequest", why),
-            Kind::Method => plain(
+            Kind::Address(error) => Answer::new(StatusCode::BAD_REQUEST, "BadRequest", error.to_string()).closing(),
+            Kind::BadRequest(why) => Answer::new(StatusCode::BAD_REQUEST, "BadRequest", *why).closing(),
+            Kind::Method => Answer::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "MethodNotAllowed",
                 "the gateway does not take the methods CONNECT and TRACE",
-            ),
-            Kind::NotFound => plain(
+            )
+            .closing(),
+            Kind::NotFound => Answer::new(
                 StatusCode::NOT_FOUND,
                 "NotFound",
                 "nothing is at this address; a cluster is at https://<gateway>/<key>, with the key as 64 hex digits \
                  (kubectl proxy keeps that path only with --append-server-path), or has a TLS server name, which not every \
                  client sends (towline kubeconfig --address path does without)",
             ),
-            Kind::Misdirected => plain(
+            Kind::Misdirected => Answer::new(
                 StatusCode::MISDIRECTED_REQUEST,
                 "BadRequest",
-                &AddressError::Misdirected.to_string(),
+                AddressError::Misdirected.to_string(),
             ),
-            Kind::Unauthorized => plain(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized"),
-            Kind::IssuerUnavailable => (
+            Kind::Unauthorized => Answer::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized"),
+            Kind::IssuerUnavailable => Answer::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
                 "the gateway cannot read the keys of the token's issuer, so that it cannot tell whether the token holds; \
-                 try again, and see whether the issuer runs"
-                    .to_owned(),
-                Some(1),
-            ),
-            Kind::Forbidden { user } => (
+                 try again, and see whether the issuer runs",
+            ).after_a_second(),
+            Kind::Forbidden { user } => Answer::new(
                 StatusCode::FORBIDDEN,
                 "Forbidden",
                 format!(
                     "user {user:?} may not reach this cluster, or there is no such cluster at this gateway; \
                      ask who runs the gateway for a grant, and check the address"
                 ),
-                None,
             ),
-            Kind::Impersonation(why) => plain(StatusCode::FORBIDDEN, "Forbidden", why),
-            Kind::NoAgent => (
+            Kind::Impersonation(why) => Answer::new(StatusCode::FORBIDDEN, "Forbidden", *why),
+            Kind::NoAgent => Answer::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
                 "cannot connect to the cluster because no agent is connected to this gateway for it; \
-                 see whether the agent runs in the cluster and what its log says"
-                    .to_owned(),
-                Some(1),
-            ),
-            Kind::ConnectOff => plain(
+                 see whether the agent runs in the cluster and what its log says",
+            ).after_a_second(),
+            Kind::ConnectOff => Answer::new(
                 StatusCode::FORBIDDEN,
                 "Forbidden",
                 "the feature cluster-connect is switched off for this cluster, so that nobody can reach it from here; \
                  who may write the cluster switches it on (towline enable-features --features cluster-connect)",
             ),
-            Kind::Limit { name, value } => (
+            Kind::Limit { name, value } => Answer::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "TooManyRequests",
                 format!("limit {name} of {value} is reached; close some or try again"),
-                Some(1),
-            ),
-            Kind::HeadTooLarge { name, value } => (
+            ).after_a_second(),
+            Kind::HeadTooLarge { name, value } => Answer::new(
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "RequestEntityTooLarge",
                 format!("the request head is over limit {name} of {value}"),
-                None,
-            ),
+            )
+            .closing(),
             Kind::HeadTimeout => {
-                plain(StatusCode::REQUEST_TIMEOUT, "Timeout", "the request head took too long to arrive")
+                Answer::new(StatusCode::REQUEST_TIMEOUT, "Timeout", "the request head took too long to arrive").closing()
             }
-            Kind::OpenTimeout => (
+            Kind::OpenTimeout => Answer::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
-                "the cluster's agent did not take the request in time; nothing was sent, try again".to_owned(),
-                Some(1),
-            ),
-            Kind::AnswerTimeout => plain(
+                "the cluster's agent did not take the request in time; nothing was sent, try again",
+            ).after_a_second(),
+            Kind::AnswerTimeout => Answer::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "Timeout",
                 "the cluster did not answer in time; the request may have been carried out",
             ),
-            Kind::BrokenOff => plain(
+            Kind::BrokenOff => Answer::new(
                 StatusCode::BAD_GATEWAY,
                 "InternalError",
                 "the connection to the cluster broke off before an answer; the request may have been carried out",
             ),
-            Kind::TunnelLost => (
+            Kind::TunnelLost => Answer::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
-                "the connection to the cluster broke off before an answer; the request changes nothing, try again"
-                    .to_owned(),
-                Some(1),
-            ),
-            Kind::NotTaken { passing: true } => (
+                "the connection to the cluster broke off before an answer; the request changes nothing, try again",
+            ).after_a_second(),
+            Kind::NotTaken { passing: true } => Answer::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
-                "the cluster's agent took no more requests at this moment; nothing was done, try again".to_owned(),
-                Some(1),
-            ),
-            Kind::NotTaken { passing: false } => plain(
+                "the cluster's agent took no more requests at this moment; nothing was done, try again",
+            ).after_a_second(),
+            Kind::NotTaken { passing: false } => Answer::new(
                 StatusCode::BAD_GATEWAY,
                 "InternalError",
                 "the cluster's agent cannot serve such a request, and nothing was done; see whether its version is older \
                  than the gateway's",
             ),
-            Kind::BadAnswer(why) => plain(StatusCode::BAD_GATEWAY, "InternalError", why),
-            Kind::Ended(reason) => plain(StatusCode::FORBIDDEN, "Forbidden", reason.text()),
-            Kind::Draining => (
+            Kind::BadAnswer(why) => Answer::new(StatusCode::BAD_GATEWAY, "InternalError", *why),
+            Kind::Ended(reason) => Answer::new(StatusCode::FORBIDDEN, "Forbidden", reason.text()),
+            Kind::Draining => Answer::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
-                "this gateway is shutting down; try again".to_owned(),
-                Some(1),
-            ),
+                "this gateway is shutting down; try again",
+            ).after_a_second(),
         }
     }
+}
 
-    /// Whether the user's connection must not be used again: where a request ends is in doubt.
-    fn closes(&self) -> bool {
-        matches!(
-            self.kind,
-            Kind::Address(_) | Kind::BadRequest(_) | Kind::Method | Kind::HeadTooLarge { .. } | Kind::HeadTimeout
-        )
+/// What a refusal is answered with.
+struct Answer {
+    /// HTTP status.
+    status: StatusCode,
+    /// As a Kubernetes `Status` has it.
+    reason: &'static str,
+    /// For the user.
+    message: Cow<'static, str>,
+    /// After how many seconds the same may be asked again, where that helps.
+    retry_after: Option<u32>,
+    /// Whether the user's HTTP/1.1 connection must not be used again: where the request ends is in doubt.
+    close: bool,
+}
+
+impl Answer {
+    fn new(status: StatusCode, reason: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, reason, message: message.into(), retry_after: None, close: false }
+    }
+
+    fn after_a_second(self) -> Self {
+        Self { retry_after: Some(1), ..self }
+    }
+
+    fn closing(self) -> Self {
+        Self { close: true, ..self }
     }
 }
 
@@ -266,7 +277,8 @@ pub fn refuse(
     words: Words,
     record: &mut audit::Record,
 ) -> Response<Body> {
-    let (code, reason, message, retry_after) = refusal.text();
+    let Answer { status: code, reason, message, retry_after, close } = refusal.answer();
+    let message = message.into_owned();
     record.stage(refusal.stage);
     record.reason(&refusal.summary());
     record.outcome(audit::Outcome::Refused);
@@ -297,7 +309,7 @@ pub fn refuse(
     if matches!(refusal.kind, Kind::Method) {
         response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(METHODS));
     }
-    if http1 && refusal.closes() {
+    if http1 && close {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
