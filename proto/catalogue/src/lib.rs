@@ -1,0 +1,1 @@
+//! The signed catalogue of helm charts.
