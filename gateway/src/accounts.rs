@@ -1,17 +1,9 @@
 //! Who of the built-in issuer may act now. A token lives for an hour; whoever was deleted or disabled meanwhile reaches no
 //! cluster with it, and what they have open ends (docs/features.md K5, S1; docs/identity.md).
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc};
 
-use daemon::Shutdown;
-
-use crate::{
-    issuer::{Issuer, Principals, Users},
-    snapshot::Snapshots,
-};
-
-/// How often the issuer's files are looked at: a change holds within a second.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+use crate::issuer::{Issuer, Principals, Users};
 
 /// The built-in issuer's accounts of one moment.
 pub struct Accounts {
@@ -28,6 +20,12 @@ impl Accounts {
         Self { issuer, read, in_force }
     }
 
+    /// Those of the same issuer as they are now.
+    #[must_use]
+    pub fn renewed(&self) -> Self {
+        Self::of(Arc::clone(&self.issuer))
+    }
+
     /// The issuer's `iss`.
     pub fn issuer_url(&self) -> &str {
         &self.issuer.settings().url
@@ -38,23 +36,9 @@ impl Accounts {
         self.in_force.contains(subject) || self.issuer.is_in_force(subject)
     }
 
-    fn is_of_now(&self) -> bool {
+    /// Whether they are still the issuer's.
+    pub fn is_of_now(&self) -> bool {
         let (users, principals) = self.issuer.known();
         Arc::ptr_eq(&users, &self.read.0) && Arc::ptr_eq(&principals, &self.read.1)
-    }
-}
-
-/// Keeps the snapshot's accounts those of now, until the gateway stops.
-pub async fn follow(snapshots: Arc<Snapshots>, shutdown: Shutdown) {
-    loop {
-        tokio::select! {
-            biased;
-            () = shutdown.closed() => return,
-            () = tokio::time::sleep(LOOK_EVERY) => {}
-        }
-        let snapshot = snapshots.load();
-        if let Some(accounts) = snapshot.accounts.as_ref().filter(|accounts| !accounts.is_of_now()) {
-            snapshots.set_accounts(Arc::new(Accounts::of(Arc::clone(&accounts.issuer))));
-        }
     }
 }

@@ -32,10 +32,10 @@ use types::agent_api::{BODY_BYTES, enrolment_paths, paths};
 use crate::{
     api::error::ApiError,
     aside::aside,
+    cluster::{ClusterRef, Named},
     control::Control,
     core::Core,
     rate::Rate,
-    snapshot::{ClusterRef, Named},
 };
 
 /// Bytes of a message that holds a key, a request for a certificate or a signature; of others it is read on a thread of its own

@@ -44,19 +44,16 @@ use auth::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use serde_json::Value;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::{api::ResourceId, ids::RequestId};
 
 use self::{error::ApiError, route::Route};
 use crate::{
+    audit::Record,
     control::Control,
     events,
     identity::{AuthenticateError, Caller, Credential},
     issuer::Issuer,
-    request::{
-        audit::Record,
-        respond::{self, Body},
-    },
+    request::respond::{self, Body},
     resources::Kind,
     sessions::Sessions,
     snapshot::Snapshot,
@@ -229,7 +226,7 @@ where
     let given_up = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
     // Who waits for a word before the body does not send it behind a refusal.
     if !expecting && !matches!(&outcome, Err(error) if given_up.contains(&error.status)) {
-        body::leave(body).await;
+        crate::bodies::leave(body).await;
     }
     let mut response = outcome.unwrap_or_else(|error| {
         if let Some(why) = &error.log {
@@ -407,13 +404,6 @@ pub fn empty(status: StatusCode) -> Response<Body> {
     *response.status_mut() = status;
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
-}
-
-/// An instant as documents have it: RFC 3339 in UTC.
-pub fn instant(ms: i64) -> String {
-    let at =
-        OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms) * 1_000_000).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    at.format(&Rfc3339).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ use url::Url;
 
 use crate::{
     config::{Config, api::Api},
-    core::{Trust, TrustError},
     files::writable_folder,
     issuer::Issuer,
     store::{
@@ -27,6 +26,7 @@ use crate::{
         look::Found,
         protect::{ProtectError, Protector},
     },
+    trust::{Trust, TrustError},
 };
 
 /// A check notes what it finds.

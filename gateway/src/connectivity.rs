@@ -8,8 +8,8 @@ use daemon::Shutdown;
 use tokio::time::MissedTickBehavior;
 
 use crate::{
+    cluster::ClusterRef,
     control::Control,
-    snapshot::ClusterRef,
     store::agents::{Agent, OFFLINE_AFTER_MS},
     tunnels::registry::Registry,
 };

@@ -20,10 +20,10 @@ use crate::{
     agents::challenge::Challenges,
     api::{body::Turns, error::ApiError, throttle::Throttle},
     config::api::Api,
-    core::Trust,
     directory::{DELETED, Directory},
     events::Notices,
     identity::{Access, Caller, Holder, Principal},
+    instants::milliseconds,
     resources::{connected_cluster, role_assignment, role_definition},
     snapshot::{Snapshot, Snapshots},
     store::{
@@ -33,6 +33,7 @@ use crate::{
         protect::Protector,
         resources::{PAGE_ROWS, Stored},
     },
+    trust::Trust,
     tunnels::registry::Registry,
 };
 
@@ -367,10 +368,4 @@ impl Control {
             .into_iter()
             .find(|stored| stored.key.ends_with(&format!("/{}", fold(id.name())))))
     }
-}
-
-/// Milliseconds since 1970, as the store has instants.
-pub fn milliseconds(at: SystemTime) -> i64 {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

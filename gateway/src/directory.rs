@@ -16,13 +16,14 @@ use auth::rbac::{
 use types::ids::{ClusterId, ClusterKey};
 
 use crate::{
+    cluster::{Agents, Cluster, ClusterRef, wanted::Wanted},
     resources::{
-        connected_cluster::{self, key_name, wanted::Wanted},
-        is_deleting, last_name, properties, role_assignment, role_definition,
+        connected_cluster::{self, key_name},
+        role_assignment, role_definition,
     },
     shards::Shards,
-    snapshot::{Agents, Cluster, ClusterRef},
     store::{changes::Change, resources::Stored},
+    stored::{last_name, properties},
 };
 
 /// The stored resources that decisions look at.
@@ -213,7 +214,7 @@ impl Directory {
         if is(&stored.kind, connected_cluster::NAME) {
             match stored.id.parse::<ClusterId>() {
                 Ok(id) if !self.is_within(&id) => {}
-                Ok(id) if !is_deleting(stored) => {
+                Ok(id) if !stored.is_deleting() => {
                     let agents = connected_cluster::principal(stored).map_or(Agents::Nobody, |principal| {
                         let onboarding = connected_cluster::onboarding_key(stored).map(|key| key_name(&key));
                         Agents::Identity { principal: principal.to_owned(), onboarding }

@@ -23,8 +23,8 @@ use types::api::ResourceId;
 
 use self::stream::Places;
 use crate::{
-    api::instant,
     control::Control,
+    instants::instant,
     store::events::{Event, KEPT, type_of},
 };
 

@@ -4,7 +4,7 @@
 use std::{
     hash::{Hash, Hasher},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use auth::{
@@ -373,11 +373,6 @@ impl AuthenticateError {
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Token(error) if error.is_unavailable())
     }
-}
-
-/// `SystemTime` as whole seconds since 1970.
-pub fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
 #[cfg(test)]

@@ -323,7 +323,7 @@ impl Issuer {
         let (mut body, expecting) = (std::pin::pin!(body), parts.headers.contains_key(header::EXPECT));
         let response = self.answer(peer, Request::from_parts(parts, body.as_mut())).await;
         if !expecting {
-            crate::api::body::leave(body).await;
+            crate::bodies::leave(body).await;
         }
         response
     }

@@ -38,13 +38,25 @@
 //! | [`roll_over`] | one certificate authority follows another |
 //! | [`program`] | the process `towline-gateway` |
 //! | [`core`] | what all of these share |
+//! | [`cluster`] | what is known of a cluster, and what its agents' certificates must say |
+//! | [`trust`] | the gateway's certificates, and the authorities that it trusts |
+//! | [`audit`] | one record for each request |
+//! | [`account_names`] | the names of issuers' accounts |
+//! | [`stored`] | what is the same in kept resources of all kinds |
+//! | [`places`] | places that no few addresses take all of |
+//! | [`bodies`] | bodies of requests, taken in to their end |
+//! | [`instants`], [`random`], [`shards`] | instants, random bytes, maps |
 
+pub mod account_names;
 pub mod accounts;
 pub mod admin;
 pub mod agents;
 pub mod api;
 pub mod aside;
+pub mod audit;
+pub mod bodies;
 pub mod checks;
+pub mod cluster;
 pub mod config;
 pub mod connectivity;
 pub mod control;
@@ -55,14 +67,17 @@ pub mod files;
 pub mod guid;
 pub mod identity;
 pub mod init;
+pub mod instants;
 pub mod issuer;
 pub mod lost;
 pub mod metrics;
 pub mod named;
 pub mod owners;
 pub mod permit;
+pub mod places;
 pub mod policy;
 pub mod program;
+pub mod random;
 pub mod rate;
 pub mod reload;
 pub mod renew;
@@ -73,6 +88,8 @@ pub mod sessions;
 pub mod shards;
 pub mod snapshot;
 pub mod store;
+pub mod stored;
+pub mod trust;
 pub mod tunnels;
 
 use std::{
@@ -91,18 +108,19 @@ use self::{
     accounts::Accounts,
     config::{AuditTo, Config, Dynamic},
     control::{Clock, Control},
-    core::{Core, Trust, TrustError},
+    core::Core,
     issuer::Issuer,
     metrics::Metrics,
     reload::{ReloadError, Reloader},
-    request::{
-        accept::{limit::Admissions, pace::Pace, refused::Refusals},
-        audit::AuditLog,
-    },
+    request::accept::{limit::Admissions, pace::Pace, refused::Refusals},
     sessions::{EndReason, Sessions},
     snapshot::{Snapshot, Snapshots},
     store::{Store, look::Found, protect::Protector},
     tunnels::registry::Registry,
+};
+use crate::{
+    audit::AuditLog,
+    trust::{Trust, TrustError},
 };
 
 /// How often a drain looks at what remains, and says so.
@@ -331,7 +349,7 @@ impl Gateway {
         tasks.spawn("quic", tunnels::accept::quic(Arc::clone(&core), Arc::clone(&quic)));
         let sweeper = Arc::clone(&core.sessions).run(Arc::clone(&core.snapshots), core.shutdown.clone());
         tasks.spawn("sessions", sweeper);
-        tasks.spawn("accounts", accounts::follow(Arc::clone(&core.snapshots), core.shutdown.clone()));
+        tasks.spawn("accounts", snapshot::follow_accounts(Arc::clone(&core.snapshots), core.shutdown.clone()));
         tasks.spawn("reload", Arc::clone(&reloader).watch());
         if let Some(control) = &core.control {
             tasks.spawn("follow", Arc::clone(control).follow(core.shutdown.clone()));

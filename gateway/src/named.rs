@@ -19,7 +19,7 @@ use certs::{
 };
 use serde_json::json;
 
-use crate::{config::agents::AuthorityFiles, request::address::Names};
+use crate::config::agents::AuthorityFiles;
 
 /// How long a certificate lives; another one follows it in the second half.
 const LIFE: Duration = Duration::from_secs(90 * 86_400);
@@ -94,7 +94,16 @@ impl Named {
     }
 }
 
-/// How clusters are addressed at this gateway, for [`crate::request::address::ADDRESSES_PATH`].
+/// What names clusters have beside their keys in paths.
+#[derive(Debug, Clone, Default)]
+pub struct Names {
+    /// The wildcard name under which clusters have host names.
+    pub domain: Option<String>,
+    /// The suffix of clusters' TLS server names.
+    pub suffix: Option<String>,
+}
+
+/// How clusters are addressed at this gateway, as JSON that anybody may read.
 pub fn addresses(names: &Names, named: Option<&Named>) -> Bytes {
     let why = match (named, &names.suffix) {
         (Some(_), _) => None,

@@ -7,28 +7,24 @@
 //! secret that is good; and a name that no configured issuer gives.
 
 use std::{
-    collections::HashSet,
     path::Path,
     time::{Duration, SystemTime},
 };
 
-use auth::{
-    rbac::{Scope, principal::user_key, role::built_in},
-    token::RawIssuer,
-};
+use auth::rbac::{Scope, principal::user_key, role::built_in};
 use http::StatusCode;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 
 use crate::{
+    account_names::AccountNames,
     api::error::ApiError,
     config::{Config, api::Api},
-    control::milliseconds,
     directory::Directory,
     guid,
+    instants::milliseconds,
     issuer::{
-        MOUNT, PRINCIPALS_FILE, Principal, Principals, PrincipalsError, USERS_FILE, User, Users,
-        principals::SECRET_LIFE,
+        PRINCIPALS_FILE, Principal, Principals, PrincipalsError, USERS_FILE, User, Users, principals::SECRET_LIFE,
     },
     resources::{role_assignment, role_definition},
     store::{
@@ -46,60 +42,11 @@ pub fn role() -> &'static str {
     built_in().iter().find(|role| role.name == OWNER).map_or("", |role| role.role.id())
 }
 
-/// The names that issuers give, by the configuration.
-pub struct Names {
-    /// What the built-in issuer's begin with.
-    own: String,
-    /// What those of each other issuer begin with.
-    others: Vec<String>,
-    /// Names that are refused everywhere.
-    disabled: HashSet<String>,
-}
-
-impl Names {
-    /// Of the configured issuers, among which the built-in one has this address.
-    pub fn new(issuers: &[RawIssuer], own_url: Option<&str>, disabled: &HashSet<String>) -> Self {
-        let prefix = |issuer: &RawIssuer| issuer.username_prefix.clone().unwrap_or_default();
-        let is_own = |issuer: &&RawIssuer| Some(issuer.url.as_str()) == own_url;
-        Self {
-            own: issuers.iter().find(is_own).map(prefix).unwrap_or_default(),
-            others: issuers.iter().filter(|issuer| !is_own(issuer)).map(prefix).collect(),
-            disabled: disabled.clone(),
-        }
-    }
-
-    fn of(config: &Config) -> Self {
-        let url = config.issuer.as_ref().zip(config.api.as_ref()).map(|(_, api)| format!("{}{MOUNT}", api.url));
-        Self::new(&config.dynamic.issuers, url.as_deref(), &config.dynamic.disabled)
-    }
-
-    /// What role assignments and `[api] owners` call an account of the built-in issuer.
-    pub fn principal(&self, object_id: &str) -> String {
-        format!("{}{object_id}", self.own)
-    }
-
-    fn key(&self, object_id: &str) -> String {
-        user_key(&self.principal(object_id))
-    }
-
-    /// Whether an account of the built-in issuer, which may go by each of these names, is refused everywhere.
-    fn refuses(&self, names: &[&str]) -> bool {
-        names.iter().any(|name| self.disabled.contains(&format!("{}{name}", self.own)))
-    }
-
-    /// Whether another issuer may give this name. What begins as names of one with a prefix is no name of one without.
-    fn is_elsewhere(&self, id: &str) -> bool {
-        let of = |prefix: &String| id.strip_prefix(prefix.as_str()).is_some_and(|rest| !rest.is_empty());
-        let is_own = !self.own.is_empty() && of(&self.own);
-        !is_own && !self.disabled.contains(id) && self.others.iter().any(of)
-    }
-}
-
 /// Who can sign in, as far as this gateway can tell.
 #[derive(Clone, Copy)]
 pub struct SignedIn<'a> {
     /// The names that issuers give.
-    pub names: &'a Names,
+    pub names: &'a AccountNames,
     /// The accounts of the built-in issuer; without it everybody is another issuer's to know.
     pub accounts: Option<(&'a Users, &'a Principals)>,
     /// What the policy calls who asks: they have just signed in.
@@ -221,12 +168,17 @@ pub async fn recover(config: &Config, now: SystemTime) -> Result<Value, OwnersEr
     let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Err(OwnersError::NoIssuer) };
     let store = Store::open_used(&api.store.url()).await?.ok_or(OwnersError::NotStarted)?;
     let file = issuer.state_dir.join(PRINCIPALS_FILE);
-    let made = made((api, &Names::of(config)), &store, &file, now).await;
+    let made = made((api, &AccountNames::of(config)), &store, &file, now).await;
     store.close().await;
     made
 }
 
-async fn made((api, names): (&Api, &Names), store: &Store, file: &Path, now: SystemTime) -> Result<Value, OwnersError> {
+async fn made(
+    (api, names): (&Api, &AccountNames),
+    store: &Store,
+    file: &Path,
+    now: SystemTime,
+) -> Result<Value, OwnersError> {
     let (owner, secret) = Principals::edit(file, |all| {
         let taken = |name: &String| all.iter().any(|one| one.name == *name);
         let names = std::iter::once("owner".to_owned()).chain((2_u32..).map(|n| format!("owner-{n}")));
@@ -263,7 +215,7 @@ async fn made((api, names): (&Api, &Names), store: &Store, file: &Path, now: Sys
 pub(crate) fn assignment(subscription: &str, principal: &str, now: SystemTime) -> Result<Stored, guid::NoRandom> {
     let at = format!("/subscriptions/{subscription}");
     let id = format!("{at}/providers/{}/{}", role_assignment::NAME, guid::random()?);
-    let (instant, by) = (crate::api::instant(milliseconds(now)), "towline-gateway recover-owner");
+    let (instant, by) = (crate::instants::instant(milliseconds(now)), "towline-gateway recover-owner");
     Ok(Stored {
         key: id.to_ascii_lowercase(),
         kind: role_assignment::NAME.to_ascii_lowercase(),
@@ -298,7 +250,7 @@ pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result
     let Some(object_id) = users.find(name).map(User::object_id) else { return Ok(()) };
     let principals = Principals::read(&issuer.state_dir.join(PRINCIPALS_FILE))?;
     let directory = read(api).await?;
-    let names = Names::of(config);
+    let names = AccountNames::of(config);
     let before = SignedIn { names: &names, accounts: Some((&users, &principals)), caller: &[], gone: None, now };
     let after = SignedIn { gone: Some(&object_id), ..before };
     match (Change { before, after, assignment: None }).locks_out(api, &directory) {
@@ -327,6 +279,10 @@ async fn read(api: &Api) -> Result<Directory, OwnersError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
+    use auth::token::RawIssuer;
+
     use super::*;
     use crate::{Extras, Gateway, init::made};
 
@@ -354,7 +310,7 @@ mod tests {
             owners.iter().map(|(_, who)| *who).collect::<Vec<_>>(),
             [user_key(told["objectId"].as_str().unwrap())]
         );
-        let names = Names::of(&config);
+        let names = AccountNames::of(&config);
         let before = SignedIn { names: &names, accounts: Some((&users, &all)), caller: &[], gone: None, now };
         let after = SignedIn { gone: told["objectId"].as_str(), ..before };
         assert!(Change { before, after, assignment: None }.locks_out(api, &directory).is_some());
@@ -394,7 +350,7 @@ mod tests {
         let named = format!("dev:{}", told["objectId"].as_str().unwrap());
         assert_eq!(owners.iter().map(|(_, who)| *who).collect::<Vec<_>>(), [user_key(&named)]);
         let all = Principals::read(&config.issuer.as_ref().unwrap().state_dir.join(PRINCIPALS_FILE)).unwrap();
-        let (users, names) = (Users::default(), Names::of(&config));
+        let (users, names) = (Users::default(), AccountNames::of(&config));
         let before = SignedIn { names: &names, accounts: Some((&users, &all)), caller: &[], gone: None, now };
         assert!(before.can(owners[0].1), "it can sign in");
         let after = SignedIn { gone: told["objectId"].as_str(), ..before };
@@ -414,7 +370,7 @@ mod tests {
         let ids = ["ann", "bob"].map(|name| users.put(name, &[], "a password").unwrap().object_id());
         let principals = Principals::default();
         let can = |issuers: &[RawIssuer], id: &str| {
-            let names = Names::new(issuers, Some(OWN), &disabled);
+            let names = AccountNames::new(issuers, Some(OWN), &disabled);
             let accounts = Some((&users, &principals));
             let signed_in = SignedIn { names: &names, accounts, caller: &[], gone: None, now: SystemTime::UNIX_EPOCH };
             signed_in.can(&user_key(id))

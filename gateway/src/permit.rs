@@ -1,11 +1,7 @@
 //! The stage `authorize`: principal and cluster to [`Permit`] or [`Denial`], by asking the snapshot. Only a permit can go on: the
 //! later stages and sessions take one, and nothing but this file makes one. Stands on identity, policy and snapshot.
 
-use crate::{
-    identity::Principal,
-    policy::DenialReason,
-    snapshot::{ClusterRef, Snapshot},
-};
+use crate::{cluster::ClusterRef, identity::Principal, policy::DenialReason, snapshot::Snapshot};
 
 /// The right of one principal to reach one cluster now.
 #[derive(Debug)]

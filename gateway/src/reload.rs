@@ -16,9 +16,10 @@ use tunnel::transport::quic::Listener;
 use crate::{
     checks::{self, IssuersError},
     config::{Config, Dynamic, api::Api},
-    core::{Core, TrustError},
+    core::Core,
     named,
     snapshot::Snapshot,
+    trust::TrustError,
 };
 
 /// How often the files are looked at.

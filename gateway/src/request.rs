@@ -5,7 +5,6 @@
 
 pub mod accept;
 pub mod address;
-pub mod audit;
 pub mod authenticate;
 pub mod headers;
 pub mod locate;
@@ -36,17 +35,19 @@ use types::ids::{RequestId, hex};
 use self::{
     accept::{Faulty, Turn, limit::SIGN_INS_PER_ADDRESS},
     address::{Address, AddressError, ClusterAddress, Endpoint, LongTarget, ServerName},
-    audit::Record,
     respond::{Body, Kind, Refusal},
     trace::Trace,
 };
 use crate::{
+    audit,
+    audit::Record,
     config::Limits,
     core::Core,
     identity::{Access, AuthenticateError, Credential},
     metrics::labels::Stage,
     permit::{self, Permit},
     policy::DenialReason,
+    random,
     sessions::{SessionHandle, What},
     snapshot::Snapshot,
 };
@@ -460,13 +461,6 @@ fn milliseconds(left: Duration) -> u64 {
     u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)
 }
 
-/// So many random bytes.
-pub fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    aws_lc_rs::rand::fill(&mut bytes).expect("the operating system gives random bytes");
-    bytes
-}
-
 /// Drawn many at a time: a draw begins with the processor's own source, which takes as long as a page of bytes does. They
 /// are names and no secrets.
 fn new_request_id() -> RequestId {
@@ -476,7 +470,7 @@ fn new_request_id() -> RequestId {
     }
     IDS.with_borrow_mut(|ids| {
         RequestId(ids.pop().unwrap_or_else(|| {
-            let drawn = random::<{ 16 * DRAWN }>();
+            let drawn = random::bytes::<{ 16 * DRAWN }>();
             let (drawn, _) = drawn.as_chunks();
             ids.extend(&drawn[1..]);
             drawn[0]

@@ -19,8 +19,8 @@ use time::OffsetDateTime;
 
 use crate::{
     config::{Config, agents::AuthorityFiles},
-    control::milliseconds,
     init::{AUTHORITY_DAYS, SERVER_DAYS},
+    instants::milliseconds,
     named::{self, NamedError},
     renew::{self, RenewError},
     store::{Store, StoreError},

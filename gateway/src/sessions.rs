@@ -25,12 +25,14 @@ use tokio_util::sync::CancellationToken;
 use types::ids::{ClusterKey, RequestId};
 
 use crate::{
-    identity::{Principal, unix_seconds},
+    audit::TEXT_BYTES,
+    cluster::ClusterRef,
+    identity::Principal,
+    instants::unix_seconds,
     metrics::{Metrics, OpenGuard},
     permit::{self, Permit},
     policy::DenialReason,
-    request::audit::TEXT_BYTES,
-    snapshot::{ClusterRef, Snapshot, Snapshots},
+    snapshot::{Snapshot, Snapshots},
 };
 
 /// Why the gateway ended a session.

@@ -18,8 +18,7 @@ KNOWN = {
     "bench": ["apiserver commands h2load path scenario", "fleet plan run"],
     "cli": ["api args client context credential environment failure kubernetes oauth output yaml"],
     "gateway": [
-        "accounts agents api config connectivity control core directory events issuer named owners permit policy request"
-        " resources sessions snapshot tunnels",
+        "agents api connectivity control core directory events owners permit request resources sessions snapshot tunnels",
     ],
 }
 

@@ -16,19 +16,18 @@ use types::{
 
 use super::{Agent, Call, DEAR, OF_ADDRESS, Reply, Visitor, challenge::cluster_id};
 use crate::{
-    api::{error::ApiError, instant},
+    api::error::ApiError,
+    cluster::{Gone, Named},
     config::agents::LONGEST_CERTIFICATE,
-    control::{Control, milliseconds},
+    control::Control,
+    instants::{instant, milliseconds},
     metrics::Enrolled,
-    resources::{
-        connected_cluster::{self as cluster, fingerprint, key_name},
-        is_deleting, last_name,
-    },
-    snapshot::{Gone, Named},
+    resources::connected_cluster::{self as cluster, fingerprint, key_name},
     store::{
         agents::{Certified, Kept},
         resources::Stored,
     },
+    stored::last_name,
 };
 
 /// Characters of a namespace's UID at most.
@@ -39,7 +38,7 @@ const NOT_SET_UP: &str = "300";
 /// A public key of 4096 bits that nobody has the private half of: who names a cluster that is not there waits as long.
 static NOBODY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     // RSAPublicKey (RFC 8017 appendix A.1.1): SEQUENCE of the modulus, odd and of full length, and 65537.
-    let mut modulus = crate::request::random::<512>();
+    let mut modulus = crate::random::bytes::<512>();
     modulus[0] |= 0x80;
     modulus[511] |= 1;
     [&[0x30, 0x82, 0x02, 0x0a, 0x02, 0x82, 0x02, 0x01, 0x00][..], &modulus, &[0x02, 0x03, 0x01, 0x00, 0x01]].concat()
@@ -83,7 +82,7 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     }
     call.core.agents.by_cluster(id.key(), enrolment_paths::CERTIFICATE, DEAR)?;
     let (Some(key), Some((stored, row))) = (key, found) else { return Err(not_proved()) };
-    if is_deleting(&stored) {
+    if stored.is_deleting() {
         return Err(deleted(&id));
     }
     let Some(principal) = cluster::principal(&stored) else {
@@ -136,7 +135,7 @@ pub async fn renew(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let found = call.control.store.get(id.as_str()).await?;
     // The resource may be another one by now, which decisions will know in a moment.
     let stored = found.filter(|stored| cluster::principal(stored) == Some(principal)).ok_or_else(|| later(id))?;
-    if is_deleting(&stored) {
+    if stored.is_deleting() {
         return Err(deleted(id));
     }
     // Who proved possession of a key that the cluster has no more goes no further than the certificate at hand.

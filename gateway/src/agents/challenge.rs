@@ -16,7 +16,7 @@ use types::{
 };
 
 use super::{Call, Reply};
-use crate::{api::error::ApiError, control::Control, request::random};
+use crate::{api::error::ApiError, control::Control, random};
 
 /// How long a challenge is good for.
 const LIFE_MS: i64 = 120_000;
@@ -80,7 +80,7 @@ impl Challenges {
 
     /// A challenge for a cluster.
     fn make(&self, control: &Control, cluster: &ClusterId) -> Result<String, ApiError> {
-        let nonce = hex(&random::<16>());
+        let nonce = hex(&random::bytes::<16>());
         let begun = control.now_ms();
         Ok(encode(&control.seal(&label(cluster), &json!({"nonce": nonce, "begun": begun}))?))
     }

@@ -20,7 +20,7 @@ use crate::{
         Kind, Writing,
         connected_cluster::{ConnectedClusters, NAME, onboarding_key},
         enrolment_token::{self, Held},
-        is_deleting, schema,
+        schema,
     },
     store::{
         batch::{Batch, Expect, Refused},
@@ -37,7 +37,7 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     if !held.is_lent(&snapshot, issuer.as_deref(), control.now_ms()) {
         return Err(not_held());
     }
-    let group = control.store.get(held.group.key()).await?.filter(|group| !is_deleting(group)).ok_or_else(not_held)?;
+    let group = control.store.get(held.group.key()).await?.filter(|group| !group.is_deleting()).ok_or_else(not_held)?;
     if held.name.as_ref().is_some_and(|name| !name.eq_ignore_ascii_case(&message.name)) {
         let only = held.name.unwrap_or_default();
         let message = format!("The enrolment token is for a cluster named '{only}'.");
@@ -87,7 +87,7 @@ pub async fn enrolled(call: &Call) -> Result<Reply, ApiError> {
     let signed = enrolled_message(&id, &message.challenge);
     proved(&call.control, &id, &message.challenge, key.as_ref(), (&signed, &signature))?;
     let stored = found.ok_or_else(not_proved)?;
-    if is_deleting(&stored) {
+    if stored.is_deleting() {
         return Err(deleted(&id));
     }
     let principal = stored.body["identity"]["principalId"].as_str().unwrap_or_default().to_owned();

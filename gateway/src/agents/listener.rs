@@ -10,9 +10,10 @@ use types::agent_api::{ENROLMENT_PREFIX, enrolment_paths};
 use super::{Call, OF_VISITORS, Reply, Visitor, answered, busy, find, in_time, query, whole};
 use crate::{
     api::error::ApiError,
+    audit::Record,
     control::Control,
     core::Core,
-    request::{Connection, accept::limit::ENROLMENTS_PER_ADDRESS, audit::Record, respond::Body},
+    request::{Connection, accept::limit::ENROLMENTS_PER_ADDRESS, respond::Body},
 };
 
 /// Whether a path is below the prefix.

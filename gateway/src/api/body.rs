@@ -10,30 +10,25 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
-use http_body_util::BodyExt;
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Call, error::ApiError};
-use crate::aside::aside;
+use crate::{
+    aside::aside,
+    bodies::{BYTES, TooLong, take},
+};
 
-/// Bytes of a body at most. As values in memory it may be sixteen times as much.
-pub const BYTES: usize = 256 * 1024;
 /// Bytes of a body that is read where its request is served: 1 ms, whatever is in it (`cargo bench -p bench --bench worst`).
 const AT_ONCE_BYTES: usize = 32 * 1024;
 /// Bodies that are read at once,
 const AT_ONCE: usize = 64;
 /// and of one caller.
 const OF_ONE_CALLER: usize = 8;
-/// What of a larger one is taken in and forgotten, so that its sender gets to read why it was refused: most send all of it
-/// before they look for an answer, and see a broken connection where it is cut off.
-const FORGOTTEN: u64 = 16 * 1024 * 1024;
 /// How long a request waits until its body is read.
 const TURN: Duration = Duration::from_secs(10);
 /// How long one may take to arrive.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// How long the rest of one may take that nobody asked for.
-const REST: Duration = Duration::from_secs(5);
 /// Objects and lists in each other at most.
 const DEPTH: usize = 32;
 
@@ -130,47 +125,6 @@ where
 {
     in_time(take(body, false)).await.map(drop)
 }
-
-/// Takes in what is left of a body behind an answer that did not need it, a bounded part and time. A connection with a
-/// request on it that was not read to its end is closed, and the next request of its client meets that.
-pub async fn leave<B>(body: B)
-where
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    if !body.is_end_stream() {
-        drop(tokio::time::timeout(REST, take(body, false)).await);
-    }
-}
-
-/// Reads a body to its end, keeping at most [`BYTES`].
-async fn take<B>(body: B, keep: bool) -> Result<Bytes, Box<dyn std::error::Error + Send + Sync>>
-where
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let mut body = std::pin::pin!(body);
-    let mut kept = Vec::new();
-    let (mut bytes, announced) = (0, body.size_hint().lower());
-    while let Some(frame) = body.frame().await {
-        let Ok(chunk) = frame.map_err(Into::into)?.into_data() else { continue };
-        bytes += chunk.len() as u64;
-        if bytes > BYTES as u64 {
-            kept = Vec::new();
-        } else if keep {
-            kept.extend_from_slice(&chunk);
-        }
-        if bytes.max(announced) > FORGOTTEN {
-            break;
-        }
-    }
-    if bytes.max(announced) > BYTES as u64 { Err(TooLong.into()) } else { Ok(kept.into()) }
-}
-
-/// A body has more than [`BYTES`].
-#[derive(Debug, thiserror::Error)]
-#[error("the body is too long")]
-struct TooLong;
 
 async fn bytes<B>(body: B) -> Result<Bytes, ApiError>
 where

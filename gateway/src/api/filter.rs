@@ -8,7 +8,7 @@ use serde_json::Value;
 use types::api::{ResourceId, id::is_same};
 
 use super::error::ApiError;
-use crate::{resources::last_name, store::resources::Stored};
+use crate::{store::resources::Stored, stored::last_name};
 
 /// Bytes of a filter at most.
 const BYTES: usize = 1024;

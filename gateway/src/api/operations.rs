@@ -4,8 +4,9 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 use types::api::ResourceId;
 
-use super::{Call, empty, error::ApiError, instant, json, read};
+use super::{Call, empty, error::ApiError, json, read};
 use crate::{
+    instants::instant,
     request::respond::Body,
     resources::new_guid,
     store::operations::{Operation, Status},

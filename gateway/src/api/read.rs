@@ -16,13 +16,14 @@ use crate::{
     resources::{
         KINDS, Kind, Place, Showing,
         connected_cluster::{self, ConnectedClusters},
-        kind, last_name, schema,
+        kind, schema,
     },
     store::{
         StoreError,
         agents::Agent,
         resources::{PAGE_ROWS, Stored},
     },
+    stored::last_name,
 };
 
 /// Rows of a page where the client names no number.

@@ -9,8 +9,9 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 use types::api::ResourceId;
 
-use super::{Call, body, error::ApiError, instant, json};
+use super::{Call, body, error::ApiError, json};
 use crate::{
+    instants::instant,
     issuer::{
         Issuer, NewSecret, PRINCIPALS_FILE, Principal, Principals, PrincipalsError,
         principals::{SECRET_LIFE, SECRETS_MAX},

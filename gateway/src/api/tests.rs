@@ -23,14 +23,15 @@ mod size;
 
 use super::*;
 use crate::{
+    audit::AuditLog,
     config::{
         Dynamic,
         api::{Api, StoreAt, Subscription},
     },
     identity::Principal,
+    instants::instant,
     metrics::Metrics,
     policy::DenialReason,
-    request::audit::AuditLog,
     snapshot::Snapshots,
     store::{Store, protect::Protector},
 };

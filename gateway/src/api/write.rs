@@ -5,21 +5,20 @@ use http::{Response, StatusCode, header};
 use serde_json::{Map, Value, json};
 use types::api::ResourceId;
 
-use super::{Call, body, empty, error::ApiError, instant, json, operations, read, registrations};
+use super::{Call, body, empty, error::ApiError, json, operations, read, registrations};
+use crate::instants::instant;
 use tokio::sync::MutexGuard;
 
 use crate::{
     owners::{self, SignedIn},
     request::respond::Body,
-    resources::{
-        Acting, Kind, Place, Writing, connected_cluster, is_deleting, properties, properties_mut, role_assignment,
-        schema,
-    },
+    resources::{Acting, Kind, Place, Writing, connected_cluster, role_assignment, schema},
     store::{
         batch::{Batch, Expect, Refused},
         operations::{Operation, Status},
         resources::Stored,
     },
+    stored::{properties, properties_mut},
 };
 
 /// How often a write that somebody else was in the way of is tried again.
@@ -281,12 +280,12 @@ async fn stays(call: &Call<'_>, id: &ResourceId, old: Option<&Stored>) -> Result
         let message = format!("The resource '{}' is being deleted; wait until that has ended.", id.name());
         Err(ApiError::of(StatusCode::CONFLICT, code, message))
     };
-    if old.is_some_and(is_deleting) {
+    if old.is_some_and(Stored::is_deleting) {
         return going(id, "ResourceBeingDeleted");
     }
     let mut next = id.parent();
     while let Some(at) = next {
-        if call.control.store.get(at.key()).await?.as_ref().is_some_and(is_deleting) {
+        if call.control.store.get(at.key()).await?.as_ref().is_some_and(Stored::is_deleting) {
             let group = at.is(types::api::id::RESOURCE_GROUPS);
             return going(&at, if group { "ResourceGroupBeingDeleted" } else { "ParentResourceBeingDeleted" });
         }

@@ -8,7 +8,7 @@ use types::ids::ClusterId;
 use url::Url;
 
 use crate::{
-    events::webhooks::{Webhook, address, secret},
+    config::webhook::{Webhook, address, secret},
     store::{
         events::{Kind, type_of},
         sqlite_url,
@@ -166,7 +166,7 @@ impl Api {
     pub fn kubeconfig(&self, id: &ClusterId, ca: &str) -> Value {
         use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
         let key = id.key().hex();
-        let name = crate::resources::last_name(id.as_str());
+        let name = crate::stored::last_name(id.as_str());
         let mut cluster = json!({"server": format!("{}/{key}", self.url)});
         if !ca.is_empty() {
             cluster["certificate-authority-data"] = BASE64.encode(ca).into();

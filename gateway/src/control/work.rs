@@ -7,12 +7,9 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{Control, LOOK_EVERY};
-use crate::{
-    resources::is_deleting,
-    store::{
-        batch::{Batch, Ended, Expect},
-        operations::{Operation, Status},
-    },
+use crate::store::{
+    batch::{Batch, Ended, Expect},
+    operations::{Operation, Status},
 };
 
 /// The same at most, while none of them can be ended.
@@ -166,7 +163,7 @@ impl Control {
         let mut batch = Batch { ends: vec![ended], ..Batch::default() };
         if operation.work.get("kind").is_some_and(|kind| kind == "delete") {
             match self.store.get(&operation.resource).await {
-                Ok(Some(stored)) if is_deleting(&stored) => {
+                Ok(Some(stored)) if stored.is_deleting() => {
                     batch.deletes.push((stored.key, Expect::Revision(stored.revision)));
                 }
                 // Deleted by another operation; what is there now was created since.

@@ -4,30 +4,29 @@
 //! jitter, until the event is a day old.
 
 use std::{
-    fmt, io,
-    path::Path,
+    io,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use auth::token::{Connect, Direct, Socket};
-use aws_lc_rs::{digest, hmac};
+use aws_lc_rs::hmac;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
-use certs::{Roots, tls};
 use daemon::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use http::{Request, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
-use url::{Host, Url};
+use url::Host;
 
 use super::cloud_event;
 use crate::{
+    config::webhook::Webhook,
     control::Control,
-    identity::unix_seconds,
-    store::events::{Event, Kind, Of},
+    instants::unix_seconds,
+    store::events::{Event, Of},
 };
 
 /// How long one delivery may take, from the connection to the end of the answer.
@@ -36,8 +35,6 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const ANSWER_BYTES: usize = 64 * 1024;
 /// How long an event is tried, in milliseconds from when it happened.
 const TRIED_MS: i64 = 24 * 3600 * 1000;
-/// Bytes of a secret, at least and at most (Standard Webhooks, "Signature scheme").
-const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 /// Events that one question to the store brings.
 const AT_ONCE: u32 = 50;
 /// When a delivery is tried again.
@@ -48,77 +45,6 @@ const RETRIES: BackoffPolicy = BackoffPolicy {
     cap: Duration::from_secs(600),
     steady_after: Duration::from_secs(1),
 };
-
-/// A webhook of the configuration. Neither its secret nor its address, which may hold one, prints.
-#[derive(Clone)]
-pub struct Webhook {
-    url: Url,
-    key: hmac::Key,
-    kinds: Vec<Kind>,
-    tls: Arc<ClientConfig>,
-}
-
-impl fmt::Debug for Webhook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Webhook").field("to", &self.to()).finish_non_exhaustive()
-    }
-}
-
-impl PartialEq for Webhook {
-    fn eq(&self, other: &Self) -> bool {
-        self.url == other.url && self.kinds == other.kinds
-    }
-}
-
-impl Eq for Webhook {}
-
-impl Webhook {
-    /// Of an address, a secret and the types that it is told; `ca`, PEM, in place of the public authorities.
-    pub fn new(url: Url, secret: &[u8], kinds: Vec<Kind>, ca: Option<&Path>) -> Result<Self, String> {
-        let roots = match ca {
-            Some(file) => Roots::load(file).map_err(|error| error.to_string())?,
-            None => Roots::public(),
-        };
-        let tls = Arc::new(tls::client_https(&roots).map_err(|error| error.to_string())?);
-        Ok(Self { url, key: hmac::Key::new(hmac::HMAC_SHA256, secret), kinds, tls })
-    }
-
-    /// Where it is, for people.
-    fn to(&self) -> &str {
-        &self.url[..url::Position::BeforePath]
-    }
-
-    /// Its name in the store.
-    pub fn name(&self) -> String {
-        let digest = digest::digest(&digest::SHA256, self.url.as_str().as_bytes());
-        types::ids::hex(digest.as_ref())
-    }
-}
-
-/// An address that may be told: `https://`, or `http://` to this machine itself.
-pub fn address(text: &str) -> Result<Url, &'static str> {
-    const WANTED: &str = "must be https://<host>/..., or http:// to a loopback address such as 127.0.0.1, without a user, a password or a fragment";
-    let url = Url::parse(text).map_err(|_| WANTED)?;
-    let loopback = match url.host() {
-        Some(Host::Ipv4(ip)) => ip.is_loopback(),
-        Some(Host::Ipv6(ip)) => ip.is_loopback(),
-        _ => false,
-    };
-    let plain = url.username().is_empty() && url.password().is_none() && url.fragment().is_none();
-    let fine = url.has_host() && plain && (url.scheme() == "https" || (url.scheme() == "http" && loopback));
-    if fine { Ok(url) } else { Err(WANTED) }
-}
-
-/// A secret as it is written: `whsec_` and base64.
-pub fn secret(text: &str) -> Result<Vec<u8>, String> {
-    let wanted = || {
-        let (least, most) = (SECRET_BYTES.start(), SECRET_BYTES.end());
-        format!("must hold whsec_ and the base64 of {least} to {most} random bytes (openssl rand -base64 32)")
-    };
-    let text = text.trim();
-    let bytes = BASE64.decode(text.strip_prefix("whsec_").unwrap_or(text)).map_err(|_| wanted())?;
-    if SECRET_BYTES.contains(&bytes.len()) { Ok(bytes) } else { Err(wanted()) }
-}
 
 /// Tells one webhook what happens, until the gateway drains.
 pub async fn run(control: Arc<Control>, webhook: Webhook, shutdown: Shutdown) {

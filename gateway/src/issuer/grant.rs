@@ -17,8 +17,7 @@ use super::{
     respond::{Minted, Refusal},
     users::{self, User, Users},
 };
-use crate::guid;
-use crate::request::accept::limit::Places;
+use crate::{guid, places::Places};
 
 /// RFC 8628 section 3.4.
 pub const DEVICE_GRANT: &str = "urn:ietf:params:oauth:grant-type:device_code";

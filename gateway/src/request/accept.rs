@@ -40,7 +40,7 @@ use self::{
     cut::{Streams, cuttable},
     flood::Frames,
     framing::{Framing, InTurn, Note, Notes, Timeouts},
-    limit::{Admission, Unread},
+    limit::Unread,
     linger::Linger,
 };
 use super::{
@@ -48,9 +48,13 @@ use super::{
     address::{LongTarget, ServerName},
     respond::Body,
 };
-use crate::identity::{Access, Holder, Proof};
-use crate::metrics::labels::Cause;
-use crate::{core::Core, named::Named};
+use crate::places::Admission;
+use crate::{
+    core::Core,
+    identity::{Access, Holder, Proof},
+    metrics::labels::Cause,
+    named::Named,
+};
 
 /// Streams that a user may have open at once in one HTTP/2 connection.
 const H2_STREAMS: u32 = 4096;

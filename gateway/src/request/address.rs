@@ -13,16 +13,7 @@ use certs::is_below;
 use http::{HeaderMap, Method, Uri, Version, header};
 use types::ids::ClusterKey;
 
-use crate::{agents, issuer::Issuer};
-
-/// What names clusters have beside their keys in paths.
-#[derive(Debug, Clone, Default)]
-pub struct Names {
-    /// The wildcard name under which clusters have host names.
-    pub domain: Option<String>,
-    /// The suffix of clusters' TLS server names.
-    pub suffix: Option<String>,
-}
+use crate::{agents, issuer::Issuer, named::Names};
 
 /// What the TLS server name of a connection says. It holds for every request on the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,8 +10,9 @@ use tracing::Instrument as _;
 use types::ids::{ClusterId, ClusterKey};
 
 use crate::{
+    cluster::ClusterRef,
     identity::{Access, AuthenticateError, Credential, Principal},
-    snapshot::{ClusterRef, Snapshot},
+    snapshot::Snapshot,
 };
 
 /// Judges a credential for a cluster. For an unknown cluster the same work is done for the id that the token itself names,

@@ -11,11 +11,13 @@ use types::ids::ClusterKey;
 
 use super::respond::{Kind, Refusal};
 use crate::{
+    cluster::ClusterRef,
     config::Limits,
-    snapshot::ClusterRef,
+    identity::PrincipalKey,
+    metrics::labels::Stage,
+    permit::Permit,
     tunnels::registry::{LiveTunnel, Registry},
 };
-use crate::{identity::PrincipalKey, metrics::labels::Stage, permit::Permit};
 
 /// The tunnels of a cluster: not draining ones first, then by load.
 #[tracing::instrument(name = "locate", level = "debug", skip_all)]

@@ -15,8 +15,12 @@ use super::{
     locate::Slot,
     respond::{Kind, Refusal},
 };
-use crate::{core::Core, metrics::OpenGuard, tunnels::registry::LiveTunnel};
-use crate::{identity::PrincipalKey, metrics::labels::Stage};
+use crate::{
+    core::Core,
+    identity::PrincipalKey,
+    metrics::{OpenGuard, labels::Stage},
+    tunnels::registry::LiveTunnel,
+};
 
 /// An open stream, with its place in the counts.
 pub struct Opened {

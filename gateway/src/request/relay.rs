@@ -38,15 +38,16 @@ use super::{
     Connection, Request,
     accept::cut,
     address::Endpoint,
-    audit::{self, Outcome, Record},
     headers,
     open::{self, Opened, Place},
     redirect,
     respond::{Body, BodyError, Kind, Refusal},
 };
-use crate::metrics::labels::Stage;
 use crate::{
+    audit,
+    audit::{Outcome, Record},
     core::Core,
+    metrics::labels::Stage,
     sessions::{EndReason, SessionHandle},
     tunnels::registry::LiveTunnel,
 };

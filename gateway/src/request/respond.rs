@@ -13,9 +13,8 @@ use http_body_util::{BodyExt, Full};
 use tunnel::exchange::Status;
 use types::ids::RequestId;
 
-use super::{accept::limit::UnreadAnswer, address::AddressError, audit, relay::Relayed};
-use crate::metrics::labels::Stage;
-use crate::{events::stream::Live, sessions::EndReason};
+use super::{accept::limit::UnreadAnswer, address::AddressError, relay::Relayed};
+use crate::{audit, events::stream::Live, metrics::labels::Stage, sessions::EndReason};
 
 /// A refusal: whatever keeps a request from being relayed, or its answer from being used.
 #[derive(Debug)]

@@ -10,16 +10,16 @@ use tunnel::{exchange::StreamBody, wire::head::RequestHead};
 use types::ids::RequestId;
 
 use super::{
-    QUESTION_DEADLINE, Request,
-    audit::Record,
-    authenticate, head, locate, open, relay,
+    QUESTION_DEADLINE, Request, authenticate, head, locate, open, relay,
     respond::{self, Body, Refusal},
 };
-use crate::{core::Core, snapshot::Snapshot};
 use crate::{
+    audit::Record,
+    core::Core,
     identity::{Credential, Principal},
     metrics::labels::Stage,
     permit::{self, Permit},
+    snapshot::Snapshot,
 };
 
 /// The longest answer of an agent, in bytes.

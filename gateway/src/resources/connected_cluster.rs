@@ -15,29 +15,28 @@ use types::{
 };
 
 use super::{
-    Acting, Kind, Place, Showing, Writing, new_guid, properties, properties_mut,
+    Acting, Kind, Place, Showing, Writing, new_guid,
     schema::{Property, Type},
 };
 use crate::{
-    api::{error::ApiError, filter, instant},
+    api::{error::ApiError, filter},
+    cluster::wanted::{self, Wanted},
     connectivity::Status,
     control::Control,
     identity::Caller,
+    instants::instant,
     store::resources::Stored,
+    stored::{properties, properties_mut},
 };
 
 mod credential;
 pub mod facts;
-pub mod wanted;
 
 /// The plug-in.
 pub struct ConnectedClusters;
 
 /// The full type.
 pub const NAME: &str = "Microsoft.Kubernetes/connectedClusters";
-/// The action that lets somebody reach the cluster's apiserver through the gateway.
-pub const REACH: &str = "Microsoft.Kubernetes/connectedClusters/listClusterUserCredential/action";
-
 const OLD: &str = "2024-01-02";
 const SWITCH: &[&str] = &["Enabled", "Disabled"];
 const BENEFIT: &[&str] = &["True", "False", "NotApplicable"];
@@ -435,7 +434,7 @@ fn public_key(text: &str) -> Result<(), String> {
 
 /// Nobody is told how to reach a cluster that lets nobody through (docs/features.md K9).
 fn connect_is_on(resource: &Stored) -> Result<(), ApiError> {
-    if wanted::Wanted::of(resource).cluster_connect {
+    if Wanted::of(resource).cluster_connect {
         return Ok(());
     }
     let message = "The feature 'cluster-connect' is switched off for this cluster, or its private link is enabled. Switch it on (towline enable-features --features cluster-connect) and try again.";

@@ -16,21 +16,23 @@ use serde_json::{Map, Value, json};
 use types::api::{ResourceId, id::RESOURCE_GROUPS};
 
 use super::{
-    Acting, last_name,
+    Acting,
     schema::{self, Property, Type},
     usual_name,
 };
 use crate::{
-    api::{error::ApiError, instant, is_known},
+    api::{error::ApiError, is_known},
     directory::Directory,
     identity::Holder,
+    instants::instant,
     issuer::Issuer,
-    request::random,
+    random,
     snapshot::Snapshot,
     store::{
         batch::{Batch, Expect},
         resources::Stored,
     },
+    stored::last_name,
 };
 
 /// The actions: makes one,
@@ -167,7 +169,7 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
         return Err(ApiError::bad_request("InvalidRequestContent", message).at("expiresInSeconds"));
     }
     let ends_ms = acting.now_ms + life * 1000;
-    let (id, secret) = (types::ids::hex(&random::<16>()), types::ids::hex(&random::<32>()));
+    let (id, secret) = (types::ids::hex(&random::bytes::<16>()), types::ids::hex(&random::bytes::<32>()));
     let kept = Stored {
         key: key(&group, &id),
         kind: KIND.to_owned(),

@@ -8,13 +8,14 @@ use types::api::{
 };
 
 use super::{
-    Acting, Kind, Place, Writing, enrolment_token, properties_mut,
+    Acting, Kind, Place, Writing, enrolment_token,
     schema::{Property, Type},
 };
 use crate::{
     api::{error::ApiError, filter},
     identity::Caller,
     store::resources::Stored,
+    stored::properties_mut,
 };
 
 /// The plug-in.

@@ -21,16 +21,17 @@ use types::{
 };
 
 use super::{
-    Kind, Place, Writing, last_name, properties, properties_mut, role_definition,
+    Kind, Place, Writing, role_definition,
     schema::{Property, Type},
 };
-use crate::guid::is_guid;
 use crate::{
     api::{error::ApiError, filter},
     aside::aside,
     directory::Directory,
+    guid::is_guid,
     identity::Caller,
     store::resources::Stored,
+    stored::{last_name, properties, properties_mut},
 };
 
 /// The plug-in.
@@ -348,7 +349,7 @@ mod tests {
 
         #[test]
         fn what_is_written_as_an_instant_is_read_as_that(seconds in -62_135_596_800_i64..253_402_300_799) {
-            let text = crate::api::instant(seconds * 1000);
+            let text = crate::instants::instant(seconds * 1000);
             prop_assert_eq!(parse(&text), Some(seconds), "{}", text);
         }
     }

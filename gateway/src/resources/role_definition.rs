@@ -12,17 +12,18 @@ use serde_json::{Map, Value, json};
 use types::api::{ErrorDetail, ResourceId, id::fold};
 
 use super::{
-    Kind, Place, Writing, last_name, properties, properties_mut, role_assignment,
+    Kind, Place, Writing, role_assignment,
     schema::{Property, Type},
 };
-use crate::guid::is_guid;
 use crate::{
     api::{error::ApiError, filter},
     aside::aside,
     control::Control,
     directory::{Directory, Held},
+    guid::is_guid,
     identity::Caller,
     store::resources::Stored,
+    stored::{last_name, properties, properties_mut},
 };
 
 /// The plug-in.
@@ -143,7 +144,7 @@ impl Kind for RoleDefinitions {
 pub fn stamps(properties: &mut Map<String, Value>, writing: &Writing<'_>) {
     let old = writing.old.and_then(|old| old.body.get("properties")?.as_object());
     let kept = |name: &str| old.and_then(|old| old.get(name)).cloned();
-    let now = json!(crate::api::instant(writing.now_ms));
+    let now = json!(crate::instants::instant(writing.now_ms));
     let by = json!(writing.caller.object_id());
     properties.insert("createdOn".to_owned(), kept("createdOn").unwrap_or_else(|| now.clone()));
     properties.insert("createdBy".to_owned(), kept("createdBy").unwrap_or_else(|| by.clone()));

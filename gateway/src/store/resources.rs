@@ -32,7 +32,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Whether it is being deleted.
+    /// Whether its deletion has begun: from then on nobody reaches it, and nobody changes it.
     pub fn is_deleting(&self) -> bool {
         is_deleting(&self.body)
     }

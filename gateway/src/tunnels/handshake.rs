@@ -18,9 +18,9 @@ use types::{
 };
 
 use crate::{
+    cluster::{ClusterRef, Named},
     core::Core,
-    request::random,
-    snapshot::{ClusterRef, Named},
+    random,
 };
 
 /// Tunnels of one cluster at once: several agents, each with a few connections.
@@ -50,7 +50,7 @@ pub struct Welcomed {
 pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError> {
     let peer = carrier.facts().peer;
     let gateway = GatewaySide {
-        session: random(),
+        session: random::bytes(),
         authenticate: |presented: Presented| async move {
             let result = authenticate(core, &presented);
             if let Err(refuse) = &result {

@@ -18,7 +18,7 @@ use types::{
     version::Features,
 };
 
-use crate::snapshot::{ClusterRef, Named};
+use crate::cluster::{ClusterRef, Named};
 
 /// A tunnel that is up.
 pub struct LiveTunnel {
@@ -233,7 +233,7 @@ mod tests {
     use tunnel::transport::{Stream, memory};
 
     use super::*;
-    use crate::snapshot::Cluster;
+    use crate::cluster::Cluster;
 
     const ID: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
     /// Of a kind that nobody here looks at.

@@ -233,7 +233,7 @@ async fn a_roll_over_of_the_authority_keeps_names_for_who_knows_the_old_one_unti
     let pem = told["serverNames"]["certificateAuthority"].as_str().unwrap();
     assert_eq!(pem.matches("BEGIN CERTIFICATE").count(), 2);
     // It is not the one of the moment, but the one that was kept: after a start as well.
-    let again = gateway::core::Trust::load(&load()).unwrap();
+    let again = gateway::trust::Trust::load(&load()).unwrap();
     assert!(again.named_until().unwrap() > now + std::time::Duration::from_secs(200 * 86_400));
     gateway::roll_over::finish(&load(), None, now, false).await.unwrap();
     world.gateway.reload().await.unwrap();

@@ -9,8 +9,8 @@ use aws_lc_rs::{
 
 use super::*;
 use crate::{
+    cluster::ClusterRef,
     connectivity,
-    snapshot::ClusterRef,
     store::agents::{Certified, Kept},
     tunnels::registry::Registry,
 };

@@ -7,6 +7,7 @@ use tokio::net::TcpListener;
 
 use super::{connectivity::key_of, *};
 use crate::{
+    config,
     events::{self, webhooks},
     store::events::Kind,
 };
@@ -221,9 +222,9 @@ async fn c8_streams_are_bounded_and_give_their_places_back() {
 #[tokio::test]
 async fn c8_a_webhook_is_told_in_order_again_after_a_failure_and_goes_on_after_a_restart() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = webhooks::address(&format!("http://{}/hook?x=1", listener.local_addr().unwrap())).unwrap();
-    let key = webhooks::secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
-    let webhook = webhooks::Webhook::new(url, &key, vec![Kind::Connectivity, Kind::Deleted], None).unwrap();
+    let url = config::webhook::address(&format!("http://{}/hook?x=1", listener.local_addr().unwrap())).unwrap();
+    let key = config::webhook::secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
+    let webhook = config::webhook::Webhook::new(url, &key, vec![Kind::Connectivity, Kind::Deleted], None).unwrap();
     let site = Bench::new().await;
     site.group("g").await;
     site.with_agents("a").await;

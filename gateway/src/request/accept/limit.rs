@@ -1,7 +1,6 @@
 //! Who may come in: connections and handshakes at once, in all and from one address.
 
 use std::{
-    hash::Hash,
     net::IpAddr,
     sync::{
         Arc,
@@ -9,11 +8,12 @@ use std::{
     },
 };
 
-use daemon::shares::{address, network, share};
-use dashmap::DashMap;
 use types::limits;
 
-use crate::config::Limits;
+use crate::{
+    config::Limits,
+    places::{Admission, Counts, SHARE_MIN, enter},
+};
 
 /// Answers of ours that one connection may have waiting for its windows with their bodies.
 const UNREAD: u32 = 128;
@@ -30,15 +30,8 @@ const ENROLMENTS: u32 = 4096;
 /// The same from one address: many clusters may be behind one.
 pub const ENROLMENTS_PER_ADDRESS: u32 = 256;
 
-/// Nobody may have more than a share of the places that are still free ([`share`]), so that some are left whoever comes: two
-/// addresses at once get a tenth each, ten get 6 % each and leave 44 %, a hundred leave 7 %, and the last ones go to those
-/// who have none. An address may have this many in any case, until then.
-const SHARE_MIN: u32 = 16;
 /// The same of the few places for long targets.
 const LONG_TARGETS_MIN: u32 = limits::LONG_TARGETS_PER_ADDRESS;
-/// Shares of an address that its network (/24, /48) has.
-const SHARES_OF_NETWORK: u32 = 2;
-
 /// Of the files that the process may open, this part is kept for tunnels, the admin listener, issuers and what is written,
 /// within [`FILES_KEPT`].
 const FILES_KEPT_PART: u64 = 4;
@@ -73,24 +66,6 @@ impl Drop for UnreadAnswer {
     }
 }
 
-#[derive(Default)]
-struct Counts {
-    all: AtomicU32,
-    by_address: DashMap<IpAddr, u32>,
-    by_network: DashMap<IpAddr, u32>,
-}
-
-/// Places of one kind, bounded in all and by address.
-#[derive(Default)]
-pub struct Places(Arc<Counts>);
-
-impl Places {
-    /// A place; `None`: there are too many in all, or from this address.
-    pub fn take(&self, peer: IpAddr, limit: u32, limit_by_address: u32) -> Option<Admission> {
-        enter(&self.0, peer, limit, limit_by_address, SHARE_MIN)
-    }
-}
-
 /// Places for long request targets, as one connection takes them.
 #[derive(Clone)]
 pub struct LongTargets {
@@ -104,13 +79,6 @@ impl LongTargets {
         let (limit, by_address) = (limits::LONG_TARGETS, limits::LONG_TARGETS_PER_ADDRESS);
         enter(&self.counts, self.peer, limit, by_address, LONG_TARGETS_MIN)
     }
-}
-
-/// One place in the counts, given back on drop.
-pub struct Admission {
-    counts: Arc<Counts>,
-    address: IpAddr,
-    network: IpAddr,
 }
 
 impl Admissions {
@@ -161,45 +129,11 @@ impl Admissions {
     }
 }
 
-fn enter(counts: &Arc<Counts>, peer: IpAddr, limit: u32, limit_by_address: u32, least: u32) -> Option<Admission> {
-    let taken = counts.all.fetch_add(1, Ordering::Relaxed);
-    // Gives back what it counts, whatever comes.
-    let place = Admission { counts: Arc::clone(counts), address: address(peer), network: network(peer) };
-    let own = count(&counts.by_address, place.address);
-    let near = count(&counts.by_network, place.network);
-    if taken >= limit {
-        return None;
-    }
-    let share = share(limit, taken, least);
-    let shares = if share > 1 { share.saturating_mul(SHARES_OF_NETWORK) } else { share };
-    (own <= limit_by_address.min(share) && near <= shares).then_some(place)
-}
-
-/// One more of this; how many there are then.
-fn count(map: &DashMap<IpAddr, u32>, key: IpAddr) -> u32 {
-    let mut count = map.entry(key).or_default();
-    *count += 1;
-    *count
-}
-
-impl Drop for Admission {
-    fn drop(&mut self) {
-        self.counts.all.fetch_sub(1, Ordering::Relaxed);
-        leave(&self.counts.by_address, &self.address);
-        leave(&self.counts.by_network, &self.network);
-    }
-}
-
-fn leave<K: Hash + Eq>(map: &DashMap<K, u32>, key: &K) {
-    if let Some(mut count) = map.get_mut(key) {
-        *count -= 1;
-    }
-    map.remove_if(key, |_, count| *count == 0);
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
+
+    use daemon::shares::address;
 
     use super::*;
 

@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::{
+    audit::AuditLog,
     metrics::{Metrics, labels::Cause},
-    request::audit::AuditLog,
 };
 
 /// Records in one [`WINDOW`]; the next one says how many there were beyond.

@@ -31,8 +31,10 @@ use self::{
     line::{Known, Text},
     writer::Entry,
 };
-use crate::metrics::labels::Stage;
-use crate::{config::AuditTo, metrics::Metrics};
+use crate::{
+    config::AuditTo,
+    metrics::{Metrics, labels::Stage},
+};
 
 /// The longest text of one field, in bytes.
 pub const TEXT_BYTES: usize = 1024;

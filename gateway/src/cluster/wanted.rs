@@ -4,10 +4,7 @@
 use serde_json::{Map, Value};
 use types::api::ErrorDetail;
 
-use crate::{
-    resources::{is_deleting, properties},
-    store::resources::Stored,
-};
+use crate::{store::resources::Stored, stored::properties};
 
 /// The feature that lets users through; its setting `enabled` is `"true"` or `"false"`.
 pub const CLUSTER_CONNECT: &str = "cluster-connect";
@@ -41,7 +38,7 @@ impl Wanted {
         let off = setting(properties).is_some_and(|(_, value)| value.eq_ignore_ascii_case("false"));
         Self {
             revision: stored.revision,
-            cluster_connect: !private && !off && !is_deleting(stored),
+            cluster_connect: !private && !off && !stored.is_deleting(),
             azure_rbac: within("aadProfile", "enableAzureRBAC").is_some_and(|on| *on == true),
             agent_version: within("arcAgentProfile", "desiredAgentVersion")
                 .and_then(Value::as_str)
