@@ -1,5 +1,5 @@
-//! What a request's headers cost on their way: the gateway's checks and what it takes out, the agent's admission, and the
-//! fresh head in the user's name, of a small request and of a user with 300 groups.
+//! What a request's headers cost on their way: the gateway's checks and what it takes out, the agent's admission, and
+//! the fresh head in the user's name, of a small request and of a user with 300 groups.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 

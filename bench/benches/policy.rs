@@ -1,5 +1,5 @@
-//! The decisions that every request waits for: on grants of the gateway's configuration, and with 100,000 role assignments on
-//! 10,000 clusters, under 20 microseconds each.
+//! The decisions that every request waits for: on grants of the gateway's configuration, and with 100,000 role
+//! assignments on 10,000 clusters, under 20 microseconds each.
 
 #![allow(clippy::print_stderr, reason = "a figure beside the times")]
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
@@ -41,7 +41,8 @@ fn cluster(n: usize) -> String {
     )
 }
 
-/// Assignments at namespaces, clusters, resource groups and a few subscriptions, of all built-in roles, some with a window.
+/// Assignments at namespaces, clusters, resource groups and a few subscriptions, of all built-in roles, some with a
+/// window.
 fn policy() -> Policy {
     let roles = built_in();
     let assignment = |n: usize| {

@@ -1,5 +1,5 @@
-//! What a chunk of a body costs on a stream, carrier and TLS left out: given at one end, taken at the other as a body, credit
-//! returned; and what a whole small exchange costs in that way.
+//! What a chunk of a body costs on a stream, carrier and TLS left out: given at one end, taken at the other as a body,
+//! credit returned; and what a whole small exchange costs in that way.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 

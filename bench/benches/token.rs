@@ -1,5 +1,6 @@
-//! The token check that every request waits for, at the gateway and again at the agent: kept decisions are to take at most 2
-//! microseconds, an RS256 token that is new 80. `bench run --scenario tokens` measures the same for `bench check`.
+//! The token check that every request waits for, at the gateway and again at the agent: kept decisions are to take at
+//! most 2 microseconds, an RS256 token that is new 80. `bench run --scenario tokens` measures the same for
+//! `bench check`.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 

@@ -1,8 +1,9 @@
-//! The worst input of each piece of work whose size a caller or a tenant chooses, within the bounds on it: none holds up a
-//! thread that serves requests for more than 5 ms. What takes longer is done on a thread of its own, and says so here.
+//! The worst input of each piece of work whose size a caller or a tenant chooses, within the bounds on it: none holds
+//! up a thread that serves requests for more than 5 ms. What takes longer is done on a thread of its own, and says so
+//! here.
 //!
-//! Not here: answers of webhooks, of which the status is read and up to 64 KiB are thrown away; kubeconfigs, which the command
-//! and the agent read from files of the person who runs them.
+//! Not here: answers of webhooks, of which the status is read and up to 64 KiB are thrown away; kubeconfigs, which the
+//! command and the agent read from files of the person who runs them.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 

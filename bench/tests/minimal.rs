@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
-//! The hops that do nothing but what any must, as `run` starts them: whatever is asked of them gets through, and when one of
-//! them is killed the run goes on.
+//! The hops that do nothing but what any must, as `run` starts them: whatever is asked of them gets through, and when
+//! one of them is killed the run goes on.
 
 use std::{
     io::{BufRead, BufReader},

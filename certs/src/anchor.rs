@@ -18,8 +18,8 @@ use x509_parser::{parse_x509_certificate, time::ASN1Time};
 
 use crate::{provider::provider, tls::TlsError};
 
-/// Lets `config` trust what these certificates sign, and each of them as the certificate of a server. A server that shows
-/// one of them needs its key all the same, and the name and the time must be right.
+/// Lets `config` trust what these certificates sign, and each of them as the certificate of a server. A server that
+/// shows one of them needs its key all the same, and the name and the time must be right.
 ///
 /// # Errors
 /// When rustls refuses one of them, or there is none.

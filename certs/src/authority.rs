@@ -1,5 +1,5 @@
-//! A certificate authority: created once, kept in a directory as `ca.crt` and `ca.key`, issues certificates of the three
-//! roles. ECDSA P-256 throughout, because a storm of reconnecting agents pays for signatures.
+//! A certificate authority: created once, kept in a directory as `ca.crt` and `ca.key`, issues certificates of the
+//! three roles. ECDSA P-256 throughout, because a storm of reconnecting agents pays for signatures.
 
 use std::{fmt, path::Path, time::SystemTime};
 
@@ -90,7 +90,8 @@ impl Issued {
         &self.credentials
     }
 
-    /// Writes both as PEM; the key is readable for its owner only. Whoever is stopped half-way has the old pair or the new one.
+    /// Writes both as PEM; the key is readable for its owner only. Whoever is stopped half-way has the old pair or the
+    /// new one.
     ///
     /// # Errors
     /// [`LoadError`] with [`Problem::Write`].
@@ -139,7 +140,8 @@ impl Authority {
         Self::load_files(&dir.join(Self::CERTIFICATE_FILE), &dir.join(Self::KEY_FILE))
     }
 
-    /// Reads the two files of an authority. While one follows another the first holds both: it is the one whose key it is.
+    /// Reads the two files of an authority. While one follows another the first holds both: it is the one whose key it
+    /// is.
     ///
     /// # Errors
     /// [`LoadError`] says which file and what to do.
@@ -204,8 +206,8 @@ impl Authority {
         facts::not_after(std::slice::from_ref(&self.certificate))
     }
 
-    /// Whether this authority signed a server's certificate, which may have ended. Its name alone says nothing: the authority
-    /// that follows may be called the same.
+    /// Whether this authority signed a server's certificate, which may have ended. Its name alone says nothing: the
+    /// authority that follows may be called the same.
     pub fn is_issuer_of(&self, credentials: &Credentials) -> bool {
         self.roots().is_ok_and(|roots| roots.vouch_for_server(credentials))
     }
@@ -276,7 +278,8 @@ impl Authority {
         self.issue(access(cluster_id, name, validity)?, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    /// The same, which holds as long as its holder has the right: whoever takes it reads [`crate::Peer::holder`] and asks.
+    /// The same, which holds as long as its holder has the right: whoever takes it reads [`crate::Peer::holder`] and
+    /// asks.
     ///
     /// # Errors
     /// As [`Self::issue_access`], also for a holder that is too long.

@@ -24,8 +24,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads two PEM files. Whoever replaced them may have been stopped when one of the two was in its place and the other still
-    /// beside it: that one then counts.
+    /// Reads two PEM files. Whoever replaced them may have been stopped when one of the two was in its place and the
+    /// other still beside it: that one then counts.
     ///
     /// # Errors
     /// [`LoadError`] says which file, what is wrong with it, and what to do.
@@ -46,8 +46,8 @@ impl Credentials {
         [(certificate.clone(), new_certificate, key.clone()), (key, certificate, new_key)].into_iter()
     }
 
-    /// Replaces both files, the key readable for its owner only. Whenever this is stopped, [`Self::load`] finds a pair: the one
-    /// of before or the new one.
+    /// Replaces both files, the key readable for its owner only. Whenever this is stopped, [`Self::load`] finds a pair:
+    /// the one of before or the new one.
     pub(crate) fn replace((certificate, pem): (&Path, &str), (key, key_pem): (&Path, &str)) -> Result<(), LoadError> {
         // What was left the last time may be the only other half there is.
         if Self::load_as_is(certificate, key).is_err()

@@ -43,8 +43,8 @@ impl Validity {
         Self { not_before: now - BACKDATED, not_after: now + duration }
     }
 
-    /// From `now` (five minutes before, for clocks that are behind, but no more than a tenth of its life: whoever renews it
-    /// from half of its life on must not be late at once) for so long, and in all no longer than `longest`.
+    /// From `now` (five minutes before, for clocks that are behind, but no more than a tenth of its life: whoever
+    /// renews it from half of its life on must not be late at once) for so long, and in all no longer than `longest`.
     pub fn at(now: SystemTime, duration: Duration, longest: Duration) -> Self {
         let not_before = now - BACKDATED.min(duration / 10);
         Self { not_before, not_after: (now + duration).min(not_before + longest) }

@@ -88,7 +88,8 @@ pub(crate) fn beside(path: &Path) -> PathBuf {
     beside.into()
 }
 
-/// Writes through a new file beside it, so that a reader never sees half a file; a secret is readable for its owner only.
+/// Writes through a new file beside it, so that a reader never sees half a file; a secret is readable for its owner
+/// only.
 pub(crate) fn write(path: &Path, contents: &[u8], secret: bool) -> Result<(), LoadError> {
     write_beside(path, contents, secret)?;
     take_place(path)

@@ -4,7 +4,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`authority`] | a certificate authority: create, keep in a directory, issue server, agent and access certificates |
+//! | [`authority`] | a certificate authority: create, keep in a folder, issue server, agent and access certificates |
 //! | [`bundle`] | a file of several authorities, while one follows another |
 //! | [`credentials`] | a certificate chain with its private key, from PEM, with errors that say what to do |
 //! | [`name_certificate`] | the certificates that a listener shows, by the server name that is asked for |
@@ -18,9 +18,9 @@
 //! | [`tls`] | rustls configurations of every listener and client |
 //!
 //! **Roles.** One authority (ECDSA P-256) issues for a gateway. The role of a client certificate is its one URI name:
-//! `urn:towline:agent:<cluster id>` is the right to serve that cluster's tunnel, `urn:towline:access:<cluster id>` the right
-//! to reach that cluster with a service-account token. Server certificates have DNS and IP names and `serverAuth`. A
-//! certificate of one role is nothing in another.
+//! `urn:towline:agent:<cluster id>` is the right to serve that cluster's tunnel, `urn:towline:access:<cluster id>` the
+//! right to reach that cluster with a service-account token. Server certificates have DNS and IP names and
+//! `serverAuth`. A certificate of one role is nothing in another.
 
 pub mod anchor;
 pub mod authority;

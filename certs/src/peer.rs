@@ -35,10 +35,12 @@ pub enum PeerIdentity {
 pub struct Peer {
     /// The role.
     pub identity: PeerIdentity,
-    /// Of an agent: the object id of its cluster's identity, which is the certificate's one common name. A cluster that was
-    /// deleted and created again has another. Certificates that were made by hand say something else there, or nothing.
+    /// Of an agent: the object id of its cluster's identity, which is the certificate's one common name. A cluster that
+    /// was deleted and created again has another. Certificates that were made by hand say something else there, or
+    /// nothing.
     pub principal: Option<String>,
-    /// Of an agent: which onboarding key of its cluster it rests on, which is the certificate's one organisational unit.
+    /// Of an agent: which onboarding key of its cluster it rests on, which is the certificate's one organisational
+    /// unit.
     pub onboarding: Option<String>,
     /// Of an access certificate that a gateway's API issued: for whom, as that wrote it; the certificate's one
     /// organisational unit. Those that were made by hand have none, and are a right by themselves.
@@ -179,8 +181,8 @@ impl Peer {
     }
 }
 
-/// Whether authorities vouch for a client's chain, though it may have ended meanwhile: what rests on it is then asked for its
-/// end by itself.
+/// Whether authorities vouch for a client's chain, though it may have ended meanwhile: what rests on it is then asked
+/// for its end by itself.
 pub fn is_still_of(chain: &[CertificateDer<'_>], roots: &Roots, now: SystemTime) -> bool {
     let Some((own, intermediates)) = chain.split_first() else { return false };
     verify_chain(own, intermediates, roots, now.min(last_second(not_after(chain)))).is_ok()

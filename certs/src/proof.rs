@@ -1,8 +1,8 @@
 //! Possession of the key of the agent's certificate, shown in the hello over the gateway's challenge, where a middlebox
 //! ends the TLS and the carrier itself shows no certificate.
 //!
-//! What is signed is bytes here; `tunnel::wire::hello::proof_message` makes them, with a label so that the signature means
-//! nothing elsewhere (TLS 1.3 signs 64 spaces first, so neither can be taken for the other).
+//! What is signed is bytes here; `tunnel::wire::hello::proof_message` makes them, with a label so that the signature
+//! means nothing elsewhere (TLS 1.3 signs 64 spaces first, so neither can be taken for the other).
 
 use std::time::SystemTime;
 

@@ -1,5 +1,6 @@
-//! What an agent asks a certificate with: a PKCS#10 request (RFC 2986). It proves possession of a P-256 key and may say of
-//! whom it is, if that is nobody else; everything that a certificate says is written by the authority, nothing is copied.
+//! What an agent asks a certificate with: a PKCS#10 request (RFC 2986). It proves possession of a P-256 key and may say
+//! of whom it is, if that is nobody else; everything that a certificate says is written by the authority, nothing is
+//! copied.
 
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use x509_parser::{
@@ -48,8 +49,8 @@ pub enum RequestError {
 }
 
 impl AgentRequest {
-    /// Reads a request for the agent of a cluster. Its subject is empty or one common name of `own`; its one name is the
-    /// cluster's URI, or there is none.
+    /// Reads a request for the agent of a cluster. Its subject is empty or one common name of `own`; its one name is
+    /// the cluster's URI, or there is none.
     ///
     /// # Errors
     /// One [`RequestError`] per check.

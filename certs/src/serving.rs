@@ -1,8 +1,8 @@
 //! The certificate of a listener that nobody issues for: made by who serves, trusted because it is itself
 //! published, followed by the next one long before it ends, and never shown outside of its time. It reads no clock.
 //!
-//! A new one is made in the middle of the old one's life. It is published at once, and shown a day later, when whoever reads
-//! what is published has had the time to.
+//! A new one is made in the middle of the old one's life. It is published at once, and shown a day later, when whoever
+//! reads what is published has had the time to.
 
 use std::{
     collections::BTreeSet,
@@ -101,8 +101,8 @@ impl Own {
 }
 
 impl Serving {
-    /// What [`Self::certificates_pem`] and [`Self::keys_pem`] gave: the same number of each, in the same order. What does not
-    /// fit together is left out: another one is made in its place.
+    /// What [`Self::certificates_pem`] and [`Self::keys_pem`] gave: the same number of each, in the same order. What
+    /// does not fit together is left out: another one is made in its place.
     pub fn read(certificates: &str, keys: &str) -> Self {
         let pairs = blocks(certificates).into_iter().zip(blocks(keys));
         Self(pairs.filter_map(|(certificate, key)| Own::read(certificate, key)).take(KEPT_MAX).collect())
@@ -127,7 +127,8 @@ impl Serving {
         Ok(())
     }
 
-    /// The one to show: the newest that clients have had the time to hear of; else the newest. None outside of its time.
+    /// The one to show: the newest that clients have had the time to hear of; else the newest. None outside of its
+    /// time.
     pub fn shown(&self, now: SystemTime) -> Option<&Credentials> {
         let holding = || self.0.iter().rev().filter(|own| own.holds(now));
         let settled = holding().find(|own| own.made() + SETTLED_AT <= now);

@@ -1,6 +1,6 @@
-//! Clocks that are wrong. A cluster's clock may be a day off, and its agent must reach the gateway all the same to renew
-//! its certificate: a server's certificate that has just been issued, or has just ended, is taken by the agent for a day
-//! longer than it says. Names, authorities and signatures are checked as ever.
+//! Clocks that are wrong. A cluster's clock may be a day off, and its agent must reach the gateway all the same to
+//! renew its certificate: a server's certificate that has just been issued, or has just ended, is taken by the agent
+//! for a day longer than it says. Names, authorities and signatures are checked as ever.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,8 +18,8 @@ use crate::{provider::provider, roots::Roots, tls::TlsError};
 /// By how much an agent's clock may be off.
 pub const SKEW: Duration = Duration::from_secs(25 * 3600);
 
-/// Lets the server's certificate begin [`SKEW`] later and end [`SKEW`] sooner than this machine's clock says. `roots` are
-/// those that `config` was made with.
+/// Lets the server's certificate begin [`SKEW`] later and end [`SKEW`] sooner than this machine's clock says. `roots`
+/// are those that `config` was made with.
 ///
 /// # Errors
 /// When rustls refuses the roots.

@@ -1,5 +1,6 @@
 //! rustls configurations of every listener and client. One rule for all where client certificates are asked: no session
-//! is resumed, for a resumed session does not show its certificate again, and there is no 0-RTT, which could be replayed.
+//! is resumed, for a resumed session does not show its certificate again, and there is no 0-RTT, which could be
+//! replayed.
 
 use std::sync::Arc;
 
@@ -39,12 +40,12 @@ pub(crate) fn client_verifier(roots: &Roots, optional: bool) -> Result<Arc<dyn C
     Ok(Arc::new(Bounded(verifier)))
 }
 
-/// Certificates of a client's chain at most: its own and three authorities' below one that is trusted. Of four that seem to have
-/// issued each other there are 16 signatures to try, of eight as many as webpki's budget has, 100 (11 ms).
+/// Certificates of a client's chain at most: its own and three authorities' below one that is trusted. Of four that
+/// seem to have issued each other there are 16 signatures to try, of eight as many as webpki's budget has, 100 (11 ms).
 pub(crate) const CHAIN: usize = 4;
 
-/// Refuses a longer chain before a path is looked for in it: whoever connects sends one, and may send 64 KiB of certificates
-/// that all seem to have issued each other.
+/// Refuses a longer chain before a path is looked for in it: whoever connects sends one, and may send 64 KiB of
+/// certificates that all seem to have issued each other.
 #[derive(Debug)]
 struct Bounded(Arc<dyn ClientCertVerifier>);
 
@@ -129,7 +130,8 @@ pub fn server_public(
     server(ALL, verifier, certificate, &[ALPN_TUNNEL, ALPN_H2, ALPN_HTTP11])
 }
 
-/// A listener inside of a cluster: TLS 1.3, HTTP/1.1, no client certificate. The certificate is looked up at each handshake.
+/// A listener inside of a cluster: TLS 1.3, HTTP/1.1, no client certificate. The certificate is looked up at each
+/// handshake.
 ///
 /// # Errors
 /// When rustls refuses the settings.

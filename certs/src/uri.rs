@@ -1,5 +1,5 @@
-//! A cluster's id in the URI name of a certificate, which has ASCII only: the bytes of other characters are percent-encoded
-//! (RFC 3986 section 2.1), and no others, so that an id has one spelling.
+//! A cluster's id in the URI name of a certificate, which has ASCII only: the bytes of other characters are
+//! percent-encoded (RFC 3986 section 2.1), and no others, so that an id has one spelling.
 
 use std::{borrow::Cow, fmt::Write as _};
 

@@ -186,7 +186,8 @@ async fn i1_a_person_signs_in_by_device_code_and_stays_signed_in() {
     // Both accounts are there, and the last one is current.
     assert_eq!(site.ok(&["account", "list", "--query", "[?current].name", "-o", "tsv"]), "me");
     assert_eq!(site.json(&["account", "list"]).as_array().unwrap().len(), 2);
-    // Tokens of four seconds: these are renewed by refresh tokens that are good once, by many commands at the same time.
+    // Tokens of four seconds: these are renewed by refresh tokens that are good once, by many commands at the same
+    // time.
     let tokens = || {
         let all: Vec<_> = (0..4)
             .map(|_| {

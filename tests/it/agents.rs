@@ -94,7 +94,8 @@ fn rights(audience: &str) -> String {
     )
 }
 
-/// Asks for a token through the Service, with what the ConfigMap says is to be trusted, which any service account may read.
+/// Asks for a token through the Service, with what the ConfigMap says is to be trusted, which any service account may
+/// read.
 fn asker(site: &Site) -> anyhow::Result<impl Fn(&str, &str) -> anyhow::Result<(u16, Value)>> {
     let admin = cluster().admin();
     let anybody = "system:serviceaccount:default:default";

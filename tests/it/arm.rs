@@ -1,5 +1,5 @@
-//! The resource API as its clients see it: the Azure SDKs and the stock `az`, unmodified, and what a role opens at a cluster
-//! (docs/features.md R1-R3, R10-R12, Z2, S1).
+//! The resource API as its clients see it: the Azure SDKs and the stock `az`, unmodified, and what a role opens at a
+//! cluster (docs/features.md R1-R3, R10-R12, Z2, S1).
 
 use std::{
     collections::BTreeSet,
@@ -439,8 +439,8 @@ fn kubernetes_roles() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writers are acknowledged while the gateway is killed again and again; what was acknowledged must be there, and of what
-/// was not no more than was under way.
+/// Writers are acknowledged while the gateway is killed again and again; what was acknowledged must be there, and of
+/// what was not no more than was under way.
 fn killed() -> anyhow::Result<()> {
     let (_apiserver, stack) = Stack::scripted("arm-kill")?;
     let token = owner_token(&stack)?;

@@ -33,7 +33,8 @@ const NOT_FOR_PODS: &[(&str, &str)] = &[
     ("issuers.allow_http_loopback", "nobody else is at a pod's loopback address"),
 ];
 
-/// What the agent reads is written by the chart, or there is a reason; and what helm takes of an issuer is what the agent reads.
+/// What the agent reads is written by the chart, or there is a reason; and what helm takes of an issuer is what the
+/// agent reads.
 fn settings() -> anyhow::Result<()> {
     let read = |file: &str| std::fs::read_to_string(root().join(file)).with_context(|| file.to_owned());
     let template = read("docker/chart/towline-agent/templates/_config.tpl")?;

@@ -1,5 +1,5 @@
-//! From nothing to kubectl with `towline` and `kubectl` alone, and back: connect, delete, what they refuse, and what they
-//! leave behind (docs/features.md I3, I4, I6, R3, R13, S1, S3, B1).
+//! From nothing to kubectl with `towline` and `kubectl` alone, and back: connect, delete, what they refuse, and what
+//! they leave behind (docs/features.md I3, I4, I6, R3, R13, S1, S3, B1).
 
 use std::{
     path::PathBuf,
@@ -188,7 +188,8 @@ fn there_and_back() -> anyhow::Result<()> {
     same(&before).context("behind a proxy")
 }
 
-/// N3, N1: with a proxy that wants a password and an authority of its own, everything goes through it, the certificate too.
+/// N3, N1: with a proxy that wants a password and an authority of its own, everything goes through it, the certificate
+/// too.
 fn behind_a_proxy(site: &Site) -> anyhow::Result<()> {
     let proxy = Proxy::start_at(cluster().get("CLUSTER_HOST_IP"), &site.stack.dir, true, Manner::Good)?;
     let (user, password) = CREDENTIALS;
@@ -331,8 +332,8 @@ fn two_at_once() -> anyhow::Result<()> {
     same(&before).with_context(|| waiting.tail())
 }
 
-/// What a kube-apiserver that is slow does with a definition that is deleted as soon as it is made: it forgets it for minutes,
-/// and looks at it once it is changed. It has no answer in between, either.
+/// What a kube-apiserver that is slow does with a definition that is deleted as soon as it is made: it forgets it for
+/// minutes, and looks at it once it is changed. It has no answer in between, either.
 fn forgotten() -> anyhow::Result<()> {
     #[derive(Clone, Copy, PartialEq)]
     enum Definition {
@@ -516,8 +517,8 @@ pub fn pods() -> String {
     said(&["get", "pods", "-o", "wide"]) + &said(&["get", "events"])
 }
 
-/// A principal that may connect clusters connects a hundred at once, by the command itself, each to an apiserver of its own
-/// name; what else it tries is refused by name of action and scope.
+/// A principal that may connect clusters connects a hundred at once, by the command itself, each to an apiserver of its
+/// own name; what else it tries is refused by name of action and scope.
 fn a_hundred() -> anyhow::Result<()> {
     let apiserver = Apiserver::start(&scratch("connect-many"), true, Arc::new(willing))?;
     let site = Site::start("connect-many", "127.0.0.1:0", apiserver.kubeconfig.clone())?;

@@ -184,7 +184,8 @@ fn kubectl_prints() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The apiserver is told all groups of such a user and no others, whatever the user's protocol and the tunnel's carrier.
+/// The apiserver is told all groups of such a user and no others, whatever the user's protocol and the tunnel's
+/// carrier.
 fn three_hundred_groups(carrier: &'static str) -> anyhow::Result<()> {
     let stack = shared(carrier);
     let mut groups: Vec<String> = (0..300).map(|n| format!("{n:03}-{}", "g".repeat(96))).collect();

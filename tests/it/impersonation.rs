@@ -1,5 +1,5 @@
-//! Whom the cluster lets somebody be (`--as`, and its constrained form of KEP-5284): through the tunnel as next to the apiserver,
-//! with the rights that the chart gives the agent.
+//! Whom the cluster lets somebody be (`--as`, and its constrained form of KEP-5284): through the tunnel as next to the
+//! apiserver, with the rights that the chart gives the agent.
 
 use std::{
     fmt::Write as _,
@@ -55,7 +55,8 @@ const WISHES: [&[(&str, &str)]; 21] = [
     &[("User", "system:node:con"), ("Group", "con-group")],
 ];
 
-/// What is then asked of the apiserver. Resources that there are none of: what may be seen of them is 404 at once, watches too.
+/// What is then asked of the apiserver. Resources that there are none of: what may be seen of them is 404 at once,
+/// watches too.
 const CALLS: [(&str, &str); 17] = [
     ("GET", "/api/v1/namespaces/impersonation/listed"),
     ("GET", "/api/v1/listed"),

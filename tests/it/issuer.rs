@@ -1,5 +1,5 @@
-//! The built-in issuer as clients of the Microsoft identity platform see it: Microsoft's own library signs in unmodified,
-//! and a service principal's token is one user name at a cluster and nothing anywhere else.
+//! The built-in issuer as clients of the Microsoft identity platform see it: Microsoft's own library signs in
+//! unmodified, and a service principal's token is one user name at a cluster and nothing anywhere else.
 
 use std::{process::Command, time::Duration};
 

@@ -84,7 +84,8 @@ pub fn tests() -> Vec<Trial> {
         ],
         0,
     ));
-    // An APIService is one for the whole cluster: on one carrier only, and while it comes and goes discovery is not whole.
+    // An APIService is one for the whole cluster: on one carrier only, and while it comes and goes discovery is not
+    // whole.
     trials.push(alone("kubectl::aggregated_api::h2", Needs::Pods, || aggregated_api("h2")));
     trials
 }
@@ -388,7 +389,8 @@ fn kubectl_proxy(site: &Site) -> anyhow::Result<()> {
 
 fn proxied(kubectl: &Kubectl, args: &[&str], prefix: &str) -> anyhow::Result<()> {
     use std::io::{BufRead, BufReader};
-    // The apiserver redirects to the same with a slash at its end. A cluster without root has no node: nothing to be proxied to.
+    // The apiserver redirects to the same with a slash at its end. A cluster without root has no node: nothing to be
+    // proxied to.
     let node = kubectl.ok(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"])?;
     let mut child = kubectl.command(args).stdout(std::process::Stdio::piped()).spawn()?;
     let mut line = String::new();

@@ -157,7 +157,8 @@ fn reads_on(stack: &Stack, token: &str, large: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The sum of all gauges of open things but tunnels and connections of the look itself, at the gateway and at the agent.
+/// The sum of all gauges of open things but tunnels and connections of the look itself, at the gateway and at the
+/// agent.
 fn open_things(stack: &Stack) -> anyhow::Result<HashMap<String, f64>> {
     let metrics = stack.admin_get("/metrics")? + &stack.agent_metrics()?;
     Ok(metrics
@@ -387,8 +388,8 @@ impl Follower {
         self.reader.is_some()
     }
 
-    /// Whether it has come to an end that the kubelet made, which may lose a log when it takes a new file for it; that is an
-    /// answer that is whole. One that was cut off is an error of kubectl's, and of ours.
+    /// Whether it has come to an end that the kubelet made, which may lose a log when it takes a new file for it; that
+    /// is an answer that is whole. One that was cut off is an error of kubectl's, and of ours.
     fn is_over(&mut self) -> anyhow::Result<bool> {
         let Some(code) = self.child.try_wait()? else { return Ok(false) };
         let mut said = String::new();

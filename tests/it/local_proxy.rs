@@ -89,8 +89,8 @@ fn all_sessions(carrier: &'static str, protocol: Protocol) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Three at once: two users of one cluster, and another gateway; two of them in one kubeconfig. One that ends takes none
-/// of the others with it.
+/// Three at once: two users of one cluster, and another gateway; two of them in one kubeconfig. One that ends takes
+/// none of the others with it.
 fn side_by_side() -> anyhow::Result<()> {
     let (file, other) = (scratch("proxies").join("both.kubeconfig"), scratch("proxies").join("other.kubeconfig"));
     let admin = Proxy::start(shared("quic"), &file, &["--user", "admin", "--kube-context", "one"])?;

@@ -1,5 +1,5 @@
-//! End-to-end tests: one binary, one behaviour a file. `make test` covers each client, each protocol and each carrier at
-//! least once; `TOWLINE_TEST_FULL=1` (`make test-full`) every client by every protocol by every carrier.
+//! End-to-end tests: one binary, one behaviour a file. `make test` covers each client, each protocol and each carrier
+//! at least once; `TOWLINE_TEST_FULL=1` (`make test-full`) every client by every protocol by every carrier.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 

@@ -147,8 +147,8 @@ fn ticks_in(time: Duration) -> usize {
     usize::try_from(time.as_millis() / 100).unwrap_or(usize::MAX)
 }
 
-/// What becomes of requests that are open when a path is lost: one that has an answer goes on or breaks off, never with a
-/// clean end; one without an answer gets one, or an error that says why. Neither hangs.
+/// What becomes of requests that are open when a path is lost: one that has an answer goes on or breaks off, never with
+/// a clean end; one without an answer gets one, or an error that says why. Neither hangs.
 fn not_left_hanging(mut watch: Open, mut waiting: Open) -> anyhow::Result<()> {
     let start = Instant::now();
     while let Ok(chunk) = watch.raw.chunk() {
@@ -398,7 +398,8 @@ fn nat_rebinding(nat: Nat, gso: bool) -> anyhow::Result<()> {
     let token = stack.token("admin")?;
     let mut watch = Open::new(&stack, &token, "/ticks")?;
     watch.ticks(3)?;
-    // From now on the agent's packets leave with another source. Without connection tracking: it would keep what it knows.
+    // From now on the agent's packets leave with another source. Without connection tracking: it would keep what it
+    // knows.
     let peer = before.first().and_then(|tunnel| tunnel["peer"].as_str()).context("the tunnel has no peer")?;
     let port = peer.rsplit_once(':').context("a peer without a port")?.1;
     let (there, back) = match nat {

@@ -1,5 +1,5 @@
-//! An issuer that is somebody else's program: a real OpenID provider, which gateway and agent read by discovery, and whose ID
-//! tokens with groups open the real cluster (docs/features.md A1, A2; docs/identity.md).
+//! An issuer that is somebody else's program: a real OpenID provider, which gateway and agent read by discovery, and
+//! whose ID tokens with groups open the real cluster (docs/features.md A1, A2; docs/identity.md).
 
 use std::{
     path::{Path, PathBuf},
@@ -59,7 +59,8 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// With the ID tokens of users. Tokens live so many seconds; access tokens of the client `towline` are for `gateway`.
+    /// With the ID tokens of users. Tokens live so many seconds; access tokens of the client `towline` are for
+    /// `gateway`.
     pub fn start(users: &[&str], seconds: u32, gateway: &str) -> anyhow::Result<Self> {
         // Away from what is swept for secrets: it has keys, and the package's own tests of keys are in it.
         let folder = tempfile::tempdir()?;

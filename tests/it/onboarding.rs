@@ -1,5 +1,5 @@
-//! Clusters that come to be in other ways than by who may make them at that moment: attached to a resource that was made
-//! before, by a one-time token (R14), at another gateway than before (R4); and what agents that are there
+//! Clusters that come to be in other ways than by who may make them at that moment: attached to a resource that was
+//! made before, by a one-time token (R14), at another gateway than before (R4); and what agents that are there
 //! keep and change (R3, T13).
 
 use std::{
@@ -96,8 +96,8 @@ fn stranger_with(site: &Site, file: &Path, name: &str, more: &[&str]) -> anyhow:
 /// The Secret of the onboarding key.
 const KEY: &str = "/api/v1/namespaces/towline/secrets/towline-onboarding";
 
-/// R14: the token is good once, so what is needed to go on is in the cluster before it is used; and whether it was used the
-/// gateway says.
+/// R14: the token is good once, so what is needed to go on is in the cluster before it is used; and whether it was used
+/// the gateway says.
 fn by_token_again() -> anyhow::Result<()> {
     let objects = Objects::new();
     let apiserver = Apiserver::start(&scratch("broken-off"), true, objects.script(Arc::new(willing)))?;

@@ -1,4 +1,5 @@
-//! Clusters that are not as they should be, mended by the command over the real cluster: one whose certificate has ended
+//! Clusters that are not as they should be, mended by the command over the real cluster: one whose certificate has
+//! ended
 //!, one that cannot be reached when it is deleted (I6), one behind a proxy of its kubeconfig (N3); and a proxy that
 //! needs nobody's identity but a service account's (K3).
 

@@ -1,5 +1,5 @@
-//! Writes while apiservers end their HTTP/2 connections, at random (`--goaway-chance`) and because they restart one after the
-//! other behind a balancer: what was not processed is sent again, and none is carried out twice.
+//! Writes while apiservers end their HTTP/2 connections, at random (`--goaway-chance`) and because they restart one
+//! after the other behind a balancer: what was not processed is sent again, and none is carried out twice.
 
 use std::{
     net::TcpListener,
@@ -31,8 +31,8 @@ pub fn tests() -> Vec<Trial> {
 const NAMESPACE: &str = "resent";
 /// Requests at a time.
 const BATCH: usize = 100;
-/// Times that as many are written and deleted while no apiserver restarts: some hundred, of which each fiftieth brings a
-/// GOAWAY, the most that an apiserver can be told.
+/// Times that as many are written and deleted while no apiserver restarts: some hundred, of which each fiftieth brings
+/// a GOAWAY, the most that an apiserver can be told.
 const BATCHES: usize = 4;
 
 fn writes_survive_goaway_and_restarts_of_three_apiservers() -> anyhow::Result<()> {
@@ -99,7 +99,8 @@ struct Writer<'a> {
 impl Writer<'_> {
     const COLLECTION: &'static str = "/api/v1/namespaces/resent/secrets";
 
-    /// Makes so many objects at once. How many were put off: the answer says that nothing was done, and when to try again.
+    /// Makes so many objects at once. How many were put off: the answer says that nothing was done, and when to try
+    /// again.
     fn write(&self, count: usize) -> anyhow::Result<usize> {
         let body = json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": {"generateName": "w-"},

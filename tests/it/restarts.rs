@@ -162,8 +162,8 @@ pub fn silent_apiserver(name: &str) -> anyhow::Result<Apiserver> {
     )
 }
 
-/// Two requests wait for their answers when `lose` takes the tunnel away without a word: both are answered, and only what
-/// changes nothing in such a way that kubectl repeats it.
+/// Two requests wait for their answers when `lose` takes the tunnel away without a word: both are answered, and only
+/// what changes nothing in such a way that kubectl repeats it.
 pub fn requests_lost_with_their_tunnel(
     stack: &Stack,
     apiserver: &Apiserver,

@@ -39,7 +39,8 @@ pub fn tests() -> Vec<Trial> {
         ("port_forward", |kubectl, _, _| port_forward(kubectl)),
         ("copy_200_mb", |kubectl, _, _| copy_there_and_back(kubectl, 200_000_000)),
         ("exec_output_is_whole", |kubectl, protocol, carrier| {
-            // What is cut is cut at the end: a hundred ends on one carrier, with less before them than the long run has.
+            // What is cut is cut at the end: a hundred ends on one carrier, with less before them than the long run
+            // has.
             if (carrier, protocol) == ("quic", Protocol::WebSocket) {
                 exec_output_is_whole(kubectl, 100, if full() { LINES } else { LINES / 20 })?;
             }
@@ -51,7 +52,8 @@ pub fn tests() -> Vec<Trial> {
     for (index, (name, test)) in tests.into_iter().enumerate() {
         for (turn, protocol) in Protocol::ALL.into_iter().enumerate() {
             for (place, carrier) in CARRIERS.into_iter().enumerate() {
-                // Each with both protocols, on two of the three carriers; all in the long run. Whole output on each carrier.
+                // Each with both protocols, on two of the three carriers; all in the long run. Whole output on each
+                // carrier.
                 if full() || name == "exec_output_is_whole" || (index + turn) % CARRIERS.len() == place {
                     let run = move || {
                         with_pod(

@@ -62,8 +62,8 @@ impl Answer {
     }
 }
 
-/// Asks for all `paths` at the same time; with `post` each is a POST of this JSON. The answers are in the paths' order, and
-/// each came over `version`.
+/// Asks for all `paths` at the same time; with `post` each is a POST of this JSON. The answers are in the paths' order,
+/// and each came over `version`.
 pub fn curl(
     stack: &Stack,
     version: Version,

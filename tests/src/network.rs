@@ -26,7 +26,8 @@ pub fn sh(line: &str) -> anyhow::Result<String> {
     run(Command::new("sh").args(["-ec", line]), Duration::from_secs(30))?.ok().with_context(|| line.to_owned())
 }
 
-/// A namespace joined to the host by a veth pair. The host end is where the gateway is, the inner end where the agent is.
+/// A namespace joined to the host by a veth pair. The host end is where the gateway is, the inner end where the agent
+/// is.
 pub struct Namespace {
     /// Its name.
     pub name: String,

@@ -1,5 +1,5 @@
-//! What a scripted apiserver has been told to keep: enough of Kubernetes for a command that reads, lists, applies and deletes
-//! objects, with a hook at each that is applied.
+//! What a scripted apiserver has been told to keep: enough of Kubernetes for a command that reads, lists, applies and
+//! deletes objects, with a hook at each that is applied.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,5 @@
-//! A PostgreSQL server as an operator has it: over TCP, with TLS of an authority of its own, and a password. It ends when dropped.
+//! A PostgreSQL server as an operator has it: over TCP, with TLS of an authority of its own, and a password. It ends
+//! when dropped.
 
 use std::{
     os::unix::fs::MetadataExt,

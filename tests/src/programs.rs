@@ -56,8 +56,8 @@ pub fn end_all() {
     }
 }
 
-/// Appends to a file of this run what a client was told, for the sweep for secrets. What cannot be kept is not missed: the
-/// folder of a test that cleans up after itself may be gone.
+/// Appends to a file of this run what a client was told, for the sweep for secrets. What cannot be kept is not missed:
+/// the folder of a test that cleans up after itself may be gone.
 pub fn keep(file: &Path, text: &str) {
     use std::io::Write;
     if !text.is_empty()

@@ -1,4 +1,5 @@
-//! Raw HTTP/1.1 over TLS: bytes as given, answers split no further than needed, for what client libraries would tidy up.
+//! Raw HTTP/1.1 over TLS: bytes as given, answers split no further than needed, for what client libraries would tidy
+//! up.
 
 use std::{
     io::{Read, Write},

@@ -104,7 +104,8 @@ pub fn shared(carrier: &str) -> &'static Stack {
 
 /// Gives the users of `towline dev` their roles in the real cluster: admin everything, viewer view in one namespace.
 pub fn grant_in_cluster() -> anyhow::Result<()> {
-    // Of two that create the same at once kubectl tells one that it is there: a failure now and then on a fresh cluster.
+    // Of two that create the same at once kubectl tells one that it is there: a failure now and then on a fresh
+    // cluster.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     cluster().admin().apply(

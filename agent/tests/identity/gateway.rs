@@ -81,8 +81,8 @@ impl Ca {
 /// What was asked, and what is answered.
 pub type Answer = Box<dyn Fn(&str, &[u8]) -> (StatusCode, HeaderMap, Vec<u8>) + Send + Sync>;
 
-/// A tunnel whose gateway answers as the test says. It is made for each exchange and gone a minute later: months go by in
-/// these tests, and a tunnel looks after itself every second of them.
+/// A tunnel whose gateway answers as the test says. It is made for each exchange and gone a minute later: months go by
+/// in these tests, and a tunnel looks after itself every second of them.
 pub struct Scripted {
     answer: Arc<Answer>,
     asked: Arc<Mutex<Vec<(String, Bytes)>>>,

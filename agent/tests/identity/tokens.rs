@@ -378,8 +378,8 @@ async fn r9_what_is_not_ready_says_why_and_to_ask_again_after_ten_seconds() {
     world.end().await;
 }
 
-/// The whole life of several certificates, with the clock set: who trusts what is published always gets through, also with
-/// what was published a day before.
+/// The whole life of several certificates, with the clock set: who trusts what is published always gets through, also
+/// with what was published a day before.
 #[tokio::test]
 async fn a7_the_certificate_is_renewed_by_itself_and_none_is_served_outside_of_its_time() {
     let world = World::ready().await;

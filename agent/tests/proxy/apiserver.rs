@@ -1,5 +1,5 @@
-//! A scripted apiserver: TCP and TLS, and the raw bytes of each request as they came. HTTP libraries normalise; tests judge
-//! these bytes.
+//! A scripted apiserver: TCP and TLS, and the raw bytes of each request as they came. HTTP libraries normalise; tests
+//! judge these bytes.
 
 use std::{
     net::SocketAddr,

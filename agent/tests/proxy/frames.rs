@@ -1,5 +1,5 @@
-//! An apiserver that speaks HTTP/2 frame by frame, so that a test can end streams and connections in ways that no library does.
-//! It keeps a request's body only where the script has it processed.
+//! An apiserver that speaks HTTP/2 frame by frame, so that a test can end streams and connections in ways that no
+//! library does. It keeps a request's body only where the script has it processed.
 
 use std::{
     net::SocketAddr,

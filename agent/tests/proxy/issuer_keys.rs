@@ -1,5 +1,5 @@
-//! Keys of an issuer that are replaced and revoked, as an agent hears of them over real sockets, and what of that an agent
-//! knows that is started again.
+//! Keys of an issuer that are replaced and revoked, as an agent hears of them over real sockets, and what of that an
+//! agent knows that is started again.
 
 use std::{
     path::Path,
@@ -175,8 +175,8 @@ async fn revoked_key_is_401_also_after_a_restart_with_the_kept_identity() {
     assert_eq!(status(&forgetful, &of[0]).await, 200);
 }
 
-/// Who had the issuer's first key, and the gateway's place before one pod, had that pod write its own successor over the true
-/// one and over the revocation that other pods had kept.
+/// Who had the issuer's first key, and the gateway's place before one pod, had that pod write its own successor over
+/// the true one and over the revocation that other pods had kept.
 #[tokio::test]
 async fn pod_that_was_shown_another_successor_writes_nothing_over_the_kept_one() {
     let apiserver = Apiserver::start(|_| vec![Act::Ok("fine")]).await;

@@ -1,4 +1,5 @@
-//! What the apiserver did not process is sent again, whatever its method, and exactly once processed; anything else is not.
+//! What the apiserver did not process is sent again, whatever its method, and exactly once processed; anything else is
+//! not.
 
 use bytes::Bytes;
 use futures_util::future::join_all;

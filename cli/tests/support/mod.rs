@@ -346,8 +346,8 @@ pub fn in_state(state: &Path, name: &str) -> PathBuf {
     state.join(name)
 }
 
-/// A CONNECT proxy with basic authentication, over TLS if it has a certificate. Returns its port; what it was asked for is
-/// sent to `asked`.
+/// A CONNECT proxy with basic authentication, over TLS if it has a certificate. Returns its port; what it was asked for
+/// is sent to `asked`.
 pub async fn connect_proxy(
     tls: Option<TlsAcceptor>,
     credentials: &'static str,

@@ -1,7 +1,7 @@
-//! What no client of ours sends to the resource API, to every kind of resource that is written, over a real socket: malformed
-//! and huge bodies, wrong types, unknown properties, names that lead elsewhere, SQL in every text, versions that there are
-//! not, subscriptions of others, and several clients that want one name. Nothing of it is a 500, everything gets ARM's
-//! envelope, and what was there before is there afterwards.
+//! What no client of ours sends to the resource API, to every kind of resource that is written, over a real socket:
+//! malformed and huge bodies, wrong types, unknown properties, names that lead elsewhere, SQL in every text, versions
+//! that there are not, subscriptions of others, and several clients that want one name. Nothing of it is a 500,
+//! everything gets ARM's envelope, and what was there before is there afterwards.
 
 use std::{
     sync::{Arc, Mutex},
@@ -411,7 +411,8 @@ async fn versions_that_there_are_not_are_refused_everywhere() {
     site.stands().await;
 }
 
-/// Whoever is not of a subscription's tenant cannot tell whether there is such a one; who owns all is told that there is not.
+/// Whoever is not of a subscription's tenant cannot tell whether there is such a one; who owns all is told that there
+/// is not.
 #[tokio::test]
 async fn subscriptions_of_others_are_out_of_reach_for_everything() {
     let site = Site::new().await;

@@ -80,7 +80,8 @@ async fn the_websocket_carrier_takes_agents_only() {
     assert_eq!(user.answer().await.status, 401);
 }
 
-/// It is held back until the handshake is answered, outside of the HTTP library, and goes to the tunnel with the socket.
+/// It is held back until the handshake is answered, outside of the HTTP library, and goes to the tunnel with the
+/// socket.
 #[tokio::test]
 async fn what_comes_with_a_websockets_handshake_is_read() {
     let world = World::new().await;
@@ -96,7 +97,8 @@ async fn what_comes_with_a_websockets_handshake_is_read() {
     user.until(b"\x8a\x05later").await;
 }
 
-/// Who speaks the carrier's ALPN and shows no certificate. They were allowed 1.1 GB on each connection before the hello.
+/// Who speaks the carrier's ALPN and shows no certificate. They were allowed 1.1 GB on each connection before the
+/// hello.
 #[tokio::test]
 async fn before_the_hello_a_peer_may_send_next_to_nothing() {
     const WINDOW_UPDATE: u8 = 8;

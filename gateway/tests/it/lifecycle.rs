@@ -54,8 +54,8 @@ async fn removing_a_cluster_closes_its_tunnels() {
     assert_eq!(closed.code, CloseCode::Unauthorised);
 }
 
-/// What changes nothing is answered so that clients repeat it (they repeat what has a `Retry-After`, whatever the method),
-/// and nothing else is.
+/// What changes nothing is answered so that clients repeat it (they repeat what has a `Retry-After`, whatever the
+/// method), and nothing else is.
 #[tokio::test]
 async fn a_tunnel_that_dies_fails_its_requests_and_503_follows() {
     let world = World::new().await;

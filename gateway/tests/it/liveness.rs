@@ -47,8 +47,8 @@ async fn a_request_on_a_quic_tunnel_that_fell_silent_is_answered_within_seconds(
     world.quiet().await;
 }
 
-/// Each idle tunnel's loss was looked at twice a minute, which was a fifth of what ten thousand cost. One that is used has to be
-/// looked at again.
+/// Each idle tunnel's loss was looked at twice a minute, which was a fifth of what ten thousand cost. One that is used
+/// has to be looked at again.
 #[tokio::test]
 async fn a_tunnel_that_nobody_uses_is_left_alone_until_somebody_does() {
     let world = World::new().await;

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::missing_panics_doc, missing_docs)]
-//! The gateway on real sockets with real TLS; agents and users are played by hand. Heads are judged as they arrived at the
-//! agent's end of the tunnel.
+//! The gateway on real sockets with real TLS; agents and users are played by hand. Heads are judged as they arrived at
+//! the agent's end of the tunnel.
 
 mod admin;
 mod bad_input;

@@ -1,5 +1,5 @@
-//! What an agent refused before any part of it looked at it: it goes to another agent, whatever its method, or the user is told
-//! that nothing was done.
+//! What an agent refused before any part of it looked at it: it goes to another agent, whatever its method, or the user
+//! is told that nothing was done.
 
 use tunnel::wire::close::StreamCode;
 

@@ -391,7 +391,8 @@ async fn answers_without_a_body_keep_their_headers() {
     assert!(world.audit().await.iter().all(|record| record["outcome"] == "complete"));
 }
 
-/// Only refusals named the request, in their bodies; whoever looked for a successful one in the logs had nothing to go by.
+/// Only refusals named the request, in their bodies; whoever looked for a successful one in the logs had nothing to go
+/// by.
 #[tokio::test]
 async fn d6_k11_every_answer_names_its_request_as_the_record_does() {
     let world = World::new().await;

@@ -1,5 +1,5 @@
-//! An acknowledged write survives `kill -9`. A process of its own writes and says what was acknowledged; it is killed at
-//! any point, a hundred times, and what it said is compared with what is there.
+//! An acknowledged write survives `kill -9`. A process of its own writes and says what was acknowledged; it is killed
+//! at any point, a hundred times, and what it said is compared with what is there.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},

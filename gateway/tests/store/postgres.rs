@@ -25,8 +25,8 @@ impl Postgres {
         is_root() || bin().is_some()
     }
 
-    /// Starts one, with the collation of a language, so that nothing of ours can lean on the server's. On the thread that
-    /// outlives all others: the server ends with it.
+    /// Starts one, with the collation of a language, so that nothing of ours can lean on the server's. On the thread
+    /// that outlives all others: the server ends with it.
     pub fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("data");

@@ -1,4 +1,5 @@
-//! A database server that goes away, and other replicas that hang: what waits for them ends, and what comes later works.
+//! A database server that goes away, and other replicas that hang: what waits for them ends, and what comes later
+//! works.
 
 use gateway::store::batch::Expect;
 

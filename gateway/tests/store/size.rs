@@ -1,5 +1,5 @@
-//! 10,000 clusters. How long it takes is shown and decides nothing; that every question has an index does (a test beside
-//! the statements).
+//! 10,000 clusters. How long it takes is shown and decides nothing; that every question has an index does (a test
+//! beside the statements).
 
 use std::time::Instant;
 

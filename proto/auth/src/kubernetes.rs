@@ -29,8 +29,8 @@ pub struct RequestInfo {
     pub profiler: bool,
 }
 
-/// Segments of a path that are looked at: `apis/<group>/<version>/watch/namespaces/<namespace>/<resource>/<name>/<subresource>`,
-/// and one below that.
+/// Segments of a path that are looked at:
+/// `apis/<group>/<version>/watch/namespaces/<namespace>/<resource>/<name>/<subresource>`, and one below that.
 const PARTS: usize = 10;
 
 impl RequestInfo {
@@ -147,8 +147,8 @@ fn escaped(first: u8, behind: &[u8]) -> Option<u8> {
     }
 }
 
-/// Whether a query has more parameters than Go's `url.ParseQuery` takes since CVE-2025-61726 ([`PARAMETERS_MAX`]). Finding
-/// one takes time in proportion to them, and a target of a mebibyte has room for a million.
+/// Whether a query has more parameters than Go's `url.ParseQuery` takes since CVE-2025-61726 ([`PARAMETERS_MAX`]).
+/// Finding one takes time in proportion to them, and a target of a mebibyte has room for a million.
 pub fn has_too_many_parameters(query: &str) -> bool {
     query.bytes().filter(|byte| *byte == b'&').take(PARAMETERS_MAX).count() == PARAMETERS_MAX
 }
@@ -156,8 +156,8 @@ pub fn has_too_many_parameters(query: &str) -> bool {
 /// Parameters of a query at most: the default of Go's `urlmaxqueryparams`.
 pub const PARAMETERS_MAX: usize = 10_000;
 
-/// The first value of the parameter `name`, as Go's `url.ParseQuery` reads a query: it decodes names too, and leaves out a
-/// pair with `;` or with a `%` that begins no escape.
+/// The first value of the parameter `name`, as Go's `url.ParseQuery` reads a query: it decodes names too, and leaves
+/// out a pair with `;` or with a `%` that begins no escape.
 pub fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
     query.split('&').filter(|pair| !pair.contains(';')).find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));

@@ -1,6 +1,6 @@
-//! Role-based access control as in ARM (features Z2 to Z6, Z11): role definitions, assignments of them to principals at a
-//! scope, and the one pure decision over both. No IO, no clock: the gateway decides with it about clusters and resources,
-//! the agent about Kubernetes calls (Z9).
+//! Role-based access control as in ARM (features Z2 to Z6, Z11): role definitions, assignments of them to principals at
+//! a scope, and the one pure decision over both. No IO, no clock: the gateway decides with it about clusters and
+//! resources, the agent about Kubernetes calls (Z9).
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! OIDC verification, the same code at the gateway and in the cluster (each with its own configuration: the agent trusts
-//! nothing that the gateway says about a user).
+//! OIDC verification, the same code at the gateway and in the cluster (each with its own configuration: the agent
+//! trusts nothing that the gateway says about a user).
 //!
 //! The way of a token: the decisions already made (`decisions`); its syntax, before any cryptography (`jws`,
 //! `json`); a proof of possession around it (`pop`); its issuer, byte for byte (`config`); the key (`keys`,
@@ -145,8 +145,8 @@ impl Verifier {
     }
 
     /// What was learned of issuers whose keys are pinned: keys that followed, and ends of keys. A JSON text that
-    /// [`Self::learn`] reads; `None` if nothing was learned. A restarted process without it would believe revoked keys again
-    /// until an issuer tells it.
+    /// [`Self::learn`] reads; `None` if nothing was learned. A restarted process without it would believe revoked keys
+    /// again until an issuer tells it.
     pub fn learned(&self) -> Option<String> {
         let learned =
             self.issuers.iter().filter_map(|issuer| Some((issuer.keys.url().to_owned(), issuer.keys.learned()?)));
@@ -154,8 +154,8 @@ impl Verifier {
         (!learned.is_empty()).then(|| Value::Object(learned).to_string())
     }
 
-    /// Takes what [`Self::learned`] told, of this process or another. Everything in it is signed, and counts only as far as it
-    /// follows from the pinned keys.
+    /// Takes what [`Self::learned`] told, of this process or another. Everything in it is signed, and counts only as
+    /// far as it follows from the pinned keys.
     ///
     /// # Errors
     /// When it is no such text. What could be read of it counts.
@@ -196,8 +196,8 @@ impl Verifier {
         self
     }
 
-    /// Keeps all issuers' keys fresh, and no decisions that have ended; runs until dropped. Whoever owns the verifier runs
-    /// it beside, so that no request waits for an issuer; without it requests read keys when they need them.
+    /// Keeps all issuers' keys fresh, and no decisions that have ended; runs until dropped. Whoever owns the verifier
+    /// runs it beside, so that no request waits for an issuer; without it requests read keys when they need them.
     pub async fn keep_fresh(&self) {
         let mut tick = tokio::time::interval(Duration::from_secs(30));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -239,8 +239,8 @@ impl Verifier {
         Ok(deciding.await?.identity.clone())
     }
 
-    /// The payload of a statement that an issuer signed beside its tokens: a compact JWS of type `kind` for `audience`, in its
-    /// time. `kind` must be none of a token's, so that neither passes for the other.
+    /// The payload of a statement that an issuer signed beside its tokens: a compact JWS of type `kind` for `audience`,
+    /// in its time. `kind` must be none of a token's, so that neither passes for the other.
     ///
     /// # Errors
     /// One [`TokenError`] per check, as for tokens.

@@ -1,8 +1,8 @@
 //! Serves a program's admin listener: plain HTTP/1.1, small answers, few clients.
 //!
 //! It asks for no credential, and its connections count against the files that the whole process may open. So they are
-//! bounded, and where all places are taken the oldest connection goes: whoever holds every place keeps out neither a probe
-//! nor an operator, and takes nothing from users and tunnels.
+//! bounded, and where all places are taken the oldest connection goes: whoever holds every place keeps out neither a
+//! probe nor an operator, and takes nothing from users and tunnels.
 
 use std::{collections::VecDeque, convert::Infallible, error::Error, time::Duration};
 

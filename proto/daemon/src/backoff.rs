@@ -55,7 +55,8 @@ impl Backoff {
         upper.mul_f64(if unit.is_finite() { unit.clamp(0.0, 1.0) } else { 1.0 })
     }
 
-    /// A connection ended after `lived`. One that lived for [`BackoffPolicy::steady_after`] makes all failures forgotten.
+    /// A connection ended after `lived`. One that lived for [`BackoffPolicy::steady_after`] makes all failures
+    /// forgotten.
     pub fn lived(&mut self, lived: Duration) {
         if lived >= self.policy.steady_after {
             self.reset();

@@ -4,8 +4,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Raises the limit of open files to what the system allows this process, and says how many that is, also in the log;
 /// `None` is no limit.
-/// Shells and systemd give 1024 by default, for the sake of programs that use `select`: a thousand idle connections would
-/// then keep everybody else out.
+/// Shells and systemd give 1024 by default, for the sake of programs that use `select`: a thousand idle connections
+/// would then keep everybody else out.
 pub fn raise_open_files() -> Option<u64> {
     let open_files = raise();
     tracing::debug!(open_files, "limit of open files");

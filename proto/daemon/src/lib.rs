@@ -11,8 +11,8 @@
 //! | [`tcp`] | names to addresses, and to the first that answers (Happy Eyeballs) |
 //! | [`Backoff`] | waits between attempts |
 //!
-//! A `main.rs` is a list: [`telemetry::init`], configuration, [`TaskGroup::new`], [`Shutdown::new`], [`signals`], run until
-//! [`Shutdown::draining`], drain up to a grace, [`Shutdown::close`], [`TaskGroup::join`], exit code.
+//! A `main.rs` is a list: [`telemetry::init`], configuration, [`TaskGroup::new`], [`Shutdown::new`], [`signals`], run
+//! until [`Shutdown::draining`], drain up to a grace, [`Shutdown::close`], [`TaskGroup::join`], exit code.
 
 pub mod admin;
 mod backoff;

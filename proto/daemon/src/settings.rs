@@ -1,5 +1,5 @@
-//! Settings files of both programs: TOML that is read key by key, so that every fault is reported at once, each with its
-//! key and what is allowed there. Keys that nobody asked for are faults too.
+//! Settings files of both programs: TOML that is read key by key, so that every fault is reported at once, each with
+//! its key and what is allowed there. Keys that nobody asked for are faults too.
 
 mod duration;
 pub mod reference;

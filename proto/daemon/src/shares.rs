@@ -1,10 +1,12 @@
-//! Tables that many share and that have a bound. Whoever fills one keeps nobody else out: places are counted by network, and
-//! of a full table the network with most of them gives way, its oldest entry first. A newcomer always gets a place. Of networks
-//! that have equally many one is chosen by a hash with a key of this process, so that nobody can choose addresses that never
-//! give way: it is the same one until their numbers change, and not the one whose entries are the oldest.
+//! Tables that many share and that have a bound. Whoever fills one keeps nobody else out: places are counted by
+//! network, and of a full table the network with most of them gives way, its oldest entry first. A newcomer always gets
+//! a place. Of networks that have equally many one is chosen by a hash with a key of this process, so that nobody can
+//! choose addresses that never give way: it is the same one until their numbers change, and not the one whose entries
+//! are the oldest.
 //!
-//! One address is too little to count by: a hostile party has as many as its network has (a /24 of IPv4 is rented by the hour,
-//! an IPv6 customer has a /48). Where there are no addresses, what has a share is a user, a cluster or a subscription.
+//! One address is too little to count by: a hostile party has as many as its network has (a /24 of IPv4 is rented by
+//! the hour, an IPv6 customer has a /48). Where there are no addresses, what has a share is a user, a cluster or a
+//! subscription.
 //!
 //! | what | for |
 //! |---|---|
@@ -51,8 +53,8 @@ const KEPT_PART: u32 = 16;
 /// A table of fewer places is too small to keep some.
 const KEPT_FROM: u32 = 256;
 
-/// How many places of a table with `limit` of them one party may hold while `taken` are: an eighth of what is free, at least
-/// `least`; and one of the last sixteenth, so that many parties at once leave some too.
+/// How many places of a table with `limit` of them one party may hold while `taken` are: an eighth of what is free, at
+/// least `least`; and one of the last sixteenth, so that many parties at once leave some too.
 pub fn share(limit: u32, taken: u32, least: u32) -> u32 {
     let free = limit.saturating_sub(taken);
     if limit >= KEPT_FROM && free <= limit / KEPT_PART { 1 } else { (free / PART).max(least) }
@@ -89,8 +91,8 @@ impl<K: Hash + Eq + Clone, V, N: Hash + Ord + Clone> Shared<K, V, N> {
         }
     }
 
-    /// Keeps an entry of somebody, in place of one of the same key. Returns what had to give way: the oldest entry of whoever
-    /// had most.
+    /// Keeps an entry of somebody, in place of one of the same key. Returns what had to give way: the oldest entry of
+    /// whoever had most.
     pub fn insert(&mut self, of: N, key: K, value: V) -> Option<(K, V)> {
         self.remove(&key);
         let gone = if self.entries.len() >= self.most { self.give_way() } else { None };
@@ -141,8 +143,8 @@ impl<K: Hash + Eq + Clone, V, N: Hash + Ord + Clone> Shared<K, V, N> {
         self.entries.get_mut(key).map(|entry| &mut entry.value)
     }
 
-    /// Takes the oldest entries of somebody out for as long as they are over. Whoever keeps what ends in the order in which
-    /// it began forgets all that is over.
+    /// Takes the oldest entries of somebody out for as long as they are over. Whoever keeps what ends in the order in
+    /// which it began forgets all that is over.
     pub fn expire(&mut self, of: &N, over: impl Fn(&V) -> bool) {
         while let Some(oldest) = self.oldest(of).cloned() {
             if !self.get(&oldest).is_some_and(&over) {
@@ -183,8 +185,8 @@ impl<K: Hash + Eq + Clone, V, N: Hash + Ord + Clone> Shared<K, V, N> {
     }
 }
 
-/// Turns for work that only so much of is done at once. Networks take turns, so that whoever waits behind nobody of their own
-/// is next after one of each other network; of a full queue the one with most in it loses its oldest.
+/// Turns for work that only so much of is done at once. Networks take turns, so that whoever waits behind nobody of
+/// their own is next after one of each other network; of a full queue the one with most in it loses its oldest.
 pub struct Queue(Arc<Mutex<Waiting>>);
 
 struct Waiting {
@@ -211,8 +213,8 @@ impl Queue {
         })))
     }
 
-    /// Waits for a turn. `None`: this network has most of those who wait, and there are too many. Who stops waiting has no
-    /// turn any more.
+    /// Waits for a turn. `None`: this network has most of those who wait, and there are too many. Who stops waiting has
+    /// no turn any more.
     pub async fn turn(&self, peer: IpAddr) -> Option<Turn> {
         let (ticket, told) = {
             let mut queue = locked(&self.0);

@@ -13,7 +13,8 @@ pub enum Phase {
     Closed,
 }
 
-/// Phases `Ready -> Draining -> Closed`, shared by clones; a [`Shutdown::child`] follows its parent and can go ahead alone.
+/// Phases `Ready -> Draining -> Closed`, shared by clones; a [`Shutdown::child`] follows its parent and can go ahead
+/// alone.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown {
     draining: CancellationToken,
@@ -26,8 +27,8 @@ impl Shutdown {
         Self::default()
     }
 
-    /// One that is at least as far as `self` and whose own [`Self::drain`] and [`Self::close`] do not touch `self`: for a
-    /// listener, a tunnel, a role.
+    /// One that is at least as far as `self` and whose own [`Self::drain`] and [`Self::close`] do not touch `self`: for
+    /// a listener, a tunnel, a role.
     #[must_use]
     pub fn child(&self) -> Self {
         Self { draining: self.draining.child_token(), closed: self.closed.child_token() }

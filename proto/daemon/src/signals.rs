@@ -1,5 +1,5 @@
-//! Signals of the operating system: SIGTERM and SIGINT drain and, the second time, stop at once; what SIGHUP means is the
-//! program's business: reading its configuration again, or an end.
+//! Signals of the operating system: SIGTERM and SIGINT drain and, the second time, stop at once; what SIGHUP means is
+//! the program's business: reading its configuration again, or an end.
 
 use std::{
     io,
@@ -24,8 +24,8 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Completes at the next SIGHUP that was not seen yet; several that come while one is served count once. Never, once
-    /// the process is closed. Cancel-safe.
+    /// Completes at the next SIGHUP that was not seen yet; several that come while one is served count once. Never,
+    /// once the process is closed. Cancel-safe.
     pub async fn reload(&mut self) {
         if self.reloads.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,5 +1,5 @@
-//! Task groups: the only place that calls `tokio::spawn`. Every task has a name, an owner that learns of its panic, and an
-//! end that the owner can wait for.
+//! Task groups: the only place that calls `tokio::spawn`. Every task has a name, an owner that learns of its panic, and
+//! an end that the owner can wait for.
 
 use std::{
     any::Any,
@@ -21,9 +21,9 @@ use tracing::Instrument;
 
 use super::Told;
 
-/// A set of tasks with one owner. Clones share the set, so that a task of the group can spawn into it. When the last clone
-/// is dropped, or at [`TaskGroup::abort`], the tasks that still run are aborted; a clone inside a task counts, so an owner
-/// whose tasks hold clones calls [`TaskGroup::abort`].
+/// A set of tasks with one owner. Clones share the set, so that a task of the group can spawn into it. When the last
+/// clone is dropped, or at [`TaskGroup::abort`], the tasks that still run are aborted; a clone inside a task counts, so
+/// an owner whose tasks hold clones calls [`TaskGroup::abort`].
 #[derive(Clone)]
 pub struct TaskGroup {
     inner: Arc<Inner>,
@@ -34,8 +34,8 @@ struct Inner {
     tasks: Arc<Tasks>,
 }
 
-/// Futures of more bytes are moved into a box at once: a task's future is moved several times until it runs, and once more
-/// when it has ended.
+/// Futures of more bytes are moved into a box at once: a task's future is moved several times until it runs, and once
+/// more when it has ended.
 const BOXED_BYTES: usize = 512;
 
 struct Tasks {
@@ -89,7 +89,8 @@ impl TaskGroup {
         Self { inner: Arc::new(Inner { name, tasks: Arc::new(tasks) }) }
     }
 
-    /// Runs `future` as a task of the group until it ends or the group is aborted. In an aborted group it does not start.
+    /// Runs `future` as a task of the group until it ends or the group is aborted. In an aborted group it does not
+    /// start.
     pub fn spawn<F>(&self, task: &'static str, future: F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -222,8 +223,8 @@ impl Tasks {
     }
 }
 
-/// A task's future, which tells the group of its end. Not an async block: that has room for the future twice, as what it
-/// captures and as what it awaits.
+/// A task's future, which tells the group of its end. Not an async block: that has room for the future twice, as what
+/// it captures and as what it awaits.
 fn watched<F: Future>(
     future: F,
     ended: Ended,

@@ -1,5 +1,5 @@
-//! Names to addresses, addresses to a TCP connection: as every dial here does, side by side (Happy Eyeballs, RFC 8305), so
-//! that an address that is silent costs a quarter of a second.
+//! Names to addresses, addresses to a TCP connection: as every dial here does, side by side (Happy Eyeballs, RFC 8305),
+//! so that an address that is silent costs a quarter of a second.
 
 use std::{
     io,
@@ -15,7 +15,8 @@ use tokio::{
 
 /// Addresses of one name that are tried.
 const ADDRESSES: usize = 8;
-/// An address that has not answered after this does not delay the next one (RFC 8305 section 5, Connection Attempt Delay).
+/// An address that has not answered after this does not delay the next one (RFC 8305 section 5, Connection Attempt
+/// Delay).
 const NEXT_ADDRESS: Duration = Duration::from_millis(250);
 
 /// Why there is no connection.
@@ -39,8 +40,9 @@ pub enum ConnectError {
     },
 }
 
-/// A TCP connection to a host name or address without any proxy: for what is no tunnel, such as an apiserver or an issuer.
-/// Looking the name up, and connecting, may each take as long as `step`. The error does not say what it was for.
+/// A TCP connection to a host name or address without any proxy: for what is no tunnel, such as an apiserver or an
+/// issuer. Looking the name up, and connecting, may each take as long as `step`. The error does not say what it was
+/// for.
 pub async fn connect_host(host: &str, port: u16, step: Duration) -> io::Result<TcpStream> {
     let dialled = async {
         let addresses = resolve(host, port, &[], step).await?;
@@ -85,8 +87,8 @@ pub async fn resolve(
     }
 }
 
-/// In the resolver's order, but families take turns (RFC 8305 section 4), so that one that leads nowhere costs one attempt's
-/// delay however many addresses it has.
+/// In the resolver's order, but families take turns (RFC 8305 section 4), so that one that leads nowhere costs one
+/// attempt's delay however many addresses it has.
 fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let mut addresses = addresses.peekable();
     let first_is_v4 = addresses.peek().is_some_and(SocketAddr::is_ipv4);
@@ -126,8 +128,9 @@ pub async fn connect(host: &str, addresses: &[SocketAddr], time: Duration) -> Re
     }
 }
 
-/// Tries the addresses in their order (RFC 8305 section 5): the next one when the one before has failed, or has not answered
-/// within [`NEXT_ADDRESS`]. The first that succeeds wins and ends the others; else all errors, in the order in which they came.
+/// Tries the addresses in their order (RFC 8305 section 5): the next one when the one before has failed, or has not
+/// answered within [`NEXT_ADDRESS`]. The first that succeeds wins and ends the others; else all errors, in the order in
+/// which they came.
 ///
 /// Boxed: of an `AsyncFn` the compiler cannot tell that the whole is `Send`, and a caller that spawns needs that.
 pub async fn race<'a, T, E>(

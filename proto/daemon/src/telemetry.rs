@@ -1,5 +1,5 @@
-//! Logs: text for people, JSON for machines, a level that can change while the program runs, and a last guard that keeps
-//! credentials out whatever a library prints.
+//! Logs: text for people, JSON for machines, a level that can change while the program runs, and a last guard that
+//! keeps credentials out whatever a library prints.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -85,7 +85,8 @@ pub fn check(filter: &str) -> Result<(), TelemetryError> {
     parse(filter).map(|_| ())
 }
 
-/// The target of log lines that other programs sent. No level alone shows them, as they are as many as those programs like
+/// The target of log lines that other programs sent. No level alone shows them, as they are as many as those programs
+/// like
 ///: a filter has to name it.
 pub const RELAYED: &str = "agent_logs";
 
@@ -97,8 +98,8 @@ fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
     parsed.map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
 }
 
-/// A writer of log lines that takes out what looks like a credential. Nothing of ours logs one; this is for a library at
-/// TRACE and for a mistake to come.
+/// A writer of log lines that takes out what looks like a credential. Nothing of ours logs one; this is for a library
+/// at TRACE and for a mistake to come.
 struct Scrubbed<M>(M);
 
 impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Scrubbed<M> {
@@ -113,8 +114,8 @@ struct Scrubber<W>(W);
 
 impl<W: Write> Write for Scrubber<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // The formatter hands over a whole line at a time. With standard error closed there is nobody to tell, and to say so
-        // there would end the program.
+        // The formatter hands over a whole line at a time. With standard error closed there is nobody to tell, and to
+        // say so there would end the program.
         let _ = self.0.write_all(&scrub(line));
         Ok(line.len())
     }

@@ -1,5 +1,5 @@
-//! A value that comes once or changes seldom, and whoever waits for it. What `tokio::sync::watch` does, in a tenth of the
-//! room: each watch channel has 400 bytes for its waiters alone, and an idle tunnel would have nine of them.
+//! A value that comes once or changes seldom, and whoever waits for it. What `tokio::sync::watch` does, in a tenth of
+//! the room: each watch channel has 400 bytes for its waiters alone, and an idle tunnel would have nine of them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

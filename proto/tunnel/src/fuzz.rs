@@ -126,8 +126,8 @@ pub fn headers(data: &[u8]) {
     }
 }
 
-/// Frames of a WebSocket: what is read of them, and up to where, does not depend on the parts that they come in. The first
-/// byte says whose they are, and how long the parts.
+/// Frames of a WebSocket: what is read of them, and up to where, does not depend on the parts that they come in. The
+/// first byte says whose they are, and how long the parts.
 pub fn websocket(data: &[u8]) {
     let Some((first, frames)) = data.split_first() else { return };
     let (masked, cut) = (first & 1 != 0, first >> 1);

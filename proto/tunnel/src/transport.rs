@@ -1,12 +1,13 @@
 //! The tunnel: an authenticated connection that an agent dialled, and the streams in it.
 //!
 //! Layers, from the top: trait [`Tunnel`] (what both programs see) · [`session`] (hello, stream identity, credit, stop,
-//! probes, drain: the same code over every carrier) · trait `Carrier` (raw two-way byte streams) · one file per carrier.
+//! probes, drain: the same code over every carrier) · trait `Carrier` (raw two-way byte streams) · one file per
+//! carrier.
 //!
-//! Per direction a stream ends in exactly one of three ways. **Finish**: all bytes were given. **Reset** with a code: it
-//! was broken off, both directions end and each reader sees an error, never a clean end. **Stop** with a code: the reader
-//! wants no more of one direction; its writer ends quietly and the other direction goes on. Dropping an unfinished send
-//! half resets; dropping an unfinished receive half stops.
+//! Per direction a stream ends in exactly one of three ways. **Finish**: all bytes were given. **Reset** with a code:
+//! it was broken off, both directions end and each reader sees an error, never a clean end. **Stop** with a code: the
+//! reader wants no more of one direction; its writer ends quietly and the other direction goes on. Dropping an
+//! unfinished send half resets; dropping an unfinished receive half stops.
 
 pub mod carrier;
 pub mod cork;

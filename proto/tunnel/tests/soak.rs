@@ -29,8 +29,8 @@ const WARM: usize = 30_000;
 const CONCURRENT: usize = 100;
 /// What each stream may seem to leave behind, in bytes: less than the least entry of a table.
 const EACH_BYTES: usize = 16;
-/// What the allocator may take meanwhile, and what is remembered of resets, in bytes, however many streams there are: with
-/// [`STREAMS`] of them no less than 51 bytes of each are noticed.
+/// What the allocator may take meanwhile, and what is remembered of resets, in bytes, however many streams there are:
+/// with [`STREAMS`] of them no less than 51 bytes of each are noticed.
 const NOISE_BYTES: usize = 2 << 20;
 /// Over one carrier; a stream that stays open would be waited for without end.
 const DEADLINE: Duration = Duration::from_secs(600);

@@ -1,7 +1,7 @@
 //! What an agent and its gateway say to each other beside users' requests (docs/agent.md): JSON bodies of plain HTTP
 //! exchanges. Before a cluster has a certificate they go over HTTPS to the gateway's public listener, below
-//! [`ENROLMENT_PREFIX`]; with one, over streams of role [`ROLE`] on the cluster's tunnel, where the cluster's id is that of
-//! the certificate and no message names it.
+//! [`ENROLMENT_PREFIX`]; with one, over streams of role [`ROLE`] on the cluster's tunnel, where the cluster's id is
+//! that of the certificate and no message names it.
 //!
 //! Unknown members are ignored, so that either side may be newer.
 
@@ -77,7 +77,8 @@ pub struct Enrolment {
     pub cluster_id: String,
     /// The challenge as it came.
     pub challenge: String,
-    /// Base64 of the DER of a PKCS#10 request for a P-256 key. Its subject is empty or the cluster's own; it names no other.
+    /// Base64 of the DER of a PKCS#10 request for a P-256 key. Its subject is empty or the cluster's own; it names no
+    /// other.
     pub csr: String,
     /// UID of the namespace `kube-system`: one cluster is one resource (R4).
     pub kube_system_uid: String,
@@ -127,8 +128,8 @@ pub struct Certificate {
     pub tenant_id: String,
 }
 
-/// `POST <prefix>/enrol`: creates a cluster by a one-time token in place of a role; certificates follow as for any other. The
-/// token comes from `POST <resource group>/createEnrolmentToken`. Does not print it.
+/// `POST <prefix>/enrol`: creates a cluster by a one-time token in place of a role; certificates follow as for any
+/// other. The token comes from `POST <resource group>/createEnrolmentToken`. Does not print it.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenEnrolment {
@@ -164,8 +165,8 @@ pub struct TokenEnrolled {
     pub tenant_id: String,
 }
 
-/// `POST <prefix>/enrolled`: whether a cluster is there and has this onboarding key, asked by who signs with it. A run of
-/// `towline connect` that broke off goes on when it is.
+/// `POST <prefix>/enrolled`: whether a cluster is there and has this onboarding key, asked by who signs with it. A run
+/// of `towline connect` that broke off goes on when it is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EnrolledQuestion {
@@ -303,12 +304,12 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A refusal: status 400 (the message cannot be read), 401 (`InvalidProof`, `CertificateExpired`), 403 (`ForeignRequest`),
-/// 409 (`AlreadyConnected`: the cluster is another resource, R4), 410 (`ResourceDeleted`: stop and do not ask again), 429 and
-/// 503 (with `Retry-After`). The body is the resource API's error envelope.
+/// A refusal: status 400 (the message cannot be read), 401 (`InvalidProof`, `CertificateExpired`), 403
+/// (`ForeignRequest`), 409 (`AlreadyConnected`: the cluster is another resource, R4), 410 (`ResourceDeleted`: stop and
+/// do not ask again), 429 and 503 (with `Retry-After`). The body is the resource API's error envelope.
 ///
-/// A hello that is refused, and the close of a tunnel that was good until then, say the same in their message, which then
-/// begins with the code and a colon; a deleted resource has a `CloseCode` of its own.
+/// A hello that is refused, and the close of a tunnel that was good until then, say the same in their message, which
+/// then begins with the code and a colon; a deleted resource has a `CloseCode` of its own.
 pub mod codes {
     /// The signature, the key or the challenge is not right.
     pub const INVALID_PROOF: &str = "InvalidProof";

@@ -1,4 +1,5 @@
-//! The bytes that tokens in `Authorization` consist of, for those who verify tokens and those who keep them out of logs.
+//! The bytes that tokens in `Authorization` consist of, for those who verify tokens and those who keep them out of
+//! logs.
 
 /// What a token consists of (`b64token` of RFC 6750 section 2.1).
 const TOKEN_BYTES: [bool; 256] = {
@@ -17,7 +18,8 @@ pub fn is_token_byte(byte: u8) -> bool {
     TOKEN_BYTES[usize::from(byte)]
 }
 
-/// Whether it has such bytes alone, and one at least. Without a branch for each: it is asked about a kilobyte for every request.
+/// Whether it has such bytes alone, and one at least. Without a branch for each: it is asked about a kilobyte for every
+/// request.
 pub fn is_of_token_bytes(token: &[u8]) -> bool {
     !token.is_empty() && token.iter().fold(true, |fine, byte| fine & is_token_byte(*byte))
 }

@@ -1,5 +1,5 @@
-//! `towline dev` names its cluster in the gateway's configuration, which is then the one authority for that id. Here the
-//! cluster becomes a resource of the API, with an agent that has enrolled as any other.
+//! `towline dev` names its cluster in the gateway's configuration, which is then the one authority for that id. Here
+//! the cluster becomes a resource of the API, with an agent that has enrolled as any other.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -27,8 +27,8 @@ pub struct Resource {
 }
 
 impl Stack {
-    /// Takes the cluster out of the configuration, with the grants for it, and connects it as a resource: `put` writes a
-    /// body at an id of the API.
+    /// Takes the cluster out of the configuration, with the grants for it, and connects it as a resource: `put` writes
+    /// a body at an id of the API.
     pub fn connect_as_resource(
         &self,
         mut body: Value,

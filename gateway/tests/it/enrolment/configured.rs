@@ -1,5 +1,5 @@
-//! A cluster that the configuration file names has that one authority: the API neither creates nor enrols nor changes it, and
-//! what the store has of the same id counts for nothing.
+//! A cluster that the configuration file names has that one authority: the API neither creates nor enrols nor changes
+//! it, and what the store has of the same id counts for nothing.
 
 use gateway::{Gateway, config::Config};
 
@@ -157,7 +157,8 @@ async fn stored_cluster_counts_for_nothing_once_it_is_configured() {
     let refused = site.api("PUT", id("edge").as_str(), Some(resource(&key.public))).await;
     assert_eq!((refused.status, code(&refused).as_str()), (409, "ClusterInConfiguration"));
 
-    // The operator's agent gets the requests, whatever the resource says of cluster connect, and writes nothing into it.
+    // The operator's agent gets the requests, whatever the resource says of cluster connect, and writes nothing into
+    // it.
     let agent = site.by_hand("edge").await;
     for _ in 0..4 {
         let mut user = site.ask("edge").await;

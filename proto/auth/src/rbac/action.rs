@@ -1,5 +1,5 @@
-//! Names of operations, such as `Microsoft.Kubernetes/connectedClusters/read`, and patterns over them. ARM compares both
-//! without case, so both are kept in lower case.
+//! Names of operations, such as `Microsoft.Kubernetes/connectedClusters/read`, and patterns over them. ARM compares
+//! both without case, so both are kept in lower case.
 
 use std::{collections::HashSet, fmt};
 
@@ -12,8 +12,8 @@ pub const ACTION_LENGTH: usize = 512;
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Action {
     name: Box<str>,
-    /// What it is called as one of many. A pattern that matches either matches it: listed by one name and excepted by the
-    /// other it is excepted.
+    /// What it is called as one of many. A pattern that matches either matches it: listed by one name and excepted by
+    /// the other it is excepted.
     also: Option<Box<str>>,
 }
 
@@ -95,8 +95,9 @@ impl Pattern {
         action.names().any(|name| self.matches_name(name))
     }
 
-    /// Each part between two `*` is taken where it is found first, which is never too late for those behind it. The search of
-    /// the standard library is linear, so all of it takes time in proportion to the lengths of pattern and name, added.
+    /// Each part between two `*` is taken where it is found first, which is never too late for those behind it. The
+    /// search of the standard library is linear, so all of it takes time in proportion to the lengths of pattern and
+    /// name, added.
     fn matches_name(&self, name: &str) -> bool {
         let mut parts = self.0.split('*');
         let begin = parts.next().unwrap_or_default();

@@ -1,8 +1,8 @@
-//! The bound on the work of one decision. Roles and names come from tenants and callers, and all tenants share the CPU of a
-//! gateway: a decision that would take longer than its budget is a denial.
+//! The bound on the work of one decision. Roles and names come from tenants and callers, and all tenants share the CPU
+//! of a gateway: a decision that would take longer than its budget is a denial.
 
-/// The budget of one decision, in steps. One step compares about one byte; all steps take less than 1 ms, and a request needs
-/// four decisions at most (`cargo bench -p bench --bench worst`).
+/// The budget of one decision, in steps. One step compares about one byte; all steps take less than 1 ms, and a request
+/// needs four decisions at most (`cargo bench -p bench --bench worst`).
 pub const DECISION_STEPS: usize = 400_000;
 
 /// What is left of the work that one decision may do.

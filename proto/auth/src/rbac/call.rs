@@ -1,10 +1,11 @@
 //! The decision about one Kubernetes call by roles and assignments (feature Z9), before it is impersonated. Pure.
 //!
-//! What is allowed is not given to the caller for good: the call goes to the apiserver with one group for each Kubernetes
-//! verb that it needs ([`verb_group`]), and a ClusterRole gives that group that verb and nothing else. So whatever the
-//! apiserver checks besides (that an update may create, that a role is not made larger than its author, that a signer may
-//! be approved) still says no, unless the assignments say yes to that too. What no assignment allows goes on without such
-//! a group, and the cluster's own RBAC decides, as with the authorizer chain `Node,RBAC,Webhook` of Arc.
+//! What is allowed is not given to the caller for good: the call goes to the apiserver with one group for each
+//! Kubernetes verb that it needs ([`verb_group`]), and a ClusterRole gives that group that verb and nothing else. So
+//! whatever the apiserver checks besides (that an update may create, that a role is not made larger than its author,
+//! that a signer may be approved) still says no, unless the assignments say yes to that too. What no assignment allows
+//! goes on without such a group, and the cluster's own RBAC decides, as with the authorizer chain `Node,RBAC,Webhook`
+//! of Arc.
 
 use http::Method;
 use types::ids::ClusterId;
@@ -65,9 +66,9 @@ pub enum Verdict {
     NoOpinion,
 }
 
-/// Whether a request can be one that only reads: GET or HEAD (the safe methods of RFC 9110 §9.2.1 that Kubernetes has), and
-/// without an upgrade of its connection. The verb alone does not say so: it is `get` for a WebSocket into a machine, and
-/// `watch` for any method below `/api/v1/watch/`.
+/// Whether a request can be one that only reads: GET or HEAD (the safe methods of RFC 9110 §9.2.1 that Kubernetes has),
+/// and without an upgrade of its connection. The verb alone does not say so: it is `get` for a WebSocket into a
+/// machine, and `watch` for any method below `/api/v1/watch/`.
 pub fn is_safe(method: &Method, upgrade: bool) -> bool {
     !upgrade && matches!(*method, Method::GET | Method::HEAD)
 }
@@ -106,7 +107,8 @@ impl Asking<'_> {
             return Verdict::NoOpinion;
         }
         let mut verbs = vec![*verb];
-        // An update may create what is not there, and a websocket into a pod asks for what SPDY creates: the same action.
+        // An update may create what is not there, and a websocket into a pod asks for what SPDY creates: the same
+        // action.
         if matches!(*verb, "update" | "patch") || (*verb == "get" && CONNECTS.contains(&&*info.subresource)) {
             verbs.push("create");
         }
@@ -115,8 +117,8 @@ impl Asking<'_> {
             verbs.iter().copied().filter(|verb| on.iter().all(|on| self.may_on(verb, group, on, &scope))).collect()
         };
         let further: Vec<&'static str> = match (&*info.api_group, &*info.resource) {
-            // Who may write every role by one verb holds that verb on everything in the apiserver's eyes, and could pass it
-            // on: so it takes the right to, whatever is in the role.
+            // Who may write every role by one verb holds that verb on everything in the apiserver's eyes, and could
+            // pass it on: so it takes the right to, whatever is in the role.
             (RBAC, "roles" | "clusterroles") if writes => match also(&["escalate"], &[&info.resource], RBAC) {
                 none if none.is_empty() => return Verdict::NoOpinion,
                 escalate => escalate,
@@ -127,8 +129,8 @@ impl Asking<'_> {
                     bind => bind,
                 }
             }
-            // The groups of whoever asks are written into a certificate signing request (and on OpenShift into others), and a
-            // controller decides by them later: a verb on everything would be there for good.
+            // The groups of whoever asks are written into a certificate signing request (and on OpenShift into others),
+            // and a controller decides by them later: a verb on everything would be there for good.
             (CERTIFICATES, _) if writes => match also(&["approve", "sign", "attest"], &["signers"], CERTIFICATES) {
                 some if some.contains(&"approve") => some,
                 _ => return Verdict::NoOpinion,

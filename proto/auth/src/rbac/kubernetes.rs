@@ -20,8 +20,8 @@ pub enum Target<'a> {
         resource: &'a str,
         /// Empty, or such as `log`.
         subresource: &'a str,
-        /// Whether the request can be one that only reads ([`super::call::is_safe`]). Another one is no reading, whatever its
-        /// verb is.
+        /// Whether the request can be one that only reads ([`super::call::is_safe`]). Another one is no reading,
+        /// whatever its verb is.
         safe: bool,
     },
     /// Anything else, by path: `/healthz`.
@@ -35,9 +35,9 @@ const RESOURCE_BYTES: usize = 63;
 /// Longest path that is not of a resource, in bytes.
 const PATH_BYTES: usize = 253;
 
-/// The action of a call, or `None` for a verb that Kubernetes does not have, or for a name that is none: then nobody may.
-/// Names come from a caller; one with a `/` in it could pass for another resource, one with a `*` for many. What is longer than
-/// Kubernetes allows is no name either: every pattern of a role is compared with it.
+/// The action of a call, or `None` for a verb that Kubernetes does not have, or for a name that is none: then nobody
+/// may. Names come from a caller; one with a `/` in it could pass for another resource, one with a `*` for many. What
+/// is longer than Kubernetes allows is no name either: every pattern of a role is compared with it.
 pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
     let name = match target {
         Target::Resource { group, resource, subresource, safe } => {
@@ -75,9 +75,9 @@ pub fn data_action(verb: &str, target: Target<'_>) -> Option<Action> {
     Some(Action::new(&name))
 }
 
-/// Whether a `get` of this subresource returns data and does nothing else. A closed list: any other subresource may be the
-/// way into a running machine (`virtualmachineinstances/console` of KubeVirt), so a `get` of it needs the right to write.
-/// Kubernetes itself gives every custom resource `status` and `scale`, and no other subresource.
+/// Whether a `get` of this subresource returns data and does nothing else. A closed list: any other subresource may be
+/// the way into a running machine (`virtualmachineinstances/console` of KubeVirt), so a `get` of it needs the right to
+/// write. Kubernetes itself gives every custom resource `status` and `scale`, and no other subresource.
 fn is_read(group: &str, resource: &str, subresource: &str) -> bool {
     matches!(
         (group, resource, subresource),
@@ -87,8 +87,8 @@ fn is_read(group: &str, resource: &str, subresource: &str) -> bool {
     )
 }
 
-/// Whether a group is none of Kubernetes' own, which have no dot or end in `.k8s.io`: a role may name its resources one by
-/// one, or all such as `customresources`.
+/// Whether a group is none of Kubernetes' own, which have no dot or end in `.k8s.io`: a role may name its resources one
+/// by one, or all such as `customresources`.
 fn is_custom(group: &str) -> bool {
     group.contains('.') && !group.to_ascii_lowercase().ends_with(".k8s.io")
 }

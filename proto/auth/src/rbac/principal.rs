@@ -1,5 +1,5 @@
-//! What assignments call somebody: the same at the gateway, which keeps the assignments, and in the cluster, which decides
-//! by a snapshot of them.
+//! What assignments call somebody: the same at the gateway, which keeps the assignments, and in the cluster, which
+//! decides by a snapshot of them.
 
 use crate::token::Identity;
 
@@ -22,8 +22,8 @@ pub fn group_key(id: &str) -> String {
     format!("group {}", folded(id))
 }
 
-/// A GUID, also behind an issuer's prefix, is the same in any case. Every other id is compared as it is: `Ann` and `ann` are
-/// two people to an OIDC issuer (OpenID Connect Core section 2, `sub`).
+/// A GUID, also behind an issuer's prefix, is the same in any case. Every other id is compared as it is: `Ann` and
+/// `ann` are two people to an OIDC issuer (OpenID Connect Core section 2, `sub`).
 fn folded(id: &str) -> String {
     match id.len().checked_sub(GUID).and_then(|at| id.split_at_checked(at)) {
         Some((prefix, guid)) if is_guid(guid) => format!("{prefix}{}", guid.to_ascii_lowercase()),

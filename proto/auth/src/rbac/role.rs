@@ -108,8 +108,8 @@ impl Role {
         self.steps
     }
 
-    /// Whether the operation is allowed by one of the permissions. What one permission excepts, another may give. `false` also
-    /// where a budget of its own does not suffice to know.
+    /// Whether the operation is allowed by one of the permissions. What one permission excepts, another may give.
+    /// `false` also where a budget of its own does not suffice to know.
     pub fn allows(&self, plane: Plane, action: &Action) -> bool {
         self.allows_within(plane, action, &mut Budget::decision()).unwrap_or(false)
     }

@@ -1,6 +1,6 @@
-//! What concerns one cluster, as its agent pulls it (feature Z9): roles and assignments as JSON, and beside it a statement of
-//! the issuer that the agent has pinned, over the SHA-256 of that JSON. Whoever is between the two can leave it out, which
-//! ends rights and gives none.
+//! What concerns one cluster, as its agent pulls it (feature Z9): roles and assignments as JSON, and beside it a
+//! statement of the issuer that the agent has pinned, over the SHA-256 of that JSON. Whoever is between the two can
+//! leave it out, which ends rights and gives none.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -40,8 +40,8 @@ pub struct Signed {
     pub document: String,
     /// What `after` of the next question is: the same as long as the same is decided.
     pub etag: String,
-    /// A compact JWS (RFC 7515) of type [`STATEMENT_TYPE`]: `iss`, `aud` ([`audience`]), `iat`, `exp`, and `sha256` of the
-    /// document, base64url.
+    /// A compact JWS (RFC 7515) of type [`STATEMENT_TYPE`]: `iss`, `aud` ([`audience`]), `iat`, `exp`, and `sha256` of
+    /// the document, base64url.
     pub statement: String,
     /// What was left out of the document because all of it would be too large. For people; nothing is decided by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -172,16 +172,16 @@ impl Document {
         Self { cluster: cluster.as_str().to_owned(), revision, enabled, roles, assignments: kept }
     }
 
-    /// Leaves out what does not fit into [`DOCUMENT_BYTES`], and says what. The scopes that take the most give way, each down
-    /// to the same share, and of a scope its largest assignments. Nobody gains a right by that: an assignment only allows. What
-    /// is withdrawn is not in the document either way, so a withdrawal arrives whatever its size.
+    /// Leaves out what does not fit into [`DOCUMENT_BYTES`], and says what. The scopes that take the most give way,
+    /// each down to the same share, and of a scope its largest assignments. Nobody gains a right by that: an assignment
+    /// only allows. What is withdrawn is not in the document either way, so a withdrawal arrives whatever its size.
     pub fn fit(&mut self) -> Option<Omitted> {
         self.fit_into(DOCUMENT_BYTES - FRAME_BYTES - self.cluster.len())
     }
 
     fn fit_into(&mut self, bound: usize) -> Option<Omitted> {
-        // Roles that assignments share count in parts, which are no parts any more where some of them are left out: then it is
-        // done again, each time for less.
+        // Roles that assignments share count in parts, which are no parts any more where some of them are left out:
+        // then it is done again, each time for less.
         const PASSES: usize = 8;
         let (before, mut omitted) = (self.assignments.len(), HashMap::<String, usize>::new());
         for pass in 0..=PASSES {
@@ -437,8 +437,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever roles are shared by whom: it fits in the end, leaves nothing out where it fits, and names no role that is
-        /// not in it.
+        /// Whatever roles are shared by whom: it fits in the end, leaves nothing out where it fits, and names no role
+        /// that is not in it.
         #[test]
         fn any_document_fits_in_the_end(
             of in proptest::collection::vec((0usize..6, 0usize..6, 0usize..4), 0..60),

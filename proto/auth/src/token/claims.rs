@@ -126,7 +126,8 @@ fn audience_and_party(claims: &Claims, issuer: &Issuer, audience: &str) -> Resul
         }
         Some(_) => return Err(wrong()),
     };
-    // What several clusters share is for clusters: a token for one of them is nothing at the resource API, and the reverse.
+    // What several clusters share is for clusters: a token for one of them is nothing at the resource API, and the
+    // reverse.
     let of_cluster = audience.starts_with(CLUSTER_AUDIENCE);
     let shared: &[String] = if of_cluster { &issuer.audiences } else { &issuer.api_audiences };
     let accepted = |name: &str| !name.is_empty() && (name == audience || shared.iter().any(|a| a == name));

@@ -82,8 +82,8 @@ impl Issuer {
         &self.url
     }
 
-    /// Whether its keys are those that are written down here, or vouched for by one of them: whoever answers at its address
-    /// cannot bring others.
+    /// Whether its keys are those that are written down here, or vouched for by one of them: whoever answers at its
+    /// address cannot bring others.
     pub fn has_own_keys(&self) -> bool {
         !matches!(self.keys, KeySource::Discovered)
     }
@@ -142,9 +142,10 @@ impl Issuer {
 /// The path of the address of a gateway's own issuer.
 pub const OWN_ISSUER_PATH: &str = "/.towline/issuer";
 
-/// Two issuers must not give the same names without anybody having said so. A prefix that another one begins with says nothing:
-/// what an issuer puts behind the shorter one is a name of the longer one. The gateway's own issuer may be without a prefix
-/// beside others, because its tokens with names that begin with another issuer's prefix are refused (see [`Issuer::all`]).
+/// Two issuers must not give the same names without anybody having said so. A prefix that another one begins with says
+/// nothing: what an issuer puts behind the shorter one is a name of the longer one. The gateway's own issuer may be
+/// without a prefix beside others, because its tokens with names that begin with another issuer's prefix are refused
+/// (see [`Issuer::all`]).
 fn apart(one: &Issuer, other: &Issuer, faults: &mut Vec<Fault>) {
     let mut fault = |key, message| faults.push(Fault { issuer: other.name.clone(), key, message });
     if one.name == other.name {

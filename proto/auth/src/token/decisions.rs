@@ -1,8 +1,9 @@
-//! Decisions that were made: a token that was verified is not verified again for a short while, and never twice at once.
+//! Decisions that were made: a token that was verified is not verified again for a short while, and never twice at
+//! once.
 //!
-//! Kept are successes alone, at most until the token ends and at most for [`KEEP`] (docs/features.md A8: that is how long a
-//! key's withdrawal can go unnoticed once it is known; a changed key set ends it at once). Bounded in bytes, by the
-//! SHA-256 of audience and token: the token itself is not kept.
+//! Kept are successes alone, at most until the token ends and at most for [`KEEP`] (docs/features.md A8: that is how
+//! long a key's withdrawal can go unnoticed once it is known; a changed key set ends it at once). Bounded in bytes, by
+//! the SHA-256 of audience and token: the token itself is not kept.
 
 use std::{
     collections::HashMap,

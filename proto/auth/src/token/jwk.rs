@@ -1,7 +1,7 @@
 //! Keys: the closed list of algorithms, one JSON Web Key (RFC 7517), and a set of them.
 //!
-//! A key is usable only for what its kind, its `alg` and its `use` say. Keys that are not (for encryption, too small, of
-//! an unknown kind, private, symmetric) are left out of the set, with the reason kept for a log; one `kid` for two
+//! A key is usable only for what its kind, its `alg` and its `use` say. Keys that are not (for encryption, too small,
+//! of an unknown kind, private, symmetric) are left out of the set, with the reason kept for a log; one `kid` for two
 //! different keys leaves both out, for nobody can tell which is meant.
 
 use std::{fmt, sync::Arc};
@@ -294,8 +294,8 @@ pub(super) struct KeySet {
     pub(super) former: Vec<Arc<Key>>,
     /// Statements that keys have ended, unverified (built-in issuer; `keys::chain`).
     pub(super) statements: Vec<String>,
-    /// Thumbprints of those of `keys` that have been replaced, with the time (seconds since 1970) at which the last token
-    /// that such a key signed expires.
+    /// Thumbprints of those of `keys` that have been replaced, with the time (seconds since 1970) at which the last
+    /// token that such a key signed expires.
     pub(super) ends: Vec<(String, u64)>,
 }
 

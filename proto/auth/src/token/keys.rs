@@ -211,7 +211,8 @@ impl IssuerKeys {
         KeySet::of(kept, CHAIN).is_ok_and(|kept| lock(chain).is_forked_by(&kept))
     }
 
-    /// Takes what was learned before, by this process or another. It counts only as far as it follows from the pinned keys.
+    /// Takes what was learned before, by this process or another. It counts only as far as it follows from the pinned
+    /// keys.
     ///
     /// # Errors
     /// When it is no key set.
@@ -369,8 +370,8 @@ impl Inner {
         }
     }
 
-    /// What of a set is accepted: all of it, or, where keys are pinned, what is pinned or follows a pinned key. Called with the
-    /// state locked, so that no older decision replaces a newer one.
+    /// What of a set is accepted: all of it, or, where keys are pinned, what is pinned or follows a pinned key. Called
+    /// with the state locked, so that no older decision replaces a newer one.
     fn accept(&self, set: KeySet) -> KeySet {
         let Some(chain) = &self.chain else { return Chain::judge(set) };
         let mut chain = lock(chain);

@@ -1,7 +1,8 @@
-//! Proof of possession as Azure Arc's clients show it: a JWS (`typ: pop`, `RS256`) around an access token, signed with a
-//! key that the access token names, for one cluster, for a short time (docs/features.md A5).
+//! Proof of possession as Azure Arc's clients show it: a JWS (`typ: pop`, `RS256`) around an access token, signed with
+//! a key that the access token names, for one cluster, for a short time (docs/features.md A5).
 //!
-//! A nonce that was seen before is no fault: gateway and agent both check one proof, and kubectl shows it more than once.
+//! A nonce that was seen before is no fault: gateway and agent both check one proof, and kubectl shows it more than
+//! once.
 
 use std::time::{Duration, SystemTime};
 

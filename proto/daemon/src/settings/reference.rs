@@ -1,6 +1,6 @@
-//! The commented reference of a settings file. What keys there are, of which type and within which bounds, is asked of the
-//! code that reads the file; what they are for, and what holds without them, is said in a table beside that code, which a
-//! test compares with it both ways.
+//! The commented reference of a settings file. What keys there are, of which type and within which bounds, is asked of
+//! the code that reads the file; what they are for, and what holds without them, is said in a table beside that code,
+//! which a test compares with it both ways.
 
 use std::{fmt::Write as _, path::Path};
 
@@ -141,8 +141,8 @@ pub fn sample(tables: &[Table], chosen: impl Fn(Value) -> bool) -> String {
     text
 }
 
-/// What is wrong with tables: keys that are read and not described or the other way round, and a different word on whether
-/// they must be there. `either` names required ones that another key may stand in for.
+/// What is wrong with tables: keys that are read and not described or the other way round, and a different word on
+/// whether they must be there. `either` names required ones that another key may stand in for.
 pub fn faults(tables: &[Table], either: &[&str], read: impl FnOnce(Section, &mut Faults)) -> Vec<String> {
     let asked = asked(tables, read);
     let is_table = |key: &str| tables.iter().any(|table| table.name == key.trim_end_matches("[]"));

@@ -36,8 +36,8 @@ impl StreamBody {
         this
     }
 
-    /// The body of the answer to a `method` request. Answers to HEAD, and those of 204 and 304, have none whatever their
-    /// `content-length` (RFC 9110 section 6.4.1).
+    /// The body of the answer to a `method` request. Answers to HEAD, and those of 204 and 304, have none whatever
+    /// their `content-length` (RFC 9110 section 6.4.1).
     pub fn of_response(recv: RecvStream, method: &Method, status: StatusCode, headers: &HeaderMap) -> Self {
         let mut this = Self::new(recv);
         let none = *method == Method::HEAD || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);

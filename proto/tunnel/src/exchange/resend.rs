@@ -1,10 +1,10 @@
 //! A request body that can be sent again until its answer begins.
 //!
 //! A peer may say that it never processed a request (RFC 9113 sections 6.8 and 8.7), and a connection may end before it
-//! carried one. Such a request is sent again, whatever its method, and so its body must still be there. Chunks that were
-//! sent are kept by reference, not copied. Keeping stops when the answer begins, or at a bound: [`KEPT_PER_BODY`] for one
-//! body and the [`Room`] that all bodies of a process share, of which each party has a [`Part`]. Beyond a bound the body flows
-//! on and cannot be sent again.
+//! carried one. Such a request is sent again, whatever its method, and so its body must still be there. Chunks that
+//! were sent are kept by reference, not copied. Keeping stops when the answer begins, or at a bound: [`KEPT_PER_BODY`]
+//! for one body and the [`Room`] that all bodies of a process share, of which each party has a [`Part`]. Beyond a bound
+//! the body flows on and cannot be sent again.
 
 use std::{
     collections::VecDeque,
@@ -33,12 +33,13 @@ const CHUNK_COST: usize = 256;
 /// Counters of what parties hold.
 const COUNTERS: usize = 1024;
 
-/// Whether `error`, or what caused it, is the peer's word that it did not process the request: the stream's id is above the
-/// last one of a GOAWAY frame, or the stream was reset with REFUSED_STREAM. A reset with another code and a broken
+/// Whether `error`, or what caused it, is the peer's word that it did not process the request: the stream's id is above
+/// the last one of a GOAWAY frame, or the stream was reset with REFUSED_STREAM. A reset with another code and a broken
 /// connection prove nothing.
 ///
-/// h2 gives a GOAWAY of the peer as the error of a stream in two cases: the stream's id is above the last one, or the GOAWAY
-/// came first and the stream was never opened. Streams that the peer may have processed go on, or end with an IO error.
+/// h2 gives a GOAWAY of the peer as the error of a stream in two cases: the stream's id is above the last one, or the
+/// GOAWAY came first and the stream was never opened. Streams that the peer may have processed go on, or end with an IO
+/// error.
 pub fn was_not_processed(error: &(dyn Error + 'static)) -> bool {
     let mut source = Some(error);
     while let Some(error) = source {
@@ -119,8 +120,8 @@ impl Part {
     }
 }
 
-/// A body with what was already sent of it. Held by whoever runs the exchange: when it is dropped, a body that still flows
-/// ends with [`SendingError::Over`].
+/// A body with what was already sent of it. Held by whoever runs the exchange: when it is dropped, a body that still
+/// flows ends with [`SendingError::Over`].
 pub struct Resendable<B>(Arc<Mutex<State<B>>>);
 
 /// A [`Resendable`] body on its way. Only the latest one reads; an earlier one ends with [`SendingError::Over`].
@@ -241,7 +242,8 @@ impl<B> Resendable<B> {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// The body from its beginning; what was given before ends. `None`: more was sent than is kept, or the answer has begun.
+    /// The body from its beginning; what was given before ends. `None`: more was sent than is kept, or the answer has
+    /// begun.
     pub fn send(&self) -> Option<Sending<B>> {
         let mut state = lock(&self.0);
         if !state.keeping && state.turn > 0 {

@@ -11,8 +11,8 @@ use crate::{
     wire::{close::StreamCode, error::WireError, head::ResponseHead},
 };
 
-/// What is there of a body with the head leaves with it if it is no longer than this, in bytes: copying it costs less than a
-/// frame of its own at both ends.
+/// What is there of a body with the head leaves with it if it is no longer than this, in bytes: copying it costs less
+/// than a frame of its own at both ends.
 const WITH_HEAD_BYTES: usize = 4 * 1024;
 
 /// How a body transfer ended.
@@ -38,8 +38,8 @@ pub enum SendBodyError<E> {
     Stream(StreamError),
 }
 
-/// Sends `body` chunk by chunk, each as soon as it is there (watch events do not wait), then finishes; returns the bytes
-/// sent. Trailers are dropped. Notices a stop, reset or lost tunnel also while the source is silent.
+/// Sends `body` chunk by chunk, each as soon as it is there (watch events do not wait), then finishes; returns the
+/// bytes sent. Trailers are dropped. Notices a stop, reset or lost tunnel also while the source is silent.
 pub async fn send_body<B>(send: &mut SendStream, body: B) -> (u64, Result<Sent, SendBodyError<B::Error>>)
 where
     B: Body<Data = Bytes> + Unpin,

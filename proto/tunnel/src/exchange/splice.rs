@@ -34,8 +34,8 @@ use crate::{
 const READ_FIRST_BYTES: usize = 16 * 1024;
 /// What ready reads are gathered up to before they are sent as one chunk, in bytes.
 const READ_GATHER_BYTES: usize = 64 * 1024;
-/// How long a broken connection's last bytes may take to reach the reader before the reset that tells of the break, which
-/// discards what is still on its way.
+/// How long a broken connection's last bytes may take to reach the reader before the reset that tells of the break,
+/// which discards what is still on its way.
 const RESET_AFTER: Duration = Duration::from_secs(5);
 /// How long a side may go on talking after both directions are over, before its socket is closed under it.
 const LINGER: Duration = Duration::from_secs(30);
@@ -53,7 +53,8 @@ pub struct Spliced {
 /// finish (or a shutdown of the write half) of the other, and all bytes are flushed before a side is closed. The
 /// directions do not wait for each other, and being idle ends nothing. Dropping the future breaks both sides off.
 ///
-/// The error is what broke first; a [`StreamError`] is its source when it was the stream. A reader that stopped is none.
+/// The error is what broke first; a [`StreamError`] is its source when it was the stream. A reader that stopped is
+/// none.
 pub async fn splice<T>(io: T, send: SendStream, recv: RecvStream) -> (Spliced, Result<(), io::Error>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -241,8 +242,8 @@ where
     }
 }
 
-/// Reads what is ready up to [`READ_GATHER_BYTES`] into one chunk, in a buffer that grows with its use and is used again
-/// once its chunks were sent.
+/// Reads what is ready up to [`READ_GATHER_BYTES`] into one chunk, in a buffer that grows with its use and is used
+/// again once its chunks were sent.
 struct Gather {
     buffer: BytesMut,
     size: usize,

@@ -130,9 +130,10 @@ impl Link {
         }
     }
 
-    /// Takes what a stream begins with into the count of what is queued without room, until the carrier has let go of it.
-    /// HTTP/2 gives a stream no room before it is open, so that waiting for room would be a turn of the connection and a
-    /// packet more for each request. `Err`: it has to wait for room; too much is queued, or the carrier gives room at once.
+    /// Takes what a stream begins with into the count of what is queued without room, until the carrier has let go of
+    /// it. HTTP/2 gives a stream no room before it is open, so that waiting for room would be a turn of the connection
+    /// and a packet more for each request. `Err`: it has to wait for room; too much is queued, or the carrier gives
+    /// room at once.
     pub(crate) fn count_first(&self, first: Bytes) -> Result<Bytes, Bytes> {
         match self {
             Self::Http2(link) => link.count_first(first),
@@ -163,8 +164,8 @@ impl Link {
         }
     }
 
-    /// What came from the peer so far, on a carrier whose silence means something while the tunnel is in use (QUIC, which
-    /// queues little and is asked every second then); `None` on others.
+    /// What came from the peer so far, on a carrier whose silence means something while the tunnel is in use (QUIC,
+    /// which queues little and is asked every second then); `None` on others.
     pub(crate) fn heard(&self) -> Option<u64> {
         match self {
             Self::Quic(link) => Some(link.heard()),
@@ -172,8 +173,8 @@ impl Link {
         }
     }
 
-    /// Has the peer told `every` so long that this end is there, while its session rests; on a carrier that says by itself
-    /// whether the peer got it. `None`: the session has to ask.
+    /// Has the peer told `every` so long that this end is there, while its session rests; on a carrier that says by
+    /// itself whether the peer got it. `None`: the session has to ask.
     pub(crate) fn keep_alive(&self, every: Duration) -> Option<Arc<quic::Peer>> {
         match self {
             Self::Quic(link) => link.keep_alive(every),
@@ -211,8 +212,9 @@ pub(crate) enum RawSend {
 }
 
 impl RawSend {
-    /// Takes at most `max` bytes from the front of a `chunk` that is not empty, without a copy: how many. Where it takes all
-    /// and the chunk is the `last`, it ends the direction, as [`Self::finish`] does, with no frame of its own for that.
+    /// Takes at most `max` bytes from the front of a `chunk` that is not empty, without a copy: how many. Where it
+    /// takes all and the chunk is the `last`, it ends the direction, as [`Self::finish`] does, with no frame of its own
+    /// for that.
     pub(crate) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -239,7 +241,8 @@ impl RawSend {
         Ok(())
     }
 
-    /// Queues what a stream begins with, as [`Link::count_first`] gave it, and ends the direction if that is also the `last`.
+    /// Queues what a stream begins with, as [`Link::count_first`] gave it, and ends the direction if that is also the
+    /// `last`.
     pub(crate) fn queue_first(&mut self, first: Bytes, last: bool) -> Result<(), RawError> {
         match self {
             Self::Http2(half) => half.queue_first(first, last),

@@ -1,12 +1,12 @@
 //! Writes of one turn of a connection's task, sent together.
 //!
-//! h2 gives each DATA frame of some size to its socket on its own, and flushes behind it; below it each of these becomes a
-//! TLS record and a system call, which cost more than all else that is done for a small request. A [`Corked`] socket keeps
-//! small writes until its connection has had its turn. And that turn comes when other tasks that could run have run: all
-//! that they have for the connection, and all that has arrived, is then one turn's work.
+//! h2 gives each DATA frame of some size to its socket on its own, and flushes behind it; below it each of these
+//! becomes a TLS record and a system call, which cost more than all else that is done for a small request. A [`Corked`]
+//! socket keeps small writes until its connection has had its turn. And that turn comes when other tasks that could run
+//! have run: all that they have for the connection, and all that has arrived, is then one turn's work.
 //!
-//! Nothing waits for more to come: where nothing else can run, the turn is at once. And where nothing more came of it, turns
-//! are not put off again for a while: on a connection with little to do that would only be a detour.
+//! Nothing waits for more to come: where nothing else can run, the turn is at once. And where nothing more came of it,
+//! turns are not put off again for a while: on a connection with little to do that would only be a detour.
 
 use std::{
     io::{self, IoSlice},
@@ -35,8 +35,9 @@ const DIRECT: usize = 4 * 1024;
 const USELESS: u32 = 8;
 /// ...until so many come at once.
 const PROMPT_TURNS: u32 = 64;
-/// Messages that wait for a turn, see [`Turns`]: with 12 to 32 of them a gateway whose 64 requests went round in one lump
-/// answered 40 % more, as those who ask and those who answer no longer waited for each other; with 8, half of that.
+/// Messages that wait for a turn, see [`Turns`]: with 12 to 32 of them a gateway whose 64 requests went round in one
+/// lump answered 40 % more, as those who ask and those who answer no longer waited for each other; with 8, half of
+/// that.
 const MOST_HANDED: u32 = 24;
 
 /// Puts a cork on a socket. It holds nothing back before [`Cork::drive`].
@@ -69,7 +70,8 @@ struct Held<T> {
     failed: Option<io::Error>,
 }
 
-/// Both handles are used in a connection's turns alone: never contended, and a panic leaves nothing half done that matters.
+/// Both handles are used in a connection's turns alone: never contended, and a panic leaves nothing half done that
+/// matters.
 fn lock<T>(held: &Mutex<Held<T>>) -> MutexGuard<'_, Held<T>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -165,8 +167,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Corked<T> {
 }
 
 impl<T> Cork<T> {
-    /// Runs what reads and writes the [`Corked`] socket, as the whole of a task or the only thing that it waits for: a turn
-    /// once all that is ready to run has run, or earlier in the task of who hands on too much, and then what it wrote leaves.
+    /// Runs what reads and writes the [`Corked`] socket, as the whole of a task or the only thing that it waits for: a
+    /// turn once all that is ready to run has run, or earlier in the task of who hands on too much, and then what it
+    /// wrote leaves.
     pub fn drive<F>(self, connection: F) -> Driven<F, T>
     where
         F: Future + Send + 'static,
@@ -191,15 +194,16 @@ impl<T> Cork<T> {
     }
 }
 
-/// Counts the messages that are handed to a connection. That has a turn before all that is ready to run has run once there
-/// are [`MOST_HANDED`]: its peer begins with them while others are still worked at.
+/// Counts the messages that are handed to a connection. That has a turn before all that is ready to run has run once
+/// there are [`MOST_HANDED`]: its peer begins with them while others are still worked at.
 ///
 /// Waking its task would not do: that was woken by the first message, and stands behind all that was ready by then.
 #[derive(Clone)]
 pub struct Turns(Arc<Bell>);
 
 impl Turns {
-    /// One more message will be handed on. If there are enough the connection has its turn before, in the task that calls.
+    /// One more message will be handed on. If there are enough the connection has its turn before, in the task that
+    /// calls.
     pub fn hand(&self) {
         if self.0.handed.load(Ordering::Relaxed) >= MOST_HANDED
             && let Some(seat) = self.0.early.get().and_then(Weak::upgrade)
@@ -286,8 +290,8 @@ struct Bell {
 impl Bell {
     /// A turn begins: how much came together.
     fn answer(&self) -> u32 {
-        // Before the connection looks at anything: what rings from here on is another turn. Whatever rang before it did so
-        // after its cause, which is seen now.
+        // Before the connection looks at anything: what rings from here on is another turn. Whatever rang before it did
+        // so after its cause, which is seen now.
         let rings = self.rings.swap(0, Ordering::AcqRel);
         rings.max(self.handed.swap(0, Ordering::Relaxed))
     }

@@ -1,5 +1,5 @@
-//! From a host name to an established carrier: resolve, connect or ask the proxy, TLS, then the carrier's own handshake.
-//! Each step has a deadline and an error of its own, so that a person sees which hop failed.
+//! From a host name to an established carrier: resolve, connect or ask the proxy, TLS, then the carrier's own
+//! handshake. Each step has a deadline and an error of its own, so that a person sees which hop failed.
 
 use std::{
     io,

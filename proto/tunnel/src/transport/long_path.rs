@@ -1,5 +1,5 @@
-//! 1 Gbit/s at a round trip of 100 ms, on every carrier and both ways: 12.5 MB must be allowed in flight. Paths are made of
-//! memory and time is virtual, so that only windows decide and no processor does.
+//! 1 Gbit/s at a round trip of 100 ms, on every carrier and both ways: 12.5 MB must be allowed in flight. Paths are
+//! made of memory and time is virtual, so that only windows decide and no processor does.
 
 use std::{
     cell::Cell,

@@ -12,8 +12,8 @@ const STRETCH: Duration = Duration::from_secs(10);
 /// and of at least so many packets: on an idle tunnel, which sends one or two in a second, stretches are longer.
 const PACKETS: u64 = 50;
 /// A stretch with more lost packets than this, in percent, is a bad one: a policer or a broken middlebox, where no
-/// congestion control makes progress. What is only acknowledged and not sent again is not counted as lost, so that this is
-/// less than what the path loses.
+/// congestion control makes progress. What is only acknowledged and not sent again is not counted as lost, so that this
+/// is less than what the path loses.
 const PERCENT: u64 = 20;
 /// So many bad stretches in a row, and the carrier is left.
 const STRETCHES: u32 = 2;
@@ -66,7 +66,8 @@ mod tests {
         assert_eq!(run([(1000, 100); 50]), None, "10 % is what QUIC copes with");
     }
 
-    /// Stretches of 15 s with fewer than 60 packets were not looked at: an idle tunnel was never left, whatever it lost.
+    /// Stretches of 15 s with fewer than 60 packets were not looked at: an idle tunnel was never left, whatever it
+    /// lost.
     #[test]
     fn a_nearly_idle_lossy_carrier_is_left_too() {
         assert_eq!(run([(18, 5); 100]), Some(60));

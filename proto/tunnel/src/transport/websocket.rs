@@ -1,8 +1,8 @@
 //! Carrier 3: HTTP/2 inside a WebSocket (RFC 6455), binary messages, for HTTP proxies and L7 balancers. No extension is
 //! negotiated (no deflate, against bombs), and messages are bounded.
 //!
-//! The framing is ours: a library's, with its messages as values, cost a small request a tenth of its time, as each was copied
-//! twice at either end. In the tests the other end is a library's (tungstenite).
+//! The framing is ours: a library's, with its messages as values, cost a small request a tenth of its time, as each was
+//! copied twice at either end. In the tests the other end is a library's (tungstenite).
 
 mod frames;
 mod handshake;
@@ -43,8 +43,8 @@ where
     http2::server_side(io, facts).await
 }
 
-/// The messages of a WebSocket that was not asked for by HTTP, set as the carrier's are: what they cost by themselves is
-/// measured with it. One end is the client, and masks what it sends. One task reads and writes.
+/// The messages of a WebSocket that was not asked for by HTTP, set as the carrier's are: what they cost by themselves
+/// is measured with it. One end is the client, and masks what it sends. One task reads and writes.
 pub fn bare<T>(io: T, client: bool) -> impl AsyncRead + AsyncWrite + Send + Unpin + 'static
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,

@@ -68,8 +68,8 @@ codes! {
 }
 
 impl StreamCode {
-    /// Whether an acceptor resets a stream with it only before any role has seen the stream's head: what the stream asked for
-    /// was not done, and may be asked for again.
+    /// Whether an acceptor resets a stream with it only before any role has seen the stream's head: what the stream
+    /// asked for was not done, and may be asked for again.
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Limit | Self::Draining | Self::BadHead | Self::UnknownRole)
     }

@@ -1,5 +1,5 @@
-//! Messages on the control stream after hello. They are small, idempotent and absolute (a window is a byte position, not
-//! a difference), so that a later version can repeat them on the next carrier.
+//! Messages on the control stream after hello. They are small, idempotent and absolute (a window is a byte position,
+//! not a difference), so that a later version can repeat them on the next carrier.
 
 use bytes::{Bytes, BytesMut};
 use types::ids::StreamId;

@@ -56,8 +56,8 @@ pub struct ResponseHead {
 }
 
 impl RequestHead {
-    /// Encodes with the length prefix. What the peer would not take is an error here: over a bound of [`limits`], which the
-    /// error names, or with a hop-by-hop header.
+    /// Encodes with the length prefix. What the peer would not take is an error here: over a bound of [`limits`], which
+    /// the error names, or with a hop-by-hop header.
     pub fn encode(&self) -> Result<BytesMut, WireError> {
         check_target(&self.target)?;
         check_word(self.role.as_bytes(), "role")?;
@@ -177,7 +177,8 @@ impl fmt::Debug for ResponseHead {
     }
 }
 
-/// Room for what a head holds beside its texts: length, version, kind, id, method, counts, the extensions' tags and lengths.
+/// Room for what a head holds beside its texts: length, version, kind, id, method, counts, the extensions' tags and
+/// lengths.
 const FIXED_BYTES: usize = 96;
 
 /// Room behind an answer's head: a small body leaves with it ([`crate::exchange::respond_encoded`]).
@@ -186,8 +187,8 @@ const BODY_BYTES: usize = 384;
 /// The two length varints of a header: names are shorter than 64 KiB, values than 2 MiB.
 const HEADER_OVERHEAD_BYTES: usize = 6;
 
-/// Hop-by-hop headers have no place on the wire ([`crate::exchange::strip_hop_by_hop`]): the next hop would take them for
-/// its own framing. `connection` and `upgrade` are there for upgrades.
+/// Hop-by-hop headers have no place on the wire ([`crate::exchange::strip_hop_by_hop`]): the next hop would take them
+/// for its own framing. `connection` and `upgrade` are there for upgrades.
 static NOT_CARRIED: [HeaderName; 7] = [
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),

@@ -86,8 +86,8 @@ pub struct Refuse {
     pub retry_after_ms: Option<u64>,
 }
 
-/// What a [`Proof`] signs: a label, so that the signature means nothing elsewhere, and the nonce and instance, so that it
-/// means nothing later.
+/// What a [`Proof`] signs: a label, so that the signature means nothing elsewhere, and the nonce and instance, so that
+/// it means nothing later.
 pub fn proof_message(nonce: &[u8; 32], instance: &[u8; 16]) -> Vec<u8> {
     [b"towline tunnel proof v1\0".as_slice(), nonce, instance].concat()
 }

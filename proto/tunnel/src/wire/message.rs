@@ -148,8 +148,8 @@ impl Reader {
         self.rest.is_empty()
     }
 
-    /// Reads the extensions to the end, handing each to `known`, which says whether it knows the tag. Tags go up, so that
-    /// none comes twice and two readers cannot take different ones for the valid one.
+    /// Reads the extensions to the end, handing each to `known`, which says whether it knows the tag. Tags go up, so
+    /// that none comes twice and two readers cannot take different ones for the valid one.
     pub fn extensions(mut self, mut known: impl FnMut(u64, Bytes) -> Result<bool, WireError>) -> Result<(), WireError> {
         let mut last = None;
         while !self.at_end() {

@@ -130,8 +130,8 @@ pub async fn early_answer_is_read_whole(pair: Arc<Pair>) {
     assert_eq!(upload.await.unwrap(), StreamError::Stopped(StreamCode::NoMore));
 }
 
-/// As a client h2 resets a stream with CANCEL once both halves are dropped, and forgets what is queued: the request must
-/// neither be cut nor, worse, be cut and look whole.
+/// As a client h2 resets a stream with CANCEL once both halves are dropped, and forgets what is queued: the request
+/// must neither be cut nor, worse, be cut and look whole.
 pub async fn finished_request_outlives_its_opener(pair: Arc<Pair>) {
     for length in [1, 1000, 100_000] {
         let (mut near, mut far) = pair.stream().await;

@@ -30,8 +30,8 @@ pub async fn five_thousand_streams(pair: Arc<Pair>) {
         streams.push(stream);
     }
     assert_eq!(pair.opener.open_streams(), STREAMS);
-    // All are open at once; each has its own bytes. These may come in pieces: a QUIC packet that is full of other streams'
-    // bytes ends within a number.
+    // All are open at once; each has its own bytes. These may come in pieces: a QUIC packet that is full of other
+    // streams' bytes ends within a number.
     for (number, stream) in streams.iter_mut().enumerate().rev() {
         let (wanted, mut got) = (number.to_string(), Vec::new());
         while got.len() < wanted.len() {

@@ -1,5 +1,5 @@
-//! ARM ids of every kind, parsed once. They compare without case, by [`fold`]; the case in which they were written is kept for
-//! showing. Names are not normalised: what Unicode writes in two ways is two names.
+//! ARM ids of every kind, parsed once. They compare without case, by [`fold`]; the case in which they were written is
+//! kept for showing. Names are not normalised: what Unicode writes in two ways is two names.
 //!
 //! ```text
 //! /subscriptions/{s}
@@ -48,9 +48,9 @@ pub enum InvalidId {
     TooDeep,
 }
 
-/// What names are compared and stored by, everywhere: each letter in lower case by itself, as Unicode's simple mapping of
-/// Rust's standard library has it. A letter outside of ASCII whose lower case is within (the Kelvin sign) or is several
-/// characters (`İ`) stays as it is: what is ASCII in a key was ASCII in the name.
+/// What names are compared and stored by, everywhere: each letter in lower case by itself, as Unicode's simple mapping
+/// of Rust's standard library has it. A letter outside of ASCII whose lower case is within (the Kelvin sign) or is
+/// several characters (`İ`) stays as it is: what is ASCII in a key was ASCII in the name.
 pub fn fold(text: &str) -> String {
     if text.is_ascii() {
         return text.to_ascii_lowercase();
@@ -70,8 +70,8 @@ pub fn is_same(one: &str, other: &str) -> bool {
     fold(one) == fold(other)
 }
 
-/// Whether it names a resource group as Azure Resource Manager has it: letters and digits of any script, `_`, `-`, `.` and
-/// parentheses, and no `.` at the end.
+/// Whether it names a resource group as Azure Resource Manager has it: letters and digits of any script, `_`, `-`, `.`
+/// and parentheses, and no `.` at the end.
 pub fn is_group_name(name: &str) -> bool {
     let known = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | '(' | ')');
     let characters = name.chars().count();
@@ -245,8 +245,8 @@ fn check(segment: &str) -> Result<(), InvalidId> {
     if good { Ok(()) } else { Err(InvalidId::Name(segment.chars().take(NAME_CHARACTERS).collect())) }
 }
 
-/// A segment that is no name: in ASCII, so that its key is no other's. `providers` begins a provider wherever it stands: an id
-/// can be read from either end.
+/// A segment that is no name: in ASCII, so that its key is no other's. `providers` begins a provider wherever it
+/// stands: an id can be read from either end.
 fn check_word(segment: &str) -> Result<(), InvalidId> {
     if segment.eq_ignore_ascii_case("providers") || !segment.is_ascii() {
         return Err(InvalidId::Unexpected { found: segment.to_owned(), expected: "a namespace or a type" });

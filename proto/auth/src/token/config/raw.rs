@@ -23,8 +23,8 @@ pub struct RawIssuer {
     /// one of them be used at the others.
     #[serde(default)]
     pub audiences: Vec<String>,
-    /// Accepted `aud` values at the gateway's resource API, beside its URL; nothing at clusters. One that is in `audiences`
-    /// too lets whoever runs a cluster use at the API what is shown to the cluster.
+    /// Accepted `aud` values at the gateway's resource API, beside its URL; nothing at clusters. One that is in
+    /// `audiences` too lets whoever runs a cluster use at the API what is shown to the cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub api_audiences: Vec<String>,
     /// Accepted `azp`. Where this is set, `azp` must be there.
@@ -55,8 +55,8 @@ pub struct RawIssuer {
     /// The claim with the user name. Default: `sub`; for `entra`: `upn`, and `oid` where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub username_claim: Option<String>,
-    /// What user names begin with (default: nothing). Among several issuers no prefix may begin with another one, and only a
-    /// gateway's own issuer may have none; two with the same prefix must both say so.
+    /// What user names begin with (default: nothing). Among several issuers no prefix may begin with another one, and
+    /// only a gateway's own issuer may have none; two with the same prefix must both say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub username_prefix: Option<String>,
     /// The claim with the groups (default `groups`); empty: no groups are read.
@@ -65,8 +65,8 @@ pub struct RawIssuer {
     /// What group names begin with (default: nothing); the rules are those of `username_prefix`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups_prefix: Option<String>,
-    /// The claim for `Impersonate-Uid` (default `sub`: a user name may be given to somebody else one day, an id is not);
-    /// empty: no uid is sent.
+    /// The claim for `Impersonate-Uid` (default `sub`: a user name may be given to somebody else one day, an id is
+    /// not); empty: no uid is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid_claim: Option<String>,
     /// Extra key to claim; for `entra` also `oid = "oid"`.

@@ -69,7 +69,8 @@ impl Chain {
         Self::of(&set).accept(set)
     }
 
-    /// The keys of a set that are accepted, with their ends; learns from the set. Statements count once the keys are known.
+    /// The keys of a set that are accepted, with their ends; learns from the set. Statements count once the keys are
+    /// known.
     pub(super) fn accept(&mut self, mut set: KeySet) -> KeySet {
         let mut waiting: Vec<_> = set.keys.iter().chain(&set.former).filter(|key| !self.has(key)).cloned().collect();
         self.follow(&mut waiting);
@@ -104,8 +105,8 @@ impl Chain {
         something.then(|| json!({"keys": keys, "towline_ended": ends}))
     }
 
-    /// Whether a kept set has all keys and ends of [`Self::learned`]. Signatures of it are not checked: they are when it is
-    /// read again.
+    /// Whether a kept set has all keys and ends of [`Self::learned`]. Signatures of it are not checked: they are when
+    /// it is read again.
     pub(super) fn is_kept(&self, kept: &KeySet) -> bool {
         let has_key = |key: &Arc<Key>| kept.keys.iter().any(|other| other.thumbprint == key.thumbprint);
         let ends: Vec<(String, u64)> =

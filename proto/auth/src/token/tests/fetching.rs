@@ -330,8 +330,8 @@ async fn a_key_that_no_accepted_one_vouches_for_is_refused() {
     }
 }
 
-/// Publishes keys, each vouched for by the next one, with more of them (who vouches, and for which) and with statements;
-/// has them read at once.
+/// Publishes keys, each vouched for by the next one, with more of them (who vouches, and for which) and with
+/// statements; has them read at once.
 async fn publish(site: &Fetched, line: &TestIssuer, more: &[(&TestKey, &TestKey)], ended: &[String]) {
     let mut set = attested(line);
     for (by, key) in more {

@@ -42,8 +42,8 @@ use crate::{
 const STREAM_WINDOW_BYTES: u32 = (limits::WINDOW_MAX as u32) + 2 * (limits::HEAD_BYTES as u32);
 /// Streams that one session bears: users', parked, control.
 pub(super) const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STREAMS_MAX as u32 + 1;
-/// h2's allowance for small DATA frames. [`Shelves`] bound what it keeps of them; and it never forgets what it was charged for
-/// frames that came behind the end of their reader.
+/// h2's allowance for small DATA frames. [`Shelves`] bound what it keeps of them; and it never forgets what it was
+/// charged for frames that came behind the end of their reader.
 const SMALL_FRAMES: usize = usize::MAX;
 /// How long a stopped writer may take to end.
 pub(super) const STOPPED: Duration = Duration::from_secs(30);
@@ -241,8 +241,8 @@ impl Future for Parked {
     }
 }
 
-/// The streams that the gateway keeps parked for its agent. Nothing is parked before the first is asked for: that is the
-/// session's word that the peer's hello was accepted.
+/// The streams that the gateway keeps parked for its agent. Nothing is parked before the first is asked for: that is
+/// the session's word that the peer's hello was accepted.
 struct Parker {
     requests: client::SendRequest<Bytes>,
     kept: Kept,

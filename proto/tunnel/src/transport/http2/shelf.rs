@@ -1,10 +1,11 @@
 //! What has arrived and nobody takes, kept as bytes and not as frames.
 //!
-//! h2 keeps each DATA frame until its reader takes it: a hundred bytes or more for one. Its guard against that is an allowance
-//! for small frames, over which it ends the connection (RFC 9113 section 10.5). A log that nobody reads, a line in a frame, came
-//! to that within its stream's credit, and every other user's streams ended with it. So that allowance is without bound, and
-//! behind so many bytes from the socket all that is unread is taken out of h2 and small chunks are joined; only then the
-//! connection reads on. That holds for whatever a peer sends, and costs what is read at once nothing but a look.
+//! h2 keeps each DATA frame until its reader takes it: a hundred bytes or more for one. Its guard against that is an
+//! allowance for small frames, over which it ends the connection (RFC 9113 section 10.5). A log that nobody reads, a
+//! line in a frame, came to that within its stream's credit, and every other user's streams ended with it. So that
+//! allowance is without bound, and behind so many bytes from the socket all that is unread is taken out of h2 and small
+//! chunks are joined; only then the connection reads on. That holds for whatever a peer sends, and costs what is read
+//! at once nothing but a look.
 
 use std::{
     collections::VecDeque,
@@ -25,8 +26,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::streams::Body;
 use crate::transport::{carrier::RawError, lock};
 
-/// Bytes that a connection reads before what is unread is put on shelves: at ten bytes for the smallest frame that costs
-/// anything, h2 has 26,000 of them at the most...
+/// Bytes that a connection reads before what is unread is put on shelves: at ten bytes for the smallest frame that
+/// costs anything, h2 has 26,000 of them at the most...
 const READ_BYTES: usize = 256 * 1024;
 /// ...and so many more for each stream that was open, for each of them is looked at.
 const READ_BYTES_PER_STREAM: usize = 512;
@@ -41,8 +42,8 @@ pub(super) struct Shelves(Arc<All>);
 
 struct All {
     live: Mutex<Slab<Arc<Mutex<Unread>>>>,
-    /// Bytes that may come from the socket before the next look. Only a look makes it more, so that whoever found that one is
-    /// due is not alone with that.
+    /// Bytes that may come from the socket before the next look. Only a look makes it more, so that whoever found that
+    /// one is due is not alone with that.
     left: AtomicUsize,
 }
 

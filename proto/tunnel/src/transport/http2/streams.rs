@@ -136,10 +136,10 @@ impl H2Send {
     }
 }
 
-/// Reads stopped halves out to their ends, each in a task of the connection's. If they were dropped instead, h2 as a client
-/// would reset the stream with CANCEL and discard what is still queued in the other direction, though it was finished (h2 as
-/// a server resets with NO_ERROR, which sends what is queued first). The peer's writer has been told to stop, so that this
-/// is short; of a peer that never ends them no more are kept than streams can be open.
+/// Reads stopped halves out to their ends, each in a task of the connection's. If they were dropped instead, h2 as a
+/// client would reset the stream with CANCEL and discard what is still queued in the other direction, though it was
+/// finished (h2 as a server resets with NO_ERROR, which sends what is queued first). The peer's writer has been told to
+/// stop, so that this is short; of a peer that never ends them no more are kept than streams can be open.
 #[derive(Clone)]
 pub(super) struct Graves(pub(super) TaskGroup);
 
@@ -200,7 +200,8 @@ impl Body {
         Poll::Ready(Ok(()))
     }
 
-    /// So many bytes are with their reader, and h2's window has room for as many: the session's credit bounds what is in flight.
+    /// So many bytes are with their reader, and h2's window has room for as many: the session's credit bounds what is
+    /// in flight.
     pub(super) fn release(&mut self, bytes: usize) {
         if let Self::Here(body) = self {
             // Fails only for a stream that is over.

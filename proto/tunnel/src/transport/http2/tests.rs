@@ -77,8 +77,8 @@ async fn hostile(settings: &h2::server::Builder) -> (Carrier, h2::server::Connec
     (carrier.unwrap(), hostile.unwrap())
 }
 
-/// What the gateway's carrier lets anybody send who has not shown who they are. On its parked streams that was 1.1 GB on
-/// each connection.
+/// What the gateway's carrier lets anybody send who has not shown who they are. On its parked streams that was 1.1 GB
+/// on each connection.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_has_not_said_hello_cannot_fill_memory() {
     let (gateway_io, agent_io) = tokio::io::duplex(64 * 1024);
@@ -120,8 +120,8 @@ async fn an_agent_that_resets_what_is_parked_gets_no_more_at_once() {
     accepting.abort();
 }
 
-/// A stream has no room before the connection has opened it: waiting for that room put a turn of the connection, and a packet,
-/// before each request.
+/// A stream has no room before the connection has opened it: waiting for that room put a turn of the connection, and a
+/// packet, before each request.
 #[tokio::test(start_paused = true)]
 async fn a_request_is_on_its_way_with_the_opening_of_its_stream() {
     let (gateway, agent, _knob) = tunnel(100_000).await;
@@ -134,8 +134,8 @@ async fn a_request_is_on_its_way_with_the_opening_of_its_stream() {
     assert_eq!(answer.recv().await.unwrap(), None);
 }
 
-/// A peer that gives no stream any room, and ends each at once: h2 keeps what was queued for it until the connection ends,
-/// though the stream is over and counts nowhere.
+/// A peer that gives no stream any room, and ends each at once: h2 keeps what was queued for it until the connection
+/// ends, though the stream is over and counts nowhere.
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_gives_no_room_makes_the_gateway_keep_a_bounded_number_of_heads() {
     let mut settings = h2::server::Builder::new();
@@ -169,7 +169,8 @@ async fn an_agent_that_gives_no_room_makes_the_gateway_keep_a_bounded_number_of_
     assert_eq!(queued, most);
 }
 
-/// Stopped halves are read out to their ends. Those of an agent that never ends them were kept for 30 s each, however many.
+/// Stopped halves are read out to their ends. Those of an agent that never ends them were kept for 30 s each, however
+/// many.
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_never_ends_what_is_stopped_makes_the_gateway_keep_a_bounded_number() {
     const MORE: usize = 100;
@@ -265,8 +266,8 @@ async fn fill_with_frames_of(bytes: usize, send: &mut SendStream) {
     assert!(send.send(Bytes::from_static(b"more")).now_or_never().is_none(), "beyond the credit");
 }
 
-/// A line of a log in each frame, and nobody who reads: h2 took the agent for an attacker and ended the connection, and with it
-/// whatever the cluster's other users had open.
+/// A line of a log in each frame, and nobody who reads: h2 took the agent for an attacker and ended the connection, and
+/// with it whatever the cluster's other users had open.
 #[tokio::test]
 async fn small_frames_that_nobody_reads_do_not_end_the_tunnel() {
     for at_agent in [false, true] {
@@ -306,8 +307,8 @@ async fn small_frames_that_nobody_reads_do_not_end_the_tunnel() {
     }
 }
 
-/// What is kept of a stream counts as unread: else an agent that keeps to no credit could send for ever to a user who does not
-/// read.
+/// What is kept of a stream counts as unread: else an agent that keeps to no credit could send for ever to a user who
+/// does not read.
 #[tokio::test(start_paused = true)]
 async fn what_is_kept_gives_no_room_for_more() {
     const ROOM: usize = 8 << 20;

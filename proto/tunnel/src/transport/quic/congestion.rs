@@ -1,17 +1,20 @@
 //! Congestion control: CUBIC, which takes a loss for congestion only where a queue stands or much is lost.
 //!
-//! CUBIC takes each loss for a queue that is full. On a link that loses one packet in a hundred by itself, at a round trip of
-//! 100 ms, that leaves it some ten packets under way, whatever the link could carry. Here a loss is asked first whether
-//! anything waited on the way: what a round trip takes longer than it did when nothing was in the way ([`Standing`]). Where
-//! nothing waits, more or less under way changes nothing about the losses, and they are only repaired; the window grows on as
-//! CUBIC's does until a queue begins to stand, and the next loss is answered as CUBIC answers it.
+//! CUBIC takes each loss for a queue that is full. On a link that loses one packet in a hundred by itself, at a round
+//! trip of 100 ms, that leaves it some ten packets under way, whatever the link could carry. Here a loss is asked first
+//! whether anything waited on the way: what a round trip takes longer than it did when nothing was in the way
+//! ([`Standing`]). Where nothing waits, more or less under way changes nothing about the losses, and they are only
+//! repaired; the window grows on as CUBIC's does until a queue begins to stand, and the next loss is answered as CUBIC
+//! answers it.
 //!
-//! Beside other flows that is CUBIC, for a bottleneck with a queue has one that stands when it is full. Where packets are
-//! dropped without a queue (a policer, buffers of less than [`ALLOWED`] of the way), too much sent shows in the part that is
-//! lost, and above [`LOST_MOST`] each loss counts. In between such a flow takes more than CUBIC would; BBR does that as well.
+//! Beside other flows that is CUBIC, for a bottleneck with a queue has one that stands when it is full. Where packets
+//! are dropped without a queue (a policer, buffers of less than [`ALLOWED`] of the way), too much sent shows in the
+//! part that is lost, and above [`LOST_MOST`] each loss counts. In between such a flow takes more than CUBIC would; BBR
+//! does that as well.
 //!
-//! Not quinn's own BBR: it knows BBR's rates, but quinn 0.11 paces by the window alone, 2.5 times the rate that BBR means, so
-//! that a queue of a whole round trip stands, and its bandwidth is that between two acknowledgements, not over a flight.
+//! Not quinn's own BBR: it knows BBR's rates, but quinn 0.11 paces by the window alone, 2.5 times the rate that BBR
+//! means, so that a queue of a whole round trip stands, and its bandwidth is that between two acknowledgements, not
+//! over a flight.
 
 use std::{
     any::Any,
@@ -109,9 +112,9 @@ impl Controller for Tolerant {
     }
 }
 
-/// What waits on the way: how much longer than the shortest round trip ever the shortest one of the last half to whole round
-/// trip was. One packet that nothing held up is enough to show that no queue stands, so that neither jitter nor a burst that
-/// goes by counts.
+/// What waits on the way: how much longer than the shortest round trip ever the shortest one of the last half to whole
+/// round trip was. One packet that nothing held up is enough to show that no queue stands, so that neither jitter nor a
+/// burst that goes by counts.
 #[derive(Clone, Debug, Default)]
 struct Standing {
     least: Option<Duration>,
@@ -135,7 +138,8 @@ impl Standing {
     fn is_queue(&self) -> bool {
         let (Some(least), Some((_, present))) = (self.least, self.half) else { return true };
         let present = self.before.map_or(present, |before| before.min(present));
-        // Where little is sent, what the peer's acknowledgements wait is in every one of them; quinn takes that off here.
+        // Where little is sent, what the peer's acknowledgements wait is in every one of them; quinn takes that off
+        // here.
         let present = present.min(self.smoothed);
         present > least + (least / ALLOWED).clamp(ALLOWED_LEAST, ALLOWED_MOST)
     }

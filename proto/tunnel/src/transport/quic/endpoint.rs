@@ -34,8 +34,8 @@ use crate::{
 const SOCKET_BUFFER_BYTES: usize = 8 * 1024 * 1024;
 /// Below this a warning is logged once: bursts will be lost.
 const SOCKET_BUFFER_LOW_BYTES: usize = 1024 * 1024;
-/// After the session's own probe has given up, QUIC does too. The session's probes, and [`KeepAlive`] while it rests, keep the
-/// connection and the bindings of NATs: quinn's own keep-alive is off.
+/// After the session's own probe has given up, QUIC does too. The session's probes, and [`KeepAlive`] while it rests,
+/// keep the connection and the bindings of NATs: quinn's own keep-alive is off.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(25);
 /// What one stream may have in flight before the session's credit is looked at: head and the largest window.
 const STREAM_WINDOW_BYTES: u64 = limits::WINDOW_MAX + 2 * limits::HEAD_BYTES as u64;
@@ -43,32 +43,33 @@ const STREAM_WINDOW_BYTES: u64 = limits::WINDOW_MAX + 2 * limits::HEAD_BYTES as 
 const SEND_WINDOW_BYTES: u64 = limits::WINDOW_GROWTH_PER_TUNNEL;
 
 /// The peer acknowledges after more packets than these, or after that time (draft-ietf-quic-ack-frequency): each
-/// acknowledgement costs both ends about what a packet does. So few, and so short a time, that a window which loss has made
-/// small opens as before.
+/// acknowledgement costs both ends about what a packet does. So few, and so short a time, that a window which loss has
+/// made small opens as before.
 const PACKETS_PER_ACK: u32 = 4;
 const ACK_DELAY: Duration = Duration::from_millis(5);
 
-/// A packet is lost once one that was sent later has come and this many round trips have passed since it was sent, however
-/// many have overtaken it: three, with which quinn begins (RFC 9002 section 6.1.1), are a fraction of a millisecond at
-/// 200 Mbit/s, and a path that lets packets overtake each other looked like one that loses them. As RACK does (RFC 8985), a
-/// quarter of a round trip is waited; so much later is a loss repaired.
+/// A packet is lost once one that was sent later has come and this many round trips have passed since it was sent,
+/// however many have overtaken it: three, with which quinn begins (RFC 9002 section 6.1.1), are a fraction of a
+/// millisecond at 200 Mbit/s, and a path that lets packets overtake each other looked like one that loses them. As RACK
+/// does (RFC 8985), a quarter of a round trip is waited; so much later is a loss repaired.
 pub(super) const LOST_AFTER_ROUND_TRIPS: f32 = 1.25;
 
-/// Streams that a gateway may have open: those that the session counts, the control stream, and those that have ended at one
-/// end only.
+/// Streams that a gateway may have open: those that the session counts, the control stream, and those that have ended
+/// at one end only.
 pub(super) const STREAMS_OF_GATEWAY: u32 = limits::STREAMS_PER_TUNNEL + 256;
-/// Streams that an agent may have open at first: more than it has exchanges, of which a few are under way at once. quinn keeps
-/// places for as many in two tables from the beginning, 80 bytes each: 256 are 20 KiB for every idle tunnel, thousands half
-/// a MiB. Where more are open the number grows with them ([`Link::allow_streams`]).
+/// Streams that an agent may have open at first: more than it has exchanges, of which a few are under way at once.
+/// quinn keeps places for as many in two tables from the beginning, 80 bytes each: 256 are 20 KiB for every idle
+/// tunnel, thousands half a MiB. Where more are open the number grows with them ([`Link::allow_streams`]).
 const STREAMS_OF_AGENT: u32 = 64;
 
-/// How long the gateway waits after one stateless reset until it sends another. No time at all: quinn sends none in place of
-/// those that fall within it, and with its 20 ms a gateway that had restarted told 50 agents in a second that it knew nothing
-/// of them. A reset is shorter than what it answers, so that nobody can make much of little with it or keep two ends at it.
+/// How long the gateway waits after one stateless reset until it sends another. No time at all: quinn sends none in
+/// place of those that fall within it, and with its 20 ms a gateway that had restarted told 50 agents in a second that
+/// it knew nothing of them. A reset is shorter than what it answers, so that nobody can make much of little with it or
+/// keep two ends at it.
 const RESET_INTERVAL: Duration = Duration::ZERO;
 
-/// Streams that a gateway may have open at first; the number grows as that of an agent does. Tables for all 8,448 of them were
-/// a third of what an agent's part of a handshake took.
+/// Streams that a gateway may have open at first; the number grows as that of an agent does. Tables for all 8,448 of
+/// them were a third of what an agent's part of a handshake took.
 const STREAMS_OF_GATEWAY_AT_FIRST: u32 = 1024;
 
 /// First packets that wait to be looked at, before anything is known of their senders; and what each of these may have
@@ -287,7 +288,8 @@ pub fn bare_listener(socket: UdpSocket, tls: &rustls::ServerConfig) -> io::Resul
     endpoint(socket, EndpointConfig::default(), Some(server_config(tls, &QuicOptions::default())?))
 }
 
-/// quinn's own connection, set as an agent's is; with its endpoint, which has to live as long. The caller bounds the time.
+/// quinn's own connection, set as an agent's is; with its endpoint, which has to live as long. The caller bounds the
+/// time.
 pub async fn bare_connect(
     address: SocketAddr,
     server_name: &str,
@@ -456,8 +458,8 @@ mod tests {
         assert_eq!(tokio::time::timeout(Duration::from_secs(60), moved).await.expect("all of it comes"), BODY_BYTES);
     }
 
-    /// What connections of a gateway before this one send, all at once, is answered at once: with quinn's 20 ms from one
-    /// reset to the next, 5,000 agents would have waited for 100 s.
+    /// What connections of a gateway before this one send, all at once, is answered at once: with quinn's 20 ms from
+    /// one reset to the next, 5,000 agents would have waited for 100 s.
     #[tokio::test]
     async fn all_agents_of_a_gateway_that_has_restarted_are_told() {
         let secret = ResetSecret::derive(b"a key");

@@ -1,8 +1,9 @@
-//! Signs of life to agents whose tunnel nobody uses, all from one task, which looks a moment later whether their carriers have
-//! acknowledged them. The tunnels' own tasks sleep meanwhile: ten thousand of them, each woken for its own sign and again for
-//! its acknowledgement, cost as much as all that the carrier does.
+//! Signs of life to agents whose tunnel nobody uses, all from one task, which looks a moment later whether their
+//! carriers have acknowledged them. The tunnels' own tasks sleep meanwhile: ten thousand of them, each woken for its
+//! own sign and again for its acknowledgement, cost as much as all that the carrier does.
 //!
-//! A sign is a datagram (RFC 9221) that nobody answers: acknowledged it is as any packet, and one that is lost has quinn ask.
+//! A sign is a datagram (RFC 9221) that nobody answers: acknowledged it is as any packet, and one that is lost has
+//! quinn ask.
 
 use std::{
     collections::VecDeque,
@@ -26,19 +27,19 @@ use types::limits;
 
 use super::streams::heard;
 
-/// Signs are sent on the beat, to all whose time has come: a processor that is awake for one sends another for less. Those of
-/// ten thousand tunnels cost an eighth more on a beat of 32 ms, and no less on longer ones: then what belongs to the tunnels is
-/// no longer in the processor's caches when they acknowledge.
+/// Signs are sent on the beat, to all whose time has come: a processor that is awake for one sends another for less.
+/// Those of ten thousand tunnels cost an eighth more on a beat of 32 ms, and no less on longer ones: then what belongs
+/// to the tunnels is no longer in the processor's caches when they acknowledge.
 const BEAT: Duration = Duration::from_millis(64);
 /// After so many, which take a fraction of a millisecond, it is the turn of others.
 const IN_A_ROW: usize = 16;
-/// A carrier acknowledges within two round trips and this: `max_ack_delay` of RFC 9000 is 25 ms, and the machine may be busy.
-/// By then all that belongs to the tunnel is still in the processor's caches.
+/// A carrier acknowledges within two round trips and this: `max_ack_delay` of RFC 9000 is 25 ms, and the machine may be
+/// busy. By then all that belongs to the tunnel is still in the processor's caches.
 const ACKNOWLEDGED: Duration = Duration::from_millis(60);
 /// However long its round trips are.
 const ACKNOWLEDGED_MAX: Duration = limits::SUSPECT_AFTER;
-/// On one beat no more signs are sent than these, or than the double of its share: those whose time came in a pause of the
-/// process would be told at once for ever.
+/// On one beat no more signs are sent than these, or than the double of its share: those whose time came in a pause of
+/// the process would be told at once for ever.
 const ON_A_BEAT: usize = 64;
 const SIGN: Bytes = Bytes::from_static(b".");
 
@@ -88,8 +89,8 @@ impl KeepAlive {
         Self { peers, _task: task }
     }
 
-    /// One more, while what is returned lives; told at about each `every` while its session rests. `None`: its carrier takes no
-    /// signs.
+    /// One more, while what is returned lives; told at about each `every` while its session rests. `None`: its carrier
+    /// takes no signs.
     pub(super) fn add(&self, connection: &Connection, every: Duration) -> Option<Arc<Peer>> {
         connection.max_datagram_size().filter(|max| *max >= SIGN.len())?;
         let now = Instant::now();
@@ -139,7 +140,8 @@ impl Peer {
         self.connection.send_datagram(SIGN).is_ok()
     }
 
-    /// Looks whether a sign was acknowledged, or whatever came since. When to look again, where there is still time for that.
+    /// Looks whether a sign was acknowledged, or whatever came since. When to look again, where there is still time for
+    /// that.
     fn look(&self, now: Instant) -> Option<Instant> {
         let came = heard(&self.connection);
         let mut sign = self.sign();

@@ -30,8 +30,8 @@ use crate::{
 
 /// Marks a `STOP_SENDING` whose sender broke the whole stream off, so that the writer sees a reset and not a stop.
 const BROKEN: u64 = 1 << 32;
-/// Chunks that are read as one. quinn has one for each packet, and each on its own would go on as a frame of HTTP/2 and a
-/// write to a socket: those cost several times what copying them together does.
+/// Chunks that are read as one. quinn has one for each packet, and each on its own would go on as a frame of HTTP/2 and
+/// a write to a socket: those cost several times what copying them together does.
 const GATHERED: usize = 64;
 /// The control stream's priority; all others have 0.
 const CONTROL_PRIORITY: i32 = 1;
@@ -109,8 +109,8 @@ impl Link {
     }
 }
 
-/// How many streams a peer may have open that has `open`. In doubling steps: quinn keeps a raise to itself that is not more
-/// than an eighth of the new number, and a peer that waits for it would wait for ever.
+/// How many streams a peer may have open that has `open`. In doubling steps: quinn keeps a raise to itself that is not
+/// more than an eighth of the new number, and a peer that waits for it would wait for ever.
 fn streams_for(open: usize) -> u32 {
     let doubled = u32::try_from(2 * open + 1).ok().and_then(u32::checked_next_power_of_two);
     // The last step goes to the end: from the power of two below, that would be too small a one.
@@ -285,8 +285,8 @@ mod tests {
 
     use super::*;
 
-    /// A peer that opens all it may has to be told of more, up to the last stream: 7410 of 8192 open and the raise to the
-    /// rest kept by quinn was a tunnel that waited for ever.
+    /// A peer that opens all it may has to be told of more, up to the last stream: 7410 of 8192 open and the raise to
+    /// the rest kept by quinn was a tunnel that waited for ever.
     #[test]
     fn each_step_of_a_peers_streams_is_one_that_quinn_tells() {
         let mut allowed = 0;

@@ -1,5 +1,5 @@
-//! Streams that the peer opened, until somebody takes them. What `tokio::sync::mpsc` does in a tenth of the room: a channel
-//! has 800 bytes from the beginning, and to an idle tunnel nothing comes.
+//! Streams that the peer opened, until somebody takes them. What `tokio::sync::mpsc` does in a tenth of the room: a
+//! channel has 800 bytes from the beginning, and to an idle tunnel nothing comes.
 
 use std::{
     collections::VecDeque,

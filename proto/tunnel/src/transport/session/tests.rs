@@ -103,8 +103,8 @@ async fn hello_answered_with(answer: Bytes) -> HelloError {
 
 #[test]
 fn a_tunnel_that_is_closed_and_dropped_at_once_locks_nobody_up() {
-    // The tunnel's task read why it ended with the lock of its first look still held; the drop, which closes too, came in
-    // between as a writer: both threads stood still for ever, one in a hundred times.
+    // The tunnel's task read why it ended with the lock of its first look still held; the drop, which closes too, came
+    // in between as a writer: both threads stood still for ever, one in a hundred times.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let locked_up = (0..2_000).any(|_| {
         let (tunnel, _far, _send, _recv) = runtime.block_on(raw_agent());
@@ -348,8 +348,8 @@ async fn a_bad_or_late_head_ends_its_stream_alone() {
     assert!(tunnel.closed_now().is_none());
 }
 
-/// The pause of parked streams that are reset was passed by with an answer's headers before the reset, or with a head that
-/// the gateway refuses.
+/// The pause of parked streams that are reset was passed by with an answer's headers before the reset, or with a head
+/// that the gateway refuses.
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_breaks_its_streams_off_is_heard_slowly() {
     for whole in [false, true] {
@@ -594,8 +594,8 @@ fn messages_of_this_test_are_messages() {
     assert_eq!(Reader::new(head().slice(4..)).unwrap().kind, 16);
 }
 
-/// What the carrier lets a peer send is made for the streams there are, so that a peer with few streams cannot make this end
-/// hold as much as one with thousands.
+/// What the carrier lets a peer send is made for the streams there are, so that a peer with few streams cannot make
+/// this end hold as much as one with thousands.
 #[tokio::test]
 async fn the_carriers_window_follows_the_streams() {
     let shared = Arc::new(state::Shared::new(state::Side::Gateway, Duration::ZERO, false));
@@ -615,7 +615,8 @@ async fn the_carriers_window_follows_the_streams() {
     assert_eq!(shared.take_room(), Some(of(step)));
 }
 
-/// A chunk may hold a great many control messages. They were read in one go, and for so long nothing else ran on the thread.
+/// A chunk may hold a great many control messages. They were read in one go, and for so long nothing else ran on the
+/// thread.
 #[tokio::test]
 async fn others_run_while_control_messages_are_read() {
     const MESSAGES: u64 = 100_000;

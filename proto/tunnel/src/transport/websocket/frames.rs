@@ -1,5 +1,5 @@
-//! Frames of RFC 6455 section 5: payloads out of bytes as they come, and heads for what is sent. Nothing is kept of a message,
-//! so that none needs memory, whatever its head says.
+//! Frames of RFC 6455 section 5: payloads out of bytes as they come, and heads for what is sent. Nothing is kept of a
+//! message, so that none needs memory, whatever its head says.
 
 use std::io;
 
@@ -24,7 +24,8 @@ mod opcode {
     pub const PONG: u8 = 10;
 }
 
-/// With what a client's payload is masked (section 5.3), turned so that its first byte is for the next byte of the payload.
+/// With what a client's payload is masked (section 5.3), turned so that its first byte is for the next byte of the
+/// payload.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Key(pub(super) [u8; 4]);
 
@@ -165,8 +166,8 @@ impl Decoder {
         self.have == 0 && self.left == 0 && !self.fragments
     }
 
-    /// Takes what has come. The payload of messages is moved to the front of `bytes`: so many. Nothing is read behind an error,
-    /// as behind a close frame.
+    /// Takes what has come. The payload of messages is moved to the front of `bytes`: so many. Nothing is read behind
+    /// an error, as behind a close frame.
     pub(super) fn decode(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let taken = self.take(bytes);
         self.closed |= taken.is_err();
@@ -284,8 +285,8 @@ impl Decoder {
     }
 }
 
-/// What is read of a peer's frames, and why no more, which does not depend on the parts that they come in: at the bytes of
-/// `cuts` by turns, if there are any. For the fuzz target `websocket`.
+/// What is read of a peer's frames, and why no more, which does not depend on the parts that they come in: at the bytes
+/// of `cuts` by turns, if there are any. For the fuzz target `websocket`.
 pub(crate) fn decode_in_parts(masked: bool, frames: &[u8], cuts: &[u8]) -> (Vec<u8>, Option<String>) {
     let mut decoder = Decoder::new(masked);
     let (mut payload, mut rest, mut cuts) = (Vec::new(), frames, cuts.iter().cycle());

@@ -24,8 +24,8 @@ const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// The head of an answer, in bytes.
 const ANSWER_BYTES: usize = 16 * 1024;
 
-/// The value of `Sec-WebSocket-Accept` for a request's `Sec-WebSocket-Key` (section 4.2.2). The gateway answers 101 with it,
-/// `Upgrade: websocket`, `Connection: Upgrade` and the subprotocol, then calls [`accept`](super::accept).
+/// The value of `Sec-WebSocket-Accept` for a request's `Sec-WebSocket-Key` (section 4.2.2). The gateway answers 101
+/// with it, `Upgrade: websocket`, `Connection: Upgrade` and the subprotocol, then calls [`accept`](super::accept).
 pub fn accept_key(key: &[u8]) -> String {
     // No secret: it only shows that whoever answers has read the request as a WebSocket's.
     STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key, GUID].concat()))

@@ -1,7 +1,9 @@
-//! The binary messages of a WebSocket as a byte stream. What is read is unmasked where it lies; what the gateway sends goes to
-//! TLS from where the caller has it, and an agent's, which has to be masked, by way of some records' worth at a time.
+//! The binary messages of a WebSocket as a byte stream. What is read is unmasked where it lies; what the gateway sends
+//! goes to TLS from where the caller has it, and an agent's, which has to be masked, by way of some records' worth at a
+//! time.
 //!
-//! One task reads and writes, as HTTP/2's connection does: an answer to a ping may wait for room on behalf of whoever reads.
+//! One task reads and writes, as HTTP/2's connection does: an answer to a ping may wait for room on behalf of whoever
+//! reads.
 
 use std::{
     io::{self, IoSlice},
@@ -18,8 +20,8 @@ use super::{
     frames::{self, Decoder, HEAD_BYTES, Key},
 };
 
-/// So much is masked at once, in bytes: four TLS records (RFC 8446 section 5.1), which leave in one system call and stay in
-/// the processor's caches until they are encrypted.
+/// So much is masked at once, in bytes: four TLS records (RFC 8446 section 5.1), which leave in one system call and
+/// stay in the processor's caches until they are encrypted.
 const PIECE_BYTES: usize = 64 * 1024;
 /// Slices of one message. HTTP/2 has a frame's head and its payload.
 const SLICES: usize = 8;
@@ -121,8 +123,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketIo<T> {
         Poll::Ready(Ok(()))
     }
 
-    /// The same, and an answer that waits, where no message is under way. Behind what is queued: a peer that does not read
-    /// has one answer here, however often it asks.
+    /// The same, and an answer that waits, where no message is under way. Behind what is queued: a peer that does not
+    /// read has one answer here, however often it asks.
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_queued(cx))?;
         if self.left == 0
@@ -247,8 +249,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocketIo<T> {
         self.poll_write_vectored(cx, &[IoSlice::new(buf)])
     }
 
-    /// One message of all slices, so that a frame's head and body travel together. Where only a part of it is taken, what
-    /// follows is the rest of it.
+    /// One message of all slices, so that a frame's head and body travel together. Where only a part of it is taken,
+    /// what follows is the rest of it.
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -1,4 +1,5 @@
-//! Our end of a WebSocket beside a library's, beside itself in parts of any size, and beside peers that break the rules.
+//! Our end of a WebSocket beside a library's, beside itself in parts of any size, and beside peers that break the
+//! rules.
 
 use std::{
     io::{self, ErrorKind, IoSlice},

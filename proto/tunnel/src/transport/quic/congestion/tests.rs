@@ -1,4 +1,5 @@
-//! Connections of quinn over ways of memory, in virtual time: a wire with a rate, a queue and losses, which several may share.
+//! Connections of quinn over ways of memory, in virtual time: a wire with a rate, a queue and losses, which several may
+//! share.
 
 use std::{
     net::SocketAddr,
@@ -167,8 +168,8 @@ fn back(delay: Duration, loss: f64) -> Arc<Mutex<Wire>> {
     Wire::new(delay, 1000, 100 * MS, loss)
 }
 
-/// One packet in a hundred lost at a round trip of 100 ms left CUBIC 2 of 100 Mbit/s, and a queue of 100 ms may not be the
-/// price of more.
+/// One packet in a hundred lost at a round trip of 100 ms left CUBIC 2 of 100 Mbit/s, and a queue of 100 ms may not be
+/// the price of more.
 #[tokio::test(start_paused = true)]
 async fn a_link_that_loses_is_filled_without_a_queue() {
     for loss in [0.01, 0.02] {
