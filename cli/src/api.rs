@@ -120,9 +120,9 @@ pub fn encoded(value: &str) -> String {
 }
 
 impl Api {
-    /// As an account.
-    pub fn new(client: Client, context: Context) -> Self {
-        Self { client, context }
+    /// As the account of a context, at its gateway.
+    pub fn of(context: &Context) -> Outcome<Self> {
+        Ok(Self { client: context.client()?, context: context.clone() })
     }
 
     /// GET of a document.
@@ -134,7 +134,9 @@ impl Api {
     pub async fn find(&self, target: &str) -> Outcome<Option<Answer>> {
         match self.send(&Call::new(Method::GET, target)).await {
             Ok(answer) => Ok(Some(answer)),
-            Err(failure) if failure.api().is_some_and(|error| error.status == StatusCode::NOT_FOUND) => Ok(None),
+            Err(failure) if ApiError::behind(&failure).is_some_and(|error| error.status == StatusCode::NOT_FOUND) => {
+                Ok(None)
+            }
             Err(failure) => Err(failure),
         }
     }

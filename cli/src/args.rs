@@ -13,10 +13,11 @@ use std::{
     time::Duration,
 };
 
-use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
 use daemon::settings::positive_duration;
 
 pub use self::{account::*, connect::*, identities::*, resources::*, role::*};
+use crate::{client::OutboundArgs, context::ContextArgs, kubeconfig::AddressForm, output::OutputArgs};
 
 /// As long as `gateway::issuer::principals::SECRET_LIFE`.
 const SECRET_TTL: &str = "8760h";
@@ -311,20 +312,6 @@ pub struct UserArgs {
     pub ttl: Option<Duration>,
 }
 
-/// A proxy on the way to the gateway.
-#[derive(Debug, ClapArgs, Clone, Default)]
-pub struct OutboundArgs {
-    /// HTTP proxy on the way to the gateway, http:// or https://; HTTPS_PROXY and NO_PROXY without this
-    #[arg(long, value_name = "URL")]
-    pub proxy_url: Option<String>,
-    /// PEM file of the authority of the proxy's own certificate
-    #[arg(long, value_name = "FILE")]
-    pub proxy_ca: Option<PathBuf>,
-    /// File with the password for the proxy; the user's name is part of the URL
-    #[arg(long, value_name = "FILE")]
-    pub proxy_password_file: Option<PathBuf>,
-}
-
 /// Which cluster, as whom, and how to get there: what all commands but `dev` have in common.
 #[derive(Debug, ClapArgs, Clone)]
 pub struct AccessArgs {
@@ -431,17 +418,6 @@ pub struct AddressArgs {
     /// How the cluster is addressed at the gateway. Without this by name if that works, else by path
     #[arg(long, value_name = "FORM")]
     pub address: Option<AddressForm>,
-}
-
-/// See [`AddressArgs`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum AddressForm {
-    /// By a TLS server name of its own (tls-server-name), which needs no DNS; not through what ends TLS before the gateway
-    Name,
-    /// By its key as the first segment of the path: for clients that do not know tls-server-name
-    Path,
-    /// By <key>.DOMAIN, where the gateway has such a domain
-    Host,
 }
 
 /// `towline proxy`.

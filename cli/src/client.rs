@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tunnel::transport::dial::{DialOptions, Target, TcpIo, open_tcp};
 
-pub use self::outbound::Outbound;
+pub use self::outbound::{Outbound, OutboundArgs};
 
 /// How long one request of ours may take, from dialling to the last byte of the answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,14 +2,13 @@
 //!
 //! | where | what |
 //! |---|---|
-//! | `accounts/<name>.json` | one account: gateway, authority, tenant, subscription, how it signs in, tokens ([`account`]) |
+//! | `accounts/<name>.json` | one account: gateway, authority, tenant, subscription, how it signs in, tokens ([`Account`]) |
 //! | `current.json` | which account is used without `--account` ([`folder`]) |
 //!
 //! All files are for their owner alone (0600), replaced whole, and edited under a lock, because refresh tokens are good
 //! once: two commands at the same time must not both use one. Automation needs no folder: `TOWLINE_GATEWAY`,
 //! `TOWLINE_CLIENT_ID` and `TOWLINE_CLIENT_SECRET` are an account that lives as long as the command.
 
-pub mod account;
 pub mod folder;
 pub mod tokens;
 
@@ -17,25 +16,37 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use certs::Roots;
+use clap::Args;
 use tokio::sync::Mutex;
 use types::api::ResourceId;
 
-pub use self::{
-    account::{Account, Hidden, SignsIn},
-    folder::Folder,
-};
+pub use self::folder::Folder;
 use crate::{
-    api::Api,
-    args::ContextArgs,
+    account::{Account, SignsIn},
     client::{Address, Client, Outbound},
-    credential::{Token, read_secret},
     environment,
     failure::{Advised, Failure, Outcome},
     oauth,
+    secret::read_secret,
+    token::Token,
 };
 
 /// The provider and type of clusters.
 pub const CLUSTERS: (&str, &str) = ("Microsoft.Kubernetes", "connectedClusters");
+
+/// As which account, and in which subscription.
+#[derive(Debug, Args, Clone, Default)]
+pub struct ContextArgs {
+    /// The account, as `towline account list` names it; the current one without this
+    #[arg(long, value_name = "NAME", global = true, help_heading = "Account")]
+    pub account: Option<String>,
+    /// The subscription's id; TOWLINE_SUBSCRIPTION or that of the account without this
+    #[arg(long, value_name = "ID", global = true, help_heading = "Account")]
+    pub subscription: Option<String>,
+    /// Names what this command does in the gateway's logs, a GUID; a new one without this
+    #[arg(long, value_name = "GUID", global = true, help_heading = "Account")]
+    pub correlation_id: Option<String>,
+}
 
 /// An account in use.
 #[derive(Clone)]
@@ -153,11 +164,6 @@ impl Context {
     /// Talks to the gateway.
     pub fn client(&self) -> anyhow::Result<Client> {
         Client::new(self.gateway.clone(), &self.roots, None, self.outbound.clone())
-    }
-
-    /// The resource API.
-    pub fn api(&self) -> Outcome<Api> {
-        Ok(Api::new(self.client()?, self.clone()))
     }
 
     /// The subscription to work in.

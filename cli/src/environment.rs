@@ -5,7 +5,7 @@ use std::{env, ffi::OsString, fs, os::unix::fs::MetadataExt, path::PathBuf};
 use anyhow::Context as _;
 use secrecy::SecretString;
 
-use crate::{Program, failure::Advised};
+use crate::{failure::Advised, program::Program};
 
 /// A password for `towline token` and its kin, instead of a file.
 pub const PASSWORD: &str = "TOWLINE_PASSWORD";

@@ -4,8 +4,6 @@ use std::{io, process::ExitCode};
 
 use daemon::chain;
 
-use crate::{api::ApiError, kubernetes, output::say};
-
 /// Exit code of a failure.
 pub const FAILED: u8 = 1;
 /// Exit code of wrong usage, also clap's.
@@ -50,14 +48,19 @@ impl Failure {
         self
     }
 
-    /// The API's refusal that is behind it, if one is.
-    pub fn api(&self) -> Option<&ApiError> {
-        self.error.downcast_ref()
+    /// The exit code.
+    pub fn code(&self) -> u8 {
+        self.code
     }
 
-    /// The error and what is behind it.
-    pub fn causes(&self) -> anyhow::Chain<'_> {
-        self.error.chain()
+    /// The error.
+    pub fn error(&self) -> &anyhow::Error {
+        &self.error
+    }
+
+    /// What to type next, where the command or an [`Advised`] said it.
+    pub fn advice(&self) -> Option<&str> {
+        self.hint.as_deref()
     }
 
     /// The error alone, with the hint in it.
@@ -69,18 +72,6 @@ impl Failure {
             return known.error;
         }
         Advised::new(chain(known.error.as_ref()), hint).into()
-    }
-
-    /// Prints it to standard error.
-    pub fn report(&self) -> ExitCode {
-        if [UNREAD, INTERRUPTED].contains(&self.code) {
-            return ExitCode::from(self.code);
-        }
-        say(&format!("error: {}", chain(self.error.as_ref())));
-        if let Some(hint) = &self.hint {
-            say(&format!("hint: {hint}"));
-        }
-        ExitCode::from(self.code)
     }
 }
 
@@ -105,10 +96,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error = error.into();
         // Of a context, too, which a walk over the causes does not see.
-        let advised = error.downcast_ref::<Advised>().map(|advised| advised.hint.clone());
-        let hint = advised
-            .or_else(|| error.downcast_ref::<ApiError>().and_then(ApiError::hint))
-            .or_else(|| error.downcast_ref::<kubernetes::Error>().and_then(kubernetes::Error::hint));
+        let hint = error.downcast_ref::<Advised>().map(|advised| advised.hint.clone());
         Self { code: FAILED, error, hint }
     }
 }

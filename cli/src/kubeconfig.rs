@@ -2,12 +2,16 @@
 //! the same name says besides, such as a context's namespace, stays, and so does what others put there, unknown keys
 //! included.
 
+mod address;
 mod file;
 
 use anyhow::bail;
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 
-pub use self::file::merge_files;
+pub use self::{
+    address::{AddressForm, form_of},
+    file::merge_files,
+};
 use crate::{
     environment::CONFIG_DIR,
     yaml::{self, Content, Node},

@@ -36,7 +36,10 @@ use serde_json::{Value, json};
 use types::ids::ClusterKey;
 
 pub use self::{error::Error, place::Place};
-use crate::{args::AddressForm, failure::Advised};
+use crate::{
+    failure::Advised,
+    kubeconfig::{AddressForm, form_of},
+};
 
 /// How long the apiserver may take to be reached, and for one answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -156,16 +159,6 @@ impl Kubernetes {
             None => Api::all_with(self.client.clone(), &resource),
         }
     }
-}
-
-/// How a kubeconfig's cluster is addressed at a gateway, and which cluster it is; none for an apiserver's own address.
-pub fn form_of(server: &str, server_name: Option<&str>) -> Option<(AddressForm, ClusterKey)> {
-    let path = server.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
-    let host = server.split("//").nth(1).unwrap_or_default();
-    let label = |host: &str| host.split(['.', ':', '/']).next().unwrap_or_default().to_ascii_lowercase();
-    let key = |host: &str| ClusterKey::from_base32(label(host).as_bytes());
-    let by_path = ClusterKey::from_hex(path.as_bytes()).map(|key| (AddressForm::Path, key));
-    by_path.or_else(|| Some((AddressForm::Name, key(server_name?)?))).or_else(|| Some((AddressForm::Host, key(host)?)))
 }
 
 /// The contexts of the user's kubeconfig, KUBECONFIG or `~/.kube/config`, that lead to a cluster through a gateway.

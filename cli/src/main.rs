@@ -7,12 +7,16 @@
 //! |---|---|
 //! | [`args`] | the words as typed |
 //! | [`commands`] | one file a command |
-//! | [`context`] | gateways and accounts: who is signed in where |
+//! | [`context`] | the account in use: its tokens, its subscription, the folder of accounts |
+//! | [`account`] | what is known of an account at a gateway |
 //! | [`oauth`] | how somebody signs in |
 //! | [`api`] | typed calls of the resource API |
-//! | [`output`] | table, json, yaml, tsv, and `--query` |
+//! | [`output`] | results: table, json, yaml, tsv, and `--query` |
+//! | [`terminal`] | what is said on standard error, and texts of others on a terminal |
 //! | [`client`] | HTTPS to a gateway, also from behind a proxy |
 //! | [`credential`] | where a user's token comes from |
+//! | [`token`] | a token, and what it says of itself |
+//! | [`secret`] | secrets that are read from a file |
 //! | [`kubeconfig`] | merges entries into a kubeconfig |
 //! | [`kubernetes`] | the cluster of the user's kubeconfig |
 //! | [`local_proxy`] | what `towline proxy` serves |
@@ -20,7 +24,11 @@
 //! | [`state`] | the folder of `towline dev` |
 //! | [`yaml`] | YAML as every reader takes it |
 //! | [`environment`] | the environment variables that are read |
+//! | [`program`] | which of the three programs this is |
+//! | [`failure`] | how a command fails |
+//! | [`report`] | how a failure is shown |
 
+mod account;
 mod api;
 mod args;
 mod client;
@@ -35,42 +43,26 @@ mod local_proxy;
 mod manifests;
 mod oauth;
 mod output;
+mod program;
+mod report;
+mod secret;
 mod state;
+mod terminal;
+mod token;
 mod yaml;
 
-use std::{ffi::OsString, path::Path, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Parser;
 use daemon::telemetry::{self, LogFormat};
+
+use self::{failure::Failure, program::Program, report::report};
 
 /// What is logged unless somebody says otherwise; a gateway's operator is told what libraries warn of too.
 const GATEWAY_LOG: &str = "info";
 /// See [`GATEWAY_LOG`]. What libraries warn of is for their callers: it comes back as an error of the command.
 const COMMAND_LOG: &str =
     "error,towline=info,agent=info,gateway=info,types=info,daemon=info,auth=info,tunnel=info,certs=info";
-
-/// What the one file is, by the name that it is called by.
-#[derive(Debug, PartialEq, Eq)]
-enum Program {
-    Command,
-    Gateway,
-    Agent,
-}
-
-impl Program {
-    /// Also where something is appended to the name, such as a version.
-    fn of(called: Option<OsString>) -> Self {
-        let called = called.unwrap_or_default();
-        let name = Path::new(&called).file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with("towline-gateway") {
-            Self::Gateway
-        } else if name.starts_with("towline-agent") {
-            Self::Agent
-        } else {
-            Self::Command
-        }
-    }
-}
 
 fn main() -> ExitCode {
     match Program::of(std::env::args_os().next()) {
@@ -89,39 +81,17 @@ fn command() -> ExitCode {
     });
     let log_level = match telemetry::init(format, log) {
         Ok(log_level) => log_level,
-        Err(error) => return failure::Failure::usage(error).report(),
+        Err(error) => return report(&Failure::usage(error)),
     };
     let runtime = match daemon::runtime() {
         Ok(runtime) => runtime,
-        Err(error) => return failure::Failure::from(anyhow::Error::from(error)).report(),
+        Err(error) => return report(&anyhow::Error::from(error).into()),
     };
     let result = runtime.block_on(commands::run(args.command, log_level));
     // What still waits for a peer must not keep the command from ending.
     runtime.shutdown_background();
     match result {
         Ok(code) => code,
-        Err(failure) => failure.report(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_name_that_it_is_called_by_says_what_it_is() {
-        for (called, program) in [
-            ("towline", Program::Command),
-            ("/usr/local/bin/towline", Program::Command),
-            ("/srv/towline-agent/towline", Program::Command),
-            ("towline-gateway", Program::Gateway),
-            ("/usr/local/bin/towline-gateway", Program::Gateway),
-            ("./towline-gateway-0.1.0", Program::Gateway),
-            ("/towline-agent", Program::Agent),
-            ("", Program::Command),
-        ] {
-            assert_eq!(Program::of(Some(called.into())), program, "{called}");
-        }
-        assert_eq!(Program::of(None), Program::Command);
+        Err(failure) => report(&failure),
     }
 }

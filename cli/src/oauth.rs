@@ -19,10 +19,10 @@ use serde_json::Value;
 
 pub use self::discovery::{Endpoints, discover_gateway, discover_issuer};
 use crate::{
+    account::{Account, SignsIn},
     client::{Address, Client, Outbound},
-    context::{Account, SignsIn},
-    credential::{Token, claims},
-    output::line,
+    terminal::line,
+    token::{Token, claims},
 };
 
 /// How often a sign-in is tried that the issuer has no time for.
@@ -292,7 +292,7 @@ mod tests {
             account.signs_in = SignsIn::User {
                 client_id: "towline".to_owned(),
                 refresh_token: None,
-                external: Some(crate::context::account::IssuerAt {
+                external: Some(crate::account::IssuerAt {
                     url: "https://issuer.test".to_owned(),
                     token_endpoint: "https://issuer.test/token".to_owned(),
                     ca: None,

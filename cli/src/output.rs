@@ -1,32 +1,56 @@
-//! What commands print: results to standard output as a table, JSON, YAML or tab-separated values, after `--query`;
-//! everything else to standard error. Colour only on a terminal, and never with `NO_COLOR`.
+//! What commands print to standard output: results as a table, JSON, YAML or tab-separated values, after `--query`. Colour
+//! only on a terminal, and never with `NO_COLOR`.
 
 mod query;
 mod table;
-mod text;
 
-use std::{
-    io::{IsTerminal, Write},
-    time::Instant,
-};
+use std::io::Write;
 
 use anyhow::Context as _;
+use clap::{Args, ValueEnum};
 use serde_json::Value;
 
-pub use self::{
-    table::Column,
-    text::{line, lines, steers},
-};
+pub use self::table::Column;
 use crate::{
-    args::{Format, OutputArgs},
+    environment::colour,
     failure::{Failure, Outcome},
+    terminal::{escape_json, lines, say},
     yaml,
 };
 
-/// A line for people, to standard error.
-pub fn say(text: &str) {
-    // With standard error closed there is nobody to tell.
-    let _ = writeln!(std::io::stderr().lock(), "{}", lines(text));
+/// A form of results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Default)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// All of it.
+    Json,
+    /// All of it, as YAML.
+    Yaml,
+    /// Values between tabs, without titles.
+    Tsv,
+    /// Nothing.
+    None,
+}
+
+/// How results are printed.
+#[derive(Debug, Args, Clone, Default)]
+pub struct OutputArgs {
+    /// How results are printed
+    #[arg(
+        short = 'o',
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "FORMAT",
+        global = true,
+        help_heading = "Output"
+    )]
+    pub output: Format,
+    /// Print what this JMESPath query makes of the result, such as "[].name"
+    #[arg(long, value_name = "JMESPATH", global = true, help_heading = "Output")]
+    pub query: Option<String>,
 }
 
 /// Prints a result. `columns` are what a table and tab-separated values show without `--query`.
@@ -42,7 +66,7 @@ pub fn print(value: &Value, args: &OutputArgs, columns: &[Column]) -> Outcome<()
         Format::Json => json(value)?,
         Format::Yaml => yaml::to_string(value).trim_end_matches('\n').to_owned(),
         Format::Tsv => table::tsv(value, columns),
-        Format::Table => table::table(value, columns, crate::environment::colour()),
+        Format::Table => table::table(value, columns, colour()),
         Format::None => return Ok(()),
     };
     // As kubectl and az: nothing found is nothing printed in the forms for people and for cut(1).
@@ -73,12 +97,12 @@ fn to_stdout(text: &str) -> Outcome<()> {
 /// # Errors
 /// When a map has keys that are no texts.
 pub fn json(value: &Value) -> anyhow::Result<String> {
-    Ok(text::json(&serde_json::to_string_pretty(value).context("JSON")?))
+    Ok(escape_json(&serde_json::to_string_pretty(value).context("JSON")?))
 }
 
 /// A value as JSON on one line, which steers no terminal.
 pub fn json_line(value: &Value) -> String {
-    text::json(&value.to_string())
+    escape_json(&value.to_string())
 }
 
 /// Prints a list. That there is nothing in it is said to people, `nothing` being how; scripts read nothing.
@@ -90,51 +114,4 @@ pub fn print_list(rows: Vec<Value>, args: &OutputArgs, columns: &[Column], nothi
         say(nothing);
     }
     print(&rows.into(), args, columns)
-}
-
-/// What is going on, on standard error: one line that changes on a terminal, a line for each change elsewhere.
-pub struct Progress {
-    what: String,
-    begun: Instant,
-    terminal: bool,
-    last: std::sync::Mutex<String>,
-}
-
-impl Progress {
-    /// Begins.
-    pub fn new(what: &str) -> Self {
-        let terminal = std::io::stderr().is_terminal();
-        let this = Self { what: what.to_owned(), begun: Instant::now(), terminal, last: std::sync::Mutex::default() };
-        if !terminal {
-            say(&format!("{what} ..."));
-        }
-        this
-    }
-
-    /// Says how far it is.
-    pub fn note(&self, state: &str) {
-        if self.terminal {
-            let _ = write!(
-                std::io::stderr().lock(),
-                "\r\x1b[K{} ... {} ({} s)",
-                self.what,
-                line(state),
-                self.begun.elapsed().as_secs()
-            );
-            return;
-        }
-        let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if *last != state {
-            state.clone_into(&mut last);
-            say(&format!("{} ... {state}", self.what));
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.terminal {
-            let _ = write!(std::io::stderr().lock(), "\r\x1b[K");
-        }
-    }
 }

@@ -9,8 +9,9 @@ use types::api::ResourceId;
 
 use super::Call;
 use crate::{
-    context::{Account, SignsIn},
-    output::line,
+    account::{Account, SignsIn},
+    failure::Failure,
+    terminal::line,
 };
 
 /// Characters of a text of the gateway that are shown at most.
@@ -107,6 +108,11 @@ impl ApiError {
             request_id: None,
             hint: None,
         }
+    }
+
+    /// The refusal of the API that a failure comes from, if one is.
+    pub fn behind(failure: &Failure) -> Option<&Self> {
+        failure.error().downcast_ref()
     }
 
     /// What to type next.

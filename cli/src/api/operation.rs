@@ -15,7 +15,7 @@ use super::{Answer, Api, ApiError, Call, retry_after};
 use crate::{
     failure::{Failure, Outcome},
     oauth,
-    output::Progress,
+    terminal::Progress,
 };
 
 /// Between looks where the gateway does not say.
@@ -109,9 +109,9 @@ async fn until_ended(
 /// Whether a look learnt nothing: there was no answer, or one that tells only that there is no time for one.
 fn says_nothing(failure: &Failure) -> bool {
     let is_busy = |status: StatusCode| status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-    match failure.api() {
+    match ApiError::behind(failure) {
         Some(error) => is_busy(error.status),
-        None => failure.causes().any(|cause| {
+        None => failure.error().chain().any(|cause| {
             cause.downcast_ref::<oauth::Refused>().is_some_and(|refused| is_busy(refused.status)) || is_lost(cause)
         }),
     }

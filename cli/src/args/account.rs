@@ -2,60 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args as ClapArgs, Subcommand, ValueEnum};
+use clap::{Args as ClapArgs, Subcommand};
 use daemon::settings::positive_duration;
 
-use super::OutboundArgs;
-use crate::api::Wait;
-
-/// As which account, and in which subscription.
-#[derive(Debug, ClapArgs, Clone, Default)]
-pub struct ContextArgs {
-    /// The account, as `towline account list` names it; the current one without this
-    #[arg(long, value_name = "NAME", global = true, help_heading = "Account")]
-    pub account: Option<String>,
-    /// The subscription's id; TOWLINE_SUBSCRIPTION or that of the account without this
-    #[arg(long, value_name = "ID", global = true, help_heading = "Account")]
-    pub subscription: Option<String>,
-    /// Names what this command does in the gateway's logs, a GUID; a new one without this
-    #[arg(long, value_name = "GUID", global = true, help_heading = "Account")]
-    pub correlation_id: Option<String>,
-}
-
-/// A form of results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Default)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Table,
-    /// All of it.
-    Json,
-    /// All of it, as YAML.
-    Yaml,
-    /// Values between tabs, without titles.
-    Tsv,
-    /// Nothing.
-    None,
-}
-
-/// How results are printed.
-#[derive(Debug, ClapArgs, Clone, Default)]
-pub struct OutputArgs {
-    /// How results are printed
-    #[arg(
-        short = 'o',
-        long,
-        value_enum,
-        default_value_t,
-        value_name = "FORMAT",
-        global = true,
-        help_heading = "Output"
-    )]
-    pub output: Format,
-    /// Print what this JMESPath query makes of the result, such as "[].name"
-    #[arg(long, value_name = "JMESPATH", global = true, help_heading = "Output")]
-    pub query: Option<String>,
-}
+use crate::{api::Wait, client::OutboundArgs, context::ContextArgs, output::OutputArgs};
 
 /// What every command of the resource API takes.
 #[derive(Debug, ClapArgs, Clone, Default)]

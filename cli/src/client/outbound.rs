@@ -1,15 +1,30 @@
 //! The HTTP proxy on the user's side: from options or from the environment, the same rules as curl and kubectl have.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, bail};
 use certs::Roots;
+use clap::Args;
 use rustls::pki_types::ServerName;
 use secrecy::SecretString;
 use tunnel::transport::dial::Proxy;
 
 use super::split_host_port;
-use crate::{args::OutboundArgs, credential, environment};
+use crate::{environment, secret::read_secret};
+
+/// A proxy on the way to the gateway.
+#[derive(Debug, Args, Clone, Default)]
+pub struct OutboundArgs {
+    /// HTTP proxy on the way to the gateway, http:// or https://; HTTPS_PROXY and NO_PROXY without this
+    #[arg(long, value_name = "URL")]
+    pub proxy_url: Option<String>,
+    /// PEM file of the authority of the proxy's own certificate
+    #[arg(long, value_name = "FILE")]
+    pub proxy_ca: Option<PathBuf>,
+    /// File with the password for the proxy; the user's name is part of the URL
+    #[arg(long, value_name = "FILE")]
+    pub proxy_password_file: Option<PathBuf>,
+}
 
 /// How connections leave this machine.
 #[derive(Clone, Default)]
@@ -84,7 +99,7 @@ fn proxy(url: &str, args: &OutboundArgs) -> anyhow::Result<Proxy> {
     let (host, port) = split_host_port(authority, if tls { 443 } else { 80 })?;
     let mut password = userinfo(url).and_then(|(_, password)| password).map(|text| SecretString::from(unescape(text)));
     if let Some(file) = &args.proxy_password_file {
-        password = Some(credential::read_secret(file)?);
+        password = Some(read_secret(file)?);
     }
     let credentials = match (userinfo(url), password) {
         (Some((user, _)), password) => Some((unescape(user), password.unwrap_or_default())),

@@ -7,12 +7,14 @@ use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
 use crate::{
-    api::{at, versions},
-    args::{AccountAction, AccountArgs, ContextArgs, LogoutArgs, OutputArgs},
-    context::{Account, Context, Folder},
-    credential::timestamp,
+    account::Account,
+    api::{Api, at, versions},
+    args::{AccountAction, AccountArgs, LogoutArgs},
+    context::{Context, ContextArgs, Folder},
     failure::{Failure, Outcome},
-    output::{self, Column},
+    output::{self, Column, OutputArgs},
+    terminal::say,
+    token::timestamp,
 };
 
 /// What is shown of an account.
@@ -46,7 +48,7 @@ pub async fn run(args: AccountArgs) -> Outcome {
     let (context, output) = (&args.common.context, &args.common.output);
     match &args.action {
         AccountAction::List { all: true } => {
-            let api = Context::open(context).await?.api()?;
+            let api = Api::of(&Context::open(context).await?)?;
             let rows = api.list(&at("/subscriptions", versions::SUBSCRIPTIONS)).await?;
             output::print_list(rows, output, SUBSCRIPTION_COLUMNS, "no subscriptions that you may see")?;
         }
@@ -91,7 +93,8 @@ async fn set(name: Option<&str>, args: &ContextArgs, output: &OutputArgs) -> Out
     let mut account = folder.account(name)?;
     if let Some(asked) = &args.subscription {
         let context = ContextArgs { account: Some(account.name.clone()), ..args.clone() };
-        let rows = Context::open(&context).await?.api()?.list(&at("/subscriptions", versions::SUBSCRIPTIONS)).await?;
+        let rows =
+            Api::of(&Context::open(&context).await?)?.list(&at("/subscriptions", versions::SUBSCRIPTIONS)).await?;
         let is = |value: &Value| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case(asked));
         let found = rows.iter().find(|row| is(&row["subscriptionId"]) || is(&row["displayName"]));
         let found = found.ok_or_else(|| {
@@ -122,13 +125,13 @@ pub async fn logout(args: LogoutArgs) -> Outcome {
     for name in &names {
         let lock = folder.lock(name).await?;
         folder.remove(name, &lock)?;
-        output::say(&format!("{name} is signed out here"));
+        say(&format!("{name} is signed out here"));
     }
     if current.is_some_and(|current| names.contains(&current)) {
         let left = folder.accounts()?;
         folder.set_current(left.first().map(|account| account.name.as_str()))?;
         if let Some(next) = left.first() {
-            output::say(&format!("the current account is {} now", next.name));
+            say(&format!("the current account is {} now", next.name));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -14,9 +14,9 @@ use tokio::time::timeout;
 
 use super::target::Target;
 use crate::{
-    args::AddressForm,
     client::{Address, Client},
     failure::{Failure, Outcome},
+    kubeconfig::AddressForm,
 };
 
 /// How long a try may take where another form can take its place.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::connect;
 use crate::{
-    api::{Api, Call, Wait, at, versions},
+    api::{Api, ApiError, Call, Wait, at, versions},
     args::{ListArgs, ShowArgs, UpdateArgs},
     context::{CLUSTERS, Context},
     failure::{Failure, Outcome},
@@ -70,7 +70,7 @@ pub async fn list(args: ListArgs) -> Outcome {
         None => context.subscription()?,
     };
     let target = at(format!("{scope}/providers/{}/{}", CLUSTERS.0, CLUSTERS.1), versions::CLUSTERS);
-    let rows: Vec<Value> = context.api()?.list(&target).await?.into_iter().map(with_group).collect();
+    let rows: Vec<Value> = Api::of(&context)?.list(&target).await?.into_iter().map(with_group).collect();
     output::print_list(rows, &args.common.output, COLUMNS, "no connected clusters; towline connect makes one")?;
     Ok(ExitCode::SUCCESS)
 }
@@ -79,7 +79,7 @@ pub async fn list(args: ListArgs) -> Outcome {
 pub async fn show(args: ShowArgs) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
-    let found = context.api()?.get(&at(id, versions::CLUSTERS)).await?;
+    let found = Api::of(&context)?.get(&at(id, versions::CLUSTERS)).await?;
     output::print(&with_group(found), &args.common.output, DETAILS)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -100,7 +100,9 @@ pub async fn rewrite(api: &Api, id: &types::api::ResourceId, change: impl Fn(&mu
             Ok(answer) => {
                 return api.followed(answer, &target, &format!("updating {}", id.name()), Wait::default()).await;
             }
-            Err(failure) if tries < TRIES && failure.api().is_some_and(|error| error.code == "PreconditionFailed") => {}
+            Err(failure)
+                if tries < TRIES
+                    && ApiError::behind(&failure).is_some_and(|error| error.code == "PreconditionFailed") => {}
             Err(failure) => return Err(failure),
         }
     }
@@ -123,7 +125,7 @@ pub async fn update(args: UpdateArgs) -> Outcome {
             .hint("such as --tags team=web; towline update --help"));
     }
     let context = Context::open(&args.common.context).await?;
-    let (api, id) = (context.api()?, context.cluster(&args.cluster.resource_group, &args.cluster.name)?);
+    let (api, id) = (Api::of(&context)?, context.cluster(&args.cluster.resource_group, &args.cluster.name)?);
     let target = at(&id, versions::CLUSTERS);
     if let Some(agents) = agents {
         connect::update_agents(agents, &context, &id).await?;

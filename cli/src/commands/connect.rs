@@ -34,7 +34,9 @@ use crate::{
     args::ConnectArgs,
     context::Context,
     failure::{INTERRUPTED, Outcome},
-    manifests, output, yaml,
+    manifests, output,
+    terminal::say,
+    yaml,
 };
 
 /// What is shown of the result.
@@ -74,12 +76,12 @@ pub async fn run(args: ConnectArgs) -> Outcome {
             match (stopped, left) {
                 (Stopped::Interrupted, None) => Ok(ExitCode::from(INTERRUPTED)),
                 (Stopped::Interrupted, Some(left)) => {
-                    output::say(&left);
+                    say(&left);
                     Ok(ExitCode::from(INTERRUPTED))
                 }
                 (Stopped::Failed(failure), None) => Err(failure),
                 (Stopped::Failed(failure), Some(left)) => {
-                    output::say(&left);
+                    say(&left);
                     Err(failure)
                 }
             }

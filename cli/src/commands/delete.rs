@@ -10,7 +10,7 @@ use types::api::{ResourceId, id::is_same};
 
 use super::{confirm, interrupt::Interrupt, steps::Steps};
 use crate::{
-    api::{Api, Wait, at, versions},
+    api::{Api, ApiError, Wait, at, versions},
     args::DeleteArgs,
     context::Context,
     failure::{Failure, Hint, Outcome},
@@ -20,7 +20,7 @@ use crate::{
         place::NAMESPACE,
         turn::Turn,
     },
-    output::say,
+    terminal::say,
 };
 
 /// What there is to delete.
@@ -118,7 +118,7 @@ async fn delete(found: &Found, no_wait: bool) -> Outcome<()> {
 
 async fn look(args: &DeleteArgs, context: &Context, steps: &mut Steps) -> Outcome<Found> {
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
-    let api = context.api()?;
+    let api = Api::of(context)?;
     let resource = steps.run("Looking for the resource", find(&api, &id)).await?;
     if resource.as_ref().is_some_and(|there| there["kind"] == "ProvisionedCluster") {
         let error = anyhow!("{} is a provisioned cluster: it is deleted by what provisioned it", id.name());
@@ -151,7 +151,9 @@ async fn find(api: &Api, id: &ResourceId) -> Outcome<Option<Value>> {
     match api.find(&at(id, versions::CLUSTERS)).await {
         Ok(found) => Ok(found.map(|answer| answer.body)),
         // Not even its group: there is nothing of it.
-        Err(failure) if failure.api().is_some_and(|error| error.status == StatusCode::NOT_FOUND) => Ok(None),
+        Err(failure) if ApiError::behind(&failure).is_some_and(|error| error.status == StatusCode::NOT_FOUND) => {
+            Ok(None)
+        }
         Err(failure) => Err(failure),
     }
 }

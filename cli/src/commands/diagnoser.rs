@@ -14,7 +14,7 @@ use crate::{
         pods::{Hindrance, Obstacle, PodState, Standing, short},
     },
     manifests::{self, AGENT, DIAGNOSER as NAME, Values},
-    output::say,
+    terminal::say,
 };
 
 /// How long it may take once it runs.

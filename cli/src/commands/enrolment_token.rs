@@ -7,11 +7,12 @@ use serde_json::{Value, json};
 
 use super::sp::{keep, reserve, settle};
 use crate::{
-    api::{at, versions},
+    api::{Api, at, versions},
     args::{EnrolmentTokenAction, EnrolmentTokenArgs},
     context::Context,
     failure::{Hint, Outcome},
     output::{self, Column},
+    terminal::say,
 };
 
 const COLUMNS: &[Column] = &[
@@ -33,7 +34,7 @@ const MADE: &[Column] = &[
 /// `towline enrolment-token <action>`.
 pub async fn run(args: EnrolmentTokenArgs) -> Outcome {
     let context = Context::open(&args.common.context).await?;
-    let (api, output) = (context.api()?, &args.common.output);
+    let (api, output) = (Api::of(&context)?, &args.common.output);
     match args.action {
         EnrolmentTokenAction::Create { resource_group, name, ttl, secret_file } => {
             let group = context.group(&resource_group)?;
@@ -51,7 +52,7 @@ pub async fn run(args: EnrolmentTokenArgs) -> Outcome {
             made["resourceGroup"] = group.name().into();
             made["gateway"] = context.account().gateway.as_str().into();
             output::print(&made, output, MADE)?;
-            output::say(&next(&made, name.as_deref(), secret_file.as_deref()));
+            say(&next(&made, name.as_deref(), secret_file.as_deref()));
         }
         EnrolmentTokenAction::List { resource_group } => {
             let group = context.group(&resource_group)?;
@@ -65,7 +66,7 @@ pub async fn run(args: EnrolmentTokenArgs) -> Outcome {
             for id in ids {
                 let withdrawn = api.post(&target, &json!({"id": id})).await;
                 withdrawn.hint(|| format!("see which are good: towline enrolment-token list -g {resource_group}"))?;
-                output::say(&format!("withdrawn {id}"));
+                say(&format!("withdrawn {id}"));
             }
         }
     }

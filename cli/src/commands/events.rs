@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use crate::{
     api::{Api, at, versions},
-    args::{EventsArgs, Format},
+    args::EventsArgs,
     context::Context,
     failure::Outcome,
-    output::{self, Column},
+    output::{self, Column, Format},
 };
 
 /// Before a stream that ended is asked for again.
@@ -33,7 +33,7 @@ pub async fn run(args: EventsArgs) -> Outcome {
         (Some(group), None) => context.group(group)?,
         (None, _) => context.subscription()?,
     };
-    let api = context.api()?;
+    let api = Api::of(&context)?;
     let target = at(format!("{scope}/providers/Microsoft.Kubernetes/events"), versions::CLUSTERS);
     let after = args.after.map(|id| format!("&after={id}")).unwrap_or_default();
     if !args.follow {

@@ -9,10 +9,12 @@ use super::{
     confirm,
 };
 use crate::{
+    api::Api,
     args::{Feature, FeaturesArgs},
     context::Context,
     failure::Outcome,
     output,
+    terminal::say,
 };
 
 /// Turns them on or off.
@@ -22,7 +24,7 @@ pub async fn run(args: FeaturesArgs, on: bool) -> Outcome {
     }
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
-    let shown = rewrite(&context.api()?, &id, |cluster| {
+    let shown = rewrite(&Api::of(&context)?, &id, |cluster| {
         for feature in &args.features {
             match feature {
                 Feature::AzureRbac => cluster["properties"]["aadProfile"]["enableAzureRBAC"] = on.into(),
@@ -32,9 +34,7 @@ pub async fn run(args: FeaturesArgs, on: bool) -> Outcome {
     })
     .await?;
     if on && args.features.contains(&Feature::AzureRbac) {
-        output::say(
-            "hint: the cluster must be told to ask roles and assignments too: towline connect ... --azure-rbac (once)",
-        );
+        say("hint: the cluster must be told to ask roles and assignments too: towline connect ... --azure-rbac (once)");
     }
     output::print(&with_group(shown), &args.common.output, DETAILS)?;
     Ok(ExitCode::SUCCESS)

@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 
 use super::confirm;
 use crate::{
-    api::{at, versions},
+    api::{Api, at, versions},
     args::{GroupAction, GroupArgs},
     context::Context,
     failure::Outcome,
     output::{self, Column},
+    terminal::say,
 };
 
 const COLUMNS: &[Column] =
@@ -19,7 +20,7 @@ const COLUMNS: &[Column] =
 /// `towline group <action>`.
 pub async fn run(args: GroupArgs) -> Outcome {
     let context = Context::open(&args.common.context).await?;
-    let (api, output) = (context.api()?, &args.common.output);
+    let (api, output) = (Api::of(&context)?, &args.common.output);
     let target = |name: &str| Ok::<_, crate::failure::Failure>(at(context.group(name)?, versions::RESOURCES));
     match &args.action {
         GroupAction::Create { group, location, tags } => {
@@ -47,7 +48,7 @@ pub async fn run(args: GroupArgs) -> Outcome {
             confirm(&format!("Delete resource group {} and all that is in it?", group.name), *yes).await?;
             let answer = api.delete(&target(&group.name)?).await?;
             if answer.status == http::StatusCode::NO_CONTENT {
-                output::say(&format!("there was no resource group {}", group.name));
+                say(&format!("there was no resource group {}", group.name));
             }
             api.follow(&answer, &what, wait.wait()).await?;
         }

@@ -14,11 +14,13 @@ use super::{
     target::{Target, service_account_name},
 };
 use crate::{
-    args::{KubeconfigArgs, KubeconfigFileArgs, OutboundArgs},
-    credential::{self, Token, timestamp},
-    environment,
+    args::{KubeconfigArgs, KubeconfigFileArgs},
+    client::OutboundArgs,
+    credential, environment,
     failure::{Failure, Outcome},
     kubeconfig::{self, Entry, UserEntry, merge_files},
+    secret::read_secret,
+    token::{Token, timestamp},
 };
 
 /// Writes or merges it.
@@ -134,7 +136,7 @@ fn exec(args: &KubeconfigArgs, target: &Target) -> Outcome<UserEntry> {
 
 /// The cluster's own token, and the certificate beside it that lets it through the gateway (docs/features.md A6).
 fn service_account(args: &KubeconfigArgs, target: &Target, file: &Path) -> Outcome<(String, UserEntry)> {
-    let secret = credential::read_secret(file)?;
+    let secret = read_secret(file)?;
     let person = args.at.user.user.clone().unwrap_or_else(|| service_account_name(secret.expose_secret()));
     let issued = target.issue_access(&person, args.access_ttl)?;
     let token = Token::new(secret, SystemTime::now());

@@ -11,15 +11,17 @@ use serde_json::Value;
 
 use super::account::{COLUMNS, shown};
 use crate::{
-    api::{at, versions},
+    account::{Account, IssuerAt, SignsIn},
+    api::{Api, ApiError, at, versions},
     args::{Args, Command, LoginArgs},
     client::{Address, Client, Outbound},
-    context::{Account, Context, Folder, SignsIn, account::IssuerAt, tokens},
-    credential::read_secret,
+    context::{Context, Folder, tokens},
     environment,
     failure::{Failure, Outcome},
     oauth::{self, Grant, TokenEndpoint},
     output,
+    secret::read_secret,
+    terminal::say,
 };
 
 /// Signs in, asks which subscriptions there are, and keeps the account as the current one.
@@ -57,7 +59,7 @@ async fn sign_in(args: LoginArgs, issuer_ca: Option<String>) -> Outcome {
     let context = Context::with(account.clone(), None, None, gateway::guid::random()?)?;
     if args.issuer.is_some() {
         // With the prefix that this gateway gives that issuer's people: so role assignments name them.
-        let me = context.api()?.get("/v1.0/me").await.map_err(|failure| not_taken(failure, &account, &called))?;
+        let me = Api::of(&context)?.get("/v1.0/me").await.map_err(|failure| not_taken(failure, &account, &called))?;
         account.object_id = me["id"].as_str().unwrap_or(&account.object_id).to_owned();
     }
     choose_subscription(&context, &mut account, args.subscription.as_deref()).await?;
@@ -101,7 +103,7 @@ pub async fn again(context: &Context) -> Outcome<()> {
     args.outbound = account.outbound();
     let (folder, user) = (Folder::open()?, account.user.clone());
     let current = folder.current()?;
-    output::say(&format!("The sign-in of {user} at {} has ended.", account.gateway));
+    say(&format!("The sign-in of {user} at {} has ended.", account.gateway));
     sign_in(args, issuer_ca).await?;
     folder.set_current(current.as_deref())
 }
@@ -218,7 +220,7 @@ async fn external(
 
 /// A token that the issuer gave and the gateway does not take. `called`: what the gateway calls itself.
 fn not_taken(failure: Failure, account: &Account, called: &str) -> Failure {
-    if failure.api().is_some_and(|error| error.status != StatusCode::UNAUTHORIZED) {
+    if ApiError::behind(&failure).is_some_and(|error| error.status != StatusCode::UNAUTHORIZED) {
         return failure;
     }
     if account.audience != called {
@@ -255,7 +257,7 @@ async fn page(
 /// The subscription that was asked for, else the first one that is seen; none where the account has no right yet.
 async fn choose_subscription(context: &Context, account: &mut Account, asked: Option<&str>) -> Outcome<()> {
     let asked = asked.map(str::to_owned).or_else(environment::subscription);
-    let seen = context.api()?.list(&at("/subscriptions", versions::SUBSCRIPTIONS)).await?;
+    let seen = Api::of(context)?.list(&at("/subscriptions", versions::SUBSCRIPTIONS)).await?;
     let id = |row: &Value| row["subscriptionId"].as_str().map(str::to_owned);
     let found = match &asked {
         Some(asked) => seen.iter().find(|row| {

@@ -7,11 +7,11 @@ use http::Method;
 use serde_json::Value;
 
 use crate::{
-    api::Call,
-    args::{Format, OutputArgs, RestArgs},
+    api::{Api, Call},
+    args::RestArgs,
     context::Context,
     failure::{Failure, Outcome},
-    output,
+    output::{self, Format, OutputArgs},
 };
 
 /// Bytes of a body at most.
@@ -31,7 +31,7 @@ pub async fn run(args: RestArgs) -> Outcome {
             .hint("such as /subscriptions?api-version=2022-12-01"));
     }
     let call = Call { body: body.as_ref(), ..Call::new(method, &url) };
-    let answer = context.api()?.send(&call).await?;
+    let answer = Api::of(&context)?.send(&call).await?;
     // There is no table of what is not known.
     let form = if args.common.output.output == Format::Table { Format::Json } else { args.common.output.output };
     if answer.body != Value::Null {

@@ -10,10 +10,11 @@ use types::api::{ResourceId, id::is_same};
 use super::{confirm, rest};
 use crate::{
     api::{Api, at, encoded, versions},
-    args::{AssignmentAction, DefinitionAction, OutputArgs, RoleArgs, RoleNoun, ScopeArgs},
+    args::{AssignmentAction, DefinitionAction, RoleArgs, RoleNoun, ScopeArgs},
     context::Context,
     failure::{Failure, Hint, Outcome},
-    output::{self, Column},
+    output::{self, Column, OutputArgs},
+    terminal::say,
 };
 
 const DEFINITIONS: &str = "Microsoft.Authorization/roleDefinitions";
@@ -36,7 +37,7 @@ const DEFINITION_COLUMNS: &[Column] = &[
 /// `towline role`.
 pub async fn run(args: RoleArgs) -> Outcome {
     let context = Context::open(&args.common.context).await?;
-    let roles = Roles { api: context.api()?, context, output: args.common.output };
+    let roles = Roles { api: Api::of(&context)?, context, output: args.common.output };
     match args.what {
         RoleNoun::Assignment { action } => roles.assignment(action).await?,
         RoleNoun::Definition { action } => roles.definition(action).await?,
@@ -46,7 +47,7 @@ pub async fn run(args: RoleArgs) -> Outcome {
 
 /// Gives somebody a role, for a command that made them.
 pub async fn assign(context: &Context, object_id: &str, role: &str, scope: &ScopeArgs) -> Outcome<()> {
-    let roles = Roles { api: context.api()?, context: context.clone(), output: OutputArgs::default() };
+    let roles = Roles { api: Api::of(context)?, context: context.clone(), output: OutputArgs::default() };
     let scope = scope_of(context, scope)?;
     let role = roles.role(&scope, role).await?;
     let properties =
@@ -107,7 +108,7 @@ impl Roles {
                             && !guid::is_guid(&assignee)
                             && found.id != self.context.account().object_id
                         {
-                            output::say(&format!(
+                            say(&format!(
                                 "note: the gateway's issuer knows nobody called {assignee:?}; it is taken as another issuer's id"
                             ));
                         }
@@ -161,7 +162,7 @@ impl Roles {
                 confirm(&question, yes).await?;
                 for id in doomed {
                     self.api.delete(&at(&id, versions::AUTHORIZATION)).await?;
-                    output::say(&format!("deleted {id}"));
+                    say(&format!("deleted {id}"));
                 }
                 Ok(())
             }
@@ -285,7 +286,7 @@ impl Roles {
                 confirm(&format!("Delete the role {name}?"), yes).await?;
                 let id = role["id"].as_str().context("a role without an id")?;
                 self.api.delete(&at(id, versions::AUTHORIZATION)).await?;
-                output::say(&format!("deleted role {name}"));
+                say(&format!("deleted role {name}"));
                 Ok(())
             }
         }

@@ -5,11 +5,12 @@ use std::process::ExitCode;
 use serde_json::Value;
 
 use crate::{
-    api::{at, encoded, versions},
+    api::{Api, at, encoded, versions},
     args::{SessionsAction, SessionsArgs},
     context::Context,
     failure::Outcome,
     output::{self, Column},
+    terminal::say,
 };
 
 const SESSIONS: &str = "/providers/Microsoft.Kubernetes/sessions";
@@ -26,7 +27,7 @@ const COLUMNS: &[Column] = &[
 /// `towline sessions <action>`.
 pub async fn run(args: SessionsArgs) -> Outcome {
     let context = Context::open(&args.common.context).await?;
-    let api = context.api()?;
+    let api = Api::of(&context)?;
     match args.action {
         SessionsAction::List { name, resource_group } => {
             let mut target = at(SESSIONS, versions::CLUSTERS);
@@ -43,7 +44,7 @@ pub async fn run(args: SessionsArgs) -> Outcome {
         SessionsAction::End { ids } => {
             for id in ids {
                 api.delete(&at(format!("{SESSIONS}/{}", encoded(&id)), versions::CLUSTERS)).await?;
-                output::say(&format!("ended {id}"));
+                say(&format!("ended {id}"));
             }
         }
     }

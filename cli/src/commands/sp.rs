@@ -12,6 +12,7 @@ use crate::{
     context::Context,
     failure::{Failure, Hint, Outcome},
     output::{self, Column},
+    terminal::say,
 };
 
 const PRINCIPALS: &str = "/providers/Microsoft.Authorization/servicePrincipals";
@@ -34,7 +35,7 @@ const MADE: &[Column] = &[
 /// `towline sp <action>`.
 pub async fn run(args: SpArgs) -> Outcome {
     let context = Context::open(&args.common.context).await?;
-    let (api, output) = (context.api()?, &args.common.output);
+    let (api, output) = (Api::of(&context)?, &args.common.output);
     let of = |key: &str| format!("{PRINCIPALS}/{}", encoded(key).replace('+', "%20"));
     match args.action {
         SpAction::Create { name, role, scope, ttl, secret_file } => {
@@ -83,7 +84,7 @@ pub async fn run(args: SpArgs) -> Outcome {
 
 async fn delete(api: &Api, target: &str, name: &str) -> Outcome<()> {
     let answer = api.delete(&at(target, versions::AUTHORIZATION)).await?;
-    output::say(&match answer.status {
+    say(&match answer.status {
         http::StatusCode::NO_CONTENT => format!("there was no service principal {name}"),
         _ => format!("deleted service principal {name}"),
     });
@@ -120,7 +121,7 @@ pub(super) fn settle<T>(result: Outcome<T>, file: Option<&Path>) -> Outcome<T> {
 /// Moves the secret of this name into its file.
 pub(super) fn keep(made: &mut Value, name: &str, file: Option<std::fs::File>) -> Outcome<()> {
     let Some(mut file) = file else {
-        output::say("The secret is shown this once; the gateway keeps only its hash.");
+        say("The secret is shown this once; the gateway keeps only its hash.");
         return Ok(());
     };
     let secret = made[name].take();

@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime};
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::{failure::Outcome, output::say};
+use crate::{failure::Outcome, terminal::say};
 
 /// One step after the other. What is written is a whole line each time: log lines come in between, and off a terminal nothing
 /// could be written over.

@@ -17,14 +17,16 @@ use types::{
 };
 
 use crate::{
-    api::{at, versions},
+    api::{Api, at, versions},
     args::{AccessArgs, CertificateArgs, UserArgs},
     client::{self, Address, Client, Outbound},
     context::Context,
-    credential::{self, SignIn, Source, claims},
+    credential::{SignIn, Source},
     environment,
     failure::{Failure, Outcome},
+    secret::read_secret,
     state::State,
+    token::claims,
 };
 
 /// A cluster at a gateway.
@@ -153,7 +155,7 @@ impl Target {
         let (Some(context), Some(id)) = (&self.context, &self.id) else { return Ok(None) };
         let target = at(format!("{}/listClusterUserCredential", id.as_str()), versions::CLUSTERS);
         let body = json!({"authenticationMethod": method, "clientProxy": client_proxy});
-        Ok(Some(context.api()?.post(&target, &body).await?.body))
+        Ok(Some(Api::of(context)?.post(&target, &body).await?.body))
     }
 
     /// The certificate that the gateway gives beside a service-account token (`authenticationMethod: Token`).
@@ -277,9 +279,9 @@ pub fn sign_in(
     };
     let kept = state.map(|state| state.password_file(&user)).filter(|file| file.exists());
     let password = match (&args.password_file, environment::password(), kept) {
-        (Some(file), _, _) => credential::read_secret(file)?,
+        (Some(file), _, _) => read_secret(file)?,
         (None, Some(password), _) => password,
-        (None, None, Some(file)) => credential::read_secret(&file)?,
+        (None, None, Some(file)) => read_secret(&file)?,
         (None, None, None) => {
             let error = anyhow!("there is no password for {user}");
             return Err(Failure::usage(error).hint(format!(

@@ -16,13 +16,15 @@ use super::{
     target::{Target, sign_in},
 };
 use crate::{
-    args::{Format, TokenArgs},
+    args::TokenArgs,
     client::{self, Outbound},
-    credential::{ExecVersion, Source, Token, claims, exec_credential, read_secret, timestamp},
+    credential::{ExecVersion, Source, exec_credential},
     environment,
     failure::{Failure, Outcome},
     oauth::Refused,
-    output,
+    output::{self, Format},
+    secret::read_secret,
+    token::{Token, claims, timestamp},
 };
 
 /// A kept token is shown again while so much of its life is left, but never less than a quarter of it.

@@ -22,11 +22,13 @@ use serde_json::{Value, json};
 use self::bundle::Bundle;
 use super::{diagnoser::Diagnoser, interrupt::Interrupt, target::Target};
 use crate::{
+    api::Api,
     args::TroubleshootArgs,
     context::Context,
     failure::{FAILED, Failure, Hint, INTERRUPTED, Outcome},
     kubernetes::{Kubernetes, turn::Turn},
-    output::{self, say},
+    output,
+    terminal::say,
 };
 
 const COLUMNS: &[output::Column] = &[("Check", "/check"), ("State", "/state"), ("Detail", "/detail")];
@@ -105,7 +107,7 @@ pub async fn run(args: TroubleshootArgs) -> Outcome {
 async fn look(args: TroubleshootArgs, job: &mut Job) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
-    let api = context.api()?;
+    let api = Api::of(&context)?;
     let cluster = Kubernetes::open(args.kube.kube_config.as_deref(), args.kube.kube_context.as_deref()).await;
     let cluster = cluster
         .map_err(Failure::usage)

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use super::{print, target::Target};
 use crate::{
-    args::{Format, OutputArgs, WhoamiArgs},
-    context::{Context, SignsIn},
-    credential::{claims, timestamp},
+    account::SignsIn,
+    args::WhoamiArgs,
+    context::Context,
     failure::{FAILED, Outcome},
-    output,
+    output::{self, Format, OutputArgs},
+    token::{claims, timestamp},
 };
 
 /// Life of the access certificate that is made for one question about a service-account token.

@@ -11,8 +11,8 @@ use anyhow::{Context as _, anyhow};
 use gateway::files;
 use serde::{Deserialize, Serialize};
 
-use super::Account;
 use crate::{
+    account::Account,
     environment,
     failure::{Failure, Outcome},
 };

@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use secrecy::ExposeSecret;
 
-use super::{Account, Hidden, SignsIn, account::Kept};
 use crate::{
+    account::{Account, Hidden, Kept, SignsIn},
     client::Outbound,
-    credential::Token,
     oauth::{self, Grant, TokenEndpoint},
+    token::Token,
 };
 
 /// A token is not used again when it ends within this time, or within half of its life if that is shorter.

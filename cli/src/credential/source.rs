@@ -12,8 +12,7 @@ use http_body_util::Full;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
-use super::{Token, read_secret};
-use crate::{client::Client, context::Context, oauth};
+use crate::{client::Client, context::Context, oauth, secret::read_secret, token::Token};
 
 /// A sign-in at an issuer: RFC 6749 section 4.3.
 pub struct SignIn {

@@ -7,7 +7,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PropagationPolicy};
 use serde_json::{Value, json};
 
 use super::{Error, Kubernetes, Place, place, pods::PODS};
-use crate::output::say;
+use crate::terminal::say;
 
 /// Who applied, as managed fields have it.
 const MANAGER: &str = "towline";

@@ -2,7 +2,7 @@
 
 use daemon::chain;
 
-use crate::output::line;
+use crate::terminal::line;
 
 /// A request to a cluster that failed.
 #[derive(Debug, thiserror::Error)]

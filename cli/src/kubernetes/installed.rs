@@ -11,10 +11,12 @@ use super::{
     Kubernetes, Place,
     place::{self, CLUSTER_ROLE_BINDING, CONFIG_MAP, DEFINITION, KINDS, NAMESPACE, SECRET},
 };
-use crate::failure::Failure;
-use crate::manifests::{
-    self, AGENT, CONFIG_FILE, DIAGNOSER, DIAGNOSER_PROXY_SECRET, IDENTITY_SECRET, MANAGED_BY, MANAGER,
-    ONBOARDING_SECRET, PROXY_SECRET,
+use crate::{
+    failure::Failure,
+    manifests::{
+        self, AGENT, CONFIG_FILE, DIAGNOSER, DIAGNOSER_PROXY_SECRET, IDENTITY_SECRET, MANAGED_BY, MANAGER,
+        ONBOARDING_SECRET, PROXY_SECRET,
+    },
 };
 
 const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{Error, Kubernetes, Place, place};
 use crate::{
     manifests::{AGENT, MANAGER},
-    output::line,
+    terminal::line,
 };
 
 /// The pods of both Deployments.

@@ -18,7 +18,7 @@ use time::{OffsetDateTime, macros::format_description};
 use super::{Error, Kubernetes, Place, place::LEASE};
 use crate::{
     failure::Advised,
-    output::{line, say},
+    terminal::{line, say},
 };
 
 /// The Lease's name.

@@ -11,7 +11,10 @@ use http::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
 
-use crate::credential::{Source, Token, timestamp};
+use crate::{
+    credential::Source,
+    token::{Token, timestamp},
+};
 
 /// A token is replaced so long before it ends, but not before half of its life is over.
 const BEFORE_END: Duration = Duration::from_secs(300);

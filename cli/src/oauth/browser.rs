@@ -18,7 +18,7 @@ use super::{Answer, Endpoints, Grant, TokenEndpoint};
 use crate::{
     environment,
     failure::{Failure, Outcome},
-    output::{line, say},
+    terminal::{line, say},
 };
 
 /// How long the person may take.

@@ -9,7 +9,7 @@ use super::{Answer, Grant, Refused, TokenEndpoint, post};
 use crate::{
     client::{Address, Client},
     failure::{Failure, Outcome},
-    output::{line, say},
+    terminal::{line, say},
 };
 
 /// Between polls where the issuer does not say, and what `slow_down` adds (section 3.5).

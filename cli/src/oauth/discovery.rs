@@ -6,8 +6,8 @@ use http_body_util::Full;
 use serde_json::Value;
 
 use crate::{
+    account::Account,
     client::{Address, Client, Outbound},
-    context::Account,
     failure::{Failure, Outcome},
 };
 

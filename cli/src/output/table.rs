@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::text::shortened;
+use crate::terminal::shortened;
 
 /// Characters of a cell of a table at most.
 const CELL: usize = 80;

@@ -221,7 +221,7 @@ fn text_that_no_reader_mistakes_stands_without_quotes() {
 #[test]
 fn yaml_that_steers_a_terminal_is_escaped() {
     let text = to_string(&document(TEXTS));
-    assert!(!text.chars().any(|c| c != '\n' && c != '\t' && crate::output::steers(c)), "{text:?}");
+    assert!(!text.chars().any(|c| c != '\n' && c != '\t' && crate::terminal::steers(c)), "{text:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Number;
 
 use super::{Content, Node};
-use crate::output::steers;
+use crate::terminal::steers;
 
 /// Bytes of a key at most before it is written in the long form: YAML's short one ends at 1,024 characters.
 const KEY_BYTES: usize = 512;

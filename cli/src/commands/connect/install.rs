@@ -26,7 +26,7 @@ use crate::{
         turn::Turn,
     },
     manifests::{self, IDENTITY_SECRET, ONBOARDING_SECRET},
-    output::say,
+    terminal::say,
 };
 
 /// How long a definition may take to be served.

@@ -14,7 +14,7 @@ use super::{
     values,
 };
 use crate::{
-    api::{Api, at, versions},
+    api::{Api, ApiError, at, versions},
     args::{ConnectArgs, KubeArgs},
     commands::steps::Steps,
     context::{CLUSTERS, Context},
@@ -83,7 +83,7 @@ pub async fn run(
     let typed_key = typed_key(args)?;
     let client = context.client()?;
     let settings = steps.run("Asking the gateway what agents need", values::settings(&client)).await?;
-    let api = context.api()?;
+    let api = Api::of(&context)?;
     let (makes_group, location) = match &token {
         // It reads nothing; a cluster without a location is where its group is.
         Some(_) => (false, args.location.clone().unwrap_or_default()),
@@ -206,7 +206,7 @@ async fn registered(api: &Api, context: &Context) -> Outcome<()> {
 }
 
 fn is_refused(failure: &Failure) -> bool {
-    failure.api().is_some_and(|error| error.status == StatusCode::FORBIDDEN)
+    ApiError::behind(failure).is_some_and(|error| error.status == StatusCode::FORBIDDEN)
 }
 
 /// Whether the group has to be made, and the location.

@@ -6,11 +6,11 @@ use url::Url;
 
 use crate::{
     args::AgentProxyArgs,
-    credential::read_secret,
     environment,
     failure::{Failure, Outcome},
     manifests::Values,
-    output::say,
+    secret::read_secret,
+    terminal::say,
 };
 
 /// What was typed. Does not print.

@@ -6,7 +6,7 @@ use types::api::ResourceId;
 
 use super::precheck::Prepared;
 use crate::{
-    api::{Api, Call, Wait, at, versions},
+    api::{Api, ApiError, Call, Wait, at, versions},
     args::ConnectArgs,
     failure::{Failure, Outcome},
 };
@@ -52,7 +52,7 @@ pub async fn put_group(api: &Api, group: &ResourceId, location: &str) -> Outcome
     match api.send(&call).await {
         Ok(answer) => Ok(answer.status == StatusCode::CREATED),
         Err(failure) if is(&failure, StatusCode::PRECONDITION_FAILED) => Ok(false),
-        Err(failure) if failure.api().is_none() => {
+        Err(failure) if ApiError::behind(&failure).is_none() => {
             let name = group.name();
             Err(failure
                 .hint(format!("whether resource group {name} was made is not known: towline group show -g {name}")))
@@ -72,7 +72,7 @@ pub async fn take_back_group(api: &Api, group: &ResourceId) -> Outcome<()> {
 }
 
 fn is(failure: &Failure, status: StatusCode) -> bool {
-    failure.api().is_some_and(|error| error.status == status)
+    ApiError::behind(failure).is_some_and(|error| error.status == status)
 }
 
 /// Makes the resource, or gives the one that is there what was typed. It names the public key.
@@ -134,7 +134,7 @@ fn body(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Value {
 
 fn explain(failure: Failure, prepared: &Prepared) -> Failure {
     let name = prepared.id.name();
-    match failure.api().map(|error| (error.status, error.code.clone())) {
+    match ApiError::behind(&failure).map(|error| (error.status, error.code.clone())) {
         Some((StatusCode::PRECONDITION_FAILED, _)) => failure.hint(format!(
             "somebody else has just made {name}: choose another name, or --existing if it is this cluster's"
         )),

@@ -20,12 +20,13 @@ use types::{
 
 use super::{key::OnboardingKey, precheck::Prepared};
 use crate::{
-    api::{Answer, Api, Call},
-    args::{ConnectArgs, ContextArgs, EnrolmentArgs},
-    context::{Account, Context, Folder},
-    credential::read_secret,
+    account::Account,
+    api::{Answer, Api, ApiError, Call},
+    args::{ConnectArgs, EnrolmentArgs},
+    context::{Context, ContextArgs, Folder},
     environment,
     failure::{Failure, Outcome},
+    secret::read_secret,
 };
 
 const PREFIX: &str = "towline-enrol.";
@@ -108,7 +109,7 @@ pub async fn enrolled(api: &Api, id: &ResourceId, key: &OnboardingKey) -> Outcom
 /// Whether the gateway says that this cluster, of this key, is deleted. That it knows no such cluster with this key says less:
 /// the cluster may have another key.
 pub async fn is_deleted(api: &Api, id: &ResourceId, key: &OnboardingKey) -> bool {
-    let gone = |failure: Failure| failure.api().is_some_and(|error| error.status == StatusCode::GONE);
+    let gone = |failure: Failure| ApiError::behind(&failure).is_some_and(|error| error.status == StatusCode::GONE);
     question(api, id, key).await.is_err_and(gone)
 }
 
@@ -124,12 +125,12 @@ async fn question(api: &Api, id: &ResourceId, key: &OnboardingKey) -> Outcome<An
 
 fn is_no(failure: &Failure) -> bool {
     let refusals = [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND, StatusCode::GONE];
-    failure.api().is_some_and(|error| refusals.contains(&error.status))
+    ApiError::behind(failure).is_some_and(|error| refusals.contains(&error.status))
 }
 
 /// Whether a request may have been done all the same: nothing was answered, or not by who decides.
 pub fn is_doubtful(failure: &Failure) -> bool {
-    failure.api().is_none_or(|error| error.status.is_server_error())
+    ApiError::behind(failure).is_none_or(|error| error.status.is_server_error())
 }
 
 async fn ask(api: &Api, path: &str, message: &impl Serialize) -> Outcome<Answer> {
@@ -172,7 +173,7 @@ fn known(ca: Option<&std::path::Path>) -> Outcome<Account> {
 }
 
 fn explain(failure: Failure, group: &ResourceId) -> Failure {
-    let Some(status) = failure.api().map(|error| error.status) else { return failure };
+    let Some(status) = ApiError::behind(&failure).map(|error| error.status) else { return failure };
     match status {
         StatusCode::UNAUTHORIZED => failure.hint(format!(
             "a token is good for one cluster and for a time; who may connect clusters makes a new one: towline enrolment-token create -g {}",

@@ -18,7 +18,7 @@ use super::{
     wait::{Waiting, status},
 };
 use crate::{
-    api::Wait,
+    api::{Api, Wait},
     args::{KubeArgs, UpdateArgs},
     commands::{interrupt::Interrupt, steps::Steps},
     context::Context,
@@ -29,7 +29,7 @@ use crate::{
         turn::Turn,
     },
     manifests,
-    output::say,
+    terminal::say,
 };
 
 /// What is asked of the agents of a cluster.
@@ -112,7 +112,7 @@ async fn change(
         return Ok(());
     }
     steps.begin("Waiting for the new agents to connect");
-    let api = context.api()?;
+    let api = Api::of(context)?;
     let waiting = Waiting {
         cluster,
         namespace,

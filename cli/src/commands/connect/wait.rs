@@ -9,7 +9,7 @@ use types::api::ResourceId;
 
 use super::{precheck::Prepared, resource::find};
 use crate::{
-    api::Api,
+    api::{Api, ApiError},
     args::ConnectArgs,
     commands::{known, steps::Steps},
     failure::{Failure, Outcome},
@@ -52,7 +52,7 @@ pub async fn status(api: &Api, id: &ResourceId) -> Outcome<(Value, String)> {
             Ok((resource, status))
         }
         // A gateway or a network that is away for a moment takes nothing back that was made.
-        Err(failure) if passes(failure.api().map(|error| error.status)) => {
+        Err(failure) if passes(ApiError::behind(&failure).map(|error| error.status)) => {
             Ok((Value::Null, "not known, the gateway does not answer".to_owned()))
         }
         Err(failure) => Err(failure),

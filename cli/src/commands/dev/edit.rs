@@ -12,8 +12,8 @@ use secrecy::{ExposeSecret, SecretString};
 use super::principals;
 use crate::{
     args::{DevEdit, DevGrant},
-    credential::read_secret,
     failure::{Failure, Hint, Outcome},
+    secret::read_secret,
     state::{Data, State},
 };
 

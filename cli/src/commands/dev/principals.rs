@@ -12,8 +12,8 @@ use gateway::{
 use secrecy::ExposeSecret;
 
 use crate::{
-    credential::read_secret,
     failure::{Failure, Outcome},
+    secret::read_secret,
     state::State,
 };
 

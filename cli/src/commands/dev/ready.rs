@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::principals;
 use crate::{
-    credential::read_secret,
     failure::Outcome,
+    secret::read_secret,
     state::{Cluster, State},
 };
 

@@ -12,9 +12,8 @@ use types::api::{ResourceId, id::is_same};
 use super::{Bundle, Diagnoser, Finding, Job, State};
 use crate::{
     api::{Api, at, versions},
-    args::AddressForm,
     commands::{address, diagnoser::WITHIN, known, target::Target},
-    credential::timestamp,
+    kubeconfig::AddressForm,
     kubernetes::{
         Kubernetes, Place, contexts_of,
         installed::group_and_name,
@@ -23,6 +22,7 @@ use crate::{
         turn::Turn,
     },
     manifests::{self, AGENT, IDENTITY_SECRET, MANAGER},
+    token::timestamp,
 };
 
 /// Lines of a pod's log that are kept.

@@ -1,6 +1,12 @@
-//! Texts of others on a terminal: what could steer it, or turn text around and so hide what a name is, does not reach it.
+//! What is said to people on standard error, and texts of others on a terminal: what could steer it, or turn text around and
+//! so hide what a name is, does not reach it.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::Write as _,
+    io::{IsTerminal, Write as _},
+    sync::{Mutex, PoisonError},
+    time::Instant,
+};
 
 /// Stands where a character was that could steer a terminal.
 const REPLACEMENT: char = '\u{fffd}';
@@ -38,7 +44,7 @@ pub fn lines(text: &str) -> String {
 }
 
 /// The same document with the escapes of JSON for what steers: no such character stands outside of a text.
-pub fn json(document: &str) -> String {
+pub fn escape_json(document: &str) -> String {
     let mut out = String::with_capacity(document.len());
     for c in document.chars() {
         if c != '\n' && steers(c) {
@@ -48,6 +54,59 @@ pub fn json(document: &str) -> String {
         }
     }
     out
+}
+
+/// A line for people, to standard error.
+pub fn say(text: &str) {
+    // With standard error closed there is nobody to tell.
+    let _ = writeln!(std::io::stderr().lock(), "{}", lines(text));
+}
+
+/// What is going on, on standard error: one line that changes on a terminal, a line for each change elsewhere.
+pub struct Progress {
+    what: String,
+    begun: Instant,
+    terminal: bool,
+    last: Mutex<String>,
+}
+
+impl Progress {
+    /// Begins.
+    pub fn new(what: &str) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let this = Self { what: what.to_owned(), begun: Instant::now(), terminal, last: Mutex::default() };
+        if !terminal {
+            say(&format!("{what} ..."));
+        }
+        this
+    }
+
+    /// Says how far it is.
+    pub fn note(&self, state: &str) {
+        if self.terminal {
+            let _ = write!(
+                std::io::stderr().lock(),
+                "\r\x1b[K{} ... {} ({} s)",
+                self.what,
+                line(state),
+                self.begun.elapsed().as_secs()
+            );
+            return;
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if *last != state {
+            state.clone_into(&mut last);
+            say(&format!("{} ... {state}", self.what));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.terminal {
+            let _ = write!(std::io::stderr().lock(), "\r\x1b[K");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -72,7 +131,7 @@ mod tests {
     #[test]
     fn json_that_steers_a_terminal_is_escaped_and_stays_equal() {
         let value = json!({"name": STEERING, STEERING: [STEERING, 1, null], "plain": "ä €"});
-        let shown = json(&serde_json::to_string_pretty(&value).unwrap());
+        let shown = escape_json(&serde_json::to_string_pretty(&value).unwrap());
         assert!(!shown.chars().any(|c| c != '\n' && steers(c)), "{shown:?}");
         assert_eq!(serde_json::from_str::<Value>(&shown).unwrap(), value);
         assert!(shown.contains("ä €"));

@@ -12,8 +12,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    args::OutboundArgs,
-    client::Address,
+    client::{Address, OutboundArgs},
     failure::{Failure, Outcome},
 };
 
