@@ -13,7 +13,10 @@ use http_body_util::Full;
 use secrecy::ExposeSecret;
 use serde_json::Value;
 
-pub use self::{error::ApiError, operation::Wait};
+pub use self::{
+    error::ApiError,
+    operation::{Wait, WaitArgs},
+};
 use crate::{
     client::{Client, Live},
     context::Context,

@@ -1,4 +1,12 @@
-//! One file a command; [`target`] is what several of them have in common.
+//! The commands: one file and one line of the table each. What several of them have in common is in files of its own:
+//!
+//! | part | what it holds |
+//! |---|---|
+//! | [`target`], [`address`] | a cluster at a gateway, as whom, and how it is addressed |
+//! | [`clusters`], [`features`] | resources of clusters |
+//! | [`names`], [`tags`] | names and tags as typed |
+//! | [`diagnoser`], [`known`] | what is wrong with agents |
+//! | [`steps`], [`interrupt`] | commands that take their time |
 
 mod account;
 mod address;
@@ -8,6 +16,8 @@ mod connect;
 mod delete;
 mod dev;
 mod diagnoser;
+mod disable_features;
+mod enable_features;
 mod enrolment_token;
 mod events;
 mod features;
@@ -15,57 +25,123 @@ mod group;
 mod interrupt;
 mod known;
 mod kubeconfig;
+mod list;
 mod login;
+mod logout;
+mod names;
 mod proxy;
 mod rest;
 mod role;
 mod sessions;
+mod show;
 mod sp;
 mod steps;
+mod tags;
 mod target;
 mod token;
 mod troubleshoot;
+mod update;
 mod whoami;
 
 use std::{io::Write, process::ExitCode};
 
+use clap::{Parser, Subcommand};
 use daemon::telemetry::LogLevel;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    args::Command,
+    context::ContextArgs,
     failure::{Failure, INTERRUPTED, Outcome},
-    output::print_text as print,
+    output::{OutputArgs, print_text as print},
 };
 
-/// Runs a command.
-pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
-    match command {
-        Command::Dev(args) => dev::run(args, log_level).await,
-        Command::Proxy(args) => proxy::run(args).await,
-        Command::Connect(args) => connect::run(args).await,
-        Command::Delete(args) => interruptible(delete::run(args)).await,
-        Command::Troubleshoot(args) => troubleshoot::run(args).await,
-        Command::Login(args) => interruptible(login::run(args)).await,
-        Command::Logout(args) => interruptible(account::logout(args)).await,
-        Command::Account(args) => interruptible(account::run(args)).await,
-        Command::Group(args) => interruptible(group::run(args)).await,
-        Command::EnrolmentToken(args) => interruptible(enrolment_token::run(args)).await,
-        Command::List(args) => interruptible(clusters::list(args)).await,
-        Command::Show(args) => interruptible(clusters::show(args)).await,
-        Command::Update(args) => interruptible(clusters::update(args)).await,
-        Command::EnableFeatures(args) => interruptible(features::run(args, true)).await,
-        Command::DisableFeatures(args) => interruptible(features::run(args, false)).await,
-        Command::Role(args) => interruptible(role::run(args)).await,
-        Command::Sp(args) => interruptible(sp::run(args)).await,
-        Command::Sessions(args) => interruptible(sessions::run(args)).await,
-        Command::Events(args) => interruptible(events::run(args)).await,
-        Command::Rest(args) => interruptible(rest::run(args)).await,
-        Command::Completion(args) => completion::run(&args),
-        Command::Token(args) => interruptible(token::run(args)).await,
-        Command::Whoami(args) => interruptible(whoami::run(args)).await,
-        Command::Kubeconfig(args) => interruptible(kubeconfig::run(args)).await,
-    }
+/// Kubernetes clusters behind firewalls, reached through a gateway.
+#[derive(Debug, Parser)]
+#[command(
+    name = "towline",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done; 1 failed; 2 the command was typed wrongly; 130 ended by Ctrl+C; 141 nobody reads\n\
+        its output any more.\n\
+        Results go to standard output, all else to standard error."
+)]
+pub struct Cli {
+    /// What to log to standard error: a level, or target=level,...; info without this, and of libraries errors alone
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// Log JSON instead of text.
+    #[arg(long, global = true)]
+    pub log_json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Makes the commands of lines `Name = module, how;`. `Args` of the module are the command's options, their comment is its
+/// help, and `run` of the module is what it does. Ctrl+C meets a command in one of these ways:
+///
+/// | how | what happens |
+/// |---|---|
+/// | `interruptible` | it ends at once: it leaves nothing half done |
+/// | `alone` | it listens for Ctrl+C itself, or has ended before anybody can type it |
+/// | `gateway` | as `alone`, and it can change what this process logs |
+macro_rules! commands {
+    ($($name:ident = $module:ident, $how:ident;)*) => {
+        /// What to do.
+        #[derive(Debug, Subcommand)]
+        pub enum Command {
+            $($name($module::Args),)*
+        }
+
+        /// Runs a command.
+        pub async fn run(command: Command, log_level: LogLevel) -> Outcome {
+            match command {
+                $(Command::$name(args) => commands!(@$how $module, args, log_level),)*
+            }
+        }
+    };
+    (@interruptible $module:ident, $args:ident, $log_level:ident) => { interruptible($module::run($args)).await };
+    (@alone $module:ident, $args:ident, $log_level:ident) => { $module::run($args).await };
+    (@gateway $module:ident, $args:ident, $log_level:ident) => { $module::run($args, $log_level).await };
+}
+
+// The order is that of `towline --help`.
+commands! {
+    Dev = dev, gateway;
+    Token = token, interruptible;
+    Whoami = whoami, interruptible;
+    Kubeconfig = kubeconfig, interruptible;
+    Login = login, interruptible;
+    Logout = logout, interruptible;
+    Account = account, interruptible;
+    Group = group, interruptible;
+    EnrolmentToken = enrolment_token, interruptible;
+    List = list, interruptible;
+    Show = show, interruptible;
+    Update = update, interruptible;
+    Connect = connect, alone;
+    Delete = delete, interruptible;
+    Troubleshoot = troubleshoot, alone;
+    EnableFeatures = enable_features, interruptible;
+    DisableFeatures = disable_features, interruptible;
+    Role = role, interruptible;
+    Sp = sp, interruptible;
+    Sessions = sessions, interruptible;
+    Events = events, interruptible;
+    Rest = rest, interruptible;
+    Completion = completion, alone;
+    Proxy = proxy, alone;
+}
+
+/// What every command of the resource API takes.
+#[derive(Debug, clap::Args, Clone, Default)]
+pub struct CommonArgs {
+    /// As which account.
+    #[command(flatten)]
+    pub context: ContextArgs,
+    /// How results are printed.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Ctrl+C ends a command that has nothing to finish. It is listened for before the command begins: a question may be
@@ -101,5 +177,17 @@ async fn confirm(question: &str, yes: bool) -> Outcome<()> {
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
         _ => Err(anyhow::anyhow!("nothing was changed").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_holds_together() {
+        Cli::command().debug_assert();
     }
 }

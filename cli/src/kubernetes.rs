@@ -21,7 +21,10 @@ pub mod pods;
 pub mod rights;
 pub mod turn;
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow};
 use gateway::request::REQUEST_ID;
@@ -46,6 +49,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Objects of a list that are looked at.
 pub const LIST: u32 = 2000;
+
+/// Which Kubernetes cluster: the context of a kubeconfig.
+#[derive(Debug, clap::Args, Clone)]
+pub struct KubeArgs {
+    /// The kubeconfig by which the cluster is reached; KUBECONFIG or ~/.kube/config without this
+    #[arg(long, value_name = "FILE", help_heading = "Kubernetes")]
+    pub kube_config: Option<PathBuf>,
+    /// Its context; the current one without this
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
+    pub kube_context: Option<String>,
+}
 
 /// A cluster by a context of a kubeconfig.
 #[derive(Clone)]

@@ -5,8 +5,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`args`] | the words as typed |
-//! | [`commands`] | one file a command |
+//! | [`commands`] | the words as typed: one file a command |
 //! | [`context`] | the account in use: its tokens, its subscription, the folder of accounts |
 //! | [`account`] | what is known of an account at a gateway |
 //! | [`oauth`] | how somebody signs in |
@@ -30,7 +29,6 @@
 
 mod account;
 mod api;
-mod args;
 mod client;
 mod commands;
 mod context;
@@ -56,7 +54,12 @@ use std::process::ExitCode;
 use clap::Parser;
 use daemon::telemetry::{self, LogFormat};
 
-use self::{failure::Failure, program::Program, report::report};
+use self::{
+    commands::{Cli, Command},
+    failure::Failure,
+    program::Program,
+    report::report,
+};
 
 /// What is logged unless somebody says otherwise; a gateway's operator is told what libraries warn of too.
 const GATEWAY_LOG: &str = "info";
@@ -73,10 +76,10 @@ fn main() -> ExitCode {
 }
 
 fn command() -> ExitCode {
-    let args = args::Args::parse();
+    let args = Cli::parse();
     let format = if args.log_json { LogFormat::Json } else { LogFormat::Text };
     let log = args.log.as_deref().unwrap_or(match args.command {
-        args::Command::Dev(_) => GATEWAY_LOG,
+        Command::Dev(_) => GATEWAY_LOG,
         _ => COMMAND_LOG,
     });
     let log_level = match telemetry::init(format, log) {

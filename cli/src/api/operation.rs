@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::anyhow;
+use daemon::settings::positive_duration;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -34,6 +35,24 @@ pub struct Wait {
     pub none: bool,
     /// For so long at most.
     pub limit: Duration,
+}
+
+/// How long to wait for what takes its time.
+#[derive(Debug, clap::Args, Clone)]
+pub struct WaitArgs {
+    /// Do not wait until it has ended
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Wait for so long at most, such as 90s or 20m
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "20m")]
+    pub timeout: Duration,
+}
+
+impl WaitArgs {
+    /// What was typed.
+    pub fn wait(&self) -> Wait {
+        Wait { none: self.no_wait, limit: self.timeout }
+    }
 }
 
 impl Default for Wait {

@@ -3,17 +3,17 @@
 use std::process::ExitCode;
 
 use anyhow::anyhow;
+use clap::Subcommand;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
+use super::CommonArgs;
 use crate::{
     account::Account,
     api::{Api, at, versions},
-    args::{AccountAction, AccountArgs, LogoutArgs},
     context::{Context, ContextArgs, Folder},
     failure::{Failure, Outcome},
     output::{self, Column, OutputArgs},
-    terminal::say,
     token::timestamp,
 };
 
@@ -28,6 +28,38 @@ pub const COLUMNS: &[Column] = &[
 ];
 const SUBSCRIPTION_COLUMNS: &[Column] =
     &[("SubscriptionId", "/subscriptionId"), ("Name", "/displayName"), ("State", "/state"), ("TenantId", "/tenantId")];
+
+/// The accounts that are signed in, and the subscription to work in
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: AccountAction,
+    /// Which account, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// `towline account <action>`.
+#[derive(Debug, Subcommand)]
+pub enum AccountAction {
+    /// The accounts that are signed in; with --all also every subscription that the current one sees
+    List {
+        /// Ask the gateway for all subscriptions of the current account
+        #[arg(long)]
+        all: bool,
+    },
+    /// The current account
+    Show,
+    /// Use another account, or another subscription, from now on
+    Set {
+        /// The account
+        #[arg(value_name = "NAME")]
+        name: Option<String>,
+    },
+    /// Print a token for the gateway's resource API, for other programs
+    Token,
+}
 
 /// Without its secrets.
 pub fn shown(account: &Account, current: bool) -> Value {
@@ -44,7 +76,7 @@ pub fn shown(account: &Account, current: bool) -> Value {
 }
 
 /// `towline account <action>`.
-pub async fn run(args: AccountArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let (context, output) = (&args.common.context, &args.common.output);
     match &args.action {
         AccountAction::List { all: true } => {
@@ -108,31 +140,4 @@ async fn set(name: Option<&str>, args: &ContextArgs, output: &OutputArgs) -> Out
     }
     folder.set_current(Some(&account.name))?;
     output::print(&shown(&account, true), output, COLUMNS)
-}
-
-/// `towline logout`.
-pub async fn logout(args: LogoutArgs) -> Outcome {
-    let folder = Folder::open()?;
-    let current = folder.current()?;
-    let names = match (&args.name, args.all) {
-        (_, true) => folder.accounts()?.into_iter().map(|account| account.name).collect(),
-        (Some(name), _) => vec![folder.account(Some(name))?.name],
-        (None, false) => match &current {
-            Some(name) => vec![name.clone()],
-            None => return Err(Failure::from(anyhow!("nobody is signed in")).hint("towline account list")),
-        },
-    };
-    for name in &names {
-        let lock = folder.lock(name).await?;
-        folder.remove(name, &lock)?;
-        say(&format!("{name} is signed out here"));
-    }
-    if current.is_some_and(|current| names.contains(&current)) {
-        let left = folder.accounts()?;
-        folder.set_current(left.first().map(|account| account.name.as_str()))?;
-        if let Some(next) = left.first() {
-            say(&format!("the current account is {} now", next.name));
-        }
-    }
-    Ok(ExitCode::SUCCESS)
 }

@@ -24,6 +24,14 @@ const TRY: Duration = Duration::from_secs(15);
 /// Characters of the gateway's own words that are shown.
 const SHOWN: usize = 200;
 
+/// How a cluster is addressed at its gateway.
+#[derive(Debug, clap::Args, Clone, Copy)]
+pub struct AddressArgs {
+    /// How the cluster is addressed at the gateway. Without this by name if that works, else by path
+    #[arg(long, value_name = "FORM")]
+    pub address: Option<AddressForm>,
+}
+
 /// The way to a cluster.
 #[derive(Debug)]
 pub struct Way {

@@ -1,33 +1,26 @@
-//! `towline list`, `show` and `update`: connected clusters.
+//! Connected clusters: how one is named, what is shown of it, and a change that PATCH cannot say.
 
-use std::process::ExitCode;
-
-use anyhow::anyhow;
 use http::Method;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::connect;
+use super::names;
 use crate::{
     api::{Api, ApiError, Call, Wait, at, versions},
-    args::{ListArgs, ShowArgs, UpdateArgs},
-    context::{CLUSTERS, Context},
-    failure::{Failure, Outcome},
-    output::{self, Column},
+    failure::Outcome,
+    output::Column,
 };
 
-/// What is shown of each cluster of a list.
-const COLUMNS: &[Column] = &[
-    ("Name", "/name"),
-    ("ResourceGroup", "/resourceGroup"),
-    ("Location", "/location"),
-    ("Status", "/properties/connectivityStatus"),
-    ("LastSeen", "/properties/lastConnectivityTime"),
-    ("Kubernetes", "/properties/kubernetesVersion"),
-    ("Nodes", "/properties/totalNodeCount"),
-    ("Distribution", "/properties/distribution"),
-    ("Agent", "/properties/agentVersion"),
-    ("Tags", "/tags"),
-];
+/// A cluster by its name.
+#[derive(Debug, clap::Args, Clone)]
+pub struct NamedCluster {
+    /// The cluster
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster)]
+    pub name: String,
+    /// Its resource group
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
+    pub resource_group: String,
+}
+
 /// What is shown of one.
 pub const DETAILS: &[Column] = &[
     ("Name", "/name"),
@@ -62,28 +55,6 @@ pub fn with_group(mut row: Value) -> Value {
     row
 }
 
-/// `towline list`.
-pub async fn list(args: ListArgs) -> Outcome {
-    let context = Context::open(&args.common.context).await?;
-    let scope = match &args.resource_group {
-        Some(group) => context.group(group)?,
-        None => context.subscription()?,
-    };
-    let target = at(format!("{scope}/providers/{}/{}", CLUSTERS.0, CLUSTERS.1), versions::CLUSTERS);
-    let rows: Vec<Value> = Api::of(&context)?.list(&target).await?.into_iter().map(with_group).collect();
-    output::print_list(rows, &args.common.output, COLUMNS, "no connected clusters; towline connect makes one")?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// `towline show`.
-pub async fn show(args: ShowArgs) -> Outcome {
-    let context = Context::open(&args.common.context).await?;
-    let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
-    let found = Api::of(&context)?.get(&at(id, versions::CLUSTERS)).await?;
-    output::print(&with_group(found), &args.common.output, DETAILS)?;
-    Ok(ExitCode::SUCCESS)
-}
-
 /// Changes a cluster by what is read, changed and written back, if nobody else changed it in between: what PATCH cannot say.
 /// Repeats when somebody did.
 pub async fn rewrite(api: &Api, id: &types::api::ResourceId, change: impl Fn(&mut Value)) -> Outcome<Value> {
@@ -106,44 +77,4 @@ pub async fn rewrite(api: &Api, id: &types::api::ResourceId, change: impl Fn(&mu
             Err(failure) => return Err(failure),
         }
     }
-}
-
-/// `towline update`.
-pub async fn update(args: UpdateArgs) -> Outcome {
-    let mut body = json!({});
-    if let Some(tags) = args.tags.json() {
-        body["tags"] = tags;
-    }
-    for (name, value) in [("distribution", &args.distribution), ("distributionVersion", &args.distribution_version)] {
-        if let Some(value) = value {
-            body["properties"][name] = value.as_str().into();
-        }
-    }
-    let agents = connect::Update::read(&args)?;
-    if body == json!({}) && args.auto_upgrade.is_none() && agents.is_none() {
-        return Err(Failure::usage(anyhow!("nothing to change was given"))
-            .hint("such as --tags team=web; towline update --help"));
-    }
-    let context = Context::open(&args.common.context).await?;
-    let (api, id) = (Api::of(&context)?, context.cluster(&args.cluster.resource_group, &args.cluster.name)?);
-    let target = at(&id, versions::CLUSTERS);
-    if let Some(agents) = agents {
-        connect::update_agents(agents, &context, &id).await?;
-    }
-    let mut shown = Value::Null;
-    if let Some(on) = args.auto_upgrade {
-        let word = if on { "Enabled" } else { "Disabled" };
-        shown =
-            rewrite(&api, &id, |cluster| cluster["properties"]["arcAgentProfile"]["agentAutoUpgrade"] = word.into())
-                .await?;
-    }
-    if body != json!({}) {
-        let answer = api.patch(&target, &body).await?;
-        shown = api.followed(answer, &target, &format!("updating {}", args.cluster.name), Wait::default()).await?;
-    }
-    if shown.is_null() {
-        shown = api.get(&target).await?;
-    }
-    output::print(&with_group(shown), &args.common.output, DETAILS)?;
-    Ok(ExitCode::SUCCESS)
 }

@@ -23,17 +23,21 @@ mod update;
 mod values;
 mod wait;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
+use daemon::settings::positive_duration;
 use serde_json::Value;
 
-use self::install::Stopped;
-pub use self::update::{Update, update_agents};
-use super::{interrupt::Interrupt, print, steps::Steps};
+use self::{install::Stopped, token::EnrolmentArgs, values::AgentArgs};
+pub use self::{
+    proxy::AgentProxyArgs,
+    update::{Update, update_agents},
+};
+use super::{CommonArgs, interrupt::Interrupt, names, print, steps::Steps, tags::TagArgs};
 use crate::{
-    args::ConnectArgs,
     context::Context,
     failure::{INTERRUPTED, Outcome},
+    kubernetes::KubeArgs,
     manifests, output,
     terminal::say,
     yaml,
@@ -48,8 +52,67 @@ const COLUMNS: &[output::Column] = &[
     ("Id", "/id"),
 ];
 
+/// Connect a Kubernetes cluster: make its resource and install its agents
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The resource that is made.
+    #[command(flatten)]
+    pub cluster: ConnectedCluster,
+    /// What stands in for a sign-in.
+    #[command(flatten)]
+    pub enrolment: EnrolmentArgs,
+    /// Where the resource is said to be; that of its group without this
+    #[arg(short = 'l', long, value_name = "LOCATION", value_parser = names::location)]
+    pub location: Option<String>,
+    /// Its tags.
+    #[command(flatten)]
+    pub tags: TagArgs,
+    /// Which Kubernetes cluster.
+    #[command(flatten)]
+    pub kube: KubeArgs,
+    /// What is installed.
+    #[command(flatten)]
+    pub agent: AgentArgs,
+    /// Attach this cluster to a resource that exists already
+    #[arg(long)]
+    pub existing: bool,
+    /// PEM file (PKCS#8) of the private key whose public half the resource has, instead of a new key
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// Replace agents that belong to another gateway, or with --token to a cluster that may still be there; their resource is
+    /// left without agents
+    #[arg(long)]
+    pub force: bool,
+    /// Do not try first, by a job in the cluster, whether pods reach the gateway
+    #[arg(long)]
+    pub skip_network_check: bool,
+    /// How long the agents may take to connect, and the check of the network until it runs
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "20m")]
+    pub onboarding_timeout: Duration,
+    /// Do not wait until they have
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Print the manifests as YAML, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// As whom, and how the result is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// The cluster's resource; a one-time token tells its group.
+#[derive(Debug, clap::Args, Clone)]
+pub struct ConnectedCluster {
+    /// The cluster
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::new_cluster)]
+    pub name: String,
+    /// Its resource group; an enrolment token tells it
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group, required_unless_present_any = ["token", "token_file"])]
+    pub resource_group: Option<String>,
+}
+
 /// `towline connect`.
-pub async fn run(args: ConnectArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let mut interrupt = Interrupt::listen()?;
     let mut steps = Steps::default();
     let mut prepared = tokio::select! {
@@ -90,7 +153,7 @@ pub async fn run(args: ConnectArgs) -> Outcome {
 }
 
 /// Checks, and the values that follow from them.
-async fn prepare(args: &ConnectArgs, steps: &mut Steps) -> Outcome<precheck::Prepared> {
+async fn prepare(args: &Args, steps: &mut Steps) -> Outcome<precheck::Prepared> {
     let proxy = proxy::Typed::read(&args.agent.proxy)?;
     let token = token::OneTime::read(args)?;
     let context = match &token {

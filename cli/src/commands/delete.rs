@@ -8,14 +8,13 @@ use http::StatusCode;
 use serde_json::Value;
 use types::api::{ResourceId, id::is_same};
 
-use super::{confirm, interrupt::Interrupt, steps::Steps};
+use super::{CommonArgs, clusters::NamedCluster, confirm, interrupt::Interrupt, steps::Steps};
 use crate::{
     api::{Api, ApiError, Wait, at, versions},
-    args::DeleteArgs,
     context::Context,
     failure::{Failure, Hint, Outcome},
     kubernetes::{
-        Kubernetes, Place,
+        KubeArgs, Kubernetes, Place,
         installed::{Installed, group_and_name, is_elsewhere},
         place::NAMESPACE,
         turn::Turn,
@@ -34,8 +33,31 @@ struct Found {
     leaves_agents: bool,
 }
 
+/// Delete a connected cluster, and remove its agents
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The resource.
+    #[command(flatten)]
+    pub cluster: NamedCluster,
+    /// Which Kubernetes cluster.
+    #[command(flatten)]
+    pub kube: KubeArgs,
+    /// Delete the resource also where its agents cannot be removed, and remove what keeps them from going away
+    #[arg(long)]
+    pub force: bool,
+    /// Do not ask
+    #[arg(short = 'y', long)]
+    pub yes: bool,
+    /// Do not wait until everything is gone
+    #[arg(long)]
+    pub no_wait: bool,
+    /// As whom, and how the result is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
 /// `towline delete`.
-pub async fn run(args: DeleteArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let mut steps = Steps::default();
     let found = look(&args, &context, &mut steps).await?;
@@ -68,7 +90,7 @@ pub async fn run(args: DeleteArgs) -> Outcome {
 }
 
 /// The turn comes first: a run that has to wait has deleted nothing.
-async fn all(found: &Found, args: &DeleteArgs, turn: Option<&mut Turn>, steps: &mut Steps) -> Outcome<()> {
+async fn all(found: &Found, args: &Args, turn: Option<&mut Turn>, steps: &mut Steps) -> Outcome<()> {
     if let (Some((cluster, there)), Some(turn)) = (&found.cluster, turn) {
         take(turn, cluster, &there.namespace, args.force).await?;
     }
@@ -116,7 +138,7 @@ async fn delete(found: &Found, no_wait: bool) -> Outcome<()> {
     found.api.follow(&answer, "deleting the resource", Wait { none: no_wait, ..Wait::default() }).await
 }
 
-async fn look(args: &DeleteArgs, context: &Context, steps: &mut Steps) -> Outcome<Found> {
+async fn look(args: &Args, context: &Context, steps: &mut Steps) -> Outcome<Found> {
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
     let api = Api::of(context)?;
     let resource = steps.run("Looking for the resource", find(&api, &id)).await?;
@@ -158,7 +180,7 @@ async fn find(api: &Api, id: &ResourceId) -> Outcome<Option<Value>> {
     }
 }
 
-async fn agents(args: &DeleteArgs, context: &Context, id: &ResourceId) -> Outcome<Option<(Kubernetes, Installed)>> {
+async fn agents(args: &Args, context: &Context, id: &ResourceId) -> Outcome<Option<(Kubernetes, Installed)>> {
     let kube = &args.kube;
     let alone = || "--force deletes the resource alone; agents that run stop, and stay where they are".to_owned();
     let cluster = Kubernetes::open(kube.kube_config.as_deref(), kube.kube_context.as_deref()).await.hint(alone)?;

@@ -1,14 +1,18 @@
 //! `towline enrolment-token`: one-time tokens with which a cluster is connected by somebody without an account
 //! (docs/features.md R14). Who may write clusters in a resource group makes them there.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
+use clap::Subcommand;
+use daemon::settings::positive_duration;
 use serde_json::{Value, json};
 
-use super::sp::{keep, reserve, settle};
+use super::{
+    CommonArgs, names,
+    sp::{keep, reserve, settle},
+};
 use crate::{
     api::{Api, at, versions},
-    args::{EnrolmentTokenAction, EnrolmentTokenArgs},
     context::Context,
     failure::{Hint, Outcome},
     output::{self, Column},
@@ -31,8 +35,54 @@ const MADE: &[Column] = &[
     ("Gateway", "/gateway"),
 ];
 
+/// One-time tokens, with which a cluster is connected without an account
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: EnrolmentTokenAction,
+    /// As whom, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
 /// `towline enrolment-token <action>`.
-pub async fn run(args: EnrolmentTokenArgs) -> Outcome {
+#[derive(Debug, Subcommand)]
+pub enum EnrolmentTokenAction {
+    /// Make a token that connects one cluster in a resource group; it is shown this once
+    Create {
+        /// The resource group
+        #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
+        resource_group: String,
+        /// The only name that the cluster may have
+        #[arg(short = 'n', long, value_name = "NAME", value_parser = names::new_cluster)]
+        name: Option<String>,
+        /// How long it is good for, such as 30m or 3d; an hour without this
+        #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
+        ttl: Option<Duration>,
+        /// Write the token to this new file (0600) instead of showing it
+        #[arg(long, value_name = "FILE")]
+        secret_file: Option<std::path::PathBuf>,
+    },
+    /// The tokens of a resource group that are good, without their secrets
+    List {
+        /// The resource group
+        #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
+        resource_group: String,
+    },
+    /// End a token before its time
+    Withdraw {
+        /// The resource group
+        #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
+        resource_group: String,
+        /// Its id, as `create` and `list` say it
+        #[arg(value_name = "ID", required = true, num_args = 1..)]
+        ids: Vec<String>,
+    },
+}
+
+/// `towline enrolment-token <action>`.
+pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let (api, output) = (Api::of(&context)?, &args.common.output);
     match args.action {

@@ -4,9 +4,9 @@ use std::{process::ExitCode, time::Duration};
 
 use serde_json::Value;
 
+use super::{CommonArgs, names};
 use crate::{
     api::{Api, at, versions},
-    args::EventsArgs,
     context::Context,
     failure::Outcome,
     output::{self, Column, Format},
@@ -25,8 +25,28 @@ const COLUMNS: &[Column] = &[
     ("Cluster", "/subject"),
 ];
 
+/// What happens to clusters
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only of this resource group
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
+    pub resource_group: Option<String>,
+    /// Only of this cluster
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster, requires = "resource_group")]
+    pub name: Option<String>,
+    /// Begin behind the event of this id
+    #[arg(long, value_name = "ID")]
+    pub after: Option<u64>,
+    /// Go on with what happens, until Ctrl+C
+    #[arg(short = 'f', long)]
+    pub follow: bool,
+    /// As whom, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
 /// `towline events`.
-pub async fn run(args: EventsArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let scope = match (&args.resource_group, &args.name) {
         (Some(group), Some(name)) => context.cluster(group, name)?,
@@ -45,7 +65,7 @@ pub async fn run(args: EventsArgs) -> Outcome {
 }
 
 /// One event a line, until Ctrl+C; what happened while the connection was away is told too.
-async fn follow(api: &Api, target: &str, args: EventsArgs) -> Outcome {
+async fn follow(api: &Api, target: &str, args: Args) -> Outcome {
     let mut output = args.common.output;
     // A table has no titles when it has no end.
     if output.output == Format::Table {

@@ -5,20 +5,40 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use super::{
-    clusters::{DETAILS, rewrite, with_group},
+    CommonArgs,
+    clusters::{DETAILS, NamedCluster, rewrite, with_group},
     confirm,
 };
-use crate::{
-    api::Api,
-    args::{Feature, FeaturesArgs},
-    context::Context,
-    failure::Outcome,
-    output,
-    terminal::say,
-};
+use crate::{api::Api, context::Context, failure::Outcome, output, terminal::say};
+
+/// Which features, and of which cluster.
+#[derive(Debug, clap::Args)]
+pub struct FeaturesArgs {
+    /// Which one.
+    #[command(flatten)]
+    pub cluster: NamedCluster,
+    /// Which features
+    #[arg(long, value_enum, required = true, num_args = 1.., value_delimiter = ',', value_name = "FEATURE")]
+    pub features: Vec<Feature>,
+    /// Do not ask
+    #[arg(short = 'y', long)]
+    pub yes: bool,
+    /// As whom, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// A feature of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Feature {
+    /// People reach the cluster through the gateway.
+    ClusterConnect,
+    /// Roles of the gateway decide each call.
+    AzureRbac,
+}
 
 /// Turns them on or off.
-pub async fn run(args: FeaturesArgs, on: bool) -> Outcome {
+pub async fn turn(args: FeaturesArgs, on: bool) -> Outcome {
     if !on && args.features.contains(&Feature::ClusterConnect) {
         confirm(&format!("Let nobody reach {} through the gateway any more?", args.cluster.name), args.yes).await?;
     }

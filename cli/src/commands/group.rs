@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
+use clap::Subcommand;
 use serde_json::{Value, json};
 
-use super::confirm;
+use super::{CommonArgs, confirm, names, tags::TagArgs};
 use crate::{
-    api::{Api, at, versions},
-    args::{GroupAction, GroupArgs},
+    api::{Api, WaitArgs, at, versions},
     context::Context,
     failure::Outcome,
     output::{self, Column},
@@ -17,8 +17,70 @@ use crate::{
 const COLUMNS: &[Column] =
     &[("Name", "/name"), ("Location", "/location"), ("State", "/properties/provisioningState"), ("Tags", "/tags")];
 
+/// Resource groups
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: GroupAction,
+    /// As whom, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
 /// `towline group <action>`.
-pub async fn run(args: GroupArgs) -> Outcome {
+#[derive(Debug, Subcommand)]
+pub enum GroupAction {
+    /// Make a resource group, or give one other tags
+    Create {
+        /// Which one.
+        #[command(flatten)]
+        group: GroupName,
+        /// Where it is said to be
+        #[arg(short = 'l', long, value_name = "LOCATION", value_parser = names::location)]
+        location: String,
+        /// Its tags.
+        #[command(flatten)]
+        tags: TagArgs,
+    },
+    /// The resource groups of the subscription
+    List,
+    /// One resource group
+    Show {
+        /// Which one.
+        #[command(flatten)]
+        group: GroupName,
+    },
+    /// Delete a resource group and all that is in it
+    Delete {
+        /// Which one.
+        #[command(flatten)]
+        group: GroupName,
+        /// Do not ask
+        #[arg(short = 'y', long)]
+        yes: bool,
+        /// How long to wait.
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Print true or false
+    Exists {
+        /// Which one.
+        #[command(flatten)]
+        group: GroupName,
+    },
+}
+
+/// The name of a resource group.
+#[derive(Debug, clap::Args)]
+pub struct GroupName {
+    /// The resource group
+    #[arg(short = 'g', short_alias = 'n', long = "name", visible_alias = "resource-group", value_name = "GROUP", value_parser = names::group)]
+    pub name: String,
+}
+
+/// `towline group <action>`.
+pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let (api, output) = (Api::of(&context)?, &args.common.output);
     let target = |name: &str| Ok::<_, crate::failure::Failure>(at(context.group(name)?, versions::RESOURCES));

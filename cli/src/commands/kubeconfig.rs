@@ -3,18 +3,19 @@
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::anyhow;
+use daemon::settings::positive_duration;
 use secrecy::ExposeSecret;
 
 use super::{
-    address, print,
-    target::{Target, service_account_name},
+    address::{self, AddressArgs},
+    print,
+    target::{AccessArgs, Target, service_account_name},
 };
 use crate::{
-    args::{KubeconfigArgs, KubeconfigFileArgs},
     client::OutboundArgs,
     credential, environment,
     failure::{Failure, Outcome},
@@ -23,8 +24,46 @@ use crate::{
     token::{Token, timestamp},
 };
 
+/// Write or merge a kubeconfig for a cluster
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Which cluster, as whom, and how to get there.
+    #[command(flatten)]
+    pub at: AccessArgs,
+    /// Where to.
+    #[command(flatten)]
+    pub file: KubeconfigFileArgs,
+    /// Put a token into the kubeconfig instead of the command that gets one
+    #[arg(long, conflicts_with = "service_account_token")]
+    pub embed_token: bool,
+    /// Use the cluster's own service-account token in this file (- is standard input), with a short-lived certificate
+    /// as the right to reach the cluster
+    #[arg(long, value_name = "FILE")]
+    pub service_account_token: Option<PathBuf>,
+    /// How long that certificate is good for
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "12h")]
+    pub access_ttl: Duration,
+    /// Version of the exec plugin's interface; v1beta1 is known to every kubectl since 1.11
+    #[arg(long, value_name = "VERSION", value_parser = ["v1", "v1beta1"], default_value = "v1beta1")]
+    pub exec_api_version: String,
+    /// How the cluster is addressed.
+    #[command(flatten)]
+    pub address: AddressArgs,
+}
+
+/// Which file a kubeconfig goes to.
+#[derive(Debug, clap::Args, Clone)]
+pub struct KubeconfigFileArgs {
+    /// The kubeconfig to merge into; - prints it. Without this the first of KUBECONFIG, or ~/.kube/config
+    #[arg(short = 'f', long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Name of the context
+    #[arg(long, value_name = "NAME")]
+    pub kube_context: Option<String>,
+}
+
 /// Writes or merges it.
-pub async fn run(args: KubeconfigArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let target = Target::new(&args.at).await?;
     let (who, credential) = if let Some(file) = &args.service_account_token {
         service_account(&args, &target, file)?
@@ -86,7 +125,7 @@ fn kubectl_proxy(args: &OutboundArgs) -> Option<String> {
 }
 
 /// The command that kubectl calls for a token.
-fn exec(args: &KubeconfigArgs, target: &Target) -> Outcome<UserEntry> {
+fn exec(args: &Args, target: &Target) -> Outcome<UserEntry> {
     let command = environment::program()?.display().to_string();
     let mut words = vec!["token".to_owned(), "--exec-credential".into(), "--log".into(), "warn".into()];
     let mut option = |name: &str, value: Option<String>| words.extend(value.into_iter().flat_map(|v| [name.into(), v]));
@@ -135,7 +174,7 @@ fn exec(args: &KubeconfigArgs, target: &Target) -> Outcome<UserEntry> {
 }
 
 /// The cluster's own token, and the certificate beside it that lets it through the gateway (docs/features.md A6).
-fn service_account(args: &KubeconfigArgs, target: &Target, file: &Path) -> Outcome<(String, UserEntry)> {
+fn service_account(args: &Args, target: &Target, file: &Path) -> Outcome<(String, UserEntry)> {
     let secret = read_secret(file)?;
     let person = args.at.user.user.clone().unwrap_or_else(|| service_account_name(secret.expose_secret()));
     let issued = target.issue_access(&person, args.access_ttl)?;

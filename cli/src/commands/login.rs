@@ -1,6 +1,6 @@
 //! `towline login`.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, anyhow};
 use clap::Parser;
@@ -9,28 +9,95 @@ use http::StatusCode;
 use secrecy::SecretString;
 use serde_json::Value;
 
-use super::account::{COLUMNS, shown};
+use super::{
+    Cli, Command,
+    account::{COLUMNS, shown},
+};
 use crate::{
     account::{Account, IssuerAt, SignsIn},
     api::{Api, ApiError, at, versions},
-    args::{Args, Command, LoginArgs},
-    client::{Address, Client, Outbound},
+    client::{Address, Client, Outbound, OutboundArgs},
     context::{Context, Folder, tokens},
     environment,
     failure::{Failure, Outcome},
     oauth::{self, Grant, TokenEndpoint},
-    output,
+    output::{self, OutputArgs},
     secret::read_secret,
     terminal::say,
 };
 
+/// Sign in at a gateway
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Automation needs no login: with TOWLINE_GATEWAY, TOWLINE_CLIENT_ID and TOWLINE_CLIENT_SECRET (or \
+    TOWLINE_CLIENT_SECRET_FILE), and if needed TOWLINE_CA_FILE, TOWLINE_TENANT and TOWLINE_SUBSCRIPTION, every command \
+    signs in as that service principal and keeps nothing.\n\nAccounts are kept in TOWLINE_CONFIG_DIR, else \
+    $XDG_CONFIG_HOME/towline or ~/.config/towline, for you alone (0600)."
+)]
+pub struct Args {
+    /// The gateway, such as https://gateway.example.org; that of the current account without this
+    #[arg(value_name = "URL")]
+    pub gateway: Option<String>,
+    /// PEM file of the authority of the gateway's certificate; the system's without this
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// The tenant that is expected there
+    #[arg(long, value_name = "ID")]
+    pub tenant: Option<String>,
+    /// Sign in as a service principal
+    #[arg(long, requires = "username", conflicts_with_all = ["device_code", "browser", "issuer"])]
+    pub service_principal: bool,
+    /// The service principal's client id
+    #[arg(short = 'u', long, value_name = "ID", requires = "service_principal")]
+    pub username: Option<String>,
+    /// Its secret. Everybody on this machine can read command lines: --secret-file, or TOWLINE_CLIENT_SECRET, is better
+    #[arg(short = 'p', long, value_name = "SECRET", requires = "service_principal", hide_short_help = true)]
+    pub password: Option<String>,
+    /// File with its secret; - is standard input
+    #[arg(long, value_name = "FILE", requires = "service_principal", conflicts_with = "password")]
+    pub secret_file: Option<PathBuf>,
+    /// Show a code to enter in a browser on any machine; this is what happens without an option
+    #[arg(long)]
+    pub device_code: bool,
+    /// Open a browser on this machine
+    #[arg(long, conflicts_with = "device_code")]
+    pub browser: bool,
+    /// Another issuer than the gateway's own, whose users the gateway takes
+    #[arg(long, value_name = "URL", requires = "client_id")]
+    pub issuer: Option<String>,
+    /// The id of this program at that issuer
+    #[arg(long, value_name = "ID", requires = "issuer")]
+    pub client_id: Option<String>,
+    /// What is asked of that issuer
+    #[arg(long, value_name = "SCOPES", requires = "issuer", default_value = "openid profile email offline_access")]
+    pub scope: String,
+    /// What its page is to ask once more, such as consent: some issuers let nobody stay signed in without it
+    #[arg(long, value_name = "WORD", requires_all = ["issuer", "browser"])]
+    pub prompt: Option<String>,
+    /// PEM file of the authority of that issuer's certificate; the gateway's without this
+    #[arg(long, value_name = "FILE", requires = "issuer")]
+    pub issuer_ca: Option<PathBuf>,
+    /// How the account is called; <user>@<gateway> without this
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The subscription to work in; the first one without this
+    #[arg(long, value_name = "ID")]
+    pub subscription: Option<String>,
+    /// How to get there.
+    #[command(flatten)]
+    pub outbound: OutboundArgs,
+    /// How the account is printed.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
 /// Signs in, asks which subscriptions there are, and keeps the account as the current one.
-pub async fn run(args: LoginArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     sign_in(args, None).await
 }
 
 /// With the authority of an external issuer that is known already.
-async fn sign_in(args: LoginArgs, issuer_ca: Option<String>) -> Outcome {
+async fn sign_in(args: Args, issuer_ca: Option<String>) -> Outcome {
     let folder = Folder::open()?;
     let mut account = begin(&args, &folder)?;
     oauth::discover_gateway(&mut account, args.tenant.as_deref()).await?;
@@ -97,7 +164,7 @@ pub async fn again(context: &Context) -> Outcome<()> {
                 .hint("towline login --help"));
         }
     }
-    let args = Args::try_parse_from(words).context("signing in again")?;
+    let args = Cli::try_parse_from(words).context("signing in again")?;
     let Command::Login(mut args) = args.command else { return Err(anyhow!("no login").into()) };
     args.subscription.clone_from(&account.subscription);
     args.outbound = account.outbound();
@@ -109,7 +176,7 @@ pub async fn again(context: &Context) -> Outcome<()> {
 }
 
 /// The gateway that was typed, or again the one of the current account.
-fn begin(args: &LoginArgs, folder: &Folder) -> Outcome<Account> {
+fn begin(args: &Args, folder: &Folder) -> Outcome<Account> {
     let known = |gateway: Option<&str>| {
         let accounts = folder.accounts().unwrap_or_default();
         let current = folder.current().ok().flatten();
@@ -138,7 +205,7 @@ fn begin(args: &LoginArgs, folder: &Folder) -> Outcome<Account> {
     Ok(account)
 }
 
-async fn service_principal(args: &LoginArgs, account: &mut Account, outbound: &Outbound) -> Outcome<oauth::Answer> {
+async fn service_principal(args: &Args, account: &mut Account, outbound: &Outbound) -> Outcome<oauth::Answer> {
     let client_id = args.username.clone().context("--username").map_err(Failure::usage)?;
     let automation = environment::automation();
     let secret: SecretString = match (&args.secret_file, &args.password, automation.client_secret) {
@@ -172,7 +239,7 @@ async fn service_principal(args: &LoginArgs, account: &mut Account, outbound: &O
     })
 }
 
-async fn user(args: &LoginArgs, account: &mut Account, outbound: &Outbound) -> Outcome<oauth::Answer> {
+async fn user(args: &Args, account: &mut Account, outbound: &Outbound) -> Outcome<oauth::Answer> {
     let scope = format!("openid profile offline_access {}/.default", account.audience);
     let address = Address::parse(&format!("{}{}", account.gateway, gateway::issuer::MOUNT))?;
     let client = Client::new(address, &account.roots()?, None, outbound.clone())?;
@@ -183,7 +250,7 @@ async fn user(args: &LoginArgs, account: &mut Account, outbound: &Outbound) -> O
 }
 
 async fn external(
-    args: &LoginArgs,
+    args: &Args,
     (issuer, known_ca): (&str, Option<String>),
     account: &mut Account,
     outbound: &Outbound,
@@ -236,7 +303,7 @@ fn not_taken(failure: Failure, account: &Account, called: &str) -> Failure {
 }
 
 async fn page(
-    args: &LoginArgs,
+    args: &Args,
     client: &Client,
     endpoints: &oauth::Endpoints,
     tokens: &TokenEndpoint,

@@ -1,6 +1,11 @@
 //! `towline proxy`: the Arc way of working, a local address for a cluster (docs/features.md K3 to K5).
 
-use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use daemon::{Shutdown, TaskGroup, signals};
 use http::{Method, Request, header};
@@ -9,12 +14,12 @@ use secrecy::{ExposeSecret, SecretString};
 use tokio::time::timeout;
 
 use super::{
-    address::{self, Way},
-    kubeconfig, print,
-    target::Target,
+    address::{self, AddressArgs, Way},
+    kubeconfig::{self, KubeconfigFileArgs},
+    print,
+    target::{AccessArgs, CertificateArgs, Target},
 };
 use crate::{
-    args::ProxyArgs,
     client::Client,
     credential::Source,
     environment,
@@ -29,8 +34,34 @@ const ACCESS_TTL: Duration = Duration::from_secs(7 * 86_400);
 const DRAIN_GRACE: Duration = Duration::from_secs(30);
 const INTERRUPT_GRACE: Duration = Duration::from_secs(1);
 
+/// Serve a cluster at https://127.0.0.1:<port>, with a token that refreshes itself
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Which cluster, as whom, and how to get there.
+    #[command(flatten)]
+    pub at: AccessArgs,
+    /// Where the kubeconfig goes.
+    #[command(flatten)]
+    pub file: KubeconfigFileArgs,
+    /// The local port. Without this 47011 or the next one that is free
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// Use this token of a service account of the cluster. Others on this machine can read command lines: --token-file
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["token_file", "user", "password_file", "issuer"])]
+    pub token: Option<String>,
+    /// Use the token in this file, which is read again when it changes, instead of signing in
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "password_file", "issuer"])]
+    pub token_file: Option<PathBuf>,
+    /// The right to come with a service-account token.
+    #[command(flatten)]
+    pub certificate: CertificateArgs,
+    /// How the cluster is addressed.
+    #[command(flatten)]
+    pub address: AddressArgs,
+}
+
 /// Serves until Ctrl+C.
-pub async fn run(args: ProxyArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let target = Target::new(&args.at).await?;
     let source = match &args.token {
         Some(token) => Source::Fixed(token.clone().into()),
@@ -115,7 +146,7 @@ async fn announce(client: &Client, keeper: &Keeper, path: &str) {
 }
 
 fn entry(
-    args: &ProxyArgs,
+    args: &Args,
     target: &Target,
     way: &Way,
     who: &str,

@@ -6,9 +6,9 @@ use anyhow::{Context as _, anyhow};
 use http::Method;
 use serde_json::Value;
 
+use super::CommonArgs;
 use crate::{
     api::{Api, Call},
-    args::RestArgs,
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Format, OutputArgs},
@@ -17,8 +17,26 @@ use crate::{
 /// Bytes of a body at most.
 const BODY_BYTES: u64 = 4 * 1024 * 1024;
 
+/// Send one request to the resource API
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The method
+    #[arg(short = 'm', long, value_name = "METHOD", default_value = "GET", ignore_case = true,
+        value_parser = ["GET", "HEAD", "PUT", "PATCH", "POST", "DELETE"])]
+    pub method: String,
+    /// Path and query, or a URL of the gateway; {subscription} stands for the subscription's id
+    #[arg(short = 'u', long, value_name = "PATH")]
+    pub url: String,
+    /// JSON; @FILE reads it from a file, @- from standard input
+    #[arg(short = 'b', long, value_name = "JSON")]
+    pub body: Option<String>,
+    /// As whom, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
 /// Sends it, and prints the answer as JSON unless something else is asked for.
-pub async fn run(args: RestArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let method: Method = args.method.to_ascii_uppercase().parse().context("--method").map_err(Failure::usage)?;
     let body = args.body.as_deref().map(body).transpose()?;
     let context = Context::open(&args.common.context).await?;

@@ -2,11 +2,12 @@
 
 use std::process::ExitCode;
 
+use clap::Subcommand;
 use serde_json::Value;
 
+use super::{CommonArgs, names};
 use crate::{
     api::{Api, at, encoded, versions},
-    args::{SessionsAction, SessionsArgs},
     context::Context,
     failure::Outcome,
     output::{self, Column},
@@ -24,8 +25,39 @@ const COLUMNS: &[Column] = &[
     ("Own", "/own"),
 ];
 
+/// What is open through the gateway
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: SessionsAction,
+    /// As whom, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
 /// `towline sessions <action>`.
-pub async fn run(args: SessionsArgs) -> Outcome {
+#[derive(Debug, Subcommand)]
+pub enum SessionsAction {
+    /// Open sessions: your own, and those at clusters where you may see others'
+    List {
+        /// Only at this cluster
+        #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster, requires = "resource_group")]
+        name: Option<String>,
+        /// Its resource group
+        #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group, requires = "name")]
+        resource_group: Option<String>,
+    },
+    /// End a session
+    End {
+        /// Its id, as `list` says it
+        #[arg(value_name = "ID", required = true, num_args = 1..)]
+        ids: Vec<String>,
+    },
+}
+
+/// `towline sessions <action>`.
+pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let api = Api::of(&context)?;
     match args.action {

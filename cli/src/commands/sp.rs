@@ -3,12 +3,16 @@
 use std::{io::Write, os::unix::fs::OpenOptionsExt, path::Path, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
+use clap::Subcommand;
+use daemon::settings::positive_duration;
 use serde_json::{Value, json};
 
-use super::{confirm, role::assign};
+use super::{
+    CommonArgs, confirm,
+    role::{ScopeArgs, assign},
+};
 use crate::{
     api::{Api, at, encoded, versions},
-    args::{SpAction, SpArgs},
     context::Context,
     failure::{Failure, Hint, Outcome},
     output::{self, Column},
@@ -32,8 +36,74 @@ const MADE: &[Column] = &[
     ("Tenant", "/tenantId"),
 ];
 
+/// Service principals: what automation signs in as
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: SpAction,
+    /// As whom, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
 /// `towline sp <action>`.
-pub async fn run(args: SpArgs) -> Outcome {
+#[derive(Debug, Subcommand)]
+pub enum SpAction {
+    /// Make a service principal; its secret is shown this once
+    Create {
+        /// How it is called
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Give it this role, by name or id
+        #[arg(long, value_name = "ROLE")]
+        role: Option<String>,
+        /// Where.
+        #[command(flatten)]
+        scope: ScopeArgs,
+        /// How long the secret is good for, such as 720h; a year without this
+        #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
+        ttl: Option<Duration>,
+        /// Write the secret to this new file (0600) instead of showing it
+        #[arg(long, value_name = "FILE")]
+        secret_file: Option<std::path::PathBuf>,
+    },
+    /// The service principals of the gateway
+    List,
+    /// One service principal
+    Show {
+        /// Name, object id or client id
+        #[arg(value_name = "NAME|ID")]
+        name: String,
+    },
+    /// Give a service principal a new secret, instead of those that it has
+    Rotate {
+        /// Name, object id or client id
+        #[arg(value_name = "NAME|ID")]
+        name: String,
+        /// Leave the present secrets good as well; a further rotation without this ends them
+        #[arg(long)]
+        append: bool,
+        /// How long the secret is good for, such as 720h; a year without this
+        #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
+        ttl: Option<Duration>,
+        /// Write the secret to this new file (0600) instead of showing it
+        #[arg(long, value_name = "FILE")]
+        secret_file: Option<std::path::PathBuf>,
+    },
+    /// Delete a service principal: no tokens any more, and its sessions end
+    Delete {
+        /// Name, object id or client id
+        #[arg(value_name = "NAME|ID")]
+        name: String,
+        /// Do not ask
+        #[arg(short = 'y', long)]
+        yes: bool,
+    },
+}
+
+/// `towline sp <action>`.
+pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let (api, output) = (Api::of(&context)?, &args.common.output);
     let of = |key: &str| format!("{PRINCIPALS}/{}", encoded(key).replace('+', "%20"));

@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::{Credentials, Roots, Validity};
+use daemon::settings::positive_duration;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use types::{
@@ -16,11 +17,11 @@ use types::{
     ids::{ClusterId, ClusterKey},
 };
 
+use super::names;
 use crate::{
     api::{Api, at, versions},
-    args::{AccessArgs, CertificateArgs, UserArgs},
-    client::{self, Address, Client, Outbound},
-    context::Context,
+    client::{self, Address, Client, Outbound, OutboundArgs},
+    context::{Context, ContextArgs},
     credential::{SignIn, Source},
     environment,
     failure::{Failure, Outcome},
@@ -28,6 +29,77 @@ use crate::{
     state::State,
     token::claims,
 };
+
+/// Which cluster, as whom, and how to get there: what all commands but `dev` have in common.
+#[derive(Debug, clap::Args, Clone)]
+pub struct AccessArgs {
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Who signs in.
+    #[command(flatten)]
+    pub user: UserArgs,
+    /// How to get there.
+    #[command(flatten)]
+    pub outbound: OutboundArgs,
+}
+
+/// Which cluster, and at which gateway.
+#[derive(Debug, clap::Args, Clone)]
+pub struct ClusterArgs {
+    /// Folder of a `towline dev`: tells gateway, authority, issuer and clusters
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// The gateway, such as https://gateway.example.org
+    #[arg(long, value_name = "URL", conflicts_with = "state")]
+    pub server: Option<String>,
+    /// The cluster: its ARM id or its key of 64 hex digits; with --state also its name
+    #[arg(long, value_name = "ID|KEY|NAME")]
+    pub cluster: Option<String>,
+    /// PEM file of the authority of the gateway's certificate; the system's without this
+    #[arg(long, value_name = "FILE", conflicts_with = "state")]
+    pub ca: Option<PathBuf>,
+    /// The cluster by its name, at the gateway that `towline login` signed in at
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster, requires = "resource_group", conflicts_with_all = ["state", "server", "cluster"])]
+    pub name: Option<String>,
+    /// Its resource group
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group, requires = "name")]
+    pub resource_group: Option<String>,
+    /// As which account.
+    #[command(flatten)]
+    pub context: ContextArgs,
+}
+
+/// Who signs in, and where.
+#[derive(Debug, clap::Args, Clone)]
+pub struct UserArgs {
+    /// The user
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// File with the password; - is standard input. Without this TOWLINE_PASSWORD, or the state's file
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// The issuer, such as https://gateway.example.org/.towline/issuer
+    #[arg(long, value_name = "URL", conflicts_with = "state")]
+    pub issuer: Option<String>,
+    /// The audience, instead of the cluster's own
+    #[arg(long, value_name = "TEXT")]
+    pub audience: Option<String>,
+    /// How long the token is to live; never longer than the issuer allows
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
+    pub ttl: Option<Duration>,
+}
+
+/// The right to reach a cluster with one of its service-account tokens.
+#[derive(Debug, clap::Args, Clone)]
+pub struct CertificateArgs {
+    /// PEM file of an access certificate, for service-account tokens; with --state one is made
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    pub client_certificate: Option<PathBuf>,
+    /// PEM file of its private key
+    #[arg(long, value_name = "FILE", requires = "client_certificate")]
+    pub client_key: Option<PathBuf>,
+}
 
 /// A cluster at a gateway.
 pub struct Target {

@@ -13,16 +13,15 @@ use serde_json::json;
 
 use super::{
     login, print,
-    target::{Target, sign_in},
+    target::{AccessArgs, Target, sign_in},
 };
 use crate::{
-    args::TokenArgs,
     client::{self, Outbound},
     credential::{ExecVersion, Source, exec_credential},
     environment,
     failure::{Failure, Outcome},
     oauth::Refused,
-    output::{self, Format},
+    output::{self, Format, OutputArgs},
     secret::read_secret,
     token::{Token, claims, timestamp},
 };
@@ -30,8 +29,25 @@ use crate::{
 /// A kept token is shown again while so much of its life is left, but never less than a quarter of it.
 const KEEP_AT_LEAST: Duration = Duration::from_secs(300);
 
+/// Print a token for a cluster from the built-in issuer
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Which cluster, as whom, and how to get there.
+    #[command(flatten)]
+    pub at: AccessArgs,
+    /// Print a JSON object with the token and when it expires
+    #[arg(long, conflicts_with_all = ["exec_credential", "output", "query"])]
+    pub json: bool,
+    /// Print an ExecCredential for kubectl. With --state a token is kept and shown again while it is good for long enough
+    #[arg(long, conflicts_with_all = ["output", "query"])]
+    pub exec_credential: bool,
+    /// How token and end are printed; as a table it is the token alone.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
 /// Prints a token and nothing else.
-pub async fn run(args: TokenArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let (source, kept) = source(&args).await?;
     let token = if args.exec_credential { kept.as_ref().and_then(Kept::read) } else { None };
     let token = match token {
@@ -81,7 +97,7 @@ fn is_signed_out(error: &anyhow::Error) -> bool {
 }
 
 /// An issuer and an audience suffice: no gateway needs to be named.
-async fn source(args: &TokenArgs) -> Outcome<(Source, Option<Kept>)> {
+async fn source(args: &Args) -> Outcome<(Source, Option<Kept>)> {
     if let (Some(issuer), Some(audience), None) =
         (&args.at.user.issuer, &args.at.user.audience, &args.at.cluster.server)
     {

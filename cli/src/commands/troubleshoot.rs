@@ -20,13 +20,12 @@ use std::{
 use serde_json::{Value, json};
 
 use self::bundle::Bundle;
-use super::{diagnoser::Diagnoser, interrupt::Interrupt, target::Target};
+use super::{CommonArgs, clusters::NamedCluster, diagnoser::Diagnoser, interrupt::Interrupt, target::Target};
 use crate::{
     api::Api,
-    args::TroubleshootArgs,
     context::Context,
     failure::{FAILED, Failure, Hint, INTERRUPTED, Outcome},
-    kubernetes::{Kubernetes, turn::Turn},
+    kubernetes::{KubeArgs, Kubernetes, turn::Turn},
     output,
     terminal::say,
 };
@@ -83,8 +82,25 @@ impl Job {
     }
 }
 
+/// Find out why a cluster is not connected, and pack what was found
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The resource.
+    #[command(flatten)]
+    pub cluster: NamedCluster,
+    /// Which Kubernetes cluster.
+    #[command(flatten)]
+    pub kube: KubeArgs,
+    /// Where the archive of what is found goes; towline-<name>-<time>.zip here without this
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// As whom, and how the result is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
 /// `towline troubleshoot`. Interrupted, it takes away the job that it may have made.
-pub async fn run(args: TroubleshootArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let (mut interrupt, mut job) = (Interrupt::listen()?, Job::default());
     if let Some(outcome) = interrupt.unless_heard(look(args, &mut job)).await {
         return outcome;
@@ -104,7 +120,7 @@ pub async fn run(args: TroubleshootArgs) -> Outcome {
     Ok(ExitCode::from(INTERRUPTED))
 }
 
-async fn look(args: TroubleshootArgs, job: &mut Job) -> Outcome {
+async fn look(args: Args, job: &mut Job) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
     let api = Api::of(&context)?;

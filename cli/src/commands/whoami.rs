@@ -1,6 +1,6 @@
 //! `towline whoami`: what gateway and agent each make of a token, and why not. A 401 does not tell.
 
-use std::{process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, anyhow, bail};
 use http::{Request, StatusCode, header};
@@ -8,10 +8,12 @@ use http_body_util::Full;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use super::{print, target::Target};
+use super::{
+    print,
+    target::{AccessArgs, CertificateArgs, Target},
+};
 use crate::{
     account::SignsIn,
-    args::WhoamiArgs,
     context::Context,
     failure::{FAILED, Outcome},
     output::{self, Format, OutputArgs},
@@ -29,8 +31,28 @@ const SIDES: &[output::Column] = &[
     ("User", "/gateway/user"),
 ];
 
+/// Tell what gateway and agent each make of a token, and why not
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Which cluster, as whom, and how to get there. Without a cluster: who is signed in.
+    #[command(flatten)]
+    pub at: AccessArgs,
+    /// Ask about the token in this file; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The right to come with a service-account token.
+    #[command(flatten)]
+    pub certificate: CertificateArgs,
+    /// Print the answer as it came
+    #[arg(long, conflicts_with_all = ["output", "query"])]
+    pub json: bool,
+    /// How the answer is printed.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
 /// Asks below the cluster's address. The exit code is 0 if both take the token.
-pub async fn run(args: WhoamiArgs) -> Outcome {
+pub async fn run(args: Args) -> Outcome {
     let cluster = &args.at.cluster;
     let named = [&cluster.name, &cluster.cluster, &cluster.server].iter().any(|option| option.is_some());
     if !named && cluster.state.is_none() {
@@ -60,7 +82,7 @@ pub async fn run(args: WhoamiArgs) -> Outcome {
 }
 
 /// Who is signed in, by the token that the gateway's API gets.
-async fn account(args: &WhoamiArgs) -> Outcome {
+async fn account(args: &Args) -> Outcome {
     let context = Context::open(&args.at.cluster.context).await?;
     let token = context.api_token().await?;
     let account = context.account();

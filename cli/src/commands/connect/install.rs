@@ -8,6 +8,7 @@ use serde_json::Value;
 use types::api::ResourceId;
 
 use super::{
+    Args,
     key::OnboardingKey,
     network,
     precheck::{Prepared, stays},
@@ -16,7 +17,6 @@ use super::{
     wait,
 };
 use crate::{
-    args::ConnectArgs,
     commands::{diagnoser::Diagnoser, interrupt::Interrupt, steps::Steps},
     failure::{Advised, Failure, Outcome},
     kubernetes::{
@@ -103,7 +103,7 @@ impl Made {
 
 /// From the key to a connected cluster; returns the resource.
 pub async fn run(
-    args: &ConnectArgs,
+    args: &Args,
     prepared: &mut Prepared,
     made: &mut Made,
     steps: &mut Steps,
@@ -154,7 +154,7 @@ pub async fn run(
 
 /// Before anything is made at the gateway: whether pods reach it. The namespace stays for what follows.
 async fn network(
-    args: &ConnectArgs,
+    args: &Args,
     prepared: &Prepared,
     made: &mut Made,
     steps: &mut Steps,
@@ -179,7 +179,7 @@ async fn network(
 
 /// Makes or updates the resource, as somebody or by a one-time token; returns it.
 async fn resource(
-    args: &ConnectArgs,
+    args: &Args,
     prepared: &Prepared,
     made: &mut Made,
     key: &OnboardingKey,
@@ -208,7 +208,7 @@ async fn resource(
 /// with.
 async fn enrol(
     token: &OneTime,
-    args: &ConnectArgs,
+    args: &Args,
     prepared: &Prepared,
     made: &mut Made,
     key: &OnboardingKey,

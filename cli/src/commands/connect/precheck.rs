@@ -7,6 +7,7 @@ use serde_json::Value;
 use types::api::{ResourceId, id::is_same};
 
 use super::{
+    Args,
     key::OnboardingKey,
     proxy::Typed,
     resource::{self, Before},
@@ -15,12 +16,11 @@ use super::{
 };
 use crate::{
     api::{Api, ApiError, at, versions},
-    args::{ConnectArgs, KubeArgs},
     commands::steps::Steps,
     context::{CLUSTERS, Context},
     failure::{Failure, Hint, Outcome},
     kubernetes::{
-        Closed, Kubernetes, NodeState, Place,
+        Closed, KubeArgs, Kubernetes, NodeState, Place,
         apply::why_there,
         installed::{Installed, group_and_name},
         place::NAMESPACE,
@@ -71,7 +71,7 @@ pub struct Prepared {
 
 /// All checks, one after the other; the first that fails ends it.
 pub async fn run(
-    args: &ConnectArgs,
+    args: &Args,
     context: Context,
     token: Option<OneTime>,
     proxy: Typed,
@@ -164,7 +164,7 @@ impl Prepared {
     }
 }
 
-fn typed_key(args: &ConnectArgs) -> Outcome<Option<OnboardingKey>> {
+fn typed_key(args: &Args) -> Outcome<Option<OnboardingKey>> {
     let Some(file) = &args.key_file else { return Ok(None) };
     let text = std::fs::read_to_string(file).with_context(|| format!("--key-file {}", file.display()));
     let text = text.map_err(Failure::usage)?;
@@ -174,7 +174,7 @@ fn typed_key(args: &ConnectArgs) -> Outcome<Option<OnboardingKey>> {
 
 /// Of a resource that is there, a key that was typed is the private half of its public one: agents with another would be
 /// refused with 401 (docs/features.md R13).
-fn is_of(key: &OnboardingKey, before: &Before, args: &ConnectArgs) -> Outcome<()> {
+fn is_of(key: &OnboardingKey, before: &Before, args: &Args) -> Outcome<()> {
     let known = before.property("agentPublicKeyCertificate");
     if known.is_empty() || key.is_half_of(known) {
         return Ok(());
@@ -210,7 +210,7 @@ fn is_refused(failure: &Failure) -> bool {
 }
 
 /// Whether the group has to be made, and the location.
-async fn group_and_location(api: &Api, id: &ResourceId, args: &ConnectArgs) -> Outcome<(bool, String)> {
+async fn group_and_location(api: &Api, id: &ResourceId, args: &Args) -> Outcome<(bool, String)> {
     let group = resource::group_of(id)?;
     let found = match api.find(&at(&group, versions::RESOURCES)).await {
         Ok(found) => found.map(|answer| answer.body),
@@ -416,7 +416,7 @@ impl Found<'_> {
 async fn fits(
     (api, by_token): (&Api, bool),
     id: &ResourceId,
-    args: &ConnectArgs,
+    args: &Args,
     Found { cluster, before, .. }: &Found<'_>,
     installed: Option<&Installed>,
 ) -> Outcome<bool> {

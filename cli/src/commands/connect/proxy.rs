@@ -1,17 +1,41 @@
 //! The agents' proxy: what was typed of it, over what it was before (docs/features.md N3, T13).
 
+use std::path::PathBuf;
+
 use anyhow::anyhow;
 use secrecy::SecretString;
 use url::Url;
 
 use crate::{
-    args::AgentProxyArgs,
     environment,
     failure::{Failure, Outcome},
     manifests::Values,
     secret::read_secret,
     terminal::say,
 };
+
+/// How the agents get to the gateway.
+#[derive(Debug, clap::Args, Clone, Default)]
+pub struct AgentProxyArgs {
+    /// The proxy of the agents, http://[user@]host:port or https://...
+    #[arg(long, value_name = "URL", help_heading = "Agents")]
+    pub proxy_https: Option<String>,
+    /// As --proxy-https, for clusters where only this is set: all that agents do is HTTPS
+    #[arg(long, value_name = "URL", help_heading = "Agents")]
+    pub proxy_http: Option<String>,
+    /// Hosts, domains and networks that are reached without it, with commas between
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Agents")]
+    pub proxy_skip_range: Vec<String>,
+    /// PEM file of the authority of the proxy, or of one that ends the TLS on the way
+    #[arg(long, visible_alias = "custom-ca-cert", value_name = "FILE", help_heading = "Agents")]
+    pub proxy_cert: Option<PathBuf>,
+    /// File with the proxy's password (- is standard input), or TOWLINE_AGENT_PROXY_PASSWORD; the user's name is part of the URL
+    #[arg(long, value_name = "FILE", help_heading = "Agents")]
+    pub proxy_password_file: Option<PathBuf>,
+    /// Go without the proxy that was set before
+    #[arg(long, help_heading = "Agents")]
+    pub disable_proxy: bool,
+}
 
 /// What was typed. Does not print.
 #[derive(Default)]

@@ -4,10 +4,9 @@ use http::{HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
 use types::api::ResourceId;
 
-use super::precheck::Prepared;
+use super::{Args, precheck::Prepared};
 use crate::{
     api::{Api, ApiError, Call, Wait, at, versions},
-    args::ConnectArgs,
     failure::{Failure, Outcome},
 };
 
@@ -76,7 +75,7 @@ fn is(failure: &Failure, status: StatusCode) -> bool {
 }
 
 /// Makes the resource, or gives the one that is there what was typed. It names the public key.
-pub async fn put(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Outcome<Value> {
+pub async fn put(prepared: &Prepared, args: &Args, public_key: &str) -> Outcome<Value> {
     let body = body(prepared, args, public_key);
     let target = at(&prepared.id, versions::CLUSTERS);
     let mut call = Call::new(Method::PUT, &target).json(&body);
@@ -102,7 +101,7 @@ const KEPT: &[&str] = &[
     "arcAgentryConfigurations",
 ];
 
-fn body(prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Value {
+fn body(prepared: &Prepared, args: &Args, public_key: &str) -> Value {
     let mut properties = json!({"agentPublicKeyCertificate": public_key});
     // A PUT replaces: what was set for the resource and is not typed here stays as it is.
     for name in KEPT {

@@ -1,5 +1,7 @@
 //! A one-time token in place of a sign-in: whoever holds one may create one cluster, and reads nothing.
 
+use std::path::PathBuf;
+
 use anyhow::{Context as _, anyhow};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{Method, StatusCode};
@@ -18,16 +20,33 @@ use types::{
     ids::ClusterId,
 };
 
-use super::{key::OnboardingKey, precheck::Prepared};
+use super::{Args, key::OnboardingKey, precheck::Prepared};
 use crate::{
     account::Account,
     api::{Answer, Api, ApiError, Call},
-    args::{ConnectArgs, EnrolmentArgs},
     context::{Context, ContextArgs, Folder},
     environment,
     failure::{Failure, Outcome},
     secret::read_secret,
 };
+
+/// A one-time token in place of a sign-in (docs/features.md R14).
+#[derive(Debug, clap::Args, Clone)]
+#[command(next_help_heading = "One-time token")]
+pub struct EnrolmentArgs {
+    /// A token of `towline enrolment-token create`, instead of a sign-in. Others on this machine can read command lines: --token-file
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["token_file", "existing", "account"])]
+    pub token: Option<String>,
+    /// File with it; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["existing", "account"])]
+    pub token_file: Option<PathBuf>,
+    /// The gateway, such as https://gateway.example.org; TOWLINE_GATEWAY, or that of the account that is signed in, without this
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// PEM file of the authority of the gateway's certificate; TOWLINE_CA_FILE, or the system's, without this
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
 
 const PREFIX: &str = "towline-enrol.";
 
@@ -42,7 +61,7 @@ impl OneTime {
     ///
     /// # Errors
     /// When it cannot be one, or `--resource-group` is another than its own.
-    pub fn read(args: &ConnectArgs) -> Outcome<Option<Self>> {
+    pub fn read(args: &Args) -> Outcome<Option<Self>> {
         let secret = match (&args.enrolment.token, &args.enrolment.token_file) {
             (Some(token), _) => SecretString::from(token.trim()),
             (None, Some(file)) => read_secret(file).context("--token-file").map_err(Failure::usage)?,
@@ -79,7 +98,7 @@ impl OneTime {
     }
 
     /// Creates the cluster, which uses up the token; returns what is known of it.
-    pub async fn enrol(&self, prepared: &Prepared, args: &ConnectArgs, public_key: &str) -> Outcome<Value> {
+    pub async fn enrol(&self, prepared: &Prepared, args: &Args, public_key: &str) -> Outcome<Value> {
         let asked = TokenEnrolment {
             token: self.secret.expose_secret().to_owned(),
             name: prepared.id.name().to_owned(),

@@ -13,18 +13,17 @@ use types::{
 
 use super::{
     precheck,
-    proxy::Typed,
+    proxy::{AgentProxyArgs, Typed},
     values,
     wait::{Waiting, status},
 };
 use crate::{
     api::{Api, Wait},
-    args::{KubeArgs, UpdateArgs},
     commands::{interrupt::Interrupt, steps::Steps},
     context::Context,
     failure::{Failure, Outcome},
     kubernetes::{
-        Kubernetes,
+        KubeArgs, Kubernetes,
         installed::{group_and_name, is_elsewhere},
         turn::Turn,
     },
@@ -46,10 +45,10 @@ impl<'a> Update<'a> {
     ///
     /// # Errors
     /// When it cannot be meant.
-    pub fn read(args: &'a UpdateArgs) -> Outcome<Option<Self>> {
-        let (typed, upgrades) = (Typed::read(&args.proxy)?, args.upgrade);
+    pub fn read(kube: &'a KubeArgs, proxy: &AgentProxyArgs, upgrades: bool, wait: Wait) -> Outcome<Option<Self>> {
+        let typed = Typed::read(proxy)?;
         let is_asked = upgrades || !typed.is_nothing();
-        Ok(is_asked.then(|| Self { kube: &args.kube, typed, upgrades, wait: args.wait.wait() }))
+        Ok(is_asked.then(|| Self { kube, typed, upgrades, wait }))
     }
 }
 

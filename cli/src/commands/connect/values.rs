@@ -1,5 +1,7 @@
 //! The manifests' values: what was typed, and what the gateway says of itself.
 
+use std::net::IpAddr;
+
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
 use http::Request;
@@ -7,14 +9,87 @@ use http_body_util::Full;
 use serde_json::{Map, Value};
 use types::agent_api::{ENROLMENT_PREFIX, InstallSettings};
 
-use super::proxy::Typed;
+use super::proxy::{AgentProxyArgs, Typed};
 use crate::{
-    args::AgentArgs,
     client::Client,
+    commands::names,
     failure::{Failure, Outcome},
     kubernetes::{Kubernetes, kept::Kept},
-    manifests::{HostAlias, Image, Values},
+    manifests::{self, HostAlias, Image, Values},
 };
+
+/// What `--distribution` knows.
+const DISTRIBUTIONS: [&str; 18] = [
+    "generic",
+    "openshift",
+    "rancher_rke",
+    "kind",
+    "k3s",
+    "minikube",
+    "gke",
+    "eks",
+    "aks",
+    "aks_management",
+    "aks_workload",
+    "capz",
+    "aks_engine",
+    "tkg",
+    "canonical",
+    "karbon",
+    "aks_edge_k3s",
+    "aks_edge_k8s",
+];
+
+const INFRASTRUCTURES: [&str; 9] = [
+    "generic",
+    "azure",
+    "aws",
+    "gcp",
+    "azure_stack_hci",
+    "azure_stack_hub",
+    "azure_stack_edge",
+    "vsphere",
+    "windows_server",
+];
+
+/// What is installed. What is not typed is as it was, where there are agents.
+#[derive(Debug, clap::Args, Clone, Default)]
+pub struct AgentArgs {
+    /// How they get to the gateway.
+    #[command(flatten)]
+    pub proxy: AgentProxyArgs,
+    /// The image, REPOSITORY[:TAG] or REPOSITORY@sha256:...
+    #[arg(long, value_name = "NAME", value_parser = names::image, help_heading = "Agents")]
+    pub image: Option<String>,
+    /// The namespace; made if it is not there
+    #[arg(long, value_name = "NAME", value_parser = names::namespace, default_value = manifests::NAMESPACE, help_heading = "Agents")]
+    pub namespace: String,
+    /// How many pods hold a tunnel each
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=25), help_heading = "Agents")]
+    pub replicas: Option<u32>,
+    /// Pin the carrier of the tunnel
+    #[arg(long, value_name = "NAME", value_parser = ["auto", "quic", "h2", "websocket"], help_heading = "Agents")]
+    pub carrier: Option<String>,
+    /// A line of the pods' /etc/hosts, ADDRESS=NAME[,NAME]; repeat for more; "" for none
+    #[arg(long = "host-alias", value_name = "ADDRESS=NAME", value_parser = host_alias_or_none, help_heading = "Agents")]
+    pub host_aliases: Vec<Option<(IpAddr, Vec<String>)>>,
+    /// Let the gateway's roles and assignments decide single Kubernetes calls too, beside the cluster's own RBAC
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "Agents"
+    )]
+    pub azure_rbac: Option<bool>,
+    /// The cluster's distribution, instead of what its nodes look like
+    #[arg(long, value_name = "NAME", value_parser = DISTRIBUTIONS, help_heading = "Agents")]
+    pub distribution: Option<String>,
+    /// What it runs on, instead of what its nodes look like
+    #[arg(long, value_name = "NAME", value_parser = INFRASTRUCTURES, help_heading = "Agents")]
+    pub infrastructure: Option<String>,
+}
 
 /// Asks the gateway where it is, whom it trusts and with which keys.
 pub async fn settings(client: &Client) -> Outcome<InstallSettings> {
@@ -150,6 +225,20 @@ fn set_image(image: &mut Image, name: &str) {
     }
 }
 
+fn host_alias_or_none(text: &str) -> Result<Option<(IpAddr, Vec<String>)>, String> {
+    if text.is_empty() { Ok(None) } else { host_alias(text).map(Some) }
+}
+
+fn host_alias(text: &str) -> Result<(IpAddr, Vec<String>), String> {
+    let wrong = || "expected ADDRESS=NAME[,NAME], such as 192.0.2.7=gateway.example.org".to_owned();
+    let (address, names) = text.split_once('=').ok_or_else(wrong)?;
+    let hosts: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
+    match (address.parse(), hosts.iter().all(|name| names::is_host(name))) {
+        (Ok(address), true) => Ok((address, hosts)),
+        _ => Err(wrong()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,6 +283,18 @@ mod tests {
             let mut image = Values::default().image;
             set_image(&mut image, name);
             assert_eq!((image.repository.as_str(), image.tag.as_str(), image.digest.as_str()), expected);
+        }
+    }
+
+    #[test]
+    fn i3_a_host_alias_is_an_address_and_names() {
+        let (address, names) = host_alias("192.0.2.7=a.example.org,b").unwrap();
+        assert_eq!(
+            (address.to_string().as_str(), names),
+            ("192.0.2.7", vec!["a.example.org".to_owned(), "b".to_owned()])
+        );
+        for wrong in ["", "a", "a=b", "192.0.2.7=", "192.0.2.7=a,", "192.0.2.7=a b"] {
+            assert!(host_alias(wrong).is_err(), "{wrong}");
         }
     }
 }

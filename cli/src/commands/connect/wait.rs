@@ -7,10 +7,9 @@ use http::StatusCode;
 use serde_json::Value;
 use types::api::ResourceId;
 
-use super::{precheck::Prepared, resource::find};
+use super::{Args, precheck::Prepared, resource::find};
 use crate::{
     api::{Api, ApiError},
-    args::ConnectArgs,
     commands::{known, steps::Steps},
     failure::{Failure, Outcome},
     kubernetes::{
@@ -24,7 +23,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Returns the resource, or, for who may not read it, what was known of it, once all pods are of this run and ready, which
 /// means that each has a tunnel, and the gateway says so too.
-pub async fn connected(args: &ConnectArgs, prepared: &Prepared, known: Value, steps: &mut Steps) -> Outcome<Value> {
+pub async fn connected(args: &Args, prepared: &Prepared, known: Value, steps: &mut Steps) -> Outcome<Value> {
     let look = async || match &prepared.token {
         // Who holds a token reads nothing, and believes the pods.
         Some(_) => {

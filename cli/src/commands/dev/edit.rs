@@ -1,8 +1,14 @@
 //! Edits of a state. A running gateway reads what changed and acts on it at once.
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::anyhow;
+use clap::{ArgGroup, Subcommand};
+use daemon::settings::positive_duration;
 use gateway::{
     files,
     issuer::{KEYS_FILE, Keys, Principals, USERS_FILE, Users, UsersError, users},
@@ -11,7 +17,6 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::principals;
 use crate::{
-    args::{DevEdit, DevGrant},
     failure::{Failure, Hint, Outcome},
     secret::read_secret,
     state::{Data, State},
@@ -22,21 +27,142 @@ const FIRST_USERS: [(&str, &str); 3] = [("admin", "admins"), ("viewer", "viewers
 /// Those of them that may reach each cluster.
 const GRANTED: [&str; 2] = ["admin", "viewer"];
 
+/// As long as `gateway::issuer::principals::SECRET_LIFE`.
+pub(super) const SECRET_TTL: &str = "8760h";
+
+/// `towline dev <edit> --state DIR`.
+#[derive(Debug, Subcommand)]
+pub enum Edit {
+    /// Add a cluster, write its agent's files and grant it to admin and viewer
+    AddCluster {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name or whole ARM id
+        name: String,
+    },
+    /// Add a user with a generated password, or give an existing one new groups and a new password
+    AddUser {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name
+        name: String,
+        /// A group; repeat for more
+        #[arg(long = "group", value_name = "GROUP")]
+        groups: Vec<String>,
+        /// A cluster that the user may reach, or * for all; repeat for more
+        #[arg(long = "grant", value_name = "CLUSTER")]
+        grants: Vec<String>,
+        /// Read the password from this file instead of making one; - is standard input
+        #[arg(long, value_name = "FILE")]
+        password_file: Option<PathBuf>,
+    },
+    /// Disable a user: no tokens, and open sessions end
+    DisableUser {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name
+        name: String,
+    },
+    /// Enable a user again
+    EnableUser {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name
+        name: String,
+    },
+    /// Add a service principal; its secret is kept in the state's folder
+    AddPrincipal {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name
+        name: String,
+        /// A cluster that it may reach, or * for all; repeat for more
+        #[arg(long = "grant", value_name = "CLUSTER")]
+        grants: Vec<String>,
+        /// How long the secret is good for
+        #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = SECRET_TTL)]
+        ttl: Duration,
+    },
+    /// Remove a service principal: no tokens, and open sessions end
+    RemovePrincipal {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name, object id or client id
+        name: String,
+    },
+    /// Give a service principal a new secret, instead of those that it has
+    RotatePrincipal {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+        /// Name, object id or client id
+        name: String,
+        /// Leave the present ones good as well; a further rotation without this ends them
+        #[arg(long)]
+        append: bool,
+        /// How long the secret is good for
+        #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = SECRET_TTL)]
+        ttl: Duration,
+    },
+    /// Let a user or a group reach a cluster
+    Grant(GrantArgs),
+    /// Take that right back: open sessions end
+    Revoke(GrantArgs),
+    /// Sign tokens with a new key from now on, which the present one vouches for
+    RotateKeys {
+        /// Of which state.
+        #[command(flatten)]
+        at: StateArgs,
+    },
+}
+
+/// Which state is edited.
+#[derive(Debug, clap::Args)]
+pub struct StateArgs {
+    /// Folder of the state
+    #[arg(long, value_name = "DIR")]
+    pub state: PathBuf,
+}
+
+/// Who may reach what.
+#[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("who").required(true).args(["user", "group"]))]
+pub struct GrantArgs {
+    /// Of which state.
+    #[command(flatten)]
+    pub at: StateArgs,
+    /// Name or ARM id of the cluster, or * for all
+    #[arg(long)]
+    pub cluster: String,
+    /// A user, or a service principal by its object id
+    #[arg(long)]
+    pub user: Option<String>,
+    /// A group
+    #[arg(long)]
+    pub group: Option<String>,
+}
+
 /// Runs one edit.
-pub fn run(edit: DevEdit) -> Outcome {
+pub fn run(edit: Edit) -> Outcome {
     let done = match edit {
-        DevEdit::AddCluster { at, name } => add_cluster(&at.state, &name)?,
-        DevEdit::AddUser { at, name, groups, grants, password_file } => {
+        Edit::AddCluster { at, name } => add_cluster(&at.state, &name)?,
+        Edit::AddUser { at, name, groups, grants, password_file } => {
             add_user(&at.state, &name, &groups, &grants, password_file.as_deref())?
         }
-        DevEdit::DisableUser { at, name } => set_disabled(&at.state, &name, true)?,
-        DevEdit::EnableUser { at, name } => set_disabled(&at.state, &name, false)?,
-        DevEdit::AddPrincipal { at, name, grants, ttl } => principals::add(&at.state, &name, &grants, ttl)?,
-        DevEdit::RemovePrincipal { at, name } => principals::remove(&at.state, &name)?,
-        DevEdit::RotatePrincipal { at, name, append, ttl } => principals::rotate(&at.state, &name, append, ttl)?,
-        DevEdit::Grant(grant) => change_grant(&grant, true)?,
-        DevEdit::Revoke(grant) => change_grant(&grant, false)?,
-        DevEdit::RotateKeys { at } => {
+        Edit::DisableUser { at, name } => set_disabled(&at.state, &name, true)?,
+        Edit::EnableUser { at, name } => set_disabled(&at.state, &name, false)?,
+        Edit::AddPrincipal { at, name, grants, ttl } => principals::add(&at.state, &name, &grants, ttl)?,
+        Edit::RemovePrincipal { at, name } => principals::remove(&at.state, &name)?,
+        Edit::RotatePrincipal { at, name, append, ttl } => principals::rotate(&at.state, &name, append, ttl)?,
+        Edit::Grant(grant) => change_grant(&grant, true)?,
+        Edit::Revoke(grant) => change_grant(&grant, false)?,
+        Edit::RotateKeys { at } => {
             let state = State::open(&at.state)?;
             let keys = Keys::rotate(&state.path("issuer").join(KEYS_FILE))?;
             format!("tokens are signed with key {} from now on", keys.newest())
@@ -154,7 +280,7 @@ fn set_disabled(dir: &Path, name: &str, disabled: bool) -> Outcome<String> {
     })
 }
 
-fn change_grant(args: &DevGrant, add: bool) -> Outcome<String> {
+fn change_grant(args: &GrantArgs, add: bool) -> Outcome<String> {
     let (user, group) = (args.user.as_deref(), args.group.as_deref());
     let who = user.map_or_else(|| format!("group {}", group.unwrap_or_default()), |user| format!("user {user}"));
     let mut found = true;

@@ -1,14 +1,19 @@
 //! Runs the gateway on a state.
 
-use std::{path::Path, process::ExitCode, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
-use daemon::{Shutdown, TaskGroup, raise_open_files, signals, telemetry::LogLevel};
+use daemon::{Shutdown, TaskGroup, raise_open_files, settings::positive_duration, signals, telemetry::LogLevel};
 use gateway::{Extras, Gateway, config::Config, guid, issuer::Issuer};
 
 use super::{edit, ports, principals, ready};
 use crate::{
-    args::DevRun,
     commands::print,
     failure::{Failure, INTERRUPTED, Outcome},
     state::{Data, State, check_name},
@@ -17,8 +22,47 @@ use crate::{
 /// The cluster of a new state.
 const FIRST_CLUSTER: &str = "dev";
 
+/// `towline dev --state DIR`.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// Folder of the state; made if it is not there, used again if it is
+    #[arg(long, value_name = "DIR", required = true)]
+    pub state: Option<PathBuf>,
+    /// Where users and agents connect, TCP and UDP. Port 0 picks one that is free and keeps it for later starts.
+    /// Without this: as at the last start, at first 127.0.0.1:8443 or, if that is taken, another port
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
+    pub listen: Option<SocketAddr>,
+    /// Where health, metrics and sessions are served; 127.0.0.1 and a kept free port without this
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
+    pub admin_listen: Option<SocketAddr>,
+    /// A further name or address of the gateway, for its certificate; the first one is part of its URL
+    #[arg(long = "name", value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Serve clusters at <key>.DOMAIN too
+    #[arg(long, value_name = "DOMAIN")]
+    pub domain: Option<String>,
+    /// A cluster's name, or its whole ARM id; repeat for more. At the first start `dev` without this
+    #[arg(long = "cluster", value_name = "NAME")]
+    pub clusters: Vec<String>,
+    /// How long tokens live, such as 1h or 30s
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
+    pub token_ttl: Option<Duration>,
+    /// The kubeconfig by which agents outside of a cluster reach it; without this `kubeconfig` in the agent's folder
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// A setting of the gateway's configuration, such as sessions.reauthorise_every=1s; repeat for more
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting)]
+    pub gateway_settings: Vec<(String, String)>,
+    /// A setting of the agents' configuration, such as sessions.outlive_token=0s; repeat for more
+    #[arg(long = "agent-set", value_name = "KEY=VALUE", value_parser = setting)]
+    pub agent_settings: Vec<(String, String)>,
+    /// Print one JSON line on standard output once ready, and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Makes or opens the state, runs until told, drains.
-pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
+pub async fn run(dir: &Path, args: RunArgs, log_level: LogLevel) -> Outcome {
     let _running = State::lock_running(dir)?;
     let (state, config) = prepare(dir, &args)?;
     edit::add_first_users(&state)?;
@@ -46,7 +90,7 @@ pub async fn run(dir: &Path, args: DevRun, log_level: LogLevel) -> Outcome {
 }
 
 /// The state with what was typed, and the gateway's configuration made of it.
-fn prepare(dir: &Path, args: &DevRun) -> Outcome<(State, Config)> {
+fn prepare(dir: &Path, args: &RunArgs) -> Outcome<(State, Config)> {
     let before = State::open(dir).map(|state| state.data).unwrap_or_default();
     let made = State::edit(dir, |data| apply(data, args)).and_then(|state| {
         // Faults in it come from what was typed with --set, and in an agent's from --agent-set.
@@ -67,7 +111,7 @@ fn prepare(dir: &Path, args: &DevRun) -> Outcome<(State, Config)> {
 }
 
 /// What was typed becomes part of the state; what was not stays as it was.
-fn apply(data: &mut Data, args: &DevRun) -> Outcome<()> {
+fn apply(data: &mut Data, args: &RunArgs) -> Outcome<()> {
     for name in args.names.iter().chain(&args.domain) {
         check_name(name).map_err(Failure::usage)?;
     }
@@ -105,4 +149,45 @@ fn apply(data: &mut Data, args: &DevRun) -> Outcome<()> {
     data.listen = ports::choose(args.listen, data.listen, Some(ports::PUBLIC))?;
     data.admin = ports::choose(args.admin_listen, data.admin, None)?;
     Ok(())
+}
+
+/// Reads an address to listen at. A port alone does not say who may connect.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
+    Err(match (port.parse::<u16>(), host) {
+        (Ok(port), "" | "localhost" | "*") => format!(
+            "expected ADDRESS:PORT: 127.0.0.1:{port} for this machine alone, 0.0.0.0:{port} or [::]:{port} for all its addresses"
+        ),
+        (Ok(port), host) if host.parse::<IpAddr>().is_ok() => format!("expected ADDRESS:PORT, such as [{host}]:{port}"),
+        _ => "expected ADDRESS:PORT with an IP address of this machine and a port up to 65535, such as 127.0.0.1:8443"
+            .to_owned(),
+    })
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !key.contains(' ') => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("expected KEY=VALUE, such as sessions.reauthorise_every=1s".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_to_listen_at_is_asked_for_in_the_words_that_were_typed() {
+        assert!(address("127.0.0.1:8443").is_ok() && address("[::1]:0").is_ok());
+        for port in ["8443", ":8443", "localhost:8443", "*:8443"] {
+            let error = address(port).unwrap_err();
+            assert!(error.contains("127.0.0.1:8443 for this machine alone, 0.0.0.0:8443"), "{port}: {error}");
+        }
+        assert!(address("::1:8443").unwrap_err().contains("[::1]:8443"));
+        for bad in ["", "x", "host.example.org:8443", "1.2.3.4", "1.2.3.4:99999"] {
+            assert!(address(bad).unwrap_err().contains("such as 127.0.0.1:8443"), "{bad}");
+        }
+    }
 }

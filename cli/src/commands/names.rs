@@ -98,7 +98,7 @@ mod tests {
     use types::ids::ClusterId;
 
     use super::*;
-    use crate::args::Args;
+    use crate::commands::Cli;
 
     #[test]
     fn name_that_cannot_be_one_is_refused_with_the_rule() {
@@ -168,7 +168,7 @@ mod tests {
             "proxy|-n|a|-g|a b",
             "enable-features|-n|a b|-g|g|--features|azure-rbac",
         ] {
-            let error = Args::try_parse_from(std::iter::once("towline").chain(line.split('|'))).unwrap_err();
+            let error = Cli::try_parse_from(std::iter::once("towline").chain(line.split('|'))).unwrap_err();
             assert_eq!(error.kind(), clap::error::ErrorKind::ValueValidation, "{line}: {error}");
         }
     }

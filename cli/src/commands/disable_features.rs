@@ -1,0 +1,17 @@
+//! `towline disable-features`.
+
+use super::features::{FeaturesArgs, turn};
+use crate::failure::Outcome;
+
+/// Turn features of a cluster off
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Which ones.
+    #[command(flatten)]
+    features: FeaturesArgs,
+}
+
+/// Turns them off.
+pub async fn run(args: Args) -> Outcome {
+    turn(args.features, false).await
+}
