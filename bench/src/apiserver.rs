@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::{
     link::{Link, Seat},
-    path::Upstream,
     program::output,
+    upstream::Upstream,
 };
 
 const SCRIPT: &str = "tests/cluster/cluster";

@@ -15,8 +15,8 @@ use crate::{
     load::{Load, Outcome, meanwhile::Seen, watch},
     path::{Also, Bench, Running, towline::fleet::Fleet},
     program::{Dialogue, Program},
-    run::{self, User, load_of},
     statistics::Middle,
+    users::{User, alone_and_beside, beside, load_of},
 };
 
 /// The agents' certificates are made within this.
@@ -185,14 +185,14 @@ pub async fn watches(bench: &Bench, path: &mut Running, watches: u32, seconds: f
 pub async fn noisy(bench: &Bench, path: &mut Running, quiet: Load, noise: Load) -> anyhow::Result<Outcome> {
     let (url, token) = path.also.beside.clone().context("a second cluster")?;
     let user = User { url, token, ..User::of(path) };
-    run::alone_and_beside(bench, &user, quiet, (User::of(path), noise)).await
+    alone_and_beside(bench, &user, quiet, (User::of(path), noise)).await
 }
 
 /// What the agent says to its gateway, beside bulk on the same tunnel.
 pub async fn control(bench: &Bench, path: &mut Running, bulk: Load, ask: control::Ask) -> anyhow::Result<Outcome> {
     let mut agent = path.also.control.take().context("an agent that can be asked")?;
     let user = User::of(path);
-    let asked = run::beside(bench, &user, bulk, async {
+    let asked = beside(bench, &user, bulk, async {
         agent.ask::<Outcome>(&ask, Duration::from_secs_f64(ask.seconds) + MADE).await
     });
     let asked = asked.await;

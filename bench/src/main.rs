@@ -37,6 +37,7 @@ mod targets;
 mod tokens;
 mod told;
 mod upstream;
+mod users;
 
 use std::{
     io::{ErrorKind, Write},

@@ -26,8 +26,8 @@ use crate::{
     link::{Link, Seat},
     program::Dialogue,
     program::Program,
-    scenario::Scenario,
     scene::{Crowd, Scene, Server},
+    upstream::Upstream,
 };
 
 /// A way from the user to the upstream.
@@ -138,21 +138,6 @@ pub struct Bench {
     _upstream: Program,
 }
 
-/// What is behind a path.
-#[derive(Clone)]
-pub struct Upstream {
-    /// `host:port`, as the site reaches it.
-    pub address: String,
-    /// The name in its certificate.
-    pub name: &'static str,
-    /// The authority of its certificate.
-    pub ca: PathBuf,
-    /// What users show to it.
-    pub token: Option<String>,
-    /// The kubeconfig that an agent is given.
-    pub admin: PathBuf,
-}
-
 /// Something that is not on this machine: figures of it are missing then, all else is measured.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
@@ -172,8 +157,8 @@ pub struct Running {
     pub hops: Vec<Program>,
     /// What a crowd brings along.
     pub also: Also,
-    /// Why it cannot do a scenario, where it cannot.
-    pub cannot: fn(&Scenario) -> Option<&'static str>,
+    /// Why it lacks an ability, where it does.
+    pub lacks: fn(Ability) -> Option<&'static str>,
 }
 
 /// What a path has beside its hops where its scene wants that.
@@ -191,15 +176,24 @@ pub struct Also {
     pub ledgers: Vec<Ledger>,
 }
 
+/// What some scenarios need and not every path has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ability {
+    /// Carries connections that become another protocol.
+    Upgrades,
+    /// Its agents dial again when the gateway was away.
+    Redials,
+}
+
 /// Of a path that can do every scenario.
-pub fn can_all(_: &Scenario) -> Option<&'static str> {
+pub fn has_all(_: Ability) -> Option<&'static str> {
     None
 }
 
 impl Running {
-    /// Why it cannot do this, if so: what a report says in place of figures.
-    pub fn cannot(&self, scenario: &Scenario) -> Option<&'static str> {
-        (self.cannot)(scenario)
+    /// Why it lacks an ability, if so: what a report says in place of figures.
+    pub fn lacks(&self, ability: Ability) -> Option<&'static str> {
+        (self.lacks)(ability)
     }
 
     /// What each hop uses from now on, the gateway of a fleet first. The path keeps them too, for whoever knows when its crowd
@@ -303,7 +297,7 @@ impl Bench {
                 token: upstream.token.clone(),
                 hops: Vec::new(),
                 also: Also { beside: Some((format!("https://{}", upstream.address), None)), ..Also::default() },
-                cannot: can_all,
+                lacks: has_all,
             }),
             Kind::NginxChain => nginx::start(self, upstream, scene.crowd),
             Kind::MinimalH2 | Kind::MinimalH2All | Kind::MinimalWebsocket | Kind::MinimalQuic => {
@@ -348,7 +342,7 @@ impl Bench {
     /// Of a path that ends the TLS of its users itself.
     fn proxied(&self, kind: Kind, upstream: &Upstream, hops: Vec<Program>) -> Running {
         let (url, ca, token) = (format!("https://{}", self.door(kind)), self.file("ca.crt"), upstream.token.clone());
-        Running { url, ca, name: None, token, hops, also: Also::default(), cannot: can_all }
+        Running { url, ca, name: None, token, hops, also: Also::default(), lacks: has_all }
     }
 
     /// Of a path that lets the TLS of its users through to the upstream.

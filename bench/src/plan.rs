@@ -8,7 +8,6 @@ use clap::ValueEnum;
 
 use crate::{
     path::Kind,
-    run::turns,
     scenario::{self, Scenario, Size, fleets},
     scene::{Crowd, Scene, Server},
     targets::{self, Need},
@@ -33,6 +32,11 @@ const LONG_WAY_S: f64 = 1.0;
 const CLUSTER_S: f64 = 10.0;
 /// What comes before each scenario: requests that warm all up, in a process of their own.
 const WARM_S: f64 = 0.2;
+
+/// How many turns each of the paths has that are up together.
+pub const TURNS: u32 = 5;
+/// Seconds of a turn that are in no latency: hops of others have used the caches meanwhile.
+pub const TURN_WARM_S: f64 = 0.15;
 
 /// What is wanted, by name.
 pub struct Wanted<'a> {
@@ -166,7 +170,7 @@ impl Stop {
             _ => PROGRAMS_S,
         };
         let way = if self.scene.shape == Scene::PLAIN.shape { 0.0 } else { LONG_WAY_S };
-        let turns = if self.scene.together { turns::WARM_S * f64::from(turns::TURNS) } else { 0.0 };
+        let turns = if self.scene.together { TURN_WARM_S * f64::from(TURNS) } else { 0.0 };
         let each = |scenario: &&Scenario| scenario.work.seconds(size, crowd) + WARM_S + turns;
         let works = self.scenarios.iter().map(each).sum::<f64>();
         #[expect(clippy::cast_precision_loss, reason = "a few paths")]

@@ -1,6 +1,6 @@
 //! A run: scenarios over paths, in interleaved repeats, so that what the machine does meanwhile falls on all paths alike.
 
-pub mod turns;
+mod turns;
 
 use std::{
     path::{Path, PathBuf},
@@ -15,14 +15,12 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use crate::{
     commands::{self, Task},
     fleet, h2load,
-    latency::Latency,
     ledger::Ledger,
-    link::{Link, Seat, Way},
-    load::{Load, Outcome, Plan, Until},
+    link::{Link, Way},
+    load::{Load, Outcome},
     machine,
     path::{ANSWERS, Bench, Kind, Missing, Running},
-    plan::{self, Plan as RunPlan, Stop, Wanted},
-    program::{Dialogue, output},
+    plan::{self, Plan, Stop, Wanted},
     record::{self, Record, Writer},
     relay,
     scenario::{
@@ -31,6 +29,7 @@ use crate::{
     },
     scene::{Crowd, Scene, Server},
     tokens,
+    users::{User, alone_and_beside, load_of},
 };
 
 /// What to run.
@@ -100,7 +99,7 @@ pub async fn start(args: &Args) -> anyhow::Result<ExitCode> {
 
 async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Args { scenario, path, targets, .. } = args;
-    let plan = RunPlan::new(&Wanted { scenarios: scenario, paths: path, repeat: args.repeat, targets })?;
+    let plan = Plan::new(&Wanted { scenarios: scenario, paths: path, repeat: args.repeat, targets })?;
     let (stops, size) = (plan.stops(), Size::new(args.quick));
     let mut progress = Progress::new(plan::seconds(&stops, size));
     let link = if args.loopback { Link::Loopback } else { Link::veth()? };
@@ -253,10 +252,11 @@ impl Round<'_> {
         };
         let mut end = End::Done;
         while let [first, rest @ ..] = *left {
-            let measured = match path.cannot(first).or_else(|| first.work.missing()) {
-                Some(why) => Ok(self.without(first, why)),
-                None => self.measure_in_time(&mut way, &mut path, (first, scene)).await,
-            };
+            let measured =
+                match first.work.needs().and_then(|ability| path.lacks(ability)).or_else(|| first.work.missing()) {
+                    Some(why) => Ok(self.without(first, why)),
+                    None => self.measure_in_time(&mut way, &mut path, (first, scene)).await,
+                };
             match measured {
                 Ok(record) => keep(record)?,
                 Err(error) => {
@@ -456,96 +456,17 @@ async fn work(bench: &Bench, path: &mut Running, (work, crowd): (Work, Crowd), s
     }
 }
 
+/// A path's load.
+async fn load(bench: &Bench, path: &Running, (load, around): (Load, Option<Load>)) -> anyhow::Result<Outcome> {
+    load_of(bench, &User::of(path), (load, around.map(|load| (User::of(path), load)))).await
+}
+
 /// What goes over no path, in place of whose name stands what was measured.
 async fn without_path(bench: &Bench, scenario: &Scenario, repeat: u32, size: Size) -> anyhow::Result<Record> {
     let Work::Tokens(count) = scenario.work else { bail!("it goes over a path") };
     let outcome = tokens::run(bench, count(size)).await?;
     let (scenario, path) = (scenario.name.to_owned(), VERIFIER.to_owned());
     Ok(Record { scenario, path, repeat, no: None, outcome, hops: Vec::new() })
-}
-
-/// Who sends a load, and where.
-pub struct User {
-    /// `https://host:port/prefix`.
-    pub url: String,
-    /// The authority to trust.
-    pub ca: PathBuf,
-    /// Bearer token.
-    pub token: Option<String>,
-}
-
-impl User {
-    /// Those of a path.
-    pub fn of(path: &Running) -> Self {
-        Self { url: path.url.clone(), ca: path.ca.clone(), token: path.token.clone() }
-    }
-
-    /// The process that sends it, and the line that it is told.
-    fn start(&self, bench: &Bench, load: Load, until: Until) -> anyhow::Result<(std::process::Command, String)> {
-        let plan = Plan { url: self.url.clone(), ca: self.ca.clone(), token: self.token.clone(), load, until };
-        let mut command = bench.link.command(Seat::Load, &std::env::current_exe()?);
-        command.arg("load");
-        Ok((command, serde_json::to_string(&plan)? + "\n"))
-    }
-
-    /// Those who send while something lasts, from now on; any further line ends it, which is answered with a
-    /// [`crate::load::meanwhile::Seen`].
-    pub async fn meanwhile(&self, bench: &Bench, load: Load, least: u64) -> anyhow::Result<Dialogue> {
-        let (command, plan) = self.start(bench, load, Until::Over { least })?;
-        let mut users = Dialogue::start("users", command)?;
-        users.tell(&plan).await?;
-        Ok(users)
-    }
-}
-
-/// A path's load.
-async fn load(bench: &Bench, path: &Running, (load, around): (Load, Option<Load>)) -> anyhow::Result<Outcome> {
-    load_of(bench, &User::of(path), (load, around.map(|load| (User::of(path), load)))).await
-}
-
-/// A load in a process of its own; what goes on beside it in another, which is under way before.
-pub async fn load_of(
-    bench: &Bench,
-    user: &User,
-    (load, around): (Load, Option<(User, Load)>),
-) -> anyhow::Result<Outcome> {
-    let (command, plan) = user.start(bench, load, Until::Done)?;
-    let measured = async { Ok(serde_json::from_str(&output(command, plan.as_bytes()).await?)?) };
-    match around {
-        Some((user, load)) => beside(bench, &user, load, measured).await,
-        None => measured.await,
-    }
-}
-
-/// A load alone, and then beside another one: the second one is the outcome, which says what the first one saw.
-pub async fn alone_and_beside(bench: &Bench, user: &User, load: Load, around: (User, Load)) -> anyhow::Result<Outcome> {
-    let alone = load_of(bench, user, (load, None)).await?;
-    let mut outcome = load_of(bench, user, (load, Some(around))).await?;
-    // What failed alone has failed.
-    outcome.failed += alone.failed;
-    outcome.errors.extend(alone.errors.into_iter().map(|(text, count)| (format!("alone: {text}"), count)));
-    #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
-    let p99 = |latency: &Latency| latency.at(0.99).map(|us| us as f64);
-    let (alone, beside) = (p99(&alone.latency), p99(&outcome.latency));
-    outcome.extra.extend(alone.map(|us| ("alone_p99_us".to_owned(), us)));
-    let ratio = beside.zip(alone).filter(|(_, alone)| *alone > 0.0).map(|(beside, alone)| beside / alone);
-    outcome.extra.extend(ratio.map(|ratio| ("beside_p99_ratio".to_owned(), ratio)));
-    Ok(outcome)
-}
-
-/// What is measured while a load is under way, and what became of that.
-pub async fn beside(
-    bench: &Bench,
-    user: &User,
-    load: Load,
-    measured: impl Future<Output = anyhow::Result<Outcome>>,
-) -> anyhow::Result<Outcome> {
-    let (command, plan) = user.start(bench, load, Until::Told)?;
-    let mut process = Dialogue::start("the load beside", command)?;
-    process.tell(&plan).await?;
-    process.line().await?;
-    let outcome = measured.await?;
-    Ok(outcome.beside(serde_json::from_str(&process.last_line().await?)?))
 }
 
 #[cfg(test)]

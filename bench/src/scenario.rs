@@ -13,7 +13,7 @@ use crate::{
     commands::Task,
     h2load,
     load::{Connections, Load, Pace, Request, watch},
-    path::{Kind, towline},
+    path::{Ability, Kind, towline},
     scene::{Crowd, Scene},
     shape::Shape,
 };
@@ -80,8 +80,16 @@ impl Work {
         }
     }
 
+    /// What it needs of a path and not every path has.
+    pub fn needs(self) -> Option<Ability> {
+        match self {
+            Self::Many(fleets::Many::Storm) => Some(Ability::Redials),
+            work => work.upgrades().then_some(Ability::Upgrades),
+        }
+    }
+
     /// Whether it makes another protocol of a request's connection.
-    pub fn upgrades(self) -> bool {
+    fn upgrades(self) -> bool {
         let size = Size::new(true);
         match self {
             Self::Load(of) => matches!(of(size).0.connections, Connections::Upgraded(_)),

@@ -45,6 +45,21 @@ const STREAMS: u32 = 20_000;
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
+/// The server behind a path, as the site reaches it.
+#[derive(Clone)]
+pub struct Upstream {
+    /// `host:port`, as the site reaches it.
+    pub address: String,
+    /// The name in its certificate.
+    pub name: &'static str,
+    /// The authority of its certificate.
+    pub ca: PathBuf,
+    /// What users show to it.
+    pub token: Option<String>,
+    /// The kubeconfig that an agent is given.
+    pub admin: PathBuf,
+}
+
 /// Arguments.
 #[derive(clap::Args)]
 pub struct Args {

@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package folder: its circles, each a set of top-level modules.
 KNOWN = {
-    "bench": ["apiserver commands h2load path scenario", "fleet plan run"],
     "gateway": [
         "agents api connectivity control core directory events owners permit request resources sessions snapshot tunnels",
     ],

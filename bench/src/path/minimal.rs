@@ -3,14 +3,8 @@
 
 use std::path::PathBuf;
 
-use super::{Also, Bench, Kind, Running, Upstream, towline::fleet};
-use crate::{
-    agents::Plan,
-    link::Seat,
-    program::Program,
-    scenario::{Scenario, Work, fleets::Many},
-    scene::Crowd,
-};
+use super::{Ability, Also, Bench, Kind, Running, Upstream, towline::fleet};
+use crate::{agents::Plan, link::Seat, program::Program, scene::Crowd};
 
 /// The words by which this program is those who idle.
 const IDLE: &[&str] = &["minimal", "idle"];
@@ -44,12 +38,12 @@ pub fn start(bench: &Bench, upstream: &Upstream, kind: Kind, crowd: Crowd) -> an
         let plan = Plan { gateway: tunnel, ca, authority, dir, carrier, agents, rate: fleet::RATE };
         also.fleet = Some(fleet::Fleet::once(hops.remove(0), plan, IDLE));
     }
-    Ok(Running { cannot, also, ..bench.proxied(kind, upstream, hops) })
+    Ok(Running { lacks, also, ..bench.proxied(kind, upstream, hops) })
 }
 
-fn cannot(scenario: &Scenario) -> Option<&'static str> {
-    if matches!(scenario.work, Work::Many(Many::Storm)) {
-        return Some("those who dial it do not come back");
-    }
-    scenario.work.upgrades().then_some("it knows requests only, no upgrades")
+fn lacks(ability: Ability) -> Option<&'static str> {
+    Some(match ability {
+        Ability::Upgrades => "it knows requests only, no upgrades",
+        Ability::Redials => "those who dial it do not come back",
+    })
 }

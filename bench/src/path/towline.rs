@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::Value;
 
-use super::{Also, Bench, Kind, Running, Upstream, can_all};
+use super::{Also, Bench, Kind, Running, Upstream, has_all};
 use crate::{
     agents::control,
     audit::Audit,
@@ -63,7 +63,7 @@ pub async fn start(bench: &Bench, upstream: &Upstream, kind: Kind, crowd: Crowd)
     let (url, token) = (begun.url(CLUSTER)?, begun.token(CLUSTER).await?);
     hops.insert(0, begun.gateway);
     let ca = text(&begun.ready, "ca")?.into();
-    Ok(Running { url, ca, name: None, token: Some(token), hops, also, cannot: can_all })
+    Ok(Running { url, ca, name: None, token: Some(token), hops, also, lacks: has_all })
 }
 
 /// A gateway that serves.

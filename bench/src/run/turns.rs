@@ -6,18 +6,15 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use super::{Ledger, Missing, Outcome, Record, Round, Running, Scenario, User, looked_at, why};
+use super::{Ledger, Missing, Outcome, Record, Round, Running, Scenario, looked_at, why};
 use crate::{
     load::{Load, Pace, Turn, Until},
-    plan::begin_with_another,
+    plan::{TURN_WARM_S, TURNS, begin_with_another},
     program::Dialogue,
     scenario::Work,
+    users::User,
 };
 
-/// How many turns each has.
-pub const TURNS: u32 = 5;
-/// Seconds of a turn that are in no latency: hops of others have used the caches meanwhile.
-pub const WARM_S: f64 = 0.15;
 /// A turn that is not over so much later is broken.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -42,7 +39,7 @@ pub(super) async fn run(
             }
         }
     }
-    let turn = Turn { warm_s: WARM_S, seconds: seconds / f64::from(TURNS) };
+    let turn = Turn { warm_s: TURN_WARM_S, seconds: seconds / f64::from(TURNS) };
     for number in 0..TURNS {
         let mut order: Vec<&mut Up> = up.iter_mut().collect();
         begin_with_another(&mut order, number);

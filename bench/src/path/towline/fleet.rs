@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use toml::Table;
 
-use super::{Also, Begun, Bench, CLUSTER, Kind, Running, agent, can_all, program, text, token};
+use super::{Also, Begun, Bench, CLUSTER, Kind, Running, agent, has_all, program, text, token};
 use crate::{
     agents::{self, Plan, cluster},
     audit::Audit,
@@ -61,7 +61,7 @@ pub async fn start(bench: &Bench, kind: Kind, agents: u32) -> anyhow::Result<Run
     let hops = vec![agent(bench, carrier, (Path::new(text(first, "agent_config")?), &bench.synthetic), "agent")?];
     let audit = Some(Audit::new(text(&ready, "admin")?));
     let also = Also { fleet: Some(fleet), audit, ..Also::default() };
-    Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, cannot: can_all })
+    Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, lacks: has_all })
 }
 
 /// Of a run's fleets: all gateways have the authority of the first one, so that the certificates of agents serve all of them.
