@@ -1,6 +1,6 @@
 //! The control plane of a running gateway: the store, what is in memory of it, and what goes on in the background.
 
-mod work;
+pub mod work;
 
 use std::{
     sync::{Arc, OnceLock},

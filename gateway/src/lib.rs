@@ -107,7 +107,7 @@ use tunnel::transport::quic::{Listener, QuicOptions, ResetSecret};
 use self::{
     accounts::Accounts,
     config::{AuditTo, Config, Dynamic},
-    control::{Clock, Control},
+    control::{Clock, Control, work::WORKS},
     core::Core,
     issuer::Issuer,
     metrics::Metrics,
@@ -360,7 +360,7 @@ impl Gateway {
                 let told = events::webhooks::run(Arc::clone(control), webhook, core.shutdown.clone());
                 tasks.spawn("webhook", told);
             }
-            tasks.spawn("operations", Arc::clone(control).work(core.shutdown.clone()));
+            tasks.spawn("operations", Arc::clone(control).work(WORKS, core.shutdown.clone()));
         }
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));
         let router = admin::router(Arc::clone(&core), reloader, log_level, addresses.admin);

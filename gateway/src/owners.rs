@@ -71,8 +71,7 @@ impl SignedIn<'_> {
         // Of a group nobody here knows whether there is somebody in it.
         let Some(id) = key.strip_prefix(&user_key("")) else { return false };
         let is_user = |user: &User| {
-            let object_id = user.object_id();
-            !user.disabled && names.key(&object_id) == key && !names.refuses(&[&user.name, &user.id, &object_id])
+            !user.disabled && names.key(&user.id) == key && !names.refuses(&[&user.name, &user.id])
         };
         let is_principal = |one: &Principal| {
             names.key(&one.object_id) == key && one.can_sign_in(self.now) && !names.refuses(&[&one.object_id])
@@ -326,7 +325,7 @@ mod tests {
         let mut config = Config::load(&made(&dir.path().join("g"))).unwrap();
         let state = config.issuer.as_ref().unwrap().state_dir.clone();
         let id =
-            Users::edit(&state.join(USERS_FILE), |users| Ok(users.put("ann", &[], "a password")?.object_id())).unwrap();
+            Users::edit(&state.join(USERS_FILE), |users| Ok(users.put("ann", &[], "a password")?.id.clone())).unwrap();
         let now = SystemTime::now();
         user_may_go(&config, "ann", now).await.unwrap();
         config.api.as_mut().unwrap().owners = vec![id];
@@ -367,7 +366,7 @@ mod tests {
         };
         let disabled: HashSet<String> = ["ann", "corp:mallory"].map(str::to_owned).into();
         let mut users = Users::default();
-        let ids = ["ann", "bob"].map(|name| users.put(name, &[], "a password").unwrap().object_id());
+        let ids = ["ann", "bob"].map(|name| users.put(name, &[], "a password").unwrap().id.clone());
         let principals = Principals::default();
         let can = |issuers: &[RawIssuer], id: &str| {
             let names = AccountNames::new(issuers, Some(OWN), &disabled);

@@ -76,7 +76,7 @@ impl Writing<'_> {
         if principals.is_some_and(|all| all.iter().any(|one| is(&one.object_id))) {
             return Some("ServicePrincipal");
         }
-        if users.is_some_and(|all| all.iter().any(|one| is(&one.object_id()))) {
+        if users.is_some_and(|all| all.iter().any(|one| is(&one.id))) {
             return Some("User");
         }
         self.control.snapshot().is_identity(&id.to_ascii_lowercase()).then_some("ServicePrincipal")

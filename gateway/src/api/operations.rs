@@ -27,6 +27,7 @@ pub fn new(call: &Call<'_>, id: &ResourceId, work: Value) -> Operation {
         begun_ms: call.now_ms,
         ended_ms: None,
         work,
+        due_ms: None,
         error: None,
     }
 }

@@ -14,6 +14,7 @@ use serde_json::json;
 
 mod connectivity;
 mod events;
+mod operations;
 mod owners;
 mod quotas;
 mod refusals;
@@ -121,7 +122,7 @@ impl Bench {
         let shutdown = Shutdown::new();
         let tasks = vec![
             tokio::spawn(Arc::clone(&control).follow(shutdown.clone())),
-            tokio::spawn(Arc::clone(&control).work(shutdown.clone())),
+            tokio::spawn(Arc::clone(&control).work(crate::control::work::WORKS, shutdown.clone())),
         ];
         Self { control, snapshots, issuer, clock_ms, folder, built_in: None, shutdown, tasks }
     }
@@ -1080,7 +1081,7 @@ async fn r10_a_second_deletion_takes_nothing_that_was_created_since() {
     assert!(control.store.delete(&stored.key, crate::store::batch::Expect::Any).await.unwrap().is_ok());
     let made = site.cluster("g", "c").await;
     assert_eq!(made.status, 201, "{}", made.body);
-    let work = tokio::spawn(Arc::clone(control).work(shutdown.clone()));
+    let work = tokio::spawn(Arc::clone(control).work(crate::control::work::WORKS, shutdown.clone()));
     for deletion in [&first, &second] {
         assert_eq!(site.ended("owner", deletion.header("azure-asyncoperation")).await.body["status"], "Succeeded");
     }

@@ -1,27 +1,58 @@
 //! Long-running operations are carried out here, whoever began them, and what has ended long ago is forgotten.
+//!
+//! A kind of work is one file and one line in [`WORKS`]. Of one operation one process is in charge: it has a claim in the
+//! store, which ends by itself, so that the work of a process that was killed is gone on with by another. Kinds that this
+//! program does not know are left to the newer one that began them.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+mod delete;
+
+use std::{sync::Arc, time::Duration};
 
 use daemon::Shutdown;
+use futures_util::future::BoxFuture;
 use serde_json::json;
-use tokio::time::Instant;
 
 use super::{Control, LOOK_EVERY};
 use crate::store::{
-    batch::{Batch, Ended, Expect},
-    operations::{Operation, Status},
+    batch::{Batch, Ended},
+    operations::{Claim, Operation, Status, Waiting},
 };
+
+/// All kinds of work.
+pub static WORKS: &[&dyn Work] = &[&delete::Delete];
+
+/// One kind of work that an operation may be about.
+pub trait Work: Send + Sync {
+    /// The word at `kind` of the operation's work.
+    fn name(&self) -> &'static str;
+
+    /// Does what can be done now. It may have been done before in part, or as a whole, by a process that was killed then.
+    fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>>;
+
+    /// What it waits for, in a sentence, for whom it did not end for in time.
+    fn waits_for(&self, _operation: &Operation) -> String {
+        "It did not end in time.".to_owned()
+    }
+}
+
+/// What came of going on with an operation.
+pub enum Step {
+    /// It has ended, together with these writes.
+    Ends(Batch),
+    /// It waits for something else, and is looked at again at this instant: milliseconds since 1970.
+    Waits(i64),
+}
 
 /// The same at most, while none of them can be ended.
 const PAUSE_MOST: Duration = Duration::from_secs(15);
-/// Operations that are taken up at once.
+/// Operations of a kind that are taken up at once.
 const OPERATIONS_AT_ONCE: u32 = 64;
+/// How long a claim holds: longer than one step of any work takes.
+const CLAIM: Duration = Duration::from_secs(60);
 /// How long one rests that could not be ended, the first time; twice as long each time after, up to [`REST_MOST`].
 const REST: Duration = Duration::from_secs(1);
 /// The same at most.
 const REST_MOST: Duration = Duration::from_secs(300);
-/// Operations that rest at most; more are tried each time.
-const RESTING: usize = 10_000;
 /// How long an operation that has ended is remembered.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 /// How long agents of a deleted cluster are told that it was: longer than any certificate of it holds.
@@ -47,52 +78,28 @@ impl Round {
     }
 }
 
-/// Which operations are to be looked at next. Those that cannot be ended rest, and keep nobody waiting meanwhile.
-#[derive(Default)]
-struct Waiting {
-    /// The last one that was looked at, where there are more behind it.
-    behind: Option<(i64, String)>,
-    /// How often those that could not be ended were tried, and until when they rest.
-    resting: HashMap<String, (u32, Instant)>,
+/// How long one rests that could not be ended, and was tried that often before.
+fn rest(tries: u32) -> Duration {
+    REST.saturating_mul(2_u32.saturating_pow(tries)).min(REST_MOST)
 }
 
-impl Waiting {
-    /// Those of a page that do not rest.
-    fn due<'a>(&self, page: &'a [Operation], now: Instant) -> Vec<&'a Operation> {
-        let rests = |operation: &Operation| self.resting.get(&operation.id).is_some_and(|(_, until)| *until > now);
-        page.iter().filter(|operation| !rests(operation)).collect()
-    }
-
-    fn ended(&mut self, id: &str) {
-        self.resting.remove(id);
-    }
-
-    fn failed(&mut self, id: &str, now: Instant) {
-        if self.resting.len() >= RESTING && !self.resting.contains_key(id) {
-            // Those of long ago were ended by another replica, or rest no more.
-            self.resting.retain(|_, (_, until)| *until > now);
-            if self.resting.len() >= RESTING {
-                return;
-            }
-        }
-        let (tries, until) = self.resting.entry(id.to_owned()).or_insert((0, now));
-        let rest = REST.saturating_mul(2_u32.saturating_pow(*tries)).min(REST_MOST);
-        (*tries, *until) = (*tries + 1, now + rest);
-    }
+fn in_ms(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
 impl Control {
-    /// Carries out long-running operations, also those that an earlier process began, until the gateway drains.
-    pub async fn work(self: Arc<Self>, shutdown: Shutdown) {
+    /// Carries out long-running operations of these kinds, also those that an earlier process began, until the gateway drains.
+    pub async fn work(self: Arc<Self>, works: &'static [&'static dyn Work], shutdown: Shutdown) {
+        let process = crate::resources::new_guid();
         let mut forget = tokio::time::interval(FORGET_EVERY);
         forget.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut pause, mut waiting) = (LOOK_EVERY, Waiting::default());
+        let mut pause = LOOK_EVERY;
         loop {
-            let round = self.carry_out_some(&mut waiting).await;
+            let (round, more) = self.carry_out_some(works, &process).await;
             if let Some(error) = &round.error {
                 tracing::error!(failed = round.failed, error, "operations are not ended; they are tried again");
             }
-            if round.done > 0 && waiting.behind.is_some() {
+            if round.done > 0 && more {
                 continue;
             }
             pause = round.pause(pause);
@@ -106,40 +113,30 @@ impl Control {
         }
     }
 
-    /// Carries out some of those that wait, behind those that were looked at before.
-    async fn carry_out_some(&self, waiting: &mut Waiting) -> Round {
-        let mut round = Round::default();
-        loop {
-            let found = match &waiting.behind {
-                Some((begun_ms, id)) => self.store.operations_behind((*begun_ms, id), OPERATIONS_AT_ONCE).await,
-                None => self.store.operations_under_way(OPERATIONS_AT_ONCE).await,
-            };
-            let operations = match found {
-                Ok(operations) => operations,
+    /// Carries out some of those that wait. Whether there may be more.
+    async fn carry_out_some(&self, works: &[&dyn Work], process: &str) -> (Round, bool) {
+        let (mut round, mut more) = (Round::default(), false);
+        for work in works {
+            let waiting = match self.store.operations_waiting(work.name(), self.now_ms(), OPERATIONS_AT_ONCE).await {
+                Ok(waiting) => waiting,
                 Err(error) => {
                     round.error = Some(daemon::chain(&error));
-                    return round;
+                    continue;
                 }
             };
-            for operation in waiting.due(&operations, Instant::now()) {
-                match self.carry_out(operation).await {
-                    Ok(()) => {
-                        round.done += 1;
-                        waiting.ended(&operation.id);
-                    }
+            more |= waiting.len() == OPERATIONS_AT_ONCE as usize;
+            for one in &waiting {
+                match self.take_up(*work, one, process).await {
+                    Ok(true) => round.done += 1,
+                    Ok(false) => {}
                     Err(error) => {
                         round.failed += 1;
-                        waiting.failed(&operation.id, Instant::now());
-                        round.error.get_or_insert(format!("{}: {error}", operation.id));
+                        round.error.get_or_insert(format!("{}: {error}", one.operation.id));
                     }
                 }
             }
-            let last = operations.last().filter(|_| operations.len() == OPERATIONS_AT_ONCE as usize);
-            waiting.behind = last.map(|last| (last.begun_ms, last.id.clone()));
-            if waiting.behind.is_none() || round.done + round.failed > 0 {
-                return round;
-            }
         }
+        (round, more)
     }
 
     async fn forget(&self) {
@@ -157,29 +154,44 @@ impl Control {
         }
     }
 
-    /// Does one operation and ends it, together or not at all.
-    async fn carry_out(&self, operation: &Operation) -> Result<(), String> {
-        let ended = Ended { id: operation.id.clone(), status: Status::Succeeded, error: None, now_ms: self.now_ms() };
-        let mut batch = Batch { ends: vec![ended], ..Batch::default() };
-        if operation.work.get("kind").is_some_and(|kind| kind == "delete") {
-            match self.store.get(&operation.resource).await {
-                Ok(Some(stored)) if stored.is_deleting() => {
-                    batch.deletes.push((stored.key, Expect::Revision(stored.revision)));
-                }
-                // Deleted by another operation; what is there now was created since.
-                Ok(_) => {}
-                Err(error) => return Err(daemon::chain(&error)),
+    /// Goes on with an operation, unless another process does. Whether it did.
+    async fn take_up(&self, work: &dyn Work, waiting: &Waiting, process: &str) -> Result<bool, String> {
+        let until = self.now_ms() + in_ms(CLAIM);
+        let claimed = self.store.claim_operation(waiting, process, until).await;
+        let Some(claim) = claimed.map_err(|error| daemon::chain(&error))? else { return Ok(false) };
+        let done = self.carry_out(work, &waiting.operation, &claim).await;
+        if done.is_err() {
+            let next = self.now_ms() + in_ms(rest(waiting.tries));
+            if let Err(error) = self.store.release_operation(&claim, next, false).await {
+                tracing::debug!(operation = waiting.operation.id, %error, "a claim ends by itself");
             }
-        } else {
-            batch.ends[0].status = Status::Failed;
-            batch.ends[0].error = Some(json!({
-                "code": "InternalServerError",
-                "message": "The operation was begun by another version of the gateway, which this one cannot go on with.",
-            }));
         }
+        done.map(|()| true)
+    }
+
+    /// Goes on with one operation; what ends it happens together with its end, or not at all.
+    async fn carry_out(&self, work: &dyn Work, operation: &Operation, claim: &Claim) -> Result<(), String> {
+        let now_ms = self.now_ms();
+        let overdue = operation.due_ms.is_some_and(|due| due <= now_ms);
+        let (mut batch, status, error) = match work.go_on(self, operation).await? {
+            Step::Ends(batch) => (batch, Status::Succeeded, None),
+            Step::Waits(_) if overdue => {
+                let error = json!({"code": "OperationTimedOut", "message": work.waits_for(operation)});
+                (Batch::default(), Status::Failed, Some(error))
+            }
+            Step::Waits(next) => {
+                let next = operation.due_ms.map_or(next, |due| next.min(due));
+                return match self.store.release_operation(claim, next, true).await {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(daemon::chain(&error)),
+                };
+            }
+        };
+        batch.ends.push(Ended { id: operation.id.clone(), status, error, now_ms });
         match self.write(&batch).await {
             Ok(Ok(_)) => {
-                tracing::info!(operation = operation.id, resource = operation.resource, "operation ended");
+                let (operation, resource, status) = (&operation.id, &operation.resource, status.as_str());
+                tracing::info!(operation, resource, status, "operation ended");
                 Ok(())
             }
             Ok(Err(refused)) => Err(refused.to_string()),
@@ -208,28 +220,15 @@ mod tests {
 
     #[test]
     fn r10_what_cannot_be_ended_rests_longer_each_time_and_the_rest_is_bounded() {
-        let (mut waiting, mut now) = (Waiting::default(), Instant::now());
-        let page = ["a", "b"].map(|id| Operation {
-            id: id.to_owned(),
-            resource: "/g".to_owned(),
-            status: Status::InProgress,
-            begun_ms: 1,
-            ended_ms: None,
-            work: json!({}),
-            error: None,
-        });
-        for rest in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
-            waiting.failed("a", now);
-            let due = |at| waiting.due(&page, at).iter().map(|one| one.id.clone()).collect::<Vec<_>>();
-            assert_eq!(due(now + Duration::from_secs(rest) - Duration::from_millis(1)), ["b"]);
-            now += Duration::from_secs(rest);
-            assert_eq!(due(now), ["a", "b"]);
+        let rests: Vec<_> = (0..11).map(|tries| rest(tries).as_secs()).collect();
+        assert_eq!(rests, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+        assert_eq!(rest(u32::MAX), REST_MOST);
+    }
+
+    #[test]
+    fn every_kind_of_work_is_there_once() {
+        for work in WORKS {
+            assert_eq!(WORKS.iter().filter(|other| other.name() == work.name()).count(), 1, "{}", work.name());
         }
-        waiting.ended("a");
-        assert!(waiting.resting.is_empty());
-        for n in 0..RESTING + 5 {
-            waiting.failed(&n.to_string(), now);
-        }
-        assert_eq!(waiting.resting.len(), RESTING);
     }
 }

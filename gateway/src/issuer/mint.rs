@@ -38,7 +38,7 @@ impl Subject {
         match self {
             Self::User(user) => json!({
                 "sub": user.id,
-                "oid": user.object_id(),
+                "oid": user.id,
                 "groups": user.groups,
                 "preferred_username": user.name,
             }),
@@ -113,7 +113,7 @@ impl Issuer {
     ) -> Result<String, Refusal> {
         let mut claims = json!({
             "sub": user.id,
-            "oid": user.object_id(),
+            "oid": user.id,
             "preferred_username": user.name,
             "name": user.name,
             "auth_time": signed_in,

@@ -132,7 +132,7 @@ impl Issuer {
             false => None,
         };
         // What clients of the Microsoft identity platform know an account by.
-        let account = json!({ "uid": user.object_id(), "utid": self.settings.tenant }).to_string();
+        let account = json!({ "uid": user.id, "utid": self.settings.tenant }).to_string();
         let client_info = (form.get("client_info") == Some("1")).then(|| BASE64.encode(account));
         let token = self.mint(&Subject::User(user), Some(&family), &wish.audience, life, now)?;
         let refresh_token = match refresh {

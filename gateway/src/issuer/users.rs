@@ -73,7 +73,9 @@ struct Hashed {
 pub struct User {
     /// What they sign in with; `preferred_username`.
     pub name: String,
-    /// `sub`: 16 random bytes in hex that stay when the user is renamed and are never given to another.
+    /// `sub` and `oid`: a GUID, which stays when the user is renamed and is never given to another. It has one spelling, with
+    /// hyphens, wherever it is shown or compared: roles are assigned to it.
+    #[serde(deserialize_with = "spelled_as_guid")]
     pub id: String,
     /// `groups`.
     pub groups: Vec<String>,
@@ -148,7 +150,7 @@ impl Users {
             }
             None if self.users.len() >= USERS_MAX => return Err(UsersError::TooMany),
             None => {
-                let id = types::ids::hex(&random::<16>()?);
+                let id = guid::random().map_err(|_| UsersError::Random)?;
                 let (name, groups) = (name.to_owned(), groups.to_vec());
                 self.users.push(User { name, id, groups, disabled: false, generation: 0, password });
                 self.users.len() - 1
@@ -178,11 +180,11 @@ impl User {
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
+}
 
-    /// `oid`: the stable id, spelled as the GUID that ARM's clients expect of a principal.
-    pub fn object_id(&self) -> String {
-        guid::hyphenated(&self.id)
-    }
+/// Files of before had the id without hyphens.
+fn spelled_as_guid<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    Ok(guid::hyphenated(&String::deserialize(from)?))
 }
 
 /// Whether a text may be the name of a user, a group or a service principal. GUIDs are looked at apart: they are the

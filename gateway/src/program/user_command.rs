@@ -99,7 +99,7 @@ fn may_go(config: &Config, name: &str) -> anyhow::Result<()> {
 }
 
 fn shown(user: &User) -> Value {
-    json!({"name": user.name, "objectId": user.object_id(), "groups": user.groups, "disabled": user.disabled})
+    json!({"name": user.name, "objectId": user.id, "groups": user.groups, "disabled": user.disabled})
 }
 
 /// The file is replaced by one of whoever runs this, and the gateway could not read another's.

@@ -7,7 +7,7 @@ use types::api::id::fold;
 
 use super::{
     Store, StoreError, Write, agents, events, is_text,
-    operations::{Operation, Status},
+    operations::{self, Operation, Status},
     resources::{Stored, below, is_deleting, revision_of},
 };
 
@@ -256,8 +256,9 @@ async fn holds(connection: &mut AnyConnection, key: &str) -> Result<bool, StoreE
 }
 
 async fn begin(connection: &mut AnyConnection, operation: &Operation) -> Result<(), StoreError> {
-    let sql = "INSERT INTO operations (operation_id, resource_key, status, begun_ms, ended_ms, work, error) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7)";
+    let sql = "INSERT INTO operations \
+               (operation_id, resource_key, status, begun_ms, ended_ms, work, error, work_kind, due_ms, next_ms) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
     sqlx::query(sql)
         .bind(&operation.id)
         .bind(&operation.resource)
@@ -266,6 +267,10 @@ async fn begin(connection: &mut AnyConnection, operation: &Operation) -> Result<
         .bind(operation.ended_ms)
         .bind(operation.work.to_string())
         .bind(operation.error.as_ref().map(Value::to_string))
+        .bind(operations::kind_of(&operation.work))
+        .bind(operation.due_ms)
+        // Whoever came first is looked at first.
+        .bind(operation.begun_ms)
         .execute(connection)
         .await?;
     Ok(())

@@ -1,5 +1,6 @@
 //! Long-running operations are rows: whoever polls gets an answer also after a restart, and what was under way goes
-//! on. They begin and end in a [`super::batch`].
+//! on. They begin and end in a [`super::batch`]; in between one process at a time has a **claim** to each, which ends by itself,
+//! so that another goes on where that process was killed.
 
 use serde_json::Value;
 use sqlx::{Row, any::AnyRow};
@@ -50,19 +51,41 @@ pub struct Operation {
     pub begun_ms: i64,
     /// The same, once it has ended.
     pub ended_ms: Option<i64>,
-    /// What is to be done, so that a restart can go on with it.
+    /// What is to be done, so that a restart can go on with it. The word at `kind` says who knows how.
     pub work: Value,
+    /// When it has failed if it has not ended by then; none: it waits for nobody.
+    pub due_ms: Option<i64>,
     /// The error of a failed one, as ARM's error body.
     pub error: Option<Value>,
 }
 
-pub(super) const ONE: &str = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error \
-                              FROM operations WHERE operation_id = $1";
-pub(super) const BEHIND: &str = "SELECT operation_id, resource_key, status, begun_ms, ended_ms, work, error \
-                                 FROM operations WHERE status = 'InProgress' \
-                                 AND (begun_ms > $2 OR (begun_ms = $2 AND operation_id > $3)) \
-                                 ORDER BY begun_ms, operation_id LIMIT $1";
+const COLUMNS: &str = "operation_id, resource_key, status, begun_ms, ended_ms, work, error, due_ms";
+pub(super) const ONE: &str = "FROM operations WHERE operation_id = $1";
+pub(super) const WAITING: &str = "FROM operations WHERE status = 'InProgress' AND work_kind = $1 AND next_ms <= $2 \
+                                  ORDER BY next_ms, operation_id LIMIT $3";
 pub(super) const FORGET: &str = "DELETE FROM operations WHERE ended_ms < $1";
+
+/// A statement that reads operations.
+pub(super) fn selected(rest: &str) -> String {
+    format!("SELECT {COLUMNS}, next_ms, tries {rest}")
+}
+
+/// An operation under way that nobody is at.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waiting {
+    /// The operation.
+    pub operation: Operation,
+    /// How often it was tried since something last came of it.
+    pub tries: u32,
+    next_ms: i64,
+}
+
+/// The right of one process to go on with an operation, until an instant.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Claim {
+    id: String,
+    by: String,
+}
 
 impl Store {
     /// The operation of a name.
@@ -70,29 +93,58 @@ impl Store {
         if !is_text(id) {
             return Ok(None);
         }
-        let row = sqlx::query(ONE).bind(id).fetch_optional(&self.readers).await?;
+        let sql = sqlx::AssertSqlSafe(selected(ONE));
+        let row = sqlx::query(sql).bind(id).fetch_optional(&self.readers).await?;
         row.as_ref().map(operation).transpose()
     }
 
-    /// Up to `rows` operations ([`super::resources::PAGE_ROWS`] at most) under way, oldest first: what a start goes on with.
-    pub async fn operations_under_way(&self, rows: u32) -> Result<Vec<Operation>, StoreError> {
-        self.operations_behind((i64::MIN, ""), rows).await
+    /// Up to `rows` operations ([`PAGE_ROWS`] at most) under way whose work is of a kind, which nobody has a claim to and which
+    /// do not rest at an instant. Those that have waited longest come first.
+    pub async fn operations_waiting(&self, kind: &str, now_ms: i64, rows: u32) -> Result<Vec<Waiting>, StoreError> {
+        let sql = sqlx::AssertSqlSafe(selected(WAITING));
+        let query = sqlx::query(sql).bind(kind).bind(now_ms).bind(i64::from(rows.min(PAGE_ROWS)));
+        let waiting = |row: &AnyRow| {
+            let tries: i64 = row.try_get("tries")?;
+            let tries = u32::try_from(tries).unwrap_or(u32::MAX);
+            Ok(Waiting { operation: operation(row)?, tries, next_ms: row.try_get("next_ms")? })
+        };
+        query.fetch_all(&self.readers).await?.iter().map(waiting).collect()
     }
 
-    /// The same behind one of them.
-    pub async fn operations_behind(
+    /// Claims an operation for a process of this name until an instant; `None` if it is no more as it was read: another process
+    /// was faster, or it has ended.
+    pub async fn claim_operation(
         &self,
-        (begun_ms, id): (i64, &str),
-        rows: u32,
-    ) -> Result<Vec<Operation>, StoreError> {
-        let query = sqlx::query(BEHIND).bind(i64::from(rows.min(PAGE_ROWS))).bind(begun_ms).bind(id);
-        query.fetch_all(&self.readers).await?.iter().map(operation).collect()
+        waiting: &Waiting,
+        by: &str,
+        until_ms: i64,
+    ) -> Result<Option<Claim>, StoreError> {
+        let sql = "UPDATE operations SET next_ms = $1, claimed_by = $2, tries = tries + 1 \
+                   WHERE operation_id = $3 AND status = 'InProgress' AND next_ms = $4";
+        let id = &waiting.operation.id;
+        let query = sqlx::query(sql).bind(until_ms).bind(by).bind(id).bind(waiting.next_ms);
+        let claimed = query.execute(&self.writers).await?.rows_affected() == 1;
+        Ok(claimed.then(|| Claim { id: id.clone(), by: by.to_owned() }))
+    }
+
+    /// Gives a claim back: nobody looks at the operation again before an instant. With `came` something came of the work, and
+    /// what is tried from then on is tried for the first time. Whether the claim still was one.
+    pub async fn release_operation(&self, claim: &Claim, next_ms: i64, came: bool) -> Result<bool, StoreError> {
+        let sql = "UPDATE operations SET next_ms = $1, claimed_by = NULL, tries = CASE WHEN $2 = 1 THEN 0 ELSE tries END \
+                   WHERE operation_id = $3 AND status = 'InProgress' AND claimed_by = $4";
+        let query = sqlx::query(sql).bind(next_ms).bind(i64::from(came)).bind(&claim.id).bind(&claim.by);
+        Ok(query.execute(&self.writers).await?.rows_affected() == 1)
     }
 
     /// Forgets operations that ended before an instant. How many.
     pub async fn forget_operations(&self, ended_before_ms: i64) -> Result<u64, StoreError> {
         Ok(sqlx::query(FORGET).bind(ended_before_ms).execute(&self.writers).await?.rows_affected())
     }
+}
+
+/// The word that says of what kind an operation's work is.
+pub(super) fn kind_of(work: &Value) -> &str {
+    work.get("kind").and_then(Value::as_str).unwrap_or_default()
 }
 
 fn operation(row: &AnyRow) -> Result<Operation, StoreError> {
@@ -104,6 +156,7 @@ fn operation(row: &AnyRow) -> Result<Operation, StoreError> {
         status: Status::parse(&status).ok_or_else(|| broken("the status"))?,
         resource: row.try_get("resource_key")?,
         begun_ms: row.try_get("begun_ms")?,
+        due_ms: row.try_get("due_ms")?,
         ended_ms: row.try_get("ended_ms")?,
         work: serde_json::from_str(&work).map_err(|_| broken("the work"))?,
         error: error.map(|error| serde_json::from_str(&error)).transpose().map_err(|_| broken("the error"))?,

@@ -22,6 +22,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("claims", include_str!("schema/7_claims.sql")),
     ("protecting key", include_str!("schema/8_protecting_key.sql")),
     ("rows named", include_str!("schema/9_rows_named.sql")),
+    ("operation claims", include_str!("schema/10_operation_claims.sql")),
 ];
 
 /// How many this program knows.
@@ -80,6 +81,7 @@ mod tests {
         "76f6f70a5e9b713513a3b25afffb4d16a7f03eda86c727abcd3b19f45e3c1920",
         "bff6537272abcdff929c7dc3f1dca43db6ce9319dcab996d979cb36a542df35c",
         "2ea2194106675a3403ae65559354cb02da8761d980a15e73c679db967306e51f",
+        "e9f73d4d4db90914b66fcb0d3488537eaee67d37c9960266ddc3bb6db02f34a3",
     ];
 
     #[test]

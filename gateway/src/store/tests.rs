@@ -10,7 +10,8 @@ async fn every_question_has_an_index() {
     let selected = [resources::ONE, resources::PAGE, resources::CHILDREN, changes::PUT]
         .map(|rest| format!("SELECT {} FROM resources {rest}", resources::COLUMNS));
     let others = [resources::COUNT, changes::DELETED, changes::NTH_DELETED, changes::NTH_PUT].map(str::to_owned);
-    let operations = [operations::ONE, operations::BEHIND, operations::FORGET].map(str::to_owned);
+    let operations = [operations::ONE, operations::WAITING].map(operations::selected).into_iter();
+    let operations = operations.chain([operations::FORGET.to_owned()]);
     let agents = [agents::one(), agents::OF_UID.to_owned(), agents::CLAIMED.to_owned()].into_iter();
     let agents = agents.chain([agents::JOINED_ONE, agents::JOINED_PAGE].map(agents::joined));
     let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP, events::OF_NO_GROUP];

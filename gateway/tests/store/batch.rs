@@ -30,7 +30,8 @@ pub fn operation(id: &str) -> Operation {
         status: Status::InProgress,
         begun_ms: 5,
         ended_ms: None,
-        work: json!({"delete": true}),
+        work: json!({"kind": "delete"}),
+        due_ms: None,
         error: None,
     }
 }

@@ -1,6 +1,7 @@
-//! Long-running operations survive a restart and end once.
+//! Long-running operations survive a restart, end once, and are in the charge of one process at a time.
 
 use gateway::store::{
+    Store,
     batch::{Batch, Ended},
     operations::{Operation, Status},
 };
@@ -9,16 +10,32 @@ use serde_json::json;
 use crate::{batch::operation, place::Place};
 
 pub fn tests() -> Vec<(&'static str, crate::Test)> {
-    crate::tests![an_operation_ends_once_and_survives_a_restart, operations_are_gone_on_with_in_their_order]
+    crate::tests![
+        an_operation_ends_once_and_survives_a_restart,
+        operations_are_gone_on_with_in_their_order,
+        one_process_has_the_claim_until_it_ends,
+        work_of_another_kind_is_left_alone,
+    ]
+}
+
+/// Names of those that wait at an instant.
+async fn waiting(store: &Store, now_ms: i64) -> Vec<String> {
+    let found = store.operations_waiting("delete", now_ms, 10).await.unwrap();
+    found.into_iter().map(|one| one.operation.id).collect()
+}
+
+async fn begin(store: &Store, begins: Vec<Operation>) {
+    store.apply(&Batch { begins, ..Batch::default() }).await.unwrap().unwrap();
 }
 
 async fn an_operation_ends_once_and_survives_a_restart(place: Place) {
     let store = place.open().await;
-    let begun = operation("o");
-    store.apply(&Batch { begins: vec![begun.clone()], ..Batch::default() }).await.unwrap().unwrap();
+    let begun = Operation { due_ms: Some(77), ..operation("o") };
+    begin(&store, vec![begun.clone()]).await;
     store.close().await;
     let store = place.open().await;
-    assert_eq!(store.operations_under_way(10).await.unwrap(), std::slice::from_ref(&begun));
+    assert_eq!(store.operation("o").await.unwrap().as_ref(), Some(&begun));
+    assert_eq!(waiting(&store, 5).await, ["o"]);
     let error = json!({"code": "X"});
     for (status, error, now_ms, ended) in
         [(Status::Failed, Some(error.clone()), 7, true), (Status::Succeeded, None, 8, false)]
@@ -29,7 +46,7 @@ async fn an_operation_ends_once_and_survives_a_restart(place: Place) {
     let ended = Operation { status: Status::Failed, ended_ms: Some(7), error: Some(error), ..begun };
     assert_eq!(store.operation("o").await.unwrap(), Some(ended));
     assert_eq!(store.operation("other").await.unwrap(), None);
-    assert_eq!(store.operations_under_way(10).await.unwrap(), []);
+    assert!(waiting(&store, 5).await.is_empty());
     assert_eq!(store.forget_operations(7).await.unwrap(), 0);
     assert_eq!(store.forget_operations(8).await.unwrap(), 1);
 }
@@ -37,12 +54,42 @@ async fn an_operation_ends_once_and_survives_a_restart(place: Place) {
 async fn operations_are_gone_on_with_in_their_order(place: Place) {
     let store = place.open().await;
     let begins = [("b", 2), ("c", 1), ("a", 2)].map(|(id, begun_ms)| Operation { begun_ms, ..operation(id) });
-    store.apply(&Batch { begins: begins.into(), ..Batch::default() }).await.unwrap().unwrap();
-    let ids = |found: Vec<Operation>| found.into_iter().map(|operation| operation.id).collect::<Vec<_>>();
-    assert_eq!(ids(store.operations_under_way(10).await.unwrap()), ["c", "a", "b"]);
-    assert_eq!(ids(store.operations_under_way(2).await.unwrap()), ["c", "a"]);
-    assert_eq!(ids(store.operations_behind((1, "c"), 1).await.unwrap()), ["a"]);
-    assert_eq!(ids(store.operations_behind((2, "a"), 9).await.unwrap()), ["b"]);
-    assert_eq!(store.operations_behind((2, "b"), 9).await.unwrap(), []);
+    begin(&store, begins.into()).await;
+    assert_eq!(waiting(&store, 0).await, [""; 0]);
+    assert_eq!(waiting(&store, 1).await, ["c"]);
+    assert_eq!(waiting(&store, 2).await, ["c", "a", "b"]);
+    assert_eq!(store.operations_waiting("delete", 2, 2).await.unwrap().len(), 2);
     assert_eq!(store.forget_operations(i64::MAX).await.unwrap(), 0, "what is under way is not forgotten");
+}
+
+async fn one_process_has_the_claim_until_it_ends(place: Place) {
+    let store = place.open().await;
+    begin(&store, vec![operation("o")]).await;
+    let found = store.operations_waiting("delete", 5, 1).await.unwrap().remove(0);
+    let first = store.claim_operation(&found, "first", 60).await.unwrap().unwrap();
+    assert_eq!(store.claim_operation(&found, "second", 60).await.unwrap(), None, "both have read it");
+    assert_eq!(waiting(&store, 59).await, [""; 0]);
+    // The first process was killed.
+    let found = store.operations_waiting("delete", 60, 1).await.unwrap().remove(0);
+    assert_eq!(found.tries, 1);
+    let second = store.claim_operation(&found, "second", 120).await.unwrap().unwrap();
+    assert!(!store.release_operation(&first, 0, true).await.unwrap(), "it has no claim any more");
+    assert!(store.release_operation(&second, 70, false).await.unwrap());
+    let found = store.operations_waiting("delete", 70, 1).await.unwrap().remove(0);
+    assert_eq!(found.tries, 2, "nothing came of it");
+    let third = store.claim_operation(&found, "second", 120).await.unwrap().unwrap();
+    assert!(store.release_operation(&third, 80, true).await.unwrap());
+    let found = store.operations_waiting("delete", 80, 1).await.unwrap().remove(0);
+    assert_eq!(found.tries, 0);
+    let ended = Ended { id: "o".to_owned(), status: Status::Succeeded, error: None, now_ms: 9 };
+    store.apply(&Batch { ends: vec![ended], ..Batch::default() }).await.unwrap().unwrap();
+    assert_eq!(store.claim_operation(&found, "third", 200).await.unwrap(), None, "it has ended");
+}
+
+async fn work_of_another_kind_is_left_alone(place: Place) {
+    let store = place.open().await;
+    let newer = Operation { work: json!({"kind": "install"}), ..operation("newer") };
+    begin(&store, vec![newer.clone(), operation("o")]).await;
+    assert_eq!(waiting(&store, i64::MAX).await, ["o"]);
+    assert_eq!(store.operation("newer").await.unwrap(), Some(newer));
 }
