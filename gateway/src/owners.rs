@@ -70,9 +70,8 @@ impl SignedIn<'_> {
         }
         // Of a group nobody here knows whether there is somebody in it.
         let Some(id) = key.strip_prefix(&user_key("")) else { return false };
-        let is_user = |user: &User| {
-            !user.disabled && names.key(&user.id) == key && !names.refuses(&[&user.name, &user.id])
-        };
+        let is_user =
+            |user: &User| !user.disabled && names.key(&user.id) == key && !names.refuses(&[&user.name, &user.id]);
         let is_principal = |one: &Principal| {
             names.key(&one.object_id) == key && one.can_sign_in(self.now) && !names.refuses(&[&one.object_id])
         };
@@ -246,12 +245,12 @@ pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result
     let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Ok(()) };
     let users = Users::read(&issuer.state_dir.join(USERS_FILE))?;
     // A user that there is not is another's to say.
-    let Some(object_id) = users.find(name).map(User::object_id) else { return Ok(()) };
+    let Some(gone) = users.find(name).map(|user| user.id.as_str()) else { return Ok(()) };
     let principals = Principals::read(&issuer.state_dir.join(PRINCIPALS_FILE))?;
     let directory = read(api).await?;
     let names = AccountNames::of(config);
     let before = SignedIn { names: &names, accounts: Some((&users, &principals)), caller: &[], gone: None, now };
-    let after = SignedIn { gone: Some(&object_id), ..before };
+    let after = SignedIn { gone: Some(gone), ..before };
     match (Change { before, after, assignment: None }).locks_out(api, &directory) {
         Some(subscription) => Err(OwnersError::Last { name: name.to_owned(), subscription }),
         None => Ok(()),

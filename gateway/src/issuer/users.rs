@@ -257,6 +257,16 @@ mod tests {
     }
 
     #[test]
+    fn id_of_a_file_from_before_is_spelled_with_hyphens_too() {
+        let mut users = Users::default();
+        let id = users.put("ann", &[], "a password").unwrap().id.clone();
+        assert!(guid::is_guid(&id), "{id}");
+        let text = serde_json::to_string(&users).unwrap().replace(&id, &id.replace('-', ""));
+        assert!(!text.contains(&id));
+        assert_eq!(Users::parse(Path::new("users.json"), text.as_bytes()).unwrap().find("ann").unwrap().id, id);
+    }
+
+    #[test]
     fn names_that_could_be_taken_for_others_are_refused() {
         for bad in ["", "a\nb", "system:admin", &"x".repeat(300), "0A000000-0000-4000-8000-00000000000b"] {
             assert!(matches!(Users::default().put(bad, &[], "p"), Err(UsersError::Name(_))), "{bad:?}");
