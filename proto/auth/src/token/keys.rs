@@ -1,7 +1,8 @@
 //! The keys of one issuer over time.
 //!
 //! - One fetch at a time; whoever needs it polls the same future, so that a request that goes away does not waste it.
-//! - An unknown `kid` asks the issuer, but not more often than every [`REFETCH`]: a flood of made-up ids is one fetch.
+//! - An unknown `kid` asks the issuer, but not more often than every [`REFETCH`]: a flood of made-up ids is one fetch. Where
+//!   a fetch brought other keys than before, the next unknown one is asked for at once: keys are replaced and revoked in a row.
 //! - After a failure the next attempt waits longer each time, up to [`BACKOFF_MAX`]; what was read stays in use for
 //!   `keys_max_age`.
 //! - [`IssuerKeys::refresh_if_older`] keeps them fresh beside the requests; where nobody calls it, one request in
@@ -36,7 +37,7 @@ use super::{
     jwk::{Algorithm, CHAIN, Key, KeySet, KeySetError},
 };
 
-/// At least so long between two fetches, however many unknown key ids are shown.
+/// At least so long between two fetches that bring the same keys, however many unknown key ids are shown.
 pub const REFETCH: Duration = Duration::from_secs(15);
 /// The longest pause after failures.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
@@ -344,9 +345,10 @@ impl Inner {
         state.in_flight = None;
         match result {
             Ok(set) => {
-                (state.failures, state.error, state.next_attempt) = (0, None, now + REFETCH);
                 let old = self.current.load();
                 let changed = old.as_ref().is_none_or(|old| !old.set.same(&set));
+                let pause = if changed && old.is_some() { Duration::ZERO } else { REFETCH };
+                (state.failures, state.error, state.next_attempt) = (0, None, now + pause);
                 let generation = old.as_ref().map_or(1, |old| old.generation) + u64::from(changed);
                 if let (true, (count, Some(why))) = (changed, set.left_out) {
                     tracing::warn!(issuer = self.issuer, count, %why, "keys of the issuer are not used");

@@ -96,6 +96,26 @@ async fn a_rotated_key_is_found_in_the_middle_of_the_run() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_keys_that_are_replaced_in_a_row_each_is_found_at_once() {
+    let site = fetched(|_| {});
+    site.verify("ann").await.unwrap();
+    tokio::time::advance(REFETCH).await;
+    let mut newest = site.issuer.clone();
+    for kid in ["k2", "k3", "k4"] {
+        newest = next(&newest, kid);
+        site.fetch.publish(&newest);
+        site.verify_by(&newest, "ann").await.unwrap();
+    }
+    assert_eq!(site.fetch.fetches(), 2 + 2 * 3);
+    // What nobody published is asked for once more, and then not before the interval is over.
+    for i in 0..200 {
+        let evil = TestIssuer { url: URL.into(), keys: vec![site.issuer.key().named(&format!("x{i}"))] };
+        assert_eq!(site.verify_by(&evil, "ann").await.unwrap_err(), TokenError::UnknownKey);
+    }
+    assert_eq!(site.fetch.fetches(), 2 + 2 * 4);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_withdrawn_key_ends_kept_decisions_once_it_is_known() {
     let site = fetched(|_| {});
     let now = SystemTime::now();
