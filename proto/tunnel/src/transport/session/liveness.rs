@@ -18,6 +18,26 @@
 //! Whoever opens a stream has the tunnel looked at at once, and the silence is counted from when something was last heard,
 //! not from the look before: what was dead while it was idle is given up as soon after that as if it had been looked at all
 //! the time.
+//!
+//! After each look a tunnel is in one of four modes, which decide when it is looked at next and when its peer is asked:
+//!
+//! | mode | when | next look | questions |
+//! |---|---|---|---|
+//! | rests | nobody needs the peer, nothing is owed, and the carrier keeps the tunnel | with the next question | one a minute, by the gateway |
+//! | idle | nobody needs the peer, and nobody doubts it | with the next question, or when the answer is late | one a period, by the gateway; by the agent where that does not come |
+//! | used | somebody needs it: a stream is open; over QUIC also one was a moment ago, or an answer is late | each second | one a period; by the agent over QUIC after each second of silence |
+//! | urgent | the same, or somebody doubts it, and nothing was heard for long | each urgent period | at each look |
+//!
+//! | from | to | by |
+//! |---|---|---|
+//! | rests, idle | used | a stream of the gateway's opens, which has it looked at; over QUIC an answer is late |
+//! | rests | idle | the carrier finds that the peer does not get its signs; a question is due |
+//! | idle | rests | the answer to the last question came, and the carrier keeps the tunnel |
+//! | rests, idle, used | urgent | a doubt; silence of a peer that somebody needs |
+//! | urgent | used, idle | something is heard: what was owed, and what was said against the peer, is forgotten |
+//! | used | idle | the last stream ended, over QUIC a while ago |
+//! | each | dead | the session left questions unanswered until its deadline |
+//! | urgent | dead | over QUIC several questions in a row were not answered |
 
 use std::{
     sync::LazyLock,
@@ -93,13 +113,85 @@ struct Owed {
     grace: Duration,
 }
 
+/// Who needs the peer now: it decides how closely the tunnel is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Need {
+    /// Nobody.
+    Idle,
+    /// Somebody waits, on a carrier that tells a dead peer by itself.
+    Waited,
+    /// The tunnel is in use, or its peer owes an answer, on a carrier that must be asked (QUIC).
+    Prompt,
+}
+
+/// What speaks against the peer since it was last heard; the later variant outweighs the earlier.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Trust {
+    /// Nothing.
+    Whole,
+    /// The carrier has found that the peer does not get what it is sent.
+    Broken,
+    /// Somebody has reason to doubt it.
+    Doubted,
+}
+
+/// How the tunnel is looked at until the next look; see the table in the module's documentation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    /// Left to the carrier.
+    Rests,
+    /// Nobody needs the peer, and nobody doubts it.
+    Idle,
+    /// Somebody needs it.
+    Used,
+    /// It is needed or doubted, and silent.
+    Urgent,
+}
+
+/// What was received up to the last look, in bytes.
+#[derive(Clone, Copy, Default, Debug)]
+struct Received {
+    session: u64,
+    carrier: u64,
+}
+
+/// How long ago something was last heard, at the last look.
+#[derive(Clone, Copy, Default, Debug)]
+struct Silence {
+    /// By the session.
+    session: Duration,
+    /// By the carrier, or by the session where that is all there is.
+    carrier: Duration,
+    /// The peer's carrier said that the peer is there.
+    sign: Duration,
+}
+
+impl Silence {
+    /// Of both.
+    fn of_all(self) -> Duration {
+        self.session.min(self.carrier)
+    }
+}
+
+/// The questions of this side.
+#[derive(Clone, Copy, Default, Debug)]
+struct Asked {
+    /// Since the last one.
+    last: Option<Duration>,
+    /// Since the first one after the session was last heard.
+    awaited: Option<Duration>,
+    /// Those after anything was last heard.
+    owed: Option<Owed>,
+}
+
 /// What decides when the next question is due.
 #[derive(Clone, Copy)]
 struct Due {
     period: Duration,
-    prompt: bool,
-    used: bool,
+    need: Need,
+    /// The round trip is to be measured again.
     remeasure: bool,
+    /// The carrier keeps the tunnel.
     kept: bool,
 }
 
@@ -109,36 +201,18 @@ struct Due {
 pub(super) struct Liveness<'a> {
     side: Side,
     options: &'a SessionOptions,
-    /// What the session had received at the last look, and how long ago the last of it came.
-    received: u64,
-    session: Duration,
-    /// What the carrier had received at the last look, and how long that has not changed.
-    carried: u64,
-    carrier: Duration,
-    looked: Instant,
-    /// Since the last question.
-    since_asked: Option<Duration>,
-    /// Since the peer's carrier last said that it is there.
-    sign: Duration,
     /// How long before the agent the gateway asks.
     sooner: Duration,
-    /// Since the first question that was asked after the session was last heard.
-    awaited: Option<Duration>,
-    owed: Option<Owed>,
-    /// Told to ask since the last look.
-    told: bool,
-    /// Told since the last look that the peer's carrier does not acknowledge.
-    told_broken: bool,
-    /// Told so, and nothing heard since.
-    broken: bool,
-    /// Told to ask, and nothing heard since.
-    doubted: bool,
-    /// The peer owes an answer for so long that it is suspect.
-    overdue: bool,
-    /// Nobody waits, and nobody has reason to doubt.
-    idle: bool,
-    /// Until the next look the carrier is enough.
-    rests: bool,
+    looked: Instant,
+    received: Received,
+    silence: Silence,
+    asked: Asked,
+    trust: Trust,
+    /// What was said against the peer since the last look.
+    told: Trust,
+    mode: Mode,
+    /// The peer owes an answer for longer than it may take.
+    suspect: bool,
     /// Look again after.
     next: Duration,
 }
@@ -148,23 +222,15 @@ impl<'a> Liveness<'a> {
         Self {
             side,
             options,
-            received: 0,
-            session: Duration::ZERO,
-            carried: 0,
-            carrier: Duration::ZERO,
-            looked: now,
-            since_asked: None,
-            sign: Duration::ZERO,
             sooner: SOONER,
-            awaited: None,
-            owed: None,
-            told: false,
-            told_broken: false,
-            broken: false,
-            doubted: false,
-            overdue: false,
-            idle: false,
-            rests: false,
+            looked: now,
+            received: Received::default(),
+            silence: Silence::default(),
+            asked: Asked::default(),
+            trust: Trust::Whole,
+            told: Trust::Whole,
+            mode: Mode::Used,
+            suspect: false,
             next: Duration::ZERO,
         }
     }
@@ -182,184 +248,221 @@ impl<'a> Liveness<'a> {
 
     /// Whether that may be seconds, so that a stream that is opened meanwhile has to say so.
     pub(super) fn is_idle(&self) -> bool {
-        self.idle
+        matches!(self.mode, Mode::Idle | Mode::Rests)
     }
 
     /// Whether that is left to the carrier until then.
     pub(super) fn rests(&self) -> bool {
-        self.rests
+        self.mode == Mode::Rests
     }
 
     /// Whether the peer owes an answer for so long that a new request had better go elsewhere.
     pub(super) fn suspect(&self) -> bool {
-        self.overdue
+        self.suspect
     }
 
     /// Somebody has reason to doubt: ask at once.
     pub(super) fn doubt(&mut self) {
-        self.told = true;
+        self.told = Trust::Doubted;
     }
 
     /// The carrier has found that the peer does not get what it is sent.
     pub(super) fn break_rest(&mut self) {
-        self.told_broken = true;
+        self.told = self.told.max(Trust::Broken);
     }
 
     /// Looks at what was heard until `now`.
     pub(super) fn look(&mut self, seen: Seen, now: Instant) -> Step {
         self.listen(seen, now);
-        if std::mem::take(&mut self.told) {
-            // Behind what was heard until now: that is older than the doubt.
-            self.doubted = true;
-            self.session = self.session.max(self.options.suspect_after);
-            self.carrier = self.carrier.max(self.options.suspect_after);
-        }
-        self.broken |= std::mem::take(&mut self.told_broken);
-        let silent = self.silent();
-        let owes = |owed: &Owed| owed.since + EARLY >= self.options.suspect_after;
-        // A peer that does not answer is in doubt, also where nobody waits.
-        let prompt = seen.carrier.is_some()
-            && (seen.waiting || seen.lately || self.doubted || self.owed.as_ref().is_some_and(owes));
-        let used = prompt || seen.waiting;
-        let suspicious = silent + EARLY >= self.options.suspect_after;
-        let doubtful = suspicious && (used || self.doubted);
-        self.overdue = suspicious && self.owed.is_some_and(|owed| owed.since + EARLY >= owed.grace);
-        let urgent = self.options.urgent_period;
-        let rtt = seen.rtt.unwrap_or_default();
-        let urgent = rtt.clamp(urgent, URGENT_MAX.max(urgent));
-        if self.awaited.is_some() && self.left(seen).is_zero() {
+        self.distrust();
+        self.suspect = self.is_overdue();
+        if self.asked.awaited.is_some() && self.left(seen).is_zero() {
             return Step::Dead;
         }
+        let need = self.need(seen);
+        let urgent = self.is_silent() && (need != Need::Idle || self.trust == Trust::Doubted);
+        let (rtt, shortest) = (seen.rtt.unwrap_or_default(), self.options.urgent_period);
+        let urgent_period = rtt.clamp(shortest, URGENT_MAX.max(shortest));
+        let due = self.due(seen, need);
+        let step = if self.wait_before_asking(due, urgent.then_some(urgent_period)) > EARLY {
+            Step::Wait
+        } else if urgent && need == Need::Prompt && self.has_asked_in_vain() {
+            return Step::Dead;
+        } else {
+            self.ask(need, urgent_period.max(2 * rtt));
+            Step::Ask
+        };
+        self.mode = if urgent {
+            Mode::Urgent
+        } else if need != Need::Idle {
+            Mode::Used
+        } else if due.kept && self.asked.owed.is_none() && self.asked.awaited.is_none() {
+            Mode::Rests
+        } else {
+            Mode::Idle
+        };
+        self.next = self.until_next(seen, due, urgent_period);
+        step
+    }
+
+    /// How long until the next look.
+    fn until_next(&self, seen: Seen, due: Due, urgent_period: Duration) -> Duration {
+        let next = match (self.mode, self.asked.owed) {
+            (Mode::Urgent, _) => urgent_period,
+            (mode, _) if mode == Mode::Used || self.suspect => {
+                let look = LOOK.min(self.options.probe_period / 4);
+                self.wait_before_asking(due, None).clamp(look / 8, look)
+            }
+            // Looked at as soon as the answer is there.
+            (_, Some(owed)) => {
+                let late = self.options.suspect_after.saturating_sub(owed.since);
+                if late > EARLY { late } else { self.options.suspect_after }
+            }
+            (_, None) => self.wait_before_asking(due, None),
+        };
+        if self.asked.awaited.is_some() { next.min(self.left(seen)) } else { next }
+    }
+
+    /// Who needs the peer. One that does not answer is in doubt, also where nobody waits.
+    fn need(&self, seen: Seen) -> Need {
+        let owes = |owed: Owed| owed.since + EARLY >= self.options.suspect_after;
+        let wanted = seen.waiting || seen.lately || self.trust == Trust::Doubted || self.asked.owed.is_some_and(owes);
+        match seen.carrier {
+            Some(_) if wanted => Need::Prompt,
+            _ if seen.waiting => Need::Waited,
+            _ => Need::Idle,
+        }
+    }
+
+    fn due(&self, seen: Seen, need: Need) -> Due {
         let period = match seen.carrier {
-            None if !used => self.options.idle_period,
+            None if need == Need::Idle => self.options.idle_period,
             _ => self.options.probe_period,
         };
         let remeasure = seen.answered_in.is_some_and(|took| took > LONG_RTT);
-        let kept = seen.kept && !self.broken;
-        let due = Due { period, prompt, used, remeasure, kept };
-        let step = if self.wait_before_asking(due, doubtful.then_some(urgent)) > EARLY {
-            Step::Wait
-        } else if prompt && doubtful && self.owed.is_some_and(|owed| owed.questions >= self.options.urgent_probes) {
-            return Step::Dead;
-        } else {
-            self.ask(used, urgent.max(2 * rtt));
-            Step::Ask
-        };
-        self.idle = !(used || self.doubted);
-        self.rests = kept && self.idle && self.owed.is_none() && self.awaited.is_none();
-        self.next = if doubtful {
-            urgent
-        } else if used || self.overdue {
-            let look = LOOK.min(self.options.probe_period / 4);
-            self.wait_before_asking(due, None).clamp(look / 8, look)
-        } else if let Some(owed) = self.owed {
-            // Looked at as soon as the answer is there.
-            let late = self.options.suspect_after.saturating_sub(owed.since);
-            if late > EARLY { late } else { self.options.suspect_after }
-        } else {
-            self.wait_before_asking(due, None)
-        };
-        if self.awaited.is_some() {
-            self.next = self.next.min(self.left(seen));
-        }
-        step
+        Due { period, need, remeasure, kept: seen.kept && self.trust != Trust::Broken }
+    }
+
+    /// Whether nothing was heard for long enough to ask a peer that somebody needs.
+    fn is_silent(&self) -> bool {
+        self.silence.of_all() + EARLY >= self.options.suspect_after
+    }
+
+    /// Whether the answer takes longer than it may.
+    fn is_overdue(&self) -> bool {
+        self.is_silent() && self.asked.owed.is_some_and(|owed| owed.since + EARLY >= owed.grace)
+    }
+
+    /// Whether as many questions in a row were not answered as a peer is given.
+    fn has_asked_in_vain(&self) -> bool {
+        self.asked.owed.is_some_and(|owed| owed.questions >= self.options.urgent_probes)
     }
 
     /// What the session has left to answer in.
     fn left(&self, seen: Seen) -> Duration {
-        let awaited = self.awaited.unwrap_or_default();
+        let awaited = self.asked.awaited.unwrap_or_default();
         let silent = match seen.carrier {
-            None => self.session,
+            None => self.silence.session,
             // A session that was not asked for a minute was not silent for so long.
-            Some(_) => self.session.min(awaited + self.options.probe_period),
+            Some(_) => self.silence.session.min(awaited + self.options.probe_period),
         };
         let deadline = self.options.probe_deadline.saturating_sub(silent);
         deadline.max(self.options.answer_within.saturating_sub(awaited))
     }
 
-    fn silent(&self) -> Duration {
-        self.session.min(self.carrier)
-    }
-
     /// Brings what has passed up to `now`.
     fn listen(&mut self, seen: Seen, now: Instant) {
         let passed = now.duration_since(self.looked).min(self.next + self.next.min(LOOK));
-        let to_the_session = seen.received != self.received;
-        self.session = if to_the_session { now.duration_since(seen.heard).min(passed) } else { self.session + passed };
-        self.sign = now.duration_since(seen.sign).min(self.sign + passed);
-        let to_the_carrier = seen.carrier.is_some_and(|count| count != self.carried);
-        self.carrier = match seen.carrier {
+        let to_the_session = seen.received != self.received.session;
+        let to_the_carrier = seen.carrier.is_some_and(|count| count != self.received.carrier);
+        let before = self.silence;
+        let session = match to_the_session {
+            true => now.duration_since(seen.heard).min(passed),
+            false => before.session + passed,
+        };
+        let sign = now.duration_since(seen.sign).min(before.sign + passed);
+        let carrier = match seen.carrier {
             // The session is all there is.
-            None => self.session,
-            Some(_) if !to_the_carrier => self.carrier + passed,
+            None => session,
+            Some(_) if !to_the_carrier => before.carrier + passed,
             // No later than the session, which says when.
-            Some(_) if to_the_session => self.session,
+            Some(_) if to_the_session => session,
             // All that is known is that it was since the last look, which was a moment ago or long ago.
             Some(_) if passed <= 2 * LOOK => Duration::ZERO,
-            Some(_) => passed.min(self.sign),
+            Some(_) => passed.min(sign),
         };
-        (self.looked, self.received) = (now, seen.received);
-        self.carried = seen.carrier.unwrap_or_default();
-        self.since_asked = self.since_asked.map(|since| since + passed);
-        self.awaited = self.awaited.filter(|_| !to_the_session).map(|since| since + passed);
+        self.silence = Silence { session, carrier, sign };
+        self.received = Received { session: seen.received, carrier: seen.carrier.unwrap_or_default() };
+        self.looked = now;
+        self.asked.last = self.asked.last.map(|since| since + passed);
+        self.asked.awaited = self.asked.awaited.filter(|_| !to_the_session).map(|since| since + passed);
         if to_the_session || to_the_carrier {
-            self.owed = None;
-            self.doubted = false;
-            self.broken = false;
-        } else if let Some(owed) = &mut self.owed {
+            self.asked.owed = None;
+            self.trust = Trust::Whole;
+        } else if let Some(owed) = &mut self.asked.owed {
             owed.since += passed;
         }
     }
 
+    /// Takes up what was said against the peer. A doubt comes behind what was heard until now: that is older than it.
+    fn distrust(&mut self) {
+        let told = std::mem::replace(&mut self.told, Trust::Whole);
+        if told == Trust::Doubted {
+            self.silence.session = self.silence.session.max(self.options.suspect_after);
+            self.silence.carrier = self.silence.carrier.max(self.options.suspect_after);
+        }
+        self.trust = self.trust.max(told);
+    }
+
     /// How long until the next question is due.
     fn wait_before_asking(&self, due: Due, urgent: Option<Duration>) -> Duration {
-        let Due { period, prompt, used, remeasure, kept } = due;
-        let Some(asked) = self.since_asked else { return Duration::ZERO };
+        let Due { period, need, remeasure, kept } = due;
+        let Some(asked) = self.asked.last else { return Duration::ZERO };
         if let Some(urgent) = urgent {
             return urgent.saturating_sub(asked);
         }
         let left = period.saturating_sub(asked);
-        match self.side {
-            Side::Agent if prompt => {
+        let Silence { session, sign, .. } = self.silence;
+        match (self.side, need) {
+            (Side::Agent, Need::Prompt) => {
                 let say = SAY_WITHIN.min(self.options.probe_period);
-                left.min(say.saturating_sub(self.silent()).max(say.saturating_sub(asked)))
+                left.min(say.saturating_sub(self.silence.of_all()).max(say.saturating_sub(asked)))
             }
-            _ if used => left,
-            Side::Agent if remeasure => left,
+            (_, Need::Prompt | Need::Waited) => left,
+            (Side::Agent, Need::Idle) if remeasure => left,
             // The gateway's question should have come, or its carrier's sign; but not for ever nothing but that.
-            Side::Agent => {
-                let rest = (REST + period).saturating_sub(self.session);
-                left.max(period.saturating_sub(self.session.min(self.sign)).min(rest))
+            (Side::Agent, Need::Idle) => {
+                let rest = (REST + period).saturating_sub(session);
+                left.max(period.saturating_sub(session.min(sign)).min(rest))
             }
-            Side::Gateway if self.broken && self.owed.is_none() => Duration::ZERO,
-            Side::Gateway => {
-                let left = period.saturating_sub(self.sooner).saturating_sub(self.session.min(asked));
+            (Side::Gateway, Need::Idle) if self.trust == Trust::Broken && self.asked.owed.is_none() => Duration::ZERO,
+            (Side::Gateway, Need::Idle) => {
+                let left = period.saturating_sub(self.sooner).saturating_sub(session.min(asked));
                 // Further apart too.
                 let rest = if kept { REST.saturating_sub(8 * self.sooner) } else { Duration::ZERO };
-                left.max(rest.saturating_sub(self.session))
+                left.max(rest.saturating_sub(session))
             }
         }
     }
 
     /// An answer may take `patience` before the peer is suspect, and where silence has its reason a while longer.
-    fn ask(&mut self, used: bool, patience: Duration) {
-        self.since_asked = Some(Duration::ZERO);
-        self.awaited.get_or_insert(Duration::ZERO);
+    fn ask(&mut self, need: Need, patience: Duration) {
+        self.asked.last = Some(Duration::ZERO);
+        self.asked.awaited.get_or_insert(Duration::ZERO);
         let suspect_after = self.options.suspect_after;
-        let grace = if self.doubted {
-            Duration::ZERO
-        } else if used && !self.idle {
-            suspect_after.saturating_sub(self.silent()) + patience
-        } else if used {
-            suspect_after.max(patience)
-        } else {
+        let doubted = self.trust == Trust::Doubted;
+        let grace = match need {
+            _ if doubted => Duration::ZERO,
             // Nobody waits. All whose question falls into a pause of the gateway's would leave it otherwise.
-            2 * suspect_after.max(patience)
+            Need::Idle => 2 * suspect_after.max(patience),
+            // It was idle until now, which is the reason of its silence.
+            _ if self.is_idle() => suspect_after.max(patience),
+            _ => suspect_after.saturating_sub(self.silence.of_all()) + patience,
         };
         // Suspect before it is given up, however long its round trips: another tunnel is made in between.
         let grace = grace.min(self.options.answer_within / 2);
-        let owed = self.owed.get_or_insert(Owed { questions: 0, since: Duration::ZERO, grace });
-        if self.doubted {
+        let owed = self.asked.owed.get_or_insert(Owed { questions: 0, since: Duration::ZERO, grace });
+        if doubted {
             // What it was asked before counts.
             owed.grace = Duration::ZERO;
         }
