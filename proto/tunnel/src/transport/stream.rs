@@ -165,7 +165,7 @@ impl SendStream {
         state.set_reset_here(code);
         self.over = true;
         self.raw.reset(code);
-        self.lease.shared.count_reset();
+        self.lease.shared.resets.count();
         // Where the other half is idle, nothing else would tell the peer's writer.
         self.lease.queue_stop(code);
     }
@@ -212,7 +212,7 @@ impl SendStream {
     fn end(&mut self, end: StreamError) -> StreamError {
         if !std::mem::replace(&mut self.over, true) {
             self.raw.finish();
-            self.lease.shared.count_reset();
+            self.lease.shared.resets.count();
         }
         end
     }
@@ -305,7 +305,7 @@ impl RecvStream {
         match self.raw.poll_recv(cx) {
             Poll::Ready(Ok(Some(chunk))) => {
                 self.received += chunk.len() as u64;
-                self.lease.shared.hear(chunk.len());
+                self.lease.shared.life.hear(chunk.len());
                 if self.received > self.announced {
                     return Poll::Ready(Err(self.lease.violation("a stream was sent beyond its credit")));
                 }
@@ -344,7 +344,7 @@ impl RecvStream {
             None => self.since = Some((now, self.taken)),
             Some((since, from)) if self.taken.saturating_sub(from) >= self.window => {
                 self.since = Some((now, self.taken));
-                let quick = (self.lease.shared.rtt().unwrap_or(RTT_GUESS) * 3).max(GROW_WITHIN);
+                let quick = (self.lease.shared.life.rtt().unwrap_or(RTT_GUESS) * 3).max(GROW_WITHIN);
                 if now - since <= quick && self.window < limits::WINDOW_MAX && self.lease.grow(self.window) {
                     self.window *= 2;
                 }

@@ -164,15 +164,15 @@ async fn read_control(shared: &Shared, messages: &mut Messages, pending: &Pendin
             Err(RawError::Lost) => return None,
             Err(_) => return Some(protocol("the control stream was broken off")),
         };
-        shared.hear(message.len());
+        shared.life.hear(message.len());
         // A chunk may hold a million of them: others get their turn in between.
         tokio::task::coop::consume_budget().await;
         match Control::decode(message) {
             Ok(Control::Ping(number)) => shared.queue_pong(number),
             Ok(Control::Pong(number)) => {
                 if let Some(took) = pending.answered(number) {
-                    shared.set_rtt(took);
-                    shared.stirred.notify_one();
+                    shared.life.set_rtt(took);
+                    shared.life.stirred.notify_one();
                 }
             }
             Ok(Control::Window { stream, position }) => shared.peer_window(stream, position),
@@ -190,9 +190,9 @@ async fn read_control(shared: &Shared, messages: &mut Messages, pending: &Pendin
 /// Control messages out, as batches; ends when the carrier fails.
 async fn write_control(shared: &Shared, send: &mut RawSend) {
     loop {
-        let due = shared.take_due(CONTROL_BATCH_BYTES);
+        let due = shared.outbox.take(CONTROL_BATCH_BYTES);
         if due.is_empty() {
-            shared.outbox_filled.notified().await;
+            shared.outbox.filled().await;
         } else if send.send_all(due.freeze()).await.is_err() {
             return;
         }
@@ -207,7 +207,7 @@ async fn keep_room(shared: &Shared, link: &Link) {
             link.allow(bytes);
             link.allow_streams(shared.open_streams());
         }
-        shared.room_wanted.notified().await;
+        shared.room.wanted.notified().await;
     }
 }
 
@@ -282,7 +282,7 @@ async fn admit(
     };
     match shared.lease_peers(id) {
         Ok(lease) => {
-            shared.hear(head.len());
+            shared.life.hear(head.len());
             let mut stream = stream::stream(lease, (send, recv));
             stream.recv.begin_with(rest);
             Some(Incoming { head, stream })
@@ -371,7 +371,7 @@ async fn read_head(recv: &mut RawRecv, long: Option<&Arc<Semaphore>>) -> Result<
 /// At the agent: what the gateway's carrier says while nobody uses the tunnel. Never ends.
 async fn hear_signs(side: Side, shared: &Shared, link: &Link) {
     while side == Side::Agent && link.sign().await.is_ok() {
-        shared.hear_sign();
+        shared.life.hear_sign();
         tokio::task::coop::consume_budget().await;
     }
     // Nothing comes here, and it is for the others to find out that the carrier has failed.
@@ -385,18 +385,18 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
     let mut number = 0u64;
     loop {
         // First whether somebody waits: who sees that nobody does sees since when.
-        let waiting = shared.is_waited_on();
+        let waiting = shared.life.is_waited_on();
         let seen = Seen {
-            received: shared.received(),
-            heard: shared.heard(),
-            sign: keep_alive.as_ref().map_or_else(|| shared.sign(), |peer| peer.heard_since()),
+            received: shared.life.received(),
+            heard: shared.life.heard(),
+            sign: keep_alive.as_ref().map_or_else(|| shared.life.sign(), |peer| peer.heard_since()),
             kept: keep_alive.is_some(),
             carrier: link.heard(),
             // The carrier's is of now; the session's may be of the last question, hours ago and answered late.
-            rtt: link.rtt().or(shared.rtt()),
-            answered_in: shared.rtt(),
+            rtt: link.rtt().or(shared.life.rtt()),
+            answered_in: shared.life.rtt(),
             waiting,
-            lately: shared.was_waited_on(LATELY),
+            lately: shared.life.was_waited_on(LATELY),
         };
         match liveness.look(seen, Instant::now()) {
             Step::Wait => {}
@@ -407,9 +407,9 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
                 shared.queue_ping(number);
             }
         }
-        shared.set_suspect(liveness.suspect());
-        if liveness.is_idle() && !shared.rest() {
-            shared.rise();
+        shared.life.set_suspect(liveness.suspect());
+        if liveness.is_idle() && !shared.life.rest() {
+            shared.life.rise();
             continue;
         }
         let next = liveness.next();
@@ -423,12 +423,12 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
         };
         tokio::select! {
             () = sleep(next) => {}
-            () = shared.stirred.notified() => {}
-            () = shared.doubted.notified() => liveness.doubt(),
+            () = shared.life.stirred.notified() => {}
+            () = shared.life.doubted.notified() => liveness.doubt(),
             () = broken => liveness.break_rest(),
         }
         drop(rest);
-        shared.rise();
+        shared.life.rise();
     }
 }
 

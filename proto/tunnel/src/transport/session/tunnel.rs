@@ -32,7 +32,7 @@ impl SessionTunnel {
             return Err(closed.into());
         }
         let lease = self.shared.lease()?;
-        if let Some(wait) = self.shared.wait_for_resets() {
+        if let Some(wait) = self.shared.resets.wait() {
             tokio::select! {
                 biased;
                 closed = self.shared.wait_ended() => return Err(closed.into()),
@@ -108,19 +108,19 @@ impl Tunnel for SessionTunnel {
     }
 
     fn rtt(&self) -> Option<Duration> {
-        self.shared.rtt()
+        self.shared.life.rtt()
     }
 
     fn received(&self) -> u64 {
-        self.shared.received()
+        self.shared.life.received()
     }
 
     fn suspect(&self) -> bool {
-        self.shared.is_suspect()
+        self.shared.life.is_suspect()
     }
 
     fn probe(&self) {
-        self.shared.doubted.notify_one();
+        self.shared.life.doubted.notify_one();
     }
 
     fn packets(&self) -> Option<Packets> {

@@ -1,17 +1,71 @@
 //! What is known of the peer's life, and whether somebody waits for it: what [`super::super::liveness`] looks at.
 //!
 //! A tunnel that nobody waits on is not looked at for seconds. That no stream opens unseen meanwhile: who looks says first
-//! that it will rest ([`Shared::rest`]) and reads after that how many wait; who opens counts itself first and reads after
+//! that it will rest ([`Life::rest`]) and reads after that how many wait; who opens counts itself first and reads after
 //! that whether somebody rests. All four are in one order (`SeqCst`), so that one of the two sees the other. The notice is
 //! kept until somebody waits for it ([`tokio::sync::Notify::notify_one`]); one that comes too late is a look too many.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    time::Duration,
+};
 
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
-use super::{Shared, micros};
+use super::micros;
 
-impl Shared {
+/// What is known of the peer's life.
+pub(crate) struct Life {
+    begun: Instant,
+    /// Bytes received on any stream.
+    received: AtomicU64,
+    /// When the last of them came, in microseconds since it began: the sign of life.
+    heard_us: AtomicU64,
+    /// When the peer's carrier last said that it is there, in the same way.
+    sign_us: AtomicU64,
+    /// Open streams that the gateway opened: somebody may wait for what comes on them.
+    waiting: AtomicUsize,
+    /// When the last of them ended, in microseconds; 0: there was none.
+    used_us: AtomicU64,
+    /// Nobody looks at the peer for long, until a stream of the gateway's opens;
+    resting: AtomicBool,
+    /// which is told here, as is that the peer has answered.
+    pub(crate) stirred: Notify,
+    rtt_us: AtomicU64,
+    /// The peer owes a sign of life.
+    suspect: AtomicBool,
+    /// Told to ask the peer at once.
+    pub(crate) doubted: Notify,
+}
+
+impl Life {
+    pub(super) fn new(begun: Instant, rtt: Duration) -> Self {
+        Self {
+            begun,
+            received: AtomicU64::new(0),
+            heard_us: AtomicU64::new(0),
+            sign_us: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            used_us: AtomicU64::new(0),
+            resting: AtomicBool::new(false),
+            stirred: Notify::new(),
+            rtt_us: AtomicU64::new(micros(rtt)),
+            suspect: AtomicBool::new(false),
+            doubted: Notify::new(),
+        }
+    }
+
+    pub(crate) fn rtt(&self) -> Option<Duration> {
+        match self.rtt_us.load(Ordering::Relaxed) {
+            0 => None,
+            us => Some(Duration::from_micros(us)),
+        }
+    }
+
+    pub(crate) fn set_rtt(&self, rtt: Duration) {
+        self.rtt_us.store(micros(rtt), Ordering::Relaxed);
+    }
+
     /// Bytes came on any stream, just now.
     pub(crate) fn hear(&self, bytes: usize) {
         // Before the count, so that who sees that more has come does not take it for older than it is.
