@@ -12,6 +12,7 @@ mod way;
 
 use std::{
     future::Future,
+    ops::Range,
     sync::{
         Arc, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -49,21 +50,21 @@ const LINGER: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(2);
 /// Least and most time after which a gateway that said that the cluster was deleted is asked again: a store that was
 /// restored from a backup may know it after all. Agents spread over it.
-const DELETED_AGAIN: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(5400));
+const DELETED_AGAIN: Range<Duration> = Duration::from_secs(3600)..Duration::from_secs(5400);
 /// A gateway that does not let this cluster in may have been told of it a moment ago: so often in a row it is asked again this
 /// soon, and then as late as it says.
 const SOON_TIMES: u32 = 4;
-const SOON: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
+const SOON: Range<Duration> = Duration::from_millis(500)..Duration::from_secs(3);
 /// The longest hint of a gateway that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// How long to wait before a gateway that said that the cluster was deleted is asked again (docs/features.md R10).
 pub fn deleted_again(unit: f64) -> Duration {
-    between(DELETED_AGAIN, unit)
+    between(&DELETED_AGAIN, unit)
 }
 
-fn between((least, most): (Duration, Duration), unit: f64) -> Duration {
-    least + (most - least).mul_f64(unit.clamp(0.0, 1.0))
+fn between(range: &Range<Duration>, unit: f64) -> Duration {
+    range.start + (range.end - range.start).mul_f64(unit.clamp(0.0, 1.0))
 }
 
 /// Serves the streams that the gateway opens on a tunnel. Implemented above this module, which does not know the roles.
@@ -204,7 +205,7 @@ impl Tunnels {
                     // How often in a row: another refusal, such as that of a gateway that has too much to do, is never hurried.
                     strange = if err.refused() == Some(CloseCode::Unauthorised) { strange + 1 } else { 0 };
                     let delay = match hint {
-                        Some(_) if (1..=SOON_TIMES).contains(&strange) => between(SOON, random_unit()),
+                        Some(_) if (1..=SOON_TIMES).contains(&strange) => between(&SOON, random_unit()),
                         hint => hint.unwrap_or_default() + jitter,
                     };
                     let error = match self.connect.obstacle() {

@@ -161,7 +161,7 @@ impl KubeAadProxy {
             }
             Authenticated::User(identity) => identity,
         };
-        let (session, whom) = self.begin_as(identity, admitted, (now, deadline))?;
+        let (session, whom) = self.begin_as(identity, admitted, now, deadline)?;
         let (subject, right) = match whom {
             Whom::Known(subject, right) => (subject, right),
             Whom::Reviewed(nested) => (nested.await?, None),
@@ -169,12 +169,13 @@ impl KubeAadProxy {
         Ok(Decided { principal: Principal::Impersonated(subject), bounds: Bounds { session: Some(session), right } })
     }
 
-    /// As whom this user's request goes on. No `async fn`: what it moves would stay in the future of every request.
+    /// As whom this user's request goes on. No `async fn`, so that the future of a request stays small (decision 13).
     fn begin_as<'a>(
         &'a self,
         identity: Arc<Identity>,
         admitted: &'a mut Admitted,
-        (now, deadline): (SystemTime, Instant),
+        now: SystemTime,
+        deadline: Instant,
     ) -> Result<(Session, Whom<'a>), Refusal> {
         // First, for a token that was shown extends what its principal has open, whatever becomes of this request.
         let session = self.sessions.begin(&identity);
@@ -199,7 +200,7 @@ impl KubeAadProxy {
         Ok((session, Whom::Reviewed(nested)))
     }
 
-    /// Up to the answer. `None`: the user is gone. No `async fn`: that would have room for the visit and for its parts.
+    /// Up to the answer. `None`: the user is gone. No `async fn`, and boxes: decision 13.
     fn begin(self: Arc<Self>, visit: Visit) -> impl Future<Output = Option<Result<Begun, Box<Refused>>>> + Send {
         let Visit { head, stream: Stream { mut send, recv, .. }, received } = visit;
         let named = head.deadline_ms.map(|ms| Duration::from_millis(ms).min(ANSWER_DEADLINE_MAX));
@@ -207,14 +208,13 @@ impl KubeAadProxy {
         let deadline = received + named.map_or(ANSWER_DEADLINE, |named| named.min(ANSWER_DEADLINE));
         let patient = received + named.unwrap_or_else(|| answer_deadline(&head.method, &head.target));
         let mut recv = Some(recv);
-        // What a future is given it has room for until its end, and this goes at once.
         let head = Box::new(head);
         async move {
-            // In a block, so that what comes behind has its room.
+            // In a block, so that what follows uses the same space.
             let (head, content_length, bounds) = {
                 let mut admitted = match admit::admit(*head) {
                     Ok(admitted) => Box::new(admitted),
-                    Err(refusal) => return Some(Err(Box::new((send, refusal)))),
+                    Err(refusal) => return Some(Err(Box::new(Refused { send, refusal }))),
                 };
                 let decided = tokio::select! {
                     biased;
@@ -230,31 +230,30 @@ impl KubeAadProxy {
                 });
                 match headed {
                     Ok(headed) => headed,
-                    Err(refusal) => return Some(Err(Box::new((send, refusal)))),
+                    Err(refusal) => return Some(Err(Box::new(Refused { send, refusal }))),
                 }
             };
             let mut exchange = Exchange { apiserver: &self.apiserver, head, content_length, deadline: patient, bounds };
             if let Some(recv) = recv.take_if(|_| exchange.head.is_upgrade()) {
-                // In a box of its own, so that other requests do not carry the room for it.
+                // Boxed: few requests are upgrades.
                 return Some(Box::pin(exchange.upgrade(send, recv)).await.map_err(Box::new));
             }
             let answered = Box::pin(exchange.plain(&mut send, &mut recv)).await;
             Some(match answered {
                 Waited::Answer((answer, outgoing)) => Ok(Begun::answer(send, answer, outgoing, exchange.bounds)),
-                Waited::Refused(refusal) => Err(Box::new((send, refusal))),
+                Waited::Refused(refusal) => Err(Box::new(Refused { send, refusal })),
                 Waited::Gone(outcome) => Ok(Begun::Over(outcome)),
             })
         }
     }
 }
 
-/// Answers a request. What it takes until then is in a box of its own, which is gone once the answer has begun: a watch
-/// holds a tenth of it.
+/// Answers a request. `begun` is freed once the answer has begun: a watch holds a tenth of it.
 async fn respond<F>(request_id: RequestId, method: Method, begun: Pin<Box<F>>)
 where
     F: Future<Output = Option<Result<Begun, Box<Refused>>>>,
 {
-    // The answer is awaited outside of the match, which would keep room for all that may come instead.
+    // The answer is awaited outside of the match, so that the future reserves nothing for what may come instead.
     let answering = match begun.await {
         Some(Ok(Begun::Answer(answering))) => answering,
         Some(Ok(Begun::Over(outcome))) => return over(request_id, &method, outcome),
@@ -269,7 +268,7 @@ fn over(request_id: RequestId, method: &Method, Outcome { status, end, sent_byte
     tracing::debug!(request.id = %request_id, %method, status = status.map(|s| s.as_u16()), end = end.as_str(), sent_bytes, "request");
 }
 
-async fn say(request_id: RequestId, method: &Method, (send, refusal): Refused) {
+async fn say(request_id: RequestId, method: &Method, Refused { send, refusal }: Refused) {
     metrics::request_ended(refusal.stage, Some(refusal.code));
     tracing::debug!(
         request.id = %request_id, %method, stage = refusal.stage, status = refusal.code.as_u16(),

@@ -121,6 +121,15 @@ pub struct AgentApi {
     bulk: Arc<Semaphore>,
 }
 
+/// Bounds of an answer.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// From when the request begins to be sent.
+    deadline: Duration,
+    /// Of its body.
+    bytes: usize,
+}
+
 /// While one of these lives, bulk waits.
 struct Urgent(watch::Sender<usize>);
 
@@ -160,7 +169,7 @@ impl AgentApi {
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ApiError> {
         let body = serde_json::to_vec(body).map_err(|err| ApiError::Local(err.to_string()))?;
         let urgent = Urgent::new(&self.urgent);
-        let bounds = (ANSWER_DEADLINE, BODY_BYTES);
+        let bounds = Bounds { deadline: ANSWER_DEADLINE, bytes: BODY_BYTES };
         let answer = self.exchange(Method::POST, path, Some("application/json"), body.into(), bounds).await?;
         drop(urgent);
         read(&answer)
@@ -168,7 +177,8 @@ impl AgentApi {
 
     /// Asks for something newer, of at most `limit` bytes, which may take its time; `None` where nothing newer came.
     pub async fn poll<T: DeserializeOwned>(&self, path: &str, limit: usize) -> Result<Option<T>, ApiError> {
-        let answer = self.exchange(Method::GET, path, None, Bytes::new(), (POLL_DEADLINE, limit)).await?;
+        let bounds = Bounds { deadline: POLL_DEADLINE, bytes: limit };
+        let answer = self.exchange(Method::GET, path, None, Bytes::new(), bounds).await?;
         if answer.is_empty() { Ok(None) } else { read(&answer).map(Some) }
     }
 
@@ -201,7 +211,7 @@ impl AgentApi {
         path: &str,
         kind: Option<&'static str>,
         body: Bytes,
-        (deadline, limit): (Duration, usize),
+        Bounds { deadline, bytes }: Bounds,
     ) -> Result<Bytes, ApiError> {
         if body.len() > BODY_BYTES {
             return Err(ApiError::Local(format!("a message of {} bytes, more than {BODY_BYTES}", body.len())));
@@ -212,7 +222,7 @@ impl AgentApi {
                 let _ = stream.send.send(body).await;
             }
             let _ = stream.send.finish();
-            answer(&mut stream, limit).await
+            answer(&mut stream, bytes).await
         };
         tokio::time::timeout(deadline, exchange).await.unwrap_or_else(|_| Err(late(deadline)))
     }

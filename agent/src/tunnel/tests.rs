@@ -201,7 +201,7 @@ async fn an_agent_that_the_gateway_does_not_know_yet_asks_soon_and_then_as_late_
         last = at;
     }
     let (soon, late) = waits.split_at(SOON_TIMES as usize);
-    assert!(soon.iter().all(|wait| *wait >= SOON.0 && *wait <= SOON.1 + Duration::from_millis(1)), "{waits:?}");
+    assert!(soon.iter().all(|wait| *wait >= SOON.start && *wait <= SOON.end + Duration::from_millis(1)), "{waits:?}");
     assert!(late.iter().all(|wait| *wait >= hint), "{waits:?}");
     // Another refusal ends the row and is never hurried; then a new row begins.
     fake.unknown.store(false, Ordering::SeqCst);
@@ -215,7 +215,7 @@ async fn an_agent_that_the_gateway_does_not_know_yet_asks_soon_and_then_as_late_
         last = dialled.recv().await.unwrap().1;
     }
     let at = dialled.recv().await.unwrap().1;
-    assert!(at - last <= SOON.1 + Duration::from_millis(1), "{:?}", at - last);
+    assert!(at - last <= SOON.end + Duration::from_millis(1), "{:?}", at - last);
     fake.unknown.store(false, Ordering::SeqCst);
     for _ in 0..2 {
         last = dialled.recv().await.unwrap().1;

@@ -228,7 +228,7 @@ impl Verifier {
         if let Some(decision) = kept() {
             return Ok(decision.identity.clone());
         }
-        // In a box of its own: it may have to read keys over HTTPS, and every request would carry the room for that.
+        // Boxed: it is large, because it may have to read keys over HTTPS, and most requests do not get here.
         let deciding = Box::pin(self.decisions.decide(digest, async {
             // Somebody may have decided it between the look above and the claim to do so here.
             match kept() {

@@ -223,8 +223,8 @@ impl Tasks {
     }
 }
 
-/// A task's future, which tells the group of its end. Not an async block: that has room for the future twice, as what
-/// it captures and as what it awaits.
+/// A task's future, which tells the group of its end. Not an async block, which would hold the future twice: as what it
+/// captures and as what it awaits (decision 13).
 fn watched<F: Future>(
     future: F,
     ended: Ended,

@@ -132,7 +132,7 @@ impl Apiserver {
         async move {
             self.authorize(head).await?;
             if self.is_long(head) {
-                // In a box: seldom.
+                // Boxed: rare.
                 return Box::pin(self.send_long(head, outgoing)).await;
             }
             let repeatable = head.method().is_safe() && outgoing.is_empty();
@@ -140,7 +140,7 @@ impl Apiserver {
             let (mut kept_too, mut last) = (true, None);
             for attempt in 0..ATTEMPTS {
                 if attempt > 1 {
-                    // In a box: seldom.
+                    // Boxed: rare.
                     Box::pin(tokio::time::sleep(PAUSE * 2u32.pow(attempt - 2))).await;
                 }
                 let Some(body) = outgoing.send() else { return Err(DialError::NotProcessed(last)) };
@@ -292,7 +292,7 @@ impl Apiserver {
         let own = head.needs_own_credential();
         let sender = match (self.pool(own).take(pace, kept_too), pace) {
             (Some(sender), _) => sender,
-            // In boxes of their own: few requests dial, and every one would carry the room for TLS and HTTP/2 handshakes.
+            // Boxed: few requests dial, and TLS and HTTP/2 handshakes are large.
             (None, Pace::Flows | Pace::Brief) => Box::pin(self.dial(own, kept_too)).await?,
             (None, Pace::Drips) => {
                 let send = Box::pin(self.connector.http1_for_drops(own)).await?;

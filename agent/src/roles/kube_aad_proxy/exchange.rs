@@ -126,7 +126,12 @@ impl End {
 }
 
 /// A refusal instead of an answer, with the half to say it on.
-pub type Refused = (SendStream, Refusal);
+pub struct Refused {
+    /// The half.
+    pub send: SendStream,
+    /// What to say.
+    pub refusal: Refusal,
+}
 
 impl Begun {
     /// With an answer to hand on.
@@ -136,8 +141,7 @@ impl Begun {
 }
 
 impl Exchange<'_> {
-    /// Sends a plain request and waits for its answer. The parts are borrowed: a future that holds them has room for them
-    /// twice.
+    /// Sends a plain request and waits for its answer. The parts are borrowed, so that the future stays small (decision 13).
     pub async fn plain(&mut self, send: &mut SendStream, recv: &mut Option<RecvStream>) -> Waited<(Answer, Outgoing)> {
         let Self { apiserver, head, content_length, deadline, bounds } = self;
         let asked = async {
@@ -154,7 +158,7 @@ impl Exchange<'_> {
         let asked = async { self.apiserver.upgrade(&mut self.head).await.map_err(refuse_dial) };
         let answer = match waited_for(pin!(asked), &mut send, &self.bounds, self.deadline).await {
             Waited::Answer(answer) => answer,
-            Waited::Refused(refusal) => return Err((send, refusal)),
+            Waited::Refused(refusal) => return Err(Refused { send, refusal }),
             Waited::Gone(outcome) => return Ok(Begun::Over(outcome)),
         };
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -163,11 +167,12 @@ impl Exchange<'_> {
             self.apiserver.shorten_location(answer.headers_mut());
             return match Answer::of(answer) {
                 Ok(answer) => Ok(Begun::answer(send, answer, Outgoing::empty(), self.bounds)),
-                Err(refusal) => Err((send, refusal)),
+                Err(refusal) => Err(Refused { send, refusal }),
             };
         }
         if !switches_as_asked(self.head.headers(), answer.headers()) {
-            return Err((send, bad_answer("the apiserver switched to another protocol than was asked for")));
+            let refusal = bad_answer("the apiserver switched to another protocol than was asked for");
+            return Err(Refused { send, refusal });
         }
         self.switch(send, recv, answer).await.map(Begun::Over)
     }
@@ -183,11 +188,14 @@ impl Exchange<'_> {
         exchange::strip_hop_by_hop(&mut headers, true);
         let head = match encode(StatusCode::SWITCHING_PROTOCOLS, headers) {
             Ok(head) => head,
-            Err(refusal) => return Err((send, refusal)),
+            Err(refusal) => return Err(Refused { send, refusal }),
         };
         let upgraded = match tokio::time::timeout(SWITCH_DEADLINE, hyper::upgrade::on(answer)).await {
             Ok(Ok(upgraded)) => upgraded,
-            Ok(Err(_)) | Err(_) => return Err((send, bad_answer("the apiserver broke off after its protocol switch"))),
+            Ok(Err(_)) | Err(_) => {
+                let refusal = bad_answer("the apiserver broke off after its protocol switch");
+                return Err(Refused { send, refusal });
+            }
         };
         let status = Some(StatusCode::SWITCHING_PROTOCOLS);
         if let Err(end) = send.send(head.freeze()).await {
@@ -264,7 +272,7 @@ impl Bounds {
                 (None, None) => std::future::pending().await,
                 (Some(session), None) => session.ended().await,
                 (None, Some(right)) => Box::pin(right.withdrawn()).await,
-                // In a box of its own: most clusters ask no roles and assignments.
+                // Boxed: most clusters ask no roles and assignments.
                 (Some(session), Some(right)) => {
                     Box::pin(async {
                         tokio::select! {

@@ -99,7 +99,7 @@ impl Link {
     /// Opens a raw stream; waits while the carrier has no room for one. `Err`: the connection is gone.
     pub(crate) async fn open(&self) -> Result<(RawSend, RawRecv), RawError> {
         match self {
-            // In a box: it is for tests, and larger than all others.
+            // Boxed: it is for tests, and larger than all others.
             Self::Memory(link) => Box::pin(link.open()).await,
             Self::Quic(link) => link.open().await,
             Self::Http2(link) => link.open().await,

@@ -268,7 +268,7 @@ impl Access {
             Own::Token(file) => file.current().map(Some),
             Own::Fixed(value) => Ok(Some(value.clone())),
             Own::Inline(value) => Ok(value.clone()),
-            // In a box of its own, so that others do not carry the room for it.
+            // Boxed: rare.
             Own::Plugin(service) => Box::pin(ask(service)).await,
         }
     }

@@ -97,7 +97,7 @@ struct Load {
 /// A connection for one request.
 pub(super) enum Sender {
     Http2(http2::SendRequest<RequestBody>, Claim),
-    /// In a box: it goes from hand to hand with each request.
+    /// Boxed: each request moves it several times.
     Http1(Box<Http1>),
 }
 

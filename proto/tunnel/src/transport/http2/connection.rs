@@ -96,7 +96,7 @@ impl Drop for QueuedHead {
 enum Side {
     /// Sends requests, and parks some for the agent.
     Gateway { requests: client::SendRequest<Bytes>, kept: Kept, parker: Mutex<Box<Parker>> },
-    /// Takes them. In boxes: a channel has room for 32 from the beginning.
+    /// Takes them. Boxed: a channel allocates 32 places at once.
     Agent { accepted: Mutex<mpsc::Receiver<Box<RawPair>>>, parked: Mutex<mpsc::Receiver<Box<RawPair>>> },
 }
 
@@ -115,7 +115,7 @@ where
     let shelves = Shelves::default();
     let (io, cork) = cork(shelves.metered(io));
     let (requests, connection) = deadline(client_builder().handshake(io)).await?;
-    // In a box, or each future that it is handed on to has room for it.
+    // Boxed, so that the futures that it is moved to stay small (decision 13).
     let connection = Box::new(connection);
     let closed = Arc::new(Told::default());
     let end = End(Arc::clone(&closed));
@@ -291,7 +291,7 @@ impl Parker {
             self.again = Some(Instant::now() + PARK_AGAIN_AFTER);
         }
         if let Some(again) = self.again {
-            // In a box: seldom.
+            // Boxed: rare.
             Box::pin(tokio::time::sleep_until(again)).await;
             self.again = None;
         }

@@ -110,8 +110,7 @@ struct Session {
 }
 
 impl Session {
-    /// Borrows what it works with: an async function has room for its arguments and again for the variables that they
-    /// become.
+    /// Borrows what it works with, so that the future stays small (decision 13).
     async fn run(&mut self) {
         let Self { side, shared, link, control: ControlStream { send, messages }, options, queue, pending } = self;
         let closed = tokio::select! {
@@ -223,7 +222,7 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
     loop {
         tokio::select! {
             raw = link.accept(), if heads.len() < at_once => match raw {
-                // In a box, or the empty list has room for one.
+                // Boxed: an empty list reserves space for one.
                 Ok(raw) => {
                     let mut head = admit_in_place(side, shared, raw, &long, queue).boxed();
                     // As a rule it has come with its stream.

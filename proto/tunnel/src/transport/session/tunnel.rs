@@ -36,7 +36,7 @@ impl SessionTunnel {
             tokio::select! {
                 biased;
                 closed = self.shared.wait_ended() => return Err(closed.into()),
-                // In a box: seldom.
+                // Boxed: rare.
                 () = Box::pin(sleep(wait)) => {}
             }
             if self.shared.drain.is_told() {
