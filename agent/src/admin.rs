@@ -1,5 +1,5 @@
-//! The admin listener: health, readiness, status, metrics. Plain HTTP, off the network unless configured otherwise; nothing
-//! on it is secret.
+//! The admin listener: health, readiness, status, metrics. Plain HTTP, off the network unless configured otherwise;
+//! nothing on it is secret.
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -77,8 +77,8 @@ impl Finding {
     }
 }
 
-/// Tries every hop and prints what it finds. The exit code: 0 if all that is needed is well, 1 if something failed, 2 if
-/// the configuration cannot be used.
+/// Tries every hop and prints what it finds. The exit code: 0 if all that is needed is well, 1 if something failed, 2
+/// if the configuration cannot be used.
 pub async fn run(config: &Config, as_json: bool) -> u8 {
     let mut findings = Vec::new();
     let identities = Identities::default();

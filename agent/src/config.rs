@@ -1,4 +1,5 @@
-//! Valid settings. Parsed once: [`Config`] cannot hold what does not fit, and every fault of a file is reported at once.
+//! Valid settings. Parsed once: [`Config`] cannot hold what does not fit, and every fault of a file is reported at
+//! once.
 //!
 //! What may be in a file, and what it means: [`reference`] and `agent/reference.toml`.
 
@@ -104,7 +105,8 @@ pub struct Gateway {
     pub via: Option<Via>,
     /// Which carriers may be used.
     pub carrier: CarrierChoice,
-    /// Whether the kernel may cut QUIC's datagrams out of larger ones (GSO). Off where a driver or a middlebox breaks it.
+    /// Whether the kernel may cut QUIC's datagrams out of larger ones (GSO). Off where a driver or a middlebox breaks
+    /// it.
     pub udp_segmentation_offload: bool,
 }
 

@@ -27,8 +27,8 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
 use types::{agent_api::Certificate, ids::ClusterId};
 
-/// From which part of a certificate's life on it is renewed, and over which further part agents spread it: with 90 days,
-/// within day 46.
+/// From which part of a certificate's life on it is renewed, and over which further part agents spread it: with 90
+/// days, within day 46.
 const RENEW_FROM: f64 = 0.5;
 const RENEW_OVER: f64 = 1.0 / 90.0;
 /// How old a certificate is at least when it is renewed because the gateway wants another.
@@ -83,8 +83,8 @@ pub struct Stored {
     pub principal_id: String,
     /// The tenant; empty if it is not known.
     pub tenant_id: String,
-    /// What was learned of issuers' keys ([`Verifier::learned`]); empty if nothing was. Signed by those keys, and kept by
-    /// [`issuer_keys`] alone.
+    /// What was learned of issuers' keys ([`Verifier::learned`]); empty if nothing was. Signed by those keys, and kept
+    /// by [`issuer_keys`] alone.
     pub issuer_keys: String,
 }
 
@@ -157,19 +157,20 @@ impl Identity {
         self.stored.not_after.duration_since(self.stored.not_before).unwrap_or_default()
     }
 
-    /// When the life of the certificate began on the agent's clock: when it came. Where that clock has been set back since,
-    /// what the gateway said.
+    /// When the life of the certificate began on the agent's clock: when it came. Where that clock has been set back
+    /// since, what the gateway said.
     fn began(&self, now: SystemTime) -> SystemTime {
         if self.stored.received <= now { self.stored.received } else { self.stored.not_before }
     }
 
-    /// When to ask for the next one, on the agent's clock: from half of its life on, `unit` (0.0 to 1.0) spreads agents.
+    /// When to ask for the next one, on the agent's clock: from half of its life on, `unit` (0.0 to 1.0) spreads
+    /// agents.
     pub fn renew_at(&self, now: SystemTime, unit: f64) -> SystemTime {
         self.began(now) + self.lifetime().mul_f64(RENEW_FROM + RENEW_OVER * unit.clamp(0.0, 1.0))
     }
 
-    /// When to ask for the next one where the gateway wants that, on the agent's clock. Not at once: what it said may have
-    /// been of a tunnel of the certificate before, which is about to end.
+    /// When to ask for the next one where the gateway wants that, on the agent's clock. Not at once: what it said may
+    /// have been of a tunnel of the certificate before, which is about to end.
     pub fn renew_soon_at(&self, now: SystemTime) -> SystemTime {
         self.began(now) + SETTLED
     }
@@ -207,8 +208,9 @@ impl Identities {
         let _ = self.verifier.set(verifier);
     }
 
-    /// Everybody uses this one from now on. Says whether it is another one than before. What is kept of issuers' keys counts
-    /// first: without an identity there is no tunnel, so no token is judged by keys that are known to be revoked.
+    /// Everybody uses this one from now on. Says whether it is another one than before. What is kept of issuers' keys
+    /// counts first: without an identity there is no tunnel, so no token is judged by keys that are known to be
+    /// revoked.
     pub fn publish(&self, mut identity: Identity) -> bool {
         if let Some(verifier) = self.verifier.get()
             && !identity.stored.issuer_keys.is_empty()

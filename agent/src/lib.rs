@@ -107,8 +107,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Reads certificates, keys and the kubeconfig; binds the listeners; dials nothing yet. What is written to `logs` is sent
-    /// to the gateway.
+    /// Reads certificates, keys and the kubeconfig; binds the listeners; dials nothing yet. What is written to `logs`
+    /// is sent to the gateway.
     pub async fn build(
         config: Config,
         metrics: Option<PrometheusHandle>,
@@ -246,8 +246,8 @@ impl Agent {
     }
 }
 
-/// The cluster's id: from the settings where the agents get its certificate themselves, and any other is refused; else from
-/// the agent's own certificate.
+/// The cluster's id: from the settings where the agents get its certificate themselves, and any other is refused; else
+/// from the agent's own certificate.
 fn own_cluster(config: &Config, connector: &Connector) -> Result<ClusterId, BuildError> {
     if let IdentitySource::Managed(managed) = &config.gateway.identity {
         return Ok(managed.cluster.clone());

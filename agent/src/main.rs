@@ -1,4 +1,5 @@
-//! `towline-agent` as a program of its own. What ships is `towline`, which is the agent where it is called by that name.
+//! `towline-agent` as a program of its own. What ships is `towline`, which is the agent where it is called by that
+//! name.
 
 use std::process::ExitCode;
 

@@ -9,8 +9,8 @@ use http::StatusCode;
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 use tunnel::transport::CarrierKind;
 
-/// Handles of what every stream counts. To register one builds its labels and looks them up, a dozen allocations for each
-/// stream. None before [`describe`]: a handle that is made before the recorder is there counts nowhere, for ever.
+/// Handles of what every stream counts. To register one builds its labels and looks them up, a dozen allocations for
+/// each stream. None before [`describe`]: a handle that is made before the recorder is there counts nowhere, for ever.
 static KEPT: OnceLock<Kept> = OnceLock::new();
 
 #[derive(Default)]
@@ -207,8 +207,8 @@ mod tests {
 
     use super::*;
 
-    /// A kept handle counts where the first did, under the names and labels that dashboards know, and a metric that was not
-    /// used does not show.
+    /// A kept handle counts where the first did, under the names and labels that dashboards know, and a metric that was
+    /// not used does not show.
     #[test]
     fn kept_handles_count_under_their_names_and_labels() {
         let recorder = PrometheusBuilder::new().build_recorder();

@@ -1,6 +1,6 @@
 //! What of the settings takes effect while the agent runs: the outbound proxy. The file, and the files of
-//! the proxy's user name and password, are looked at again and again, so that nobody has to say so: what is mounted from a
-//! ConfigMap or a Secret changes by itself.
+//! the proxy's user name and password, are looked at again and again, so that nobody has to say so: what is mounted
+//! from a ConfigMap or a Secret changes by itself.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

@@ -1,5 +1,5 @@
-//! What the agent does: for those who come through the tunnel, and on its own account. A role is one file, which implements
-//! [`Role`] and has an [`Entry`], and one line in [`ALL`].
+//! What the agent does: for those who come through the tunnel, and on its own account. A role is one file, which
+//! implements [`Role`] and has an [`Entry`], and one line in [`ALL`].
 //!
 //! | module | what several roles use |
 //! |---|---|
@@ -117,8 +117,8 @@ pub trait Role: Send + Sync + 'static {
 
     /// Serves one stream to its end. Dropping the future ends the stream. A role that serves nobody gets none.
     ///
-    /// All work is the future's: this is called where a tunnel's streams are accepted. The future holds the role, so that a
-    /// stream's task holds no more than the future's box.
+    /// All work is the future's: this is called where a tunnel's streams are accepted. The future holds the role, so
+    /// that a stream's task holds no more than the future's box.
     fn serve(self: Arc<Self>, visit: Visit) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let mut stream = visit.stream;

@@ -1,5 +1,5 @@
-//! Keeps a tunnel to the gateway up. One is in use; others may overlap with it while they drain (make before break): when
-//! the gateway drains, when QUIC works again, when a carrier's goodput collapses.
+//! Keeps a tunnel to the gateway up. One is in use; others may overlap with it while they drain (make before break):
+//! when the gateway drains, when QUIC works again, when a carrier's goodput collapses.
 
 pub mod api;
 pub mod choose;
@@ -43,16 +43,16 @@ use crate::{config::CarrierChoice, metrics};
 const LOOK: Duration = Duration::from_secs(1);
 /// Tunnels that drain at once; beyond it the oldest is closed.
 const RETIRED_MAX: usize = 8;
-/// The gateway closes a tunnel that drains once its last stream has ended, for it alone knows what is on its way. One that
-/// does not within this time after the last stream is closed here.
+/// The gateway closes a tunnel that drains once its last stream has ended, for it alone knows what is on its way. One
+/// that does not within this time after the last stream is closed here.
 const LINGER: Duration = Duration::from_secs(30);
 /// The same for an agent that ends.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Least and most time after which a gateway that said that the cluster was deleted is asked again: a store that was
 /// restored from a backup may know it after all. Agents spread over it.
 const DELETED_AGAIN: Range<Duration> = Duration::from_secs(3600)..Duration::from_secs(5400);
-/// A gateway that does not let this cluster in may have been told of it a moment ago: so often in a row it is asked again this
-/// soon, and then as late as it says.
+/// A gateway that does not let this cluster in may have been told of it a moment ago: so often in a row it is asked
+/// again this soon, and then as late as it says.
 const SOON_TIMES: u32 = 4;
 const SOON: Range<Duration> = Duration::from_millis(500)..Duration::from_secs(3);
 /// The longest hint of a gateway that is respected.
@@ -202,7 +202,8 @@ impl Tunnels {
                 Err(err) => {
                     let hint = err.retry_after().map(|hint| hint.min(RETRY_AFTER_MAX));
                     let jitter = backoff.failed(Instant::now(), random_unit());
-                    // How often in a row: another refusal, such as that of a gateway that has too much to do, is never hurried.
+                    // How often in a row: another refusal, such as that of a gateway that has too much to do, is never
+                    // hurried.
                     strange = if err.refused() == Some(CloseCode::Unauthorised) { strange + 1 } else { 0 };
                     let delay = match hint {
                         Some(_) if (1..=SOON_TIMES).contains(&strange) => between(&SOON, random_unit()),

@@ -99,8 +99,8 @@ pub(super) fn read_via(text: &str) -> Result<Via, &'static str> {
     Ok(Via { host, port, address })
 }
 
-/// The address of the Service `name.namespace`, where the environment of the pod has it and it is of the pod's namespace
-/// (Kubernetes gives no others).
+/// The address of the Service `name.namespace`, where the environment of the pod has it and it is of the pod's
+/// namespace (Kubernetes gives no others).
 fn service_address(service: &str) -> Option<IpAddr> {
     let (name, _) = service.split_once('.')?;
     let name = name.to_ascii_uppercase().replace('-', "_");

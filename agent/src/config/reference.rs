@@ -1,5 +1,6 @@
-//! What the agent's settings file may hold, for its reference: `agent/reference.toml`, which `towline-agent config-reference`
-//! prints. The tests compare it with what is read, and its defaults with those that hold.
+//! What the agent's settings file may hold, for its reference: `agent/reference.toml`, which
+//! `towline-agent config-reference` prints. The tests compare it with what is read, and its defaults with those that
+//! hold.
 
 use auth::token::ISSUER_KEYS;
 use daemon::settings::reference::{self, Key, Table};

@@ -1,10 +1,10 @@
-//! Keeps what was learned of issuers' keys beside the cluster's certificate: a restarted agent must not believe a revoked key
-//! again, nor follow a key of somebody who has an old one.
+//! Keeps what was learned of issuers' keys beside the cluster's certificate: a restarted agent must not believe a
+//! revoked key again, nor follow a key of somebody who has an old one.
 //!
-//! All of it is signed by those keys and is checked again when it is read, so whoever writes there can take away but not
-//! add. Several pods of one cluster write the same text: each reads it first, adds what it knows, and writes only if
-//! nobody else wrote meanwhile. Of two successors of one key the first that was kept stays: a pod that was shown another
-//! one keeps nothing, so that it cannot take the true one, nor a revocation by it, from the others.
+//! All of it is signed by those keys and is checked again when it is read, so whoever writes there can take away but
+//! not add. Several pods of one cluster write the same text: each reads it first, adds what it knows, and writes only
+//! if nobody else wrote meanwhile. Of two successors of one key the first that was kept stays: a pod that was shown
+//! another one keeps nothing, so that it cannot take the true one, nor a revocation by it, from the others.
 
 use std::{sync::Arc, time::Duration};
 

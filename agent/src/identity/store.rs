@@ -27,12 +27,13 @@ const KEY: &str = "tls.key";
 const ROOTS: &str = "ca.crt";
 /// The times and the principal beside them, in the folder.
 const FACTS: &str = "identity.json";
-/// What was learned of issuers' keys. In the folder it is no part of one identity: certificates are exchanged without it.
+/// What was learned of issuers' keys. In the folder it is no part of one identity: certificates are exchanged without
+/// it.
 const ISSUER_KEYS: &str = "issuer-keys.json";
 /// Attempts to write the issuers' keys while other processes change the Secret.
 const CONFLICTS: u32 = 8;
-/// The files of one identity are in a folder of their own below the folder, and this link names the one that counts, so that
-/// they change all at once.
+/// The files of one identity are in a folder of their own below the folder, and this link names the one that counts, so
+/// that they change all at once.
 const CURRENT: &str = "..current";
 /// Annotations of the Secret.
 const NOT_BEFORE: &str = "towline.io/not-before";
@@ -121,8 +122,8 @@ impl Store {
         }
     }
 
-    /// Gives `merge` what is kept of issuers' keys (empty if nothing is), and keeps what it returns unless another process
-    /// wrote meanwhile: then it is called again with that.
+    /// Gives `merge` what is kept of issuers' keys (empty if nothing is), and keeps what it returns unless another
+    /// process wrote meanwhile: then it is called again with that.
     ///
     /// # Errors
     /// When it cannot be read or written, or there is no Secret yet.
@@ -148,8 +149,8 @@ impl Store {
         }
     }
 
-    /// Follows what another process keeps there, until `each` says stop by returning false. What cannot be read is told to
-    /// `failed` and asked for again when it has changed; an error ends the following.
+    /// Follows what another process keeps there, until `each` says stop by returning false. What cannot be read is told
+    /// to `failed` and asked for again when it has changed; an error ends the following.
     pub async fn follow(&self, mut each: impl FnMut(Result<Option<Stored>, StoreError>)) -> Result<(), StoreError> {
         match self {
             Self::Directory(dir) => {
@@ -291,8 +292,8 @@ fn of_parts(
     })
 }
 
-/// When the first certificate of a PEM text begins and ends; the epoch if it cannot be read, which [`super::Identity::new`]
-/// refuses.
+/// When the first certificate of a PEM text begins and ends; the epoch if it cannot be read, which
+/// [`super::Identity::new`] refuses.
 fn validity(pem: &str) -> (SystemTime, SystemTime) {
     use rustls::pki_types::{CertificateDer, pem::PemObject as _};
     let of = || {

@@ -34,12 +34,13 @@ pub const ENTRY: Entry = Entry {
 
 /// Between two questions, however soon the gateway answers.
 const PAUSE: Duration = Duration::from_millis(500);
-/// An answer that came sooner than this, and brought nothing new, is from a gateway that does not wait: it is asked seldom.
+/// An answer that came sooner than this, and brought nothing new, is from a gateway that does not wait: it is asked
+/// seldom.
 const PATIENT: Duration = Duration::from_secs(20);
 const IMPATIENT: Duration = Duration::from_secs(30);
 
-/// What is wanted, shared. Before the first answer nothing is known, and users are let through: the gateway, which says what
-/// is wanted, lets nobody through that it does not want.
+/// What is wanted, shared. Before the first answer nothing is known, and users are let through: the gateway, which says
+/// what is wanted, lets nobody through that it does not want.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     desired: watch::Sender<Option<Desired>>,

@@ -1,5 +1,5 @@
-//! Supervises the other roles: each runs in a task of its own; one that ends or panics is started again after a while, and
-//! no other is disturbed.
+//! Supervises the other roles: each runs in a task of its own; one that ends or panics is started again after a while,
+//! and no other is disturbed.
 
 use std::{
     sync::Arc,

@@ -1,5 +1,5 @@
-//! How each role fares, and what is wrong if it does not: read by readiness, status, metrics, the custom resource and the
-//! heartbeat.
+//! How each role fares, and what is wrong if it does not: read by readiness, status, metrics, the custom resource and
+//! the heartbeat.
 
 use std::{
     collections::BTreeMap,

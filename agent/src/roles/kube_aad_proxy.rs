@@ -1,5 +1,6 @@
-//! The in-cluster authenticating proxy, stage by stage: [`admit`] the request, [`authenticate`] its token, [`authorize`] the
-//! call where roles and assignments are asked, [`review`] what it asks to impersonate, [`impersonate`] the identity, [`dial`] the apiserver, [`exchange`] request and answer.
+//! The in-cluster authenticating proxy, stage by stage: [`admit`] the request, [`authenticate`] its token,
+//! [`authorize`] the call where roles and assignments are asked, [`review`] what it asks to impersonate,
+//! [`impersonate`] the identity, [`dial`] the apiserver, [`exchange`] request and answer.
 
 pub mod admit;
 pub mod authenticate;
@@ -277,8 +278,8 @@ async fn say(request_id: RequestId, method: &Method, Refused { send, refusal }: 
     refuse(send, &refusal, request_id).await;
 }
 
-/// How long an answer may take to begin where the gateway names no deadline. An apiserver ends most requests itself after a
-/// minute, but not those that it calls long running.
+/// How long an answer may take to begin where the gateway names no deadline. An apiserver ends most requests itself
+/// after a minute, but not those that it calls long running.
 fn answer_deadline(method: &Method, target: &[u8]) -> Duration {
     if RequestInfo::of_target(method, target).is_long_running() { ANSWER_DEADLINE_MAX } else { ANSWER_DEADLINE }
 }
@@ -326,8 +327,8 @@ impl Role for KubeAadProxy {
 mod tests {
     use super::*;
 
-    /// What is allocated and moved for every request: 7.3 KB until the answer and 4.1 KB with it, once. What is above 1,032
-    /// bytes misses glibc's cache for the thread, and has it tidy up its heap.
+    /// What is allocated and moved for every request: 7.3 KB until the answer and 4.1 KB with it, once. What is above
+    /// 1,032 bytes misses glibc's cache for the thread, and has it tidy up its heap.
     #[test]
     fn the_futures_of_a_request_stay_small() {
         fn size<A, F>(_: impl FnOnce(A) -> F) -> usize {

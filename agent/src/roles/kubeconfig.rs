@@ -1,6 +1,6 @@
-//! Reads a kubeconfig as kubectl does. Crate kube leaves a client certificate out that it cannot read, and goes on without
-//! any credential: everything would be done as `system:anonymous`, and nothing would say why. Here each credential that is
-//! named is read, or is the error.
+//! Reads a kubeconfig as kubectl does. Crate kube leaves a client certificate out that it cannot read, and goes on
+//! without any credential: everything would be done as `system:anonymous`, and nothing would say why. Here each
+//! credential that is named is read, or is the error.
 
 use std::path::Path;
 

@@ -101,8 +101,8 @@ impl Users {
 }
 
 impl Parts {
-    /// By these settings, with the system's clock. Tasks of connections to the apiserver run in `connections`. What is written
-    /// to `logs` is sent to the gateway.
+    /// By these settings, with the system's clock. Tasks of connections to the apiserver run in `connections`. What is
+    /// written to `logs` is sent to the gateway.
     pub async fn new(
         config: Config,
         connections: &TaskGroup,

@@ -1,5 +1,6 @@
-//! The custom resource that shows what the agents know, `connectedclusters.towline.io/clustermetadata`: for `kubectl get` and
-//! `kubectl describe` in the agents' namespace. The chart defines it (docker/chart/towline-agent/files/crd.yaml).
+//! The custom resource that shows what the agents know, `connectedclusters.towline.io/clustermetadata`: for
+//! `kubectl get` and `kubectl describe` in the agents' namespace. The chart defines it
+//! (docker/chart/towline-agent/files/crd.yaml).
 
 use std::time::SystemTime;
 

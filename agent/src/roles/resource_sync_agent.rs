@@ -54,15 +54,16 @@ pub const ENTRY: Entry = Entry {
     },
 };
 
-/// The longest between two heartbeats whatever the gateway says, and the shortest, so that changes in quick succession are
-/// told together.
+/// The longest between two heartbeats whatever the gateway says, and the shortest, so that changes in quick succession
+/// are told together.
 const LONGEST: Duration = Duration::from_secs(300);
 const SHORTEST: Duration = Duration::from_secs(5);
 /// How long the first heartbeat waits for the first look at the cluster.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// How long a change waits for others that come with it.
 const TOGETHER: Duration = Duration::from_millis(500);
-/// How often the custom resource is written though nothing of the cluster changed: it shows when the gateway last heard.
+/// How often the custom resource is written though nothing of the cluster changed: it shows when the gateway last
+/// heard.
 const RESOURCE: Duration = Duration::from_secs(60);
 /// Minutes that the clock may be off: what is told of it before tokens are refused is of use.
 const CLOCK_MINUTES: u64 = 2;
@@ -288,8 +289,8 @@ impl ResourceSyncAgent {
     }
 }
 
-/// What to say of a clock that is further from the gateway's than tokens' times allow. It is not put right by the gateway's: a
-/// hostile one would bring back tokens that have ended.
+/// What to say of a clock that is further from the gateway's than tokens' times allow. It is not put right by the
+/// gateway's: a hostile one would bring back tokens that have ended.
 fn clock_warning(now: SystemTime, received: &str) -> Option<String> {
     let theirs = identity::parse(received).ok()?;
     let (ahead, by) = match now.duration_since(theirs) {

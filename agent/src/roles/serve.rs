@@ -1,4 +1,5 @@
-//! Accepts the streams of a tunnel and hands each to its role: one task per stream, bounded, and none waits for another.
+//! Accepts the streams of a tunnel and hands each to its role: one task per stream, bounded, and none waits for
+//! another.
 
 use std::{
     sync::{Arc, OnceLock},

@@ -1,7 +1,7 @@
 //! How long a session lives at the agent, whatever the gateway says: until its token has expired for longer than
 //! configured, unless a newer one of the same sign-in (`sid`) was shown since. A token of another
-//! sign-in extends nothing, even of the same principal: else whoever holds a stolen token would stay for as long as its owner
-//! works. Where the issuer names no sign-in, nothing extends a session.
+//! sign-in extends nothing, even of the same principal: else whoever holds a stolen token would stay for as long as its
+//! owner works. Where the issuer names no sign-in, nothing extends a session.
 
 use std::{
     collections::HashMap,
@@ -46,8 +46,8 @@ impl Sessions {
         Arc::new(Self { outlive_token, open: Mutex::default() })
     }
 
-    /// A verified token was shown: extends all sessions of its sign-in. Gives back how many sign-ins' entries that were (0 or
-    /// 1).
+    /// A verified token was shown: extends all sessions of its sign-in. Gives back how many sign-ins' entries that were
+    /// (0 or 1).
     pub fn shown(&self, identity: &Identity) -> usize {
         identity.sign_in.map_or(0, |sign_in| self.extend(&sign_in, identity.expires))
     }

@@ -1,6 +1,6 @@
-//! Which carriers to try and in which order: pure decisions, the clock comes in. What worked is remembered per network (the
-//! gateway and the local address used to reach it), so that a laptop-like agent that moves, or one that comes back after an
-//! outage, begins with what worked there.
+//! Which carriers to try and in which order: pure decisions, the clock comes in. What worked is remembered per network
+//! (the gateway and the local address used to reach it), so that a laptop-like agent that moves, or one that comes back
+//! after an outage, begins with what worked there.
 
 use std::{
     collections::HashMap,
@@ -134,8 +134,8 @@ impl Chooser {
         self.known(network, now).quic = Some(false);
     }
 
-    /// A tunnel that was up fell silent. TCP is tried beside QUIC at once; a path where QUIC comes up again and again only
-    /// to fall silent (most packets lost) is one where it does not work.
+    /// A tunnel that was up fell silent. TCP is tried beside QUIC at once; a path where QUIC comes up again and again
+    /// only to fall silent (most packets lost) is one where it does not work.
     pub fn died(&mut self, network: &Network, carrier: CarrierKind, now: Instant) {
         if carrier != CarrierKind::Quic {
             return;

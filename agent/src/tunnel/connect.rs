@@ -316,8 +316,8 @@ impl Connector {
         self.endpoints.iter().flat_map(of).collect()
     }
 
-    /// A TCP connection to another host by the same way: through the proxy unless it is exempt; where it is the gateway's,
-    /// by `gateway.addresses`.
+    /// A TCP connection to another host by the same way: through the proxy unless it is exempt; where it is the
+    /// gateway's, by `gateway.addresses`.
     pub async fn open_tcp(
         &self,
         host: &str,
@@ -333,8 +333,8 @@ impl Connector {
         self.way.borrow().1.clone()
     }
 
-    /// Goes through this proxy, or through none, from now on: a new tunnel takes the place of the old one while that still
-    /// serves (docs/features.md T13). Says whether that is another way than before.
+    /// Goes through this proxy, or through none, from now on: a new tunnel takes the place of the old one while that
+    /// still serves (docs/features.md T13). Says whether that is another way than before.
     ///
     /// # Errors
     /// [`SetupError`] for a proxy that cannot be used; the way stays what it was.

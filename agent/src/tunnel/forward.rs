@@ -1,6 +1,6 @@
-//! Takes TCP connections and copies their bytes to the gateway and back, and to nothing else: one pod alone of a cluster
-//! needs a way out. TLS on them is end to end with the gateway, so nothing is seen here and nothing is gained by whoever
-//! reaches this listener that they would not have at the gateway itself.
+//! Takes TCP connections and copies their bytes to the gateway and back, and to nothing else: one pod alone of a
+//! cluster needs a way out. TLS on them is end to end with the gateway, so nothing is seen here and nothing is gained
+//! by whoever reaches this listener that they would not have at the gateway itself.
 
 use std::{
     net::SocketAddr,

@@ -1,5 +1,5 @@
-//! Whether a tunnel still makes progress. Judged by what gets through, not by whether a socket is open, and slow to judge: a
-//! carrier is left only after it has been bad for a while.
+//! Whether a tunnel still makes progress. Judged by what gets through, not by whether a socket is open, and slow to
+//! judge: a carrier is left only after it has been bad for a while.
 
 use std::time::{Duration, Instant};
 

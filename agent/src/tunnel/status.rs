@@ -1,5 +1,5 @@
-//! What is known of the tunnel: carrier, since when, the last error, what the gateway refused it with. Read by the admin
-//! listener and by the roles.
+//! What is known of the tunnel: carrier, since when, the last error, what the gateway refused it with. Read by the
+//! admin listener and by the roles.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},

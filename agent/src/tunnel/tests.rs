@@ -367,7 +367,8 @@ async fn r10_an_agent_of_a_deleted_cluster_asks_once_an_hour_until_it_has_anothe
     let tunnel = dialled.recv().await.unwrap().2.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!tunnels.status.is_deleted());
-    // A store that was restored from a backup knows nothing of it for a while, and then does again: nobody has to do anything.
+    // A store that was restored from a backup knows nothing of it for a while, and then does again: nobody has to do
+    // anything.
     fake.set(Http2, Does::Fails(false, None));
     tunnel.close(CloseCode::Deleted, "as the test says");
     while !tunnels.status.is_deleted() {

@@ -127,7 +127,8 @@ async fn r6_and_r7_possession_of_the_onboarding_key_gets_a_certificate_for_a_key
     assert_eq!((asked.kube_system_uid.as_str(), asked.challenge.as_str()), ("uid", "Y2hhbGxlbmdl"));
     let identity = Identity::new(stored, &CLUSTER.parse().unwrap()).unwrap();
     assert_eq!(identity.stored.not_after.duration_since(identity.stored.not_before).unwrap(), 90 * DAY);
-    // The other end of a TCP connection may be another agent of the cluster (gateway.via); TLS is the gateway's all the same.
+    // The other end of a TCP connection may be another agent of the cluster (gateway.via); TLS is the gateway's all the
+    // same.
     let forward = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let via = format!("via = \"127.0.0.1:{}\"\n", forward.local_addr().unwrap().port());
     let config = world.config(&via);

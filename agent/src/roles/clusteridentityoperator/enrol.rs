@@ -1,5 +1,6 @@
-//! The exchange before there is a certificate, over HTTPS with the gateway: a fresh challenge, a signature over it by the
-//! onboarding key (proof of possession, docs/features.md R6), and the certificate for a key that was made here (R7).
+//! The exchange before there is a certificate, over HTTPS with the gateway: a fresh challenge, a signature over it by
+//! the onboarding key (proof of possession, docs/features.md R6), and the certificate for a key that was made here
+//! (R7).
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

@@ -11,7 +11,8 @@ use kube::{Api, Client, api::PostParams};
 
 use crate::roles::kubernetes::problem;
 
-/// The audience of service-account tokens that ask here: one that was made for the apiserver, or for anybody else, is nothing.
+/// The audience of service-account tokens that ask here: one that was made for the apiserver, or for anybody else, is
+/// nothing.
 pub const AUDIENCE: &str = "towline.io/identity";
 /// What has to be allowed, in the agents' namespace; the object's name is the audience that is asked for.
 pub const GROUP: &str = "towline.io";

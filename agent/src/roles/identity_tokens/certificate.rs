@@ -30,7 +30,8 @@ use crate::{
 
 /// The Secret that keeps certificates and keys; the chart makes it, empty.
 pub const SECRET: &str = "towline-serving-certificate";
-/// The ConfigMap that says what to trust, in `ca.crt`; the chart makes it, empty, and lets every service account read it.
+/// The ConfigMap that says what to trust, in `ca.crt`; the chart makes it, empty, and lets every service account read
+/// it.
 pub const PUBLISHED: &str = "towline-serving-ca";
 const CERTIFICATES: &str = "tls.crt";
 const KEYS: &str = "tls.key";
@@ -85,8 +86,8 @@ impl Keeper {
         }
     }
 
-    /// Renews it if it is time, and sees that it is kept and published. What is kept is shown first: it is good whether or
-    /// not it can be written again.
+    /// Renews it if it is time, and sees that it is kept and published. What is kept is shown first: it is good whether
+    /// or not it can be written again.
     pub async fn look(&self) -> Result<(), String> {
         let known = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut serving = match known {

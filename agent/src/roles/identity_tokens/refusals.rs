@@ -1,6 +1,6 @@
-//! Tokens that the apiserver has refused: shown again soon, they are refused here, and who shows one after the other waits. So
-//! no pod makes the apiserver review what is good for nothing as fast as it can ask. Pods may share an address: a token that
-//! was good lately is reviewed whatever others of its address show.
+//! Tokens that the apiserver has refused: shown again soon, they are refused here, and who shows one after the other
+//! waits. So no pod makes the apiserver review what is good for nothing as fast as it can ask. Pods may share an
+//! address: a token that was good lately is reviewed whatever others of its address show.
 
 use std::{
     collections::VecDeque,
@@ -18,8 +18,8 @@ pub const REMEMBERED: Duration = Duration::from_secs(10);
 const REMEMBERED_MAX: usize = 1024;
 /// Tokens of one address that are reviewed in vain within that time.
 const OF_ONE_PEER: usize = 8;
-/// How long it is remembered that a token was good, and how many such at most; the oldest is forgotten first. Each is reviewed
-/// all the same.
+/// How long it is remembered that a token was good, and how many such at most; the oldest is forgotten first. Each is
+/// reviewed all the same.
 const GOOD: Duration = Duration::from_secs(3600);
 const GOOD_MAX: usize = 1024;
 

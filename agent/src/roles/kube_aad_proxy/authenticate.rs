@@ -1,5 +1,5 @@
-//! From a credential to an identity, verified in the cluster with the agent's own issuers and for the audience of its own
-//! cluster, which it reads from its own certificate. What the gateway says of a user counts for nothing.
+//! From a credential to an identity, verified in the cluster with the agent's own issuers and for the audience of its
+//! own cluster, which it reads from its own certificate. What the gateway says of a user counts for nothing.
 
 use std::{sync::Arc, time::SystemTime};
 

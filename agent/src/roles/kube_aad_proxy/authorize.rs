@@ -1,6 +1,6 @@
-//! What roles and assignments say of a call (feature Z9), where the cluster is told to ask them: the snapshot that concerns
-//! it, signed by an issuer whose keys are pinned here, pulled by role [`guard`](crate::roles::guard). Without one that holds
-//! nobody has anything by assignments, and the cluster's own RBAC decides alone.
+//! What roles and assignments say of a call (feature Z9), where the cluster is told to ask them: the snapshot that
+//! concerns it, signed by an issuer whose keys are pinned here, pulled by role [`guard`](crate::roles::guard). Without
+//! one that holds nobody has anything by assignments, and the cluster's own RBAC decides alone.
 
 use std::{
     sync::Arc,

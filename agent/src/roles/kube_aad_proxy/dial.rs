@@ -1,15 +1,15 @@
-//! Connections to the apiserver: HTTP/2 for plain requests, as many connections as the streams need (an apiserver allows
-//! about 100 streams on one; 1,000 watches must fit), HTTP/1.1 where ALPN says so, a few of HTTP/1.1 for brief answers,
-//! connections apart for answers that may come in drops, and one HTTP/1.1 connection for each upgrade, never used again after
-//! anything but 101 (CVE-2018-1002105).
+//! Connections to the apiserver: HTTP/2 for plain requests, as many connections as the streams need (an apiserver
+//! allows about 100 streams on one; 1,000 watches must fit), HTTP/1.1 where ALPN says so, a few of HTTP/1.1 for brief
+//! answers, connections apart for answers that may come in drops, and one HTTP/1.1 connection for each upgrade, never
+//! used again after anything but 101 (CVE-2018-1002105).
 //!
-//! A request is sent again, whatever its method, where it is proved that the apiserver did not process it: none of it has
-//! left (hyper hands it back), or the apiserver said so with GOAWAY or REFUSED_STREAM ([`was_not_processed`]). Its body is
-//! kept for that until the answer begins; a body beyond the bounds of [`tunnel::exchange::Resendable`] is not sent again, and
-//! the caller is told that nothing was done (503 with `Retry-After`). Any other broken connection proves nothing: then only a
-//! safe request without a body is sent twice, when the apiserver closed a kept HTTP/1.1 connection just as the request was on
-//! its way, as it may whenever that is idle (RFC 9110 section 9.2.2), or had more headers to say than a connection for brief
-//! answers has room for.
+//! A request is sent again, whatever its method, where it is proved that the apiserver did not process it: none of it
+//! has left (hyper hands it back), or the apiserver said so with GOAWAY or REFUSED_STREAM ([`was_not_processed`]). Its
+//! body is kept for that until the answer begins; a body beyond the bounds of [`tunnel::exchange::Resendable`] is not
+//! sent again, and the caller is told that nothing was done (503 with `Retry-After`). Any other broken connection
+//! proves nothing: then only a safe request without a body is sent twice, when the apiserver closed a kept HTTP/1.1
+//! connection just as the request was on its way, as it may whenever that is idle (RFC 9110 section 9.2.2), or had more
+//! headers to say than a connection for brief answers has room for.
 //! Redirects are answers like any other (CVE-2020-8559, CVE-2022-3172).
 
 pub mod access;
@@ -41,8 +41,9 @@ use self::{
 };
 use super::{impersonate::UpstreamHead, target::Target};
 
-/// How long others wait for a dial before the next of them dials too: one backend of the apiserver that does not answer must not
-/// hold up what another would take. A handshake in a cluster takes a few milliseconds; at most 60 dials hang at once.
+/// How long others wait for a dial before the next of them dials too: one backend of the apiserver that does not answer
+/// must not hold up what another would take. A handshake in a cluster takes a few milliseconds; at most 60 dials hang
+/// at once.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How many connections one request may try.
 const ATTEMPTS: u32 = 6;
@@ -149,8 +150,8 @@ impl Apiserver {
                         let request = self.request(head, Version::HTTP_2, body)?;
                         claim.turns().hand();
                         let answer = send.try_send_request(request);
-                        // A request that is handed over while the connection ends may lie in their channel until the last
-                        // sender is gone, and is handed back then: nobody may keep one while they wait.
+                        // A request that is handed over while the connection ends may lie in their channel until the
+                        // last sender is gone, and is handed back then: nobody may keep one while they wait.
                         drop(send);
                         match answer.await {
                             Ok(answer) => {
@@ -286,8 +287,8 @@ impl Apiserver {
         if own { &self.pool } else { &self.bare }
     }
 
-    /// A connection with room, one of HTTP/1.1 that was kept only if `kept_too`; dials one at a time, so that a burst shares
-    /// what it opens, unless that takes long.
+    /// A connection with room, one of HTTP/1.1 that was kept only if `kept_too`; dials one at a time, so that a burst
+    /// shares what it opens, unless that takes long.
     async fn acquire(&self, head: &UpstreamHead, pace: Pace, kept_too: bool) -> Result<Sender, DialError> {
         let own = head.needs_own_credential();
         let sender = match (self.pool(own).take(pace, kept_too), pace) {

@@ -1,6 +1,6 @@
 //! Sends the request and streams the answer: every chunk as soon as it is there, both directions at once, an upgraded
-//! connection byte for byte with half-close. When the user stops or the session ends, the apiserver's side is dropped at
-//! once.
+//! connection byte for byte with half-close. When the user stops or the session ends, the apiserver's side is dropped
+//! at once.
 
 use std::{
     pin::{Pin, pin},
@@ -68,8 +68,8 @@ pub enum Begun {
     Over(Outcome),
 }
 
-/// An answer that has begun. Apart from the [`Exchange`] and its future, so that a watch does not hold for hours what the
-/// request needed on its way.
+/// An answer that has begun. Apart from the [`Exchange`] and its future, so that a watch does not hold for hours what
+/// the request needed on its way.
 pub struct Answering {
     answer: Answer,
     /// Ends with the answer.
@@ -141,7 +141,8 @@ impl Begun {
 }
 
 impl Exchange<'_> {
-    /// Sends a plain request and waits for its answer. The parts are borrowed, so that the future stays small (decision 13).
+    /// Sends a plain request and waits for its answer. The parts are borrowed, so that the future stays small (decision
+    /// 13).
     pub async fn plain(&mut self, send: &mut SendStream, recv: &mut Option<RecvStream>) -> Waited<(Answer, Outgoing)> {
         let Self { apiserver, head, content_length, deadline, bounds } = self;
         let asked = async {
@@ -264,8 +265,8 @@ impl Answer {
 }
 
 impl Bounds {
-    /// Completes when the session is over, or the right to this call is withdrawn. Not held to the task's share of a turn, which
-    /// a peer that sends without a pause uses up each time.
+    /// Completes when the session is over, or the right to this call is withdrawn. Not held to the task's share of a
+    /// turn, which a peer that sends without a pause uses up each time.
     fn ended(&self) -> impl Future<Output = ()> {
         unconstrained(async {
             match (&self.session, &self.right) {
@@ -336,9 +337,9 @@ fn gone(err: &StreamError, status: Option<StatusCode>, sent_bytes: u64) -> Outco
     Outcome { status, end, sent_bytes }
 }
 
-/// The body as the apiserver shall see it; takes the stream that it comes on. Where no length was declared, methods that
-/// hardly ever have a body wait for the first chunk: the end of an empty one is already on its way, and `Transfer-Encoding`
-/// for nothing upsets servers.
+/// The body as the apiserver shall see it; takes the stream that it comes on. Where no length was declared, methods
+/// that hardly ever have a body wait for the first chunk: the end of an empty one is already on its way, and
+/// `Transfer-Encoding` for nothing upsets servers.
 async fn request_body(
     head: &UpstreamHead,
     length: Option<u64>,

@@ -1,5 +1,5 @@
-//! A request's path and query. The HTTP libraries take no more than [`limits::PLAIN_TARGET_BYTES`] of both; an apiserver takes
-//! a mebibyte, for `kubectl exec` with a long argument or `kubectl get` with a long selector.
+//! A request's path and query. The HTTP libraries take no more than [`limits::PLAIN_TARGET_BYTES`] of both; an
+//! apiserver takes a mebibyte, for `kubectl exec` with a long argument or `kubectl get` with a long selector.
 
 use std::{fmt, str};
 
@@ -24,8 +24,8 @@ pub struct LongTarget {
 }
 
 impl Target {
-    /// Of bytes without spaces, control characters and `#`, beginning with `/`. None if the HTTP library does not take it,
-    /// or what of a longer one is not in ASCII, or has a longer path.
+    /// Of bytes without spaces, control characters and `#`, beginning with `/`. None if the HTTP library does not take
+    /// it, or what of a longer one is not in ASCII, or has a longer path.
     pub fn new(bytes: Bytes) -> Option<Self> {
         if bytes.len() <= limits::PLAIN_TARGET_BYTES {
             let kept = bytes.clone();

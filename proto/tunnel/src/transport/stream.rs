@@ -1,8 +1,8 @@
 //! A stream's two halves: endings and credit on top of a carrier's raw halves.
 //!
-//! Positions count the bytes after the opener's preface and head, from the acceptor's first byte in the other direction.
-//! A receiver announces up to which position its peer may send when half of the window was taken; the window doubles
-//! when a whole one was taken within two round trips, as far as the tunnel's sum allows.
+//! Positions count the bytes after the opener's preface and head, from the acceptor's first byte in the other
+//! direction. A receiver announces up to which position its peer may send when half of the window was taken; the window
+//! doubles when a whole one was taken within two round trips, as far as the tunnel's sum allows.
 
 use std::{
     future::poll_fn,
@@ -28,8 +28,8 @@ use crate::wire::{
 
 /// Windows grow for readers that are quicker than this even where the round trip is shorter: the time to be scheduled.
 const GROW_WITHIN: Duration = Duration::from_millis(4);
-/// Credit is given back by half a window, but no less often than this: in large lumps a sender runs dry again and again,
-/// and QUIC's congestion window does not grow behind one that does.
+/// Credit is given back by half a window, but no less often than this: in large lumps a sender runs dry again and
+/// again, and QUIC's congestion window does not grow behind one that does.
 const CREDIT_STEP_BYTES: u64 = 1024 * 1024;
 /// Until a probe has measured it.
 const RTT_GUESS: Duration = Duration::from_millis(50);
@@ -121,8 +121,8 @@ impl SendStream {
         }
     }
 
-    /// Sends the opener's first bytes, which are outside of any credit, as [`super::carrier::Link::count_first`] gave them; they are all if
-    /// `last`. What ends the stream meanwhile is told to its reader. `Err`: the carrier is gone.
+    /// Sends the opener's first bytes, which are outside of any credit, as [`super::carrier::Link::count_first`] gave
+    /// them; they are all if `last`. What ends the stream meanwhile is told to its reader. `Err`: the carrier is gone.
     pub(crate) async fn begin(&mut self, first: Result<Bytes, Bytes>, last: bool) -> Result<(), RawError> {
         let sent = match first {
             Ok(queued) => self.raw.queue_first(queued, last),

@@ -240,9 +240,9 @@ impl Access {
         self.server_name.clone()
     }
 
-    /// TLS settings; where it has to be `http1`, nothing else is offered. `own` is whether the agent speaks for itself: an apiserver
-    /// believes a client certificate before a token, so a token that is passed through must not travel beside the
-    /// agent's certificate.
+    /// TLS settings; where it has to be `http1`, nothing else is offered. `own` is whether the agent speaks for itself:
+    /// an apiserver believes a client certificate before a token, so a token that is passed through must not travel
+    /// beside the agent's certificate.
     pub fn tls(&self, http1: bool, own: bool) -> Arc<ClientConfig> {
         match (http1, own) {
             (false, true) => self.tls.clone(),
@@ -415,8 +415,8 @@ mod tests {
         assert!(!is_inline(&provider));
     }
 
-    /// Found on a real cluster: beside the agent's client certificate a passed-through token was never looked at, and its
-    /// bearer was the agent.
+    /// Found on a real cluster: beside the agent's client certificate a passed-through token was never looked at, and
+    /// its bearer was the agent.
     #[tokio::test]
     async fn a_passed_through_token_does_not_travel_beside_the_agents_certificate() {
         let authority = certs::Authority::create("test", certs::Validity::days(1)).unwrap();

@@ -24,8 +24,8 @@ enum Kind {
     Stream(Sending<StreamBody>),
 }
 
-/// A request's body, on whichever connection it goes. Held by whoever runs the exchange. When it is dropped, a body that
-/// still flows ends: the answer is complete, and the sender is told to stop.
+/// A request's body, on whichever connection it goes. Held by whoever runs the exchange. When it is dropped, a body
+/// that still flows ends: the answer is complete, and the sender is told to stop.
 pub struct Outgoing(Source);
 
 enum Source {

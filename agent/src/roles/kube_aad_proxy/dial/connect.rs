@@ -33,9 +33,9 @@ use crate::roles::{kube_aad_proxy::target::LongTarget, kubeconfig::Via};
 
 /// What one stream may have in flight from the apiserver before its reader took anything. The apiserver is near.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// Room for every stream's window, so that stalled readers never block others of the connection; several times that, for h2
-/// makes of half of it what small frames may cost it beside their bytes, over which it ends the connection: enough for events
-/// of 28 bytes on average, which none has.
+/// Room for every stream's window, so that stalled readers never block others of the connection; several times that,
+/// for h2 makes of half of it what small frames may cost it beside their bytes, over which it ends the connection:
+/// enough for events of 28 bytes on average, which none has.
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * 1024;
 /// HTTP/2 frames at the most.
 const FRAME_BYTES: u32 = 256 * 1024;
@@ -48,7 +48,8 @@ const STEP_DEADLINE: Duration = Duration::from_secs(10);
 /// The proxy of a kubeconfig: its name, TCP, its TLS, and until it has connected to the apiserver.
 const PROXY_DEADLINE: Duration = Duration::from_secs(20);
 /// How often a busy or idle HTTP/2 connection is probed, and how long the answer may take. Together as long as
-/// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten seconds.
+/// client-go waits: hundreds of watches hang on one connection, and on a starved machine an answer may take ten
+/// seconds.
 const PING_PERIOD: Duration = Duration::from_secs(15);
 const PING_DEADLINE: Duration = Duration::from_secs(30);
 /// The log names the same failure once in this period.
@@ -90,7 +91,8 @@ impl Told {
 }
 
 impl Connector {
-    /// TLS, for HTTP/1.1 alone or for whichever the apiserver likes; `own` is whether it may show the agent's certificate.
+    /// TLS, for HTTP/1.1 alone or for whichever the apiserver likes; `own` is whether it may show the agent's
+    /// certificate.
     pub(super) async fn tls(&self, http1: bool, own: bool) -> Result<TlsStream<TcpIo>, DialError> {
         let dialled = self.dial(http1, own).await;
         self.told.note(dialled.as_ref().err());
@@ -146,8 +148,8 @@ impl Connector {
         self.http1(self.tls_for_reads(own).await?).await
     }
 
-    /// HTTP/1.1 for brief answers, of at most a hundred headers: hyper has room for as many at hand, and allocates it for
-    /// each answer where they may be more. `held` is dropped when the connection ends.
+    /// HTTP/1.1 for brief answers, of at most a hundred headers: hyper has room for as many at hand, and allocates it
+    /// for each answer where they may be more. `held` is dropped when the connection ends.
     pub(super) async fn http1_for_brief(
         &self,
         own: bool,

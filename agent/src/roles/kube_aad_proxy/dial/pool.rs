@@ -27,14 +27,16 @@ const CONNECTIONS_MAX: usize = 256;
 const IDLE_MAX: usize = 64;
 /// How long an idle connection is kept.
 const IDLE_TIME: Duration = Duration::from_secs(60);
-/// A connection of HTTP/1.1 that is older is not kept again: it has no GOAWAY, by which apiservers spread their clients anew.
+/// A connection of HTTP/1.1 that is older is not kept again: it has no GOAWAY, by which apiservers spread their clients
+/// anew.
 const AGE_MAX: Duration = Duration::from_secs(300);
 /// When a connection of HTTP/1.1 that was kept has been given up at the latest, but for the exchange that it has then.
 pub(super) const LIFE_MAX: Duration = AGE_MAX.saturating_add(IDLE_TIME);
-/// HTTP/1.1 connections for brief answers beside HTTP/2, busy ones counted. People and their tools ask one thing after the other;
-/// where many ask at once, HTTP/2 carries several requests in one write.
+/// HTTP/1.1 connections for brief answers beside HTTP/2, busy ones counted. People and their tools ask one thing after
+/// the other; where many ask at once, HTTP/2 carries several requests in one write.
 const BRIEF_MAX: usize = 2;
-/// Least time between two dials of these: a request that is given up ends its connection, and must not cost a handshake each time...
+/// Least time between two dials of these: a request that is given up ends its connection, and must not cost a handshake
+/// each time...
 const BRIEF_PERIOD: Duration = Duration::from_secs(1);
 /// ...and after a dial of which nothing came: a front may speak HTTP/2 only, or close behind each answer.
 const BRIEF_PAUSE: Duration = Duration::from_secs(60);
@@ -114,8 +116,9 @@ pub(super) struct Http1 {
     pub(super) kept: bool,
 }
 
-/// What reads and writes a connection, polled by who uses it and by nobody while it is idle: a task would have to be woken for the
-/// request and to wake who waits for the answer, which leaves only when all else is done that a turn of that one does.
+/// What reads and writes a connection, polled by who uses it and by nobody while it is idle: a task would have to be
+/// woken for the request and to wake who waits for the answer, which leaves only when all else is done that a turn of
+/// that one does.
 pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Where a connection of HTTP/1.1 waits for another request.
@@ -145,16 +148,17 @@ pub(super) struct Claim(Arc<Load>);
 pub(super) enum Pace {
     /// As the apiserver makes it.
     Flows,
-    /// At once as a rule: to a GET without a body that is no watch. Go's server, and hyper's, answer over HTTP/1.1 with less ado,
-    /// so that a request which comes alone has its answer a tenth of a millisecond sooner: one of few connections of that
-    /// kind if any is idle, else as what flows.
+    /// At once as a rule: to a GET without a body that is no watch. Go's server, and hyper's, answer over HTTP/1.1 with
+    /// less ado, so that a request which comes alone has its answer a tenth of a millisecond sooner: one of few
+    /// connections of that kind if any is idle, else as what flows.
     Brief,
-    /// In drops, at whatever pace a pod likes: a log that is followed, what is proxied to a service. The apiserver makes a frame
-    /// of each, and of what their reader leaves unread h2 keeps every frame: hundreds of bytes for one, and beyond an allowance
-    /// it ends the connection, with all that others have on it. HTTP/1.1 leaves it to the socket.
+    /// In drops, at whatever pace a pod likes: a log that is followed, what is proxied to a service. The apiserver
+    /// makes a frame of each, and of what their reader leaves unread h2 keeps every frame: hundreds of bytes for one,
+    /// and beyond an allowance it ends the connection, with all that others have on it. HTTP/1.1 leaves it to the
+    /// socket.
     Drips,
-    /// The same while a body may still be on its way, which Go's HTTP/1.1 reads before it answers: HTTP/2, and no others on
-    /// the connection.
+    /// The same while a body may still be on its way, which Go's HTTP/1.1 reads before it answers: HTTP/2, and no
+    /// others on the connection.
     DripsBothWays,
 }
 
@@ -338,8 +342,9 @@ impl Http1 {
         self.send.is_ready()
     }
 
-    /// Whether a request that is safe and was sent at `sent` may go to another connection after `error`: this one ended before
-    /// the answer's head had come whole, and may have been ending when it was taken, or had no room for that head.
+    /// Whether a request that is safe and was sent at `sent` may go to another connection after `error`: this one ended
+    /// before the answer's head had come whole, and may have been ending when it was taken, or had no room for that
+    /// head.
     pub(super) fn asks_again(&self, error: &hyper::Error, sent: Instant) -> bool {
         let by_socket = || std::error::Error::source(error).is_some_and(|source| source.is::<std::io::Error>());
         let ended = error.is_incomplete_message() || by_socket();

@@ -2,9 +2,9 @@
 
 use http::{HeaderMap, HeaderValue, header, uri::Authority};
 
-/// Takes the apiserver's own address, which only this cluster can reach, out of a redirect to itself: `own`, and `prefix`,
-/// the path that the kubeconfig's server puts before every request's. The path that is left leads there from wherever the
-/// user is.
+/// Takes the apiserver's own address, which only this cluster can reach, out of a redirect to itself: `own`, and
+/// `prefix`, the path that the kubeconfig's server puts before every request's. The path that is left leads there from
+/// wherever the user is.
 pub(super) fn shorten(headers: &mut HeaderMap, own: &Authority, prefix: &str) {
     let path = headers.get(header::LOCATION).and_then(|location| {
         let location = location.as_bytes();

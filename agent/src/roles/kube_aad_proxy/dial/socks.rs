@@ -1,5 +1,5 @@
-//! SOCKS5 (RFC 1928), with a user name and a password (RFC 1929): `proxy-url: socks5://...` of a kubeconfig. The proxy looks
-//! names up, as it does for kubectl.
+//! SOCKS5 (RFC 1928), with a user name and a password (RFC 1929): `proxy-url: socks5://...` of a kubeconfig. The proxy
+//! looks names up, as it does for kubectl.
 
 use std::{io, net::IpAddr};
 

@@ -8,8 +8,8 @@ use std::{
 use daemon::TaskGroup;
 use hyper::rt::Executor;
 
-/// Spawns into a group, but for the first task: that is the connection itself, the only one that touches its socket, and is
-/// kept for who drives it.
+/// Spawns into a group, but for the first task: that is the connection itself, the only one that touches its socket,
+/// and is kept for who drives it.
 #[derive(Clone)]
 pub struct ConnectionTasks {
     tasks: TaskGroup,

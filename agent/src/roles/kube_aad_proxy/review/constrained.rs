@@ -18,8 +18,8 @@ use crate::roles::kube_aad_proxy::{
 /// From this many groups, or values of extras, on the apiserver asks for all of them at once first.
 const MANY: usize = 4;
 
-/// How somebody is impersonated, by what the user name is. `associated-node` is missing: it is for service accounts, whose
-/// tokens the agent passes on, so that the apiserver decides by itself.
+/// How somebody is impersonated, by what the user name is. `associated-node` is missing: it is for service accounts,
+/// whose tokens the agent passes on, so that the apiserver decides by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// A node.
@@ -61,8 +61,8 @@ impl Mode {
         }
     }
 
-    /// What has to be allowed to somebody who asks for this with a request; `None` if the apiserver's reading of the request
-    /// is not known.
+    /// What has to be allowed to somebody who asks for this with a request; `None` if the apiserver's reading of the
+    /// request is not known.
     pub fn steps(self, asked: &Asked, method: &Method, target: &Target) -> Option<Vec<Step>> {
         let verb = &*format!("impersonate:{}", self.as_str());
         let part = |resource: &str, name: &str| Question::part(verb, AUTHENTICATION, resource, name);

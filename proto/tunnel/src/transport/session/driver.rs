@@ -39,9 +39,11 @@ use crate::{
 
 /// Bytes of control messages written at once.
 const CONTROL_BATCH_BYTES: usize = 16 * 1024;
-/// What the gateway's carrier says in the place of its session comes so much of a period after the last: before the agent asks.
+/// Interval of the signs that the gateway's carrier sends instead of its session, as a part of the probe period: before
+/// the agent asks.
 const SOONER: f32 = 0.9;
-/// How long a stream that an agent opened keeps its place among [`limits::HEADS_AT_GATEWAY`] after its head: 800 a second.
+/// How long a stream that an agent opened keeps its place among [`limits::HEADS_AT_GATEWAY`] after its head: 800 a
+/// second.
 const KEEPS_PLACE: Duration = Duration::from_millis(20);
 
 /// The control stream after hello.
@@ -198,8 +200,8 @@ async fn write_control(shared: &Shared, send: &mut RawSend) {
     }
 }
 
-/// Keeps the carrier's window as large as the windows of all streams together, and its room for streams ahead of those that
-/// are open. Never ends.
+/// Keeps the carrier's window as large as the windows of all streams together, and its room for streams ahead of those
+/// that are open. Never ends.
 async fn keep_room(shared: &Shared, link: &Link) {
     loop {
         if let Some(bytes) = shared.take_room() {
@@ -237,8 +239,8 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
     }
 }
 
-/// Hands a stream on once its head is here. At the gateway each keeps its place for a while, however it ends: an agent that
-/// opens streams and breaks them off, or has them refused, would keep both ends busy at the speed of the network
+/// Hands a stream on once its head is here. At the gateway each keeps its place for a while, however it ends: an agent
+/// that opens streams and breaks them off, or has them refused, would keep both ends busy at the speed of the network
 /// (CVE-2023-44487, CVE-2025-8671).
 async fn admit_in_place(
     side: Side,
@@ -431,8 +433,8 @@ async fn probe(side: Side, shared: &Shared, link: &Link, pending: &Pending, opti
     }
 }
 
-/// At the gateway: closes a tunnel whose agent drains once its last stream has ended. The gateway does it because it has
-/// then read all that the agent sent; the agent cannot know what is still on its way.
+/// At the gateway: closes a tunnel whose agent drains once its last stream has ended. The gateway does it because it
+/// has then read all that the agent sent; the agent cannot know what is still on its way.
 async fn drained(side: Side, shared: &Shared) -> Closed {
     if side != Side::Gateway {
         std::future::pending::<()>().await;

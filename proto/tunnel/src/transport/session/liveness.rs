@@ -1,23 +1,24 @@
-//! Whether the peer is alive: when to ask it, and when to give it up. Pure decisions; what was heard and the clock come in.
+//! Whether the peer is alive: when to ask it, and when to give it up. Pure decisions: what was heard and the time are
+//! arguments.
 //!
-//! Two silences are looked at. Of the **session** nothing was heard: the whole path to the peer's session is in doubt, with
-//! a long deadline. Of the **carrier** nothing was heard, not even an acknowledgement, on a carrier that repeats nothing by
-//! itself for long (QUIC): then the path itself is in doubt, the peer is asked again and again at once, and given up when
-//! several questions in a row were not answered. A burst of loss answers one of them.
+//! Two silences are looked at. Of the **session** nothing was heard: the whole path to the peer's session is in doubt,
+//! with a long deadline. Of the **carrier** nothing was heard, not even an acknowledgement, on a carrier that repeats
+//! nothing by itself for long (QUIC): then the path itself is in doubt, the peer is asked again and again at once, and
+//! given up when several questions in a row were not answered. A burst of loss answers one of them.
 //!
-//! A tunnel **in use** (a stream of the gateway's is open, or was a moment ago) is looked at every second, and over QUIC its
-//! peer says something every second, for the agent asks where nothing was heard for so long. All others are **idle**: only
-//! the gateway asks, once in a period (a longer one over TCP, where a peer that was killed is known by itself), and its
-//! question is a sign of life for the agent, which asks by itself a little later only if that is not there: so it learns of
-//! a gateway that was killed, and a NAT that forgot the way in of the agent. The gateway asks because it can ask all whose
-//! time has come [together]: ten thousand questions of their agents, each at its own moment, wake a processor that finds
-//! nothing of that tunnel in its caches. Where the carrier says by itself that the peer gets what it is sent (QUIC) the
-//! gateway's session rests, and the carrier says in its place that the gateway is there; that the peer's session is alive too
-//! it asks from time to time.
+//! A tunnel **in use** (a stream of the gateway's is open, or was a moment ago) is looked at every second, and over
+//! QUIC its peer says something every second, for the agent asks where nothing was heard for so long. All others are
+//! **idle**: only the gateway asks, once in a period (a longer one over TCP, where a peer that was killed is known by
+//! itself), and its question is a sign of life for the agent, which asks by itself a little later only if that is not
+//! there: so it learns of a gateway that was killed, and a NAT that forgot the way in of the agent. The gateway asks
+//! because it can ask all whose time has come [together]: ten thousand questions of their agents, each at its own
+//! moment, wake a processor that finds nothing of that tunnel in its caches. Where the carrier says by itself that the
+//! peer gets what it is sent (QUIC) the gateway's session rests, and the carrier says in its place that the gateway is
+//! there; that the peer's session is alive too it asks from time to time.
 //!
-//! Whoever opens a stream has the tunnel looked at at once, and the silence is counted from when something was last heard,
-//! not from the look before: what was dead while it was idle is given up as soon after that as if it had been looked at all
-//! the time.
+//! Whoever opens a stream has the tunnel looked at at once, and the silence is counted from when something was last
+//! heard, not from the look before: what was dead while it was idle is given up as soon after that as if it had been
+//! looked at all the time.
 //!
 //! After each look a tunnel is in one of four modes, which decide when it is looked at next and when its peer is asked:
 //!
@@ -48,26 +49,26 @@ use tokio::time::Instant;
 
 use super::{SessionOptions, state::Side};
 
-/// A tunnel in use is looked at so often, or four times in a period of probes.
+/// Interval of looks at a tunnel in use; at most a quarter of the probe period.
 const LOOK: Duration = Duration::from_secs(1);
-/// On a prompt carrier in use the agent asks after so long without any sign of life: a gateway that has restarted answers
-/// with a reset, a NAT that has changed learns of it, and the gateway hears from an agent that is there.
+/// Silence after which the agent asks, over QUIC while the tunnel is in use. A gateway that has restarted answers with a
+/// reset, a NAT that has changed learns the new mapping, and the gateway hears from a live agent.
 const SAY_WITHIN: Duration = Duration::from_secs(1);
-/// A tunnel counts as in use for so long after its last stream.
+/// How long a tunnel counts as in use after its last stream.
 pub(super) const LATELY: Duration = Duration::from_secs(10);
-/// Questions follow each other no slower than this, however long round trips are.
+/// The longest interval of urgent questions, however long round trips are.
 const URGENT_MAX: Duration = Duration::from_secs(2);
-/// A look may come so much too early.
+/// How much too early a look may come.
 const EARLY: Duration = Duration::from_millis(50);
-/// The gateway asks an idle peer so long before its agent would ask by itself, or up to twice that; and a session that rests
-/// several times as long before the end of that.
+/// How long before the agent would ask by itself the gateway asks an idle peer: once to twice this. A session that rests
+/// asks several times this long before its rest would end.
 const SOONER: Duration = Duration::from_millis(500);
-/// Idle tunnels are looked at on the beat: twenty or so of ten thousand at once over TCP, which keeps a processor for a
-/// millisecond.
+/// Idle tunnels are looked at on multiples of this: about twenty of ten thousand at once over TCP, which takes a
+/// processor a millisecond.
 const BEAT: Duration = Duration::from_millis(32);
-/// A session rests no longer than this while its carrier keeps the tunnel: then it asks.
+/// The longest rest of a session while its carrier keeps the tunnel alive; then the session asks.
 const REST: Duration = Duration::from_secs(60);
-/// A round trip that took longer is measured again while the tunnel is idle: it may have been one slow moment.
+/// A longer round trip is measured again while the tunnel is idle: it may have been one slow moment.
 const LONG_RTT: Duration = Duration::from_secs(1);
 
 /// What is known of the peer at one look.
@@ -76,8 +77,8 @@ pub(super) struct Seen {
     /// Bytes that the session received so far, and when the last of them came.
     pub(super) received: u64,
     pub(super) heard: Instant,
-    /// When its carrier last said that the peer is there, with nothing of its session, or no later than that: at the agent a
-    /// sign that came, at the gateway one that was sent and acknowledged.
+    /// When its carrier last said that the peer is there, with nothing of its session, or no later than that: at the
+    /// agent a sign that came, at the gateway one that was sent and acknowledged.
     pub(super) sign: Instant,
     /// The carrier says so for this end, and looks whether the peer gets it.
     pub(super) kept: bool,
@@ -195,8 +196,8 @@ struct Due {
     kept: bool,
 }
 
-/// The judge of one tunnel's peer. All durations are this process's own time: one that was stopped has not listened, and
-/// that time is no silence of the peer's.
+/// The judge of one tunnel's peer. All durations are this process's own time: one that was stopped has not listened,
+/// and that time is no silence of the peer's.
 #[derive(Debug)]
 pub(super) struct Liveness<'a> {
     side: Side,
@@ -235,8 +236,8 @@ impl<'a> Liveness<'a> {
         }
     }
 
-    /// Has the gateway ask idle peers at slightly different periods, by `unit` from 0 to 1: those whose time has come at once,
-    /// as after a pause of the process, would be asked at once for ever.
+    /// Has the gateway ask idle peers at slightly different periods, by `unit` from 0 to 1: those whose time has come
+    /// at once, as after a pause of the process, would be asked at once for ever.
     pub(super) fn apart(self, unit: f64) -> Self {
         Self { sooner: SOONER.mul_f64(1.0 + unit.clamp(0.0, 1.0)), ..self }
     }
@@ -499,7 +500,8 @@ mod tests {
         quic: bool,
     }
 
-    /// What is known of a peer that was last heard `heard` after `start`, by the session and, over QUIC, by its carrier.
+    /// What is known of a peer that was last heard `heard` after `start`, by the session and, over QUIC, by its
+    /// carrier.
     fn seen(start: Instant, heard: Duration, quic: bool, waiting: bool) -> Seen {
         let received = heard.as_millis() as u64;
         let carrier = quic.then_some(received);
@@ -509,9 +511,9 @@ mod tests {
 
     const BOTH: [Side; 2] = [Side::Gateway, Side::Agent];
 
-    /// Looks at a peer as the session does, until the tunnel is given up or `end` (in seconds). `heard` says of each time
-    /// when the session last heard something until then; the carrier hears the same and no more. When it was given up, and
-    /// what was asked.
+    /// Looks at a peer as the session does, until the tunnel is given up or `end` (in seconds). `heard` says of each
+    /// time when the session last heard something until then; the carrier hears the same and no more. When it was given
+    /// up, and what was asked.
     fn run(case: Case, end: u64, heard: impl Fn(Duration) -> Duration) -> (Option<Duration>, Vec<Duration>) {
         run_with(case, end, |_| Duration::ZERO, |at, _| heard(at))
     }
@@ -679,8 +681,9 @@ mod tests {
     /// The carrier of a gateway whose session rests says that it is there so often.
     const SIGN: Duration = Duration::from_millis(7200);
 
-    /// Both ends of one idle tunnel in virtual time, for a hundred periods: how often each looked (the agent first), when
-    /// each asked the other's session, and when the gateway's carrier said that it is there, where it does (`kept`).
+    /// Both ends of one idle tunnel in virtual time, for a hundred periods: how often each looked (the agent first),
+    /// when each asked the other's session, and when the gateway's carrier said that it is there, where it does
+    /// (`kept`).
     fn both_ends(quic: bool, kept: bool) -> ([usize; 2], [Vec<Duration>; 2], Vec<Duration>) {
         let start = Instant::now();
         let options = SessionOptions::default();
@@ -724,8 +727,8 @@ mod tests {
         (looks, asked, signs)
     }
 
-    /// Ten thousand idle tunnels kept a processor busy, each looked at every second and asked by both ends; and when only
-    /// the agents asked, each at its own moment.
+    /// Ten thousand idle tunnels kept a processor busy, each looked at every second and asked by both ends; and when
+    /// only the agents asked, each at its own moment.
     #[test]
     fn an_idle_tunnel_is_asked_once_in_a_period_by_the_gateway_and_looked_at_no_more_than_twice() {
         for quic in [false, true] {
@@ -747,8 +750,8 @@ mod tests {
         assert!(agents.len() <= 1 && signs.len() > 90, "{agents:?} {signs:?}");
     }
 
-    /// Its carrier answers for ever; its session has stood still from the first. So may a gateway's, of which nothing but the
-    /// carrier's signs come.
+    /// Its carrier answers for ever; its session has stood still from the first. So may a gateway's, of which nothing
+    /// but the carrier's signs come.
     #[test]
     fn an_idle_quic_peer_whose_session_stands_still_is_given_up_in_the_end() {
         for (side, kept) in [(Side::Gateway, true), (Side::Gateway, false), (Side::Agent, false)] {
@@ -930,7 +933,8 @@ mod tests {
         }
     }
 
-    /// One slow answer, and then no more questions: the agent left its carrier for round trips that it no longer measured.
+    /// One slow answer, and then no more questions: the agent left its carrier for round trips that it no longer
+    /// measured.
     #[test]
     fn an_agent_measures_a_long_round_trip_again() {
         let start = Instant::now();
@@ -1011,8 +1015,8 @@ mod tests {
         assert!(!look(&mut liveness, looked + LOOK).1);
     }
 
-    /// With questions after a second of silence, round trips of more than that made every agent behind a full uplink leave
-    /// its tunnel.
+    /// With questions after a second of silence, round trips of more than that made every agent behind a full uplink
+    /// leave its tunnel.
     #[test]
     fn a_peer_whose_round_trips_take_long_is_not_suspect() {
         for rtt in [Duration::from_millis(1200), Duration::from_millis(1500), Duration::from_secs(4)] {
@@ -1039,7 +1043,8 @@ mod tests {
         }
     }
 
-    /// What was heard before somebody had a reason to doubt is no answer to it, also where it had not been looked at yet.
+    /// What was heard before somebody had a reason to doubt is no answer to it, also where it had not been looked at
+    /// yet.
     #[test]
     fn a_doubt_outlives_what_was_heard_before_it() {
         let start = Instant::now();
@@ -1074,7 +1079,8 @@ mod tests {
         assert!(look(&mut liveness, due + Duration::from_millis(1500), false).1);
     }
 
-    /// Round trips of more than half of what a peer has for an answer: dead and never suspect, so that nobody dialled in time.
+    /// Round trips of more than half of what a peer has for an answer: dead and never suspect, so that nobody dialled
+    /// in time.
     #[test]
     fn a_dead_peer_was_suspect_before_however_long_its_round_trips_were() {
         for rtt in [Duration::from_secs(3), Duration::from_secs(9)] {

@@ -1,9 +1,10 @@
 //! What is known of the peer's life, and whether somebody waits for it: what [`super::super::liveness`] looks at.
 //!
-//! A tunnel that nobody waits on is not looked at for seconds. That no stream opens unseen meanwhile: who looks says first
-//! that it will rest ([`Life::rest`]) and reads after that how many wait; who opens counts itself first and reads after
-//! that whether somebody rests. All four are in one order (`SeqCst`), so that one of the two sees the other. The notice is
-//! kept until somebody waits for it ([`tokio::sync::Notify::notify_one`]); one that comes too late is a look too many.
+//! A tunnel that nobody waits on is not looked at for seconds. That no stream opens unseen meanwhile: who looks says
+//! first that it will rest ([`Life::rest`]) and reads after that how many wait; who opens counts itself first and reads
+//! after that whether somebody rests. All four are in one order (`SeqCst`), so that one of the two sees the other. The
+//! notice is kept until somebody waits for it ([`tokio::sync::Notify::notify_one`]); one that comes too late is a look
+//! too many.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},

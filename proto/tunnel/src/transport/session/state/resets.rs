@@ -1,8 +1,9 @@
-//! How fast streams may be reset: as fast as HTTP/2 forgets it ([`limits::RESET_STREAMS`]). Without that one user who begins to
-//! send and cancels, without pause, ends the tunnel that all users of the cluster share.
+//! How fast streams may be reset: as fast as HTTP/2 forgets it ([`limits::RESET_STREAMS`]). Without that one user who
+//! begins to send and cancels, without pause, ends the tunnel that all users of the cluster share.
 //!
-//! Whoever opens a stream waits, not whoever resets one: that would have nothing to lose by it. A stream whose opener has sent
-//! all and wants no more of the answer is not reset, and does not count; one that its peer did not want to the end does.
+//! Whoever opens a stream waits, not whoever resets one: that would have nothing to lose by it. A stream whose opener
+//! has sent all and wants no more of the answer is not reset, and does not count; one that its peer did not want to the
+//! end does.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -42,8 +43,8 @@ impl Resets {
         let _ = self.until_us.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
     }
 
-    /// How long to wait before another stream is opened: until no more are remembered than may be reset at once. A moment,
-    /// or for as long as it takes to forget all that are open.
+    /// How long to wait before another stream is opened: until no more are remembered than may be reset at once. A
+    /// moment, or for as long as it takes to forget all that are open.
     pub(crate) fn wait(&self) -> Option<Duration> {
         match self.until_us.load(Ordering::Relaxed) {
             0 => None,

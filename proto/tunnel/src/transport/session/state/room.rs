@@ -1,5 +1,5 @@
-//! How much the carrier lets the peer have in flight: what the windows of all streams may be, and not what those of the most
-//! streams might be. Credit decides before it; it bounds a peer that keeps to no credit.
+//! How much the carrier lets the peer have in flight: what the windows of all streams may be, and not what those of the
+//! most streams might be. Credit decides before it; it bounds a peer that keeps to no credit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,8 +21,8 @@ impl Room {
         Self { growth: AtomicU64::new(0), allowed: AtomicU64::new(limits::CARRIER_WINDOW_HELLO), wanted: Notify::new() }
     }
 
-    /// Grows the window of a stream by `bytes`, if the tunnel's sum allows: at most a quarter of what is left, so that the
-    /// last of many readers gets something too.
+    /// Grows the window of a stream by `bytes`, if the tunnel's sum allows: at most a quarter of what is left, so that
+    /// the last of many readers gets something too.
     pub(super) fn grow(&self, bytes: u64) -> bool {
         self.growth
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |grown| {

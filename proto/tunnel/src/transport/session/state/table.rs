@@ -55,9 +55,9 @@ impl Table {
         }
     }
 
-    /// The peer stops this end's direction of `id`. Where that is not known and `may_come`, it is remembered: the control
-    /// stream may overtake a stream's first bytes. The oldest is forgotten over the bound: the carrier tells the writer too,
-    /// once the peer has dropped the stream.
+    /// The peer stops this end's direction of `id`. Where that is not known and `may_come`, it is remembered: the
+    /// control stream may overtake a stream's first bytes. The oldest is forgotten over the bound: the carrier tells
+    /// the writer too, once the peer has dropped the stream.
     pub(super) fn stop(&self, id: StreamId, code: StreamCode, may_come: bool) {
         let mut streams = lock(&self.0);
         if let Some(state) = streams.live.get(&id) {
