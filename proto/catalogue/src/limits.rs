@@ -31,7 +31,7 @@ pub const COMPARISONS: usize = 32;
 pub const ARCHIVE_BYTES: u64 = 20 * 1024 * 1024;
 /// Bytes that a chart unpacks to, archives in it included. helm's own bound is 100 MiB.
 pub const UNPACKED_BYTES: u64 = 64 * 1024 * 1024;
-/// Bytes of one file in a chart: helm's own bound.
+/// Bytes of one file in a chart, as in helm 3.
 pub const FILE_BYTES: u64 = 5 * 1024 * 1024;
 /// Files and folders in a chart, archives in it included.
 pub const ENTRIES: usize = 10_000;

@@ -82,15 +82,12 @@ impl<'de> Deserialize<'de> for Range {
     }
 }
 
-/// Comparisons between spaces and commas; there is one at least.
-fn all_of(mut text: &str) -> Option<Vec<Comparison>> {
+/// Comparisons between spaces, and a comma if one is there; there is one comparison at least.
+fn all_of(text: &str) -> Option<Vec<Comparison>> {
     let separator = |c: char| c == ',' || c.is_ascii_whitespace();
+    let mut text = text.trim();
     let mut out = Vec::new();
     loop {
-        text = text.trim_start_matches(separator);
-        if text.is_empty() {
-            return if out.is_empty() { None } else { Some(out) };
-        }
         let (operator, rest) = split(text, |c| !"=!<>~^".contains(c));
         let (version, rest) = split(rest.trim_start(), separator);
         let lower = Partial::parse(version)?;
@@ -100,11 +97,16 @@ fn all_of(mut text: &str) -> Option<Vec<Comparison>> {
             let (upper, rest) = split(upper.trim_start(), separator);
             out.push(lower.compared(">=")?);
             out.push(Partial::parse(upper)?.compared("<=")?);
-            text = rest;
+            text = rest.trim_start();
         } else {
             out.push(lower.compared(operator)?);
-            text = rest;
+            text = rest.trim_start();
         }
+        if text.is_empty() {
+            return Some(out);
+        }
+        // Of two commas in a row, and of one at the end, the next comparison is refused.
+        text = text.strip_prefix(',').unwrap_or(text).trim_start();
     }
 }
 
@@ -178,7 +180,7 @@ impl Partial {
             "!=" => Some(Comparison { from, to: Some(next?), not: true }),
             ">" => Some(Comparison { from: next?, to: None, not: false }),
             "<" if self.precision > 0 => Some(Comparison { from: (0, 0, 0), to: Some(from), not: false }),
-            "<=" | "=<" => Some(Comparison { from: (0, 0, 0), to: next, not: false }),
+            "<=" | "=<" if self.precision > 0 => Some(Comparison { from: (0, 0, 0), to: next, not: false }),
             "~" | "~>" => match self.precision {
                 0 | 1 => within(next),
                 _ => within(Some((major, minor.saturating_add(1), 0))),
@@ -250,10 +252,28 @@ mod tests {
     fn text_that_is_no_constraint_is_refused() {
         let long = ">=1.28 ".repeat(50);
         let many = "* ".repeat(COMPARISONS + 1);
-        for bad in
-            ["", " ", "||", "1.28 ||", ">=", "abc", "1.2.3.4", ">*", "<*", "!=*", "1.x.3", "==1.2", "><1", "1.28 -"]
-                .into_iter()
-                .chain([long.as_str(), many.as_str(), "1..2", "1.28-", "-1", "99999999999999999999"])
+        for bad in [
+            "",
+            " ",
+            "||",
+            "1.28 ||",
+            ">=1.28,",
+            ",1.28",
+            "1.28,,1.29",
+            "<=*",
+            ">=",
+            "abc",
+            "1.2.3.4",
+            ">*",
+            "<*",
+            "!=*",
+            "1.x.3",
+            "==1.2",
+            "><1",
+            "1.28 -",
+        ]
+        .into_iter()
+        .chain([long.as_str(), many.as_str(), "1..2", "1.28-", "-1", "99999999999999999999"])
         {
             assert!(bad.parse::<Range>().is_err(), "{bad:?}");
         }

@@ -1,5 +1,5 @@
-//! `Chart.yaml`. helm ignores the case of keys and takes the last of two; here both are refused, so that no two readers
-//! read two charts.
+//! `Chart.yaml`. helm ignores the case of keys and takes one of two; here both are refused, so that no two readers read two
+//! charts.
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_yaml::Mapping;
