@@ -10,6 +10,7 @@
 
 mod account;
 mod address;
+mod catalogue;
 mod clusters;
 mod completion;
 mod connect;
@@ -131,6 +132,7 @@ commands! {
     Rest = rest, interruptible;
     Completion = completion, alone;
     Proxy = proxy, alone;
+    Catalogue = catalogue, interruptible;
 }
 
 /// What every command of the resource API takes.
