@@ -120,7 +120,7 @@ fn texts(c: &mut Criterion) {
     group.bench_function("an id of 2 KiB", |b| b.iter(|| route::parse(&Method::GET, black_box(&deep)).is_ok()));
     let filter = "a eq 'b' and ".repeat(70) + "a eq 'c'";
     group.bench_function("a filter of 1 KiB", |b| {
-        b.iter(|| gateway::api::filter::all(black_box(&filter), |_| Some(true)).is_ok());
+        b.iter(|| gateway::resources::filter::all(black_box(&filter), |_| Some(true)).is_ok());
     });
     group.finish();
 }

@@ -27,7 +27,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use gateway::request::REQUEST_ID;
+use gateway::answers::REQUEST_ID;
 use http::Uri;
 use k8s_openapi::api::core::v1::Node;
 use kube::{

@@ -30,7 +30,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use types::agent_api::{BODY_BYTES, enrolment_paths, paths};
 
 use crate::{
-    api::error::ApiError,
+    api_error::ApiError,
     aside::aside,
     cluster::{ClusterRef, Named},
     control::Control,
@@ -254,16 +254,9 @@ fn busy(what: &str) -> ApiError {
     ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "2")
 }
 
-/// 429: asked too often, by one who is named.
-fn too_often(who: &str, seconds: u64) -> ApiError {
-    let message = format!("{who} asks this too often; wait {seconds} s.");
-    ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message)
-        .with(header::RETRY_AFTER, &seconds.max(1).to_string())
-}
-
 /// What every answer has beside its own headers.
 fn named(mut response: http::Response<Full<Bytes>>, id: types::ids::RequestId) -> http::Response<Full<Bytes>> {
-    const REQUEST_ID: HeaderName = crate::request::REQUEST_ID;
+    const REQUEST_ID: HeaderName = crate::answers::REQUEST_ID;
     if let Ok(id) = HeaderValue::try_from(id.to_string()) {
         response.headers_mut().insert(REQUEST_ID, id);
     }

@@ -10,25 +10,21 @@
 //! | [`operations`] | long-running operations |
 //! | [`fixed`] | where everything is, providers |
 //! | [`open_api`] | the OpenAPI document |
-//! | [`filter`] | `$filter` |
+//! | [`events`] | what happens to clusters: a list, a stream |
 //! | [`service_principals`] | the built-in issuer's service principals |
 //! | [`sessions`] | open sessions |
-//! | [`registrations`] | which providers a subscription uses |
 //! | [`graph`] | what `az` asks Microsoft Graph |
 //! | [`throttle`] | how often everybody may ask |
-//! | [`error`] | refusals, as ARM's envelope |
 //!
 //! Access is decided before anything is looked up, so that who may not read a scope cannot tell what exists there.
 
 pub mod body;
-pub mod error;
-pub mod filter;
+pub mod events;
 pub mod fixed;
 pub mod graph;
 pub mod open_api;
 pub mod operations;
 pub mod read;
-pub mod registrations;
 pub mod route;
 pub mod service_principals;
 pub mod sessions;
@@ -46,14 +42,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use serde_json::Value;
 use types::{api::ResourceId, ids::RequestId};
 
-use self::{error::ApiError, route::Route};
+use self::route::Route;
 use crate::{
+    answers::{self, Body},
+    api_error::ApiError,
     audit::Record,
     control::Control,
-    events,
     identity::{AuthenticateError, Caller, Credential},
     issuer::Issuer,
-    request::respond::{self, Body},
     resources::Kind,
     sessions::Sessions,
     snapshot::Snapshot,
@@ -293,7 +289,7 @@ where
     let identity = credential.verify_for_api(&snapshot.verifier, &control.settings.url, now).await;
     let identity = identity.map_err(|error| refused(control, &error))?;
     record.user(&identity.username, &identity.issuer);
-    if !is_in_force(snapshot, issuer.as_deref(), &identity) {
+    if !snapshot.is_welcome(issuer.as_deref(), &identity) {
         return Err(refused(control, &AuthenticateError::Disabled));
     }
     let (left, counted) = throttle::count(control, &route, &parts.method, &identity);
@@ -340,7 +336,7 @@ where
         }
         (_, false) => Err(only_read()),
         (Route::Collection { scope, kind }, true) => read::list(&call, scope.as_ref(), kind).await,
-        (Route::Events(scope), true) => events::list::serve(&call, scope).await,
+        (Route::Events(scope), true) => events::serve(&call, scope).await,
         (Route::Everything(scope), true) => read::everything(&call, scope).await,
         (Route::OperationStatus(subscription, id), true) => operations::status(&call, subscription, id).await,
         (Route::OperationResult(subscription, id), true) => operations::result(&call, subscription, id).await,
@@ -355,18 +351,6 @@ where
 
 fn only_read() -> ApiError {
     ApiError::method_not_allowed("it is only read").with(header::ALLOW, "GET, HEAD")
-}
-
-/// Whether somebody with a good token may still use it: nobody disabled, and of the built-in issuer's nobody deleted.
-pub fn is_in_force(snapshot: &Snapshot, issuer: Option<&Issuer>, identity: &Identity) -> bool {
-    !snapshot.policy.is_disabled(&identity.username) && is_known(snapshot, issuer, &identity.issuer, &identity.subject)
-}
-
-/// Whether the built-in issuer, if it is the one of this configured name, has somebody of this `sub` who is not disabled.
-pub fn is_known(snapshot: &Snapshot, issuer: Option<&Issuer>, name: &str, subject: &str) -> bool {
-    let url = snapshot.issuer_url(name);
-    let own = issuer.filter(|issuer| url == Some(issuer.settings().url.as_str()));
-    own.is_none_or(|issuer| issuer.is_in_force(subject) || snapshot.is_identity(subject))
 }
 
 /// 401. Says where to sign in, and no more than that.
@@ -393,7 +377,7 @@ fn refused(control: &Control, error: &AuthenticateError) -> ApiError {
 
 /// An answer with a JSON document.
 pub fn json(status: StatusCode, value: &Value) -> Response<Body> {
-    let mut response = respond::json(value);
+    let mut response = answers::json(value);
     *response.status_mut() = status;
     response
 }

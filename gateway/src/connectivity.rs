@@ -10,8 +10,8 @@ use tokio::time::MissedTickBehavior;
 use crate::{
     cluster::ClusterRef,
     control::Control,
+    fleet::registry::Registry,
     store::agents::{Agent, OFFLINE_AFTER_MS},
-    tunnels::registry::Registry,
 };
 
 /// How often the clusters whose tunnels are up are kept as seen, all in one write.

@@ -1,5 +1,9 @@
 //! The control plane of a running gateway: the store, what is in memory of it, and what goes on in the background.
 
+pub mod challenges;
+mod tell;
+pub mod throttle;
+pub mod turns;
 pub mod work;
 
 use std::{
@@ -16,12 +20,13 @@ use types::{
     ids::{ClusterId, ClusterKey},
 };
 
+use self::{challenges::Challenges, throttle::Throttle, turns::Turns};
 use crate::{
-    agents::challenge::Challenges,
-    api::{body::Turns, error::ApiError, throttle::Throttle},
+    api_error::ApiError,
     config::api::Api,
     directory::{DELETED, Directory},
     events::Notices,
+    fleet::registry::Registry,
     identity::{Access, Caller, Holder, Principal},
     instants::milliseconds,
     resources::{connected_cluster, role_assignment, role_definition},
@@ -34,7 +39,6 @@ use crate::{
         resources::{PAGE_ROWS, Stored},
     },
     trust::Trust,
-    tunnels::registry::Registry,
 };
 
 /// How often another replica's writes are looked for, and operations that nobody goes on with.

@@ -8,21 +8,17 @@ use daemon::{Shutdown, TaskGroup};
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    agents::{telemetry::Told, tunnel::Asked},
+    admission::{limit::Admissions, pace::Pace, refused::Refusals},
     audit::AuditLog,
     config::Limits,
     control::Control,
+    fleet::{asked::Asked, registry::Registry, told::Told},
     issuer::Issuer,
     metrics::Metrics,
     named::{Named, Names},
-    request::{
-        accept::{limit::Admissions, pace::Pace, refused::Refusals},
-        locate::Slots,
-    },
-    sessions::Sessions,
+    sessions::{Sessions, slots::Slots},
     snapshot::Snapshots,
     trust::Trust,
-    tunnels::registry::Registry,
 };
 
 /// The shared parts.

@@ -1,47 +1,42 @@
-//! What happens to clusters, told to whoever may read them: as a list, as a stream of server-sent events,
-//! and by webhooks of the configuration; everywhere as CloudEvents 1.0.
-//!
-//! | module | what it holds |
-//! |---|---|
-//! | [`list`] | `GET <scope>/providers/Microsoft.Kubernetes/events` |
-//! | [`stream`] | the same, with `Accept: text/event-stream` |
-//! | [`webhooks`] | delivery to addresses of the configuration |
+//! What happens to clusters, as it is told to whoever may read them: as a list ([`crate::api::events`]), as a stream of
+//! server-sent events, and by webhooks of the configuration ([`crate::webhooks`]); everywhere as CloudEvents 1.0.
 //!
 //! The store numbers events ([`crate::store::events`]); who follows names the last number that is known and misses nothing
 //! that is not forgotten; of what is, an event of the type [`GAP`] tells, in lists and streams.
 
-pub mod list;
-pub mod stream;
-pub mod webhooks;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use std::{sync::Arc, time::Duration};
-
-use daemon::Shutdown;
+use daemon::shares::share;
+use http::{StatusCode, header};
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::MissedTickBehavior};
+use tokio::sync::watch;
 use types::api::ResourceId;
 
-use self::stream::Places;
 use crate::{
-    control::Control,
+    api_error::ApiError,
     instants::instant,
     store::events::{Event, KEPT, type_of},
 };
 
-/// How often it is looked for what has happened: silence has no event of its own.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Streams of events at once,
+const STREAMS: u32 = 512;
+/// and of one caller.
+const OF_ONE_CALLER: u32 = 16;
 
 /// What those who tell and those who listen share.
 pub struct Notices {
     newest: watch::Sender<i64>,
     ended: watch::Sender<bool>,
     /// Who listens.
-    pub places: Places,
+    pub listeners: Listeners,
 }
 
 impl Default for Notices {
     fn default() -> Self {
-        Self { newest: watch::Sender::new(0), ended: watch::Sender::new(false), places: Places::default() }
+        Self { newest: watch::Sender::new(0), ended: watch::Sender::new(false), listeners: Listeners::default() }
     }
 }
 
@@ -49,6 +44,16 @@ impl Notices {
     /// The number of the newest event that this process knows of; changes wake.
     pub fn newest(&self) -> watch::Receiver<i64> {
         self.newest.subscribe()
+    }
+
+    /// Wakes those who wait for newer events, if this number is newer than what is known.
+    pub fn tell_newest(&self, newest: i64) {
+        self.newest.send_if_modified(|known| std::mem::replace(known, newest) != newest);
+    }
+
+    /// Ends streams: the gateway drains.
+    pub fn end(&self) {
+        self.ended.send_replace(true);
     }
 
     /// True once the gateway drains.
@@ -97,12 +102,12 @@ pub fn resume(after: i64, newest: i64) -> (i64, Option<String>) {
 }
 
 /// Why the events behind `after` up to `last` are not told.
-fn forgot(after: i64, last: i64) -> String {
+pub fn forgot(after: i64, last: i64) -> String {
     format!("The events {} to {last} are no longer kept. Read the clusters anew; it goes on behind them.", after + 1)
 }
 
 /// A gap as an event at a scope: its id is the number that it goes on behind.
-fn gap(scope: &ResourceId, number: i64, why: &str, now_ms: i64, source: &str) -> Value {
+pub fn gap(scope: &ResourceId, number: i64, why: &str, now_ms: i64, source: &str) -> Value {
     json!({
         "specversion": "1.0",
         "id": number.to_string(),
@@ -115,32 +120,51 @@ fn gap(scope: &ResourceId, number: i64, why: &str, now_ms: i64, source: &str) ->
     })
 }
 
-/// Tells what happens until the gateway drains; then streams of events end, so that nobody waits for them.
-pub async fn tell(control: Arc<Control>, shutdown: Shutdown) {
-    let mut look = tokio::time::interval(LOOK_EVERY);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            biased;
-            () = shutdown.draining() => {
-                control.notices.ended.send_replace(true);
-                return;
-            }
-            _ = look.tick() => {}
+/// Who listens: how many streams each caller has.
+#[derive(Default)]
+pub struct Listeners(Arc<Mutex<HashMap<String, u32>>>);
+
+/// One stream's place, given back on drop.
+pub struct Listening {
+    places: Arc<Mutex<HashMap<String, u32>>>,
+    caller: String,
+}
+
+impl Listeners {
+    /// A place for one more stream of a caller.
+    ///
+    /// # Errors
+    /// 429: as many are open, of all or of this caller.
+    pub fn enter(&self, caller: &str) -> Result<Listening, ApiError> {
+        let full = |whose: &str, bound: u32| {
+            let message = format!("{bound} streams of events{whose} are open, the limit; end one or try again.");
+            ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "10")
+        };
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: u32 = taken.values().sum();
+        if all >= STREAMS {
+            return Err(full("", STREAMS));
         }
-        look_once(&control).await;
+        // The last ones are for those who have none.
+        let allowed = OF_ONE_CALLER.min(share(STREAMS, all, 1));
+        let own = taken.get(caller).copied().unwrap_or_default();
+        if own >= allowed {
+            return Err(full(" of yours", allowed));
+        }
+        taken.insert(caller.to_owned(), own + 1);
+        Ok(Listening { places: Arc::clone(&self.0), caller: caller.to_owned() })
     }
 }
 
-/// Tells what has happened by now.
-pub async fn look_once(control: &Control) {
-    if let Err(error) = control.store.tell(control.now_ms()).await {
-        tracing::error!(%error, "what has happened to clusters cannot be told");
-    }
-    // Also what other replicas told.
-    match control.store.newest_event().await {
-        Ok(newest) => drop(control.notices.newest.send_if_modified(|known| std::mem::replace(known, newest) != newest)),
-        Err(error) => tracing::error!(%error, "the newest event cannot be read"),
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let mut taken = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = taken.get_mut(&self.caller) {
+            *own -= 1;
+            if *own == 0 {
+                taken.remove(&self.caller);
+            }
+        }
     }
 }
 

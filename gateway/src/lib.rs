@@ -17,10 +17,13 @@
 //! | [`shards`] | a map of which a changed copy costs little |
 //! | [`directory`] | what decisions need of them, in memory |
 //! | [`connectivity`] | whether clusters' agents are there |
-//! | [`events`] | what happens to them: list, stream, webhooks |
+//! | [`events`] | what happens to them, as it is told |
+//! | [`webhooks`] | told to addresses of the configuration |
 //! | [`control`] | keeps the two in step; long-running operations |
 //! | [`sessions`] | how long a request lives; re-authorised while it does |
-//! | [`tunnels`] | listeners for agents, the hello, the registry of live tunnels |
+//! | [`tunnels`] | listeners for agents, the hello, sessions of tunnels |
+//! | [`fleet`] | live tunnels, and what agents ask and tell |
+//! | [`admission`] | who comes in, and when |
 //! | [`reload`] | another configuration while running |
 //! | [`admin`] | health, metrics, drain, sessions, on an address of its own |
 //! | [`metrics`] | every metric, named and described once |
@@ -44,14 +47,19 @@
 //! | [`account_names`] | the names of issuers' accounts |
 //! | [`stored`] | what is the same in kept resources of all kinds |
 //! | [`places`] | places that no few addresses take all of |
+//! | [`answers`] | answers that the gateway writes itself |
+//! | [`api_error`] | refusals, as ARM's envelope |
 //! | [`bodies`] | bodies of requests, taken in to their end |
 //! | [`instants`], [`random`], [`shards`] | instants, random bytes, maps |
 
 pub mod account_names;
 pub mod accounts;
 pub mod admin;
+pub mod admission;
 pub mod agents;
+pub mod answers;
 pub mod api;
+pub mod api_error;
 pub mod aside;
 pub mod audit;
 pub mod bodies;
@@ -64,6 +72,7 @@ pub mod core;
 pub mod directory;
 pub mod events;
 pub mod files;
+pub mod fleet;
 pub mod guid;
 pub mod identity;
 pub mod init;
@@ -91,6 +100,7 @@ pub mod store;
 pub mod stored;
 pub mod trust;
 pub mod tunnels;
+pub mod webhooks;
 
 use std::{
     io,
@@ -112,14 +122,14 @@ use self::{
     issuer::Issuer,
     metrics::Metrics,
     reload::{ReloadError, Reloader},
-    request::accept::{limit::Admissions, pace::Pace, refused::Refusals},
     sessions::{EndReason, Sessions},
     snapshot::{Snapshot, Snapshots},
     store::{Store, look::Found, protect::Protector},
-    tunnels::registry::Registry,
 };
 use crate::{
+    admission::{limit::Admissions, pace::Pace, refused::Refusals},
     audit::AuditLog,
+    fleet::registry::Registry,
     trust::{Trust, TrustError},
 };
 
@@ -355,9 +365,9 @@ impl Gateway {
             tasks.spawn("follow", Arc::clone(control).follow(core.shutdown.clone()));
             let seen = connectivity::keep(Arc::clone(control), Arc::clone(&core.tunnels), core.shutdown.clone());
             tasks.spawn("connectivity", seen);
-            tasks.spawn("events", events::tell(Arc::clone(control), core.shutdown.clone()));
+            tasks.spawn("events", Arc::clone(control).tell(core.shutdown.clone()));
             for webhook in control.settings.webhooks.clone() {
-                let told = events::webhooks::run(Arc::clone(control), webhook, core.shutdown.clone());
+                let told = webhooks::run(Arc::clone(control), webhook, core.shutdown.clone());
                 tasks.spawn("webhook", told);
             }
             tasks.spawn("operations", Arc::clone(control).work(WORKS, core.shutdown.clone()));

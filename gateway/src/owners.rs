@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     account_names::AccountNames,
-    api::error::ApiError,
+    api_error::ApiError,
     config::{Config, api::Api},
     directory::Directory,
     guid,

@@ -26,21 +26,22 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Version};
+use http::{HeaderMap, HeaderValue, Method, Response, Version};
 use hyper::body::Incoming;
 use tracing::Instrument as _;
 use tunnel::wire::head::RequestHead;
 use types::ids::{RequestId, hex};
 
 use self::{
-    accept::{Faulty, Turn, limit::SIGN_INS_PER_ADDRESS},
+    accept::{Faulty, Turn},
     address::{Address, AddressError, ClusterAddress, Endpoint, LongTarget, ServerName},
     respond::{Body, Kind, Refusal},
     trace::Trace,
 };
 use crate::{
-    audit,
-    audit::Record,
+    admission::limit::SIGN_INS_PER_ADDRESS,
+    answers::{self, REQUEST_ID},
+    audit::{self, Record},
     config::Limits,
     core::Core,
     identity::{Access, AuthenticateError, Credential},
@@ -50,6 +51,7 @@ use crate::{
     random,
     sessions::{SessionHandle, What},
     snapshot::Snapshot,
+    tunnels::websocket::{self, NoUpgrade},
 };
 
 /// What is known of a user's connection.
@@ -96,10 +98,6 @@ pub struct Request {
     /// When an answer must have begun.
     pub deadline: Instant,
 }
-
-/// Names the request in every answer, whoever made it, as in logs and audit records. A name of our own: services behind an
-/// apiserver's proxy send `X-Request-Id` themselves, and the apiserver's `Audit-Id` is another id.
-pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-towline-request-id");
 
 /// Serves one request of a user, over HTTP/1.1 with its turn on the connection and what is wrong with its head. Never
 /// fails: every outcome is an answer.
@@ -219,9 +217,9 @@ async fn serve_here(
     record: &mut Record,
 ) -> Result<Response<Body>, Refusal> {
     match what {
-        Ours::Tunnel => crate::tunnels::websocket::upgrade(core, &connection, http),
+        Ours::Tunnel => tunnel(core, &connection, http),
         Ours::Addresses => match *http.method() {
-            Method::GET | Method::HEAD => Ok(respond::written(core.trust.addresses()).map(Body::Full)),
+            Method::GET | Method::HEAD => Ok(answers::written(core.trust.addresses()).map(Body::Full)),
             _ => Err(Refusal::new(Stage::Address, Kind::NotFound)),
         },
         Ours::Issuer => issuer(core, &connection, http).await,
@@ -371,6 +369,16 @@ fn address(
     }
 }
 
+/// An agent's tunnel in a WebSocket.
+fn tunnel(core: &Arc<Core>, connection: &Connection, http: http::Request<Incoming>) -> Result<Response<Body>, Refusal> {
+    let from = (connection.peer, &*connection.certificates);
+    match websocket::upgrade(core, from, http, accept::into_stream) {
+        Ok(response) => Ok(response.map(|()| Body::empty())),
+        Err(NoUpgrade::Draining) => Err(Refusal::new(Stage::Accept, Kind::Draining)),
+        Err(NoUpgrade::Malformed(why)) => Err(Refusal::new(Stage::Address, Kind::BadRequest(why))),
+    }
+}
+
 async fn api(
     core: &Core,
     id: RequestId,
@@ -382,7 +390,7 @@ async fn api(
     let snapshot = core.snapshots.load();
     let (issuer, sessions) = (core.issuer.load_full(), Some(Arc::clone(&core.sessions)));
     let site = crate::api::Site { control, snapshot: &snapshot, issuer, sessions };
-    Ok(crate::api::serve(site, id, path, http, record).await)
+    Ok(crate::api::serve(site, id, path, http, record).await.map(Body::from))
 }
 
 async fn agents(
@@ -392,7 +400,8 @@ async fn agents(
     record: &mut Record,
 ) -> Result<Response<Body>, Refusal> {
     let Some(control) = &core.control else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
-    Ok(crate::agents::listener::serve(core, control, connection, http, record).await)
+    let from = (connection.peer.ip(), &*connection.certificates);
+    Ok(crate::agents::listener::serve(core, control, from, http, record).await.map(Body::Full))
 }
 
 async fn issuer(

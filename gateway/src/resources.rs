@@ -4,6 +4,8 @@
 
 pub mod connected_cluster;
 pub mod enrolment_token;
+pub mod filter;
+pub mod registrations;
 pub mod resource_group;
 pub mod role_assignment;
 pub mod role_definition;
@@ -17,10 +19,11 @@ use types::api::{ErrorDetail, ResourceId};
 
 use self::schema::Property;
 use crate::{
-    api::error::ApiError,
+    api_error::ApiError,
     control::Control,
     directory::Directory,
     identity::Caller,
+    instants::instant,
     issuer::Issuer,
     store::{agents::Agent, resources::Stored},
 };
@@ -221,6 +224,23 @@ pub fn usual_name(name: &str, longest: usize, signs: &str) -> Result<(), ErrorDe
         signs.chars().map(|c| format!("'{c}'")).collect::<Vec<_>>().join(" "),
     );
     Err(ErrorDetail::new("InvalidResourceName", message).at("name"))
+}
+
+/// Who created and changed it last, and when.
+pub fn system_data(body: &mut Map<String, Value>, writing: &Writing<'_>) {
+    let old = writing.old.and_then(|old| old.body.get("systemData"));
+    let now = json!(instant(writing.now_ms));
+    let by = json!(writing.caller.name());
+    let kept = |name: &str, new: &Value| old.and_then(|old| old.get(name)).unwrap_or(new).clone();
+    let data = json!({
+        "createdBy": kept("createdBy", &by),
+        "createdByType": kept("createdByType", &json!(writing.caller.kind())),
+        "createdAt": kept("createdAt", &now),
+        "lastModifiedBy": by,
+        "lastModifiedByType": writing.caller.kind(),
+        "lastModifiedAt": now,
+    });
+    body.insert("systemData".to_owned(), data);
 }
 
 /// A random GUID.

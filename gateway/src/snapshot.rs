@@ -10,7 +10,7 @@ use std::{
 use arc_swap::ArcSwap;
 use auth::{
     rbac::{Action, Plane, Scope, principal::principals, snapshot::Document},
-    token::{RawIssuer, Verifier},
+    token::{Identity, RawIssuer, Verifier},
 };
 use certs::Roots;
 use daemon::Shutdown;
@@ -26,6 +26,7 @@ use crate::{
     guid::is_guid,
     identity::{Access, Holder, Principal},
     instants::unix_seconds,
+    issuer::Issuer,
     policy::{DenialReason, Policy},
 };
 
@@ -183,6 +184,19 @@ impl Snapshot {
         let url = self.issuer_url(issuer);
         let accounts = self.accounts.as_ref().filter(|accounts| url == Some(accounts.issuer_url()));
         accounts.is_none_or(|own| own.has(subject) || self.is_identity(subject))
+    }
+
+    /// Whether somebody with a good token may still use the resource API: nobody disabled, and of the built-in issuer's nobody
+    /// deleted.
+    pub fn is_welcome(&self, issuer: Option<&Issuer>, identity: &Identity) -> bool {
+        !self.policy.is_disabled(&identity.username) && self.is_known(issuer, &identity.issuer, &identity.subject)
+    }
+
+    /// Whether the built-in issuer, if it is the one of this configured name, has somebody of this `sub` who is not disabled.
+    pub fn is_known(&self, issuer: Option<&Issuer>, name: &str, subject: &str) -> bool {
+        let url = self.issuer_url(name);
+        let own = issuer.filter(|issuer| url == Some(issuer.settings().url.as_str()));
+        own.is_none_or(|issuer| issuer.is_in_force(subject) || self.is_identity(subject))
     }
 
     fn may_reach(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Package folder: its circles, each a set of top-level modules.
 KNOWN = {
     "gateway": [
-        "agents api connectivity control core directory events owners permit request resources sessions snapshot tunnels",
+        "connectivity control directory resources snapshot",
     ],
 }
 

@@ -16,7 +16,7 @@ use types::{
 
 use super::{Agent, Call, DEAR, OF_ADDRESS, Reply, Visitor, challenge::cluster_id};
 use crate::{
-    api::error::ApiError,
+    api_error::ApiError,
     cluster::{Gone, Named},
     config::agents::LONGEST_CERTIFICATE,
     control::Control,

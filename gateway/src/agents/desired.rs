@@ -6,7 +6,7 @@ use std::time::Duration;
 use types::agent_api::Desired;
 
 use super::{Agent, Call, Reply, certificate::refused};
-use crate::{api::error::ApiError, cluster::wanted::Wanted};
+use crate::{api_error::ApiError, cluster::wanted::Wanted};
 
 /// How long an answer waits for news. The agent allows a minute.
 const PATIENCE: Duration = Duration::from_secs(55);

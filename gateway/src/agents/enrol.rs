@@ -14,13 +14,13 @@ use super::{
     challenge::cluster_id,
 };
 use crate::{
-    api::{error::ApiError, registrations, write::system_data},
+    api_error::ApiError,
     identity::Caller,
     resources::{
         Kind, Writing,
         connected_cluster::{ConnectedClusters, NAME, onboarding_key},
         enrolment_token::{self, Held},
-        schema,
+        registrations, schema, system_data,
     },
     store::{
         batch::{Batch, Expect, Refused},

@@ -6,7 +6,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::agent_api::{AgentError, Heartbeat, HeartbeatAnswer, codes};
 
 use super::{Agent, Call, Reply, certificate::later, desired::wanted};
-use crate::{api::error::ApiError, instants::instant, store::agents::Kept};
+use crate::{api_error::ApiError, instants::instant, store::agents::Kept};
 
 /// When the next one is expected. Five minutes at most (C6).
 const NEXT_SECONDS: u64 = 240;

@@ -1,19 +1,17 @@
 //! Exchanges at the public listener, below [`ENROLMENT_PREFIX`]: a cluster that has no certificate yet, or none that still
 //! holds, asks for one. Nobody has proved anything here; places are bounded in all and by address.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::{Request, Response};
+use http_body_util::Full;
+use rustls::pki_types::CertificateDer;
 use types::agent_api::{ENROLMENT_PREFIX, enrolment_paths};
 
 use super::{Call, OF_VISITORS, Reply, Visitor, answered, busy, find, in_time, query, whole};
 use crate::{
-    api::error::ApiError,
-    audit::Record,
-    control::Control,
-    core::Core,
-    request::{Connection, accept::limit::ENROLMENTS_PER_ADDRESS, respond::Body},
+    admission::limit::ENROLMENTS_PER_ADDRESS, api_error::ApiError, audit::Record, control::Control, core::Core,
 };
 
 /// Whether a path is below the prefix.
@@ -21,37 +19,36 @@ pub fn serves(path: &str) -> bool {
     path.strip_prefix(ENROLMENT_PREFIX).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Answers one request. Never fails: every outcome is an answer.
+/// Answers one request of somebody at an address, who showed these certificates. Never fails: every outcome is an answer.
 pub async fn serve<B>(
     core: &Arc<Core>,
     control: &Arc<Control>,
-    connection: &Connection,
+    from: (IpAddr, &[CertificateDer<'static>]),
     request: Request<B>,
     record: &mut Record,
-) -> Response<Body>
+) -> Response<Full<Bytes>>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let path = request.uri().path().to_owned();
-    let outcome = outcome(core, control, connection, request).await;
+    let outcome = outcome(core, control, from, request).await;
     if let Err(error) = &outcome {
         record.reason(&error.detail.code);
     }
-    answered(outcome, &path).map(Body::Full)
+    answered(outcome, &path)
 }
 
 async fn outcome<B>(
     core: &Arc<Core>,
     control: &Arc<Control>,
-    connection: &Connection,
+    (peer, certificates): (IpAddr, &[CertificateDer<'static>]),
     request: Request<B>,
 ) -> Result<Reply, ApiError>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let peer = connection.peer.ip();
     let _place = core.admissions.enrolment(peer).ok_or_else(|| {
         busy(&format!("{ENROLMENTS_PER_ADDRESS} requests of your address, or as many as there may be,"))
     })?;
@@ -64,6 +61,6 @@ where
     }
     let body = whole(body, route.body_bytes).await?;
     let call = Call { core: Arc::clone(core), control: Arc::clone(control), query: query(parts.uri.query()), body };
-    let visitor = Visitor { peer, certificates: connection.certificates.clone() };
+    let visitor = Visitor { peer, certificates: certificates.to_vec() };
     in_time((route.serve)(&call, &visitor)).await
 }

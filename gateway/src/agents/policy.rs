@@ -9,7 +9,7 @@ use serde_json::json;
 use types::ids::ClusterId;
 
 use super::{Agent, Call, Reply};
-use crate::{api::error::ApiError, aside, snapshot::Snapshot};
+use crate::{api_error::ApiError, aside, snapshot::Snapshot};
 
 /// How long a question waits for news.
 const WAIT: Duration = Duration::from_secs(55);

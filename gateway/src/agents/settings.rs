@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use types::agent_api::InstallSettings;
 
 use super::{Call, Reply};
-use crate::{api::error::ApiError, issuer::Issuer};
+use crate::{api_error::ApiError, issuer::Issuer};
 
 /// The answer.
 pub async fn serve(call: &Call) -> Result<Reply, ApiError> {

@@ -5,7 +5,7 @@ use http::{StatusCode, header};
 use types::agent_api::{Token, TokenRequest};
 
 use super::{Agent, Call, Reply};
-use crate::api::error::ApiError;
+use crate::api_error::ApiError;
 
 /// When to ask again while there is no issuer, in seconds.
 const NOT_READY: &str = "10";

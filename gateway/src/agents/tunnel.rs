@@ -1,15 +1,10 @@
 //! Exchanges on streams of role `agent-api` that an agent opens on its tunnel. Who asks is who the tunnel's certificate
 //! says; no message names a cluster.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::{Arc, Mutex, PoisonError, Weak},
-};
+use std::sync::Arc;
 
-use daemon::shares::{address, network};
 use http::Method;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::sync::Semaphore;
 use tunnel::{
     exchange::{Counters, StreamBody, respond},
     transport::{Incoming, Stream},
@@ -20,89 +15,24 @@ use tunnel::{
 };
 use types::{agent_api::ROLE, ids::ClusterKey, limits};
 
-use super::{
-    Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, find, in_time, named, query, too_often, whole,
-};
+use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, find, in_time, named, query, whole};
 use crate::{
-    api::error::ApiError,
+    api_error::ApiError,
     control::Control,
     core::Core,
-    rate::{Rate, Rates},
-    tunnels::registry::LiveTunnel,
+    fleet::{
+        asked::{Asked, EXCHANGES_OF_CLUSTER, OfCluster},
+        registry::LiveTunnel,
+    },
 };
 
 /// Exchanges of one tunnel at once. A few of them wait for news all the time.
 const EXCHANGES: usize = 32;
-/// The same of one cluster, however many tunnels it has.
-const EXCHANGES_OF_CLUSTER: usize = 64;
-/// Of these such whose bodies are held,
-const BODIES: usize = 8;
-/// and of all tunnels together.
+/// Exchanges of all tunnels whose bodies are held at once.
 const BODIES_OF_ALL: usize = 512;
 /// How long an answer may wait for its reader.
 const ANSWER_DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
-/// Clusters whose tunnels are gone are not looked for among fewer than twice so many.
-const SWEEP_LEAST: usize = 64;
-
 static ALL_BODIES: Semaphore = Semaphore::const_new(BODIES_OF_ALL);
-
-/// What the agents of all clusters ask.
-#[derive(Default)]
-pub struct Asked {
-    clusters: Mutex<Clusters>,
-    rates: Rates<(ClusterKey, &'static str), ClusterKey>,
-    addresses: Rates<(IpAddr, &'static str), IpAddr>,
-}
-
-#[derive(Default)]
-struct Clusters {
-    /// By cluster, as long as a tunnel of it is up.
-    known: HashMap<ClusterKey, Weak<OfCluster>>,
-    /// With so many entries those whose tunnels are gone are looked for: when they have doubled, so that each tunnel of a
-    /// fleet that comes back does not look at all others.
-    sweep_at: usize,
-}
-
-/// What the agents of one cluster ask, over all of its tunnels.
-struct OfCluster {
-    places: Arc<Semaphore>,
-    bodies: Semaphore,
-}
-
-impl Asked {
-    fn of(&self, key: &ClusterKey) -> Arc<OfCluster> {
-        let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = clusters.known.get(key).and_then(Weak::upgrade) {
-            return known;
-        }
-        if clusters.known.len() >= clusters.sweep_at {
-            clusters.known.retain(|_, other| other.strong_count() > 0);
-            clusters.sweep_at = 2 * clusters.known.len().max(SWEEP_LEAST);
-        }
-        let places = Arc::new(Semaphore::new(EXCHANGES_OF_CLUSTER));
-        let new = Arc::new(OfCluster { places, bodies: Semaphore::new(BODIES) });
-        clusters.known.insert(*key, Arc::downgrade(&new));
-        new
-    }
-
-    /// Counts a question of an address that has proved nothing: each by itself, for many clusters may be behind one address,
-    /// and whoever asks one too often keeps nobody from another.
-    pub fn by_address(&self, peer: IpAddr, path: &'static str, rate: Rate) -> Result<(), ApiError> {
-        let taken = self.addresses.take(&network(peer), &(address(peer), path), rate, Instant::now());
-        taken.map(drop).map_err(|seconds| too_often("Your address", seconds))
-    }
-
-    /// Takes back that a question was counted: whose it was has been proved.
-    pub fn not_of_address(&self, peer: IpAddr, path: &'static str) {
-        self.addresses.give_back(&(address(peer), path));
-    }
-
-    /// Counts a question of a cluster that has proved that it is the one.
-    pub fn by_cluster(&self, cluster: ClusterKey, path: &'static str, rate: Rate) -> Result<(), ApiError> {
-        let taken = self.rates.take(&cluster, &(cluster, path), rate, Instant::now());
-        taken.map(drop).map_err(|seconds| too_often("This cluster", seconds))
-    }
-}
 
 /// The exchanges of one tunnel.
 pub struct Exchanges {
@@ -206,37 +136,4 @@ async fn serve(
     let (names, authority) = (tunnel.names.clone(), tunnel.authority.clone());
     let agent = Agent { cluster: Arc::clone(&tunnel.cluster), names, authority, tunnel: tunnel.id() };
     in_time((route.serve)(&call, &agent)).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(number: u32) -> ClusterKey {
-        ClusterKey::from_hex(format!("{number:064x}").as_bytes()).unwrap()
-    }
-
-    fn known(asked: &Asked) -> (usize, usize) {
-        let clusters = asked.clusters.lock().unwrap();
-        (clusters.known.len(), clusters.sweep_at)
-    }
-
-    /// Each tunnel that came up looked at the clusters of all others: a storm of 10,000 took 10,000 looks each.
-    #[test]
-    fn a_fleet_that_comes_back_looks_for_gone_clusters_only_when_there_are_twice_as_many() {
-        let asked = Asked::default();
-        for number in 0..10_000 {
-            drop(asked.of(&key(number)));
-        }
-        assert!(known(&asked).0 <= 2 * SWEEP_LEAST, "{:?}", known(&asked));
-        let up: Vec<_> = (0..10_000).map(|number| asked.of(&key(number))).collect();
-        let (entries, sweep_at) = known(&asked);
-        assert!(entries >= up.len() && sweep_at > entries && sweep_at <= 2 * entries, "{entries} {sweep_at}");
-        assert!(Arc::ptr_eq(&up[7], &asked.of(&key(7))));
-        drop(up);
-        for number in 0..20_000 {
-            drop(asked.of(&key(10_000 + number)));
-        }
-        assert!(known(&asked).0 <= 2 * SWEEP_LEAST, "{:?}", known(&asked));
-    }
 }

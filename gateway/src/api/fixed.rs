@@ -8,12 +8,13 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 use types::api::ResourceId;
 
-use super::{Call, error::ApiError, json, open_api, read, registrations, route::Route};
+use super::{Call, json, open_api, read, route::Route};
 use crate::{
+    answers::{self, Body},
+    api_error::ApiError,
     config::api::Api,
     control::Control,
-    request::respond::{self, Body},
-    resources::{KINDS, Kind},
+    resources::{KINDS, Kind, registrations},
 };
 
 /// Where resources are said to be; any other name is taken as well.
@@ -43,7 +44,7 @@ fn document(headers: &HeaderMap) -> Response<Body> {
         response.headers_mut().remove(header::CACHE_CONTROL);
         response
     } else {
-        respond::written(text.clone()).map(Body::Full)
+        answers::written(text.clone()).map(Body::Full)
     };
     // Asked for again each time, and not sent again.
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -130,7 +131,7 @@ pub async fn register(
     let known = known(namespace)?;
     call.authorize(&format!("{known}/{word}/action"), &id)?;
     read::in_subscription(call, &id)?;
-    registrations::set(call, &id, known, registered).await?;
+    registrations::set(call.control, &id, known, registered).await?;
     Ok(json(StatusCode::OK, &provider(call, Some(&id), known).await?))
 }
 

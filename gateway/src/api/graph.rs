@@ -8,8 +8,8 @@ use auth::rbac::Scope;
 use http::{Method, Response, StatusCode, header};
 use serde_json::{Map, Value, json};
 
-use super::{Call, error::ApiError, json};
-use crate::request::respond::Body;
+use super::{Call, json};
+use crate::{answers::Body, api_error::ApiError};
 
 /// Object ids in one question at most, as in Graph.
 const IDS: usize = 1000;

@@ -4,10 +4,11 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 use types::api::ResourceId;
 
-use super::{Call, empty, error::ApiError, json, read};
+use super::{Call, empty, json, read};
 use crate::{
+    answers::Body,
+    api_error::ApiError,
     instants::instant,
-    request::respond::Body,
     resources::new_guid,
     store::operations::{Operation, Status},
 };

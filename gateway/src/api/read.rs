@@ -10,13 +10,14 @@ use percent_encoding::CONTROLS;
 use serde_json::{Map, Value, json};
 use types::api::ResourceId;
 
-use super::{Call, empty, error::ApiError, filter, json};
+use super::{Call, empty, json};
 use crate::{
-    request::respond::{self, Body},
+    answers::{self, Body},
+    api_error::ApiError,
     resources::{
         KINDS, Kind, Place, Showing,
         connected_cluster::{self, ConnectedClusters},
-        kind, schema,
+        filter, kind, schema,
     },
     store::{
         StoreError,
@@ -473,6 +474,6 @@ impl Written {
             serde_json::to_writer(&mut text, &link).map_err(ApiError::internal)?;
         }
         text.push(b'}');
-        Ok(respond::written(text).map(Body::Full))
+        Ok(answers::written(text).map(Body::Full))
     }
 }

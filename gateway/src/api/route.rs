@@ -1,7 +1,7 @@
 //! Path to what is meant. Parses, looks nothing up.
 
+use super::events;
 use super::{graph, service_principals};
-use crate::events;
 use http::Method;
 use types::api::{
     InvalidId, ResourceId,
@@ -186,7 +186,7 @@ fn has_action(id: &ResourceId, action: &str) -> bool {
 fn collection(segments: &[&str], words: &[&str]) -> Result<Option<Route>, InvalidId> {
     let Some(at) = words.len().checked_sub(3).filter(|at| words[*at] == "providers") else { return Ok(None) };
     let scope = ResourceId::parse(&format!("/{}", segments[..at].join("/")))?;
-    if events::list::NAME.eq_ignore_ascii_case(&format!("{}/{}", words[at + 1], words[at + 2])) {
+    if events::NAME.eq_ignore_ascii_case(&format!("{}/{}", words[at + 1], words[at + 2])) {
         return Ok(Some(Route::Events(scope)));
     }
     Ok(Some(Route::Collection { scope: Some(scope), kind: format!("{}/{}", segments[at + 1], segments[at + 2]) }))

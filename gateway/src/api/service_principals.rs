@@ -9,15 +9,16 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 use types::api::ResourceId;
 
-use super::{Call, body, error::ApiError, json};
+use super::{Call, body, json};
 use crate::{
+    answers::Body,
+    api_error::ApiError,
     instants::instant,
     issuer::{
         Issuer, NewSecret, PRINCIPALS_FILE, Principal, Principals, PrincipalsError,
         principals::{SECRET_LIFE, SECRETS_MAX},
     },
     owners::{Change, SignedIn},
-    request::respond::Body,
     resources::schema::{self, Property, Type},
 };
 

@@ -12,10 +12,11 @@ use types::{
     ids::{ClusterKey, RequestId},
 };
 
-use super::{Call, empty, error::ApiError, json};
+use super::{Call, empty, json};
 use crate::{
+    answers::Body,
+    api_error::ApiError,
     identity::{Principal, PrincipalKey},
-    request::respond::Body,
     sessions::{EndReason, Session},
 };
 

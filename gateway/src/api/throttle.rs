@@ -5,23 +5,12 @@ use auth::token::Identity;
 use http::{HeaderName, Method, StatusCode, header};
 use tokio::time::Instant;
 
-use super::{error::ApiError, route::Route};
+use super::route::Route;
 use crate::{
-    control::Control,
-    rate::{Rate, Rates},
+    api_error::ApiError,
+    control::{Control, throttle::Class},
+    rate::Rate,
 };
-
-/// What is counted apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Class {
-    Reads,
-    Writes,
-    Deletes,
-}
-
-/// What everybody has asked: by subscription (or tenant), principal and class.
-#[derive(Default)]
-pub struct Throttle(Rates<(String, Class), String>);
 
 /// What is left to who asks, as a header.
 pub type Remaining = (HeaderName, u32);
@@ -49,7 +38,7 @@ pub fn count(
     let place = subscription.unwrap_or_default().to_ascii_lowercase();
     let who = format!("{}\0{}", identity.issuer, identity.subject);
     let key = (format!("{place}\0{who}"), class);
-    match control.throttle.0.take(&who, &key, rate, Instant::now()) {
+    match control.throttle.take(&who, &key, rate, Instant::now()) {
         Ok(left) => ((header, left), Ok(())),
         Err(seconds) => ((header, 0), Err(too_many(subscription, class, &identity.username, per_minute, seconds))),
     }

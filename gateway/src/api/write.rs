@@ -3,16 +3,15 @@
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use serde_json::{Map, Value, json};
+use tokio::sync::MutexGuard;
 use types::api::ResourceId;
 
-use super::{Call, body, empty, error::ApiError, json, operations, read, registrations};
-use crate::instants::instant;
-use tokio::sync::MutexGuard;
-
+use super::{Call, body, empty, json, operations, read};
 use crate::{
+    answers::Body,
+    api_error::ApiError,
     owners::{self, SignedIn},
-    request::respond::Body,
-    resources::{Acting, Kind, Place, Writing, connected_cluster, role_assignment, schema},
+    resources::{Acting, Kind, Place, Writing, connected_cluster, registrations, role_assignment, schema, system_data},
     store::{
         batch::{Batch, Expect, Refused},
         operations::{Operation, Status},
@@ -255,23 +254,6 @@ fn merged(old: &Stored, part: &Map<String, Value>) -> Map<String, Value> {
         }
     }
     body
-}
-
-/// Who created and changed it last, and when.
-pub fn system_data(body: &mut Map<String, Value>, writing: &Writing<'_>) {
-    let old = writing.old.and_then(|old| old.body.get("systemData"));
-    let now = json!(instant(writing.now_ms));
-    let by = json!(writing.caller.name());
-    let kept = |name: &str, new: &Value| old.and_then(|old| old.get(name)).unwrap_or(new).clone();
-    let data = json!({
-        "createdBy": kept("createdBy", &by),
-        "createdByType": kept("createdByType", &json!(writing.caller.kind())),
-        "createdAt": kept("createdAt", &now),
-        "lastModifiedBy": by,
-        "lastModifiedByType": writing.caller.kind(),
-        "lastModifiedAt": now,
-    });
-    body.insert("systemData".to_owned(), data);
 }
 
 /// What is being deleted, or lies in what is, takes no writes: they would be acknowledged and then lost.

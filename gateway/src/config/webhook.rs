@@ -1,4 +1,4 @@
-//! A webhook as the configuration has it: address, secret, types of events. [`crate::events::webhooks`] delivers.
+//! A webhook as the configuration has it: address, secret, types of events. [`crate::webhooks`] delivers.
 
 use std::{fmt, path::Path, sync::Arc};
 

@@ -6,10 +6,7 @@
 pub mod cut;
 pub mod flood;
 pub mod framing;
-pub mod limit;
 mod linger;
-pub mod pace;
-pub mod refused;
 
 use std::{
     convert::Infallible,
@@ -40,7 +37,6 @@ use self::{
     cut::{Streams, cuttable},
     flood::Frames,
     framing::{Framing, InTurn, Note, Notes, Timeouts},
-    limit::Unread,
     linger::Linger,
 };
 use super::{
@@ -48,12 +44,13 @@ use super::{
     address::{LongTarget, ServerName},
     respond::Body,
 };
-use crate::places::Admission;
 use crate::{
+    admission::limit::Unread,
     core::Core,
     identity::{Access, Holder, Proof},
     metrics::labels::Cause,
     named::Named,
+    places::Admission,
 };
 
 /// Streams that a user may have open at once in one HTTP/2 connection.

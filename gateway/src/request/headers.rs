@@ -191,7 +191,7 @@ pub fn strip_response(headers: &mut HeaderMap, switching: bool) {
     exchange::remove_where(headers, |name| {
         ORIGIN.contains(&name)
             // Only the gateway says which request it was.
-            || name == super::REQUEST_ID.as_str()
+            || name == crate::answers::REQUEST_ID.as_str()
             // Trailers do not cross, and announcing them would be a promise.
             || name == header::TRAILER.as_str()
     });

@@ -11,15 +11,13 @@ use tunnel::{
     wire::head::RequestHead,
 };
 
-use super::{
-    locate::Slot,
-    respond::{Kind, Refusal},
-};
+use super::respond::{Kind, Refusal};
 use crate::{
     core::Core,
+    fleet::registry::LiveTunnel,
     identity::PrincipalKey,
     metrics::{OpenGuard, labels::Stage},
-    tunnels::registry::LiveTunnel,
+    sessions::slots::Slot,
 };
 
 /// An open stream, with its place in the counts.

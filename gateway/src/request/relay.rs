@@ -44,12 +44,11 @@ use super::{
     respond::{Body, BodyError, Kind, Refusal},
 };
 use crate::{
-    audit,
-    audit::{Outcome, Record},
+    audit::{self, Outcome, Record},
     core::Core,
+    fleet::registry::LiveTunnel,
     metrics::labels::Stage,
     sessions::{EndReason, SessionHandle},
-    tunnels::registry::LiveTunnel,
 };
 
 /// The agent says by itself that the time is over; one that does not is not waited for.

@@ -13,8 +13,14 @@ use http_body_util::{BodyExt, Full};
 use tunnel::exchange::Status;
 use types::ids::RequestId;
 
-use super::{accept::limit::UnreadAnswer, address::AddressError, relay::Relayed};
-use crate::{audit, events::stream::Live, metrics::labels::Stage, sessions::EndReason};
+use super::{address::AddressError, relay::Relayed};
+use crate::{
+    admission::limit::UnreadAnswer,
+    answers::{self, Live},
+    audit,
+    metrics::labels::Stage,
+    sessions::EndReason,
+};
 
 /// A refusal: whatever keeps a request from being relayed, or its answer from being used.
 #[derive(Debug)]
@@ -314,24 +320,6 @@ pub fn refuse(
     response
 }
 
-/// A JSON document of ours.
-pub fn json(value: &serde_json::Value) -> Response<Body> {
-    document(value).map(Body::Full)
-}
-
-/// The same, its body known to be whole.
-pub fn document(value: &serde_json::Value) -> Response<Full<Bytes>> {
-    written(value.to_string())
-}
-
-/// The same of one that is written already.
-pub fn written(document: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(document.into()));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
-}
-
 /// An answer's body.
 pub enum Body {
     /// Ours.
@@ -342,6 +330,15 @@ pub enum Body {
     Relayed(Box<Relayed>),
     /// Ours, told as it happens.
     Live(Box<Live>),
+}
+
+impl From<answers::Body> for Body {
+    fn from(body: answers::Body) -> Self {
+        match body {
+            answers::Body::Full(body) => Self::Full(body),
+            answers::Body::Live(body) => Self::Live(body),
+        }
+    }
 }
 
 /// Why a body breaks off. The user sees a broken connection or a reset stream, never a clean end.

@@ -14,6 +14,7 @@ use super::{
     respond::{self, Body, Refusal},
 };
 use crate::{
+    answers,
     audit::Record,
     core::Core,
     identity::{Credential, Principal},
@@ -45,7 +46,7 @@ pub async fn serve(
         }
     };
     let id: RequestId = request.id;
-    Ok(respond::json(&json!({ "request_id": id.to_string(), "gateway": gateway, "agent": agent })))
+    Ok(answers::document(&json!({ "request_id": id.to_string(), "gateway": gateway, "agent": agent })).map(Body::Full))
 }
 
 async fn gateway(snapshot: &Snapshot, request: &mut Request, record: &mut Record) -> (Value, Option<Permit>) {

@@ -19,12 +19,13 @@ use super::{
     schema::{Property, Type},
 };
 use crate::{
-    api::{error::ApiError, filter},
+    api_error::ApiError,
     cluster::wanted::{self, Wanted},
     connectivity::Status,
     control::Control,
     identity::Caller,
     instants::instant,
+    resources::filter,
     store::resources::Stored,
     stored::{properties, properties_mut},
 };

@@ -21,7 +21,7 @@ use super::{
     usual_name,
 };
 use crate::{
-    api::{error::ApiError, is_known},
+    api_error::ApiError,
     directory::Directory,
     identity::Holder,
     instants::instant,
@@ -83,7 +83,7 @@ impl Held {
         let principals = self.maker.principals();
         !snapshot.policy.is_disabled(username)
             && snapshot.has_issuer(name)
-            && is_known(snapshot, issuer, name, subject)
+            && snapshot.is_known(issuer, name, subject)
             && may(&snapshot.directory, &principals, &self.group, now_ms)
     }
 }

@@ -12,10 +12,7 @@ use super::{
     schema::{Property, Type},
 };
 use crate::{
-    api::{error::ApiError, filter},
-    identity::Caller,
-    store::resources::Stored,
-    stored::properties_mut,
+    api_error::ApiError, identity::Caller, resources::filter, store::resources::Stored, stored::properties_mut,
 };
 
 /// The plug-in.

@@ -25,11 +25,12 @@ use super::{
     schema::{Property, Type},
 };
 use crate::{
-    api::{error::ApiError, filter},
+    api_error::ApiError,
     aside::aside,
     directory::Directory,
     guid::is_guid,
     identity::Caller,
+    resources::filter,
     store::resources::Stored,
     stored::{last_name, properties, properties_mut},
 };

@@ -16,12 +16,13 @@ use super::{
     schema::{Property, Type},
 };
 use crate::{
-    api::{error::ApiError, filter},
+    api_error::ApiError,
     aside::aside,
     control::Control,
     directory::{Directory, Held},
     guid::is_guid,
     identity::Caller,
+    resources::filter,
     store::resources::Stored,
     stored::{last_name, properties, properties_mut},
 };

@@ -8,7 +8,7 @@ use super::{
     Kind, Place, Writing,
     schema::{Property, Type},
 };
-use crate::api::error::ApiError;
+use crate::api_error::ApiError;
 
 /// The plug-in.
 pub struct Subscriptions;

@@ -11,7 +11,7 @@ use rustls::pki_types::CertificateDer;
 use tunnel::{transport::loss::Loss, wire::close::CloseCode};
 
 use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
-use crate::{agents::tunnel::Exchanges, core::Core, tunnels::registry::LiveTunnel};
+use crate::{agents::tunnel::Exchanges, core::Core, fleet::registry::LiveTunnel};
 
 /// Agents dial elsewhere within this when the gateway drains.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(1);

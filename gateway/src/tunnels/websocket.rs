@@ -1,10 +1,14 @@
 //! The WebSocket carrier on the users' port: `GET /.towline/tunnel`. Not a user's request: no credential of a user counts
 //! here, and none of an agent counts anywhere else.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header};
-use hyper::body::Incoming;
+use hyper::{body::Incoming, upgrade::Upgraded};
+use rustls::pki_types::CertificateDer;
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
 use tunnel::transport::{
     CarrierKind,
     carrier::Facts,
@@ -12,25 +16,30 @@ use tunnel::transport::{
     websocket::{self, SUBPROTOCOL},
 };
 
-use crate::{
-    core::Core,
-    metrics::labels::{Cause, Stage},
-    request::{
-        Connection,
-        accept::into_stream,
-        respond::{Body, Kind, Refusal},
-    },
-};
+use crate::{core::Core, metrics::labels::Cause};
 
-/// Answers the WebSocket handshake; the tunnel's hello follows inside.
+/// Why there is no WebSocket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoUpgrade {
+    /// The gateway drains.
+    Draining,
+    /// The handshake is not one: why.
+    Malformed(&'static str),
+}
+
+/// Takes back the bare connection under an upgraded one, and what was read of it already; `None`: it is not one of HTTP/1.1.
+pub type IntoStream = fn(Upgraded) -> Option<(Box<TlsStream<TcpStream>>, Bytes)>;
+
+/// Answers the WebSocket handshake of somebody at an address, who showed these certificates; the tunnel's hello follows inside.
 pub fn upgrade(
     core: &Arc<Core>,
-    connection: &Connection,
+    (peer, certificates): (SocketAddr, &[CertificateDer<'static>]),
     mut http: http::Request<Incoming>,
-) -> Result<Response<Body>, Refusal> {
-    let refuse = |why| Refusal::new(Stage::Address, Kind::BadRequest(why));
+    into_stream: IntoStream,
+) -> Result<Response<()>, NoUpgrade> {
+    let refuse = NoUpgrade::Malformed;
     if core.shutdown.phase() != daemon::Phase::Ready {
-        return Err(Refusal::new(Stage::Accept, Kind::Draining));
+        return Err(NoUpgrade::Draining);
     }
     if http.method() != Method::GET || http.version() != Version::HTTP_11 {
         return Err(refuse("the tunnel is a WebSocket: GET over HTTP/1.1"));
@@ -43,12 +52,8 @@ pub fn upgrade(
     let accept =
         HeaderValue::from_str(&websocket::accept_key(&key)).map_err(|_| refuse("Sec-WebSocket-Key cannot be read"))?;
     let on_upgrade = hyper::upgrade::on(&mut http);
-    let facts = Facts {
-        kind: CarrierKind::WebSocket,
-        peer: Some(connection.peer),
-        certificates: connection.certificates.clone(),
-    };
-    let (core, peer) = (Arc::clone(core), connection.peer);
+    let facts = Facts { kind: CarrierKind::WebSocket, peer: Some(peer), certificates: certificates.to_vec() };
+    let core = Arc::clone(core);
     core.tasks.clone().spawn("tunnel", async move {
         match on_upgrade.await {
             Ok(upgraded) => {
@@ -62,7 +67,7 @@ pub fn upgrade(
             Err(error) => tracing::debug!(%peer, %error, "an agent went away before its WebSocket was up"),
         }
     });
-    let mut response = Response::new(Body::empty());
+    let mut response = Response::new(());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = response.headers_mut();
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use gateway::tunnels::registry::Registry;
+use gateway::fleet::registry::Registry;
 use tunnel::{
     transport::{CarrierKind, session::AgentSide, testing::UdpCable},
     wire::close::CloseCode,

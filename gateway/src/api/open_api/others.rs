@@ -145,7 +145,7 @@ fn lists() -> Items {
         items.push(with_query(&path, &format!("list-resources{suffix}"), list_of(resource.clone()), &query));
     }
     for (scope, suffix) in [(SUBSCRIPTION, ""), (GROUP, "-2"), (CLUSTER, "-3")] {
-        let path = format!("{scope}/providers/{}", crate::events::list::NAME);
+        let path = format!("{scope}/providers/{}", crate::api::events::NAME);
         let after = json!({"name": "after", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": i64::MAX}, "description": "the id of the event behind which the page begins; if some behind it are no longer kept, or it is not known, the first event of the page is of the type io.towline.events.gap"});
         let (path, mut item) = with_query(&path, &format!("list-events{suffix}"), list_of(event()), &[top(), after]);
         item["get"]["description"] = "With Accept: text/event-stream a stream of server-sent events, which begins behind the header Last-Event-ID and does not end by itself.".into();

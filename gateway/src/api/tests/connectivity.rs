@@ -11,8 +11,8 @@ use super::*;
 use crate::{
     cluster::ClusterRef,
     connectivity,
+    fleet::registry::Registry,
     store::agents::{Certified, Kept},
-    tunnels::registry::Registry,
 };
 
 const MINUTE: i64 = 60_000;

@@ -6,11 +6,7 @@ use http_body::Body as _;
 use tokio::net::TcpListener;
 
 use super::{connectivity::key_of, *};
-use crate::{
-    config,
-    events::{self, webhooks},
-    store::events::Kind,
-};
+use crate::{config, events, store::events::Kind, webhooks};
 
 const READ_VERSION: &str = "api-version=2026-05-01";
 const MINUTE: i64 = 60_000;
@@ -68,14 +64,14 @@ async fn c8_what_happens_is_listed_to_those_who_may_read_it() {
     site.group("other").await;
     site.with_agents("a").await;
     site.cluster("other", "b").await;
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     site.seen("a").await;
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     site.at(site.now() + 15 * MINUTE);
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     let deleted = site.call("owner", "DELETE", &cluster("g", "a"), None).await;
     site.ended("owner", deleted.header("azure-asyncoperation")).await;
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     let all = site.call("owner", "GET", &events_at(&subscription(), ""), None).await;
     let expected = [
         short("a created", "Connecting"),
@@ -125,7 +121,7 @@ async fn c8_a_cluster_that_comes_and_goes_between_two_looks_is_told_of_as_both()
         site.with_agents("a").await;
         let deleted = site.call("owner", "DELETE", &cluster("g", "a"), None).await;
         site.ended("owner", deleted.header("azure-asyncoperation")).await;
-        events::look_once(&site.control).await;
+        site.control.tell_once().await;
         let all = site.call("owner", "GET", &events_at(&subscription(), ""), None).await;
         let told = in_short(&all);
         assert_eq!(told.len(), 2 * again);
@@ -138,11 +134,11 @@ async fn c8_a_stream_tells_what_happens_and_goes_on_where_it_was() {
     let site = Bench::new().await;
     site.group("g").await;
     site.with_agents("a").await;
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     let mut live = site.listen("owner", &events_at(&subscription(), ""), None).await.unwrap_or_else(|_| panic!());
     assert_eq!(heard(&mut live).await.unwrap(), "retry: 3000\n\n");
     site.seen("a").await;
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     let line = heard(&mut live).await.unwrap();
     assert!(line.starts_with("id: 2\nevent: io.towline.cluster.connectivity\ndata: {"), "{line}");
     assert!(line.contains("\"status\":\"Connected\"") && line.ends_with("}\n\n"), "{line}");
@@ -159,7 +155,7 @@ async fn c8_who_names_an_event_that_is_not_known_is_told_of_the_gap() {
     let site = Bench::new().await;
     site.group("g").await;
     site.with_agents("a").await;
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     let path = events_at(&subscription(), "&after=9");
     let list = site.call("owner", "GET", &path, None).await;
     let told = &list.body["value"][0];
@@ -174,7 +170,7 @@ async fn c8_who_names_an_event_that_is_not_known_is_told_of_the_gap() {
     assert!(lines[1].starts_with("id: 1\nevent: io.towline.events.gap\ndata: {"), "{lines:?}");
     // It goes on with what happens next.
     site.seen("a").await;
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     assert!(heard(&mut live).await.unwrap().starts_with("id: 2\nevent: io.towline.cluster.connectivity"));
 }
 
@@ -189,13 +185,13 @@ async fn c8_a_stream_ends_when_the_right_is_withdrawn_and_when_the_gateway_drain
     let gone = site.call("owner", "DELETE", &format!("{assignment}?api-version=2022-04-01"), None).await;
     assert_eq!(gone.status, 200, "{}", gone.body);
     site.with_agents("a").await;
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     assert_eq!(heard(&mut live).await, None, "the right was withdrawn");
 
     let mut live = site.listen("owner", &events_at(&subscription(), ""), None).await.unwrap_or_else(|_| panic!());
     heard(&mut live).await.unwrap();
     let shutdown = Shutdown::new();
-    let teller = tokio::spawn(events::tell(Arc::clone(&site.control), shutdown.clone()));
+    let teller = tokio::spawn(Arc::clone(&site.control).tell(shutdown.clone()));
     shutdown.drain();
     teller.await.unwrap();
     assert_eq!(heard(&mut live).await, None, "the gateway drains");
@@ -232,9 +228,9 @@ async fn c8_a_webhook_is_told_in_order_again_after_a_failure_and_goes_on_after_a
     site.control.store.webhook(&webhook.name()).await.unwrap();
     let shutdown = Shutdown::new();
     let running = tokio::spawn(webhooks::run(Arc::clone(&site.control), webhook.clone(), shutdown.clone()));
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     site.seen("a").await;
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     // The creation is none of its types. What is refused comes again, the same event with the same id.
     let (head, body) = webhooks::tests::receive(&listener, "503 Busy").await;
     let (again, same) = webhooks::tests::receive(&listener, "204 No Content").await;
@@ -261,7 +257,7 @@ async fn c8_a_webhook_is_told_in_order_again_after_a_failure_and_goes_on_after_a
 
     // While nobody tells, things go on; after a restart it is told of them, and of nothing twice.
     site.at(site.now() + 15 * MINUTE);
-    events::look_once(&site.control).await;
+    site.control.tell_once().await;
     let site = site.restart().await;
     let running = tokio::spawn(webhooks::run(Arc::clone(&site.control), webhook, site.shutdown.clone()));
     let (head, _) = webhooks::tests::receive(&listener, "200 OK").await;

@@ -98,10 +98,10 @@ async fn c9_ten_thousand_clusters() {
     fill(&site, CLUSTERS_IN_ALL).await;
     println!("memory: {before} MiB before, {} MiB with {CLUSTERS_IN_ALL} clusters", memory());
     let began = Instant::now();
-    crate::events::look_once(&site.control).await;
+    site.control.tell_once().await;
     println!("{} events told in {:?}", site.control.store.newest_event().await.unwrap(), began.elapsed());
     let began = Instant::now();
-    crate::events::look_once(&site.control).await;
+    site.control.tell_once().await;
     println!("nothing to tell: {:?}", began.elapsed());
     let everywhere = format!("/subscriptions/{SUBSCRIPTION}/providers/{CLUSTERS}?{VERSION}");
     let in_group = |n: usize| {

@@ -30,8 +30,7 @@ pub use self::{
     head::{Fault, Faulty, HEAD_BYTES},
     notes::{InTurn, Note, Notes, Turn},
 };
-use super::limit::LongTargets;
-use crate::places::Admission;
+use crate::{admission::limit::LongTargets, places::Admission};
 
 /// What the library reads in the place of a faulty head.
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: faulty\r\nconnection: close\r\n\r\n";

@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, header};
 use tunnel::wire::close::CloseCode;
 
-use crate::{core::Core, tunnels::registry::LiveTunnel};
+use crate::{core::Core, fleet::registry::LiveTunnel};
 
 /// Watches end spread over this share of the drain's grace, so that clients do not all list again at once,
 const SPREAD_SHARE: u32 = 4;

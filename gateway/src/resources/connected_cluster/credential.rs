@@ -9,7 +9,7 @@ use types::ids::ClusterId;
 
 use super::{Acting, OLD, Property, Type};
 use crate::{
-    api::error::ApiError,
+    api_error::ApiError,
     control::ACCESS_LIFE,
     resources::{
         new_guid,

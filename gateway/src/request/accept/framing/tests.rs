@@ -64,7 +64,7 @@ fn smuggling_heads_are_faults() {
 }
 
 fn long_targets() -> LongTargets {
-    crate::request::accept::limit::Admissions::default().long_targets([127, 0, 0, 1].into())
+    crate::admission::limit::Admissions::default().long_targets([127, 0, 0, 1].into())
 }
 
 fn fault(note: &Note) -> Option<Fault> {

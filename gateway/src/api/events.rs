@@ -2,8 +2,10 @@
 //! cluster, oldest first, of clusters that the caller may read.
 //!
 //! `after=<id>` begins behind an event; if some behind it are forgotten, or it is not known, the first one of the answer tells
-//! so (type [`super::GAP`]).
+//! so (type [`crate::events::GAP`]).
 //! `$top` bounds a page; `nextLink` leads to the next one while there are more.
+
+pub mod stream;
 
 use auth::rbac::Scope;
 use http::{Response, StatusCode, header};
@@ -13,10 +15,11 @@ use types::api::{
     id::{RESOURCE_GROUPS, SUBSCRIPTIONS},
 };
 
-use super::{cloud_event, stream};
 use crate::{
-    api::{Call, error::ApiError, json, read},
-    request::respond::Body,
+    answers::Body,
+    api::{Call, json, read},
+    api_error::ApiError,
+    events::{self, cloud_event},
     store::events::{Event, Of},
 };
 
@@ -53,8 +56,8 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
     let mut value = Vec::new();
     let mut after = match after(call, "after")? {
         Some(known) => {
-            let (from, gap) = super::resume(known, call.control.store.newest_event().await?);
-            value.extend(gap.map(|why| super::gap(scope, from, &why, call.now_ms, &call.control.settings.url)));
+            let (from, gap) = events::resume(known, call.control.store.newest_event().await?);
+            value.extend(gap.map(|why| events::gap(scope, from, &why, call.now_ms, &call.control.settings.url)));
             from
         }
         None => 0,

@@ -1,4 +1,4 @@
-//! What the resource API refuses, as ARM's error envelope.
+//! What the resource API refuses, as ARM's error envelope. Agents' exchanges refuse in the same shape.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -6,7 +6,7 @@ use http_body_util::Full;
 use types::api::{ErrorBody, ErrorDetail, InvalidId, ResourceId};
 
 use crate::{
-    request::respond::{self, Body},
+    answers::{self, Body},
     store::StoreError,
 };
 
@@ -124,7 +124,7 @@ impl ApiError {
     /// The same, its body known to be whole.
     pub fn response(self) -> Response<Full<Bytes>> {
         let body = serde_json::to_value(ErrorBody { error: *self.detail }).unwrap_or_default();
-        let mut response = respond::document(&body);
+        let mut response = answers::document(&body);
         *response.status_mut() = self.status;
         if let Some((name, value)) = self.header {
             response.headers_mut().insert(name, value);

@@ -7,8 +7,7 @@ use http::StatusCode;
 use serde_json::Value;
 use types::api::{ResourceId, id::is_same};
 
-use super::error::ApiError;
-use crate::{store::resources::Stored, stored::last_name};
+use crate::{api_error::ApiError, store::resources::Stored, stored::last_name};
 
 /// Bytes of a filter at most.
 const BYTES: usize = 1024;

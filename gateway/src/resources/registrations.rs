@@ -6,8 +6,8 @@ use http::StatusCode;
 use serde_json::json;
 use types::api::ResourceId;
 
-use super::{Call, error::ApiError};
 use crate::{
+    api_error::ApiError,
     control::Control,
     resources::{KINDS, Kind, Place},
     store::{
@@ -62,12 +62,12 @@ pub async fn check(control: &Control, kind: &dyn Kind, id: &ResourceId) -> Resul
 
 /// Registers or unregisters a provider; doing either again changes nothing.
 pub async fn set(
-    call: &Call<'_>,
+    control: &Control,
     subscription: &ResourceId,
     namespace: &str,
     registered: bool,
 ) -> Result<(), ApiError> {
-    if is_registered(call.control, subscription, namespace).await? == registered || !is_required(namespace) {
+    if is_registered(control, subscription, namespace).await? == registered || !is_required(namespace) {
         return Ok(());
     }
     let key = key(subscription, namespace);
@@ -76,7 +76,7 @@ pub async fn set(
         batch.deletes.push((key, Expect::Any));
     } else {
         for kind in kinds_of(namespace) {
-            let held = call.control.store.count(&kind.name().to_ascii_lowercase(), subscription.key()).await?;
+            let held = control.store.count(&kind.name().to_ascii_lowercase(), subscription.key()).await?;
             if held > 0 {
                 let message =
                     format!("The subscription holds {held} resources of '{}'; delete them first.", kind.name());
@@ -94,5 +94,5 @@ pub async fn set(
         };
         batch.puts.push((stored, Expect::Any));
     }
-    call.control.write(&batch).await?.map(drop).map_err(|_| ApiError::raced())
+    control.write(&batch).await?.map(drop).map_err(|_| ApiError::raced())
 }

@@ -21,10 +21,10 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 use url::Host;
 
-use super::cloud_event;
 use crate::{
     config::webhook::Webhook,
     control::Control,
+    events::cloud_event,
     instants::unix_seconds,
     store::events::{Event, Of},
 };

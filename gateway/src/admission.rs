@@ -1,0 +1,12 @@
+//! Who comes in, and when: bounds on connections and handshakes, turns of handshakes, records of who was refused. For
+//! users' connections and agents' tunnels alike.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`limit`] | places, in all and by address |
+//! | [`pace`] | turns of handshakes, so that requests do not wait behind thousands of them |
+//! | [`refused`] | counts and records of connections without a request |
+
+pub mod limit;
+pub mod pace;
+pub mod refused;
