@@ -13,23 +13,18 @@ use std::{
 
 use certs::{HOLDER_BYTES, Issued, Validity};
 use daemon::Shutdown;
-use serde_json::json;
 use tokio::sync::{Notify, watch};
-use types::{
-    api::{ResourceId, id::fold},
-    ids::{ClusterId, ClusterKey},
-};
+use types::ids::{ClusterId, ClusterKey};
 
 use self::{challenges::Challenges, throttle::Throttle, turns::Turns};
 use crate::{
     api_error::ApiError,
     config::api::Api,
-    directory::{DELETED, Directory},
+    directory::{DELETED, Deciding, Directory},
     events::Notices,
     fleet::registry::Registry,
     identity::{Access, Caller, Holder, Principal},
     instants::milliseconds,
-    resources::{connected_cluster, role_assignment, role_definition},
     snapshot::{Snapshot, Snapshots},
     store::{
         Store, StoreError,
@@ -54,6 +49,32 @@ pub const ACCESS_LIFE: Duration = Duration::from_secs(3600);
 /// Tells the time; tests bring their own.
 pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
+/// What the control plane is told of the kinds of resources.
+pub struct Kinds {
+    /// Those that decisions look at.
+    pub deciding: Deciding,
+    /// Resources that a configuration gives.
+    pub configured: fn(&Api) -> Vec<Stored>,
+}
+
+/// What a control plane is made of.
+pub struct Parts {
+    /// What it is told.
+    pub settings: Api,
+    /// What is kept.
+    pub store: Store,
+    /// Encrypts what nobody may see.
+    pub protector: Protector,
+    /// Tells the time.
+    pub clock: Clock,
+    /// Where decisions look.
+    pub snapshots: Arc<Snapshots>,
+    /// The live tunnels.
+    pub tunnels: Arc<Registry>,
+    /// The kinds of resources.
+    pub kinds: Kinds,
+}
+
 /// The control plane.
 pub struct Control {
     /// What it is told.
@@ -75,6 +96,7 @@ pub struct Control {
     clock: Clock,
     snapshots: Arc<Snapshots>,
     tunnels: Arc<Registry>,
+    kinds: Kinds,
     revision: watch::Sender<i64>,
     decided: watch::Sender<i64>,
     operations: Notify,
@@ -82,13 +104,11 @@ pub struct Control {
 
 impl Control {
     /// Reads everything that decisions need; the snapshots have it from then on.
+    ///
+    /// # Errors
+    /// When the store cannot be read or written.
     pub async fn open(
-        settings: Api,
-        store: Store,
-        protector: Protector,
-        clock: Clock,
-        snapshots: Arc<Snapshots>,
-        tunnels: Arc<Registry>,
+        Parts { settings, store, protector, clock, snapshots, tunnels, kinds }: Parts,
     ) -> Result<Arc<Self>, StoreError> {
         let control = Self {
             settings,
@@ -103,42 +123,26 @@ impl Control {
             clock,
             snapshots,
             tunnels,
+            kinds,
             revision: watch::Sender::new(0),
             decided: watch::Sender::new(0),
             operations: Notify::new(),
         };
-        control.keep_subscriptions().await?;
+        control.keep_configured().await?;
         control.read_all().await?;
         Ok(Arc::new(control))
     }
 
-    /// Subscriptions come from the configuration; what is in one that is gone from there stays, out of reach.
-    async fn keep_subscriptions(&self) -> Result<(), StoreError> {
+    /// Keeps the resources that the configuration gives as it has them.
+    async fn keep_configured(&self) -> Result<(), StoreError> {
         let mut batch = Batch::default();
-        for subscription in &self.settings.subscriptions {
-            let id = format!("/subscriptions/{}", subscription.id);
-            let body = json!({
-                "subscriptionId": subscription.id,
-                "tenantId": self.settings.tenant,
-                "displayName": subscription.name,
-                "state": "Enabled",
-                "authorizationSource": "RoleBased",
-            });
-            let stored = Stored {
-                key: id.to_ascii_lowercase(),
-                kind: types::api::id::SUBSCRIPTIONS.to_ascii_lowercase(),
-                parent: String::new(),
-                id,
-                revision: 0,
-                body,
-                protected: None,
-            };
+        for stored in (self.kinds.configured)(&self.settings) {
             if self.store.get(&stored.key).await?.is_none_or(|kept| kept.body != stored.body) {
                 batch.puts.push((stored, Expect::Any));
             }
         }
         if !batch.puts.is_empty() {
-            // `Any` expects nothing, and nothing holds a subscription.
+            // `Any` expects nothing, and nothing holds them.
             let _ = self.store.apply(&batch).await?;
         }
         Ok(())
@@ -183,10 +187,11 @@ impl Control {
     /// Reads everything that decisions need.
     async fn read_all(&self) -> Result<(), StoreError> {
         let subscriptions = self.settings.subscriptions.iter().map(|subscription| subscription.id.as_str());
-        let mut directory = Directory::with_owners(&self.settings.owners).within(subscriptions);
+        let kinds = Arc::clone(&self.kinds.deciding);
+        let mut directory = Directory::new(Arc::clone(&kinds), &self.settings.owners).within(subscriptions);
         // What is read may already be newer than this, and is then told again.
         let revision = self.store.revision().await?;
-        for kind in [role_definition::NAME, role_assignment::NAME, connected_cluster::NAME] {
+        for (kind, _) in kinds.iter() {
             let kind = kind.to_ascii_lowercase();
             let mut after = String::new();
             loop {
@@ -358,18 +363,5 @@ impl Control {
     /// Decrypts what was sealed under the same key; `None` if it was not.
     pub fn unseal(&self, key: &str, sealed: &[u8]) -> Option<serde_json::Value> {
         serde_json::from_slice(&self.protector.unseal(key, sealed).ok()?).ok()
-    }
-
-    /// The kept resource of an id, or what is built in.
-    pub async fn get(&self, id: &ResourceId) -> Result<Option<Stored>, ApiError> {
-        if let Some(kept) = self.store.get(id.key()).await? {
-            return Ok(Some(kept));
-        }
-        let Some(kind) = crate::resources::kind(id.kind()) else { return Ok(None) };
-        let subscription = format!("/subscriptions/{}", id.subscription());
-        Ok(kind
-            .built_in(&subscription)
-            .into_iter()
-            .find(|stored| stored.key.ends_with(&format!("/{}", fold(id.name())))))
     }
 }

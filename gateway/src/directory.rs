@@ -17,24 +17,22 @@ use types::ids::{ClusterId, ClusterKey};
 
 use crate::{
     cluster::{Agents, Cluster, ClusterRef, wanted::Wanted},
-    resources::{
-        connected_cluster::{self, key_name},
-        role_assignment, role_definition,
-    },
     shards::Shards,
     store::{changes::Change, resources::Stored},
-    stored::{last_name, properties},
+    stored::last_name,
 };
 
 /// The stored resources that decisions look at.
 #[derive(Clone, Default)]
 pub struct Directory {
+    /// The kinds that are read.
+    kinds: Deciding,
     revision: i64,
     clusters: Shards<ClusterKey, ClusterRef>,
     /// Custom definitions by GUID. Two of one GUID can only have been written at the same moment; then neither gives anything.
     roles: HashMap<String, Vec<Definition>>,
-    /// Kept assignments by key: a role that changes, comes or goes changes what they give.
-    assignments: Shards<String, Kept>,
+    /// Assigned assignments by key: a role that changes, comes or goes changes what they give.
+    assignments: Shards<String, Assigned>,
     /// Their keys by the cluster that they are at or below, else by their scope; and by their role.
     at: Index,
     of_role: Index,
@@ -114,31 +112,58 @@ impl Decided {
     }
 }
 
-/// A custom role definition.
-#[derive(Clone)]
-struct Definition {
-    /// Of the resource.
-    key: String,
-    /// What people call it, in lower case.
-    name: Box<str>,
-    role: Arc<Role>,
-    /// Where it may be assigned, and below: who may write it has the right to do so at all of these.
-    assignable: Vec<Scope>,
+/// What decisions take from the resources of a kind ([`crate::resources::Kind::decides`] says it).
+#[derive(Clone, Copy)]
+pub enum Decides {
+    /// Each is a cluster.
+    Clusters(fn(&Stored) -> ReadCluster),
+    /// Each defines a custom role; `None`: it cannot be read, and gives nothing.
+    Roles(fn(&Stored) -> Option<Definition>),
+    /// Each gives a role to somebody; `None`: it cannot be read, and gives nothing.
+    Assignments(fn(&Stored) -> Option<Assigned>),
 }
 
-/// An assignment as kept.
+/// The kinds of resources that decisions look at, by their full types.
+pub type Deciding = Arc<[(&'static str, Decides)]>;
+
+/// What a kept resource says of its cluster.
+pub struct ReadCluster {
+    /// Whom its agents' certificates must name.
+    pub agents: Agents,
+    /// What is wanted of its agents.
+    pub wanted: Wanted,
+}
+
+/// A custom role definition.
 #[derive(Clone)]
-struct Kept {
-    /// Two where it may be a user or a group.
-    principals: Box<[Arc<str>]>,
-    scope: Scope,
-    role: String,
-    window: auth::rbac::Window,
+pub struct Definition {
+    /// The key of its resource.
+    pub key: String,
+    /// What people call it, in lower case.
+    pub name: Box<str>,
+    /// What it allows.
+    pub role: Arc<Role>,
+    /// Where it may be assigned, and below: who may write it has the right to do so at all of these.
+    pub assignable: Vec<Scope>,
+}
+
+/// A role assignment as it is kept.
+#[derive(Clone)]
+pub struct Assigned {
+    /// To whom: two where it may be a user or a group.
+    pub principals: Box<[Arc<str>]>,
+    /// Where.
+    pub scope: Scope,
+    /// The GUID of the role.
+    pub role: String,
+    /// When it holds.
+    pub window: auth::rbac::Window,
 }
 
 impl Directory {
-    /// One that begins with owners: principals that have the role Owner everywhere, by the configuration.
-    pub fn with_owners(owners: &[String]) -> Self {
+    /// One that reads resources of these kinds, and begins with owners: principals that have the role Owner everywhere, by the
+    /// configuration.
+    pub fn new(kinds: Deciding, owners: &[String]) -> Self {
         let owner = built_in().iter().find(|role| role.name == "Owner").map(|role| &role.role);
         let one = |id: &String| {
             Some(Assignment {
@@ -150,7 +175,7 @@ impl Directory {
             })
         };
         let owners: Arc<[Assignment]> = owners.iter().filter_map(one).collect();
-        Self { policy: Arc::new(owners.iter().cloned().collect()), owners, ..Self::default() }
+        Self { policy: Arc::new(owners.iter().cloned().collect()), owners, kinds, ..Self::default() }
     }
 
     /// The same, where clusters of other subscriptions than these do not count: the API manages none of them.
@@ -210,48 +235,51 @@ impl Directory {
         }
     }
 
+    fn decides(&self, kind: &str) -> Option<Decides> {
+        self.kinds.iter().find(|(name, _)| name.eq_ignore_ascii_case(kind)).map(|(_, decides)| *decides)
+    }
+
     fn put(&mut self, stored: &Stored) {
-        if is(&stored.kind, connected_cluster::NAME) {
-            match stored.id.parse::<ClusterId>() {
-                Ok(id) if !self.is_within(&id) => {}
-                Ok(id) if !stored.is_deleting() => {
-                    let agents = connected_cluster::principal(stored).map_or(Agents::Nobody, |principal| {
-                        let onboarding = connected_cluster::onboarding_key(stored).map(|key| key_name(&key));
-                        Agents::Identity { principal: principal.to_owned(), onboarding }
-                    });
-                    let known = self.clusters.get(&id.key());
-                    let wanted = Wanted::of(stored).or_known(known.map(|known| &known.wanted));
-                    if known.is_none_or(|known| known.wanted.azure_rbac != wanted.azure_rbac) {
-                        self.decided.at(&stored.key, stored.revision);
-                    }
-                    if known.is_none_or(|known| known.agents != agents || known.wanted != wanted) {
-                        self.clusters.insert(id.key(), Cluster::of(id, agents, wanted));
-                    }
-                }
-                Ok(id) => self.remove(&id, &stored.key, stored.revision),
-                Err(error) => tracing::error!(id = stored.id, %error, "a kept cluster's id cannot be read"),
+        match self.decides(&stored.kind) {
+            Some(Decides::Clusters(read)) => self.put_cluster(stored, read),
+            Some(Decides::Roles(read)) => {
+                self.define(&stored.key, read(stored));
+                self.decided.everywhere(stored.revision);
             }
-        } else if is(&stored.kind, role_definition::NAME) {
-            let definition = role_definition::role(stored).map(|role| Definition {
-                key: stored.key.clone(),
-                name: role_definition::role_name(stored.body.as_object()).into(),
-                role,
-                assignable: role_definition::assignable_scopes(stored.body.as_object()),
-            });
-            self.define(&stored.key, definition);
-            self.decided.everywhere(stored.revision);
-        } else if is(&stored.kind, role_assignment::NAME) {
-            self.decided_by(&stored.key, stored.revision);
-            self.forget(&stored.key);
-            if let Some(kept) = kept(stored) {
-                let at = place(&kept.scope);
-                self.decided.at(&at, stored.revision);
-                self.at.add(&at, &stored.key);
-                self.of_role.add(&kept.role, &stored.key);
-                self.assignments.insert(stored.key.clone(), kept);
-                self.give(&stored.key);
-            }
+            Some(Decides::Assignments(read)) => self.put_assignment(stored, read(stored)),
+            None => {}
         }
+    }
+
+    fn put_cluster(&mut self, stored: &Stored, read: fn(&Stored) -> ReadCluster) {
+        match stored.id.parse::<ClusterId>() {
+            Ok(id) if !self.is_within(&id) => {}
+            Ok(id) if !stored.is_deleting() => {
+                let ReadCluster { agents, wanted } = read(stored);
+                let known = self.clusters.get(&id.key());
+                let wanted = wanted.or_known(known.map(|known| &known.wanted));
+                if known.is_none_or(|known| known.wanted.azure_rbac != wanted.azure_rbac) {
+                    self.decided.at(&stored.key, stored.revision);
+                }
+                if known.is_none_or(|known| known.agents != agents || known.wanted != wanted) {
+                    self.clusters.insert(id.key(), Cluster::of(id, agents, wanted));
+                }
+            }
+            Ok(id) => self.remove(&id, &stored.key, stored.revision),
+            Err(error) => tracing::error!(id = stored.id, %error, "a kept cluster's id cannot be read"),
+        }
+    }
+
+    fn put_assignment(&mut self, stored: &Stored, assigned: Option<Assigned>) {
+        self.decided_by(&stored.key, stored.revision);
+        self.forget(&stored.key);
+        let Some(assigned) = assigned else { return };
+        let at = place(&assigned.scope);
+        self.decided.at(&at, stored.revision);
+        self.at.add(&at, &stored.key);
+        self.of_role.add(&assigned.role, &stored.key);
+        self.assignments.insert(stored.key.clone(), assigned);
+        self.give(&stored.key);
     }
 
     fn remove(&mut self, id: &ClusterId, key: &str, revision: i64) {
@@ -270,17 +298,28 @@ impl Directory {
     }
 
     fn delete(&mut self, kind: &str, key: &str, revision: i64) {
-        if is(kind, connected_cluster::NAME) {
-            if let Ok(id) = key.parse::<ClusterId>() {
-                self.remove(&id, key, revision);
+        match self.decides(kind) {
+            Some(Decides::Clusters(_)) => {
+                if let Ok(id) = key.parse::<ClusterId>() {
+                    self.remove(&id, key, revision);
+                }
             }
-        } else if is(kind, role_definition::NAME) {
-            self.define(key, None);
-            self.decided.everywhere(revision);
-        } else if is(kind, role_assignment::NAME) {
-            self.decided_by(key, revision);
-            self.forget(key);
+            Some(Decides::Roles(_)) => {
+                self.define(key, None);
+                self.decided.everywhere(revision);
+            }
+            Some(Decides::Assignments(_)) => {
+                self.decided_by(key, revision);
+                self.forget(key);
+            }
+            None => {}
         }
+    }
+
+    /// The full types of the kinds that are read.
+    pub fn kinds(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let kinds = Arc::clone(&self.kinds);
+        (0..kinds.len()).map(move |at| kinds[at].0)
     }
 
     fn define(&mut self, key: &str, definition: Option<Definition>) {
@@ -303,7 +342,7 @@ impl Directory {
     }
 
     /// What a kept assignment gives.
-    fn given<'a>(&self, key: &'a str, kept: &'a Kept) -> impl Iterator<Item = Assignment> + use<'a> {
+    fn given<'a>(&self, key: &'a str, kept: &'a Assigned) -> impl Iterator<Item = Assignment> + use<'a> {
         let role = self.role_at(&kept.role, &kept.scope);
         kept.principals.iter().filter_map(move |principal| {
             Some(Assignment {
@@ -316,7 +355,7 @@ impl Directory {
         })
     }
 
-    fn take_back(policy: &mut Arc<Policy>, key: &str, kept: &Kept) {
+    fn take_back(policy: &mut Arc<Policy>, key: &str, kept: &Assigned) {
         for principal in &kept.principals {
             Arc::make_mut(policy).remove(principal, &kept.scope, key);
         }
@@ -389,7 +428,7 @@ impl Directory {
         self.roles.values().flatten().filter(|definition| definition.assignable.contains(scope)).count()
     }
 
-    fn kept_around<'a>(&'a self, place: &str) -> impl Iterator<Item = (&'a str, &'a Kept)> + use<'a> {
+    fn kept_around<'a>(&'a self, place: &str) -> impl Iterator<Item = (&'a str, &'a Assigned)> + use<'a> {
         self.at.of(place).filter_map(|key| Some((key, self.assignments.get(key)?)))
     }
 
@@ -446,7 +485,7 @@ impl Directory {
     /// Who has a role at a scope itself or at `/`, now and without an end: keys of assignments and of principals.
     pub fn owners_at(&self, scope: &Scope, role: &str, now: i64) -> Vec<(&str, &str)> {
         let here = |at: &Scope| at == scope || *at == Scope::root();
-        let lasts = |kept: &Kept| kept.role == role && here(&kept.scope) && kept.window.contains_always(now);
+        let lasts = |kept: &Assigned| kept.role == role && here(&kept.scope) && kept.window.contains_always(now);
         let kept = self.assignments.iter().filter(|(_, kept)| lasts(kept));
         kept.flat_map(|(key, kept)| kept.principals.iter().map(move |principal| (key.as_str(), &**principal))).collect()
     }
@@ -518,28 +557,12 @@ fn place(scope: &Scope) -> Box<str> {
     cluster.unwrap_or(scope.as_str()).into()
 }
 
-fn kept(stored: &Stored) -> Option<Kept> {
-    let body = stored.body.as_object()?;
-    let properties = properties(body)?;
-    let id = types::api::ResourceId::parse(&stored.id).ok()?;
-    let principals = role_assignment::principal_keys(properties);
-    Some(Kept {
-        principals: principals.iter().map(|key| key.as_str().into()).collect(),
-        scope: role_assignment::scope_of(&id).ok()?,
-        role: role_assignment::definition_of(properties)?,
-        window: role_assignment::window(body),
-    })
-}
-
-fn is(kind: &str, name: &str) -> bool {
-    kind.eq_ignore_ascii_case(name)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::resources::{connected_cluster, role_assignment, role_definition};
 
     const GROUP: &str = "/subscriptions/11111111-1111-4111-8111-111111111111/resourceGroups/g";
 
@@ -568,7 +591,7 @@ mod tests {
 
     #[test]
     fn z9_a_write_concerns_the_clusters_around_it_alone() {
-        let mut directory = Directory::default();
+        let mut directory = Directory::new(crate::resources::deciding(), &[]);
         let (a, b) = (id("a"), id("b"));
         let about = |directory: &Directory| [directory.decided_about(&a), directory.decided_about(&b)];
         let cluster = |id: &ClusterId, revision, rbac| {
@@ -595,7 +618,7 @@ mod tests {
 
     #[test]
     fn r8_only_what_was_there_and_went_was_deleted() {
-        let mut directory = Directory::default();
+        let mut directory = Directory::new(crate::resources::deciding(), &[]);
         let body = |state: &str| json!({"identity": {"principalId": "p"}, "properties": {"provisioningState": state}});
         assert!(!directory.was_deleted("p"));
         directory.apply(&[put(connected_cluster::NAME, id("a").as_str(), 1, body("Succeeded"))]);

@@ -117,7 +117,7 @@ use tunnel::transport::quic::{Listener, QuicOptions, ResetSecret};
 use self::{
     accounts::Accounts,
     config::{AuditTo, Config, Dynamic},
-    control::{Clock, Control, work::WORKS},
+    control::{Clock, Control, Parts, work::WORKS},
     core::Core,
     issuer::Issuer,
     metrics::Metrics,
@@ -423,7 +423,8 @@ async fn control(
         return Err(exchanged.into());
     }
     let clock = clock.unwrap_or_else(|| Arc::new(SystemTime::now));
-    Ok(Some(Control::open(settings, store, protector, clock, Arc::clone(snapshots), Arc::clone(tunnels)).await?))
+    let (snapshots, tunnels, kinds) = (Arc::clone(snapshots), Arc::clone(tunnels), resources::for_control());
+    Ok(Some(Control::open(Parts { settings, store, protector, clock, snapshots, tunnels, kinds }).await?))
 }
 
 /// Readiness is off and listeners are closed by the phase; agents and users were told. What is left is to wait.

@@ -26,7 +26,7 @@ use crate::{
     issuer::{
         PRINCIPALS_FILE, Principal, Principals, PrincipalsError, USERS_FILE, User, Users, principals::SECRET_LIFE,
     },
-    resources::{role_assignment, role_definition},
+    resources::{deciding, role_assignment, role_definition},
     store::{
         Store, StoreError,
         batch::{Batch, Expect, Refused},
@@ -259,7 +259,7 @@ pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result
 
 /// The role assignments that are kept; none where there is no store yet.
 async fn read(api: &Api) -> Result<Directory, OwnersError> {
-    let mut directory = Directory::with_owners(&api.owners);
+    let mut directory = Directory::new(deciding(), &api.owners);
     let Some(store) = Store::open_used(&api.store.url()).await? else { return Ok(directory) };
     let kind = role_assignment::NAME.to_ascii_lowercase();
     let mut after = String::new();

@@ -15,20 +15,21 @@ pub mod subscription;
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use types::api::{ErrorDetail, ResourceId};
+use types::api::{ErrorDetail, ResourceId, id::fold};
 
 use self::schema::Property;
 use crate::{
     api_error::ApiError,
-    control::Control,
-    directory::Directory,
+    config::api::Api,
+    control::{Control, Kinds},
+    directory::{Decides, Deciding, Directory},
     identity::Caller,
     instants::instant,
     issuer::Issuer,
     store::{agents::Agent, resources::Stored},
 };
 
-/// All kinds.
+/// All kinds. What is listed with others is listed in this order.
 pub static KINDS: &[&dyn Kind] = &[
     &subscription::Subscriptions,
     &resource_group::ResourceGroups,
@@ -40,6 +41,41 @@ pub static KINDS: &[&dyn Kind] = &[
 /// The kind of that full type, in any case.
 pub fn kind(name: &str) -> Option<&'static dyn Kind> {
     KINDS.iter().find(|kind| kind.name().eq_ignore_ascii_case(name)).copied()
+}
+
+/// The kinds that decisions look at, for the [`Directory`].
+pub fn deciding() -> Deciding {
+    KINDS.iter().filter_map(|kind| Some((kind.name(), kind.decides()?))).collect()
+}
+
+/// What the control plane is told of the kinds.
+pub fn for_control() -> Kinds {
+    Kinds {
+        deciding: deciding(),
+        configured: |settings| KINDS.iter().flat_map(|kind| kind.configured(settings)).collect(),
+    }
+}
+
+/// The kept resource of an id, or what is built in.
+///
+/// # Errors
+/// When the store cannot be read.
+pub async fn get(control: &Control, id: &ResourceId) -> Result<Option<Stored>, ApiError> {
+    if let Some(kept) = control.store.get(id.key()).await? {
+        return Ok(Some(kept));
+    }
+    let Some(kind) = kind(id.kind()) else { return Ok(None) };
+    let subscription = format!("/subscriptions/{}", id.subscription());
+    Ok(kind.built_in(&subscription).into_iter().find(|stored| stored.key.ends_with(&format!("/{}", fold(id.name())))))
+}
+
+/// The nearest resource that is kept: a part of one ([`Kind::parts`]) is a scope, but it is kept by its resource.
+pub fn holder(id: &ResourceId) -> ResourceId {
+    let is_part = |kind: &&dyn Kind| kind.parts().iter().any(|part| id.is(&format!("{}/{part}", kind.name())));
+    match id.parent() {
+        Some(parent) if KINDS.iter().any(is_part) => parent,
+        _ => id.clone(),
+    }
 }
 
 /// Where resources of a kind live.
@@ -148,6 +184,26 @@ pub trait Kind: Send + Sync {
         false
     }
 
+    /// Whether it is listed among all resources of a scope (`GET <scope>/resources`): it has a location and tags.
+    fn is_tracked(&self) -> bool {
+        self.place() == Place::ResourceGroup
+    }
+
+    /// Scopes below a resource that are no resources, by the last part of their types: of a cluster, its `namespaces`.
+    fn parts(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// What decisions take from the resources of this kind; none: they look at none of them.
+    fn decides(&self) -> Option<Decides> {
+        None
+    }
+
+    /// Resources that come from the configuration, and are kept as it has them.
+    fn configured(&self, _settings: &Api) -> Vec<Stored> {
+        Vec::new()
+    }
+
     /// Resources that are there without anybody having created them, in a subscription.
     fn built_in(&self, _subscription: &str) -> Vec<Stored> {
         Vec::new()
@@ -168,6 +224,17 @@ pub trait Kind: Send + Sync {
     /// Whether the store may have, change or delete a resource of this id; not where another source decides about it alone.
     fn may_change(&self, _id: &ResourceId, _control: &Control) -> Result<(), ApiError> {
         Ok(())
+    }
+
+    /// Whether what is below the resource `at`, such as a role assignment, may be created or changed.
+    fn may_hold(&self, _at: &ResourceId, _id: &ResourceId, _control: &Control) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// The GUID of the role that a change takes from somebody who has it without an end. `new`: the body behind the change;
+    /// none, if it is a deletion.
+    fn withdraws(&self, _old: &Stored, _new: Option<&Map<String, Value>>, _now_ms: i64) -> Option<String> {
+        None
     }
 
     /// Whether it may be deleted.
@@ -241,11 +308,6 @@ pub fn system_data(body: &mut Map<String, Value>, writing: &Writing<'_>) {
         "lastModifiedAt": now,
     });
     body.insert("systemData".to_owned(), data);
-}
-
-/// A random GUID.
-pub fn new_guid() -> String {
-    crate::guid::random().expect("the operating system gives random bytes")
 }
 
 #[cfg(test)]

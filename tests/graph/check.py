@@ -15,9 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package folder: its circles, each a set of top-level modules.
 KNOWN = {
-    "gateway": [
-        "connectivity control directory resources snapshot",
-    ],
 }
 
 

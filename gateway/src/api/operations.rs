@@ -9,7 +9,7 @@ use crate::{
     answers::Body,
     api_error::ApiError,
     instants::instant,
-    resources::new_guid,
+    random,
     store::operations::{Operation, Status},
 };
 
@@ -22,7 +22,7 @@ const VERSION: &str = "2024-01-01";
 /// A new one, under way.
 pub fn new(call: &Call<'_>, id: &ResourceId, work: Value) -> Operation {
     Operation {
-        id: new_guid(),
+        id: random::guid(),
         resource: id.key().to_owned(),
         status: Status::InProgress,
         begun_ms: call.now_ms,

@@ -14,11 +14,7 @@ use super::{Call, empty, json};
 use crate::{
     answers::{self, Body},
     api_error::ApiError,
-    resources::{
-        KINDS, Kind, Place, Showing,
-        connected_cluster::{self, ConnectedClusters},
-        filter, kind, schema,
-    },
+    resources::{self, KINDS, Kind, Place, Showing, filter, holder, kind, schema},
     store::{
         StoreError,
         agents::Agent,
@@ -118,7 +114,7 @@ pub async fn resource(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>
         _ => call.authorize(&format!("{}/read", operations_of(kind)), id)?,
     }
     in_subscription(call, id)?;
-    let stored = call.control.get(id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
+    let stored = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
     let shown = show(call, kind, version, &stored).await?;
     let answer = if call.method == http::Method::HEAD {
         empty(StatusCode::NO_CONTENT)
@@ -232,7 +228,7 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
     let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
     let at_scope = filter.is_some_and(|filter| filter.to_ascii_lowercase().contains("atscope()"));
-    let shown = |stored: Stored, agent: Option<&Agent>| {
+    let shown = |_: usize, stored: Stored, agent: Option<&Agent>| {
         let visible = match kind.place() {
             Place::Top => sees(call, &stored.key),
             _ => sight.shows(&stored),
@@ -246,12 +242,18 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
         Ok((visible && reachable && wanted).then(|| show_with(call, kind, version, &stored.id, stored.body, agent)))
     };
     let sources = sources(kind, scope, at_scope);
-    let (page, next) = gather(call, kind, &sources, from, rows, shown).await?;
+    let (page, next) = gather(call, &sources, from, rows, shown).await?;
     page.answer(call, next)
 }
 
 /// Where a list is read from, one after the other.
-enum Source {
+struct Source {
+    kind: &'static dyn Kind,
+    which: Which,
+}
+
+/// Which of a kind.
+enum Which {
     /// What is built in, in the order of its keys.
     BuiltIn(Vec<Stored>),
     /// What is exactly at a key.
@@ -262,40 +264,43 @@ enum Source {
 
 /// Of what is found at any scope: what is built in, then what holds here because it is further up, then what is here. Of all
 /// else: what is here.
-fn sources(kind: &dyn Kind, scope: Option<&ResourceId>, only_here: bool) -> Vec<Source> {
+fn sources(kind: &'static dyn Kind, scope: Option<&ResourceId>, only_here: bool) -> Vec<Source> {
+    let source = |which| Source { kind, which };
     let within = scope.map(ResourceId::key).unwrap_or_default().to_owned();
-    let Some(scope) = scope.filter(|_| kind.place() == Place::Anywhere) else { return vec![Source::Within(within)] };
+    let Some(scope) = scope.filter(|_| kind.place() == Place::Anywhere) else {
+        return vec![source(Which::Within(within))];
+    };
     let mut built_in = kind.built_in(&format!("/subscriptions/{}", scope.subscription()));
     built_in.sort_unstable_by(|a, b| a.key.cmp(&b.key));
-    let mut sources = vec![Source::BuiltIn(built_in)];
+    let mut sources = vec![source(Which::BuiltIn(built_in))];
     let mut next = scope.parent();
     while let Some(at) = next {
-        sources.push(Source::At(at.key().to_owned()));
+        sources.push(source(Which::At(at.key().to_owned())));
         next = at.parent();
     }
-    sources.push(if only_here { Source::At(within) } else { Source::Within(within) });
+    sources.push(source(if only_here { Which::At(within) } else { Which::Within(within) }));
     sources
 }
 
 impl Source {
-    /// Up to `rows` of a kind behind a key, with what is kept of their agents, and the key behind which it goes on, unless
+    /// Up to `rows` behind a key, with what is kept of their agents, and the key behind which it goes on, unless
     /// these are all.
-    async fn page(&self, call: &Call<'_>, kind: &dyn Kind, after: &str, rows: u32) -> Result<Page, StoreError> {
-        let name = kind.name().to_ascii_lowercase();
+    async fn page(&self, call: &Call<'_>, after: &str, rows: u32) -> Result<Page, StoreError> {
+        let name = self.kind.name().to_ascii_lowercase();
         let without = |page: Vec<Stored>| page.into_iter().map(|stored| (stored, None)).collect();
-        let mut found: Vec<(Stored, Option<Agent>)> = match self {
-            Self::BuiltIn(all) => {
+        let mut found: Vec<(Stored, Option<Agent>)> = match &self.which {
+            Which::BuiltIn(all) => {
                 without(all.iter().filter(|one| one.key.as_str() > after).take(rows as usize).cloned().collect())
             }
-            Self::At(key) => without(call.control.store.children(&name, &holder_key(key), after, rows).await?),
+            Which::At(key) => without(call.control.store.children(&name, &holder_key(key), after, rows).await?),
             // One statement, however many there are (C9).
-            Self::Within(key) if kind.has_agents() => {
+            Which::Within(key) if self.kind.has_agents() => {
                 call.control.store.page_with_agents(&name, key, after, rows).await?
             }
-            Self::Within(key) => without(call.control.store.page(&name, key, after, rows).await?),
+            Which::Within(key) => without(call.control.store.page(&name, key, after, rows).await?),
         };
         let next = found.last().filter(|_| found.len() == rows as usize).map(|(last, _)| last.key.clone());
-        if let Self::At(key) = self {
+        if let Which::At(key) = &self.which {
             found.retain(|(stored, _)| is_at(stored, key));
         }
         Ok(Page { found, next })
@@ -311,15 +316,14 @@ struct Page {
 /// Where a list goes on: which source, and behind which key of it.
 type At = (usize, String);
 
-/// What is picked of a kind, up to `rows` and [`BYTES`], and where the next page begins: behind the last one that was picked,
-/// so that a page says nothing about those that were not.
+/// What is picked of the sources, up to `rows` and [`BYTES`], and where the next page begins: behind the last one that was
+/// picked, so that a page says nothing about those that were not. `pick` is told the number of the source.
 async fn gather(
     call: &Call<'_>,
-    kind: &dyn Kind,
     sources: &[Source],
     from: At,
     rows: u32,
-    pick: impl Fn(Stored, Option<&Agent>) -> Result<Option<Value>, ApiError> + Send,
+    pick: impl Fn(usize, Stored, Option<&Agent>) -> Result<Option<Value>, ApiError> + Send,
 ) -> Result<(Written, Option<At>), ApiError> {
     let (mut written, mut looks) = (Written::default(), 0);
     let (first, mut after) = from;
@@ -331,13 +335,13 @@ async fn gather(
             }
             looks += 1;
             let fetch = if looks == 1 { rows } else { PAGE_ROWS };
-            let page = source.page(call, kind, &after, fetch).await?;
+            let page = source.page(call, &after, fetch).await?;
             for (at, (stored, agent)) in page.found.into_iter().enumerate() {
                 if at % ROWS_A_TURN == ROWS_A_TURN - 1 {
                     tokio::task::yield_now().await;
                 }
                 let key = stored.key.clone();
-                let Some(shown) = pick(stored, agent.as_ref())? else { continue };
+                let Some(shown) = pick(index, stored, agent.as_ref())? else { continue };
                 if !written.add(&shown)? {
                     return Ok((written, Some(last)));
                 }
@@ -369,16 +373,16 @@ fn is_at(stored: &Stored, scope: &str) -> bool {
 /// Of tracked resources, which have a location and tags: `GET <scope>/resources`.
 pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>, ApiError> {
     call.any_version()?;
-    let action = format!("{}/read", connected_cluster::NAME);
-    let sight = sight(call, &action, Some(scope))?;
+    let (sources, sights) = tracked(call, scope)?;
     in_subscription(call, scope)?;
     exists(call, scope).await?;
     let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
-    let pick = |stored: Stored, _: Option<&Agent>| {
+    let pick = |source: usize, stored: Stored, _: Option<&Agent>| {
         let wanted = filter.map_or(Ok(true), |filter| filter::resource(filter, &stored))?;
-        Ok((wanted && sight.shows(&stored)).then(|| {
-            let mut shown = json!({"id": stored.id, "name": last_name(&stored.id), "type": connected_cluster::NAME});
+        Ok((wanted && sights[source].shows(&stored)).then(|| {
+            let kind = sources[source].kind.name();
+            let mut shown = json!({"id": stored.id, "name": last_name(&stored.id), "type": kind});
             for property in ["location", "tags", "identity", "kind", "systemData"] {
                 if let Some(kept) = stored.body.get(property) {
                     shown[property] = kept.clone();
@@ -387,26 +391,35 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
             shown
         }))
     };
-    let sources = [Source::Within(scope.key().to_owned())];
-    let (page, next) = gather(call, &ConnectedClusters, &sources, from, rows, pick).await?;
+    let (page, next) = gather(call, &sources, from, rows, pick).await?;
     page.answer(call, next)
+}
+
+/// The tracked kinds of which the caller may read some at a scope or below, and what they may read of each.
+fn tracked<'a>(call: &'a Call<'_>, scope: &ResourceId) -> Result<(Vec<Source>, Vec<Sight<'a>>), ApiError> {
+    let mut refused = None;
+    let mut found = (Vec::new(), Vec::new());
+    for kind in KINDS.iter().filter(|kind| kind.is_tracked()) {
+        match sight(call, &format!("{}/read", operations_of(*kind)), Some(scope)) {
+            Ok(sight) => {
+                found.0.push(Source { kind: *kind, which: Which::Within(scope.key().to_owned()) });
+                found.1.push(sight);
+            }
+            Err(error) => drop(refused.get_or_insert(error)),
+        }
+    }
+    match refused {
+        Some(error) if found.0.is_empty() => Err(error),
+        _ => Ok(found),
+    }
 }
 
 /// What is listed in must be there.
 async fn exists(call: &Call<'_>, scope: &ResourceId) -> Result<(), ApiError> {
     let at = holder(scope);
-    match call.control.get(&at).await? {
+    match resources::get(call.control, &at).await? {
         Some(_) => Ok(()),
         None => Err(ApiError::resource_not_found(&at)),
-    }
-}
-
-/// The nearest kept resource: a namespace of a cluster is a scope, but it is kept by its cluster.
-pub fn holder(id: &ResourceId) -> ResourceId {
-    let namespace = format!("{}/namespaces", connected_cluster::NAME);
-    match id.parent() {
-        Some(cluster) if id.is(&namespace) => cluster,
-        _ => id.clone(),
     }
 }
 

@@ -29,10 +29,12 @@ use crate::{
         Dynamic,
         api::{Api, StoreAt, Subscription},
     },
+    control::Parts,
     identity::Principal,
     instants::instant,
     metrics::Metrics,
     policy::DenialReason,
+    resources,
     snapshot::Snapshots,
     store::{Store, protect::Protector},
 };
@@ -117,8 +119,17 @@ impl Bench {
         let now = Arc::clone(&clock_ms);
         let clock =
             Arc::new(move || SystemTime::UNIX_EPOCH + Duration::from_millis(now.load(Ordering::SeqCst).unsigned_abs()));
-        let control =
-            Control::open(settings, store, protector, clock, Arc::clone(&snapshots), Arc::default()).await.unwrap();
+        let control = Control::open(Parts {
+            settings,
+            store,
+            protector,
+            clock,
+            snapshots: Arc::clone(&snapshots),
+            tunnels: Arc::default(),
+            kinds: resources::for_control(),
+        })
+        .await
+        .unwrap();
         let shutdown = Shutdown::new();
         let tasks = vec![
             tokio::spawn(Arc::clone(&control).follow(shutdown.clone())),
@@ -201,7 +212,7 @@ impl Bench {
             "principalType": "User",
         });
         properties.as_object_mut().unwrap().extend(extra.as_object().cloned().unwrap_or_default());
-        let name = crate::resources::new_guid();
+        let name = crate::random::guid();
         let path = format!("{scope}/providers/{ASSIGNMENTS}/{name}?api-version=2022-04-01");
         self.call("owner", "PUT", &path, Some(json!({"properties": properties}))).await
     }
@@ -527,7 +538,7 @@ async fn s1_the_onboarding_role_creates_clusters_and_nothing_else() {
     assert_eq!(assigned.status, 201, "{}", assigned.body);
     let made = site.call("robot", "PUT", &cluster("g", "own"), Some(new_cluster())).await;
     assert_eq!(made.status, 201, "{}", made.body);
-    let assignment = format!("{scope}/providers/{ASSIGNMENTS}/{}?api-version=2022-04-01", crate::resources::new_guid());
+    let assignment = format!("{scope}/providers/{ASSIGNMENTS}/{}?api-version=2022-04-01", crate::random::guid());
     let credential = format!("{}/listClusterUserCredential?{VERSION}", cluster_id("g", "theirs"));
     let forbidden = [
         ("DELETE", cluster("g", "theirs"), "Microsoft.Kubernetes/connectedClusters/delete"),
@@ -752,7 +763,7 @@ async fn z3_z4_custom_roles_give_what_they_say_and_built_in_ones_stay() {
     assert_eq!(found.body["value"].as_array().map(Vec::len), Some(1), "{}", found.body);
     assert_eq!(site.call("owner", "GET", &format!("{list}&$filter=x"), None).await.code(), "InvalidFilter");
 
-    let guid = crate::resources::new_guid();
+    let guid = crate::random::guid();
     let custom = |actions: Value| {
         json!({"properties": {"roleName": "Tagger", "assignableScopes": [format!("/subscriptions/{SUBSCRIPTION}")],
             "permissions": [{"actions": actions, "notActions": []}]}})
@@ -761,7 +772,7 @@ async fn z3_z4_custom_roles_give_what_they_say_and_built_in_ones_stay() {
     assert_eq!((bad.status, bad.code()), (400, "InvalidActionOrNotAction"), "{}", bad.body);
     let made = site.call("owner", "PUT", &role(&guid), Some(custom(json!(["*/read"])))).await;
     assert_eq!((made.status, &made.body["properties"]["type"]), (201, &json!("CustomRole")), "{}", made.body);
-    let again = site.call("owner", "PUT", &role(&crate::resources::new_guid()), Some(custom(json!(["*/read"])))).await;
+    let again = site.call("owner", "PUT", &role(&crate::random::guid()), Some(custom(json!(["*/read"])))).await;
     assert_eq!((again.status, again.code()), (409, "RoleDefinitionWithSameNameExists"), "two roles of one name");
     let scope = format!("/subscriptions/{SUBSCRIPTION}");
     let assigned = site.assign("ann", &guid, &scope, json!({})).await;
@@ -774,7 +785,7 @@ async fn z3_z4_custom_roles_give_what_they_say_and_built_in_ones_stay() {
     assert_eq!(site.call("ann", "GET", &group("g"), None).await.status, 403);
     let held = site.call("owner", "DELETE", &role(&guid), None).await;
     assert_eq!((held.status, held.code()), (409, "RoleDefinitionHasAssignments"));
-    let missing = site.assign("ann", &crate::resources::new_guid(), &scope, json!({})).await;
+    let missing = site.assign("ann", &crate::random::guid(), &scope, json!({})).await;
     assert_eq!((missing.status, missing.code()), (404, "RoleDefinitionDoesNotExist"));
 }
 
@@ -962,7 +973,7 @@ async fn z4_who_administers_one_cluster_redefines_no_role_of_others() {
     site.group("g").await;
     site.cluster("g", "mine").await;
     let (top, mine) = (format!("/subscriptions/{SUBSCRIPTION}"), cluster_id("g", "mine"));
-    let guid = crate::resources::new_guid();
+    let guid = crate::random::guid();
     let made = site.call("owner", "PUT", &role_path(&top, &guid), custom_role(&[&top], &["Microsoft.None/read"])).await;
     assert_eq!(made.status, 201, "{}", made.body);
     assert_eq!(site.assign("eve", &guid, &top, json!({})).await.status, 201);
@@ -973,7 +984,7 @@ async fn z4_who_administers_one_cluster_redefines_no_role_of_others() {
         assert_eq!((answer.status, answer.code()), (409, "RoleDefinitionWithSameIdExists"), "{}", answer.body);
     }
     // A role that reaches beyond what is theirs.
-    let other = crate::resources::new_guid();
+    let other = crate::random::guid();
     for wide in ["/", top.as_str()] {
         let answer = site.call("eve", "PUT", &role_path(&mine, &other), custom_role(&[&mine, wide], &["*"])).await;
         assert_eq!((answer.status, answer.code()), (403, "AuthorizationFailed"), "{}", answer.body);
@@ -995,7 +1006,7 @@ async fn z4_a_role_that_is_no_longer_assignable_at_a_scope_gives_nothing_there()
     site.group("g").await;
     let (top, held) =
         (format!("/subscriptions/{SUBSCRIPTION}"), format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g"));
-    let guid = crate::resources::new_guid();
+    let guid = crate::random::guid();
     let write = async |scopes: &[&str]| {
         let made = site.call("owner", "PUT", &role_path(&held, &guid), custom_role(scopes, &["*/read"])).await;
         assert!(matches!(made.status, 200 | 201), "{}", made.body);
@@ -1032,7 +1043,7 @@ async fn lists_say_nothing_about_what_the_caller_may_not_read() {
         assert_eq!((&rest.body["value"], rest.body.get("nextLink")), (&json!([]), None));
     }
     // Who may read everything but clusters sees none in the list of all resources.
-    let guid = crate::resources::new_guid();
+    let guid = crate::random::guid();
     let role = json!({"properties": {"roleName": "r", "assignableScopes": [top],
         "permissions": [{"actions": ["*/read"], "notActions": ["Microsoft.Kubernetes/*"]}]}});
     assert_eq!(site.call("owner", "PUT", &role_path(&top, &guid), Some(role)).await.status, 201);
@@ -1133,7 +1144,7 @@ async fn z2_people_whose_ids_differ_in_case_are_not_one() {
         assert_eq!(site.call(other, "GET", &group("g"), None).await.status, 403, "{other}");
     }
     // GUIDs are written in any case.
-    let guid = crate::resources::new_guid();
+    let guid = crate::random::guid();
     assert_eq!(site.assign(&guid.to_ascii_uppercase(), READER, &scope, json!({})).await.status, 201);
     assert_eq!(site.call(&guid, "GET", &group("g"), None).await.status, 200);
 }

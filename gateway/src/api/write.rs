@@ -11,13 +11,13 @@ use crate::{
     answers::Body,
     api_error::ApiError,
     owners::{self, SignedIn},
-    resources::{Acting, Kind, Place, Writing, connected_cluster, registrations, role_assignment, schema, system_data},
+    resources::{self, Acting, Kind, Place, Writing, holder, registrations, schema, system_data},
     store::{
         batch::{Batch, Expect, Refused},
         operations::{Operation, Status},
         resources::Stored,
     },
-    stored::{properties, properties_mut},
+    stored::properties_mut,
 };
 
 /// How often a write that somebody else was in the way of is tried again.
@@ -103,9 +103,9 @@ async fn change(
     change: &Change,
 ) -> Result<Response<Body>, ApiError> {
     kind.may_change(id, call.control)?;
-    connected_cluster::is_the_apis(id, call.control)?;
+    may_be_below(call, id)?;
     for _ in 0..TRIES {
-        let old = call.control.get(id).await?;
+        let old = resources::get(call.control, id).await?;
         preconditions(call, old.as_ref())?;
         let old = old.as_ref();
         stays(call, id, old).await?;
@@ -149,6 +149,18 @@ async fn change(
     Err(ApiError::raced())
 }
 
+/// What holds a resource may take no others.
+fn may_be_below(call: &Call<'_>, id: &ResourceId) -> Result<(), ApiError> {
+    let mut next = id.parent();
+    while let Some(at) = next {
+        if let Some(kind) = resources::kind(at.kind()) {
+            kind.may_hold(&at, id, call.control)?;
+        }
+        next = at.parent();
+    }
+    Ok(())
+}
+
 /// A PUT's answer that names an operation says that it is not ended yet: who takes the state in it for
 /// the last word would not look whether the operation failed.
 fn under_way(answer: &mut Value, was_there: bool) {
@@ -168,7 +180,7 @@ async fn try_put(
     mut body: Map<String, Value>,
 ) -> Result<Result<Put, Refused>, ApiError> {
     let protected = protect(call, kind, id, old, &mut body)?;
-    let parent = id.parent().map(|parent| read::holder(&parent).key().to_owned());
+    let parent = id.parent().map(|parent| holder(&parent).key().to_owned());
     let mut stored = Stored {
         key: id.key().to_owned(),
         kind: kind.name().to_ascii_lowercase(),
@@ -278,7 +290,7 @@ async fn stays(call: &Call<'_>, id: &ResourceId, old: Option<&Stored>) -> Result
 
 /// Which of those that should hold it is missing.
 async fn no_parent(call: &Call<'_>, id: &ResourceId) -> Result<ApiError, ApiError> {
-    let mut missing = id.parent().map(|parent| read::holder(&parent));
+    let mut missing = id.parent().map(|parent| holder(&parent));
     let mut next = missing.clone();
     while let Some(at) = next {
         if call.control.store.get(at.key()).await?.is_none() {
@@ -298,7 +310,7 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
     let only_empty = only_if_empty(call)?;
     kind.may_change(id, call.control)?;
     for _ in 0..TRIES {
-        let Some(old) = call.control.get(id).await? else {
+        let Some(old) = resources::get(call.control, id).await? else {
             preconditions(call, None)?;
             return Ok(empty(StatusCode::NO_CONTENT));
         };
@@ -323,7 +335,7 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
     Err(ApiError::raced())
 }
 
-/// The last owner's role assignment is neither deleted nor given an end. Who takes one away does so alone, so that of two
+/// What makes the last owner one, a role assignment, is neither deleted nor given an end. Who takes one away does so alone, so that of two
 /// who take away each other's one is refused: for as long as what this returns is held.
 async fn owner_stays<'a>(
     call: &Call<'a>,
@@ -331,14 +343,9 @@ async fn owner_stays<'a>(
     old: &Stored,
     new: Option<&Map<String, Value>>,
 ) -> Result<Option<MutexGuard<'a, ()>>, ApiError> {
-    let lasts = |body: &Map<String, Value>| role_assignment::window(body).contains_always(call.now_ms / 1000);
-    let given = old.body.as_object().filter(|body| lasts(body)).and_then(properties);
-    let owns = given.and_then(role_assignment::definition_of).as_deref() == Some(owners::role());
-    let whose = |body| properties(body).map(role_assignment::principal_keys).unwrap_or_default();
-    let stays = |new| lasts(new) && old.body.as_object().is_some_and(|old| whose(old) == whose(new));
     // Of a resource group or what is in it nobody is the gateway's owner.
     let is_below = old.key.contains("/resourcegroups/");
-    if kind.name() != role_assignment::NAME || is_below || !owns || new.is_some_and(stays) {
+    if is_below || kind.withdraws(old, new, call.now_ms).as_deref() != Some(owners::role()) {
         return Ok(None);
     }
     let turn = call.control.owners.lock().await;
@@ -400,7 +407,7 @@ where
     call.authorize(kind.permission(action).unwrap_or(&usual), id)?;
     let body = body::read(call, body).await?;
     read::in_subscription(call, id)?;
-    let resource = call.control.get(id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
+    let resource = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
     let acting = Acting {
         resource: &resource,
         action,

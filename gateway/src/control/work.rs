@@ -90,7 +90,7 @@ fn in_ms(time: Duration) -> i64 {
 impl Control {
     /// Carries out long-running operations of these kinds, also those that an earlier process began, until the gateway drains.
     pub async fn work(self: Arc<Self>, works: &'static [&'static dyn Work], shutdown: Shutdown) {
-        let process = crate::resources::new_guid();
+        let process = crate::random::guid();
         let mut forget = tokio::time::interval(FORGET_EVERY);
         forget.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut pause = LOOK_EVERY;

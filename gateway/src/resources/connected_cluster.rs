@@ -15,16 +15,21 @@ use types::{
 };
 
 use super::{
-    Acting, Kind, Place, Showing, Writing, new_guid,
+    Acting, Kind, Place, Showing, Writing,
     schema::{Property, Type},
 };
 use crate::{
     api_error::ApiError,
-    cluster::wanted::{self, Wanted},
+    cluster::{
+        Agents,
+        wanted::{self, Wanted},
+    },
     connectivity::Status,
     control::Control,
+    directory::{Decides, ReadCluster},
     identity::Caller,
     instants::instant,
+    random,
     resources::filter,
     store::resources::Stored,
     stored::{properties, properties_mut},
@@ -176,6 +181,32 @@ impl Kind for ConnectedClusters {
 
     fn deletes_slowly(&self) -> bool {
         true
+    }
+
+    fn parts(&self) -> &'static [&'static str] {
+        &["namespaces"]
+    }
+
+    fn decides(&self) -> Option<Decides> {
+        Some(Decides::Clusters(|stored| ReadCluster {
+            agents: principal(stored).map_or(Agents::Nobody, |principal| Agents::Identity {
+                principal: principal.to_owned(),
+                onboarding: onboarding_key(stored).map(|key| key_name(&key)),
+            }),
+            wanted: Wanted::of(stored),
+        }))
+    }
+
+    /// What is below a cluster of the configuration file would count for nothing now, and take effect when the entry is
+    /// removed. Deleting it takes nothing from the configuration.
+    fn may_hold(&self, at: &ResourceId, id: &ResourceId, control: &Control) -> Result<(), ApiError> {
+        if !is_configured(at, control) {
+            return Ok(());
+        }
+        let message = format!(
+            "'{id}' is below the cluster '{at}', which is defined in the gateway's configuration file ([[clusters]]): nothing at it can be created or changed through the API. Give a role at its resource group or its subscription instead, or use [[grants]] of that file."
+        );
+        Err(ApiError::of(StatusCode::CONFLICT, "ClusterInConfiguration", message).at("id"))
     }
 
     fn may_change(&self, id: &ResourceId, control: &Control) -> Result<(), ApiError> {
@@ -408,7 +439,7 @@ fn identity(body: &mut Map<String, Value>, kept: Option<String>, tenant: &str) {
     if identity.get("type").and_then(Value::as_str) != Some("SystemAssigned") {
         return;
     }
-    identity.insert("principalId".to_owned(), kept.unwrap_or_else(new_guid).into());
+    identity.insert("principalId".to_owned(), kept.unwrap_or_else(random::guid).into());
     identity.insert("tenantId".to_owned(), tenant.into());
 }
 
@@ -441,27 +472,9 @@ fn connect_is_on(resource: &Stored) -> Result<(), ApiError> {
     let message = "The feature 'cluster-connect' is switched off for this cluster, or its private link is enabled. Switch it on (towline enable-features --features cluster-connect) and try again.";
     Err(ApiError::of(StatusCode::CONFLICT, "ClusterConnectDisabled", message))
 }
+
 /// Whether the configuration file names a cluster. It names none whose id is not one; a write with such an id is refused where
 /// it is read.
 fn is_configured(id: &ResourceId, control: &Control) -> bool {
     cluster_id(id).is_ok_and(|id| control.snapshot().is_configured(&id.key()))
-}
-
-/// Refuses to make or change what is below a cluster of the configuration file, such as a role assignment: it would count for
-/// nothing now, and take effect when the entry is removed. Deleting it takes nothing from the configuration.
-///
-/// # Errors
-/// 409, with what to do.
-pub fn is_the_apis(id: &ResourceId, control: &Control) -> Result<(), ApiError> {
-    let mut next = id.parent();
-    while let Some(at) = next {
-        if is_configured(&at, control) {
-            let message = format!(
-                "'{id}' is below the cluster '{at}', which is defined in the gateway's configuration file ([[clusters]]): nothing at it can be created or changed through the API. Give a role at its resource group or its subscription instead, or use [[grants]] of that file."
-            );
-            return Err(ApiError::of(StatusCode::CONFLICT, "ClusterInConfiguration", message).at("id"));
-        }
-        next = at.parent();
-    }
-    Ok(())
 }

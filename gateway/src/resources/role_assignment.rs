@@ -27,7 +27,7 @@ use super::{
 use crate::{
     api_error::ApiError,
     aside::aside,
-    directory::Directory,
+    directory::{Assigned, Decides, Directory},
     guid::is_guid,
     identity::Caller,
     resources::filter,
@@ -92,6 +92,27 @@ impl Kind for RoleAssignments {
 
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
         guid_name(name)
+    }
+
+    fn decides(&self) -> Option<Decides> {
+        Some(Decides::Assignments(|stored| {
+            let body = stored.body.as_object()?;
+            let properties = properties(body)?;
+            Some(Assigned {
+                principals: principal_keys(properties).iter().map(|key| key.as_str().into()).collect(),
+                scope: scope_of(&ResourceId::parse(&stored.id).ok()?).ok()?,
+                role: definition_of(properties)?,
+                window: window(body),
+            })
+        }))
+    }
+
+    fn withdraws(&self, old: &Stored, new: Option<&Map<String, Value>>, now_ms: i64) -> Option<String> {
+        let lasts = |body: &Map<String, Value>| window(body).contains_always(now_ms / 1000);
+        let whose = |body| properties(body).map(principal_keys).unwrap_or_default();
+        let old = old.body.as_object().filter(|body| lasts(body))?;
+        let stays = new.is_some_and(|new| lasts(new) && whose(old) == whose(new));
+        properties(old).filter(|_| !stays).and_then(definition_of)
     }
 
     fn write<'a>(
@@ -281,7 +302,7 @@ fn parse(text: &str) -> Option<i64> {
 }
 
 /// When an assignment holds.
-pub fn window(body: &Map<String, Value>) -> Window {
+fn window(body: &Map<String, Value>) -> Window {
     let at = |name: &str| properties(body)?.get(name)?.as_str().and_then(parse);
     Window { starts: at("startDateTime"), ends: at("endDateTime") }
 }
@@ -317,7 +338,7 @@ pub fn principal_keys(properties: &Map<String, Value>) -> Vec<String> {
 }
 
 /// The scope of an assignment.
-pub fn scope_of(id: &ResourceId) -> Result<Scope, ApiError> {
+fn scope_of(id: &ResourceId) -> Result<Scope, ApiError> {
     scope_text(id).parse().map_err(|error| ApiError::bad_request("InvalidScope", format!("{error}.")))
 }
 
@@ -332,7 +353,7 @@ fn possible(scope: &Scope) -> Result<(), ApiError> {
 }
 
 /// The GUID of the definition in an assignment's properties.
-pub fn definition_of(properties: &Map<String, Value>) -> Option<String> {
+fn definition_of(properties: &Map<String, Value>) -> Option<String> {
     role_definition::guid_of(properties.get("roleDefinitionId")?.as_str()?)
 }
 

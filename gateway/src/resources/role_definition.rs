@@ -19,7 +19,7 @@ use crate::{
     api_error::ApiError,
     aside::aside,
     control::Control,
-    directory::{Directory, Held},
+    directory::{Decides, Definition, Directory, Held},
     guid::is_guid,
     identity::Caller,
     resources::filter,
@@ -84,6 +84,18 @@ impl Kind for RoleDefinitions {
 
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
         super::role_assignment::guid_name(name)
+    }
+
+    fn decides(&self) -> Option<Decides> {
+        Some(Decides::Roles(|stored| {
+            let body = stored.body.as_object();
+            Some(Definition {
+                key: stored.key.clone(),
+                name: role_name(body).into(),
+                role: role(stored)?,
+                assignable: assignable_scopes(body),
+            })
+        }))
     }
 
     fn built_in(&self, subscription: &str) -> Vec<Stored> {

@@ -1,14 +1,18 @@
 //! Subscriptions: given by the configuration, read by clients.
 
 use futures_util::future::BoxFuture;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use types::api::{ErrorDetail, id::SUBSCRIPTIONS};
 
 use super::{
     Kind, Place, Writing,
     schema::{Property, Type},
 };
-use crate::api_error::ApiError;
+use crate::{
+    api_error::ApiError,
+    config::api::{Api, Subscription},
+    store::resources::Stored,
+};
 
 /// The plug-in.
 pub struct Subscriptions;
@@ -49,6 +53,30 @@ impl Kind for Subscriptions {
 
     fn is_writable(&self) -> bool {
         false
+    }
+
+    /// What is in one that is gone from the configuration stays, out of reach.
+    fn configured(&self, settings: &Api) -> Vec<Stored> {
+        let stored = |subscription: &Subscription| {
+            let id = format!("/subscriptions/{}", subscription.id);
+            let body = json!({
+                "subscriptionId": subscription.id,
+                "tenantId": settings.tenant,
+                "displayName": subscription.name,
+                "state": "Enabled",
+                "authorizationSource": "RoleBased",
+            });
+            Stored {
+                key: id.to_ascii_lowercase(),
+                kind: SUBSCRIPTIONS.to_ascii_lowercase(),
+                parent: String::new(),
+                id,
+                revision: 0,
+                body,
+                protected: None,
+            }
+        };
+        settings.subscriptions.iter().map(stored).collect()
     }
 
     fn check_name(&self, _name: &str) -> Result<(), ErrorDetail> {

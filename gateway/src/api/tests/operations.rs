@@ -32,7 +32,7 @@ impl Work for Install {
 
 async fn begin(site: &Bench, kind: &str) -> Operation {
     let operation = Operation {
-        id: crate::resources::new_guid(),
+        id: crate::random::guid(),
         resource: cluster_id("g", "c").to_ascii_lowercase(),
         status: Status::InProgress,
         begun_ms: site.control.now_ms(),

@@ -1,7 +1,10 @@
 //! What one tenant may take of what all share: the document of a cluster, and the work of decisions.
 
 use super::*;
-use crate::resources::{new_guid, role_assignment, role_definition};
+use crate::{
+    random,
+    resources::{role_assignment, role_definition},
+};
 
 /// A definition of a role that may be assigned at a scope, with so many data actions of 500 bytes.
 fn large(scope: &str, name: &str, patterns: usize) -> Value {
@@ -34,7 +37,7 @@ async fn roles_beyond_the_bounds_of_patterns_are_refused() {
     let put = async |actions: Vec<String>| {
         let role =
             json!({"properties": {"roleName": "r", "assignableScopes": [top], "permissions": [{"actions": actions}]}});
-        site.call("owner", "PUT", &role_path(&top, &new_guid()), Some(role)).await
+        site.call("owner", "PUT", &role_path(&top, &random::guid()), Some(role)).await
     };
     let wild = |n: usize| (0..n).map(|n| format!("A.B{n}/*/read")).collect::<Vec<_>>();
     let stars = |n: usize| vec![format!("A.B/{}read", "*x/".repeat(n))];
@@ -49,7 +52,7 @@ async fn roles_beyond_the_bounds_of_patterns_are_refused() {
     }
     let scopes: Vec<String> = (0..101).map(|n| format!("{top}/resourceGroups/g{n}")).collect();
     let role = json!({"properties": {"roleName": "r", "assignableScopes": scopes, "permissions": []}});
-    let refused = site.call("owner", "PUT", &role_path(&top, &new_guid()), Some(role)).await;
+    let refused = site.call("owner", "PUT", &role_path(&top, &random::guid()), Some(role)).await;
     assert_eq!((refused.status, refused.code()), (400, "InvalidAssignableScopes"), "{}", refused.body);
 }
 
@@ -61,7 +64,7 @@ async fn roles_of_a_namespace_have_a_quota_of_the_clusters_document() {
     let namespace = format!("{}/namespaces/dev", cluster_id("g", "c"));
     let mut refused = None;
     for n in 0..20 {
-        let guid = new_guid();
+        let guid = random::guid();
         let role = large(&namespace, &format!("r{n}"), 125);
         let made = site.call("owner", "PUT", &role_path(&namespace, &guid), Some(role)).await;
         assert_eq!(made.status, 201, "{}", made.body);
@@ -87,7 +90,7 @@ async fn a_role_that_grows_where_it_is_assigned_has_the_same_quota() {
     site.group("g").await;
     site.cluster("g", "c").await;
     let namespace = format!("{}/namespaces/dev", cluster_id("g", "c"));
-    let guids: Vec<String> = (0..5).map(|_| new_guid()).collect();
+    let guids: Vec<String> = (0..5).map(|_| random::guid()).collect();
     let put = async |n: usize, patterns: usize| {
         let path = role_path(&namespace, &guids[n]);
         site.call("owner", "PUT", &path, Some(large(&namespace, &format!("r{n}"), patterns))).await
@@ -118,7 +121,7 @@ async fn a_cluster_whose_roles_are_too_large_still_hears_of_withdrawals() {
     let (id, at) = (cluster_id("g", "c"), cluster_id("g", "c").parse().unwrap());
     let heavy = format!("{id}/namespaces/heavy");
     for n in 0..20 {
-        let (guid, assignment) = (new_guid(), new_guid());
+        let (guid, assignment) = (random::guid(), random::guid());
         let definition = format!("{heavy}/providers/{}/{guid}", role_definition::NAME);
         keep(&site, role_definition::NAME, definition.clone(), &id, large(&heavy, &format!("r{n}"), 500)).await;
         let body =

@@ -61,10 +61,10 @@ async fn z2_an_assignment_is_of_a_known_role_at_a_known_scope_under_a_guid() {
         let body = json!({"properties": {"roleDefinitionId": role, "principalId": principal, "principalType": "User"}});
         site.call("owner", "PUT", &path, Some(body)).await
     };
-    let (guid, reader, ann) = (crate::resources::new_guid(), definition(READER), json!("ann"));
+    let (guid, reader, ann) = (crate::random::guid(), definition(READER), json!("ann"));
     let known = |answer: Answer| (answer.status, answer.code().to_owned());
     let refused = |status: u16, code: &str| (status, code.to_owned());
-    let unknown = definition(&crate::resources::new_guid());
+    let unknown = definition(&crate::random::guid());
     assert_eq!(known(put(&group, &guid, &unknown, ann.clone()).await), refused(404, "RoleDefinitionDoesNotExist"));
     for role in ["", "Reader", READER, "/subscriptions", &definition("Reader"), &definition("../x")] {
         let answer = put(&group, &guid, role, ann.clone()).await;
@@ -89,7 +89,7 @@ async fn z2_an_assignment_is_of_a_known_role_at_a_known_scope_under_a_guid() {
     assert_eq!((answer.status, answer.code()), (400, "MissingRequiredProperty"), "{}", answer.body);
     assert_eq!(put(&group, &guid, &reader, ann.clone()).await.status, 201);
     assert_eq!(put(&group, &guid, &reader, ann.clone()).await.status, 200, "the same again is no other");
-    let twice = put(&group, &crate::resources::new_guid(), &reader, ann.clone()).await;
+    let twice = put(&group, &crate::random::guid(), &reader, ann.clone()).await;
     assert_eq!((twice.status, twice.code()), (409, "RoleAssignmentExists"), "{}", twice.body);
     assert!(twice.body["error"]["message"].as_str().unwrap().contains(&guid), "the one that is there: {}", twice.body);
     let changed = put(&group, &guid, &reader, json!("bob")).await;
@@ -118,7 +118,7 @@ async fn z4_a_bad_wildcard_is_refused_in_each_list_of_a_role() {
         for bad in ["", "a b", "Microsoft.*/?/read", "Microsoft.Kubernetes//read", "*/*/*/\u{0430}", "a/b\n", "/read"] {
             let role =
                 json!({"properties": {"roleName": "r", "assignableScopes": [top], "permissions": [{list: [bad]}]}});
-            let path = role_path(&top, &crate::resources::new_guid());
+            let path = role_path(&top, &crate::random::guid());
             let refused = site.call("owner", "PUT", &path, Some(role)).await;
             let expected = (400, "InvalidActionOrNotAction", "properties.permissions");
             assert_eq!(
@@ -131,7 +131,7 @@ async fn z4_a_bad_wildcard_is_refused_in_each_list_of_a_role() {
     }
     for scopes in [json!(["nowhere"]), json!([""]), json!([format!("{top}/../x")]), json!([7])] {
         let role = json!({"properties": {"roleName": "r", "assignableScopes": scopes, "permissions": []}});
-        let refused = site.call("owner", "PUT", &role_path(&top, &crate::resources::new_guid()), Some(role)).await;
+        let refused = site.call("owner", "PUT", &role_path(&top, &crate::random::guid()), Some(role)).await;
         assert_eq!((refused.status, target(&refused)), (400, "properties.assignableScopes[0]"), "{}", refused.body);
     }
 }
@@ -163,7 +163,7 @@ async fn z11_an_assignment_ends_after_now_and_after_it_begins() {
 async fn r10_deleting_what_is_not_there_is_204() {
     let site = Bench::new().await;
     site.group("g").await;
-    let (guid, scope) = (crate::resources::new_guid(), format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g"));
+    let (guid, scope) = (crate::random::guid(), format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g"));
     for path in [
         group("none"),
         cluster("g", "none"),

@@ -104,7 +104,7 @@ async fn z4_a_role_has_a_name_and_is_for_subscriptions_of_this_gateway() {
         let body = json!({"properties": {
             "roleName": name, "assignableScopes": scopes, "permissions": [{"actions": ["*/read"]}],
         }});
-        let guid = crate::resources::new_guid();
+        let guid = crate::random::guid();
         let path = format!("{own}/providers/Microsoft.Authorization/roleDefinitions/{guid}?{AUTHORIZATION}");
         let refused = site.call("owner", "PUT", &path, Some(body)).await;
         assert_eq!((refused.status, refused.body["error"]["target"].as_str()), (400, Some(target)), "{}", refused.body);
@@ -218,7 +218,7 @@ async fn z2_an_assignment_names_a_type_or_a_guid() {
         if !kind.is_null() {
             properties["principalType"] = kind;
         }
-        let name = crate::resources::new_guid();
+        let name = crate::random::guid();
         let path = format!("{scope}/providers/{ASSIGNMENTS}/{name}?{AUTHORIZATION}");
         site.call("owner", "PUT", &path, Some(json!({"properties": properties}))).await
     };
@@ -228,7 +228,7 @@ async fn z2_an_assignment_names_a_type_or_a_guid() {
     let refused = assign(&team, &held, Value::Null).await;
     assert_eq!((refused.status, refused.code()), (400, "PrincipalNotFound"), "{}", refused.body);
     assert_eq!(refused.body["error"]["target"], "properties.principalType");
-    let stranger = assign(&crate::resources::new_guid(), &held, Value::Null).await;
+    let stranger = assign(&crate::random::guid(), &held, Value::Null).await;
     assert_eq!(
         (stranger.status, &stranger.body["properties"]["principalType"]),
         (201, &Value::Null),
@@ -392,7 +392,7 @@ async fn z4_a_role_has_a_bounded_number_of_patterns() {
         let permissions = json!([{"actions": half(patterns / 2)}, {"dataActions": half(patterns - patterns / 2)}]);
         json!({"properties": {"roleName": "r", "assignableScopes": [top], "permissions": permissions}})
     };
-    let guid = crate::resources::new_guid();
+    let guid = crate::random::guid();
     let path = role_path(&top, &guid);
     let refused = site.call("owner", "PUT", &path, Some(role(1001))).await;
     assert_eq!((refused.status, refused.code()), (400, "InvalidActionOrNotAction"), "{}", refused.body);

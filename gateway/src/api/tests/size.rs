@@ -41,7 +41,7 @@ async fn fill(site: &Bench, clusters: usize) {
             let key = id.to_ascii_lowercase();
             let parent = key.split("/providers/").next().unwrap().to_owned();
             let mut body = pattern.body.clone();
-            body["identity"]["principalId"] = crate::resources::new_guid().into();
+            body["identity"]["principalId"] = crate::random::guid().into();
             (Stored { key, parent, id, body, ..pattern.clone() }, Expect::Absent)
         });
         let batch = Batch { puts: puts.collect(), ..Batch::default() };

@@ -11,10 +11,8 @@ use super::{Acting, OLD, Property, Type};
 use crate::{
     api_error::ApiError,
     control::ACCESS_LIFE,
-    resources::{
-        new_guid,
-        schema::{check, open_api},
-    },
+    random,
+    resources::schema::{check, open_api},
 };
 
 /// The body.
@@ -97,7 +95,7 @@ fn connection(acting: &Acting<'_>, id: &ClusterId) -> Result<Value, ApiError> {
     let mut connection = Map::new();
     let mut set = |name: &str, value: Value| drop(connection.insert(name.to_owned(), value));
     set("expirationTime", ends.into());
-    let name = format!("microsoft.kubernetes/connectedclusters/{}/{}", id.key().hex(), new_guid());
+    let name = format!("microsoft.kubernetes/connectedclusters/{}/{}", id.key().hex(), random::guid());
     set("hybridConnectionName", name.into());
     set("relay", url.trim_start_matches("https://").into());
     set("token", URL_SAFE_NO_PAD.encode(acting.control.seal(SENDER, &statement)?).into());
