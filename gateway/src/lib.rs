@@ -78,6 +78,7 @@ pub mod identity;
 pub mod init;
 pub mod instants;
 pub mod issuer;
+pub mod listen;
 pub mod lost;
 pub mod metrics;
 pub mod named;
@@ -283,14 +284,14 @@ impl Gateway {
         let audit = audit.map_err(|source| BuildError::Audit { to, source })?;
         let (public, udp) = bind_public(&config).await?;
         let admin_address = config.listen.admin;
-        let admin = TcpListener::bind(admin_address).await.map_err(listen("admin", admin_address))?;
+        let admin = TcpListener::bind(admin_address).await.map_err(not_bound("admin", admin_address))?;
         let addresses = Addresses {
-            public: public.local_addr().map_err(listen("public", config.listen.public))?,
-            tunnel: udp.local_addr().map_err(listen("tunnel", config.listen.public))?,
-            admin: admin.local_addr().map_err(listen("admin", admin_address))?,
+            public: public.local_addr().map_err(not_bound("public", config.listen.public))?,
+            tunnel: udp.local_addr().map_err(not_bound("tunnel", config.listen.public))?,
+            admin: admin.local_addr().map_err(not_bound("admin", admin_address))?,
         };
-        let quic = Listener::bind(udp, trust.tunnel(), quic_options(&config, listen("tunnel", addresses.tunnel))?)
-            .map_err(listen("tunnel", addresses.tunnel))?;
+        let quic = Listener::bind(udp, trust.tunnel(), quic_options(&config, not_bound("tunnel", addresses.tunnel))?)
+            .map_err(not_bound("tunnel", addresses.tunnel))?;
         let quic = Arc::new(quic);
         let metrics = Arc::new(Metrics::new());
         let admissions = Admissions::within(extras.open_files);
@@ -355,7 +356,7 @@ impl Gateway {
     pub async fn run(self) {
         let Self { core, reloader, public, quic, admin, addresses, log_level, audit_tasks, audit_shutdown } = self;
         let tasks = core.tasks.clone();
-        tasks.spawn("listen", request::accept::listen(Arc::clone(&core), public));
+        tasks.spawn("listen", listen::accept(Arc::clone(&core), public));
         tasks.spawn("quic", tunnels::accept::quic(Arc::clone(&core), Arc::clone(&quic)));
         let sweeper = Arc::clone(&core.sessions).run(Arc::clone(&core.snapshots), core.shutdown.clone());
         tasks.spawn("sessions", sweeper);
@@ -465,7 +466,7 @@ fn quic_options(config: &Config, failed: impl FnOnce(io::Error) -> BuildError) -
     Ok(QuicOptions { reset_secret: Some(ResetSecret::derive(&key)), ..QuicOptions::default() })
 }
 
-fn listen(what: &'static str, address: SocketAddr) -> impl FnOnce(io::Error) -> BuildError {
+fn not_bound(what: &'static str, address: SocketAddr) -> impl FnOnce(io::Error) -> BuildError {
     move |source| BuildError::Listen { what, address, source }
 }
 
@@ -474,14 +475,14 @@ async fn bind_public(config: &Config) -> Result<(TcpListener, UdpSocket), BuildE
     let address = config.listen.public;
     let mut tries = 0;
     loop {
-        let tcp = TcpListener::bind(address).await.map_err(listen("public", address))?;
-        let port = tcp.local_addr().map_err(listen("public", address))?.port();
+        let tcp = TcpListener::bind(address).await.map_err(not_bound("public", address))?;
+        let port = tcp.local_addr().map_err(not_bound("public", address))?.port();
         let udp_address = config.listen.tunnel.unwrap_or(SocketAddr::new(address.ip(), port));
         match UdpSocket::bind(udp_address) {
             Ok(udp) => return Ok((tcp, udp)),
             // The system chose a port that is taken for UDP; the next one may not be.
             Err(_) if address.port() == 0 && config.listen.tunnel.is_none() && tries < PORT_TRIES => tries += 1,
-            Err(error) => return Err(listen("tunnel", udp_address)(error)),
+            Err(error) => return Err(not_bound("tunnel", udp_address)(error)),
         }
     }
 }

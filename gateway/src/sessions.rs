@@ -5,6 +5,7 @@
 //! of another sign-in does not, even of the same principal: else whoever was signed in with a stolen token would stay for as
 //! long as its owner works. Where the issuer names no sign-in, and for an access certificate, nothing extends a session.
 
+pub mod cut;
 pub mod slots;
 
 use std::{

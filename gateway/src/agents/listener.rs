@@ -14,11 +14,6 @@ use crate::{
     admission::limit::ENROLMENTS_PER_ADDRESS, api_error::ApiError, audit::Record, control::Control, core::Core,
 };
 
-/// Whether a path is below the prefix.
-pub fn serves(path: &str) -> bool {
-    path.strip_prefix(ENROLMENT_PREFIX).is_some_and(|rest| rest.starts_with('/'))
-}
-
 /// Answers one request of somebody at an address, who showed these certificates. Never fails: every outcome is an answer.
 pub async fn serve<B>(
     core: &Arc<Core>,

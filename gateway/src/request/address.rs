@@ -11,9 +11,9 @@ use auth::kubernetes::RequestInfo;
 use bytes::Bytes;
 use certs::is_below;
 use http::{HeaderMap, Method, Uri, Version, header};
-use types::ids::ClusterKey;
+use types::{agent_api::ENROLMENT_PREFIX, ids::ClusterKey};
 
-use crate::{agents, issuer::Issuer, named::Names};
+use crate::{issuer::Issuer, named::Names};
 
 /// What the TLS server name of a connection says. It holds for every request on the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -245,7 +245,7 @@ pub fn parse(
         Address::Tunnel
     } else if path == ADDRESSES_PATH {
         Address::Addresses
-    } else if agents::listener::serves(path) {
+    } else if path.strip_prefix(ENROLMENT_PREFIX).is_some_and(|rest| rest.starts_with('/')) {
         Address::Agents
     } else if Issuer::serves(path) {
         Address::Issuer

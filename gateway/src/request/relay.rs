@@ -36,7 +36,6 @@ use types::limits;
 use self::watch::Leaving;
 use super::{
     Connection, Request,
-    accept::cut,
     address::Endpoint,
     headers,
     open::{self, Opened, Place},
@@ -48,7 +47,7 @@ use crate::{
     core::Core,
     fleet::registry::LiveTunnel,
     metrics::labels::Stage,
-    sessions::{EndReason, SessionHandle},
+    sessions::{EndReason, SessionHandle, cut},
 };
 
 /// The agent says by itself that the time is over; one that does not is not waited for.

@@ -1,12 +1,13 @@
-//! TLS and HTTP on the user's socket: limits on connections, handshakes, headers and idle time.
+//! TLS and HTTP on the user's socket: limits on connections, handshakes, headers and idle time. What a request is answered
+//! by, [`serve`] finds out.
 //!
 //! One TCP port is shared: ALPN `towline/1` is an agent's HTTP/2 carrier, `h2` and `http/1.1` are users, and the WebSocket
 //! carrier is a path of the latter. A tunnel's credential is nothing on the users' side and the other way round.
 
-pub mod cut;
 pub mod flood;
 pub mod framing;
 mod linger;
+pub mod serve;
 
 use std::{
     convert::Infallible,
@@ -32,17 +33,10 @@ use tokio_rustls::server::TlsStream;
 use tunnel::transport::cork::cork;
 use types::limits;
 
-pub use self::framing::{Faulty, Turn};
 use self::{
-    cut::{Streams, cuttable},
     flood::Frames,
     framing::{Framing, InTurn, Note, Notes, Timeouts},
     linger::Linger,
-};
-use super::{
-    Connection,
-    address::{LongTarget, ServerName},
-    respond::Body,
 };
 use crate::{
     admission::limit::Unread,
@@ -51,6 +45,12 @@ use crate::{
     metrics::labels::Cause,
     named::Named,
     places::Admission,
+    request::{
+        Connection,
+        address::{LongTarget, ServerName},
+        respond::Body,
+    },
+    sessions::cut::{Streams, cuttable},
 };
 
 /// Streams that a user may have open at once in one HTTP/2 connection.
@@ -72,7 +72,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections until the gateway drains.
-pub async fn listen(core: Arc<Core>, listener: TcpListener) {
+pub async fn accept(core: Arc<Core>, listener: TcpListener) {
     loop {
         let accepted = tokio::select! {
             biased;
@@ -237,7 +237,7 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
                 }
             };
             async move {
-                let response = Box::pin(super::serve(core, connection, Some((&turn, fault)), request)).await;
+                let response = Box::pin(serve::serve(core, connection, Some((&turn, fault)), request)).await;
                 let own = matches!(response.body(), Body::Full(_));
                 turn.answered(response.status() == http::StatusCode::SWITCHING_PROTOCOLS, own);
                 Ok::<Response<InTurn<Body>>, Infallible>(response.map(|body| turn.body(body)))
@@ -286,7 +286,7 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
         let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
         service_fn(move |request: Request<Incoming>| {
             let (core, unread, turns) = (Arc::clone(&core), unread.clone(), turns.clone());
-            let serving = super::serve(Arc::clone(&core), Arc::clone(&connection), None, Box::new(request));
+            let serving = serve::serve(Arc::clone(&core), Arc::clone(&connection), None, Box::new(request));
             let serving = Box::pin(serving);
             async move {
                 let response = serving.await;
