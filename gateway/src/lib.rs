@@ -2,55 +2,58 @@
 //! The gateway: users come in over HTTPS, agents over tunnels that they dialled, and a request goes from one to the other
 //! once it is known who asks and that they may.
 //!
+//! Arrows point one way: a module uses those of lower floors, and of its own floor where that makes no circle. `tests/graph`
+//! fails at a circle.
+//!
 //! | module | what it holds |
 //! |---|---|
+//! | **the process** | |
+//! | [`program`] | the process `towline-gateway`: its commands |
 //! | [`checks`] | what must hold for a start |
-//! | [`config`] | valid settings, and what a file may say |
-//! | [`snapshot`] | clusters, issuers and grants of the moment; the seam to what delivers them |
-//! | [`request`] | the stages of one request, in order |
-//! | [`policy`] | who may reach what by the configuration: a pure decision |
-//! | [`rate`] | how often somebody may ask |
-//! | [`agents`] | what agents ask beside: certificates, heartbeats, desired state |
-//! | [`api`] | the resource API: one request's way through it |
-//! | [`resources`] | kinds of resources, a plug-in each |
-//! | [`store`] | where resources are kept |
-//! | [`shards`] | a map of which a changed copy costs little |
-//! | [`directory`] | what decisions need of them, in memory |
-//! | [`connectivity`] | whether clusters' agents are there |
-//! | [`events`] | what happens to them, as it is told |
-//! | [`webhooks`] | told to addresses of the configuration |
-//! | [`control`] | keeps the two in step; long-running operations |
-//! | [`sessions`] | how long a request lives; re-authorised while it does |
-//! | [`tunnels`] | listeners for agents, the hello, sessions of tunnels |
-//! | [`fleet`] | live tunnels, and what agents ask and tell |
-//! | [`admission`] | who comes in, and when |
 //! | [`reload`] | another configuration while running |
 //! | [`admin`] | health, metrics, drain, sessions, on an address of its own |
-//! | [`metrics`] | every metric, named and described once |
-//! | [`named`] | clusters by TLS server name: the certificate for them |
-//! | [`files`] | state files: private, replaced whole, watched |
-//! | [`guid`] | GUIDs |
-//! | [`identity`] | who asks: credential, principal, caller |
-//! | [`permit`] | the right of a principal to reach a cluster |
-//! | [`accounts`] | who of the built-in issuer may act now |
-//! | [`issuer`] | the small built-in OIDC issuer |
-//! | [`init`] | the folder of a new gateway |
-//! | [`owners`] | that somebody always owns it; another owner |
-//! | [`lost`] | another key in place of one that is lost |
-//! | [`renew`] | what an operator renews: certificate and owner's secret |
-//! | [`roll_over`] | one certificate authority follows another |
-//! | [`program`] | the process `towline-gateway` |
-//! | [`core`] | what all of these share |
-//! | [`cluster`] | what is known of a cluster, and what its agents' certificates must say |
-//! | [`trust`] | the gateway's certificates, and the authorities that it trusts |
+//! | [`init`], [`lost`], [`renew`], [`roll_over`] | what an operator does: a new gateway's folder, another key, certificates, another authority |
+//! | **who comes in** | |
+//! | [`listen`] | TLS and HTTP on users' sockets, and whom a request goes to |
+//! | **who answers** | |
+//! | [`request`] | the stages of a request to a cluster, in order |
+//! | [`api`] | the resource API: one request's way through it |
+//! | [`tunnels`] | listeners for agents, the hello, sessions of tunnels |
+//! | [`agents`] | what agents ask beside: certificates, heartbeats, desired state |
+//! | **what they share, live** | |
+//! | [`core`] | the parts of a running gateway |
+//! | [`owners`] | that somebody always owns the gateway; another owner |
+//! | [`resources`] | kinds of resources, a plug-in each |
+//! | [`connectivity`] | whether clusters' agents are there |
+//! | [`webhooks`] | tells addresses of the configuration what happens |
+//! | [`control`] | keeps store and directory in step; long-running operations |
+//! | [`sessions`] | how long a request lives; re-authorised while it does |
+//! | [`fleet`] | live tunnels, and what agents ask and tell |
+//! | [`events`] | what happens to clusters, as it is told |
+//! | [`admission`] | bounds and turns of connections and handshakes |
 //! | [`audit`] | one record for each request |
-//! | [`account_names`] | the names of issuers' accounts |
-//! | [`stored`] | what is the same in kept resources of all kinds |
-//! | [`places`] | places that no few addresses take all of |
-//! | [`answers`] | answers that the gateway writes itself |
+//! | [`trust`], [`named`] | the gateway's certificates, and the authorities that it trusts |
+//! | **what is known and decided** | |
+//! | [`permit`] | the right of a principal to reach a cluster |
+//! | [`snapshot`] | clusters, issuers and grants of the moment; the seam to what delivers them |
+//! | [`directory`] | what decisions need of kept resources, in memory |
+//! | [`policy`] | who may reach what by the configuration: a pure decision |
+//! | [`accounts`], [`account_names`] | accounts of the built-in issuer that may act now, and names of accounts |
+//! | [`cluster`] | what is known of a cluster, and what its agents' certificates must say |
+//! | **where it is kept, what was set** | |
+//! | [`config`] | valid settings, and what a file may say |
+//! | [`issuer`] | the small built-in OIDC issuer |
+//! | [`store`] | where resources are kept |
+//! | **words that everybody uses** | |
+//! | [`identity`] | who asks: credential, principal, caller |
 //! | [`api_error`] | refusals, as ARM's envelope |
-//! | [`bodies`] | bodies of requests, taken in to their end |
-//! | [`instants`], [`random`], [`shards`] | instants, random bytes, maps |
+//! | [`answers`], [`bodies`] | answers that the gateway writes itself; bodies of requests, taken in to their end |
+//! | [`stored`] | what is the same in kept resources of all kinds |
+//! | [`places`], [`rate`] | places that no few addresses take all of; how often somebody may ask |
+//! | [`metrics`] | every metric, named and described once |
+//! | [`files`] | state files: private, replaced whole, watched |
+//! | [`aside`] | long work on threads of its own |
+//! | [`guid`], [`instants`], [`random`], [`shards`] | GUIDs, instants, random bytes, a map of which a changed copy costs little |
 
 pub mod account_names;
 pub mod accounts;
