@@ -18,7 +18,7 @@ pub use self::{
     operation::{Wait, WaitArgs},
 };
 use crate::{
-    client::{Client, Live},
+    client::{Client, Live, retry_after},
     context::Context,
     failure::Outcome,
 };
@@ -270,11 +270,6 @@ impl Api {
             None => bail!("{target} is no address of the gateway {}", account.gateway),
         }
     }
-}
-
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds))
 }
 
 fn read(answer: Response<Bytes>) -> anyhow::Result<Answer> {

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use certs::{Credentials, Roots};
 use daemon::TaskGroup;
-use http::{Request, Response, response::Parts};
+use http::{HeaderMap, Request, Response, header, response::Parts};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
@@ -191,7 +191,7 @@ impl Client {
     }
 
     async fn begin(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<(Parts, Live)> {
-        request.headers_mut().insert(http::header::HOST, self.address.authority().parse()?);
+        request.headers_mut().insert(header::HOST, self.address.authority().parse()?);
         let stream = self.connect().await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let connection = self.tasks.spawn_task("connection", connection);
@@ -200,7 +200,7 @@ impl Client {
     }
 
     async fn exchange(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<Response<Bytes>> {
-        request.headers_mut().insert(http::header::HOST, self.address.authority().parse()?);
+        request.headers_mut().insert(header::HOST, self.address.authority().parse()?);
         let stream = self.connect().await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         // The task ends with the connection, and that with `sender`.
@@ -209,6 +209,12 @@ impl Client {
         let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(|error| anyhow!(error))?;
         Ok(Response::from_parts(head, body.to_bytes()))
     }
+}
+
+/// How long a server asks to wait before the next request, in seconds (RFC 9110 section 10.2.3); none for a date.
+pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds))
 }
 
 /// That something took too long, which callers tell by its kind.

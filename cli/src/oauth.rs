@@ -20,7 +20,7 @@ use serde_json::Value;
 pub use self::discovery::{Endpoints, discover_gateway, discover_issuer};
 use crate::{
     account::{Account, SignsIn},
-    client::{Address, Client, Outbound},
+    client::{Address, Client, Outbound, retry_after},
     terminal::line,
     token::{Token, claims},
 };
@@ -239,8 +239,7 @@ async fn post(client: &Client, form: &str) -> anyhow::Result<Result<Value, (Refu
 /// How long an issuer asks to wait because it has no time; nothing where it said anything else.
 pub fn busy_for(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     let busy = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-    let seconds = headers.get(header::RETRY_AFTER).filter(|_| busy)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds))
+    retry_after(headers).filter(|_| busy)
 }
 
 /// What a token says of its holder: name, and object id. Not verified: for people alone.

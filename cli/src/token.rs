@@ -36,12 +36,6 @@ pub fn claims(token: &str) -> Option<Value> {
     serde_json::from_slice(&BASE64.decode(payload).ok()?).ok()
 }
 
-/// `2026-01-02T03:04:05Z`, as Kubernetes writes times.
-pub fn timestamp(at: SystemTime) -> anyhow::Result<String> {
-    let at = time::OffsetDateTime::from(at).replace_nanosecond(0)?;
-    Ok(at.format(&time::format_description::well_known::Rfc3339)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

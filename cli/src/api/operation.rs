@@ -12,8 +12,9 @@ use serde_json::Value;
 use tokio::time::timeout;
 use tunnel::transport::dial::DialError;
 
-use super::{Answer, Api, ApiError, Call, retry_after};
+use super::{Answer, Api, ApiError, Call};
 use crate::{
+    client::retry_after,
     failure::{Failure, Outcome},
     oauth,
     terminal::Progress,

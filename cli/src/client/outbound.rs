@@ -5,6 +5,7 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc};
 use anyhow::{Context, bail};
 use certs::Roots;
 use clap::Args;
+use percent_encoding::percent_decode_str;
 use rustls::pki_types::ServerName;
 use secrecy::SecretString;
 use tunnel::transport::dial::Proxy;
@@ -125,22 +126,7 @@ fn proxy(url: &str, args: &OutboundArgs) -> anyhow::Result<Proxy> {
 
 /// Undoes percent-encoding (RFC 3986 section 2.1).
 fn unescape(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let hex = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) if first == b'%' => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            _ => {
-                bytes.push(first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 fn exception(text: &str) -> Option<Exception> {

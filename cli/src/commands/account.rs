@@ -14,7 +14,7 @@ use crate::{
     context::{Context, ContextArgs, Folder},
     failure::{Failure, Outcome},
     output::{self, Column, OutputArgs},
-    token::timestamp,
+    timestamp::timestamp,
 };
 
 /// What is shown of an account.

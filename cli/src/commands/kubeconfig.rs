@@ -21,7 +21,8 @@ use crate::{
     failure::{Failure, Outcome},
     kubeconfig::{self, Entry, UserEntry, merge_files},
     secret::read_secret,
-    token::{Token, timestamp},
+    timestamp::timestamp,
+    token::Token,
 };
 
 /// Write or merge a kubeconfig for a cluster

@@ -3,9 +3,7 @@
 
 use std::time::{Instant, SystemTime};
 
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-
-use crate::{failure::Outcome, terminal::say};
+use crate::{failure::Outcome, terminal::say, timestamp::timestamp};
 
 /// One step after the other. What is written is a whole line each time: log lines come in between, and off a terminal nothing
 /// could be written over.
@@ -18,8 +16,7 @@ impl Steps {
     /// Begins a step.
     pub fn begin(&mut self, what: &str) {
         self.end("");
-        let now = OffsetDateTime::from(SystemTime::now()).replace_nanosecond(0).ok();
-        let now = now.and_then(|now| now.format(&Rfc3339).ok()).unwrap_or_default();
+        let now = timestamp(SystemTime::now()).unwrap_or_default();
         say(&format!("Step: {now}: {what} ..."));
         self.open = Some(Instant::now());
     }

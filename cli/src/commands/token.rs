@@ -23,7 +23,8 @@ use crate::{
     oauth::Refused,
     output::{self, Format, OutputArgs},
     secret::read_secret,
-    token::{Token, claims, timestamp},
+    timestamp::timestamp,
+    token::{Token, claims},
 };
 
 /// A kept token is shown again while so much of its life is left, but never less than a quarter of it.

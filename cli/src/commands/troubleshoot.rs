@@ -14,9 +14,10 @@ mod redact;
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
-    time::{SystemTime, UNIX_EPOCH},
+    time::SystemTime,
 };
 
+use gateway::instants::unix_seconds;
 use serde_json::{Value, json};
 
 use self::bundle::Bundle;
@@ -159,8 +160,7 @@ fn store(bundle: &Bundle, file: &Path) -> Finding {
 }
 
 fn default_file(name: &str) -> PathBuf {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    format!("towline-{name}-{seconds}.zip").into()
+    format!("towline-{name}-{}.zip", unix_seconds(SystemTime::now())).into()
 }
 
 #[cfg(test)]

@@ -17,7 +17,8 @@ use crate::{
     context::Context,
     failure::{FAILED, Outcome},
     output::{self, Format, OutputArgs},
-    token::{claims, timestamp},
+    timestamp::timestamp,
+    token::claims,
 };
 
 /// Life of the access certificate that is made for one question about a service-account token.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use gateway::instants::unix_seconds;
 use secrecy::ExposeSecret;
 
 use crate::{
@@ -61,7 +62,6 @@ pub fn keep(account: &mut Account, audience: &str, answer: oauth::Answer) -> Tok
     if let (Some(fresh), SignsIn::User { refresh_token, .. }) = (answer.refresh_token, &mut account.signs_in) {
         *refresh_token = Some(Hidden(fresh.expose_secret().to_owned()));
     }
-    let seconds = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = SystemTime::now();
     account.tokens.retain(|_, kept| Token::new(kept.token.0.clone().into(), now).expires.is_some_and(|end| end > now));
     while account.tokens.len() >= KEPT
@@ -71,7 +71,7 @@ pub fn keep(account: &mut Account, audience: &str, answer: oauth::Answer) -> Tok
     }
     let kept = |token: &Token| Kept {
         token: Hidden(token.secret.expose_secret().to_owned()),
-        obtained: seconds(token.obtained),
+        obtained: unix_seconds(token.obtained),
     };
     let Some(of_clusters) = answer.of_clusters else {
         account.tokens.insert(audience.to_owned(), kept(&answer.token));

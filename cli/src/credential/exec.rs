@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use crate::token::{Token, timestamp};
+use crate::{timestamp::timestamp, token::Token};
 
 /// A version of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -132,10 +132,9 @@ impl Forward {
 }
 
 fn refusal(code: StatusCode, message: String) -> Response<AnswerBody> {
-    let mut id = [0; 16];
     // Without randomness the id is zeros; nothing depends on it here.
-    let _ = aws_lc_rs::rand::fill(&mut id);
-    let mut status = Status::new(code, RequestId(id), message);
+    let id = RequestId::random().unwrap_or(RequestId([0; 16]));
+    let mut status = Status::new(code, id, message);
     if code == StatusCode::SERVICE_UNAVAILABLE {
         status.retry_after = Some(1);
     }

@@ -11,10 +11,7 @@ use http::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
 
-use crate::{
-    credential::Source,
-    token::{Token, timestamp},
-};
+use crate::{credential::Source, timestamp::timestamp, token::Token};
 
 /// A token is replaced so long before it ends, but not before half of its life is over.
 const BEFORE_END: Duration = Duration::from_secs(300);

@@ -22,7 +22,7 @@ use crate::{
         turn::Turn,
     },
     manifests::{self, AGENT, IDENTITY_SECRET, MANAGER},
-    token::timestamp,
+    timestamp::timestamp,
 };
 
 /// Lines of a pod's log that are kept.
