@@ -109,6 +109,14 @@ fn e2_catalogue_is_made_signed_listed_and_verified() {
     );
     assert_eq!(place.ok(&["list", "--train", "stable", "-o", "tsv", "--query", "[].version"]), "1.2.3");
     assert_eq!(place.ok(&["list", "--latest", "--query", "[].version", "-o", "tsv"]), "1.3.0");
+    for (option, value) in [("--kubernetes", "v1.27.3+k3s1"), ("--distribution", "aks"), ("--platform", "linux/amd64")]
+    {
+        let found = place.ok(&["list", "--train", "Stable", "-o", "tsv", option, value]);
+        assert_eq!(found, "", "{option}");
+    }
+    let fits =
+        ["--kubernetes", "1.31.0", "--distribution", "k3s", "--platform", "linux/amd64", "--platform", "linux/arm64"];
+    assert_eq!(place.ok(&[&["list", "--query", "length(@)"], &fits[..]].concat()), "2");
     assert!(place.fails(1, &["list", "--type", "example.web", "--train", "x"]).contains("there is no release train"));
     let signed = place.json(&["sign", "--key", "k", "--expires", "90d"]);
     assert_eq!((signed["revision"].as_u64(), signed["charts"].as_u64()), (Some(1), Some(2)));

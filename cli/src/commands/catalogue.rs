@@ -16,8 +16,9 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::anyhow;
 use catalogue::{
-    choice::{Filter, list},
+    choice::{Cluster, Filter, list},
     index::{CatalogueId, ExtensionType, Index, Release},
+    version::{KubernetesVersion, Version},
 };
 use clap::Subcommand;
 use serde_json::{Value, json};
@@ -72,7 +73,7 @@ enum Action {
         kind: String,
         /// The version; without this the whole type
         #[arg(long, value_name = "VERSION")]
-        version: Option<catalogue::version::Version>,
+        version: Option<Version>,
     },
     /// Check every chart and sign the next revision
     Sign(sign::SignArgs),
@@ -103,6 +104,15 @@ struct ListArgs {
     /// The newest of these of each type alone
     #[arg(long)]
     latest: bool,
+    /// Those that support this version of Kubernetes alone
+    #[arg(long, value_name = "VERSION")]
+    kubernetes: Option<KubernetesVersion>,
+    /// Those that support this distribution alone, such as k3s
+    #[arg(long, value_name = "NAME")]
+    distribution: Option<String>,
+    /// Those that support nodes of this platform alone, such as linux/arm64; repeat for a cluster with several
+    #[arg(long = "platform", value_name = "OS/ARCH")]
+    platforms: Vec<String>,
 }
 
 /// `towline catalogue <action>`.
@@ -173,8 +183,12 @@ impl ListArgs {
             Some(name) => std::slice::from_ref(find(index, name)?),
             None => &index.types,
         };
-        let filter =
-            Filter { train: self.train.as_deref(), major: self.major, show_latest: self.latest, ..Filter::default() };
+        let cluster = Cluster {
+            kubernetes: self.kubernetes,
+            distribution: self.distribution.as_deref(),
+            platforms: &self.platforms,
+        };
+        let filter = Filter { train: self.train.as_deref(), major: self.major, show_latest: self.latest, cluster };
         let mut rows = Vec::new();
         for kind in types {
             let found = match list(kind, &filter) {

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn upgrade_goes_as_far_as_its_mode_and_never_to_another_major() {
+    fn upgrade_stays_within_its_mode_and_its_major() {
         let kind = kind(&[
             ("1.0.0", &["Stable"]),
             ("1.0.3", &["Stable"]),
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn release_that_does_not_work_on_a_cluster_is_passed_over_with_a_reason() {
+    fn release_that_does_not_fit_is_passed_over_with_a_reason() {
         let mut kind = kind(&[("1.0.0", &["Stable"]), ("1.1.0", &["Stable"])]);
         let arm = ["linux/arm64".to_owned()];
         let cluster = |kubernetes: &str| Cluster {

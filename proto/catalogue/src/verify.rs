@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn index_that_a_pinned_key_signed_is_accepted_and_what_it_opens_is_its_chart() {
+    fn index_of_a_pinned_key_is_accepted_and_opens_its_chart() {
         let own = key();
         let verified = accept(&pins(&[&own]), &index(1, &[&own]), &[&own]).unwrap();
         assert_eq!(verified.trust().revision(), Some(1));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn index_of_nobody_pinned_or_changed_after_signing_is_refused() {
+    fn index_that_is_not_signed_or_was_changed_is_refused() {
         let (own, other) = (key(), key());
         let trust = pins(&[&own]);
         assert_eq!(accept(&trust, &index(1, &[&own]), &[&other]).unwrap_err(), VerifyError::NotSigned);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn older_index_another_catalogue_and_a_second_one_of_a_revision_are_refused() {
+    fn older_forked_or_foreign_index_is_refused() {
         let own = key();
         let verified = accept(&pins(&[&own]), &index(5, &[&own]), &[&own]).unwrap();
         let trust = verified.trust();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn new_keys_are_pinned_when_an_old_one_signed_them_and_they_are_proved() {
+    fn new_keys_are_pinned_when_signed_by_an_old_one_and_proved() {
         let (old, new, thief) = (key(), key(), key());
         let trust = pins(&[&old]);
         // Nobody can sign for what follows.

@@ -88,7 +88,7 @@ pub fn read_chart(path: &Path) -> Outcome<Vec<u8>> {
     read(path, ARCHIVE_BYTES)
 }
 
-/// Reads a file of so many bytes at most.
+/// Reads a whole file, unless it has more bytes than that.
 pub fn read(path: &Path, most: u64) -> Outcome<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes));

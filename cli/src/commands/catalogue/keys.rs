@@ -92,7 +92,7 @@ impl KeysAction {
                 index.keys.retain(|one| *one != key);
                 folder.write_index(&index)?;
                 say(
-                    "hint: sign with it once more, and with another key: clusters that know it alone take that as its last word",
+                    "hint: sign once more with this key and with another one, so that clusters that know only this key accept the change",
                 );
                 output::print(&rows(&index)?.into(), output, COLUMNS)
             }

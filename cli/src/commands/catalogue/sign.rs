@@ -46,7 +46,7 @@ pub struct SignArgs {
     /// A private key; repeat for more, such as the old one beside its successor
     #[arg(long = "key", value_name = "FILE", required = true)]
     keys: Vec<PathBuf>,
-    /// Clusters take it for so long, such as 90d; for ever without this
+    /// How long clusters accept it, such as 90d; without this it does not expire
     #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
     expires: Option<Duration>,
 }

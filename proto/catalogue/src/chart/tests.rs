@@ -57,7 +57,7 @@ fn chart_is_read() {
 }
 
 #[test]
-fn metadata_that_two_readers_read_in_two_ways_or_that_is_not_whole_is_refused() {
+fn metadata_of_two_readings_or_not_whole_is_refused() {
     let large = format!("{}#{}", metadata("web", "1.0.0"), "x".repeat(METADATA_BYTES as usize));
     let many = format!("{}dependencies:\n{}", metadata("web", "1.0.0"), "- {name: a}\n".repeat(DEPENDENCIES + 1));
     let bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n".to_owned()
@@ -161,7 +161,7 @@ fn links_devices_and_pipes_are_refused() {
 }
 
 #[test]
-fn path_that_leaves_the_charts_folder_or_has_two_readings_is_refused() {
+fn path_outside_the_folder_or_of_two_readings_is_refused() {
     for (path, reason) in [
         ("/etc/passwd", "is absolute"),
         ("//web/x", "is absolute"),
@@ -278,7 +278,7 @@ fn bomb(gigabytes: u64, head: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn archive_that_unpacks_to_gigabytes_is_refused_in_bounded_time() {
+fn archive_of_gigabytes_is_refused_in_bounded_time() {
     let mut builder = Builder::new(Vec::new());
     append(&mut builder, "web/Chart.yaml", EntryType::Regular, metadata("web", "1.0.0").as_bytes());
     let head = builder.into_inner().unwrap();
