@@ -87,7 +87,7 @@ pub enum Store {
     /// A Secret.
     Secret {
         /// Of its namespace.
-        api: Api<Secret>,
+        api: Box<Api<Secret>>,
         /// Its name.
         name: String,
     },
@@ -429,7 +429,7 @@ pub fn open(store: &crate::config::IdentityStore, kubernetes: Option<&kube::Clie
     match (store, kubernetes) {
         (crate::config::IdentityStore::Directory(dir), _) => Ok(Store::Directory(dir.clone())),
         (crate::config::IdentityStore::Secret(name), Some(client)) => {
-            Ok(Store::Secret { api: Api::default_namespaced(client.clone()), name: name.clone() })
+            Ok(Store::Secret { api: Box::new(Api::default_namespaced(client.clone())), name: name.clone() })
         }
         (crate::config::IdentityStore::Secret(name), None) => {
             let problem = "there is no way to the apiserver".to_owned();

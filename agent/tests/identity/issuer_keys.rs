@@ -86,7 +86,7 @@ impl Apiserver {
             }
         });
         let client = Client::try_from(Config::new(format!("http://{address}").parse().unwrap())).unwrap();
-        let store = Store::Secret { api: Api::default_namespaced(client), name: "identity".to_owned() };
+        let store = Store::Secret { api: Box::new(Api::default_namespaced(client)), name: "identity".to_owned() };
         Self { secret, others, patches, store, _tasks: tasks }
     }
 
