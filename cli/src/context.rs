@@ -248,7 +248,7 @@ impl Context {
                 self.account.gateway
             ),
         };
-        error.context(Advised::new(format!("the sign-in of {} is no good any more", self.account.name), hint))
+        error.context(Advised::new(format!("the sign-in of {} is no longer valid", self.account.name), hint))
     }
 }
 

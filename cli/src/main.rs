@@ -65,9 +65,9 @@ use self::{
 
 /// What is logged unless somebody says otherwise; a gateway's operator is told what libraries warn of too.
 const GATEWAY_LOG: &str = "info";
-/// See [`GATEWAY_LOG`]. What libraries warn of is for their callers: it comes back as an error of the command.
-const COMMAND_LOG: &str =
-    "error,towline=info,agent=info,gateway=info,types=info,daemon=info,auth=info,tunnel=info,certs=info";
+/// See [`GATEWAY_LOG`]. What libraries warn of is for their callers: it comes back as an error of the command, and so does
+/// what kube's client calls an error.
+const COMMAND_LOG: &str = "error,kube_client=off,towline=info,agent=info,gateway=info,types=info,daemon=info,auth=info,tunnel=info,certs=info";
 
 fn main() -> ExitCode {
     match Program::of(std::env::args_os().next()) {

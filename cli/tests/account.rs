@@ -220,7 +220,7 @@ async fn i1_a_person_signs_in_by_device_code_and_stays_signed_in() {
     std::fs::write(&file, stored.to_string()).unwrap();
     let over = tokio::task::block_in_place(|| site.fails(1, &["account", "token"]));
     assert!(
-        over.contains("the sign-in of me is no good any more") && over.contains("hint: sign in again: towline login"),
+        over.contains("the sign-in of me is no longer valid") && over.contains("hint: sign in again: towline login"),
         "{over}"
     );
     assert!(!over.contains(stored["signsIn"]["refreshToken"].as_str().unwrap()));

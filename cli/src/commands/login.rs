@@ -160,7 +160,7 @@ pub async fn again(context: &Context) -> Outcome<()> {
         }
         SignsIn::User { external: None, .. } => {}
         _ => {
-            return Err(Failure::from(anyhow!("the sign-in of {} is no good any more", account.name))
+            return Err(Failure::from(anyhow!("the sign-in of {} is no longer valid", account.name))
                 .hint("towline login --help"));
         }
     }

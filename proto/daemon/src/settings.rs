@@ -78,7 +78,7 @@ impl fmt::Display for BadFile {
 pub fn read(file: &Path) -> Result<Section, BadFile> {
     let text = read_bounded(file).map_err(|error| {
         let mut faults = Faults::default();
-        faults.push("", format_args!("cannot be read: {error}"));
+        faults.push("", format_args!("cannot be read: {error}; --config names another file"));
         faults.of(file)
     })?;
     let base = file.parent().filter(|base| !base.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -283,8 +283,11 @@ async fn nodes(cluster: &Kubernetes) -> Outcome<()> {
 fn judge(nodes: &[NodeState]) -> Outcome<Option<String>> {
     let runs = |node: &&NodeState| node.system == "linux" || node.system.is_empty();
     if !nodes.iter().any(|node| runs(&node)) {
-        let error =
-            anyhow!("no node has the label kubernetes.io/os=linux, out of {}; agents run on Linux", nodes.len());
+        let error = match nodes.len() {
+            0 => anyhow!("the cluster has no nodes; agents need one that runs Linux"),
+            1 => anyhow!("the only node has not the label kubernetes.io/os=linux; agents run on Linux"),
+            count => anyhow!("none of {count} nodes has the label kubernetes.io/os=linux; agents run on Linux"),
+        };
         return Err(Failure::from(error).hint("add a Linux node"));
     }
     if nodes.iter().all(|node| node.system.is_empty()) {

@@ -88,15 +88,28 @@ async fn resource(api: &Api, id: &ResourceId, bundle: &mut Bundle) -> (Finding, 
             let status = resource["properties"]["connectivityStatus"].as_str().unwrap_or("unknown");
             let state = if status == "Connected" { State::Passed } else { State::Failed };
             let mut finding = Finding::new(NAME, state, format!("connectivityStatus is {status}"));
+            if let Some(remedy) = remedy_of(status) {
+                finding = finding.remedy(remedy);
+            }
             for error in resource["properties"]["arcAgentProfile"]["agentErrors"].as_array().into_iter().flatten() {
                 finding.remedies.extend(error["message"].as_str().map(str::to_owned));
             }
             (finding, Some(resource))
         }
         Err(failure) => {
-            let finding = Finding::new(NAME, State::Failed, format!("{:#}", failure.into_error()));
-            (finding.remedy("towline list shows which there are"), None)
+            let remedy = failure.advice().unwrap_or("towline list shows which clusters there are").to_owned();
+            let finding = Finding::new(NAME, State::Failed, format!("{:#}", failure.error()));
+            (finding.remedy(remedy), None)
         }
+    }
+}
+
+/// What to do about a cluster that is not connected; of agents that are there, the checks of their pods say it.
+fn remedy_of(status: &str) -> Option<&'static str> {
+    match status {
+        "AgentNotInstalled" => Some("towline connect with this name and group installs agents for the resource"),
+        "Expired" => Some("towline connect with this name and group gives the agents another certificate"),
+        _ => None,
     }
 }
 
