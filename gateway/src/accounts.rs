@@ -3,7 +3,10 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use crate::issuer::{Issuer, Principals, Users};
+use crate::{
+    guid,
+    issuer::{Issuer, Principals, Users},
+};
 
 /// The built-in issuer's accounts of one moment.
 pub struct Accounts {
@@ -33,7 +36,7 @@ impl Accounts {
 
     /// Whether the account with this `sub` exists and is enabled. One that was made a moment ago is looked up.
     pub fn has(&self, subject: &str) -> bool {
-        self.in_force.contains(subject) || self.issuer.is_in_force(subject)
+        self.in_force.contains(&guid::hyphenated(subject)) || self.issuer.is_in_force(subject)
     }
 
     /// Whether they are still the issuer's.

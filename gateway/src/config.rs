@@ -15,7 +15,10 @@ use std::{
     time::Duration,
 };
 
-use auth::token::{Issuer, RawIssuer};
+use auth::{
+    rbac::principal::hyphenated,
+    token::{Issuer, RawIssuer},
+};
 use certs::{Credentials, is_below};
 use daemon::settings::{self, BadFile, Faults, Section};
 use types::{ids::ClusterId, limits};
@@ -373,7 +376,10 @@ fn parse_dynamic(root: &mut Section, faults: &mut Faults) -> Dynamic {
         .collect();
     let mut disabled = HashSet::new();
     for mut section in root.sections("disabled", faults) {
-        disabled.extend(section.required("user", "a user name with its issuer's prefix", faults));
+        let user: Option<String> = section.required("user", "a user name with its issuer's prefix", faults);
+        // An object id that was written down when it had no hyphens still refuses whom it refused.
+        disabled.extend(user.as_deref().and_then(hyphenated));
+        disabled.extend(user);
         section.end(faults);
     }
     let sessions = parse_sessions(root.section("sessions", faults), faults);
@@ -465,6 +471,16 @@ mod tests {
     fn faults_of(text: &str) -> Vec<settings::Fault> {
         let (_dir, file) = folder(text);
         Config::load(&file).unwrap_err().faults
+    }
+
+    #[test]
+    fn a_disabled_object_id_refuses_in_either_spelling() {
+        let text = GOOD.replace("dev:mallory", "dev:0aa2f2c63f7b4f6e9f5c0123456789ab");
+        let (_dir, file) = folder(&text);
+        let disabled = Config::load(&file).unwrap().dynamic.disabled;
+        for spelled in ["dev:0aa2f2c63f7b4f6e9f5c0123456789ab", "dev:0aa2f2c6-3f7b-4f6e-9f5c-0123456789ab"] {
+            assert!(disabled.contains(spelled), "{disabled:?}");
+        }
     }
 
     #[test]

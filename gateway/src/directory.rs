@@ -31,7 +31,7 @@ pub struct Directory {
     clusters: Shards<ClusterKey, ClusterRef>,
     /// Custom definitions by GUID. Two of one GUID can only have been written at the same moment; then neither gives anything.
     roles: HashMap<String, Vec<Definition>>,
-    /// Assigned assignments by key: a role that changes, comes or goes changes what they give.
+    /// Assignments by key: a role that changes, comes or goes changes what they give.
     assignments: Shards<String, Assigned>,
     /// Their keys by the cluster that they are at or below, else by their scope; and by their role.
     at: Index,

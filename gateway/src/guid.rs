@@ -22,10 +22,7 @@ pub fn random() -> Result<String, NoRandom> {
 
 /// 32 hex digits as a GUID; anything else stays as it is.
 pub(super) fn hyphenated(hex: &str) -> String {
-    if hex.len() != 32 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return hex.to_owned();
-    }
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+    auth::rbac::principal::hyphenated(hex).unwrap_or_else(|| hex.to_owned())
 }
 
 #[cfg(test)]

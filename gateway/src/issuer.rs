@@ -283,6 +283,8 @@ impl Issuer {
     /// tokens and wants a deletion to hold at once, not when the token ends.
     pub fn is_in_force(&self, subject: &str) -> bool {
         let (users, principals) = self.known();
+        // Tokens and enrolment tokens from before name users without hyphens.
+        let subject = guid::hyphenated(subject);
         Self::subjects_in_force(&users, &principals).any(|known| known == subject)
     }
 

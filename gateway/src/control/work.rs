@@ -39,7 +39,7 @@ pub trait Work: Send + Sync {
 pub enum Step {
     /// It has ended, together with these writes.
     Ends(Batch),
-    /// It waits for something else, and is looked at again at this instant: milliseconds since 1970.
+    /// It waits for something else, and is looked at again at this instant, milliseconds since 1970; in five minutes at the latest.
     Waits(i64),
 }
 
@@ -47,8 +47,10 @@ pub enum Step {
 const PAUSE_MOST: Duration = Duration::from_secs(15);
 /// Operations of a kind that are taken up at once.
 const OPERATIONS_AT_ONCE: u32 = 64;
-/// How long a claim holds: longer than one step of any work takes.
+/// How long a claim holds.
 const CLAIM: Duration = Duration::from_secs(60);
+/// How long one step of a work may take: what is left of the claim then is for writing down what came of it.
+const STEP: Duration = Duration::from_secs(30);
 /// How long one rests that could not be ended, the first time; twice as long each time after, up to [`REST_MOST`].
 const REST: Duration = Duration::from_secs(1);
 /// The same at most.
@@ -94,6 +96,8 @@ impl Control {
         let mut forget = tokio::time::interval(FORGET_EVERY);
         forget.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut pause = LOOK_EVERY;
+        // What could not be ended may work now: it is often restarted because something was repaired.
+        self.wake(true).await;
         loop {
             let (round, more) = self.carry_out_some(works, &process).await;
             if let Some(error) = &round.error {
@@ -139,7 +143,16 @@ impl Control {
         (round, more)
     }
 
+    /// Has looked at again what would rest for longer than anything rests, or whatever rests.
+    async fn wake(&self, resting: bool) {
+        let now = self.now_ms();
+        if let Err(error) = self.store.wake_operations(now, now + in_ms(REST_MOST + CLAIM), resting).await {
+            tracing::warn!(%error, "operations that rest cannot be woken");
+        }
+    }
+
     async fn forget(&self) {
+        self.wake(false).await;
         let before = self.now_ms() - i64::try_from(REMEMBERED.as_millis()).unwrap_or(i64::MAX);
         if let Err(error) = self.store.forget_operations(before).await {
             tracing::warn!(%error, "operations that ended long ago cannot be forgotten");
@@ -162,6 +175,7 @@ impl Control {
         let done = self.carry_out(work, &waiting.operation, &claim).await;
         if done.is_err() {
             let next = self.now_ms() + in_ms(rest(waiting.tries));
+            let next = waiting.operation.due_ms.map_or(next, |due| next.min(due.max(self.now_ms() + in_ms(REST))));
             if let Err(error) = self.store.release_operation(&claim, next, false).await {
                 tracing::debug!(operation = waiting.operation.id, %error, "a claim ends by itself");
             }
@@ -173,13 +187,20 @@ impl Control {
     async fn carry_out(&self, work: &dyn Work, operation: &Operation, claim: &Claim) -> Result<(), String> {
         let now_ms = self.now_ms();
         let overdue = operation.due_ms.is_some_and(|due| due <= now_ms);
-        let (mut batch, status, error) = match work.go_on(self, operation).await? {
-            Step::Ends(batch) => (batch, Status::Succeeded, None),
-            Step::Waits(_) if overdue => {
-                let error = json!({"code": "OperationTimedOut", "message": work.waits_for(operation)});
-                (Batch::default(), Status::Failed, Some(error))
-            }
-            Step::Waits(next) => {
+        let late = |why: &str| {
+            let message = [&work.waits_for(operation), why].join(" ");
+            let error = json!({"code": "OperationTimedOut", "message": message.trim_end()});
+            (Batch::default(), Status::Failed, Some(error))
+        };
+        let step = tokio::time::timeout(STEP, work.go_on(self, operation)).await;
+        let step = step.unwrap_or_else(|_| Err(format!("no end of a step within {} s", STEP.as_secs())));
+        let (mut batch, status, error) = match step {
+            Ok(Step::Ends(batch)) => (batch, Status::Succeeded, None),
+            Ok(Step::Waits(_)) if overdue => late(""),
+            Err(error) if overdue => late(&error),
+            Err(error) => return Err(error),
+            Ok(Step::Waits(next)) => {
+                let next = next.min(now_ms + in_ms(REST_MOST));
                 let next = operation.due_ms.map_or(next, |due| next.min(due));
                 return match self.store.release_operation(claim, next, true).await {
                     Ok(_) => Ok(()),
@@ -188,6 +209,7 @@ impl Control {
             }
         };
         batch.ends.push(Ended { id: operation.id.clone(), status, error, now_ms });
+        batch.claim = Some(claim.clone());
         match self.write(&batch).await {
             Ok(Ok(_)) => {
                 let (operation, resource, status) = (&operation.id, &operation.resource, status.as_str());

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     flows::{Consent, Wish, random_code},
     principals::hash,
+    users::spelled_as_guid,
 };
 use crate::{
     files::{self, FileError},
@@ -47,6 +48,7 @@ pub enum RefreshError {
 struct Family {
     id: String,
     wish: Wish,
+    #[serde(deserialize_with = "spelled_as_guid")]
     user: String,
     generation: u64,
     signed_in: u64,

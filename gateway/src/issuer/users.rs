@@ -183,7 +183,7 @@ impl User {
 }
 
 /// Files of before had the id without hyphens.
-fn spelled_as_guid<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+pub(super) fn spelled_as_guid<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     Ok(guid::hyphenated(&String::deserialize(from)?))
 }
 

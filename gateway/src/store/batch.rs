@@ -7,7 +7,7 @@ use types::api::id::fold;
 
 use super::{
     Store, StoreError, Write, agents, events, is_text,
-    operations::{self, Operation, Status},
+    operations::{self, Claim, Operation, Status},
     resources::{Stored, below, is_deleting, revision_of},
 };
 
@@ -35,6 +35,8 @@ pub struct Batch {
     pub begins: Vec<Operation>,
     /// Operations that end.
     pub ends: Vec<Ended>,
+    /// All of it only while this claim holds.
+    pub claim: Option<Claim>,
 }
 
 /// The end of an operation that is under way. The first end holds: a batch that would end one again does not happen, so
@@ -148,6 +150,11 @@ impl Batch {
     async fn steps(&self, write: &mut Write) -> Step<Applied> {
         let mut applied = Applied { revision: write.revision, deleted: 0 };
         let connection = write.together.connection();
+        if let Some(claim) = &self.claim
+            && !still(connection, claim).await?
+        {
+            return Ok(Err(Refused::Changed { key: claim.id.clone(), found: None }));
+        }
         for key in &self.empty {
             if holds(connection, key).await? {
                 return Ok(Err(Refused::NotEmpty { key: key.clone() }));
@@ -274,6 +281,14 @@ async fn begin(connection: &mut AnyConnection, operation: &Operation) -> Result<
         .execute(connection)
         .await?;
     Ok(())
+}
+
+/// Whether a claim holds; until the batch ends nobody else gets it.
+async fn still(connection: &mut AnyConnection, claim: &Claim) -> Result<bool, StoreError> {
+    let sql = "UPDATE operations SET claimed_by = $1 \
+               WHERE operation_id = $2 AND claimed_by = $3 AND status = 'InProgress'";
+    let query = sqlx::query(sql).bind(&claim.by).bind(&claim.id).bind(&claim.by);
+    Ok(query.execute(connection).await?.rows_affected() == 1)
 }
 
 async fn end(connection: &mut AnyConnection, ended: &Ended) -> Result<bool, StoreError> {

@@ -81,10 +81,10 @@ pub struct Waiting {
 }
 
 /// The right of one process to go on with an operation, until an instant.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    id: String,
-    by: String,
+    pub(super) id: String,
+    pub(super) by: String,
 }
 
 impl Store {
@@ -134,6 +134,15 @@ impl Store {
                    WHERE operation_id = $3 AND status = 'InProgress' AND claimed_by = $4";
         let query = sqlx::query(sql).bind(next_ms).bind(i64::from(came)).bind(&claim.id).bind(&claim.by);
         Ok(query.execute(&self.writers).await?.rows_affected() == 1)
+    }
+
+    /// Has operations looked at again at an instant that would be looked at later than `most_ms`: a clock was set back since; with
+    /// `resting` also those that rest. How many.
+    pub async fn wake_operations(&self, now_ms: i64, most_ms: i64, resting: bool) -> Result<u64, StoreError> {
+        let sql = "UPDATE operations SET next_ms = $1, claimed_by = NULL WHERE status = 'InProgress' \
+                   AND next_ms > $2 AND (next_ms > $3 OR (claimed_by IS NULL AND $4 = 1))";
+        let query = sqlx::query(sql).bind(now_ms).bind(now_ms).bind(most_ms).bind(i64::from(resting));
+        Ok(query.execute(&self.writers).await?.rows_affected())
     }
 
     /// Forgets operations that ended before an instant. How many.

@@ -2,12 +2,15 @@
 
 use gateway::store::{
     Store,
-    batch::{Batch, Ended},
+    batch::{Batch, Ended, Expect},
     operations::{Operation, Status},
 };
 use serde_json::json;
 
-use crate::{batch::operation, place::Place};
+use crate::{
+    batch::operation,
+    place::{GROUP, Place},
+};
 
 pub fn tests() -> Vec<(&'static str, crate::Test)> {
     crate::tests![
@@ -15,6 +18,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         operations_are_gone_on_with_in_their_order,
         one_process_has_the_claim_until_it_ends,
         work_of_another_kind_is_left_alone,
+        a_clock_that_was_set_back_stops_no_operation,
     ]
 }
 
@@ -81,6 +85,12 @@ async fn one_process_has_the_claim_until_it_ends(place: Place) {
     assert!(store.release_operation(&third, 80, true).await.unwrap());
     let found = store.operations_waiting("delete", 80, 1).await.unwrap().remove(0);
     assert_eq!(found.tries, 0);
+    // What was written on a claim that is another's by now does not happen.
+    let fourth = store.claim_operation(&found, "third", 120).await.unwrap().unwrap();
+    let late = Batch { claim: Some(second), deletes: vec![(GROUP.to_owned(), Expect::Any)], ..Batch::default() };
+    assert!(store.apply(&late).await.unwrap().is_err());
+    let fine = Batch { claim: Some(fourth), deletes: vec![(GROUP.to_owned(), Expect::Any)], ..Batch::default() };
+    assert!(store.apply(&fine).await.unwrap().is_ok());
     let ended = Ended { id: "o".to_owned(), status: Status::Succeeded, error: None, now_ms: 9 };
     store.apply(&Batch { ends: vec![ended], ..Batch::default() }).await.unwrap().unwrap();
     assert_eq!(store.claim_operation(&found, "third", 200).await.unwrap(), None, "it has ended");
@@ -92,4 +102,20 @@ async fn work_of_another_kind_is_left_alone(place: Place) {
     begin(&store, vec![newer.clone(), operation("o")]).await;
     assert_eq!(waiting(&store, i64::MAX).await, ["o"]);
     assert_eq!(store.operation("newer").await.unwrap(), Some(newer));
+}
+
+async fn a_clock_that_was_set_back_stops_no_operation(place: Place) {
+    let store = place.open().await;
+    let begins =
+        ["far", "near"].map(|id| Operation { begun_ms: if id == "far" { 9_000 } else { 50 }, ..operation(id) });
+    begin(&store, begins.into()).await;
+    assert_eq!(waiting(&store, 10).await, [""; 0]);
+    assert_eq!(store.wake_operations(10, 1_000, false).await.unwrap(), 1);
+    assert_eq!(waiting(&store, 10).await, ["far"]);
+    assert_eq!(store.wake_operations(10, 1_000, true).await.unwrap(), 1, "one rests");
+    assert_eq!(waiting(&store, 10).await, ["far", "near"]);
+    // A claim is left alone for as long as claims hold.
+    let found = store.operations_waiting("delete", 10, 1).await.unwrap().remove(0);
+    assert!(store.claim_operation(&found, "p", 70).await.unwrap().is_some());
+    assert_eq!(store.wake_operations(10, 1_000, true).await.unwrap(), 0);
 }

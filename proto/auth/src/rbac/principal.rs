@@ -27,8 +27,20 @@ pub fn group_key(id: &str) -> String {
 fn folded(id: &str) -> String {
     match id.len().checked_sub(GUID).and_then(|at| id.split_at_checked(at)) {
         Some((prefix, guid)) if is_guid(guid) => format!("{prefix}{}", guid.to_ascii_lowercase()),
-        _ => id.to_owned(),
+        _ => hyphenated(id).unwrap_or_else(|| id.to_owned()),
     }
+}
+
+/// An id that ends with a GUID without its hyphens, in lower case and alone or behind a prefix that ends with a sign: the same
+/// with them. So the gateway's own issuer once named its users, and assignments may still name them.
+pub fn hyphenated(id: &str) -> Option<String> {
+    let (prefix, hex) = id.len().checked_sub(GUID - 4).and_then(|at| id.split_at_checked(at))?;
+    let is_hex = hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let is_apart = !prefix.ends_with(|last: char| last.is_alphanumeric() || last == '-');
+    (is_hex && is_apart).then(|| {
+        let [a, b, c, d, e] = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+        format!("{prefix}{a}-{b}-{c}-{d}-{e}")
+    })
 }
 
 /// Whether a text is a GUID as ARM writes it: 8-4-4-4-12 hex digits, in any case.
@@ -51,6 +63,14 @@ mod tests {
         assert_eq!(user_key(&format!("x:{guid}")), user_key(&format!("x:{}", guid.to_lowercase())));
         assert_ne!(user_key("Ann"), user_key("ann"));
         assert_ne!(user_key("ops"), group_key("ops"));
+        let bare = "0aa2f2c63f7b4f6e9f5c0123456789ab";
+        assert_eq!(user_key(guid), user_key(bare), "as assignments from before have it");
+        assert_eq!(user_key(&format!("x:{guid}")), user_key(&format!("x:{bare}")));
+        for other in
+            [bare.to_uppercase(), format!("f{bare}"), format!("-{bare}"), format!("é{bare}"), bare[1..].to_owned()]
+        {
+            assert_eq!(user_key(&other), format!("user {other}"));
+        }
         // A cut within a character is none.
         assert_eq!(user_key(&"é".repeat(30)), format!("user {}", "é".repeat(30)));
     }

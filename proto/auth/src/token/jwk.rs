@@ -364,10 +364,13 @@ impl KeySet {
         self.ends.iter().find(|(thumbprint, _)| *thumbprint == key.thumbprint).map(|(_, end)| *end)
     }
 
-    /// Whether both have the same keys, which end at the same time.
+    /// Whether both have the same keys, in any order, which end at the same time.
     pub(super) fn same(&self, other: &Self) -> bool {
         let names = |set: &Self| {
-            set.keys.iter().map(|k| (k.kid.clone(), k.thumbprint.clone(), set.end_of(k))).collect::<Vec<_>>()
+            let each = set.keys.iter().map(|k| (k.kid.clone(), k.thumbprint.clone(), set.end_of(k)));
+            let mut names: Vec<_> = each.collect();
+            names.sort();
+            names
         };
         names(self) == names(other)
     }

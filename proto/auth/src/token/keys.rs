@@ -2,7 +2,8 @@
 //!
 //! - One fetch at a time; whoever needs it polls the same future, so that a request that goes away does not waste it.
 //! - An unknown `kid` asks the issuer, but not more often than every [`REFETCH`]: a flood of made-up ids is one fetch. Where
-//!   a fetch brought other keys than before, the next unknown one is asked for at once: keys are replaced and revoked in a row.
+//!   a fetch brought other keys than before, the next unknown one is asked for at once, because keys are replaced and revoked in
+//!   a row; [`AT_ONCE`] times in a while, so that an issuer that answers differently each time is not asked without end.
 //! - After a failure the next attempt waits longer each time, up to [`BACKOFF_MAX`]; what was read stays in use for
 //!   `keys_max_age`.
 //! - [`IssuerKeys::refresh_if_older`] keeps them fresh beside the requests; where nobody calls it, one request in
@@ -39,6 +40,8 @@ use super::{
 
 /// At least so long between two fetches that bring the same keys, however many unknown key ids are shown.
 pub const REFETCH: Duration = Duration::from_secs(15);
+/// Fetches without a pause before them at most, in [`FRESH`].
+const AT_ONCE: u32 = 3;
 /// The longest pause after failures.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// How old keys become when somebody keeps them fresh.
@@ -104,8 +107,24 @@ pub(super) struct Found {
 struct State {
     in_flight: Option<Shared<Boxed<()>>>,
     next_attempt: Instant,
+    /// Fetches that were allowed at once, and since when they are counted.
+    at_once: (u32, Instant),
     failures: u32,
     error: Option<FetchError>,
+}
+
+impl State {
+    /// How long to wait after a fetch, which brought other keys or the same.
+    fn pause(&mut self, changed: bool, now: Instant) -> Duration {
+        if now.duration_since(self.at_once.1) >= FRESH {
+            self.at_once = (0, now);
+        }
+        if !changed || self.at_once.0 >= AT_ONCE {
+            return REFETCH;
+        }
+        self.at_once.0 += 1;
+        Duration::ZERO
+    }
 }
 
 impl IssuerKeys {
@@ -131,7 +150,13 @@ impl IssuerKeys {
             chain,
             learning,
             current: ArcSwapOption::new(snapshot),
-            state: Mutex::new(State { in_flight: None, next_attempt: now, failures: 0, error: None }),
+            state: Mutex::new(State {
+                in_flight: None,
+                next_attempt: now,
+                at_once: (0, now),
+                failures: 0,
+                error: None,
+            }),
         }))
     }
 
@@ -347,7 +372,7 @@ impl Inner {
             Ok(set) => {
                 let old = self.current.load();
                 let changed = old.as_ref().is_none_or(|old| !old.set.same(&set));
-                let pause = if changed && old.is_some() { Duration::ZERO } else { REFETCH };
+                let pause = state.pause(changed && old.is_some(), now);
                 (state.failures, state.error, state.next_attempt) = (0, None, now + pause);
                 let generation = old.as_ref().map_or(1, |old| old.generation) + u64::from(changed);
                 if let (true, (count, Some(why))) = (changed, set.left_out) {

@@ -116,6 +116,39 @@ async fn of_keys_that_are_replaced_in_a_row_each_is_found_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_issuer_that_answers_differently_each_time_is_not_asked_without_end() {
+    let site = fetched(|_| {});
+    site.verify("ann").await.unwrap();
+    let all = next(&next(&site.issuer, "k2"), "k3");
+    for round in 0..100 {
+        tokio::time::advance(Duration::from_millis(10)).await;
+        let mut some = all.clone();
+        some.keys.remove(round % 2);
+        site.fetch.publish(&some);
+        let evil = TestIssuer { url: URL.into(), keys: vec![site.issuer.key().named(&format!("x{round}"))] };
+        assert_eq!(site.verify_by(&evil, "ann").await.unwrap_err(), TokenError::UnknownKey);
+    }
+    assert!(site.fetch.fetches() <= 2 + 2 * 4, "{}", site.fetch.fetches());
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_in_another_order_are_the_same_keys() {
+    let site = fetched(|_| {});
+    let rotated = next(&site.issuer, "k2");
+    site.fetch.publish(&rotated);
+    site.verify("ann").await.unwrap();
+    let mut turned = rotated.clone();
+    turned.keys.reverse();
+    site.fetch.publish(&turned);
+    for i in 0..20 {
+        tokio::time::advance(REFETCH / 4).await;
+        let evil = TestIssuer { url: URL.into(), keys: vec![site.issuer.key().named(&format!("x{i}"))] };
+        assert_eq!(site.verify_by(&evil, "ann").await.unwrap_err(), TokenError::UnknownKey);
+    }
+    assert_eq!(site.fetch.fetches(), 2 + 2 * 5);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_withdrawn_key_ends_kept_decisions_once_it_is_known() {
     let site = fetched(|_| {});
     let now = SystemTime::now();
