@@ -80,6 +80,41 @@ pub struct Record {
     _open: crate::metrics::OpenGuard,
 }
 
+/// The record of a request that is under way, by who ends it.
+pub enum Custody {
+    /// The stages do, with a refusal or with an answer of the gateway's own.
+    Stages(Record),
+    /// The relayed answer does, which has taken the record along.
+    Answer,
+}
+
+/// Why the stages have the record.
+const HELD: &str = "relay hands the record over, after all other stages";
+
+impl Custody {
+    /// The record, for a stage.
+    pub fn record(&mut self) -> &mut Record {
+        self.kept().expect(HELD)
+    }
+
+    /// The record, where no answer has taken it along.
+    pub fn kept(&mut self) -> Option<&mut Record> {
+        match self {
+            Self::Stages(record) => Some(record),
+            Self::Answer => None,
+        }
+    }
+
+    /// Hands the record over to the answer.
+    pub fn hand_over(&mut self) -> Record {
+        match std::mem::replace(self, Self::Answer) {
+            Self::Stages(record) => Some(record),
+            Self::Answer => None,
+        }
+        .expect(HELD)
+    }
+}
+
 impl Record {
     /// Opens the record of a request that has just arrived.
     pub fn open(log: Arc<AuditLog>, metrics: Arc<Metrics>, id: RequestId, user: SocketAddr, method: &str) -> Self {

@@ -144,7 +144,7 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
         }
         Some(tls::ALPN_TUNNEL) => {
             drop(admission);
-            // In a box of its own, so that users' connections do not carry the room for it.
+            // Boxed, so that the futures of users' connections stay small.
             Box::pin(crate::tunnels::accept::http2(Arc::clone(core), Box::new(stream), peer, certificates)).await;
             Ok(())
         }

@@ -33,7 +33,7 @@ use self::{
     trace::Trace,
 };
 use crate::{
-    audit::Record,
+    audit::{Custody, Record},
     config::Limits,
     core::Core,
     identity::{Access, AuthenticateError, Credential},
@@ -162,9 +162,9 @@ impl Request {
 pub async fn reach(
     core: &Arc<Core>,
     mut request: Box<Request>,
-    slot: &mut Option<Record>,
+    custody: &mut Custody,
 ) -> Result<Response<Body>, Refusal> {
-    let record = slot.as_mut().expect(HELD);
+    let record = custody.record();
     describe(&request, record);
     let snapshot = core.snapshots.load();
 
@@ -186,7 +186,7 @@ pub async fn reach(
         let opened = open::open(core, tunnels, (head.clone(), bodiless), slot_of_streams).await?;
         record.carrier(opened.tunnel.handle.info().carrier);
         record.stage(Stage::Relay);
-        Box::pin(relay::relay(core, request, (head, opened), session, slot))
+        Box::pin(relay::relay(core, request, (head, opened), session, custody))
     };
     relayed.await
 }
@@ -292,9 +292,6 @@ fn is_long_running(endpoint: &Endpoint) -> bool {
 fn milliseconds(left: Duration) -> u64 {
     u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)
 }
-
-/// Why there is a record wherever one is asked for.
-pub const HELD: &str = "the record is taken by relay only, behind all other stages";
 
 /// Half of the request's random bytes, not all 0: one step of the gateway's for each request.
 fn span_id(RequestId([mut span @ .., _, _, _, _, _, _, _, _]): RequestId) -> [u8; 8] {

@@ -21,12 +21,12 @@ use crate::{
     agents,
     answers::{self, REQUEST_ID},
     api,
-    audit::{self, Record},
+    audit::{self, Custody, Record},
     core::Core,
     metrics::labels::Stage,
     random,
     request::{
-        self, Connection, HELD, Request,
+        self, Connection, Request,
         address::{self, Address},
         respond::{self, Body, Kind, Refusal},
     },
@@ -36,8 +36,7 @@ use crate::{
 /// Serves one request of a user, over HTTP/1.1 with its turn on the connection and what is wrong with its head. Never
 /// fails: every outcome is an answer.
 ///
-/// A future reserves space for its arguments until it completes, and twice for values that it moves. Large values are
-/// therefore boxed, also from stage to stage.
+/// Large values go boxed from stage to stage, so that its future stays small (docs/decisions/0013-small-futures.md).
 pub async fn serve(
     core: Arc<Core>,
     connection: Arc<Connection>,
@@ -56,18 +55,18 @@ pub async fn serve(
     let of_api = core.control.is_some() && !connection.server_name.is_bound() && address::begins_as_api(target);
     let words = if of_api { respond::Words::Arm } else { respond::Words::Kubernetes };
     connection.requests.fetch_add(1, Ordering::Relaxed);
-    let mut slot = Some(record);
-    let outcome = stages(&core, connection, (turn, faulty), id, http, &mut slot).await;
+    let mut custody = Custody::Stages(record);
+    let outcome = stages(&core, connection, (turn, faulty), id, http, &mut custody).await;
     let mut response = match outcome {
         Ok(response) => {
             // Answers of ours keep their record until here; relayed ones took it along.
-            if let Some(record) = &mut slot {
+            if let Some(record) = custody.kept() {
                 record.answered(response.status());
                 record.outcome(audit::Outcome::Complete);
             }
             response
         }
-        Err(refusal) => match &mut slot {
+        Err(refusal) => match custody.kept() {
             Some(record) => respond::refuse(&refusal, id, http1, words, record),
             None => Response::new(Body::empty()),
         },
@@ -84,9 +83,9 @@ async fn stages(
     (turn, faulty): (Option<&Turn>, Option<Box<Faulty>>),
     id: RequestId,
     mut http: Box<http::Request<Incoming>>,
-    slot: &mut Option<Record>,
+    custody: &mut Custody,
 ) -> Result<Response<Body>, Refusal> {
-    let record = slot.as_mut().expect(HELD);
+    let record = custody.record();
     if let Some(faulty) = faulty {
         return Err(Refusal::new(Stage::Accept, faulty.fault.kind()));
     }
@@ -99,9 +98,9 @@ async fn stages(
             // Its stages say nothing above debug, its tasks have spans of their own, and its record has the id: a span that
             // nobody sees costs what a stage does.
             let span = tracing::debug_span!("request", request.id = %id);
-            request::reach(core, request, slot).instrument(span).await
+            request::reach(core, request, custody).instrument(span).await
         }
-        // In a box of its own, so that what goes to a cluster does not carry the room for it.
+        // Boxed, so that the future of a request to a cluster stays small.
         address => {
             let here = Here { address, http, connection };
             let span = tracing::info_span!("request", request.id = %id);
@@ -226,8 +225,8 @@ mod tests {
             size_of::<F>()
         }
         let serve = size(|(core, connection, http)| serve(core, connection, None, http));
-        let relay = size(|(core, (request, opened, session), slot): (&Arc<Core>, _, &mut Option<Record>)| {
-            request::relay::relay(core, request, opened, session, slot)
+        let relay = size(|(core, (request, opened, session), custody): (&Arc<Core>, _, &mut Custody)| {
+            request::relay::relay(core, request, opened, session, custody)
         });
         assert!(serve <= 1032 && relay <= 1032, "{serve} and {relay}");
     }

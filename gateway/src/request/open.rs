@@ -68,7 +68,7 @@ pub fn open(
     let limits = core.limits();
     let (limit, deadline) = (limits.streams_per_tunnel, Instant::now() + limits.open_timeout);
     let (mut tunnels, mut last) = (tunnels.into_iter(), None);
-    // No async fn: that would have room for what it is given twice.
+    // No async fn, so that the future stays small (docs/decisions/0013-small-futures.md).
     let opening = async move {
         for tunnel in tunnels.by_ref() {
             if tunnel.handle.open_streams() >= limit as usize {

@@ -43,7 +43,7 @@ use super::{
     respond::{Body, BodyError, Kind, Refusal},
 };
 use crate::{
-    audit::{self, Outcome, Record},
+    audit::{self, Custody, Outcome, Record},
     core::Core,
     fleet::registry::LiveTunnel,
     metrics::labels::Stage,
@@ -57,17 +57,17 @@ const TRIES: u32 = 3;
 /// How long a request body may go on after its answer was whole.
 const UPLOAD_LINGER: Duration = Duration::from_secs(10);
 
-/// Sends the request's body, waits for the answer's head and gives the answer back. Takes the record out of `slot` once
-/// the answer has begun; until then a refusal finds it there. A stream that the agent refused is opened again for `head` on
+/// Sends the request's body, waits for the answer's head and gives the answer back. The record goes to the answer once
+/// that has begun; until then the stages have it for a refusal. A stream that the agent refused is opened again for `head` on
 /// another tunnel, with the body from its beginning ([`Resendable`]).
 pub fn relay(
     core: &Arc<Core>,
     mut request: Box<Request>,
     (head, opened): (Bytes, Opened),
     session: SessionHandle,
-    slot: &mut Option<Record>,
+    custody: &mut Custody,
 ) -> impl Future<Output = Result<Response<Body>, Refusal>> {
-    let counted = slot.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
+    let counted = Arc::clone(&custody.record().bytes);
     let Opened { stream: Stream { send, recv, .. }, tunnel, place } = opened;
     let mut up = Up { head, body: None, sender: None, upload: None, unreadable: None };
     if request.upgrade.is_none()
@@ -80,7 +80,7 @@ pub fn relay(
     }
     up.begin(core, &request, send);
     let down = Down { recv, tunnel, place, counted };
-    carry_out(core, request, up, down, session, slot).instrument(tracing::debug_span!("relay"))
+    carry_out(core, request, up, down, session, custody).instrument(tracing::debug_span!("relay"))
 }
 
 /// What is on its way to the cluster.
@@ -143,7 +143,7 @@ fn carry_out(
     mut up: Up,
     mut down: Down,
     session: SessionHandle,
-    slot: &mut Option<Record>,
+    custody: &mut Custody,
 ) -> impl Future<Output = Result<Response<Body>, Refusal>> {
     async move {
         // An upgrade runs a command.
@@ -177,12 +177,10 @@ fn carry_out(
             if !matches!(refusal.kind, Kind::NotTaken { .. }) || tries >= TRIES {
                 return Err(refusal);
             }
-            // In a box: seldom.
+            // Boxed: rare.
             let Some(again) = Box::pin(up.again(core, &request, down)).await else { return Err(refusal) };
             down = again;
-            if let Some(record) = slot {
-                record.carrier(down.tunnel.handle.info().carrier);
-            }
+            custody.record().carrier(down.tunnel.handle.info().carrier);
         };
         if let Some(body) = up.body.take() {
             body.let_go();
@@ -192,7 +190,7 @@ fn carry_out(
                 return Err(bad_answer("the cluster changed protocols though nobody asked"));
             };
             check_switch(asked, &head)?;
-            let record = slot.take();
+            let record = custody.hand_over();
             let upgraded = Upgraded { on_upgrade, send, recv: down.recv, session, record, _place: down.place };
             let span = tracing::error_span!("upgraded", request.id = %request.id);
             return Ok(span.in_scope(|| switch(core, upgraded, head)));
@@ -202,12 +200,10 @@ fn carry_out(
         if let Some(mut send) = up.sender {
             let _ = send.finish();
         }
-        let mut record = slot.take();
-        if let Some(record) = &mut record {
-            record.answered(head.status);
-            if let Some(stage) = &head.refused_by {
-                record.reason(&format!("refused by the agent at {}", String::from_utf8_lossy(stage)));
-            }
+        let mut record = custody.hand_over();
+        record.answered(head.status);
+        if let Some(stage) = &head.refused_by {
+            record.reason(&format!("refused by the agent at {}", String::from_utf8_lossy(stage)));
         }
         let bodiless = request.method == Method::HEAD
             || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
@@ -221,7 +217,7 @@ fn carry_out(
             ended: Box::pin(session.ended()),
             over: bodiless,
             whole: false,
-            record,
+            record: Some(record),
             bytes: down.counted,
             upload: up.upload,
             cut: None,
@@ -346,15 +342,13 @@ struct Upgraded {
     send: SendStream,
     recv: RecvStream,
     session: SessionHandle,
-    record: Option<Record>,
+    record: Record,
     _place: Place,
 }
 
 fn switch(core: &Arc<Core>, mut upgraded: Upgraded, mut head: ResponseHead) -> Response<Body> {
     headers::strip_response(&mut head.headers, true);
-    if let Some(record) = &mut upgraded.record {
-        record.answered(head.status);
-    }
+    upgraded.record.answered(head.status);
     core.tasks.spawn("upgraded", carry(upgraded));
     let mut response = Response::new(Body::empty());
     *response.status_mut() = head.status;
@@ -369,29 +363,22 @@ async fn carry(upgraded: Upgraded) {
         Ok(io) => TokioIo::new(io),
         Err(error) => return tracing::debug!(%error, "the user went away before the upgrade"),
     };
-    let bytes = record.as_ref().map(|record| Arc::clone(&record.bytes)).unwrap_or_default();
-    let io = Counted { io, bytes };
+    let io = Counted { io, bytes: Arc::clone(&record.bytes) };
     let outcome = tokio::select! {
         biased;
         reason = session.ended() => {
-            if let Some(record) = &mut record {
-                record.reason(reason.text());
-            }
+            record.reason(reason.text());
             Outcome::Ended
         }
         (_, result) = exchange::splice(io, send, recv) => match result {
             Ok(()) => Outcome::Complete,
             Err(error) => {
-                if let Some(record) = &mut record {
-                    record.reason(&error.to_string());
-                }
+                record.reason(&error.to_string());
                 Outcome::BrokenOff
             }
         }
     };
-    if let Some(record) = &mut record {
-        record.outcome(outcome);
-    }
+    record.outcome(outcome);
 }
 
 /// The request's body, counted.
