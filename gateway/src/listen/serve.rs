@@ -82,16 +82,15 @@ async fn stages(
     connection: Arc<Connection>,
     (turn, faulty): (Option<&Turn>, Option<Box<Faulty>>),
     id: RequestId,
-    mut http: Box<http::Request<Incoming>>,
+    http: Box<http::Request<Incoming>>,
     custody: &mut Custody,
 ) -> Result<Response<Body>, Refusal> {
     let record = custody.record();
     if let Some(faulty) = faulty {
         return Err(Refusal::new(Stage::Accept, faulty.fault.kind()));
     }
-    match request::address(core, connection.server_name, &mut http)? {
-        Address::Cluster(address) => {
-            let request = Request::new(core, connection, id, *http, address)?;
+    match route(core, connection, id, http)? {
+        Routed::Cluster(request) => {
             if let (Some(turn), true) = (turn, request.long_running) {
                 turn.long_running();
             }
@@ -101,12 +100,29 @@ async fn stages(
             request::reach(core, request, custody).instrument(span).await
         }
         // Boxed, so that the future of a request to a cluster stays small.
-        address => {
-            let here = Here { address, http, connection };
+        Routed::Here(here) => {
             let span = tracing::info_span!("request", request.id = %id);
-            Box::pin(serve_here(core, turn, id, here, record)).instrument(span).await
+            Box::pin(serve_here(core, turn, id, *here, record)).instrument(span).await
         }
     }
+}
+
+/// Where a request goes: boxed, because the future of every request reserves space for it.
+enum Routed {
+    Cluster(Box<Request>),
+    Here(Box<Here>),
+}
+
+fn route(
+    core: &Core,
+    connection: Arc<Connection>,
+    id: RequestId,
+    mut http: Box<http::Request<Incoming>>,
+) -> Result<Routed, Refusal> {
+    Ok(match request::address(core, connection.server_name, &mut http)? {
+        Address::Cluster(address) => Routed::Cluster(Request::new(core, connection, id, *http, address)?),
+        address => Routed::Here(Box::new(Here { address, http, connection })),
+    })
 }
 
 /// A request that goes to no cluster.
