@@ -32,7 +32,8 @@ impl Sub for Usage {
 }
 
 impl Usage {
-    /// With what was used in a later life of the same hop: memory is that of the later one, the peak the higher of both.
+    /// With what was used in a later life of the same hop: memory is that of the later one, the peak the higher of
+    /// both.
     pub fn and(self, later: Self) -> Self {
         Self {
             cpu_s: self.cpu_s + later.cpu_s,
@@ -73,8 +74,8 @@ pub fn memory_kib(pid: u32) -> Option<u64> {
     Some(one(pid)? + descendants(pid).into_iter().filter_map(one).sum::<u64>())
 }
 
-/// Lets the peak of resident memory begin again from what is resident now. Without the right to, the peak is that of the
-/// process's whole life.
+/// Lets the peak of resident memory begin again from what is resident now. Without the right to, the peak is that of
+/// the process's whole life.
 pub fn reset_peak(pid: u32) {
     for pid in descendants(pid).into_iter().chain([pid]) {
         let _ = std::fs::write(of(pid, "clear_refs"), "5");

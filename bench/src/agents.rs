@@ -1,6 +1,6 @@
 //! Agents of many clusters in one process. Each has a certificate and a tunnel of its own, and dials, proves itself,
-//! probes, backs off and comes back by the agent's own code; only what is behind them, an apiserver, is not there. Started
-//! by `run`, which tells it what to do, a line of JSON each, and gets a line for each.
+//! probes, backs off and comes back by the agent's own code; only what is behind them, an apiserver, is not there.
+//! Started by `run`, which tells it what to do, a line of JSON each, and gets a line for each.
 
 mod board;
 pub mod control;
@@ -67,8 +67,8 @@ pub enum Ask {
     Now,
 }
 
-/// Clusters of a fleet, at most: a gateway's configuration is at most a megabyte. Where there are more agents, some clusters
-/// have two.
+/// Clusters of a fleet, at most: a gateway's configuration is at most a megabyte. Where there are more agents, some
+/// clusters have two.
 const CLUSTERS: u32 = 5000;
 
 /// How many clusters so many agents have.
@@ -135,8 +135,9 @@ struct Identity {
     key: PathBuf,
 }
 
-/// Those of the agent of this number: of an earlier fleet, or new ones. Making them takes longer than all else that comes
-/// before a fleet dials, and more so where the disk is waited for, which nobody needs who loses the folder with the run.
+/// Those of the agent of this number: of an earlier fleet, or new ones. Making them takes longer than all else that
+/// comes before a fleet dials, and more so where the disk is waited for, which nobody needs who loses the folder with
+/// the run.
 fn identity(dir: &Path, authority: &Authority, number: u32) -> anyhow::Result<Identity> {
     let files = Identity { certificate: dir.join(format!("{number}.crt")), key: dir.join(format!("{number}.key")) };
     // It is written last: where it is, the other one is.

@@ -1,4 +1,5 @@
-//! A real kube-apiserver as upstream: the cluster of `tests/cluster`, one of this run alone, with a pod to run commands in.
+//! A real kube-apiserver as upstream: the cluster of `tests/cluster`, one of this run alone, with a pod to run commands
+//! in.
 
 use std::{
     collections::BTreeMap,
@@ -33,8 +34,8 @@ pub struct Apiserver {
 }
 
 impl Apiserver {
-    /// Brings it up, at the processor of upstreams, where all of the network reaches it. The first time its programs are built,
-    /// which takes minutes.
+    /// Brings it up, at the processor of upstreams, where all of the network reaches it. The first time its programs
+    /// are built, which takes minutes.
     ///
     /// # Errors
     /// Whatever is missing on this machine.

@@ -1,4 +1,5 @@
-//! That a gateway kept a record of every request of a load: it counts those that it had to drop, and its admin listener tells.
+//! That a gateway kept a record of every request of a load: it counts those that it had to drop, and its admin listener
+//! tells.
 
 use std::{
     io::{Read, Write},

@@ -1,4 +1,5 @@
-//! Throw-away certificates of a run: one authority, and a certificate for each server, with all addresses that it is reached by.
+//! Throw-away certificates of a run: one authority, and a certificate for each server, with all addresses that it is
+//! reached by.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
-//! The one cipher of every leg of every path: what differs between paths is then not what they encrypt with. It is the first
-//! choice of rustls, and so Towline's own on every leg, and what OpenSSL and OpenSSH can be told to use. Load and upstream
-//! offer nothing else; each peer's configuration names it too, for the leg between its hops.
+//! The one cipher of every leg of every path: what differs between paths is then not what they encrypt with. It is the
+//! first choice of rustls, and so Towline's own on every leg, and what OpenSSL and OpenSSH can be told to use. Load and
+//! upstream offer nothing else; each peer's configuration names it too, for the leg between its hops.
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
@@ -17,8 +17,8 @@ pub fn provider() -> CryptoProvider {
     }
 }
 
-/// Of a leg over QUIC that is none of Towline's: the same, and behind it the one that a connection's first packets have before
-/// anything is agreed on (RFC 9001 section 5.2).
+/// Of a leg over QUIC that is none of Towline's: the same, and behind it the one that a connection's first packets have
+/// before anything is agreed on (RFC 9001 section 5.2).
 pub fn quic() -> CryptoProvider {
     let first = aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
     let mut provider = provider();

@@ -1,5 +1,5 @@
-//! Work that is done by a program of users, such as kubectl, before a real apiserver: how long it takes from its start to its
-//! end, or until a line that it was given comes back.
+//! Work that is done by a program of users, such as kubectl, before a real apiserver: how long it takes from its start
+//! to its end, or until a line that it was given comes back.
 
 use std::{
     ffi::OsString,
@@ -64,8 +64,8 @@ pub enum Upgrade {
     Websocket,
 }
 
-/// One program and what is measured of it; run by `bench commands` where users are, so that nothing but the program itself is
-/// in the time.
+/// One program and what is measured of it; run by `bench commands` where users are, so that nothing but the program
+/// itself is in the time.
 #[derive(Debug, Serialize, Deserialize)]
 struct Plan {
     program: PathBuf,
@@ -176,7 +176,8 @@ async fn once(mut command: Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first line is not measured: it waits for the session. A session that breaks takes with it what it had still to echo.
+/// The first line is not measured: it waits for the session. A session that breaks takes with it what it had still to
+/// echo.
 async fn echo(plan: &Plan, upgrade: Upgrade, lines: u32) -> Outcome {
     let mut seen = Seen::new();
     let mut session = match Session::start(plan, upgrade).await {

@@ -1,5 +1,5 @@
-//! What is done with many: agents that idle, agents that come back all at once, watches, a cluster beside a noisy one, and
-//! what an agent and its gateway say to each other beside bulk.
+//! What is done with many: agents that idle, agents that come back all at once, watches, a cluster beside a noisy one,
+//! and what an agent and its gateway say to each other beside bulk.
 
 use std::time::Duration;
 
@@ -78,8 +78,8 @@ async fn up(bench: &Bench, fleet: &Fleet, ledgers: &[Ledger]) -> anyhow::Result<
     Ok((agents, outcome))
 }
 
-/// The gateway is killed and started again: how long each agent is away, and what users of a cluster see from when its own
-/// agent is back until all are. `users` is the open loop that they are.
+/// The gateway is killed and started again: how long each agent is away, and what users of a cluster see from when its
+/// own agent is back until all are. `users` is the open loop that they are.
 pub async fn storm(bench: &Bench, path: &mut Running, users: Load) -> anyhow::Result<Outcome> {
     let (user, mut fleet) = (User::of(path), path.also.fleet.take().context("a gateway with a fleet")?);
     let stormed = storm_of(bench, &user, (&mut fleet, &mut path.also), users).await;

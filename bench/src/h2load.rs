@@ -59,8 +59,8 @@ fn report(text: &str) -> anyhow::Result<Outcome> {
     let read = || {
         let rate: f64 = numbers(text, "finished in")?.get(1).copied()?;
         let requests = numbers(text, "requests:")?;
-        // Total, started, done, succeeded, failed, of these errored, timed out. Of those that were started, the last ones were
-        // under way when the time was over.
+        // Total, started, done, succeeded, failed, of these errored, timed out. Of those that were started, the last
+        // ones were under way when the time was over.
         let [_, _, done, succeeded, failed, _, _] = requests[..] else { return None };
         Some((rate, done, succeeded, failed))
     };

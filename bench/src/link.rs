@@ -1,5 +1,5 @@
-//! The network that all paths cross: users, gateway and site each in a namespace of its own, joined by a router over veth
-//! pairs with an MTU of 1500, so that no path has the 64 KiB packets of loopback.
+//! The network that all paths cross: users, gateway and site each in a namespace of its own, joined by a router over
+//! veth pairs with an MTU of 1500, so that no path has the 64 KiB packets of loopback.
 
 mod way;
 
@@ -23,8 +23,8 @@ pub enum Seat {
 
 /// Namespaces: users, gateway, site.
 const PLACES: [char; 3] = ['u', 'g', 's'];
-/// What every route says: the congestion control that kernels come with, whatever this machine's default is. (A namespace's
-/// default can only be one that the whole machine allows to everybody; a route's can be any.)
+/// What every route says: the congestion control that kernels come with, whatever this machine's default is. (A
+/// namespace's default can only be one that the whole machine allows to everybody; a route's can be any.)
 const CUBIC: &str = "congctl cubic";
 /// No connection remembers what an earlier one went through.
 const FORGET: &str = "echo 1 >/proc/sys/net/ipv4/tcp_no_metrics_save";
@@ -96,8 +96,9 @@ impl Link {
         self.command_in(PLACES[seat.place()], &[], seat, program)
     }
 
-    /// The same for a process that stands for many machines: it gives way to load and upstream where they share a processor.
-    /// At once, which being nice does not: who wakes then waits for the scheduler's next tick, 4 ms where that comes at 250 Hz.
+    /// The same for a process that stands for many machines: it gives way to load and upstream where they share a
+    /// processor. At once, which being nice does not: who wakes then waits for the scheduler's next tick, 4 ms where
+    /// that comes at 250 Hz.
     pub fn crowd_command(&self, seat: Seat, program: &Path) -> Command {
         self.command_in(PLACES[seat.place()], &["chrt", "--idle", "0"], seat, program)
     }

@@ -1,6 +1,6 @@
-//! The load generator. An open loop keeps a fixed schedule and measures each request from the moment it was due, so that a
-//! stall is counted for all that it holds up (no coordinated omission); a closed loop keeps so many under way and measures
-//! what gets through.
+//! The load generator. An open loop keeps a fixed schedule and measures each request from the moment it was due, so
+//! that a stall is counted for all that it holds up (no coordinated omission); a closed loop keeps so many under way
+//! and measures what gets through.
 
 mod alarm;
 mod client;
@@ -46,8 +46,8 @@ pub enum Until {
     Done,
     /// With standard input: it goes on beside what is measured, and says `begun` when it is under way.
     Told,
-    /// It goes on and off on connections that are kept: each line on standard input is a [`Turn`], and has an [`Outcome`] for
-    /// an answer.
+    /// It goes on and off on connections that are kept: each line on standard input is a [`Turn`], and has an
+    /// [`Outcome`] for an answer.
     InTurns,
     /// With a line on standard input, by which something is over that users shall be seen during; not before so many
     /// requests. The answer is a [`meanwhile::Seen`].
@@ -60,8 +60,8 @@ pub enum Until {
 /// One turn of a load that is asked for in turns, at its rate.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Turn {
-    /// Seconds in which the caches, which others have used meanwhile, are filled again: what is sent then is counted, and is
-    /// in no latency.
+    /// Seconds in which the caches, which others have used meanwhile, are filled again: what is sent then is counted,
+    /// and is in no latency.
     pub warm_s: f64,
     /// Seconds that are measured.
     pub seconds: f64,

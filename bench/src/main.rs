@@ -188,8 +188,8 @@ fn verdict(run: &record::Run, file: &Path) -> anyhow::Result<Option<targets::Ver
     decides.then(|| targets::check(file, run)).transpose()
 }
 
-/// Results go to standard output. Whoever has read enough of them (`bench report | head`) is told no more; where they cannot
-/// be written for another reason, nothing that follows is worth anything.
+/// Results go to standard output. Whoever has read enough of them (`bench report | head`) is told no more; where they
+/// cannot be written for another reason, nothing that follows is worth anything.
 fn say(text: &str) {
     if let Err(error) = writeln!(std::io::stdout(), "{text}")
         && error.kind() != ErrorKind::BrokenPipe

@@ -1,7 +1,8 @@
-//! What the libraries that Towline is made of cost by themselves: two reverse proxies in a row made of hyper and rustls, of
-//! which the second one dials out, and all requests cross on that one HTTP/2 connection, a stream each, in messages of a
-//! WebSocket or without; or on one of quinn's, an exchange of HTTP/1.1 on each stream. Nobody is asked who they are, nothing is
-//! recorded, and nothing has a bound. Started by `run`; no gateway that is built alike and does more can cost less.
+//! What the libraries that Towline is made of cost by themselves: two reverse proxies in a row made of hyper and
+//! rustls, of which the second one dials out, and all requests cross on that one HTTP/2 connection, a stream each, in
+//! messages of a WebSocket or without; or on one of quinn's, an exchange of HTTP/1.1 on each stream. Nobody is asked
+//! who they are, nothing is recorded, and nothing has a bound. Started by `run`; no gateway that is built alike and
+//! does more can cost less.
 
 mod idle;
 mod inner;

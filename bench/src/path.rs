@@ -1,5 +1,5 @@
-//! The paths that are measured: each started and stopped here, with TLS to the user and to the upstream, each hop a process
-//! of its own and pinned the same way.
+//! The paths that are measured: each started and stopped here, with TLS to the user and to the upstream, each hop a
+//! process of its own and pinned the same way.
 
 mod haproxy;
 mod minimal;
@@ -196,8 +196,8 @@ impl Running {
         (self.lacks)(ability)
     }
 
-    /// What each hop uses from now on, the gateway of a fleet first. The path keeps them too, for whoever knows when its crowd
-    /// is there.
+    /// What each hop uses from now on, the gateway of a fleet first. The path keeps them too, for whoever knows when
+    /// its crowd is there.
     ///
     /// # Errors
     /// One of them has ended.
@@ -377,8 +377,8 @@ fn installed(name: &str, places: &[impl AsRef<Path>]) -> anyhow::Result<PathBuf>
     Ok(found.map(Path::to_owned).ok_or_else(|| Missing(format!("{name} is not installed: bench/peers/install")))?)
 }
 
-/// What a user shows to an upstream that knows nobody, and an agent to the same one: as much as a real apiserver wants to
-/// see, of letters as it has, so that no path has less to carry than another.
+/// What a user shows to an upstream that knows nobody, and an agent to the same one: as much as a real apiserver wants
+/// to see, of letters as it has, so that no path has less to carry than another.
 fn credential() -> String {
     std::iter::repeat_with(fastrand::alphanumeric).take(CREDENTIAL_BYTES).collect()
 }

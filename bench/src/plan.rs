@@ -1,5 +1,5 @@
-//! What a run measures: which scenario over which path, and how often. Where neither is named that is what targets need, as
-//! often as they need it, and once what is shown beside.
+//! What a run measures: which scenario over which path, and how often. Where neither is named that is what targets
+//! need, as often as they need it, and once what is shown beside.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use crate::{
     targets::{self, Need},
 };
 
-/// What shows whether a target can be reached at all, measured beside it, and how often. No target is held against it, so that
-/// three repeats do.
+/// What shows whether a target can be reached at all, measured beside it, and how often. No target is held against it,
+/// so that three repeats do.
 const EVIDENCE: &[(&str, Kind, u32)] = &[
     ("get-64", Kind::MinimalH2, targets::REPEATS),
     ("get-100", Kind::MinimalH2, 3),
@@ -23,8 +23,9 @@ const EVIDENCE: &[(&str, Kind, u32)] = &[
     ("download", Kind::MinimalH2, 3),
     ("download", Kind::MinimalQuic, 3),
 ];
-/// Estimates of what comes before a path is measured, in seconds: programs that start; a gateway and its agent; a gateway of
-/// many clusters, once more; connections and packets that go around before a long way is warm; a real cluster.
+/// Estimates of what comes before a path is measured, in seconds: programs that start; a gateway and its agent; a
+/// gateway of many clusters, once more; connections and packets that go around before a long way is warm; a real
+/// cluster.
 const PROGRAMS_S: f64 = 0.4;
 const TOWLINE_S: f64 = 1.0;
 const FLEET_S: f64 = 1.5;
@@ -61,8 +62,8 @@ pub struct Part {
     pub repeats: u32,
 }
 
-/// All of a run, in order: interleaved repeats, in each of them scenes, in each of them paths, of which another one is the
-/// first in each repeat, and the way round alternates.
+/// All of a run, in order: interleaved repeats, in each of them scenes, in each of them paths, of which another one is
+/// the first in each repeat, and the way round alternates.
 pub struct Plan {
     parts: Vec<Part>,
     repeats: u32,
@@ -81,8 +82,8 @@ pub struct Stop {
 }
 
 impl Plan {
-    /// By names: every scenario over every path, each as often. Without names of scenarios: what targets need and what is
-    /// shown, over these paths.
+    /// By names: every scenario over every path, each as often. Without names of scenarios: what targets need and what
+    /// is shown, over these paths.
     ///
     /// # Errors
     /// An unknown name; targets that cannot be read, where they are needed.
@@ -179,8 +180,8 @@ impl Stop {
     }
 }
 
-/// The order of a round. What one leaves behind on the machine, the next one finds: each is first in its turn, and in odd
-/// rounds, which go backwards from there, comes after another one than in even ones.
+/// The order of a round. What one leaves behind on the machine, the next one finds: each is first in its turn, and in
+/// odd rounds, which go backwards from there, comes after another one than in even ones.
 pub fn begin_with_another<T>(order: &mut [T], round: u32) {
     let first = round as usize % order.len().max(1);
     order.rotate_left(first);

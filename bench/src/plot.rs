@@ -104,8 +104,8 @@ pub fn bars(title: &str, rows: &[Row<Middle>]) -> anyhow::Result<String> {
     })
 }
 
-/// A curve for each path: how long all but one in ten, in a hundred, in a thousand took at most. It ends where there are too
-/// few requests to say more. Both axes are logarithmic. `None` where there is nothing to draw.
+/// A curve for each path: how long all but one in ten, in a hundred, in a thousand took at most. It ends where there
+/// are too few requests to say more. Both axes are logarithmic. `None` where there is nothing to draw.
 ///
 /// # Errors
 /// A fault of the library.

@@ -24,8 +24,8 @@ pub const READY: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(20);
 /// A tool must answer within this.
 const ANSWER: Duration = Duration::from_secs(60);
-/// A program that is asked to end is given this long: more than a gateway's drain takes (`drain_grace`), which has agents to
-/// wait for that were killed.
+/// A program that is asked to end is given this long: more than a gateway's drain takes (`drain_grace`), which has
+/// agents to wait for that were killed.
 const ENDING: Duration = Duration::from_secs(40);
 /// A program that has ended says so within this.
 const LAST_WORDS: Duration = Duration::from_secs(1);

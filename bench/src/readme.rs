@@ -1,5 +1,5 @@
-//! A run in short, as Markdown ready to paste where the project shows what it costs: when, where and by which command, one
-//! table of the figures that most will ask for, and one of the targets.
+//! A run in short, as Markdown ready to paste where the project shows what it costs: when, where and by which command,
+//! one table of the figures that most will ask for, and one of the targets.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! The way between router and site where it is to be long or bad: a relay in user space between two TUN devices, one for
-//! each end, since small kernels have no netem. It says itself how well it keeps what it claims.
+//! The way between router and site where it is to be long or bad: a relay in user space between two TUN devices, one
+//! for each end, since small kernels have no netem. It says itself how well it keeps what it claims.
 
 mod line;
 
@@ -63,8 +63,8 @@ pub fn figures(told: &Told) -> Vec<(String, f64)> {
     .into()
 }
 
-/// Makes the devices, says so with a line, and relays until standard input ends. Each line there is answered with what was
-/// seen since the one before.
+/// Makes the devices, says so with a line, and relays until standard input ends. Each line there is answered with what
+/// was seen since the one before.
 ///
 /// # Errors
 /// Devices that cannot be made or used.

@@ -1,5 +1,5 @@
-//! A run as tables, one for each scenario: the median of the repeats, its spread, its ratio to `nginx-chain` and, for our own
-//! paths, to the best peer.
+//! A run as tables, one for each scenario: the median of the repeats, its spread, its ratio to `nginx-chain` and, for
+//! our own paths, to the best peer.
 
 use std::fmt::Write;
 

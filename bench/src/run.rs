@@ -1,4 +1,5 @@
-//! A run: scenarios over paths, in interleaved repeats, so that what the machine does meanwhile falls on all paths alike.
+//! A run: scenarios over paths, in interleaved repeats, so that what the machine does meanwhile falls on all paths
+//! alike.
 
 mod turns;
 
@@ -56,8 +57,8 @@ pub struct Args {
     /// Folder of towline and towline-agent; that of this program without it.
     #[arg(long)]
     programs: Option<PathBuf>,
-    /// Train a program that was built to count what runs (`rustc -C profile-generate`): its processes are asked to end before
-    /// they are killed, as they write down then what they have counted.
+    /// Train a program that was built to count what runs (`rustc -C profile-generate`): its processes are asked to end
+    /// before they are killed, as they write down then what they have counted.
     #[arg(long)]
     train: bool,
     /// Exit code 1 if any request failed, or something broke.
@@ -194,9 +195,9 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Scenarios of a scene, over a path that is started for them: what one round leaves behind is not carried through the
-    /// whole run. One that breaks has no figures, and the next one has the path started anew. How often something broke; what
-    /// is missing on this machine does not count.
+    /// Scenarios of a scene, over a path that is started for them: what one round leaves behind is not carried through
+    /// the whole run. One that breaks has no figures, and the next one has the path started anew. How often something
+    /// broke; what is missing on this machine does not count.
     async fn run(
         &self,
         scene: Scene,

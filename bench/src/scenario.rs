@@ -156,8 +156,8 @@ impl Size {
 
 /// Bytes a second that an estimate counts on, of any path.
 const COUNTED_ON: f64 = 300e6;
-/// Estimates: what goes on beside begins and settles; how much longer than it means to a fleet dials, over both carriers; a
-/// gateway that was killed is back, and all of its agents; a program that was started; the token checks.
+/// Estimates: what goes on beside begins and settles; how much longer than it means to a fleet dials, over both
+/// carriers; a gateway that was killed is back, and all of its agents; a program that was started; the token checks.
 const BESIDE_S: f64 = 2.5;
 const DIALLED: f64 = 1.15;
 const AWAY_S: f64 = 11.0;
@@ -297,8 +297,8 @@ const PLAIN: &[Scenario] = &[
     },
 ];
 
-/// Small requests until a few hundred got through: connections, caches and windows are warm before anything counts. Over a
-/// long or bad way fewer must do.
+/// Small requests until a few hundred got through: connections, caches and windows are warm before anything counts.
+/// Over a long or bad way fewer must do.
 pub fn warm(scene: Scene) -> Load {
     let requests = if scene.shape == Shape::PLAIN { 200 } else { 40 };
     small(Connections::Http2(1), Pace::Count { concurrent: 8, requests })

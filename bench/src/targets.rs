@@ -202,8 +202,8 @@ impl Target {
         Ok(self.judged(figure, &measured))
     }
 
-    /// Whether what was measured is within the limit: of what failed the most, as what fails once in five repeats does fail;
-    /// of all else the median.
+    /// Whether what was measured is within the limit: of what failed the most, as what fails once in five repeats does
+    /// fail; of all else the median.
     fn judged(&self, figure: &Figure, measured: &Middle) -> (Judgement, String) {
         let met = |value: f64| {
             self.at_most.is_none_or(|most| value <= most) && self.at_least.is_none_or(|least| value >= least)
@@ -216,8 +216,8 @@ impl Target {
         (if met(value) { Judgement::Holds } else { Judgement::Missed }, text)
     }
 
-    /// What is compared with the limit; otherwise why there is none. A ratio is taken in each repeat, for what the machine did
-    /// meanwhile fell on both alike, and not on all repeats.
+    /// What is compared with the limit; otherwise why there is none. A ratio is taken in each repeat, for what the
+    /// machine did meanwhile fell on both alike, and not on all repeats.
     fn measured(&self, run: &Run, figure: &Figure) -> Result<Middle, String> {
         let this = self.added(run, figure, &self.path)?;
         let compared: Vec<f64> = if self.to == "nothing" {
@@ -236,8 +236,8 @@ impl Target {
             .ok_or_else(|| format!("only {count} repeats have both {} and {}", self.path, self.to))
     }
 
-    /// The figure of each repeat, less that of the path that it is over in the same repeat: a host that was twice as quick in one
-    /// of them was so for both.
+    /// The figure of each repeat, less that of the path that it is over in the same repeat: a host that was twice as
+    /// quick in one of them was so for both.
     fn added(&self, run: &Run, figure: &Figure, path: &str) -> Result<Vec<(u32, f64)>, String> {
         let scenario = &self.scenario;
         let enough = |path: &str| {

@@ -1,5 +1,5 @@
-//! What checking who somebody is costs, without anything around it: tokens, by the verifier that gateway and agent share, its
-//! keys at hand, and certificates. Run by the harness in a process of its own, pinned where hops are.
+//! What checking who somebody is costs, without anything around it: tokens, by the verifier that gateway and agent
+//! share, its keys at hand, and certificates. Run by the harness in a process of its own, pinned where hops are.
 
 mod certificate;
 
@@ -166,7 +166,8 @@ impl Signer {
         let claims = claims.as_object().context("claims are an object")?;
         claims.iter().for_each(|(name, value)| all[name] = value.clone());
         let short = USUAL_BYTES.saturating_sub(self.sign(&all)?.len());
-        // Four characters of a token are three bytes; those of the claim's own name, of quotes and signs are among them.
+        // Four characters of a token are three bytes; those of the claim's own name, of quotes and signs are among
+        // them.
         all["fill"] = json!("x".repeat((short * 3 / 4).saturating_sub(10)));
         self.sign(&all)
     }

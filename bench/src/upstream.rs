@@ -1,5 +1,6 @@
-//! An upstream that answers at line rate, so that the upstream is not what is measured: small answers, bodies of any length,
-//! a sink for uploads, watches, upgraded connections that send back what they get. HTTP/1.1 and HTTP/2 over TLS.
+//! An upstream that answers at line rate, so that the upstream is not what is measured: small answers, bodies of any
+//! length, a sink for uploads, watches, upgraded connections that send back what they get. HTTP/1.1 and HTTP/2 over
+//! TLS.
 
 pub mod echo;
 pub mod events;

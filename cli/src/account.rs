@@ -169,8 +169,8 @@ impl Account {
     }
 
     /// The audience of another issuer's tokens for the gateway's API: the address that was typed. What the gateway says
-    /// counts only where it spells the same address another way. A hostile gateway could name another service, and would be
-    /// shown the token that the issuer gives for that.
+    /// counts only where it spells the same address another way. A hostile gateway could name another service, and
+    /// would be shown the token that the issuer gives for that.
     pub fn external_audience(&self) -> String {
         let same =
             |url: &str| Address::parse(url).is_ok_and(|address| address.url().eq_ignore_ascii_case(&self.gateway));

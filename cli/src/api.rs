@@ -1,5 +1,5 @@
-//! Typed calls of the resource API: paging, long-running operations, repeats where they are safe, and ARM's error envelope
-//! as an error that says what, where, and what to type next.
+//! Typed calls of the resource API: paging, long-running operations, repeats where they are safe, and ARM's error
+//! envelope as an error that says what, where, and what to type next.
 
 mod error;
 mod operation;
@@ -178,8 +178,8 @@ impl Api {
         Err(anyhow!("the list has more than {PAGES} pages").into())
     }
 
-    /// Sends one request, and again where that is safe: the gateway said that it did not begin with it (429), or repeating
-    /// it changes nothing (503). A token that is refused is renewed once.
+    /// Sends one request, and again where that is safe: the gateway said that it did not begin with it (429), or
+    /// repeating it changes nothing (503). A token that is refused is renewed once.
     ///
     /// # Errors
     /// [`ApiError`] for a refusal, else why there was no answer.

@@ -78,8 +78,8 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Makes the commands of lines `Name = module, how;`. `Args` of the module are the command's options, their comment is its
-/// help, and `run` of the module is what it does. Ctrl+C meets a command in one of these ways:
+/// Makes the commands of lines `Name = module, how;`. `Args` of the module are the command's options, their comment is
+/// its help, and `run` of the module is what it does. Ctrl+C meets a command in one of these ways:
 ///
 /// | how | what happens |
 /// |---|---|
@@ -157,8 +157,8 @@ async fn interruptible(command: impl Future<Output = Outcome>) -> Outcome {
     }
 }
 
-/// Asks for a yes on the terminal; without a terminal the answer must have been given as `--yes`. Ctrl+C is heard while it
-/// waits: the thread that reads ends with the program.
+/// Asks for a yes on the terminal; without a terminal the answer must have been given as `--yes`. Ctrl+C is heard while
+/// it waits: the thread that reads ends with the program.
 ///
 /// # Errors
 /// When the answer is no, or nobody can be asked.

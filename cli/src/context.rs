@@ -1,4 +1,5 @@
-//! Who is signed in where. `towline login` keeps an account, every other command reads it, and tokens are renewed silently.
+//! Who is signed in where. `towline login` keeps an account, every other command reads it, and tokens are renewed
+//! silently.
 //!
 //! | where | what |
 //! |---|---|

@@ -54,7 +54,8 @@ pub fn no_proxy() -> Option<String> {
     text(&["NO_PROXY", "no_proxy"])
 }
 
-/// The files of the kubeconfig to merge into: those of `KUBECONFIG`, else `~/.kube/config`. Empty where neither is known.
+/// The files of the kubeconfig to merge into: those of `KUBECONFIG`, else `~/.kube/config`. Empty where neither is
+/// known.
 pub fn kubeconfigs() -> Vec<PathBuf> {
     let listed = env::var_os("KUBECONFIG").unwrap_or_default();
     let listed: Vec<PathBuf> = env::split_paths(&listed).filter(|path| !path.as_os_str().is_empty()).collect();
@@ -64,8 +65,8 @@ pub fn kubeconfigs() -> Vec<PathBuf> {
     env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config")).into_iter().collect()
 }
 
-/// The path by which this program was called, for what is to call it again: links stay, so that the next version is called
-/// where they lead to it.
+/// The path by which this program was called, for what is to call it again: links stay, so that the next version is
+/// called where they lead to it.
 ///
 /// # Errors
 /// When it is not known, or would be the gateway or an agent by its name.
@@ -182,8 +183,8 @@ fn ignores_hangup(status: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// A package manager's link leads to the next version; the program's own path is that of one version, and perhaps another
-    /// name of the program.
+    /// A package manager's link leads to the next version; the program's own path is that of one version, and perhaps
+    /// another name of the program.
     #[test]
     fn program_called_through_a_link_is_named_by_the_link() {
         let dir = tempfile::tempdir().unwrap();

@@ -66,7 +66,8 @@ impl Failure {
     /// The error alone, with the hint in it.
     pub fn into_error(self) -> anyhow::Error {
         let Some(hint) = self.hint else { return self.error };
-        // What has the hint already says it again where it is reported; said in a context, its text would stand there twice.
+        // What has the hint already says it again where it is reported; said in a context, its text would stand there
+        // twice.
         let known = Self::from(self.error);
         if known.hint.as_ref() == Some(&hint) {
             return known.error;

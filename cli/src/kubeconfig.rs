@@ -1,6 +1,6 @@
-//! Merges entries into a kubeconfig as `kubectl config set-cluster`, `set-credentials` and `set-context` do: what an entry of
-//! the same name says besides, such as a context's namespace, stays, and so does what others put there, unknown keys
-//! included.
+//! Merges entries into a kubeconfig as `kubectl config set-cluster`, `set-credentials` and `set-context` do: what an
+//! entry of the same name says besides, such as a context's namespace, stays, and so does what others put there,
+//! unknown keys included.
 
 mod address;
 mod file;
@@ -17,7 +17,8 @@ use crate::{
     yaml::{self, Content, Node},
 };
 
-/// What proves a user, by the keys of a kubeconfig: what is not written again is taken out, or it would be used instead.
+/// What proves a user, by the keys of a kubeconfig: what is not written again is taken out, or it would be used
+/// instead.
 const CREDENTIALS: &[&str] = &[
     "token",
     "tokenFile",
@@ -97,8 +98,8 @@ pub fn alone(entry: &Entry) -> anyhow::Result<String> {
     merge(b"", entry, Parts::ALL)
 }
 
-/// Puts the parts of an entry into the text of a kubeconfig (empty for a new one). Entries of the same names are changed where
-/// they stand.
+/// Puts the parts of an entry into the text of a kubeconfig (empty for a new one). Entries of the same names are
+/// changed where they stand.
 fn merge(text: &[u8], entry: &Entry, parts: Parts) -> anyhow::Result<String> {
     let (mut root, has_more) = read(text)?;
     if has_more {

@@ -1,5 +1,5 @@
-//! The Kubernetes cluster of the user's kubeconfig, which `connect`, `delete` and `troubleshoot` work in. The only place of
-//! this program that names the kube library.
+//! The Kubernetes cluster of the user's kubeconfig, which `connect`, `delete` and `troubleshoot` work in. The only
+//! place of this program that names the kube library.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -115,9 +115,9 @@ impl Kubernetes {
         Ok(Self { client, context, server, server_name, minor: 0 })
     }
 
-    /// Whether the kubeconfig leads through a gateway: what is done in the cluster must not need the agents that it is done
-    /// to. Its address may not tell, as that of `towline proxy` does not; then the answer to `GET /version` does, which the
-    /// gateway gives a header of its own.
+    /// Whether the kubeconfig leads through a gateway: what is done in the cluster must not need the agents that it is
+    /// done to. Its address may not tell, as that of `towline proxy` does not; then the answer to `GET /version` does,
+    /// which the gateway gives a header of its own.
     pub async fn leads_through_a_gateway(&self) -> bool {
         if form_of(&self.server, self.server_name.as_deref()).is_some() {
             return true;
@@ -210,8 +210,8 @@ pub struct Closed {
     pub by_role: bool,
 }
 
-/// What an autoscaler of nodes has in a cluster: the ConfigMap in which cluster-autoscaler writes how it is, and the definition
-/// of Karpenter's node pools.
+/// What an autoscaler of nodes has in a cluster: the ConfigMap in which cluster-autoscaler writes how it is, and the
+/// definition of Karpenter's node pools.
 fn autoscalers() -> [Place; 2] {
     [
         Place::within(place::CONFIG_MAP, "kube-system", "cluster-autoscaler-status"),

@@ -1,7 +1,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods))]
-//! The `towline` command; and all that ships, for `towline-gateway` and `towline-agent` are other names of the same file. So
-//! there is one program to build, to train and to hand out, and two that run from one file share its code in memory and
-//! caches.
+//! The `towline` command; and all that ships, for `towline-gateway` and `towline-agent` are other names of the same
+//! file. So there is one program to build, to train and to hand out, and two that run from one file share its code in
+//! memory and caches.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -65,8 +65,8 @@ use self::{
 
 /// What is logged unless somebody says otherwise; a gateway's operator is told what libraries warn of too.
 const GATEWAY_LOG: &str = "info";
-/// See [`GATEWAY_LOG`]. What libraries warn of is for their callers: it comes back as an error of the command, and so does
-/// what kube's client calls an error.
+/// See [`GATEWAY_LOG`]. What libraries warn of is for their callers: it comes back as an error of the command, and so
+/// does what kube's client calls an error.
 const COMMAND_LOG: &str = "error,kube_client=off,towline=info,agent=info,gateway=info,types=info,daemon=info,auth=info,tunnel=info,certs=info";
 
 fn main() -> ExitCode {

@@ -1,5 +1,6 @@
-//! The agents' manifests, as `towline connect` applies them: the same objects as the chart's (`docker/chart/towline-agent`,
-//! with `identity.clusterId`), without helm. `tests/it/connect.rs` compares the two for several sets of values.
+//! The agents' manifests, as `towline connect` applies them: the same objects as the chart's
+//! (`docker/chart/towline-agent`, with `identity.clusterId`), without helm. `tests/it/connect.rs` compares the two for
+//! several sets of values.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,5 +1,6 @@
-//! How somebody signs in: client credentials (RFC 6749 section 4.4), device code (RFC 8628), a browser with PKCE (RFC 7636,
-//! RFC 8252), and refresh tokens. At the gateway's own issuer, or at another one that its discovery document describes.
+//! How somebody signs in: client credentials (RFC 6749 section 4.4), device code (RFC 8628), a browser with PKCE (RFC
+//! 7636, RFC 8252), and refresh tokens. At the gateway's own issuer, or at another one that its discovery document
+//! describes.
 
 pub mod browser;
 pub mod device;
@@ -49,7 +50,8 @@ impl Refused {
     pub fn is_over(&self) -> bool {
         matches!(
             self.error.as_str(),
-            // The last two as OpenID Connect Core 3.1.2.6 has them: some issuers give them for a session that has ended.
+            // The last two as OpenID Connect Core 3.1.2.6 has them: some issuers give them for a session that has
+            // ended.
             "invalid_grant" | "invalid_client" | "unauthorized_client" | "interaction_required" | "login_required"
         )
     }
@@ -196,9 +198,9 @@ impl TokenEndpoint {
     }
 }
 
-/// Which token is for the gateway's API, and which for clusters. An issuer that does not know the gateway gives access tokens
-/// for itself; the ID token is then what says who it is. What is for the API is never shown to a cluster where there is
-/// something else to show: who runs a cluster could use it.
+/// Which token is for the gateway's API, and which for clusters. An issuer that does not know the gateway gives access
+/// tokens for itself; the ID token is then what says who it is. What is for the API is never shown to a cluster where
+/// there is something else to show: who runs a cluster could use it.
 fn chosen<'a>(access: Option<&'a str>, id: Option<&'a str>, audience: &str) -> Option<(&'a str, &'a str)> {
     let fits = |token: &str| {
         claims(token).is_some_and(|claims| match &claims["aud"] {

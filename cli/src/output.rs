@@ -1,5 +1,5 @@
-//! What commands print to standard output: results as a table, JSON, YAML or tab-separated values, after `--query`. Colour
-//! only on a terminal, and never with `NO_COLOR`.
+//! What commands print to standard output: results as a table, JSON, YAML or tab-separated values, after `--query`.
+//! Colour only on a terminal, and never with `NO_COLOR`.
 
 mod query;
 mod table;
@@ -79,7 +79,8 @@ pub fn print(value: &Value, args: &OutputArgs, columns: &[Column]) -> Outcome<()
 /// Prints a text to standard output as it is, but for what could steer a terminal.
 ///
 /// # Errors
-/// When standard output is closed: as with other programs, a reader that has had enough ends the command without a word.
+/// When standard output is closed: as with other programs, a reader that has had enough ends the command without a
+/// word.
 pub fn print_text(text: &str) -> Outcome<()> {
     to_stdout(&lines(text))
 }

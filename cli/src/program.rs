@@ -1,5 +1,5 @@
-//! Which of the three programs this is: `towline`, `towline-gateway` and `towline-agent` are one file, told apart by the
-//! name that it is called by.
+//! Which of the three programs this is: `towline`, `towline-gateway` and `towline-agent` are one file, told apart by
+//! the name that it is called by.
 
 use std::{ffi::OsString, path::Path};
 

@@ -1,5 +1,5 @@
-//! Shows a failed command to its user: the error with all its causes, and what to type next. A failure without advice gets that
-//! of the server that refused: only here are those errors known that have some.
+//! Shows a failed command to its user: the error with all its causes, and what to type next. A failure without advice
+//! gets that of the server that refused: only here are those errors known that have some.
 
 use std::process::ExitCode;
 

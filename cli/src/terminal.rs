@@ -1,5 +1,5 @@
-//! What is said to people on standard error, and texts of others on a terminal: what could steer it, or turn text around and
-//! so hide what a name is, does not reach it.
+//! What is said to people on standard error, and texts of others on a terminal: what could steer it, or turn text
+//! around and so hide what a name is, does not reach it.
 
 use std::{
     fmt::Write as _,
@@ -11,8 +11,8 @@ use std::{
 /// Stands where a character was that could steer a terminal.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// Whether a character steers a terminal, ends a line, or turns the direction of text around (C0, DEL, C1, and the marks,
-/// embeddings and isolates of the Unicode bidirectional algorithm).
+/// Whether a character steers a terminal, ends a line, or turns the direction of text around (C0, DEL, C1, and the
+/// marks, embeddings and isolates of the Unicode bidirectional algorithm).
 pub fn steers(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')

@@ -1,7 +1,7 @@
-//! YAML as every reader takes it. kubectl and helm read YAML 1.1, where `on`, `no`, `1:30` and `1e3` without quotes are no
-//! texts; other readers follow YAML 1.2, where `0o7` is a number. So there is one writer ([`write`]), which leaves a text
-//! without quotes only if no version can take it for anything else, and one reader ([`read`]), which keeps what it does not
-//! understand as it was written.
+//! YAML as every reader takes it. kubectl and helm read YAML 1.1, where `on`, `no`, `1:30` and `1e3` without quotes are
+//! no texts; other readers follow YAML 1.2, where `0o7` is a number. So there is one writer ([`write`]), which leaves a
+//! text without quotes only if no version can take it for anything else, and one reader ([`read`]), which keeps what it
+//! does not understand as it was written.
 //!
 //! | part | what it does |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! The names by which role assignments and `[api] owners` know the accounts of issuers: each issuer gives its own prefix.
+//! The names by which role assignments and `[api] owners` know the accounts of issuers: each issuer gives its own
+//! prefix.
 
 use std::collections::HashSet;
 

@@ -1,5 +1,5 @@
-//! Who of the built-in issuer may act now. A token lives for an hour; whoever was deleted or disabled meanwhile reaches no
-//! cluster with it, and what they have open ends (docs/features.md K5, S1; docs/identity.md).
+//! Who of the built-in issuer may act now. A token lives for an hour; whoever was deleted or disabled meanwhile reaches
+//! no cluster with it, and what they have open ends (docs/features.md K5, S1; docs/identity.md).
 
 use std::{collections::HashSet, sync::Arc};
 

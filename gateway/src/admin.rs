@@ -1,5 +1,5 @@
-//! The admin listener: health, readiness, metrics, log level, drain, sessions, tunnels, reload. An address of its own that
-//! users must not reach; browsers are turned away, so that no page can press its buttons.
+//! The admin listener: health, readiness, metrics, log level, drain, sessions, tunnels, reload. An address of its own
+//! that users must not reach; browsers are turned away, so that no page can press its buttons.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -51,8 +51,9 @@ pub fn router(core: Arc<Core>, reloader: Arc<Reloader>, log_level: Option<LogLev
         .with_state(Arc::new(Admin { core, reloader, log_level }))
 }
 
-/// Browsers say where a request comes from, but for a GET within what they hold for one site; there a name tells, which an
-/// attacker's DNS can point at this machine. So an address that only this machine reaches is not served under other names.
+/// Browsers say where a request comes from, but for a GET within what they hold for one site; there a name tells, which
+/// an attacker's DNS can point at this machine. So an address that only this machine reaches is not served under other
+/// names.
 async fn no_browsers(State(loopback): State<bool>, request: Request, next: Next) -> Response {
     let browser = request.headers().contains_key(header::ORIGIN) || request.headers().contains_key("sec-fetch-site");
     if browser || (loopback && has_foreign_name(&request)) {

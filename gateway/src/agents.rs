@@ -38,8 +38,8 @@ use crate::{
     rate::Rate,
 };
 
-/// Bytes of a message that holds a key, a request for a certificate or a signature; of others it is read on a thread of its own
-/// if it is longer.
+/// Bytes of a message that holds a key, a request for a certificate or a signature; of others it is read on a thread of
+/// its own if it is longer.
 const SHORT_BYTES: usize = 32 * 1024;
 /// How long a body may take to arrive.
 const BODY_DEADLINE: Duration = Duration::from_secs(30);
@@ -113,8 +113,8 @@ impl Reply {
 impl Call {
     /// The message in the body.
     pub async fn message<T: DeserializeOwned + Send + 'static>(&self) -> Result<T, ApiError> {
-        // Objects only, for a list would pass for one whose members all have defaults; and where a library quotes what it
-        // read, a secret would be in a log.
+        // Objects only, for a list would pass for one whose members all have defaults; and where a library quotes what
+        // it read, a secret would be in a log.
         let read = |body: &[u8]| {
             let object = types::json::object(body).map(serde_json::Value::Object);
             object.ok().and_then(|object| serde_json::from_value(object).ok())

@@ -1,5 +1,5 @@
-//! Answers that the gateway writes itself: JSON documents, and bodies that are whole or told as it happens. What a cluster
-//! answers is not among them.
+//! Answers that the gateway writes itself: JSON documents, and bodies that are whole or told as it happens. What a
+//! cluster answers is not among them.
 
 use std::{
     any::Any,
@@ -15,8 +15,8 @@ use http::{HeaderName, HeaderValue, Response, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::Full;
 
-/// Names the request in every answer, whoever made it, as in logs and audit records. A name of our own: services behind an
-/// apiserver's proxy send `X-Request-Id` themselves, and the apiserver's `Audit-Id` is another id.
+/// Names the request in every answer, whoever made it, as in logs and audit records. A name of our own: services behind
+/// an apiserver's proxy send `X-Request-Id` themselves, and the apiserver's `Audit-Id` is another id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-towline-request-id");
 
 /// The body of an answer.

@@ -241,7 +241,8 @@ where
     response
 }
 
-/// What the client says that several requests belong to, if it is a GUID: what it is not, is nothing to look for in a log.
+/// What the client says that several requests belong to, if it is a GUID: what it is not, is nothing to look for in a
+/// log.
 fn correlation(headers: &HeaderMap) -> Option<&str> {
     headers.get(&CORRELATION_ID)?.to_str().ok().filter(|id| crate::guid::is_guid(id))
 }

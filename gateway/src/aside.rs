@@ -1,7 +1,7 @@
-//! Work whose size callers choose and that may take longer than a request may hold up a thread of the runtime: a few pieces at
-//! once, on threads of their own. The rest waits in line; who waits is bounded where it came from (bodies of one caller,
-//! exchanges of one cluster). Documents of agents have a line of their own: a withdrawn right must arrive in its time, however
-//! many bodies users send.
+//! Work whose size callers choose and that may take longer than a request may hold up a thread of the runtime: a few
+//! pieces at once, on threads of their own. The rest waits in line; who waits is bounded where it came from (bodies of
+//! one caller, exchanges of one cluster). Documents of agents have a line of their own: a withdrawn right must arrive
+//! in its time, however many bodies users send.
 
 use tokio::{sync::Semaphore, task::JoinError};
 
@@ -13,7 +13,8 @@ const DOCUMENTS_AT_ONCE: usize = 1;
 static USERS: Semaphore = Semaphore::const_new(AT_ONCE);
 static DOCUMENTS: Semaphore = Semaphore::const_new(DOCUMENTS_AT_ONCE);
 
-/// Does a piece of work and waits for it. It goes on where nobody waits any more, and keeps its place until it has ended.
+/// Does a piece of work and waits for it. It goes on where nobody waits any more, and keeps its place until it has
+/// ended.
 ///
 /// # Errors
 /// When it panicked, or the process ends.

@@ -1,9 +1,9 @@
 //! One record per request, however it ends. [`Record`] is opened with the request and travels with it into the answer's
-//! body or the upgraded connection; dropping it writes it. Writing, and spelling out what is written, is off the request's
-//! path and never waits: what does not fit into the queue is counted and logged.
+//! body or the upgraded connection; dropping it writes it. Writing, and spelling out what is written, is off the
+//! request's path and never waits: what does not fit into the queue is counted and logged.
 //!
-//! No credential is ever put into a record, and no query: commands and selectors in it are the user's own business. Every
-//! text that comes from outside is cut to [`TEXT_BYTES`].
+//! No credential is ever put into a record, and no query: commands and selectors in it are the user's own business.
+//! Every text that comes from outside is cut to [`TEXT_BYTES`].
 
 mod line;
 mod writer;

@@ -1,5 +1,5 @@
-//! Bodies of requests, taken in to their end and bounded in bytes and time: a connection with a request on it whose body was
-//! not read is closed, and its client then sees a broken connection in place of the answer.
+//! Bodies of requests, taken in to their end and bounded in bytes and time: a connection with a request on it whose
+//! body was not read is closed, and its client then sees a broken connection in place of the answer.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use http_body_util::BodyExt;
 
 /// Bytes of a body at most. As values in memory it may be sixteen times as much.
 pub const BYTES: usize = 256 * 1024;
-/// What of a larger one is taken in and forgotten, so that its sender gets to read why it was refused: most send all of it
-/// before they look for an answer, and see a broken connection where it is cut off.
+/// What of a larger one is taken in and forgotten, so that its sender gets to read why it was refused: most send all of
+/// it before they look for an answer, and see a broken connection where it is cut off.
 const FORGOTTEN: u64 = 16 * 1024 * 1024;
 /// How long the rest of one may take that nobody asked for.
 const REST: Duration = Duration::from_secs(5);

@@ -150,8 +150,8 @@ fn built_in_issuer(config: &Config, faults: &mut Faults) {
     }
 }
 
-/// The addresses are this machine's. One that is in use is a running gateway's, and the right to a low port is a service
-/// manager's to give, which an operator who runs `check-config` has not.
+/// The addresses are this machine's. One that is in use is a running gateway's, and the right to a low port is a
+/// service manager's to give, which an operator who runs `check-config` has not.
 fn addresses(config: &Config, faults: &mut Faults) {
     let listen = &config.listen;
     let tcp = [("listen.public", listen.public), ("listen.admin", listen.admin)];

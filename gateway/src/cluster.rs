@@ -1,5 +1,5 @@
-//! What is known of a registered cluster, and what its agents' certificates must say: words that the request stages, the
-//! tunnels and the resource API share.
+//! What is known of a registered cluster, and what its agents' certificates must say: words that the request stages,
+//! the tunnels and the resource API share.
 
 pub mod wanted;
 
@@ -90,8 +90,8 @@ pub enum Gone {
         "cluster {0} is defined in the gateway's configuration file, which this certificate was not made for; the gateway's operator makes certificates for it, or removes it from [[clusters]]"
     )]
     Configured(ClusterId),
-    /// The certificate rests on an onboarding key that the cluster has no more, or names none (as those that were issued
-    /// before certificates did). Who has the cluster's present key gets one that does.
+    /// The certificate rests on an onboarding key that the cluster has no more, or names none (as those that were
+    /// issued before certificates did). Who has the cluster's present key gets one that does.
     #[error(
         "the certificate was issued for another onboarding key than cluster {0} has; enrol with the present key, or {CONNECT_AGAIN}"
     )]

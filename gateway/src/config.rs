@@ -61,12 +61,13 @@ pub struct Listen {
     pub domain: Option<String>,
     /// Clusters are found at the TLS server name `<base32 key>.<suffix>` too; none: they are not.
     pub server_name_suffix: Option<String>,
-    /// Whether a balancer in front ends TLS: what users see is its certificate, and the own one need not be for `[api] url`.
+    /// Whether a balancer in front ends TLS: what users see is its certificate, and the own one need not be for
+    /// `[api] url`.
     pub tls_ends_before: bool,
 }
 
-/// Where [`Listen::server_name_suffix`] is not given: `internal` is for names that are nobody's on the internet, and no DNS
-/// server needs to know them.
+/// Where [`Listen::server_name_suffix`] is not given: `internal` is for names that are nobody's on the internet, and no
+/// DNS server needs to know them.
 pub const SERVER_NAME_SUFFIX: &str = "clusters.towline.internal";
 
 /// The server's certificate and key, PEM.
@@ -107,10 +108,10 @@ pub struct Limits {
     pub streams_per_tunnel: u32,
     /// User connections open at once.
     pub connections: u32,
-    /// User connections open at once from one address (IPv6: one /64). The default is a tenth of all: a company behind one
-    /// address has room for about a thousand people with a kubectl and an editor each, and a few hostile addresses cannot
-    /// keep the others out. An address also gets no more than an eighth of what is free. A gateway that sees all of its
-    /// users at one address (a balancer that does not keep addresses) needs more.
+    /// User connections open at once from one address (IPv6: one /64). The default is a tenth of all: a company behind
+    /// one address has room for about a thousand people with a kubectl and an editor each, and a few hostile addresses
+    /// cannot keep the others out. An address also gets no more than an eighth of what is free. A gateway that sees all
+    /// of its users at one address (a balancer that does not keep addresses) needs more.
     pub connections_per_address: u32,
     /// TLS and hello handshakes going on at once.
     pub handshakes: u32,

@@ -1,6 +1,6 @@
 //! Whether clusters' agents are there: computed when it is read, from instants that the store keeps, so
-//! that it is right after a restart and whoever asks. Instants are this gateway's own; what an agent says of the time is
-//! not listened to.
+//! that it is right after a restart and whoever asks. Instants are this gateway's own; what an agent says of the time
+//! is not listened to.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,8 +16,8 @@ use crate::{
 
 /// How often the clusters whose tunnels are up are kept as seen, all in one write.
 const SEEN_EVERY: Duration = Duration::from_secs(60);
-/// Time between two of these writes: thousands of agents that come back within seconds are a few transactions and not one
-/// each, while users' requests wait for the same processor.
+/// Time between two of these writes: thousands of agents that come back within seconds are a few transactions and not
+/// one each, while users' requests wait for the same processor.
 pub const APART: Duration = Duration::from_millis(250);
 
 /// A cluster's `connectivityStatus`.
@@ -90,8 +90,8 @@ pub async fn keep(control: Arc<Control>, tunnels: Arc<Registry>, shutdown: Shutd
             tunnels.all().iter().for_each(|tunnel| tunnels.touch(&tunnel.cluster));
         }
         let snapshot = control.snapshot();
-        // A tunnel of a cluster that was deleted and created again is no sign of life of the new one, nor is one of a cluster
-        // of the configuration.
+        // A tunnel of a cluster that was deleted and created again is no sign of life of the new one, nor is one of a
+        // cluster of the configuration.
         let same = |cluster: &ClusterRef| {
             let now = snapshot.stored(&cluster.key);
             now.is_some_and(|now| now.agents.principal() == cluster.agents.principal())

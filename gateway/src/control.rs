@@ -153,8 +153,8 @@ impl Control {
         self.settings.subscriptions.iter().any(|subscription| subscription.id.eq_ignore_ascii_case(id))
     }
 
-    /// Whether what the store keeps of a cluster counts: its subscription is one of the configuration's, and the configuration
-    /// does not name the cluster itself.
+    /// Whether what the store keeps of a cluster counts: its subscription is one of the configuration's, and the
+    /// configuration does not name the cluster itself.
     pub fn decides_about(&self, id: &ClusterId) -> bool {
         self.has_subscription(id.subscription()) && !self.snapshots.load().is_configured(&id.key())
     }
@@ -301,8 +301,8 @@ impl Control {
         self.trust.get().map(|trust| trust.gateway_ca()).or_else(|| self.settings.ca.clone()).unwrap_or_default()
     }
 
-    /// Who somebody is to a cluster's access certificate: with those of their groups alone that give the right now, each by
-    /// itself, and no more than a certificate holds.
+    /// Who somebody is to a cluster's access certificate: with those of their groups alone that give the right now,
+    /// each by itself, and no more than a certificate holds.
     fn holder(&self, cluster: &ClusterId, caller: &Caller) -> Result<String, ApiError> {
         let identity = caller.identity().ok_or_else(|| ApiError::internal("nobody asks for access"))?;
         let snapshot = self.snapshot();
@@ -340,8 +340,8 @@ impl Control {
         })
     }
 
-    /// The right of somebody to reach a cluster with one of its own service accounts' tokens: a certificate of an hour, which
-    /// holds as long as they have the right.
+    /// The right of somebody to reach a cluster with one of its own service accounts' tokens: a certificate of an hour,
+    /// which holds as long as they have the right.
     pub fn access(&self, cluster: &ClusterId, caller: &Caller) -> Result<Issued, ApiError> {
         let authority = self.trust.get().and_then(|trust| trust.authority()).ok_or_else(|| {
             let message = "This gateway issues no certificates: [agents] authority_dir is not in its configuration. Ask who runs it for a certificate.";

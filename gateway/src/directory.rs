@@ -1,5 +1,6 @@
 //! What decisions need of the stored resources, in memory: clusters, role definitions and assignments of one moment.
-//! Immutable when shared; a change makes another one, which shares what did not change. No SQL on the path of a request.
+//! Immutable when shared; a change makes another one, which shares what did not change. No SQL on the path of a
+//! request.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -29,7 +30,8 @@ pub struct Directory {
     kinds: Deciding,
     revision: i64,
     clusters: Shards<ClusterKey, ClusterRef>,
-    /// Custom definitions by GUID. Two of one GUID can only have been written at the same moment; then neither gives anything.
+    /// Custom definitions by GUID. Two of one GUID can only have been written at the same moment; then neither gives
+    /// anything.
     roles: HashMap<String, Vec<Definition>>,
     /// Assignments by key: a role that changes, comes or goes changes what they give.
     assignments: Shards<String, Assigned>,
@@ -161,8 +163,8 @@ pub struct Assigned {
 }
 
 impl Directory {
-    /// One that reads resources of these kinds, and begins with owners: principals that have the role Owner everywhere, by the
-    /// configuration.
+    /// One that reads resources of these kinds, and begins with owners: principals that have the role Owner everywhere,
+    /// by the configuration.
     pub fn new(kinds: Deciding, owners: &[String]) -> Self {
         let owner = built_in().iter().find(|role| role.name == "Owner").map(|role| &role.role);
         let one = |id: &String| {
@@ -462,8 +464,8 @@ impl Directory {
         self.roles.get(guid).is_some_and(|all| all.iter().any(|definition| definition.key != key))
     }
 
-    /// The GUID of another custom role with this name (in lower case) that may be assigned where one of these scopes is, or
-    /// reaches: whoever names it there means one of two.
+    /// The GUID of another custom role with this name (in lower case) that may be assigned where one of these scopes
+    /// is, or reaches: whoever names it there means one of two.
     pub fn same_name(&self, name: &str, scopes: &[Scope], guid: &str) -> Option<&str> {
         let within = |a: &Scope, b: &Scope| a.with_parents().any(|at| at == b.as_str());
         let meet = |a: &Scope| scopes.iter().any(|b| within(a, b) || within(b, a));
@@ -519,7 +521,8 @@ impl Directory {
         decided
     }
 
-    /// What the agent of a cluster decides by, where it is told to ask roles and assignments. `revision` is this moment's.
+    /// What the agent of a cluster decides by, where it is told to ask roles and assignments. `revision` is this
+    /// moment's.
     pub fn document(&self, cluster: &ClusterId) -> Document {
         let decides = self.clusters.get(&cluster.key()).is_some_and(|cluster| cluster.wanted.azure_rbac);
         let scope = Scope::cluster(cluster);

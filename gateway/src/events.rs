@@ -1,8 +1,8 @@
 //! What happens to clusters, as it is told to whoever may read them: as a list ([`crate::api::events`]), as a stream of
 //! server-sent events, and by webhooks of the configuration ([`crate::webhooks`]); everywhere as CloudEvents 1.0.
 //!
-//! The store numbers events ([`crate::store::events`]); who follows names the last number that is known and misses nothing
-//! that is not forgotten; of what is, an event of the type [`GAP`] tells, in lists and streams.
+//! The store numbers events ([`crate::store::events`]); who follows names the last number that is known and misses
+//! nothing that is not forgotten; of what is, an event of the type [`GAP`] tells, in lists and streams.
 
 use std::{
     collections::HashMap,
@@ -82,11 +82,12 @@ pub fn cloud_event(event: &Event, source: &str) -> Value {
     })
 }
 
-/// The type of what tells that events are missing: they were forgotten, or the store is an older one than the client knew.
+/// The type of what tells that events are missing: they were forgotten, or the store is an older one than the client
+/// knew.
 pub const GAP: &str = "io.towline.events.gap";
 
-/// Where somebody goes on who has been told all up to `after`, while the newest is `newest`; and what they miss, if that is not
-/// right behind it.
+/// Where somebody goes on who has been told all up to `after`, while the newest is `newest`; and what they miss, if
+/// that is not right behind it.
 pub fn resume(after: i64, newest: i64) -> (i64, Option<String>) {
     let forgotten = (newest - KEPT).max(0);
     if after > newest {

@@ -1,5 +1,5 @@
-//! State files: private, replaced whole, edited by one process at a time, and read again when changed. Stands on nothing of
-//! this crate.
+//! State files: private, replaced whole, edited by one process at a time, and read again when changed. Stands on
+//! nothing of this crate.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -1,5 +1,6 @@
-//! The identity of a caller: the credential that a request carries, and what a verified credential proves ([`Principal`],
-//! [`Caller`], [`Access`]). Nothing here decides what a caller is allowed to do. Of this crate it uses the store alone.
+//! The identity of a caller: the credential that a request carries, and what a verified credential proves
+//! ([`Principal`], [`Caller`], [`Access`]). Nothing here decides what a caller is allowed to do. Of this crate it uses
+//! the store alone.
 
 use std::{
     hash::{Hash, Hasher},
@@ -33,8 +34,9 @@ pub enum Principal {
     ServiceAccount(Arc<Access>),
 }
 
-/// For whom the API issued an access certificate: the certificate holds as long as they have the right to reach the cluster,
-/// which is asked at each request, as it is for a token. Kept in the certificate, so that every replica knows it at once.
+/// For whom the API issued an access certificate: the certificate holds as long as they have the right to reach the
+/// cluster, which is asked at each request, as it is for a token. Kept in the certificate, so that every replica knows
+/// it at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// The configured name of the issuer of their token.
@@ -94,7 +96,8 @@ pub struct Proof {
 }
 
 impl Access {
-    /// Whether the authorities that are trusted now still vouch for it. Its end is asked elsewhere: a session may outlive it.
+    /// Whether the authorities that are trusted now still vouch for it. Its end is asked elsewhere: a session may
+    /// outlive it.
     pub fn is_of(&self, roots: &Roots) -> bool {
         let Some(Proof { chain, judged_by }) = &self.proof else { return true };
         judged_by.is(roots) || is_still_of(chain, roots, SystemTime::now())

@@ -1,5 +1,5 @@
-//! Makes the folder of a new gateway: a configuration that works as it is, with an authority for agents, the built-in issuer,
-//! SQLite, and one service principal that owns the subscription.
+//! Makes the folder of a new gateway: a configuration that works as it is, with an authority for agents, the built-in
+//! issuer, SQLite, and one service principal that owns the subscription.
 
 use std::{
     fmt::Write as _,

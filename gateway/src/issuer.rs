@@ -10,12 +10,13 @@
 //! | `principals.json` | service principals: ids, hashed secrets with their ends, disabled or not |
 //! | `refresh.json` | hashed refresh tokens of users who signed in by a page |
 //!
-//! It is mounted a second time at `/<tenant>`, in the shapes of the Microsoft identity platform v2, for clients that know
-//! no others (`az`, MSAL, the Azure SDKs). The keys, and `iss` in tokens and discovery, are the same there.
+//! It is mounted a second time at `/<tenant>`, in the shapes of the Microsoft identity platform v2, for clients that
+//! know no others (`az`, MSAL, the Azure SDKs). The keys, and `iss` in tokens and discovery, are the same there.
 //!
-//! What it mints is for one audience: a cluster ([`ClusterId::audience`]), so that a token shown for cluster A is nothing
-//! at B, or the gateway's own API, which is nothing at any cluster. Agents pin its key set when they are enrolled and accept a further key only when one they accept has signed it
-//! ([`keys`]); a gateway that is taken over therefore cannot bring its own.
+//! What it mints is for one audience: a cluster ([`ClusterId::audience`]), so that a token shown for cluster A is
+//! nothing at B, or the gateway's own API, which is nothing at any cluster. Agents pin its key set when they are
+//! enrolled and accept a further key only when one they accept has signed it ([`keys`]); a gateway that is taken over
+//! therefore cannot bring its own.
 
 mod authorize;
 pub mod clients;
@@ -197,8 +198,8 @@ impl Endpoint {
 }
 
 impl Issuer {
-    /// Opens the issuer in `settings.state`; makes the folder, the first key and empty files of users and principals where
-    /// there are none.
+    /// Opens the issuer in `settings.state`; makes the folder, the first key and empty files of users and principals
+    /// where there are none.
     ///
     /// # Errors
     /// When a file cannot be read or made, or the tenant is no GUID.
@@ -272,8 +273,8 @@ impl Issuer {
         [USERS_FILE, REFRESH_FILE].into_iter().map(|name| state.join(name)).find(|path| path.exists())
     }
 
-    /// Whether a path is an issuer's: at or below [`MOUNT`] or `/<a GUID>`, a tenant's place whether there is such a tenant
-    /// or not (which is the issuer's to say). No cluster's address and no path of ARM is like that.
+    /// Whether a path is an issuer's: at or below [`MOUNT`] or `/<a GUID>`, a tenant's place whether there is such a
+    /// tenant or not (which is the issuer's to say). No cluster's address and no path of ARM is like that.
     pub fn serves(path: &str) -> bool {
         let below = |rest: &str| rest.is_empty() || rest.starts_with('/');
         path.strip_prefix(MOUNT).is_some_and(below) || tenant_of(path).is_some()

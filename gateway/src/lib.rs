@@ -1,9 +1,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods))]
-//! The gateway: users come in over HTTPS, agents over tunnels that they dialled, and a request goes from one to the other
-//! once it is known who asks and that they may.
+//! The gateway: users come in over HTTPS, agents over tunnels that they dialled, and a request goes from one to the
+//! other once it is known who asks and that they may.
 //!
-//! Arrows point one way: a module uses those of lower floors, and of its own floor where that makes no circle. `tests/graph`
-//! fails at a circle.
+//! Arrows point one way: a module uses those of lower floors, and of its own floor where that makes no circle.
+//! `tests/graph` fails at a circle.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -271,8 +271,8 @@ impl Gateway {
     /// Binds the listeners and reads certificates. Within a tokio runtime.
     ///
     /// # Errors
-    /// [`BuildError::Checks`] for all that `check-config` finds, before anything is made; the others for what happened in
-    /// between.
+    /// [`BuildError::Checks`] for all that `check-config` finds, before anything is made; the others for what happened
+    /// in between.
     pub async fn build(config: Config, extras: Extras) -> Result<Self, BuildError> {
         checks::all(&config).await?;
         let trust = Arc::new(Trust::load(&config)?);

@@ -1,8 +1,9 @@
-//! TLS and HTTP on the user's socket: limits on connections, handshakes, headers and idle time. What a request is answered
-//! by, [`serve`] finds out.
+//! TLS and HTTP on the user's socket: limits on connections, handshakes, headers and idle time. What a request is
+//! answered by, [`serve`] finds out.
 //!
-//! One TCP port is shared: ALPN `towline/1` is an agent's HTTP/2 carrier, `h2` and `http/1.1` are users, and the WebSocket
-//! carrier is a path of the latter. A tunnel's credential is nothing on the users' side and the other way round.
+//! One TCP port is shared: ALPN `towline/1` is an agent's HTTP/2 carrier, `h2` and `http/1.1` are users, and the
+//! WebSocket carrier is a path of the latter. A tunnel's credential is nothing on the users' side and the other way
+//! round.
 
 pub mod flood;
 pub mod framing;
@@ -269,8 +270,8 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
     }
 }
 
-/// The connection of a user that has become a tunnel's, without what reads users' heads and lingers for who is refused, and
-/// what was read of it already. Nothing if it is not over HTTP/1.1.
+/// The connection of a user that has become a tunnel's, without what reads users' heads and lingers for who is refused,
+/// and what was read of it already. Nothing if it is not over HTTP/1.1.
 pub fn into_stream(upgraded: Upgraded) -> Option<(Box<TlsStream<TcpStream>>, Bytes)> {
     let parts = upgraded.downcast::<TokioIo<Framing<Linger<TlsStream<TcpStream>>>>>().ok()?;
     let (io, held) = parts.io.into_inner().into_parts();

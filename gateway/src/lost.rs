@@ -1,4 +1,5 @@
-//! What is done when a key is lost for good, and with it what it protected: never by a start, and never without being told.
+//! What is done when a key is lost for good, and with it what it protected: never by a start, and never without being
+//! told.
 
 use std::{
     io,

@@ -1,4 +1,5 @@
-//! `towline-gateway` as a program of its own. What ships is `towline`, which is the gateway where it is called by that name.
+//! `towline-gateway` as a program of its own. What ships is `towline`, which is the gateway where it is called by that
+//! name.
 
 use std::process::ExitCode;
 

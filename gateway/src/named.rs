@@ -1,9 +1,9 @@
 //! Clusters by TLS server name: `<base32 key>.<suffix>`, a name that needs no DNS. The gateway shows a certificate for
-//! `*.<suffix>` then, which it issues with the built-in authority whatever certificate its own name has; users' kubeconfigs
-//! carry that authority.
+//! `*.<suffix>` then, which it issues with the built-in authority whatever certificate its own name has; users'
+//! kubeconfigs carry that authority.
 //!
-//! The certificate is made anew at each start and lives in memory. While one authority follows another the old one's stays
-//! in use, for users who do not know the new one yet: `roll-over begin` keeps it in the authority's folder, and
+//! The certificate is made anew at each start and lives in memory. While one authority follows another the old one's
+//! stays in use, for users who do not know the new one yet: `roll-over begin` keeps it in the authority's folder, and
 //! `roll-over finish` takes it out.
 
 use std::{

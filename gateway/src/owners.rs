@@ -1,10 +1,11 @@
-//! Who owns the gateway, and that somebody always does: with the last owner would go the only one who can give rights, and
-//! nothing in the API leads back. What would take the last one away is refused, whichever way it goes (a role assignment, its
-//! time, a service principal, a user). Where it happened all the same, [`recover`] on the machine makes another owner.
+//! Who owns the gateway, and that somebody always does: with the last owner would go the only one who can give rights,
+//! and nothing in the API leads back. What would take the last one away is refused, whichever way it goes (a role
+//! assignment, its time, a service principal, a user). Where it happened all the same, [`recover`] on the machine makes
+//! another owner.
 //!
-//! An owner of a subscription is in `[api] owners`, or has the role Owner at the subscription (or at `/`) without an end. Who
-//! cannot sign in is none: an account of the built-in issuer that is gone, disabled (there or by `[[disabled]]`), or without a
-//! secret that is good; and a name that no configured issuer gives.
+//! An owner of a subscription is in `[api] owners`, or has the role Owner at the subscription (or at `/`) without an
+//! end. Who cannot sign in is none: an account of the built-in issuer that is gone, disabled (there or by
+//! `[[disabled]]`), or without a secret that is good; and a name that no configured issuer gives.
 
 use std::{
     path::Path,
@@ -157,8 +158,8 @@ pub enum OwnersError {
     Random(#[from] guid::NoRandom),
 }
 
-/// Makes a service principal that owns every subscription of the configuration; what to sign in with, once. A gateway that
-/// runs knows it within a second.
+/// Makes a service principal that owns every subscription of the configuration; what to sign in with, once. A gateway
+/// that runs knows it within a second.
 ///
 /// # Errors
 /// [`OwnersError`]; nothing is left behind.

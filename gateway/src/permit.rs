@@ -1,5 +1,6 @@
-//! The stage `authorize`: principal and cluster to [`Permit`] or [`Denial`], by asking the snapshot. Only a permit can go on: the
-//! later stages and sessions take one, and nothing but this file makes one. Stands on identity, policy and snapshot.
+//! The stage `authorize`: principal and cluster to [`Permit`] or [`Denial`], by asking the snapshot. Only a permit can
+//! go on: the later stages and sessions take one, and nothing but this file makes one. Stands on identity, policy and
+//! snapshot.
 
 use crate::{cluster::ClusterRef, identity::Principal, policy::DenialReason, snapshot::Snapshot};
 

@@ -1,5 +1,5 @@
-//! Places of one kind, such as connections or forms that are being read: bounded in all, by address and by network, so that
-//! no few addresses take them all.
+//! Places of one kind, such as connections or forms that are being read: bounded in all, by address and by network, so
+//! that no few addresses take them all.
 
 use std::{
     hash::Hash,
@@ -13,9 +13,9 @@ use std::{
 use daemon::shares::{address, network, share};
 use dashmap::DashMap;
 
-/// Nobody may have more than a share of the places that are still free ([`share`]), so that some are left whoever comes: two
-/// addresses at once get a tenth each, ten get 6 % each and leave 44 %, a hundred leave 7 %, and the last ones go to those
-/// who have none. An address may have this many in any case, until then.
+/// Nobody may have more than a share of the places that are still free ([`share`]), so that some are left whoever
+/// comes: two addresses at once get a tenth each, ten get 6 % each and leave 44 %, a hundred leave 7 %, and the last
+/// ones go to those who have none. An address may have this many in any case, until then.
 pub const SHARE_MIN: u32 = 16;
 /// Shares of an address that its network (/24, /48) has.
 const SHARES_OF_NETWORK: u32 = 2;
@@ -49,8 +49,8 @@ pub struct Admission {
     network: IpAddr,
 }
 
-/// Takes a place. `None`: `limit` places are taken in all, or this address or its network has its share of those that are
-/// still free. An address gets at least `least` of them.
+/// Takes a place. `None`: `limit` places are taken in all, or this address or its network has its share of those that
+/// are still free. An address gets at least `least` of them.
 pub fn enter(counts: &Arc<Counts>, peer: IpAddr, limit: u32, limit_by_address: u32, least: u32) -> Option<Admission> {
     let taken = counts.all.fetch_add(1, Ordering::Relaxed);
     // Gives back what it counts, whatever comes.

@@ -78,8 +78,8 @@ impl Policy {
         self.disabled.contains(name)
     }
 
-    /// Whether `principal` may reach `cluster` (`None`: it is not registered). All grants that they have are looked at in
-    /// either case, so that an unknown cluster takes as long as a forbidden one.
+    /// Whether `principal` may reach `cluster` (`None`: it is not registered). All grants that they have are looked at
+    /// in either case, so that an unknown cluster takes as long as a forbidden one.
     pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterId>) -> Result<(), DenialReason> {
         if self.is_disabled(principal.name()) {
             return Err(DenialReason::Disabled);

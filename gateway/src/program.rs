@@ -24,8 +24,8 @@ struct Args {
     /// The configuration file.
     #[arg(long, global = true, default_value = "/etc/towline/gateway.toml")]
     config: PathBuf,
-    /// What to log: a level or a list such as `info,tunnel=debug`. What agents log is left to a filter that names it, such
-    /// as `info,agent_logs=debug`. Programs built for release say no more at trace than at debug.
+    /// What to log: a level or a list such as `info,tunnel=debug`. What agents log is left to a filter that names it,
+    /// such as `info,agent_logs=debug`. Programs built for release say no more at trace than at debug.
     #[arg(long, default_value = "info")]
     log_level: String,
     /// Log one JSON object a line.
@@ -39,23 +39,25 @@ enum Command {
     CheckConfig,
     /// Prints every setting with its type, bounds, default and meaning, as a file to copy from.
     ConfigReference,
-    /// Makes the folder of a new gateway: configuration, authority, issuer, and a service principal that owns it. Prints what
-    /// to sign in with, once, as JSON.
+    /// Makes the folder of a new gateway: configuration, authority, issuer, and a service principal that owns it.
+    /// Prints what to sign in with, once, as JSON.
     Init(Init),
-    /// Gives the gateway another certificate of its own authority, with the names of the one it has (where `init` made it).
+    /// Gives the gateway another certificate of its own authority, with the names of the one it has (where `init` made
+    /// it).
     RenewCertificate,
-    /// Has another certificate authority follow the one of clusters' certificates: `begin`, `status`, `finish`. Prints JSON.
+    /// Has another certificate authority follow the one of clusters' certificates: `begin`, `status`, `finish`. Prints
+    /// JSON.
     RollOver {
         #[command(subcommand)]
         step: RollOverStep,
     },
     /// Gives the owner another secret, good for a year, and prints it once, as JSON. Also when none is good any more.
     RenewOwnerSecret,
-    /// Makes another owner, where none can sign in any more: a service principal with the role Owner at every subscription.
-    /// Prints what to sign in with, once, as JSON. The gateway may run or not.
+    /// Makes another owner, where none can sign in any more: a service principal with the role Owner at every
+    /// subscription. Prints what to sign in with, once, as JSON. The gateway may run or not.
     RecoverOwner,
-    /// Makes another key in place of one that is lost for good, with all that it protected. Refuses while the key is there.
-    /// Stop the gateway first.
+    /// Makes another key in place of one that is lost for good, with all that it protected. Refuses while the key is
+    /// there. Stop the gateway first.
     ReplaceLost {
         /// Which key.
         #[arg(value_enum)]
@@ -93,7 +95,8 @@ enum RollOverStep {
     Begin,
     /// Says how far it is, and which clusters still live on the old one.
     Status,
-    /// Trusts the old one no more, once nothing lives on it, and has the gateway's own certificate issued by the new one.
+    /// Trusts the old one no more, once nothing lives on it, and has the gateway's own certificate issued by the new
+    /// one.
     Finish {
         /// Also while clusters live on the old one: they are cut off and must be connected again (`towline connect`).
         #[arg(long)]

@@ -1,5 +1,6 @@
-//! How often somebody may ask: a bucket of tokens for each who asks, refilled evenly (feature N5). Bounded in number: one that is
-//! full again says nothing and is forgotten, and of too many those go of whoever has most ([`daemon::shares`]).
+//! How often somebody may ask: a bucket of tokens for each who asks, refilled evenly (feature N5). Bounded in number:
+//! one that is full again says nothing and is forgotten, and of too many those go of whoever has most
+//! ([`daemon::shares`]).
 
 use std::{
     hash::Hash,
@@ -51,8 +52,8 @@ impl<K: Hash + Eq + Clone, N: Hash + Ord + Clone> Default for Rates<K, N> {
 }
 
 impl<K: Hash + Eq + Clone, N: Hash + Ord + Clone> Rates<K, N> {
-    /// Takes one of `key`, which belongs to `of`. `Ok`: how many more there are at once; `Err`: too many, and after how many
-    /// seconds there is one again, at least 1.
+    /// Takes one of `key`, which belongs to `of`. `Ok`: how many more there are at once; `Err`: too many, and after how
+    /// many seconds there is one again, at least 1.
     pub fn take(&self, of: &N, key: &K, rate: Rate, now: Instant) -> Result<u32, u64> {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.get(key).is_none() {

@@ -1,5 +1,5 @@
-//! Loading the configuration again while running. What cannot be taken whole is not taken at all: the old one stays, and
-//! the log and the admin listener say why.
+//! Loading the configuration again while running. What cannot be taken whole is not taken at all: the old one stays,
+//! and the log and the admin listener say why.
 
 use std::{
     os::unix::fs::MetadataExt as _,
@@ -64,7 +64,8 @@ impl Reloader {
         }
     }
 
-    /// Reads the file again: clusters, issuers, grants, disabled users, sessions, limits, and the files of certificates.
+    /// Reads the file again: clusters, issuers, grants, disabled users, sessions, limits, and the files of
+    /// certificates.
     pub async fn reload(&self) -> Result<(), ReloadError> {
         let _alone = self.one_at_a_time.lock().await;
         let result = self.try_reload();

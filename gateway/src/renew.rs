@@ -1,4 +1,5 @@
-//! What an operator renews: the certificate that `init` made for the gateway, and the owner's secret. Says in time what ends.
+//! What an operator renews: the certificate that `init` made for the gateway, and the owner's secret. Says in time what
+//! ends.
 
 use std::time::{Duration, SystemTime};
 
@@ -53,8 +54,8 @@ pub enum RenewError {
     Principals(#[from] PrincipalsError),
 }
 
-/// Replaces the certificate and key of `[tls]` by new ones of the same names and authority, for 825 days or as long as the
-/// authority lives. A running gateway takes them by itself.
+/// Replaces the certificate and key of `[tls]` by new ones of the same names and authority, for 825 days or as long as
+/// the authority lives. A running gateway takes them by itself.
 ///
 /// # Errors
 /// [`RenewError`].
@@ -93,8 +94,8 @@ pub fn reissue(
     Ok(json!({"certificate": certificate_file, "names": names, "expires": shown(new.credentials().not_after())}))
 }
 
-/// Gives the owner another secret, good for a year, which is in the answer alone. Where there are as many as there may be,
-/// the oldest goes.
+/// Gives the owner another secret, good for a year, which is in the answer alone. Where there are as many as there may
+/// be, the oldest goes.
 ///
 /// # Errors
 /// [`RenewError`].

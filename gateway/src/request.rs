@@ -1,8 +1,8 @@
 //! One request of a user to a cluster: the stages in order, and what travels through them.
 //!
 //! `accept` · `address` · `audit` · `authenticate` · `authorize` · `locate` · `open` · `relay` · `respond`; each is a
-//! span, a label of metrics and a field of the audit record, and a file below, but for `accept` ([`crate::listen`]), `audit`
-//! ([`crate::audit`]) and `authorize` ([`crate::permit`]).
+//! span, a label of metrics and a field of the audit record, and a file below, but for `accept` ([`crate::listen`]),
+//! `audit` ([`crate::audit`]) and `authorize` ([`crate::permit`]).
 
 pub mod address;
 pub mod authenticate;
@@ -260,8 +260,8 @@ fn role(request: &Request) -> &'static str {
     }
 }
 
-/// What goes onto the stream: the bytes that were authorised, on headers that no hop-by-hop name touched. Takes them out of
-/// the request.
+/// What goes onto the stream: the bytes that were authorised, on headers that no hop-by-hop name touched. Takes them
+/// out of the request.
 fn head(request: &mut Request, role: &str) -> RequestHead {
     RequestHead {
         role: role.to_owned(),

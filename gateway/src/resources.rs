@@ -1,6 +1,6 @@
-//! Kinds of resources. A kind is a plug-in: one file that says what its JSON may hold and what happens when one is written,
-//! shown or deleted, and one line in [`KINDS`]. Paths, api-versions, access, ETags, paging, long-running operations and
-//! errors are the same for all and live in [`crate::api`].
+//! Kinds of resources. A kind is a plug-in: one file that says what its JSON may hold and what happens when one is
+//! written, shown or deleted, and one line in [`KINDS`]. Paths, api-versions, access, ETags, paging, long-running
+//! operations and errors are the same for all and live in [`crate::api`].
 
 pub mod connected_cluster;
 pub mod enrolment_token;
@@ -221,7 +221,8 @@ pub trait Kind: Send + Sync {
         None
     }
 
-    /// Whether the store may have, change or delete a resource of this id; not where another source decides about it alone.
+    /// Whether the store may have, change or delete a resource of this id; not where another source decides about it
+    /// alone.
     fn may_change(&self, _id: &ResourceId, _control: &Control) -> Result<(), ApiError> {
         Ok(())
     }
@@ -231,8 +232,8 @@ pub trait Kind: Send + Sync {
         Ok(())
     }
 
-    /// The GUID of the role that a change takes from somebody who has it without an end. `new`: the body behind the change;
-    /// none, if it is a deletion.
+    /// The GUID of the role that a change takes from somebody who has it without an end. `new`: the body behind the
+    /// change; none, if it is a deletion.
     fn withdraws(&self, _old: &Stored, _new: Option<&Map<String, Value>>, _now_ms: i64) -> Option<String> {
         None
     }
@@ -245,7 +246,8 @@ pub trait Kind: Send + Sync {
     /// Adds what is computed when it is read, of the resource of this id.
     fn show(&self, _shown: &mut Map<String, Value>, _id: &str, _showing: &Showing<'_>) {}
 
-    /// Whether a resource belongs to the answer of a list, by the request's `$filter`. Refuses one that is not understood.
+    /// Whether a resource belongs to the answer of a list, by the request's `$filter`. Refuses one that is not
+    /// understood.
     fn matches(&self, filter: &str, _stored: &Stored, _caller: &Caller) -> Result<bool, ApiError> {
         Err(ApiError::of(
             StatusCode::BAD_REQUEST,

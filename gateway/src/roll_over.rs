@@ -1,10 +1,10 @@
 //! One certificate authority follows another (docs/features.md R8). `begin` makes the new one: both are trusted from
-//! then on, the new one issues, and agents renew as soon as they hear of it. `finish` takes the old one away once nothing
-//! lives on it. Each step is files that are replaced whole, in an order in which whoever is stopped between two of them has a
-//! gateway that works and a command that goes on from there.
+//! then on, the new one issues, and agents renew as soon as they hear of it. `finish` takes the old one away once
+//! nothing lives on it. Each step is files that are replaced whole, in an order in which whoever is stopped between two
+//! of them has a gateway that works and a command that goes on from there.
 //!
-//! The folder of the authority holds during that: `ca.crt` with both certificates, `ca.key` with the key of the one that
-//! issues, which says which one that is.
+//! The folder of the authority holds during that: `ca.crt` with both certificates, `ca.key` with the key of the one
+//! that issues, which says which one that is.
 
 use std::{
     path::{Path, PathBuf},
@@ -135,8 +135,8 @@ pub fn begin(config: &Config, now: SystemTime) -> Result<Value, RollOverError> {
         let life = Duration::from_secs(u64::from(SERVER_DAYS) * 86_400);
         named::keep(suffix, state.files, &state.present, life, now)?;
     }
-    // Whatever trusts the old one trusts both before the new one issues. The file of the authority first: from then on the key
-    // belongs to something, and who comes again goes on with it.
+    // Whatever trusts the old one trusts both before the new one issues. The file of the authority first: from then on
+    // the key belongs to something, and who comes again goes on with it.
     let others = bundles(config, state.present.certificate());
     for mut bundle in [Bundle::read(&state.files.certificate)?].into_iter().chain(others) {
         bundle.add(next.certificate_pem());
@@ -225,7 +225,8 @@ async fn living(
     Ok(store.on_other_authorities(&state.id()?, now_ms, NAMED).await?)
 }
 
-/// The files of authorities that the configuration names and that hold this one, each once, but for the authority's own.
+/// The files of authorities that the configuration names and that hold this one, each once, but for the authority's
+/// own.
 fn bundles(config: &Config, holds: &CertificateDer<'_>) -> Vec<Bundle> {
     let own = config.agents.authority.as_ref().map(|files| whole(&files.certificate));
     let api = config.api.as_ref().and_then(|api| api.ca_file.as_deref());

@@ -1,5 +1,5 @@
-//! A map of which a changed copy costs little, however much is in it: parts are shared between copies, and a change copies
-//! the one part that it is in.
+//! A map of which a changed copy costs little, however much is in it: parts are shared between copies, and a change
+//! copies the one part that it is in.
 
 use std::{
     borrow::Borrow,

@@ -85,8 +85,8 @@ impl Snapshot {
         self.clusters.get(key).or_else(|| self.directory.cluster(key))
     }
 
-    /// Whether the configuration file names a cluster. It is then the only authority for that id: a resource of the same id
-    /// counts for nothing, and the API neither creates nor changes one.
+    /// Whether the configuration file names a cluster. It is then the only authority for that id: a resource of the
+    /// same id counts for nothing, and the API neither creates nor changes one.
     pub fn is_configured(&self, key: &ClusterKey) -> bool {
         self.clusters.contains_key(key)
     }
@@ -109,8 +109,8 @@ impl Snapshot {
         self.directory.document(cluster)
     }
 
-    /// Logs which ids both the configuration file and the store have. The resources are left in the store for somebody to
-    /// look at: they take effect again if the entry is removed.
+    /// Logs which ids both the configuration file and the store have. The resources are left in the store for somebody
+    /// to look at: they take effect again if the entry is removed.
     pub fn warn_of_shadowed(&self) {
         const NAMED: usize = 10;
         let shadowed: Vec<&str> =
@@ -144,8 +144,8 @@ impl Snapshot {
         }
     }
 
-    /// Whether `principal` may reach `cluster` (`None`: it is not registered): by a grant of the configuration, or by a role
-    /// at the cluster or above it. An unknown cluster takes as long as a forbidden one.
+    /// Whether `principal` may reach `cluster` (`None`: it is not registered): by a grant of the configuration, or by a
+    /// role at the cluster or above it. An unknown cluster takes as long as a forbidden one.
     pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
         let account = match principal {
             Principal::User(identity) => Some((&identity.issuer, &identity.subject)),
@@ -186,13 +186,14 @@ impl Snapshot {
         accounts.is_none_or(|own| own.has(subject) || self.is_identity(subject))
     }
 
-    /// Whether somebody with a good token may still use the resource API: nobody disabled, and of the built-in issuer's nobody
-    /// deleted.
+    /// Whether somebody with a good token may still use the resource API: nobody disabled, and of the built-in issuer's
+    /// nobody deleted.
     pub fn is_welcome(&self, issuer: Option<&Issuer>, identity: &Identity) -> bool {
         !self.policy.is_disabled(&identity.username) && self.is_known(issuer, &identity.issuer, &identity.subject)
     }
 
-    /// Whether the built-in issuer, if it is the one of this configured name, has somebody of this `sub` who is not disabled.
+    /// Whether the built-in issuer, if it is the one of this configured name, has somebody of this `sub` who is not
+    /// disabled.
     pub fn is_known(&self, issuer: Option<&Issuer>, name: &str, subject: &str) -> bool {
         let url = self.issuer_url(name);
         let own = issuer.filter(|issuer| url == Some(issuer.settings().url.as_str()));
@@ -220,8 +221,8 @@ impl Snapshot {
         if by_role.is_ok() && cluster.is_some() { Ok(()) } else { granted }
     }
 
-    /// Whether an access certificate is of the cluster's present identity. One that names nobody whose right could be asked is
-    /// good where the configuration has the cluster: whoever made it has the authority's key.
+    /// Whether an access certificate is of the cluster's present identity. One that names nobody whose right could be
+    /// asked is good where the configuration has the cluster: whoever made it has the authority's key.
     fn same_identity(&self, holder: Option<&Holder>, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
         let Some(cluster) = cluster else { return Ok(()) };
         let same = match holder {

@@ -14,10 +14,11 @@
 //! | [`look`] | whether a database can be used, without changing it |
 //!
 //! Every write takes the next **revision**, a number that only grows and that is the resource's version (its ETag). Who
-//! feeds a snapshot asks what has changed since the revision that it knows. No statement of the request path comes here.
+//! feeds a snapshot asks what has changed since the revision that it knows. No statement of the request path comes
+//! here.
 //!
-//! What is asked for by name or order compares bytes, never by a collation: keys are lower-cased here, and text columns of
-//! PostgreSQL are `COLLATE "C"`.
+//! What is asked for by name or order compares bytes, never by a collation: keys are lower-cased here, and text columns
+//! of PostgreSQL are `COLLATE "C"`.
 
 pub mod agents;
 pub mod batch;
@@ -54,8 +55,8 @@ const WAIT: Duration = Duration::from_secs(10);
 /// Before what SQLite refused at once, without waiting for its lock, is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What every connection to SQLite begins with. `FULL`: an acknowledged write survives a power cut, not only the end of the
-/// process.
+/// What every connection to SQLite begins with. `FULL`: an acknowledged write survives a power cut, not only the end of
+/// the process.
 const PRAGMAS: &str = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; \
                        PRAGMA foreign_keys = ON;";
 
@@ -148,8 +149,8 @@ impl StoreError {
     }
 }
 
-/// The primary result code of SQLite (<https://sqlite.org/rescode.html>): what is above the lowest byte tells more of the
-/// same.
+/// The primary result code of SQLite (<https://sqlite.org/rescode.html>): what is above the lowest byte tells more of
+/// the same.
 fn primary_code(error: &sqlx::Error) -> Option<u32> {
     match error {
         sqlx::Error::PoolTimedOut => Some(BUSY),
@@ -277,8 +278,8 @@ impl Store {
         });
     }
 
-    /// Copies the whole database into a file that does not exist yet, while others read and write (SQLite only). The file
-    /// is there when all of it is.
+    /// Copies the whole database into a file that does not exist yet, while others read and write (SQLite only). The
+    /// file is there when all of it is.
     pub async fn backup(&self, to: &Path) -> Result<(), StoreError> {
         if self.backend != Backend::Sqlite {
             return Err(StoreError::NoBackup);
@@ -341,8 +342,8 @@ struct Write {
 }
 
 /// A transaction. Dropped before its end, by an error or because the caller went away, it takes its connection with it:
-/// SQLite ends a transaction by itself when the disk is full, sqlx then believes that it goes on, and the one writer would
-/// refuse everybody from then on.
+/// SQLite ends a transaction by itself when the disk is full, sqlx then believes that it goes on, and the one writer
+/// would refuse everybody from then on.
 struct Together(Option<PoolConnection<Any>>);
 
 impl Together {

@@ -1,5 +1,5 @@
-//! The gateway's certificates, and the authorities that agents' and access certificates are checked against. Files are read
-//! again while running; what rests on an authority is told when others are trusted.
+//! The gateway's certificates, and the authorities that agents' and access certificates are checked against. Files are
+//! read again while running; what rests on an authority is told when others are trusted.
 
 use std::{io, sync::Arc, time::SystemTime};
 

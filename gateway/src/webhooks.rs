@@ -1,7 +1,7 @@
 //! Events to webhooks of the configuration: a POST for each, CloudEvents 1.0 in structured JSON, signed as the Standard
 //! Webhooks specification says (`webhook-id`, `webhook-timestamp`, `webhook-signature`: HMAC-SHA256). At least once, in
-//! order, also over a restart: how far a webhook is stands in the store. What is refused is tried again, with backoff and
-//! jitter, until the event is a day old.
+//! order, also over a restart: how far a webhook is stands in the store. What is refused is tried again, with backoff
+//! and jitter, until the event is a day old.
 
 use std::{
     io,

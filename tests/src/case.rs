@@ -1,5 +1,5 @@
-//! One test: its name, what it needs of the machine, and how it runs beside others. What a machine cannot do is reported
-//! as skipped, by name, and never as passed.
+//! One test: its name, what it needs of the machine, and how it runs beside others. What a machine cannot do is
+//! reported as skipped, by name, and never as passed.
 
 use std::{
     fs::File,
@@ -71,8 +71,8 @@ impl Manner {
     }
 }
 
-/// Which tests this process runs: `TOWLINE_TEST_LANE`. Processes with a cluster each share the work, and a last one reads
-/// what they have written.
+/// Which tests this process runs: `TOWLINE_TEST_LANE`. Processes with a cluster each share the work, and a last one
+/// reads what they have written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     /// All of them.
@@ -130,8 +130,8 @@ const INSTALL_LANES: usize = 2;
 /// How many tests may be begun: more than may run, so that who waits for the floor holds up nobody behind it.
 pub const BEGUN: usize = 64;
 
-/// What there is to share. A test that works takes a quarter: with three at a time two cores were idle for two thirds of the
-/// time, because every test waits for what programs do.
+/// What there is to share. A test that works takes a quarter: with three at a time two cores were idle for two thirds
+/// of the time, because every test waits for what programs do.
 const WHOLE: u32 = 8;
 
 /// Who comes first goes first, so that those that need it whole get their turn.

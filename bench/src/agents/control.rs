@@ -1,5 +1,5 @@
-//! One whole agent whose control exchanges are measured: users' requests go to an apiserver by the agent's own proxy, and
-//! beside them, on the same tunnel, it says how it fares and asks what is wanted of it, by a schedule.
+//! One whole agent whose control exchanges are measured: users' requests go to an apiserver by the agent's own proxy,
+//! and beside them, on the same tunnel, it says how it fares and asks what is wanted of it, by a schedule.
 
 use std::{
     convert::Infallible,

@@ -27,8 +27,8 @@ impl Link {
 }
 
 impl Way {
-    /// Lays it: all that crosses between the site and the rest goes through it, as long as it is there. The same seed throws
-    /// the same dice.
+    /// Lays it: all that crosses between the site and the rest goes through it, as long as it is there. The same seed
+    /// throws the same dice.
     ///
     /// # Errors
     /// A relay that does not start, routes that cannot be set.
@@ -42,8 +42,8 @@ impl Way {
         command.args(["relay", "--shape", &serde_json::to_string(&shape)?, "--seed", &seed.to_string()]);
         let mut relay = Dialogue::start("relay", command)?;
         relay.line().await?;
-        // Both devices are of the relay's namespace until one is moved. Their routes are longer than those over veth, and go
-        // with them.
+        // Both devices are of the relay's namespace until one is moved. Their routes are longer than those over veth,
+        // and go with them.
         sh(&format!(
             "ip -n {router} link set {FAR} netns {site}; \
              ip -n {router} link set {NEAR} mtu {mtu} up; ip -n {site} link set {FAR} mtu {mtu} up; \

@@ -1,6 +1,6 @@
-//! A timer of the kernel's own resolution. Tokio's goes off at the first full millisecond after it is due, and all requests of
-//! a schedule of whole milliseconds fall into the same place between two: a constant of up to a millisecond in each latency,
-//! another one in every run.
+//! A timer of the kernel's own resolution. Tokio's goes off at the first full millisecond after it is due, and all
+//! requests of a schedule of whole milliseconds fall into the same place between two: a constant of up to a millisecond
+//! in each latency, another one in every run.
 
 use std::{io, os::fd::OwnedFd};
 

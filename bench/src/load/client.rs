@@ -177,7 +177,8 @@ impl Client {
         Self { target, tasks: TaskGroup::new("connections"), pool }
     }
 
-    /// Opens the connections that are kept, so that no request waits for one. Those that fail are tried again by requests.
+    /// Opens the connections that are kept, so that no request waits for one. Those that fail are tried again by
+    /// requests.
     pub async fn connect(&self) {
         match &self.pool {
             Pool::Http2 { slots, .. } => {

@@ -1,5 +1,5 @@
-//! Many watches on few connections: how long events take from when they were due, by the clock of the machine, which the
-//! upstream shares. What is due and does not arrive has failed.
+//! Many watches on few connections: how long events take from when they were due, by the clock of the machine, which
+//! the upstream shares. What is due and does not arrive has failed.
 
 use std::{
     path::PathBuf,

@@ -1,6 +1,6 @@
-//! Those who dial the outer hop over QUIC and have nothing to do: an endpoint and a connection of quinn's each, as many agents
-//! on as many machines would have. What the hop tells them their carrier answers, and nothing else. Started by `run` in the
-//! place of agents, and told and asked the same.
+//! Those who dial the outer hop over QUIC and have nothing to do: an endpoint and a connection of quinn's each, as many
+//! agents on as many machines would have. What the hop tells them their carrier answers, and nothing else. Started by
+//! `run` in the place of agents, and told and asked the same.
 
 use std::{sync::Arc, time::Duration};
 

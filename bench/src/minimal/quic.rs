@@ -1,5 +1,5 @@
-//! The way between both hops where it is QUIC: one connection of quinn's, set as Towline's is, and on it a stream for each
-//! request, with HTTP/1.1 and nothing of Towline's.
+//! The way between both hops where it is QUIC: one connection of quinn's, set as Towline's is, and on it a stream for
+//! each request, with HTTP/1.1 and nothing of Towline's.
 
 use std::{
     collections::VecDeque,
@@ -59,8 +59,9 @@ impl Peers {
         self.held().push_back((Instant::now() + EVERY, connection));
     }
 
-    /// Tells each of them that this hop is there, a datagram each, as often as Towline's gateway does. quinn's own keep-alive
-    /// costs more: each connection's comes at a moment of its own, and wakes a processor that has nothing else to do.
+    /// Tells each of them that this hop is there, a datagram each, as often as Towline's gateway does. quinn's own
+    /// keep-alive costs more: each connection's comes at a moment of its own, and wakes a processor that has nothing
+    /// else to do.
     pub async fn tell(&self) {
         let mut beats = interval(BEAT);
         loop {

@@ -1,5 +1,5 @@
-//! Two reverse proxies of this program in a row, which do nothing but what any must: what Towline's libraries cost without
-//! Towline.
+//! Two reverse proxies of this program in a row, which do nothing but what any must: what Towline's libraries cost
+//! without Towline.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! rathole over its TLS transport: a forwarded port. The user's TLS goes through to the upstream, inside that of the tunnel;
-//! nobody in between knows who asks for what.
+//! rathole over its TLS transport: a forwarded port. The user's TLS goes through to the upstream, inside that of the
+//! tunnel; nobody in between knows who asks for what.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Rancher's remotedialer as Rancher uses it: an HTTPS reverse proxy in front of connections that are dialled at the site,
-//! through a WebSocket that the site holds open. `bench/peers/remotedialer` is the program around the library.
+//! Rancher's remotedialer as Rancher uses it: an HTTPS reverse proxy in front of connections that are dialled at the
+//! site, through a WebSocket that the site holds open. `bench/peers/remotedialer` is the program around the library.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! OpenSSH: the site dials out and forwards a port back to its upstream. The user's TLS goes through to the upstream, inside
-//! the one connection of SSH; nobody in between knows who asks for what.
+//! OpenSSH: the site dials out and forwards a port back to its upstream. The user's TLS goes through to the upstream,
+//! inside the one connection of SSH; nobody in between knows who asks for what.
 
 use std::{path::Path, process::Command};
 
@@ -41,8 +41,8 @@ async fn keys(bench: &Bench, outer: &str) -> anyhow::Result<()> {
     Ok(std::fs::write(bench.file("ssh-known"), format!("[{outer}]:{TUNNEL} {host}"))?)
 }
 
-/// sshd has a process for each connection, which outlives the one that accepts: all of them are in a process namespace that
-/// ends with its first.
+/// sshd has a process for each connection, which outlives the one that accepts: all of them are in a process namespace
+/// that ends with its first.
 fn server(bench: &Bench, sshd: &Path, outer: &str) -> anyhow::Result<Program> {
     std::fs::create_dir_all(EMPTY).with_context(|| EMPTY.to_owned())?;
     let file = bench.file("sshd.conf");

@@ -1,6 +1,6 @@
-//! Paths that are up together and take turns of a second, so that what the machine does meanwhile, which lasts longer, falls
-//! on all of them: latencies of small requests differ twofold between one minute and the next where other machines share the
-//! processor's caches.
+//! Paths that are up together and take turns of a second, so that what the machine does meanwhile, which lasts longer,
+//! falls on all of them: latencies of small requests differ twofold between one minute and the next where other
+//! machines share the processor's caches.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use crate::{
 /// A turn that is not over so much later is broken.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// One scenario over paths, all in one repeat; how often something broke. One that breaks has no figures, and the others
-/// go on.
+/// One scenario over paths, all in one repeat; how often something broke. One that breaks has no figures, and the
+/// others go on.
 pub(super) async fn run(
     rounds: &[Round<'_>],
     scenario: &Scenario,

@@ -1,5 +1,5 @@
-//! Many agents, many watches, a noisy cluster, and control exchanges beside bulk. Each is over a path of its own, started with
-//! room for whom it is about.
+//! Many agents, many watches, a noisy cluster, and control exchanges beside bulk. Each is over a path of its own,
+//! started with room for whom it is about.
 
 use super::{ENDLESS_S, MIB, SHOWN, Scenario, Size, Work, hundred, small};
 use crate::{

@@ -16,8 +16,8 @@ const fn far(round_trip_ms: u64) -> Shape {
     Shape { delay: Duration::from_millis(round_trip_ms / 2), ..Shape::PLAIN }
 }
 
-/// The same, with a pace that the relay keeps while load and upstream have the same processor: a short way is not bounded by
-/// windows.
+/// The same, with a pace that the relay keeps while load and upstream have the same processor: a short way is not
+/// bounded by windows.
 const fn near(round_trip_ms: u64) -> Shape {
     Shape { rate: 200_000_000, queue: Duration::from_millis(50), ..far(round_trip_ms) }
 }

@@ -1,5 +1,5 @@
-//! What a client's certificate costs: the chain to its authority and the strict reading of its role, which the gateway does
-//! once for a connection, and what a request on such a connection still pays.
+//! What a client's certificate costs: the chain to its authority and the strict reading of its role, which the gateway
+//! does once for a connection, and what a request on such a connection still pays.
 
 use std::time::{Duration, SystemTime};
 
@@ -24,7 +24,8 @@ pub(super) async fn measure(
     let access = |n| Ok(authority.issue_access(CLUSTER, &format!("user-{n}"), valid)?);
     let access = cold(count, access, async |shown| role(shown, &roots)).await?;
 
-    // The token beside an access certificate is the cluster's: nobody here can judge it, which has to be seen each time.
+    // The token beside an access certificate is the cluster's: nobody here can judge it, which has to be seen each
+    // time.
     let token = signer.token(&json!({"iss": "https://kubernetes.default.svc", "sub": "system:serviceaccount:a:b"}))?;
     let (audience, judged_by) = (audience()?, roots.clone());
     let request = kept(count, async || {

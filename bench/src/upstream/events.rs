@@ -1,5 +1,5 @@
-//! A watch: an event of about a kilobyte each interval, without end. Each says when it was due, so that whoever reads it
-//! knows how long it took from then on, also where it could not leave in time.
+//! A watch: an event of about a kilobyte each interval, without end. Each says when it was due, so that whoever reads
+//! it knows how long it took from then on, also where it could not leave in time.
 
 use std::{
     convert::Infallible,

@@ -1,5 +1,5 @@
-//! What arrived of uploads that never end: who sends one asks for it on another connection, by the number that it gave it. What
-//! left the sender says nothing of that, for it may be anywhere on the way.
+//! What arrived of uploads that never end: who sends one asks for it on another connection, by the number that it gave
+//! it. What left the sender says nothing of that, for it may be anywhere on the way.
 
 use std::{
     collections::VecDeque,

@@ -25,8 +25,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause that is believed.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// How often in a row nothing is learnt of an operation, because a connection is lost or the gateway has no time, before that
-/// is a failure. With pauses that double up to [`PAUSE_MAX`] this is some four minutes.
+/// How often in a row nothing is learnt of an operation, because a connection is lost or the gateway has no time,
+/// before that is a failure. With pauses that double up to [`PAUSE_MAX`] this is some four minutes.
 const LOST_MAX: u32 = 12;
 
 /// How to wait.

@@ -1,5 +1,5 @@
-//! How a cluster is addressed at its gateway: by a TLS server name of its own, by its key as the first segment of the path,
-//! or by a host name. Which of them works is tried.
+//! How a cluster is addressed at its gateway: by a TLS server name of its own, by its key as the first segment of the
+//! path, or by a host name. Which of them works is tried.
 
 use std::time::Duration;
 
@@ -92,7 +92,8 @@ fn by_path(target: &Target) -> anyhow::Result<Way> {
     Ok(Way { address: target.server.clone(), prefix, tls_server_name: None, ca: target.ca()? })
 }
 
-/// The name is used only where a connection with it reaches the gateway: what ends TLS in between shows another certificate.
+/// The name is used only where a connection with it reaches the gateway: what ends TLS in between shows another
+/// certificate.
 async fn by_name(target: &Target) -> Result<Way, String> {
     if !target.server.path.is_empty() {
         return Err(format!("{} has a path, which a server name cannot have", target.server.url()));

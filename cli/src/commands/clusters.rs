@@ -55,8 +55,8 @@ pub fn with_group(mut row: Value) -> Value {
     row
 }
 
-/// Changes a cluster by what is read, changed and written back, if nobody else changed it in between: what PATCH cannot say.
-/// Repeats when somebody did.
+/// Changes a cluster by what is read, changed and written back, if nobody else changed it in between: what PATCH cannot
+/// say. Repeats when somebody did.
 pub async fn rewrite(api: &Api, id: &types::api::ResourceId, change: impl Fn(&mut Value)) -> Outcome<Value> {
     const TRIES: u32 = 5;
     let target = at(id, versions::CLUSTERS);

@@ -1,5 +1,5 @@
-//! `towline connect`: makes a cluster's resource and installs the agents, in the order of `az connectedk8s connect` (docs/features.md
-//! I3-I5, R1-R3, R13, R14, S3).
+//! `towline connect`: makes a cluster's resource and installs the agents, in the order of `az connectedk8s connect`
+//! (docs/features.md I3-I5, R1-R3, R13, R14, S3).
 //!
 //! | part | what it does |
 //! |---|---|
@@ -79,8 +79,8 @@ pub struct Args {
     /// PEM file (PKCS#8) of the private key whose public half the resource has, instead of a new key
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// Replace agents that belong to another gateway, or with --token to a cluster that may still be there; their resource is
-    /// left without agents
+    /// Replace agents that belong to another gateway, or with --token to a cluster that may still be there; their
+    /// resource is left without agents
     #[arg(long)]
     pub force: bool,
     /// Do not try first, by a job in the cluster, whether pods reach the gateway

@@ -117,8 +117,8 @@ async fn all(found: &Found, args: &Args, turn: Option<&mut Turn>, steps: &mut St
     Ok(())
 }
 
-/// No other run is in the middle of installing what is removed here. A namespace that is on its way out takes no Lease, and
-/// nothing else either.
+/// No other run is in the middle of installing what is removed here. A namespace that is on its way out takes no Lease,
+/// and nothing else either.
 async fn take(turn: &mut Turn, cluster: &Kubernetes, namespace: &str, force: bool) -> Outcome<()> {
     let there = cluster.get(&Place::of(NAMESPACE, namespace)).await?;
     if there.is_none_or(|there| !there["metadata"]["deletionTimestamp"].is_null()) {

@@ -1,6 +1,6 @@
 //! The network as the agents see it: a job of their own image, with their settings, tries DNS, QUIC,
-//! TCP and WebSocket to each address of the gateway, the proxy on the way, the issuers and the apiserver, and says what it
-//! found. `troubleshoot` runs it beside the agents, `connect` before there are any.
+//! TCP and WebSocket to each address of the gateway, the proxy on the way, the issuers and the apiserver, and says what
+//! it found. `troubleshoot` runs it beside the agents, `connect` before there are any.
 
 use std::time::{Duration, Instant};
 
@@ -47,11 +47,12 @@ impl Diagnoser {
         Self { cluster: cluster.clone(), namespace: namespace.to_owned(), objects: objects(values, namespace) }
     }
 
-    /// Runs it. What `towline-agent check --json` says. Its pod may take `starting` until it runs: an image may have to be
-    /// pulled.
+    /// Runs it. What `towline-agent check --json` says. Its pod may take `starting` until it runs: an image may have to
+    /// be pulled.
     ///
     /// # Errors
-    /// When it cannot be made, does not run within that time, or has not ended [`WITHIN`] after: says what its pod waits for.
+    /// When it cannot be made, does not run within that time, or has not ended [`WITHIN`] after: says what its pod
+    /// waits for.
     pub async fn ask(&self, starting: Duration) -> anyhow::Result<Value> {
         // One that was left by somebody whose machine went away.
         self.remove().await?;
@@ -119,8 +120,8 @@ impl Diagnoser {
         }
     }
 
-    /// What keeps the job from running that waiting may not take away: a refusal of its pod, which stands in an event alone, or
-    /// a pod that no node takes.
+    /// What keeps the job from running that waiting may not take away: a refusal of its pod, which stands in an event
+    /// alone, or a pod that no node takes.
     async fn obstacles(&self, pods: &[Value]) -> Vec<Obstacle> {
         if pods.is_empty() {
             return self.refused().await.into_iter().collect();

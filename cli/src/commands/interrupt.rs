@@ -1,5 +1,5 @@
-//! Ctrl+C and SIGTERM of a command that has to take back what it began: the first one asks for an end between two steps, the
-//! second one ends it at once.
+//! Ctrl+C and SIGTERM of a command that has to take back what it began: the first one asks for an end between two
+//! steps, the second one ends it at once.
 
 use daemon::TaskGroup;
 use tokio::{
@@ -39,8 +39,8 @@ impl Interrupt {
         self.times(1).await;
     }
 
-    /// What `work` comes to; none where it was asked for an end first, and the work is dropped. Whoever has something to put
-    /// right does that afterwards.
+    /// What `work` comes to; none where it was asked for an end first, and the work is dropped. Whoever has something
+    /// to put right does that afterwards.
     pub async fn unless_heard<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;

@@ -138,7 +138,8 @@ async fn sign_in(args: Args, issuer_ca: Option<String>) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Signs the person of an account in again, for a program that needs a token now; what is the current account stays that.
+/// Signs the person of an account in again, for a program that needs a token now; what is the current account stays
+/// that.
 ///
 /// # Errors
 /// When it is no person's, or they do not sign in.

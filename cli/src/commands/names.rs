@@ -1,6 +1,7 @@
 //! Names as typed: what cannot be one is refused before anything is asked of anybody, with the rule in one sentence.
 
-/// Characters of the name of a cluster that is made, and of one that is there: the gateway's configuration may have longer ones.
+/// Characters of the name of a cluster that is made, and of one that is there: the gateway's configuration may have
+/// longer ones.
 const NEW_CLUSTER: usize = 63;
 const NAME: usize = 90;
 /// Characters of a label of DNS, which a namespace is (RFC 1123).

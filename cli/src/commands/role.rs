@@ -362,7 +362,8 @@ impl Roles {
         Ok(rows)
     }
 
-    /// Who is meant: a GUID is an object id already, and so is whatever nobody here is called by, if it `may_be_foreign`.
+    /// Who is meant: a GUID is an object id already, and so is whatever nobody here is called by, if it
+    /// `may_be_foreign`.
     async fn assignee(&self, text: &str, may_be_foreign: bool) -> Outcome<Assignee> {
         let ask = async |list: &str, field: &str| {
             let filter = encoded(&format!("{field} eq '{}'", text.replace('\'', "''")));

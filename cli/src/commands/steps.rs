@@ -1,12 +1,12 @@
-//! The steps of a command that takes its time: each with the time (UTC) at which it began and how long it took, on standard
-//! error (docs/features.md I3).
+//! The steps of a command that takes its time: each with the time (UTC) at which it began and how long it took, on
+//! standard error (docs/features.md I3).
 
 use std::time::{Instant, SystemTime};
 
 use crate::{failure::Outcome, terminal::say, timestamp::timestamp};
 
-/// One step after the other. What is written is a whole line each time: log lines come in between, and off a terminal nothing
-/// could be written over.
+/// One step after the other. What is written is a whole line each time: log lines come in between, and off a terminal
+/// nothing could be written over.
 #[derive(Default)]
 pub struct Steps {
     open: Option<Instant>,

@@ -1,5 +1,5 @@
-//! Which cluster, at which gateway, as whom: from the account that is signed in, from a state's folder or from options of
-//! their own.
+//! Which cluster, at which gateway, as whom: from the account that is signed in, from a state's folder or from options
+//! of their own.
 
 use std::{
     path::{Path, PathBuf},
@@ -122,8 +122,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Of `--state` and `--cluster`, of `--server`, `--cluster` and `--ca`, or of the account that is signed in with `--name`
-    /// and `--resource-group`, or `--cluster`.
+    /// Of `--state` and `--cluster`, of `--server`, `--cluster` and `--ca`, or of the account that is signed in with
+    /// `--name` and `--resource-group`, or `--cluster`.
     pub async fn new(at: &AccessArgs) -> Outcome<Self> {
         let outbound = Outbound::new(&at.outbound).map_err(Failure::usage)?;
         let args = &at.cluster;

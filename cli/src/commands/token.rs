@@ -39,7 +39,8 @@ pub struct Args {
     /// Print a JSON object with the token and when it expires
     #[arg(long, conflicts_with_all = ["exec_credential", "output", "query"])]
     pub json: bool,
-    /// Print an ExecCredential for kubectl. With --state a token is kept and shown again while it is good for long enough
+    /// Print an ExecCredential for kubectl. With --state a token is kept and shown again while it is good for long
+    /// enough
     #[arg(long, conflicts_with_all = ["output", "query"])]
     pub exec_credential: bool,
     /// How token and end are printed; as a table it is the token alone.
@@ -90,7 +91,8 @@ pub async fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether signing in again helps, and somebody is there to do it: kubectl shows what its plugin says to standard error.
+/// Whether signing in again helps, and somebody is there to do it: kubectl shows what its plugin says to standard
+/// error.
 fn is_signed_out(error: &anyhow::Error) -> bool {
     use std::io::IsTerminal;
     let over = error.chain().any(|cause| cause.downcast_ref::<Refused>().is_some_and(Refused::is_over));

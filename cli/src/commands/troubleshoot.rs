@@ -1,5 +1,5 @@
-//! `towline troubleshoot`: the checks of `az connectedk8s troubleshoot` that apply, each Passed, Failed or Incomplete with what to do,
-//! and a zip archive of what they found, without secrets (docs/features.md B1-B3).
+//! `towline troubleshoot`: the checks of `az connectedk8s troubleshoot` that apply, each Passed, Failed or Incomplete
+//! with what to do, and a zip archive of what they found, without secrets (docs/features.md B1-B3).
 //!
 //! | part | what it holds |
 //! |---|---|

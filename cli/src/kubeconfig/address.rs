@@ -6,7 +6,8 @@ use types::ids::ClusterKey;
 /// How a cluster is addressed at its gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AddressForm {
-    /// By a TLS server name of its own (tls-server-name), which needs no DNS; not through what ends TLS before the gateway
+    /// By a TLS server name of its own (tls-server-name), which needs no DNS; not through what ends TLS before the
+    /// gateway
     Name,
     /// By its key as the first segment of the path: for clients that do not know tls-server-name
     Path,

@@ -100,7 +100,8 @@ impl File {
         self.before.as_ref().is_some_and(|before| before.permissions().mode() & 0o077 != 0)
     }
 
-    /// Replaces the file, whose owner stays; where it cannot be replaced, as one that is mounted by itself, it is written over.
+    /// Replaces the file, whose owner stays; where it cannot be replaced, as one that is mounted by itself, it is
+    /// written over.
     fn write(&self, text: &str) -> Outcome<()> {
         match files::write_private(&self.path, text.as_bytes()) {
             Ok(()) => {}
@@ -136,7 +137,8 @@ fn target(path: &Path) -> anyhow::Result<PathBuf> {
     Err(anyhow!(io::Error::from(ErrorKind::InvalidInput)).context(format!("{} leads to itself", path.display())))
 }
 
-/// Locks files under the names by which kubectl would, and under those that their links lead to. In one order for everybody.
+/// Locks files under the names by which kubectl would, and under those that their links lead to. In one order for
+/// everybody.
 async fn lock(files: &[&PathBuf]) -> Outcome<Vec<FileLock>> {
     let mut names: Vec<PathBuf> = Vec::new();
     for file in files {

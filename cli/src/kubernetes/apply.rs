@@ -57,8 +57,8 @@ impl Kubernetes {
         }
     }
 
-    /// Begins to delete an object, with what it owns. Nothing if it is gone already. An apiserver without an answer is asked
-    /// again for [`PATIENCE`].
+    /// Begins to delete an object, with what it owns. Nothing if it is gone already. An apiserver without an answer is
+    /// asked again for [`PATIENCE`].
     pub async fn delete(&self, place: &Place) -> anyhow::Result<()> {
         let params =
             DeleteParams { propagation_policy: Some(PropagationPolicy::Foreground), ..DeleteParams::default() };
@@ -124,10 +124,10 @@ impl Kubernetes {
         why
     }
 
-    /// Changes an annotation of a definition that is on its way out. Before it goes, kube-apiserver lists its objects; where
-    /// that fails (a definition that is new, whose storage is not initialized yet) and the next attempt meets its own update
-    /// as a conflict, it takes that for another's and forgets the definition until it looks at all of them, up to five
-    /// minutes later. A change of anything but that condition makes it look at once.
+    /// Changes an annotation of a definition that is on its way out. Before it goes, kube-apiserver lists its objects;
+    /// where that fails (a definition that is new, whose storage is not initialized yet) and the next attempt meets its
+    /// own update as a conflict, it takes that for another's and forgets the definition until it looks at all of them,
+    /// up to five minutes later. A change of anything but that condition makes it look at once.
     async fn ask_again(&self, place: &Place, after: Duration) {
         let patch = json!({"metadata": {"annotations": {AGAIN_ANNOTATION: after.as_secs().to_string()}}});
         // It goes by itself, only later.

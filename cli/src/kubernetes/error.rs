@@ -1,4 +1,5 @@
-//! What an apiserver refused, or why it did not answer, in one sentence. The library says the same twice, once in Rust's words.
+//! What an apiserver refused, or why it did not answer, in one sentence. The library says the same twice, once in
+//! Rust's words.
 
 use daemon::chain;
 

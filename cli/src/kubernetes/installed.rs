@@ -73,8 +73,8 @@ impl Kubernetes {
         if maps.is_empty() {
             return Ok(None);
         }
-        // Whoever may write in some namespace can make such a ConfigMap; the agents' rights only the cluster's administrators
-        // give. Where these are is where the agents are.
+        // Whoever may write in some namespace can make such a ConfigMap; the agents' rights only the cluster's
+        // administrators give. Where these are is where the agents are.
         let bindings = self.list(&Place::of(CLUSTER_ROLE_BINDING, ""), "app.kubernetes.io/name=towline-agent").await;
         let bindings = bindings.context("look for agents that are there")?;
         let has_rights = |namespace: &str| {
@@ -102,8 +102,8 @@ impl Kubernetes {
         Ok(bytes.and_then(|bytes| String::from_utf8(bytes).ok()).map(SecretString::from))
     }
 
-    /// Removes everything that makes the agents, whoever installed them, and what they made. `force` removes finalizers of
-    /// what does not go away. Tells what is left of the namespace.
+    /// Removes everything that makes the agents, whoever installed them, and what they made. `force` removes finalizers
+    /// of what does not go away. Tells what is left of the namespace.
     pub async fn uninstall(&self, namespace: &str, wait: bool, force: bool) -> anyhow::Result<Vec<Place>> {
         let all = self.everything_there(namespace).await;
         self.remove(&all, (namespace, Whole::IfOurs), wait, force).await

@@ -85,8 +85,8 @@ pub enum Hindrance {
 }
 
 impl Hindrance {
-    /// How long it has to stand before a wait ends with it: a quota may be raised meanwhile, a node added by somebody or by an
-    /// autoscaler.
+    /// How long it has to stand before a wait ends with it: a quota may be raised meanwhile, a node added by somebody
+    /// or by an autoscaler.
     pub fn patience(self) -> Duration {
         Duration::from_secs(match self {
             Self::Refused | Self::Image => 20,
@@ -108,8 +108,8 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
-    /// Of a Deployment: its newest ReplicaSet, in a condition of which stands why it makes no pod, and the pods of that one. What
-    /// hinders pods of earlier ReplicaSets goes with them.
+    /// Of a Deployment: its newest ReplicaSet, in a condition of which stands why it makes no pod, and the pods of that
+    /// one. What hinders pods of earlier ReplicaSets goes with them.
     fn of(name: &str, deployment: &Value, sets: &[Value], pods: &[Value]) -> Vec<Self> {
         const REVISION: &str = "deployment.kubernetes.io/revision";
         let count = |value: &Value| value.as_u64().unwrap_or(0);
@@ -157,8 +157,8 @@ impl Obstacle {
     }
 }
 
-/// Since when obstacles stand, each by a clock of its own: a pod that waits for its volume after it has waited for a node has
-/// the whole time for that.
+/// Since when obstacles stand, each by a clock of its own: a pod that waits for its volume after it has waited for a
+/// node has the whole time for that.
 #[derive(Default)]
 pub struct Standing {
     since: HashMap<(String, Hindrance), Instant>,
@@ -233,8 +233,8 @@ impl Kubernetes {
         Ok(pods.iter().map(PodState::of).collect())
     }
 
-    /// Why the agents are not ready: each pod with its state, its last event and the last line of its log. What cannot be
-    /// read is said in its place.
+    /// Why the agents are not ready: each pod with its state, its last event and the last line of its log. What cannot
+    /// be read is said in its place.
     pub async fn why_not_ready(&self, namespace: &str) -> Vec<String> {
         let pods = match self.agents(namespace).await {
             Ok(pods) => pods,

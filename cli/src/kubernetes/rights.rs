@@ -40,8 +40,8 @@ pub fn to_look() -> Vec<Right> {
         .to_vec()
 }
 
-/// All that installing the agents in a namespace takes, and their removal. RBAC lets nobody give rights that they do not
-/// have: impersonation is one of them.
+/// All that installing the agents in a namespace takes, and their removal. RBAC lets nobody give rights that they do
+/// not have: impersonation is one of them.
 pub fn to_install(namespace: &str, makes_namespace: bool) -> Vec<Right> {
     let mut needed = Vec::new();
     let mut put = |verb, kind: &place::Kind| {

@@ -1,5 +1,6 @@
-//! One run at a time: `connect`, `delete`, `update` and `troubleshoot` take turns in a namespace, by a Lease as leader elections
-//! of Kubernetes have it. So a run that fails takes back what it made, and nobody else is in the middle of using it.
+//! One run at a time: `connect`, `delete`, `update` and `troubleshoot` take turns in a namespace, by a Lease as leader
+//! elections of Kubernetes have it. So a run that fails takes back what it made, and nobody else is in the middle of
+//! using it.
 
 use std::{
     sync::{
@@ -33,8 +34,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Longest wait for the apiserver's answer when a turn is given up: a run that ends does not hang on it.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
-/// This run's turn in a namespace. Whatever ends the run, [`Self::give_up`] has to be awaited after [`Self::take`] was begun, or
-/// the next run waits for [`GONE`].
+/// This run's turn in a namespace. Whatever ends the run, [`Self::give_up`] has to be awaited after [`Self::take`] was
+/// begun, or the next run waits for [`GONE`].
 pub struct Turn {
     cluster: Kubernetes,
     place: Place,
@@ -81,8 +82,9 @@ impl Turn {
         &self.run
     }
 
-    /// Takes the turn in its namespace, which must be there; nothing where this run has it already. Waits while another run's
-    /// Lease may be one that was left behind. Cancel-safe: [`Self::give_up`] finds a Lease whose answer was not awaited.
+    /// Takes the turn in its namespace, which must be there; nothing where this run has it already. Waits while another
+    /// run's Lease may be one that was left behind. Cancel-safe: [`Self::give_up`] finds a Lease whose answer was not
+    /// awaited.
     ///
     /// # Errors
     /// When another run has it, or the apiserver refuses.
@@ -138,12 +140,14 @@ impl Turn {
         matches!(self.state, State::Held(_) | State::NoLeases)
     }
 
-    /// Whether another run has taken it over, because this one was not heard of for [`GONE`]: it was stopped, or cut off.
+    /// Whether another run has taken it over, because this one was not heard of for [`GONE`]: it was stopped, or cut
+    /// off.
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Whether this run has it still, as the apiserver knows: what is taken back may be in use by another one otherwise.
+    /// Whether this run has it still, as the apiserver knows: what is taken back may be in use by another one
+    /// otherwise.
     ///
     /// # Errors
     /// When the apiserver cannot be asked.

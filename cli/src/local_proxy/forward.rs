@@ -24,8 +24,8 @@ const SPLICE_BYTES: usize = 64 * 1024;
 pub struct Forward {
     /// What a local client must show.
     pub local_token: SecretString,
-    /// What the paths of the one cluster that is served begin with: `/<key>`, or nothing where the gateway knows the cluster
-    /// by the name of the connection.
+    /// What the paths of the one cluster that is served begin with: `/<key>`, or nothing where the gateway knows the
+    /// cluster by the name of the connection.
     pub prefix: String,
     /// The user's token.
     pub keeper: Arc<Keeper>,
@@ -74,7 +74,8 @@ impl Forward {
         response
     }
 
-    /// Clients repeat whatever has a `Retry-After`, also writes: only what was not carried out, or changes nothing, has one.
+    /// Clients repeat whatever has a `Retry-After`, also writes: only what was not carried out, or changes nothing, has
+    /// one.
     fn failed(&self, failure: Failure, safe: bool) -> Response<AnswerBody> {
         let (code, error) = match failure {
             Failure::NotDone(error) => (StatusCode::SERVICE_UNAVAILABLE, error),

@@ -15,7 +15,8 @@ use crate::{credential::Source, timestamp::timestamp, token::Token};
 
 /// A token is replaced so long before it ends, but not before half of its life is over.
 const BEFORE_END: Duration = Duration::from_secs(300);
-/// How often the clock is looked at: a machine that slept finds an old token at once. Also how often a file is read again.
+/// How often the clock is looked at: a machine that slept finds an old token at once. Also how often a file is read
+/// again.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// After a failure: quickly at first, then every half minute.
 const RETRY: BackoffPolicy = BackoffPolicy {

@@ -30,8 +30,8 @@ const STREAMS_PER_CONNECTION: usize = 64;
 const IDLE_CONNECTIONS: usize = 32;
 /// Window of one stream, in bytes.
 const STREAM_WINDOW: u32 = 1024 * 1024;
-/// Window of a whole connection: room for every stream's, so that stalled ones hold up no others; and many times that, for h2
-/// makes of half of it what small frames may cost it beside their bytes, over which it ends the connection.
+/// Window of a whole connection: room for every stream's, so that stalled ones hold up no others; and many times that,
+/// for h2 makes of half of it what small frames may cost it beside their bytes, over which it ends the connection.
 const CONNECTION_WINDOW: u32 = 1 << 30;
 /// A silent connection is asked for a sign of life, and given up without one.
 const PING_EVERY: Duration = Duration::from_secs(15);
@@ -121,9 +121,9 @@ impl Upstream {
         self.plain.address().authority()
     }
 
-    /// Sends a request that is no upgrade. It is sent again, whatever its method, where it is proved that the gateway did not
-    /// process it: no byte of it left, or the gateway said so when it closed the connection ([`was_not_processed`]). Its body
-    /// is kept for that within the bounds of [`Resendable`].
+    /// Sends a request that is no upgrade. It is sent again, whatever its method, where it is proved that the gateway
+    /// did not process it: no byte of it left, or the gateway said so when it closed the connection
+    /// ([`was_not_processed`]). Its body is kept for that within the bounds of [`Resendable`].
     pub async fn send(&self, request: Request<Incoming>) -> Result<Response<AnswerBody>, Failure> {
         let (head, body) = request.into_parts();
         let body = Resendable::new(None, body, self.room.part(""));
@@ -170,8 +170,8 @@ impl Upstream {
         match sender {
             Sender::Http2(mut sender, slot) => {
                 let answer = sender.try_send_request(self.for_http2(request));
-                // A request that is handed over while the connection ends may lie in their channel until the last sender is
-                // gone, and is handed back then: nobody may keep one while they wait.
+                // A request that is handed over while the connection ends may lie in their channel until the last
+                // sender is gone, and is handed back then: nobody may keep one while they wait.
                 drop(sender);
                 Ok((answer.await?, Some(slot)))
             }

@@ -1,5 +1,5 @@
-//! The configuration files of the agents, byte for byte as the chart writes them (`templates/_config.tpl`): a digest of them
-//! is part of the pods, so that a changed setting replaces these.
+//! The configuration files of the agents, byte for byte as the chart writes them (`templates/_config.tpl`): a digest of
+//! them is part of the pods, so that a changed setting replaces these.
 
 use std::{collections::BTreeMap, fmt::Write};
 

@@ -13,8 +13,8 @@ use super::{
 };
 
 const CRD: &str = include_str!("../../../docker/chart/towline-agent/files/crd.yaml");
-/// Whom Secrets and ConfigMaps are readable for within a pod: everybody there, which is one container of a user whom the
-/// cluster may choose.
+/// Whom Secrets and ConfigMaps are readable for within a pod: everybody there, which is one container of a user whom
+/// the cluster may choose.
 const MODE_ALL: u32 = 0o444;
 
 /// Which of the two Deployments something belongs to.
@@ -135,8 +135,8 @@ fn config_map(part: Part, files: &Files, namespace: &str) -> Value {
     made
 }
 
-/// The controller-manager reaches the gateway through the pods that hold users' tunnel, so that these alone need a way out.
-/// They have no certificate before it has got one, and are not ready: it must find them all the same.
+/// The controller-manager reaches the gateway through the pods that hold users' tunnel, so that these alone need a way
+/// out. They have no certificate before it has got one, and are not ready: it must find them all the same.
 fn service(values: &Values, namespace: &str) -> Value {
     let mut made = object("v1", "Service", AGENT, Some(namespace), Part::Agent);
     let port = values.controller_manager.port;
@@ -164,8 +164,8 @@ fn network_policy(namespace: &str) -> Value {
     made
 }
 
-/// The certificate of the listener for tokens, and what it is trusted by, which the controller-manager fills in; and the
-/// Service in front.
+/// The certificate of the listener for tokens, and what it is trusted by, which the controller-manager fills in; and
+/// the Service in front.
 fn identity_tokens(namespace: &str) -> [Value; 3] {
     let of = |kind: &str, name: &str| object("v1", kind, name, Some(namespace), Part::Manager);
     let mut secret = of("Secret", SERVING_SECRET);
@@ -343,7 +343,8 @@ impl Pod<'_> {
     }
 }
 
-/// No user of its own: the image's is not root, and OpenShift gives each namespace users of its own (SCC restricted-v2).
+/// No user of its own: the image's is not root, and OpenShift gives each namespace users of its own (SCC
+/// restricted-v2).
 fn security_context(values: &Values) -> Value {
     let mut context = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
     let more = &values.pod_security_context;

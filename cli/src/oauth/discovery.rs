@@ -57,8 +57,8 @@ pub async fn discover_gateway(account: &mut Account, tenant: Option<&str>) -> Ou
     Ok(())
 }
 
-/// Reads the discovery document of an issuer below `client`'s address. `expected` is the issuer's URL, where it is known by
-/// another name than that of the address.
+/// Reads the discovery document of an issuer below `client`'s address. `expected` is the issuer's URL, where it is
+/// known by another name than that of the address.
 ///
 /// # Errors
 /// When there is none, or it is another issuer's.
@@ -92,8 +92,8 @@ pub async fn discover_issuer(client: &Client, own: bool) -> Outcome<Endpoints> {
 }
 
 impl Endpoints {
-    /// The gateway's own endpoints, at the address by which it is known here, whatever it says: a hostile gateway could name
-    /// the pages of another issuer, and would be brought what a person signs in for there.
+    /// The gateway's own endpoints, at the address by which it is known here, whatever it says: a hostile gateway could
+    /// name the pages of another issuer, and would be brought what a person signs in for there.
     fn behind(self, address: &Address) -> Self {
         let url = address.url();
         let at = |path: &str| format!("{url}/{path}");

@@ -9,8 +9,8 @@ use crate::failure::{Failure, Outcome};
 const QUERY_BYTES: usize = 4096;
 /// Brackets of a query in each other at most.
 const NESTED: usize = 64;
-/// Bytes of the stack that a query is read and answered on: the library goes as deep as a query is long, and where the stack
-/// ends the command would end without a word.
+/// Bytes of the stack that a query is read and answered on: the library goes as deep as a query is long, and where the
+/// stack ends the command would end without a word.
 const STACK_BYTES: usize = 64 * 1024 * 1024;
 
 /// What the query makes of a document.

@@ -1,4 +1,5 @@
-//! Tables for people, and tab-separated values for scripts. Texts are others': what could steer a terminal is not printed.
+//! Tables for people, and tab-separated values for scripts. Texts are others': what could steer a terminal is not
+//! printed.
 
 use std::fmt::Write as _;
 

@@ -3,7 +3,8 @@
 use anyhow::bail;
 use toml::{Table, Value};
 
-/// Puts a value at a dotted key. What reads as a TOML value is one; everything else is text, so that `1s` needs no quotes.
+/// Puts a value at a dotted key. What reads as a TOML value is one; everything else is text, so that `1s` needs no
+/// quotes.
 pub fn set(table: &mut Table, key: &str, text: &str) -> anyhow::Result<()> {
     let value = match format!("v = {text}").parse::<Table>() {
         Ok(mut parsed) if parsed.len() == 1 => parsed.remove("v"),

@@ -1,5 +1,5 @@
-//! The first document of a text, as kubectl reads it: of a key that is there twice the last one counts, documents behind the
-//! first are not looked at, and a byte order mark says only how the text is encoded.
+//! The first document of a text, as kubectl reads it: of a key that is there twice the last one counts, documents
+//! behind the first are not looked at, and a byte order mark says only how the text is encoded.
 
 use std::{borrow::Cow, collections::HashMap};
 

@@ -135,8 +135,8 @@ fn scalar(node: &Node) -> String {
     }
 }
 
-/// Whether no version of YAML can take the text for anything else. Numbers, dates and what else readers make of a text begin
-/// with a digit, a sign or a point, or are words of a known list.
+/// Whether no version of YAML can take the text for anything else. Numbers, dates and what else readers make of a text
+/// begin with a digit, a sign or a point, or are words of a known list.
 fn is_plain(text: &str) -> bool {
     let allowed =
         |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/' | '+' | '=' | '@' | ':' | ' ');
@@ -169,7 +169,8 @@ fn block(text: &str, indent: usize, out: &mut String) {
     }
 }
 
-/// Whether a character stands for itself: no control character, no line break of any version, nothing that turns text around.
+/// Whether a character stands for itself: no control character, no line break of any version, nothing that turns text
+/// around.
 fn is_shown(c: char) -> bool {
     !steers(c) && !matches!(c, '\u{fffe}' | '\u{ffff}')
 }

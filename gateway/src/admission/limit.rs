@@ -32,8 +32,8 @@ pub const ENROLMENTS_PER_ADDRESS: u32 = 256;
 
 /// The same of the few places for long targets.
 const LONG_TARGETS_MIN: u32 = limits::LONG_TARGETS_PER_ADDRESS;
-/// Of the files that the process may open, this part is kept for tunnels, the admin listener, issuers and what is written,
-/// within [`FILES_KEPT`].
+/// Of the files that the process may open, this part is kept for tunnels, the admin listener, issuers and what is
+/// written, within [`FILES_KEPT`].
 const FILES_KEPT_PART: u64 = 4;
 /// See [`FILES_KEPT_PART`].
 const FILES_KEPT: std::ops::RangeInclusive<u64> = 64..=1024;
@@ -82,8 +82,8 @@ impl LongTargets {
 }
 
 impl Admissions {
-    /// In a process that may open so many files; `None`: as many as it likes. Otherwise the shares of what is free would be
-    /// reckoned from more than there is, and a few addresses would take the last file.
+    /// In a process that may open so many files; `None`: as many as it likes. Otherwise the shares of what is free
+    /// would be reckoned from more than there is, and a few addresses would take the last file.
     pub fn within(open_files: Option<u64>) -> Self {
         let kept = |files: u64| (files / FILES_KEPT_PART).clamp(*FILES_KEPT.start(), *FILES_KEPT.end());
         let files = open_files.map(|files| u32::try_from(files.saturating_sub(kept(files))).unwrap_or(u32::MAX));
@@ -205,8 +205,8 @@ mod tests {
         assert!(admissions.connections.by_network.is_empty() && admissions.connections.by_address.is_empty());
     }
 
-    /// The defaults are for a process that may open as many files as it likes: with 1024 three addresses took them all, and
-    /// neither users nor operators came in any more.
+    /// The defaults are for a process that may open as many files as it likes: with 1024 three addresses took them all,
+    /// and neither users nor operators came in any more.
     #[test]
     fn no_few_addresses_take_the_last_file() {
         for (files, most, attackers) in [(1024, 768, 3), (1024, 768, 100), (4096, 3072, 100), (20_000, 18_976, 100)] {

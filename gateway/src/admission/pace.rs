@@ -1,7 +1,8 @@
-//! Handshakes give way to requests. Thousands of agents that come back at once have thousands of handshakes ready at a time,
-//! each most of a millisecond of a processor; a request that becomes ready meanwhile would wait behind all of them, at each of
-//! its steps. So their steps take turns with everything else, and a listener takes one more connection only when it is its
-//! turn: what waits, waits with the system, and those that have begun come to their end before others begin.
+//! Handshakes give way to requests. Thousands of agents that come back at once have thousands of handshakes ready at a
+//! time, each most of a millisecond of a processor; a request that becomes ready meanwhile would wait behind all of
+//! them, at each of its steps. So their steps take turns with everything else, and a listener takes one more connection
+//! only when it is its turn: what waits, waits with the system, and those that have begun come to their end before
+//! others begin.
 
 use std::{
     pin::pin,
@@ -18,9 +19,9 @@ use tokio::{
 
 /// Time of handshakes in a row, before all else that is ready goes first.
 const IN_A_ROW: Duration = Duration::from_micros(250);
-/// After that, where other handshakes wait for their turn, the thread leaves its processor for about so long, the system's slack
-/// of 50 microseconds more. A program on the same processor that a request has just been sent to would wait for the end of the
-/// thread's slice otherwise, milliseconds each time; `sched_yield` does not end it.
+/// After that, where other handshakes wait for their turn, the thread leaves its processor for about so long, the
+/// system's slack of 50 microseconds more. A program on the same processor that a request has just been sent to would
+/// wait for the end of the thread's slice otherwise, milliseconds each time; `sched_yield` does not end it.
 const REST: Duration = Duration::from_micros(60);
 
 /// Turns of handshakes, as many at once as there are threads for them.
@@ -48,7 +49,8 @@ impl Pace {
         drop(self.begin(false).await);
     }
 
-    /// Runs a handshake, each step of it in a turn. Others may go before the next one, but never before that who waits longer.
+    /// Runs a handshake, each step of it in a turn. Others may go before the next one, but never before that who waits
+    /// longer.
     pub async fn steps<F: Future>(&self, handshake: F) -> F::Output {
         let mut handshake = pin!(handshake);
         loop {
@@ -67,8 +69,8 @@ impl Pace {
         }
     }
 
-    /// A turn, of a handshake's or of who begins others. Who holds it while others go first keeps the next handshake from
-    /// beginning.
+    /// A turn, of a handshake's or of who begins others. Who holds it while others go first keeps the next handshake
+    /// from beginning.
     async fn begin(&self, handshake: bool) -> SemaphorePermit<'_> {
         let turn = {
             let _waits = handshake.then(|| Waits::among(&self.waiting));
@@ -110,8 +112,8 @@ impl Drop for Waits<'_> {
     }
 }
 
-/// Lets others run that are ready. The first time lets the runtime find out what is; on a runtime of several threads it comes
-/// back before that, which the second lets run. A busy one comes back in the end all the same.
+/// Lets others run that are ready. The first time lets the runtime find out what is; on a runtime of several threads it
+/// comes back before that, which the second lets run. A busy one comes back in the end all the same.
 async fn others() {
     yield_now().await;
     yield_now().await;

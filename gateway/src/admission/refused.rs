@@ -1,6 +1,6 @@
-//! Connections that end before, or instead of, a request or a tunnel: over a bound, TLS that fails, HTTP that the libraries
-//! refuse by themselves, agents that prove nothing. Each is counted; log and audit record have them at a bounded rate,
-//! because anybody can provoke them.
+//! Connections that end before, or instead of, a request or a tunnel: over a bound, TLS that fails, HTTP that the
+//! libraries refuse by themselves, agents that prove nothing. Each is counted; log and audit record have them at a
+//! bounded rate, because anybody can provoke them.
 
 use std::{
     net::SocketAddr,

@@ -59,8 +59,8 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     let counted = call.core.agents.by_address(visitor.peer, enrolment_paths::CERTIFICATE, OF_ADDRESS);
     let message: Enrolment = call.message().await?;
     let id = cluster_id(&message.cluster_id)?;
-    // A flood of others from their address shuts nobody out who has a fresh challenge. Each is good for one try then, so that
-    // no address has more judged than it may have challenges.
+    // A flood of others from their address shuts nobody out who has a fresh challenge. Each is good for one try then,
+    // so that no address has more judged than it may have challenges.
     let has_place = match counted {
         Err(too_often) if !control.challenges.is_first_try(control, &id, &message.challenge, visitor.peer) => {
             return Err(too_often);
@@ -104,8 +104,8 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     issue(call, &stored, principal, &request, (&key, Some(uid))).await
 }
 
-/// Goes on only for who signed a message with the cluster's onboarding key and a fresh challenge, which is used up by it. Takes
-/// as long where there is no such cluster.
+/// Goes on only for who signed a message with the cluster's onboarding key and a fresh challenge, which is used up by
+/// it. Takes as long where there is no such cluster.
 pub fn proved(
     control: &Control,
     id: &ClusterId,

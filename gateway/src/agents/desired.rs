@@ -1,5 +1,5 @@
-//! What the control plane wants of a cluster's agents (`GET /v1/desired`): told at once where it is news to them, else as soon
-//! as it is (docs/features.md K9, Z9, X1).
+//! What the control plane wants of a cluster's agents (`GET /v1/desired`): told at once where it is news to them, else
+//! as soon as it is (docs/features.md K9, Z9, X1).
 
 use std::time::Duration;
 

@@ -76,8 +76,8 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     told(call, &id, principal)
 }
 
-/// Tells who proves possession of a cluster's onboarding key what was told when the cluster was created: the answer may have
-/// been lost, and the token is used up.
+/// Tells who proves possession of a cluster's onboarding key what was told when the cluster was created: the answer may
+/// have been lost, and the token is used up.
 pub async fn enrolled(call: &Call) -> Result<Reply, ApiError> {
     let message: EnrolledQuestion = call.message().await?;
     let (id, signature) = (cluster_id(&message.cluster_id)?, binary("signature", &message.signature)?);
@@ -128,8 +128,8 @@ fn not_held() -> ApiError {
     ApiError::of(StatusCode::UNAUTHORIZED, codes::INVALID_PROOF, message).at("token")
 }
 
-/// Whose token is for this one name knows it; whose is for any must not learn which names there are: it is used up, as it would
-/// be by a name that is free, and says what a used one says.
+/// Whose token is for this one name knows it; whose is for any must not learn which names there are: it is used up, as
+/// it would be by a name that is free, and says what a used one says.
 async fn taken(call: &Call, id: &ResourceId, held: &Held) -> Result<ApiError, ApiError> {
     if held.name.is_some() {
         return Ok(exists(id));

@@ -1,5 +1,5 @@
-//! What an agent tells of its cluster every few minutes (`POST /v1/heartbeat`; docs/features.md C6, M1-M5, D7). It is bounded
-//! and checked before it is kept; when it came is what this gateway's clock says, whatever the agent's does.
+//! What an agent tells of its cluster every few minutes (`POST /v1/heartbeat`; docs/features.md C6, M1-M5, D7). It is
+//! bounded and checked before it is kept; when it came is what this gateway's clock says, whatever the agent's does.
 
 use http::StatusCode;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -40,8 +40,8 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     })
 }
 
-/// Whether the certificate is of an authority that the present one follows. Certificates of clusters that the configuration
-/// names are made by who runs them.
+/// Whether the certificate is of an authority that the present one follows. Certificates of clusters that the
+/// configuration names are made by who runs them.
 fn is_of_another_authority(call: &Call, agent: &Agent) -> bool {
     let present = call.core.trust.authority_id();
     agent.cluster.agents.principal().is_some() && present.is_some() && agent.authority != present

@@ -1,5 +1,5 @@
-//! Exchanges at the public listener, below [`ENROLMENT_PREFIX`]: a cluster that has no certificate yet, or none that still
-//! holds, asks for one. Nobody has proved anything here; places are bounded in all and by address.
+//! Exchanges at the public listener, below [`ENROLMENT_PREFIX`]: a cluster that has no certificate yet, or none that
+//! still holds, asks for one. Nobody has proved anything here; places are bounded in all and by address.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -14,7 +14,8 @@ use crate::{
     admission::limit::ENROLMENTS_PER_ADDRESS, api_error::ApiError, audit::Record, control::Control, core::Core,
 };
 
-/// Answers one request of somebody at an address, who showed these certificates. Never fails: every outcome is an answer.
+/// Answers one request of somebody at an address, who showed these certificates. Never fails: every outcome is an
+/// answer.
 pub async fn serve<B>(
     core: &Arc<Core>,
     control: &Arc<Control>,

@@ -1,5 +1,5 @@
-//! The roles and assignments that an agent decides calls by (`GET /v1/policy`, feature Z9): the built-in issuer states that
-//! they are right, for that cluster and for an hour. Waits while nothing changes.
+//! The roles and assignments that an agent decides calls by (`GET /v1/policy`, feature Z9): the built-in issuer states
+//! that they are right, for that cluster and for an hour. Waits while nothing changes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,8 @@ use crate::{api_error::ApiError, aside, snapshot::Snapshot};
 
 /// How long a question waits for news.
 const WAIT: Duration = Duration::from_secs(55);
-/// How long a statement holds. Whoever keeps newer ones from an agent keeps a withdrawn right alive for so long at most.
+/// How long a statement holds. Whoever keeps newer ones from an agent keeps a withdrawn right alive for so long at
+/// most.
 const LIFE: Duration = Duration::from_secs(3600);
 
 /// What is told of one moment.
@@ -24,7 +25,8 @@ struct Told {
     omitted: Option<Omitted>,
 }
 
-/// Puts together what concerns a cluster. What does not fit is left out, so that all else arrives, withdrawals first of all.
+/// Puts together what concerns a cluster. What does not fit is left out, so that all else arrives, withdrawals first of
+/// all.
 async fn told(snapshot: Arc<Snapshot>, cluster: &ClusterId) -> Result<Told, ApiError> {
     let cluster = cluster.clone();
     let made = aside::document(move || {

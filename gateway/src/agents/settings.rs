@@ -1,5 +1,5 @@
-//! What whoever installs agents needs to know of the gateway (`GET /.towline/agent/settings`): where it is, whom it trusts
-//! and with which keys. Public, as the key sets of issuers are.
+//! What whoever installs agents needs to know of the gateway (`GET /.towline/agent/settings`): where it is, whom it
+//! trusts and with which keys. Public, as the key sets of issuers are.
 
 use std::path::Path;
 
@@ -26,8 +26,8 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     })
 }
 
-/// An issuer as the agent's chart takes it: names in camel case, files by their content. The gateway's own one is read at the
-/// gateway's public address, with the key that it signs with now.
+/// An issuer as the agent's chart takes it: names in camel case, files by their content. The gateway's own one is read
+/// at the gateway's public address, with the key that it signs with now.
 fn entry(issuer: &RawIssuer, own: Option<&Issuer>, roots: &str) -> Result<Value, ApiError> {
     let own = own.filter(|own| own.settings().url == issuer.url);
     let said = serde_json::to_value(issuer).map_err(ApiError::internal)?;

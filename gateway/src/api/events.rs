@@ -1,8 +1,8 @@
-//! `GET <scope>/providers/Microsoft.Kubernetes/events?api-version=2026-05-01`: events at a subscription, a resource group or a
-//! cluster, oldest first, of clusters that the caller may read.
+//! `GET <scope>/providers/Microsoft.Kubernetes/events?api-version=2026-05-01`: events at a subscription, a resource
+//! group or a cluster, oldest first, of clusters that the caller may read.
 //!
-//! `after=<id>` begins behind an event; if some behind it are forgotten, or it is not known, the first one of the answer tells
-//! so (type [`crate::events::GAP`]).
+//! `after=<id>` begins behind an event; if some behind it are forgotten, or it is not known, the first one of the
+//! answer tells so (type [`crate::events::GAP`]).
 //! `$top` bounds a page; `nextLink` leads to the next one while there are more.
 
 pub mod stream;

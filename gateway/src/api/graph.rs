@@ -1,6 +1,6 @@
-//! The few questions of Microsoft Graph that `az role assignment` asks: who is behind an object id, and the other way round.
-//! Answered of the built-in issuer's users and service principals. Of anybody else nothing is known here, which `az` takes
-//! for "then it is the object id itself".
+//! The few questions of Microsoft Graph that `az role assignment` asks: who is behind an object id, and the other way
+//! round. Answered of the built-in issuer's users and service principals. Of anybody else nothing is known here, which
+//! `az` takes for "then it is the object id itself".
 
 use std::collections::HashSet;
 

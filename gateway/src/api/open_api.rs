@@ -1,5 +1,5 @@
-//! The OpenAPI 3.1 document, made of the table of kinds, of what the API answers beside ([`others`]) and of the built-in
-//! issuer ([`sign_in`]). It is served at `/openapi.json` and kept as `gateway/openapi.json`,
+//! The OpenAPI 3.1 document, made of the table of kinds, of what the API answers beside ([`others`]) and of the
+//! built-in issuer ([`sign_in`]). It is served at `/openapi.json` and kept as `gateway/openapi.json`,
 //! which `cargo test --workspace --lib -- --ignored write_the_open_api_file` writes anew.
 
 mod others;

@@ -61,8 +61,8 @@ fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, id: &str, body: Va
     Value::Object(shown)
 }
 
-/// What is shown of a kept resource, as an entity tag (RFC 9110 section 8.8.3): its version, by which writes compare, and a
-/// digest, because its status and what its agents tell change without a write.
+/// What is shown of a kept resource, as an entity tag (RFC 9110 section 8.8.3): its version, by which writes compare,
+/// and a digest, because its status and what its agents tell change without a write.
 pub fn tag(stored: &Stored, shown: &Value) -> String {
     const BYTES: usize = 8;
     let digest = digest::digest(&digest::SHA256, shown.to_string().as_bytes());
@@ -80,8 +80,8 @@ pub fn with_tag(mut response: Response<Body>, stored: &Stored, shown: &Value) ->
     response
 }
 
-/// Whether a header lists a tag of what was last written, or any: what has been shown since then may differ in what nobody
-/// writes. Strong comparison; clients of ARM also leave the quotes out.
+/// Whether a header lists a tag of what was last written, or any: what has been shown since then may differ in what
+/// nobody writes. Strong comparison; clients of ARM also leave the quotes out.
 pub fn names(header: &HeaderValue, stored: &Stored) -> bool {
     let revision = stored.revision.to_string();
     listed(header).any(|one| one == "*" || one.split('.').next() == Some(revision.as_str()))
@@ -262,8 +262,8 @@ enum Which {
     Within(String),
 }
 
-/// Of what is found at any scope: what is built in, then what holds here because it is further up, then what is here. Of all
-/// else: what is here.
+/// Of what is found at any scope: what is built in, then what holds here because it is further up, then what is here.
+/// Of all else: what is here.
 fn sources(kind: &'static dyn Kind, scope: Option<&ResourceId>, only_here: bool) -> Vec<Source> {
     let source = |which| Source { kind, which };
     let within = scope.map(ResourceId::key).unwrap_or_default().to_owned();
@@ -316,8 +316,8 @@ struct Page {
 /// Where a list goes on: which source, and behind which key of it.
 type At = (usize, String);
 
-/// What is picked of the sources, up to `rows` and [`BYTES`], and where the next page begins: behind the last one that was
-/// picked, so that a page says nothing about those that were not. `pick` is told the number of the source.
+/// What is picked of the sources, up to `rows` and [`BYTES`], and where the next page begins: behind the last one that
+/// was picked, so that a page says nothing about those that were not. `pick` is told the number of the source.
 async fn gather(
     call: &Call<'_>,
     sources: &[Source],

@@ -142,8 +142,8 @@ pub fn parse(method: &Method, path: &str) -> Result<Option<Route>, InvalidId> {
     }))
 }
 
-/// `az resource` puts the path of a parent between namespace and type, where there is one or not. Only there an empty segment
-/// means nothing; everywhere else it is no name.
+/// `az resource` puts the path of a parent between namespace and type, where there is one or not. Only there an empty
+/// segment means nothing; everywhere else it is no name.
 fn without_empty_parents(segments: &mut Vec<&str>) {
     let mut at = 2;
     while at + 1 < segments.len() {

@@ -1,5 +1,6 @@
-//! The service principals of the built-in issuer, for who owns the gateway (docs/features.md S1-S3; `towline sp`): below
-//! `/providers/Microsoft.Authorization/servicePrincipals`. A secret is in the answer that made it, and in no other.
+//! The service principals of the built-in issuer, for who owns the gateway (docs/features.md S1-S3; `towline sp`):
+//! below `/providers/Microsoft.Authorization/servicePrincipals`. A secret is in the answer that made it, and in no
+//! other.
 
 use std::time::{Duration, SystemTime};
 
@@ -110,7 +111,8 @@ fn may_go(call: &Call<'_>, issuer: &Issuer, key: &str) -> Result<(), ApiError> {
     Change { before, after, assignment: None }.check(&call.control.settings, &call.control.directory())
 }
 
-/// A service principal belongs to the tenant and may have rights everywhere in it: the right is needed at every subscription.
+/// A service principal belongs to the tenant and may have rights everywhere in it: the right is needed at every
+/// subscription.
 fn authorize(call: &Call<'_>, action: &str) -> Result<(), ApiError> {
     let subscriptions = &call.control.settings.subscriptions;
     let everywhere = subscriptions

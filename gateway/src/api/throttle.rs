@@ -1,5 +1,5 @@
-//! How often one principal may ask in one subscription (feature N5), as ARM bounds it: 429 with `Retry-After`, and in every answer
-//! how many more there are at once. What is of no subscription is counted in the tenant.
+//! How often one principal may ask in one subscription (feature N5), as ARM bounds it: 429 with `Retry-After`, and in
+//! every answer how many more there are at once. What is of no subscription is counted in the tenant.
 
 use auth::token::Identity;
 use http::{HeaderName, Method, StatusCode, header};

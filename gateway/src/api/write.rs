@@ -301,8 +301,8 @@ async fn no_parent(call: &Call<'_>, id: &ResourceId) -> Result<ApiError, ApiErro
     Ok(missing.map_or_else(ApiError::raced, |missing| ApiError::resource_not_found(&missing)))
 }
 
-/// DELETE of a resource, and of all that it holds; with `?onlyIfEmpty=true` only if that is nothing, and at once: nobody else
-/// can put something into it in between (feature I3).
+/// DELETE of a resource, and of all that it holds; with `?onlyIfEmpty=true` only if that is nothing, and at once:
+/// nobody else can put something into it in between (feature I3).
 pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, ApiError> {
     let (kind, version) = writable(call, id)?;
     call.authorize(&format!("{}/delete", read::operations_of(kind)), id)?;
@@ -335,8 +335,8 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
     Err(ApiError::raced())
 }
 
-/// What makes the last owner one, a role assignment, is neither deleted nor given an end. Who takes one away does so alone, so that of two
-/// who take away each other's one is refused: for as long as what this returns is held.
+/// What makes the last owner one, a role assignment, is neither deleted nor given an end. Who takes one away does so
+/// alone, so that of two who take away each other's one is refused: for as long as what this returns is held.
 async fn owner_stays<'a>(
     call: &Call<'a>,
     kind: &dyn Kind,

@@ -1,5 +1,5 @@
-//! What is known of a request, and the line that is made of it. It is gathered as it comes, with one piece of memory for all
-//! texts, and nothing is spelled out: the writer's thread does that, where no request waits for it.
+//! What is known of a request, and the line that is made of it. It is gathered as it comes, with one piece of memory
+//! for all texts, and nothing is spelled out: the writer's thread does that, where no request waits for it.
 
 use std::{
     borrow::Cow,

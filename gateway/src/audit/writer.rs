@@ -1,8 +1,9 @@
-//! Writes audit records in their order. While they cannot be written (a full disk), they wait and are tried again from the
-//! byte on that was not taken, so that none is torn, lost or written twice; what then comes beyond the queue is counted.
+//! Writes audit records in their order. While they cannot be written (a full disk), they wait and are tried again from
+//! the byte on that was not taken, so that none is torn, lost or written twice; what then comes beyond the queue is
+//! counted.
 //!
-//! The writer is a thread of its own: a file's writes are the system's, and may take their time. It wakes by its own clock
-//! while requests come, so that neither a request nor what serves it is ever woken for a record.
+//! The writer is a thread of its own: a file's writes are the system's, and may take their time. It wakes by its own
+//! clock while requests come, so that neither a request nor what serves it is ever woken for a record.
 
 use std::{
     io::{self, Write},
@@ -66,8 +67,8 @@ impl Lines {
     }
 }
 
-/// Starts the thread. What is returned ends with it, or when all is closed and a write does not end: nobody need read the
-/// standard output.
+/// Starts the thread. What is returned ends with it, or when all is closed and a write does not end: nobody need read
+/// the standard output.
 pub(super) fn start(
     sink: Box<dyn Write + Send>,
     entries: mpsc::Receiver<Entry>,
@@ -200,7 +201,8 @@ mod tests {
         }
     }
 
-    /// What did not fit was gone without a count, and the record in which the disk became full was glued to the next one.
+    /// What did not fit was gone without a count, and the record in which the disk became full was glued to the next
+    /// one.
     #[tokio::test(start_paused = true)]
     async fn a_full_disk_tears_and_loses_no_record() {
         let (disk, tasks, shutdown) = (Disk::default(), TaskGroup::new("test"), Shutdown::new());

@@ -1,5 +1,6 @@
 //! What the gateway's settings file may hold, for its reference: `gateway/reference.toml`, which
-//! `towline-gateway config-reference` prints. The tests compare it with what is read, and its defaults with those that hold.
+//! `towline-gateway config-reference` prints. The tests compare it with what is read, and its defaults with those that
+//! hold.
 
 use auth::token::ISSUER_KEYS;
 use daemon::settings::reference::{self, Key, Table};

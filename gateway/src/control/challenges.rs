@@ -22,7 +22,8 @@ use crate::{api_error::ApiError, random};
 pub const LIFE_MS: i64 = 120_000;
 /// Enrolments of one cluster within that time.
 const OF_ONE_CLUSTER: usize = 32;
-/// Challenges that are remembered at most, for each of two such times, because they were tried by addresses that ask too often.
+/// Challenges that are remembered at most, for each of two such times, because they were tried by addresses that ask
+/// too often.
 const TRIED_MAX: usize = 100_000;
 /// Bytes of a challenge, as text, at most.
 const TEXT_BYTES: usize = 1024;
@@ -36,7 +37,8 @@ pub struct Challenges {
     tried: Mutex<Tried>,
 }
 
-/// Nonces of challenges that were tried, in vain or not; each is remembered for at least as long as a challenge is good.
+/// Nonces of challenges that were tried, in vain or not; each is remembered for at least as long as a challenge is
+/// good.
 struct Tried {
     since_ms: i64,
     now: Shared<String, ()>,
@@ -50,8 +52,8 @@ impl Default for Tried {
 }
 
 impl Tried {
-    /// Whether this is the first time. Of so many that not all can be remembered those are forgotten first that the network
-    /// tried that tries most.
+    /// Whether this is the first time. Of so many that not all can be remembered those are forgotten first that the
+    /// network tried that tries most.
     fn is_first(&mut self, of: IpAddr, nonce: String, now_ms: i64) -> bool {
         if now_ms - self.since_ms >= LIFE_MS {
             self.before = std::mem::replace(&mut self.now, Shared::new(TRIED_MAX));

@@ -20,7 +20,8 @@ pub enum Class {
 pub struct Throttle(Rates<(String, Class), String>);
 
 impl Throttle {
-    /// Counts a request of `who` under `key`. How many more there may be at once; `Err`: none, and how many seconds to wait.
+    /// Counts a request of `who` under `key`. How many more there may be at once; `Err`: none, and how many seconds to
+    /// wait.
     ///
     /// # Errors
     /// There were too many.

@@ -1,5 +1,5 @@
-//! Turns of request bodies: a bounded number is read at once, of everybody and of one caller, so that slow ones neither fill
-//! memory nor keep others out.
+//! Turns of request bodies: a bounded number is read at once, of everybody and of one caller, so that slow ones neither
+//! fill memory nor keep others out.
 
 use std::{
     collections::HashMap,

@@ -1,8 +1,8 @@
 //! Long-running operations are carried out here, whoever began them, and what has ended long ago is forgotten.
 //!
-//! A kind of work is one file and one line in [`WORKS`]. Of one operation one process is in charge: it has a claim in the
-//! store, which ends by itself, so that the work of a process that was killed is gone on with by another. Kinds that this
-//! program does not know are left to the newer one that began them.
+//! A kind of work is one file and one line in [`WORKS`]. Of one operation one process is in charge: it has a claim in
+//! the store, which ends by itself, so that the work of a process that was killed is gone on with by another. Kinds
+//! that this program does not know are left to the newer one that began them.
 
 mod delete;
 
@@ -26,7 +26,8 @@ pub trait Work: Send + Sync {
     /// The word at `kind` of the operation's work.
     fn name(&self) -> &'static str;
 
-    /// Does what can be done now. It may have been done before in part, or as a whole, by a process that was killed then.
+    /// Does what can be done now. It may have been done before in part, or as a whole, by a process that was killed
+    /// then.
     fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>>;
 
     /// What it waits for, in a sentence, for whom it did not end for in time.
@@ -39,7 +40,8 @@ pub trait Work: Send + Sync {
 pub enum Step {
     /// It has ended, together with these writes.
     Ends(Batch),
-    /// It waits for something else, and is looked at again at this instant, milliseconds since 1970; in five minutes at the latest.
+    /// It waits for something else, and is looked at again at this instant, milliseconds since 1970; in five minutes at
+    /// the latest.
     Waits(i64),
 }
 
@@ -90,7 +92,8 @@ fn in_ms(time: Duration) -> i64 {
 }
 
 impl Control {
-    /// Carries out long-running operations of these kinds, also those that an earlier process began, until the gateway drains.
+    /// Carries out long-running operations of these kinds, also those that an earlier process began, until the gateway
+    /// drains.
     pub async fn work(self: Arc<Self>, works: &'static [&'static dyn Work], shutdown: Shutdown) {
         let process = crate::random::guid();
         let mut forget = tokio::time::interval(FORGET_EVERY);

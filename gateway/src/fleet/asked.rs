@@ -1,5 +1,5 @@
-//! How much clusters' agents ask: rates by cluster, and by address of who has proved nothing; exchanges of one cluster at
-//! once.
+//! How much clusters' agents ask: rates by cluster, and by address of who has proved nothing; exchanges of one cluster
+//! at once.
 
 use std::{
     collections::HashMap,
@@ -36,8 +36,8 @@ pub struct Asked {
 struct Clusters {
     /// By cluster, as long as a tunnel of it is up.
     known: HashMap<ClusterKey, Weak<OfCluster>>,
-    /// With so many entries those whose tunnels are gone are looked for: when they have doubled, so that each tunnel of a
-    /// fleet that comes back does not look at all others.
+    /// With so many entries those whose tunnels are gone are looked for: when they have doubled, so that each tunnel of
+    /// a fleet that comes back does not look at all others.
     sweep_at: usize,
 }
 
@@ -66,8 +66,8 @@ impl Asked {
         new
     }
 
-    /// Counts a question of an address that has proved nothing: each by itself, for many clusters may be behind one address,
-    /// and whoever asks one too often keeps nobody from another.
+    /// Counts a question of an address that has proved nothing: each by itself, for many clusters may be behind one
+    /// address, and whoever asks one too often keeps nobody from another.
     pub fn by_address(&self, peer: IpAddr, path: &'static str, rate: Rate) -> Result<(), ApiError> {
         let taken = self.addresses.take(&network(peer), &(address(peer), path), rate, Instant::now());
         taken.map(drop).map_err(|seconds| too_often("Your address", seconds))

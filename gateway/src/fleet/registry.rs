@@ -138,8 +138,8 @@ impl Registry {
         Registered { registry: Arc::clone(self), tunnel }
     }
 
-    /// The tunnels of a cluster that take users: not draining ones first, of these the ones that owe no sign of life, then the
-    /// least loaded. Of equal ones those come first that their agents dialled last, and agents take turns.
+    /// The tunnels of a cluster that take users: not draining ones first, of these the ones that owe no sign of life,
+    /// then the least loaded. Of equal ones those come first that their agents dialled last, and agents take turns.
     pub fn of(&self, key: &ClusterKey) -> Vec<Arc<LiveTunnel>> {
         let Some(there) = self.by_cluster.get(key) else { return Vec::new() };
         let mut tunnels = there.live.clone();
@@ -215,7 +215,8 @@ impl Drop for Registered {
         let key = self.tunnel.cluster.key;
         if let Some(mut tunnels) = self.registry.by_cluster.get_mut(&key) {
             tunnels.live.retain(|tunnel| tunnel.number != self.tunnel.number);
-            // What it took the place of is its agent's last again: of two that were dialled at once, either may be kept.
+            // What it took the place of is its agent's last again: of two that were dialled at once, either may be
+            // kept.
             let instance = self.tunnel.handle.info().instance;
             let of_agent = tunnels.live.iter().filter(|tunnel| tunnel.handle.info().instance == instance);
             if let Some(last) = of_agent.max_by_key(|tunnel| tunnel.number) {

@@ -1,5 +1,5 @@
-//! Public clients: programs that sign users in and can keep no secret of their own (RFC 8252). What they may get back from a
-//! browser goes to this machine itself or to an address that was configured, and nowhere else.
+//! Public clients: programs that sign users in and can keep no secret of their own (RFC 8252). What they may get back
+//! from a browser goes to this machine itself or to an address that was configured, and nowhere else.
 
 use url::{Host, Url};
 

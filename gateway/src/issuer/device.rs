@@ -1,5 +1,5 @@
-//! Signing in a device that has no browser: RFC 8628. The device shows a short code, the user types it into a page on any
-//! other machine, is told who asked and from where, and decides.
+//! Signing in a device that has no browser: RFC 8628. The device shows a short code, the user types it into a page on
+//! any other machine, is told who asked and from where, and decides.
 
 use std::{net::IpAddr, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Sign-ins under way: device codes (RFC 8628) and authorization codes (RFC 6749 section 4.1). In memory and bounded; no
-//! clock and no socket here. Codes are kept as hashes.
+//! Sign-ins under way: device codes (RFC 8628) and authorization codes (RFC 6749 section 4.1). In memory and bounded;
+//! no clock and no socket here. Codes are kept as hashes.
 
 use std::{
     net::IpAddr,
@@ -22,8 +22,8 @@ const DEVICES_PER_ADDRESS: usize = 128;
 pub const DEVICE_SECONDS: u64 = 900;
 /// How often a device may ask, in seconds.
 pub const POLL_SECONDS: u64 = 5;
-/// Authorization codes at most; each stands for a user who showed their password, and of more the oldest gives way of the
-/// user who has most.
+/// Authorization codes at most; each stands for a user who showed their password, and of more the oldest gives way of
+/// the user who has most.
 const CODES_MAX: usize = 4096;
 /// How long an authorization code is good for, in seconds.
 const CODE_SECONDS: u64 = 60;

@@ -1,5 +1,5 @@
-//! What a client of the token endpoint sends: a form, and perhaps an `Authorization: Basic` header (RFC 6749 sections 2.3.1
-//! and 3.2). Parses, judges nobody.
+//! What a client of the token endpoint sends: a form, and perhaps an `Authorization: Basic` header (RFC 6749 sections
+//! 2.3.1 and 3.2). Parses, judges nobody.
 
 use std::time::Duration;
 

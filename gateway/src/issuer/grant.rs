@@ -1,6 +1,6 @@
 //! The token endpoint: form -> who it is -> token. RFC 6749 section 4.3 (password, for local users) and 4.4 (client
-//! credentials, for service principals), in the shapes of the Microsoft identity platform. What a sign-in by a page yields
-//! is in `redeem`.
+//! credentials, for service principals), in the shapes of the Microsoft identity platform. What a sign-in by a page
+//! yields is in `redeem`.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -25,7 +25,8 @@ pub const DEVICE_GRANT: &str = "urn:ietf:params:oauth:grant-type:device_code";
 const CHECKS_AT_ONCE: usize = 2;
 /// Sign-ins that may wait for that; of more the oldest gives way of the network that has most.
 const CHECKS_WAITING: usize = 256;
-/// The same from one address, so that a guesser, who is stopped only after some tries, does not keep everybody else out.
+/// The same from one address, so that a guesser, who is stopped only after some tries, does not keep everybody else
+/// out.
 const CHECKS_WAITING_PER_ADDRESS: u32 = 16;
 
 /// Bounds what passwords may cost. Secrets of service principals cost nothing and do not wait here.
@@ -61,7 +62,8 @@ impl Issuer {
                 let client = ClientSecret::take(&headers, &form)?;
                 let (life, audience) = self.asked(&form)?;
                 let principal = self.sign_in_client(peer, &client)?;
-                // Tokens of one secret are of one sign-in: whoever has no more than one of its tokens cannot get another.
+                // Tokens of one secret are of one sign-in: whoever has no more than one of its tokens cannot get
+                // another.
                 let sign_in = principal.secret_of(client.secret.expose_secret()).map(str::to_owned);
                 let subject = Subject::Principal(principal);
                 let token = self.mint(&subject, sign_in.as_deref(), &audience, life, self.now())?;

@@ -2,8 +2,8 @@
 //!
 //! A rotated key's entry in the key set carries `"towline_attestation"`: a compact JWS (RFC 7515) whose payload is the
 //! key's RFC 7638 SHA-256 thumbprint as base64url text, whose header is
-//! `{"alg":"ES256","kid":"<the signing key>","typ":"towline-key+jws"}`, made by the key before it. Who has pinned some key
-//! follows the chain upwards from there and accepts nothing else (docs/identity.md). A key's id is its thumbprint.
+//! `{"alg":"ES256","kid":"<the signing key>","typ":"towline-key+jws"}`, made by the key before it. Who has pinned some
+//! key follows the chain upwards from there and accepts nothing else (docs/identity.md). A key's id is its thumbprint.
 //!
 //! The private half of a key is deleted when the key is replaced. The public halves stay, so that tokens signed just
 //! before remain valid and a verifier that missed some rotations finds the whole chain; up to [`KEYS_KEPT`] of
@@ -131,8 +131,9 @@ impl Keys {
         Ok(keys)
     }
 
-    /// Revokes a key: a new key states that nothing that it signed is valid any more. It is new whichever key is revoked, so
-    /// that its first token has every verifier read the statement. Does nothing to a key that is revoked already.
+    /// Revokes a key: a new key states that nothing that it signed is valid any more. It is new whichever key is
+    /// revoked, so that its first token has every verifier read the statement. Does nothing to a key that is revoked
+    /// already.
     ///
     /// # Errors
     /// When there is no such key, or the file cannot be read or written.
@@ -181,7 +182,8 @@ impl Keys {
         Ok(this)
     }
 
-    /// When the last token that a key signed expires, in seconds since 1970: `None` for the newest, 0 for a revoked one.
+    /// When the last token that a key signed expires, in seconds since 1970: `None` for the newest, 0 for a revoked
+    /// one.
     fn until(&self, at: usize) -> Option<u64> {
         let newer = &self.keys[at.checked_sub(1)?];
         let last = newer.created.saturating_add(TAKEN_UP_SECONDS + TTL_LONGEST.as_secs());

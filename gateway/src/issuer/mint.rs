@@ -32,8 +32,8 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// What a token says of them. `preferred_username` is their user name in a cluster: of a service principal its object
-    /// id (docs/features.md A3), which no local user can be called.
+    /// What a token says of them. `preferred_username` is their user name in a cluster: of a service principal its
+    /// object id (docs/features.md A3), which no local user can be called.
     fn claims(&self) -> Value {
         match self {
             Self::User(user) => json!({
@@ -54,15 +54,15 @@ impl Subject {
     }
 }
 
-/// What tokens call the sign-in that they came of. The family itself is half of a refresh token: whoever sees a token must
-/// not be able to show it.
+/// What tokens call the sign-in that they came of. The family itself is half of a refresh token: whoever sees a token
+/// must not be able to show it.
 fn sid(sign_in: &str) -> String {
     hex(&hash(b"towline sign-in", sign_in)[..16])
 }
 
 impl Issuer {
-    /// Signs an access token of `life` for `subject`, which came of a sign-in that it names, if it is one of several that
-    /// will.
+    /// Signs an access token of `life` for `subject`, which came of a sign-in that it names, if it is one of several
+    /// that will.
     pub(super) fn mint(
         &self,
         subject: &Subject,
@@ -78,8 +78,8 @@ impl Issuer {
         self.sign(claims, audience, life, now)
     }
 
-    /// Signs an access token of a cluster's identity, with its end in seconds since 1970. `xms_mirid` names the resource, as
-    /// Azure's tokens of managed identities do.
+    /// Signs an access token of a cluster's identity, with its end in seconds since 1970. `xms_mirid` names the
+    /// resource, as Azure's tokens of managed identities do.
     pub fn mint_for_cluster(
         &self,
         principal: &str,

@@ -1,8 +1,8 @@
 //! Sign-in pages: plain HTML that works without scripts and with a screen reader, and the seal on their forms.
 //!
-//! Nobody stays signed in: each form carries name and password itself, so that a page elsewhere has nothing to ride on. What
-//! a form is about is sealed to the flow and to the browser that was shown it (a `__Host-` cookie), and is good for a short
-//! time.
+//! Nobody stays signed in: each form carries name and password itself, so that a page elsewhere has nothing to ride on.
+//! What a form is about is sealed to the flow and to the browser that was shown it (a `__Host-` cookie), and is good
+//! for a short time.
 
 use aws_lc_rs::{
     digest::{SHA256, digest},

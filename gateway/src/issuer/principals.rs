@@ -126,8 +126,8 @@ pub struct Principals {
 }
 
 impl Principals {
-    /// Changes the principals of `path` under a lock; makes the file where there is none. A running issuer sees the change
-    /// with its next request.
+    /// Changes the principals of `path` under a lock; makes the file where there is none. A running issuer sees the
+    /// change with its next request.
     ///
     /// # Errors
     /// What `change` says, or that the file cannot be read or written; then nothing has changed.

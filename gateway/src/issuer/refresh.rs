@@ -1,9 +1,9 @@
-//! Refresh tokens: rotating, each family bound to one client and one user's sign-in (RFC 9700 section 4.14). Kept as hashes
-//! in a file, so that a restart signs nobody out.
+//! Refresh tokens: rotating, each family bound to one client and one user's sign-in (RFC 9700 section 4.14). Kept as
+//! hashes in a file, so that a restart signs nobody out.
 //!
-//! A token is `<family>.<secret>`. The newest secret of a family is good; the one before it stays good for a moment, without
-//! a further one, for a client that runs twice or lost the answer. Any other secret of a family is one that was stolen or
-//! copied: the whole family ends.
+//! A token is `<family>.<secret>`. The newest secret of a family is good; the one before it stays good for a moment,
+//! without a further one, for a client that runs twice or lost the answer. Any other secret of a family is one that was
+//! stolen or copied: the whole family ends.
 
 use std::path::Path;
 

@@ -73,8 +73,8 @@ struct Hashed {
 pub struct User {
     /// What they sign in with; `preferred_username`.
     pub name: String,
-    /// `sub` and `oid`: a GUID, which stays when the user is renamed and is never given to another. It has one spelling, with
-    /// hyphens, wherever it is shown or compared: roles are assigned to it.
+    /// `sub` and `oid`: a GUID, which stays when the user is renamed and is never given to another. It has one
+    /// spelling, with hyphens, wherever it is shown or compared: roles are assigned to it.
     #[serde(deserialize_with = "spelled_as_guid")]
     pub id: String,
     /// `groups`.

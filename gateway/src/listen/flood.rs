@@ -1,8 +1,9 @@
 //! Counts the frames of a user's HTTP/2 connection below the HTTP library, which takes PING, SETTINGS, PRIORITY,
 //! WINDOW_UPDATE and RST_STREAM without any bound: cheap to send, and each costs us a turn.
 //!
-//! Such frames are paid from a budget that time refills slowly, and what is useful generously: a request, and each frame of
-//! an answer, pay for what clients say about them. Who is out of budget is told so (`ENHANCE_YOUR_CALM`) and cut.
+//! Such frames are paid from a budget that time refills slowly, and what is useful generously: a request, and each
+//! frame of an answer, pay for what clients say about them. Who is out of budget is told so (`ENHANCE_YOUR_CALM`) and
+//! cut.
 
 use std::{
     io,

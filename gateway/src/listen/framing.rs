@@ -1,12 +1,12 @@
 //! A second, strict reader of HTTP/1.1 framing beside the server library's own.
 //!
-//! The library is lenient where a gateway must not be: it prefers `Transfer-Encoding` where `Content-Length` is there too,
-//! cuts off a fragment, takes bare line feeds. And what it refuses it answers itself, without a body and a record.
-//! [`Framing`] sits under it. Heads are given on whole; in the place of a faulty one goes a head of ours, with a note of
-//! what is wrong, so that the service refuses it as it refuses all else, and no byte behind a faulty head is read
-//! (docs/threats.md). Bodies pass as they come. What follows an upgrade request is held back until the answer is known, so that
-//! bytes glued to it are delivered to whom they belong. A user who ends their side behind a request still gets its answer,
-//! but for what Kubernetes calls long running: there it is how they go away.
+//! The library is lenient where a gateway must not be: it prefers `Transfer-Encoding` where `Content-Length` is there
+//! too, cuts off a fragment, takes bare line feeds. And what it refuses it answers itself, without a body and a record.
+//! [`Framing`] sits under it. Heads are given on whole; in the place of a faulty one goes a head of ours, with a note
+//! of what is wrong, so that the service refuses it as it refuses all else, and no byte behind a faulty head is read
+//! (docs/threats.md). Bodies pass as they come. What follows an upgrade request is held back until the answer is known,
+//! so that bytes glued to it are delivered to whom they belong. A user who ends their side behind a request still gets
+//! its answer, but for what Kubernetes calls long running: there it is how they go away.
 
 mod head;
 mod notes;
@@ -41,8 +41,8 @@ const TRAILER_BYTES: usize = 8 * 1024;
 /// What may be held back behind an upgrade request, in bytes; more stays in the socket.
 const HELD_BYTES: usize = 64 * 1024;
 
-/// How long the end of the user's side is kept from the library at the most. Who is gone altogether is noticed by the next
-/// bytes that are written, and an answer that has begun may have none for long.
+/// How long the end of the user's side is kept from the library at the most. Who is gone altogether is noticed by the
+/// next bytes that are written, and an answer that has begun may have none for long.
 const HALF_CLOSED: Duration = Duration::from_secs(600);
 
 /// Where in the byte stream the reader is.

@@ -1,6 +1,6 @@
-//! Ends a connection so that the last answer is read. Whoever is refused in the middle of a large body (RFC 9112 section 9.6)
-//! is still sending; a socket that is closed with unread bytes in it is reset, and the reset takes the refusal away before it is
-//! read. So our side ends first, and what still comes is thrown away for a while.
+//! Ends a connection so that the last answer is read. Whoever is refused in the middle of a large body (RFC 9112
+//! section 9.6) is still sending; a socket that is closed with unread bytes in it is reset, and the reset takes the
+//! refusal away before it is read. So our side ends first, and what still comes is thrown away for a while.
 
 use std::{
     io,

@@ -94,8 +94,8 @@ async fn stages(
             if let (Some(turn), true) = (turn, request.long_running) {
                 turn.long_running();
             }
-            // Its stages say nothing above debug, its tasks have spans of their own, and its record has the id: a span that
-            // nobody sees costs what a stage does.
+            // Its stages say nothing above debug, its tasks have spans of their own, and its record has the id: a span
+            // that nobody sees costs what a stage does.
             let span = tracing::debug_span!("request", request.id = %id);
             request::reach(core, request, custody).instrument(span).await
         }
@@ -212,8 +212,8 @@ async fn serve_issuer(
     Ok(issuer.handle(connection.peer.ip(), http).await.map(Body::Full))
 }
 
-/// Drawn many at a time: a draw begins with the processor's own source, which takes as long as a page of bytes does. They
-/// are names and no secrets.
+/// Drawn many at a time: a draw begins with the processor's own source, which takes as long as a page of bytes does.
+/// They are names and no secrets.
 fn new_request_id() -> RequestId {
     const DRAWN: usize = 64;
     thread_local! {
@@ -233,8 +233,8 @@ fn new_request_id() -> RequestId {
 mod tests {
     use super::*;
 
-    /// What is allocated and moved for every request: 3.3 KB for all of it once, and 2.5 KB of that for the stages. What is above
-    /// 1,032 bytes misses glibc's cache for the thread.
+    /// What is allocated and moved for every request: 3.3 KB for all of it once, and 2.5 KB of that for the stages.
+    /// What is above 1,032 bytes misses glibc's cache for the thread.
     #[test]
     fn the_futures_of_a_request_stay_small() {
         fn size<A, F>(_: impl FnOnce(A) -> F) -> usize {

@@ -1,5 +1,5 @@
-//! `towline-gateway issuer`: the signing keys of the built-in issuer. A running gateway signs with a new key at once; agents
-//! read the key set when they see a token of a key that they do not know, and every five minutes.
+//! `towline-gateway issuer`: the signing keys of the built-in issuer. A running gateway signs with a new key at once;
+//! agents read the key set when they see a token of a key that they do not know, and every five minutes.
 
 use anyhow::Context;
 use clap::Subcommand;
@@ -16,11 +16,11 @@ use crate::{
 pub enum IssuerAction {
     /// Lists the keys, the newest first, and until when each verifies tokens.
     Keys,
-    /// Signs with a new key from now on. The key that it replaces verifies tokens until the last one that it signed can have
-    /// expired: for a day.
+    /// Signs with a new key from now on. The key that it replaces verifies tokens until the last one that it signed can
+    /// have expired: for a day.
     RotateKey,
-    /// Revokes a key that somebody else may have: no token that it signed is valid any more. The issuer signs with a new key
-    /// from now on. A revocation cannot be taken back.
+    /// Revokes a key that somebody else may have: no token that it signed is valid any more. The issuer signs with a
+    /// new key from now on. A revocation cannot be taken back.
     RevokeKey {
         /// The key's id, as `keys` shows it.
         #[arg(allow_hyphen_values = true)]

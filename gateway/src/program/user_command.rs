@@ -1,5 +1,5 @@
-//! `towline-gateway user`: the local users of the built-in issuer, by whoever runs the gateway. A running one sees a change
-//! within a second: of whom is removed or disabled sessions end too.
+//! `towline-gateway user`: the local users of the built-in issuer, by whoever runs the gateway. A running one sees a
+//! change within a second: of whom is removed or disabled sessions end too.
 
 use std::{
     io::Read,
@@ -23,7 +23,8 @@ const PASSWORD_FILE_BYTES: u64 = 4096;
 /// What is to be done.
 #[derive(Subcommand)]
 pub enum UserAction {
-    /// Adds a user, or gives one that exists another password and other groups. A password that is made is printed, once.
+    /// Adds a user, or gives one that exists another password and other groups. A password that is made is printed,
+    /// once.
     Add {
         /// What they sign in with.
         name: String,

@@ -1,9 +1,9 @@
 //! Host and path to a cluster, and what Kubernetes makes of the rest. Parses, looks nothing up.
 //!
-//! What is routed, authorised, recorded and forwarded comes from the same bytes: [`ClusterAddress::target`] is the rest of
-//! the target exactly as received, and [`RequestInfo`] is read from it as the apiserver reads it (from the percent-decoded
-//! path, without cleaning). A target that some other reader could route elsewhere (`/./`, `%2e%2e`, backslash, an encoded
-//! key) is refused as a whole (docs/threats.md).
+//! What is routed, authorised, recorded and forwarded comes from the same bytes: [`ClusterAddress::target`] is the rest
+//! of the target exactly as received, and [`RequestInfo`] is read from it as the apiserver reads it (from the
+//! percent-decoded path, without cleaning). A target that some other reader could route elsewhere (`/./`, `%2e%2e`,
+//! backslash, an encoded key) is refused as a whole (docs/threats.md).
 
 use std::borrow::Cow;
 
@@ -29,7 +29,8 @@ pub enum ServerName {
 }
 
 impl ServerName {
-    /// Of the name that a client asked for. `suffix`: that of clusters' names, where the certificate for them was shown.
+    /// Of the name that a client asked for. `suffix`: that of clusters' names, where the certificate for them was
+    /// shown.
     pub fn of(name: Option<&str>, domain: Option<&str>, suffix: Option<&str>) -> Self {
         let Some(name) = name.map(|name| name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()) else {
             return Self::Gateway;
@@ -55,8 +56,8 @@ pub const ADDRESSES_PATH: &str = "/.towline/addresses";
 /// First segments of the resource API's paths.
 const API: [&str; 6] = ["subscriptions", "providers", "metadata", "tenants", "openapi.json", "v1.0"];
 
-/// Whether a target, as it came, begins as the resource API's do: whoever sent it reads that API's errors, also of what is
-/// refused before anything is made of it.
+/// Whether a target, as it came, begins as the resource API's do: whoever sent it reads that API's errors, also of what
+/// is refused before anything is made of it.
 pub fn begins_as_api(target: &str) -> bool {
     let first = target.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
     API.iter().any(|known| known.eq_ignore_ascii_case(first))
@@ -263,9 +264,9 @@ pub fn parse(
     })
 }
 
-/// The cluster that the connection is bound to, if it is. A connection for several names, of which a client could take one
-/// for another's (RFC 9113 §9.1.1), has the host of another cluster: that is refused, and so is a cluster's server name as a
-/// mere host, for it would be no more than a claim.
+/// The cluster that the connection is bound to, if it is. A connection for several names, of which a client could take
+/// one for another's (RFC 9113 §9.1.1), has the host of another cluster: that is refused, and so is a cluster's server
+/// name as a mere host, for it would be no more than a claim.
 fn bound_to(
     host: &str,
     by_host: Option<ClusterKey>,
@@ -326,8 +327,8 @@ pub fn host_key(host: &str, domain: &str) -> Option<ClusterKey> {
     ClusterKey::from_base32(label.as_bytes())
 }
 
-/// Decodes a path once, as the apiserver does, and refuses what readers disagree about. What is not UTF-8 after decoding
-/// becomes the replacement character here; the forwarded bytes stay as they are.
+/// Decodes a path once, as the apiserver does, and refuses what readers disagree about. What is not UTF-8 after
+/// decoding becomes the replacement character here; the forwarded bytes stay as they are.
 fn decode(path: &str) -> Result<Cow<'_, str>, AddressError> {
     let decoded = if path.contains('%') { Cow::Owned(unescape(path)?) } else { Cow::Borrowed(path.as_bytes()) };
     if decoded.iter().any(|b| *b < b' ' || *b == 0x7f || *b == b'\\') {

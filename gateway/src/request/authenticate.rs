@@ -1,7 +1,7 @@
 //! Credential to [`Principal`]. Exactly one credential, or none: 401, which says no more than Kubernetes does.
 //!
-//! A token of a configured issuer is verified for the cluster's audience. Any other token may be a service-account token of
-//! the cluster, which only the cluster can judge: the right to reach it is then an access certificate
+//! A token of a configured issuer is verified for the cluster's audience. Any other token may be a service-account
+//! token of the cluster, which only the cluster can judge: the right to reach it is then an access certificate
 //! (docs/identity.md). An agent's certificate is never a user's credential.
 
 use std::{borrow::Cow, sync::Arc, time::SystemTime};
@@ -15,9 +15,9 @@ use crate::{
     snapshot::Snapshot,
 };
 
-/// Judges a credential for a cluster. For an unknown cluster the same work is done for the id that the token itself names,
-/// if that is the id behind the address: whoever has a token for a cluster, real or guessed, then sees what a stranger
-/// of a real one sees, and neither answer nor time tells which it is.
+/// Judges a credential for a cluster. For an unknown cluster the same work is done for the id that the token itself
+/// names, if that is the id behind the address: whoever has a token for a cluster, real or guessed, then sees what a
+/// stranger of a real one sees, and neither answer nor time tells which it is.
 pub fn authenticate(
     snapshot: &Snapshot,
     credential: &Credential,
@@ -55,8 +55,8 @@ async fn judge(
     }
 }
 
-/// The audience to check for an address that no cluster has: the one in the token that belongs to this very address, else
-/// one that no token has.
+/// The audience to check for an address that no cluster has: the one in the token that belongs to this very address,
+/// else one that no token has.
 fn audience_of_unknown(key: &ClusterKey, token: &str) -> String {
     let names_it = |audience: &String| {
         let id = audience.strip_prefix("towline:cluster:").and_then(|id| id.parse::<ClusterId>().ok());

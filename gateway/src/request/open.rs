@@ -57,8 +57,8 @@ pub fn encode(head: &RequestHead) -> Result<Bytes, Refusal> {
     Ok(encoded.freeze())
 }
 
-/// Opens a stream for the encoded `head`, on the first tunnel that takes it; its send half is finished if nothing follows the
-/// head.
+/// Opens a stream for the encoded `head`, on the first tunnel that takes it; its send half is finished if nothing
+/// follows the head.
 pub fn open(
     core: &Core,
     tunnels: Vec<Arc<LiveTunnel>>,

@@ -1,10 +1,11 @@
-//! Answers in path form, where the cluster's paths lie below `/<key>` of an origin that all clusters and the gateway share.
+//! Answers in path form, where the cluster's paths lie below `/<key>` of an origin that all clusters and the gateway
+//! share.
 //!
 //! A `Location` with an absolute path (`/proxy` without its final slash, `/dir`) would leave the key out. It becomes a
 //! relative reference (RFC 3986 §4.2) that leads to the same place from wherever the request was sent: at the gateway,
-//! through `towline proxy`, and behind `kubectl proxy --append-server-path`, whose clients see no key. Links within HTML
-//! are not rewritten. A document of a cluster runs no scripts in path form: it would do so as the gateway's own pages do,
-//! the sign-in pages among them.
+//! through `towline proxy`, and behind `kubectl proxy --append-server-path`, whose clients see no key. Links within
+//! HTML are not rewritten. A document of a cluster runs no scripts in path form: it would do so as the gateway's own
+//! pages do, the sign-in pages among them.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use types::ids::ClusterKey;
@@ -15,7 +16,8 @@ use super::address::{ClusterAddress, Form};
 const REFERENCES: [HeaderName; 2] = [header::LOCATION, header::CONTENT_LOCATION];
 /// Steps towards the root beyond which a reference stays as it is: it grows by three bytes with each.
 const STEPS_MAX: usize = 128;
-/// Media types that no browser shows as a document with scripts, whatever it guesses from the bytes (WHATWG MIME Sniffing).
+/// Media types that no browser shows as a document with scripts, whatever it guesses from the bytes (WHATWG MIME
+/// Sniffing).
 const DATA: [&str; 6] = [
     "application/json",
     "application/vnd.kubernetes.protobuf",
@@ -55,8 +57,9 @@ fn is_data(headers: &HeaderMap) -> bool {
     !value.contains(',') && DATA.iter().any(|known| known.eq_ignore_ascii_case(essence))
 }
 
-/// The relative reference from `target`, a request's path and query behind the cluster's key, to `location`, an absolute
-/// path of the same apiserver. `key`: the request's path was `/<key>` and no more, so that `/` is the key's parent.
+/// The relative reference from `target`, a request's path and query behind the cluster's key, to `location`, an
+/// absolute path of the same apiserver. `key`: the request's path was `/<key>` and no more, so that `/` is the key's
+/// parent.
 ///
 /// None for what stays as it is: relative references, other hosts (`https://...`, `//host`, and what browsers take for
 /// that: `/\host`), and references that would be too long.
@@ -199,9 +202,10 @@ mod tests {
     }
 
     proptest! {
-        /// At the gateway, and without the key as clients of `kubectl proxy --append-server-path` have it, the reference leads
-        /// where the absolute path would have led at the apiserver itself. No segment is a letter and a colon: the url crate
-        /// takes that for a Windows drive, which no `..` leaves, in every scheme and not only in `file:`.
+        /// At the gateway, and without the key as clients of `kubectl proxy --append-server-path` have it, the
+        /// reference leads where the absolute path would have led at the apiserver itself. No segment is a letter and a
+        /// colon: the url crate takes that for a Windows drive, which no `..` leaves, in every scheme and not only in
+        /// `file:`.
         #[test]
         fn a_reference_leads_to_the_same_place_behind_any_prefix(
             target in "(/(|:|a|b|ab|::|a:b|ba:)){1,6}(\\?[ab/]{0,3})?",

@@ -1,8 +1,8 @@
 //! Bodies, watches and upgraded bytes, both ways, half-close and back-pressure kept.
 //!
-//! The answer may begin, and end, while the request's body still flows. Whatever breaks off behind the gateway breaks off
-//! in front of it: an incomplete answer never ends cleanly. When the user goes away everything here is dropped, which
-//! resets the stream at once.
+//! The answer may begin, and end, while the request's body still flows. Whatever breaks off behind the gateway breaks
+//! off in front of it: an incomplete answer never ends cleanly. When the user goes away everything here is dropped,
+//! which resets the stream at once.
 
 mod watch;
 
@@ -58,8 +58,8 @@ const TRIES: u32 = 3;
 const UPLOAD_LINGER: Duration = Duration::from_secs(10);
 
 /// Sends the request's body, waits for the answer's head and gives the answer back. The record goes to the answer once
-/// that has begun; until then the stages have it for a refusal. A stream that the agent refused is opened again for `head` on
-/// another tunnel, with the body from its beginning ([`Resendable`]).
+/// that has begun; until then the stages have it for a refusal. A stream that the agent refused is opened again for
+/// `head` on another tunnel, with the body from its beginning ([`Resendable`]).
 pub fn relay(
     core: &Arc<Core>,
     mut request: Box<Request>,
@@ -115,8 +115,8 @@ impl Up {
         true
     }
 
-    /// Opens another stream instead of the one that the agent refused, on another tunnel. `None`: there is none, or more of
-    /// the body was sent than is kept.
+    /// Opens another stream instead of the one that the agent refused, on another tunnel. `None`: there is none, or
+    /// more of the body was sent than is kept.
     async fn again(&mut self, core: &Arc<Core>, request: &Request, refused: Down) -> Option<Down> {
         let mut tunnels = core.tunnels.of(&request.address.key);
         tunnels.retain(|tunnel| !Arc::ptr_eq(tunnel, &refused.tunnel));
@@ -242,8 +242,8 @@ fn bad_answer(why: &'static str) -> Refusal {
     Refusal::new(Stage::Relay, Kind::BadAnswer(why))
 }
 
-/// Sends the request's body. It is broken off when the exchange is; after a whole answer it may go on for a while, until
-/// the agent stops it, so that the user's connection stays good for the next request.
+/// Sends the request's body. It is broken off when the exchange is; after a whole answer it may go on for a while,
+/// until the agent stops it, so that the user's connection stays good for the next request.
 async fn send_body(mut send: SendStream, body: Sending<Upload>, cancelled: oneshot::Receiver<()>) {
     let broken_off = async {
         if cancelled.await.is_err() {
@@ -262,8 +262,8 @@ async fn send_body(mut send: SendStream, body: Sending<Upload>, cancelled: onesh
     }
 }
 
-/// Completes when the body's sender reports that it could not read the body; never otherwise. The user is told so, and not
-/// that the cluster broke off.
+/// Completes when the body's sender reports that it could not read the body; never otherwise. The user is told so, and
+/// not that the cluster broke off.
 async fn reported(unreadable: &mut Option<oneshot::Receiver<()>>) {
     let report = match unreadable {
         Some(unreadable) => unreadable.await.ok(),
@@ -294,8 +294,8 @@ impl Drop for UploadGuard {
     }
 }
 
-/// The answer's head, which the agent owes. Only what changes nothing is `repeatable`: where it is lost with its tunnel it is
-/// answered so that clients repeat it by themselves, and client-go repeats whatever method it is told to.
+/// The answer's head, which the agent owes. Only what changes nothing is `repeatable`: where it is lost with its tunnel
+/// it is answered so that clients repeat it by themselves, and client-go repeats whatever method it is told to.
 pub async fn read_head(recv: &mut RecvStream, repeatable: bool) -> Result<ResponseHead, Refusal> {
     match recv.recv_message(limits::HEAD_BYTES).await {
         Ok(message) => ResponseHead::decode(message)
@@ -311,8 +311,8 @@ pub async fn read_head(recv: &mut RecvStream, repeatable: bool) -> Result<Respon
     }
 }
 
-/// The length that an answer announces, if it does. One that readers could take for different numbers would let a cluster
-/// make up the next answer on a connection that others may share.
+/// The length that an answer announces, if it does. One that readers could take for different numbers would let a
+/// cluster make up the next answer on a connection that others may share.
 fn announced(head: &ResponseHead) -> Result<Option<u64>, Refusal> {
     let length = exchange::content_length(&head.headers);
     if length.is_none() && head.headers.contains_key(header::CONTENT_LENGTH) {
@@ -425,8 +425,8 @@ pub struct Relayed {
     record: Option<Record>,
     bytes: Arc<audit::Bytes>,
     upload: Option<UploadGuard>,
-    /// Ends a reader that has stopped reading when the session is over: from the first bytes on that are not the last, so
-    /// that a small answer costs no task.
+    /// Ends a reader that has stopped reading when the session is over: from the first bytes on that are not the last,
+    /// so that a small answer costs no task.
     cut: Option<Task<()>>,
     tasks: TaskGroup,
     /// Ends a watch early where something drains.

@@ -1,5 +1,5 @@
-//! W3C Trace Context: the trace that a request belongs to. A valid `traceparent` of the user's is continued, anything else
-//! begins a new trace; either way the agent is told, and the audit record names it.
+//! W3C Trace Context: the trace that a request belongs to. A valid `traceparent` of the user's is continued, anything
+//! else begins a new trace; either way the agent is told, and the audit record names it.
 
 use std::fmt;
 

@@ -375,13 +375,14 @@ fn is_identified(body: &Map<String, Value>) -> bool {
 
 /// The object id that the written cluster's identity keeps; none: it gets a new one.
 ///
-/// Another key, or no identity any more, hands the cluster to other agents. While agents are connected they would be locked out
+/// Another key, or no identity any more, hands the cluster to other agents. While agents are connected they would be
+/// locked out
 ///: refused. A caller who may delete the cluster could as well delete it and create it again: the identity
 /// stays. Any other caller
-/// - is refused while a certificate holds, and where the resource was made with a key that no agent has come with yet: that
-///   key binds (R13), for everybody but who made the resource;
-/// - connects an expired cluster (C4), or one that had no key, as a new identity: what is assigned to the old one was not given
-///   to the holder of the new key.
+/// - is refused while a certificate holds, and where the resource was made with a key that no agent has come with yet:
+///   that key binds (R13), for everybody but who made the resource;
+/// - connects an expired cluster (C4), or one that had no key, as a new identity: what is assigned to the old one was
+///   not given to the holder of the new key.
 async fn successor(
     body: &Map<String, Value>,
     old: Option<&Map<String, Value>>,
@@ -443,8 +444,8 @@ fn identity(body: &mut Map<String, Value>, kept: Option<String>, tenant: &str) {
     identity.insert("tenantId".to_owned(), tenant.into());
 }
 
-/// Empty, or base64 of the DER of an RSA public key of 2048 to 8192 bits: PKCS#1 (as `az connectedk8s connect` sends it),
-/// SubjectPublicKeyInfo, or an X.509 certificate of it. Another key could never prove anything.
+/// Empty, or base64 of the DER of an RSA public key of 2048 to 8192 bits: PKCS#1 (as `az connectedk8s connect` sends
+/// it), SubjectPublicKeyInfo, or an X.509 certificate of it. Another key could never prove anything.
 fn public_key(text: &str) -> Result<(), String> {
     const WANTED: &str = "base64 of an RSA public key of 2048 to 8192 bits (DER: PKCS#1, SubjectPublicKeyInfo, or an X.509 certificate of such a key); or empty for a cluster without agents";
     const BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
@@ -473,8 +474,8 @@ fn connect_is_on(resource: &Stored) -> Result<(), ApiError> {
     Err(ApiError::of(StatusCode::CONFLICT, "ClusterConnectDisabled", message))
 }
 
-/// Whether the configuration file names a cluster. It names none whose id is not one; a write with such an id is refused where
-/// it is read.
+/// Whether the configuration file names a cluster. It names none whose id is not one; a write with such an id is
+/// refused where it is read.
 fn is_configured(id: &ResourceId, control: &Control) -> bool {
     cluster_id(id).is_ok_and(|id| control.snapshot().is_configured(&id.key()))
 }

@@ -1,8 +1,8 @@
 //! One-time enrolment tokens: whoever holds one may create one connected cluster in one resource group,
-//! without a role of their own. Made by who may write clusters there (`POST <group>/createEnrolmentToken`), shown once, kept
-//! as a hash below the group, and used up by the batch that creates the cluster, so that of two users at once one wins. It is
-//! its maker's right, lent: it ends when they are removed or lose it. `POST <group>/listEnrolmentTokens` tells which there
-//! are, `POST <group>/withdrawEnrolmentToken` with an `id` ends one.
+//! without a role of their own. Made by who may write clusters there (`POST <group>/createEnrolmentToken`), shown once,
+//! kept as a hash below the group, and used up by the batch that creates the cluster, so that of two users at once one
+//! wins. It is its maker's right, lent: it ends when they are removed or lose it. `POST <group>/listEnrolmentTokens`
+//! tells which there are, `POST <group>/withdrawEnrolmentToken` with an `id` ends one.
 //!
 //! ```text
 //! token = "towline-enrol" . base64url(id of the resource group) . id (32 hex digits) . secret (64 hex digits)

@@ -1,5 +1,5 @@
-//! `$filter`, as far as clients use it: conditions joined by `and`, each `name eq 'value'` or `call('value')`. Names are the
-//! same in any case (docs/features.md R2).
+//! `$filter`, as far as clients use it: conditions joined by `and`, each `name eq 'value'` or `call('value')`. Names
+//! are the same in any case (docs/features.md R2).
 
 use std::borrow::Cow;
 
@@ -41,8 +41,8 @@ fn unsupported(text: &str) -> ApiError {
     ApiError::of(StatusCode::BAD_REQUEST, "InvalidFilter", message).at("$filter")
 }
 
-/// Whether all conditions hold; `holds` says `None` to one that it does not know, which refuses the request: a condition
-/// that is ignored would show more than was asked for.
+/// Whether all conditions hold; `holds` says `None` to one that it does not know, which refuses the request: a
+/// condition that is ignored would show more than was asked for.
 pub fn all(text: &str, holds: impl Fn(Condition<'_>) -> Option<bool>) -> Result<bool, ApiError> {
     let conditions = parse(text).ok_or_else(|| unsupported(text))?;
     conditions
@@ -50,8 +50,8 @@ pub fn all(text: &str, holds: impl Fn(Condition<'_>) -> Option<bool>) -> Result<
         .try_fold(true, |all, condition| Ok(all & holds(condition.condition()).ok_or_else(|| unsupported(text))?))
 }
 
-/// Whether a tracked resource is asked for: by name, type, resource group, location, or by a tag, whose name and value are two
-/// conditions.
+/// Whether a tracked resource is asked for: by name, type, resource group, location, or by a tag, whose name and value
+/// are two conditions.
 pub fn resource(text: &str, stored: &Stored) -> Result<bool, ApiError> {
     let conditions = parse(text).ok_or_else(|| unsupported(text))?;
     let tag = |name: &str| {

@@ -1,6 +1,6 @@
 //! Which providers a subscription uses. A gateway has no providers to choose from, so that each is registered
-//! until somebody unregisters it: what is then created in the subscription is refused in the way that makes ARM's SDKs register
-//! the provider and try again.
+//! until somebody unregisters it: what is then created in the subscription is refused in the way that makes ARM's SDKs
+//! register the provider and try again.
 
 use http::StatusCode;
 use serde_json::json;
@@ -30,7 +30,8 @@ fn kinds_of(namespace: &str) -> impl Iterator<Item = &'static dyn Kind> {
     tracked.filter(move |kind| namespace_of(*kind).eq_ignore_ascii_case(namespace))
 }
 
-/// Whether a provider is one that is registered and unregistered: of resources in resource groups. All others always work.
+/// Whether a provider is one that is registered and unregistered: of resources in resource groups. All others always
+/// work.
 pub fn is_required(namespace: &str) -> bool {
     kinds_of(namespace).next().is_some()
 }

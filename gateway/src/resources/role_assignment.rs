@@ -1,8 +1,8 @@
 //! Role assignments: who has which role where (docs/features.md Z2, Z6, Z11). Two properties are ours:
 //! `startDateTime` and `endDateTime` bound an assignment in time.
 //!
-//! The name of an assignment is a GUID, as in ARM. A `principalId` is one at the built-in issuer and at Entra ID; other issuers
-//! name people as they like (`sub`), and groups by words, so that any text is taken (docs/features.md Z2).
+//! The name of an assignment is a GUID, as in ARM. A `principalId` is one at the built-in issuer and at Entra ID; other
+//! issuers name people as they like (`sub`), and groups by words, so that any text is taken (docs/features.md Z2).
 
 use std::sync::Arc;
 
@@ -189,8 +189,8 @@ impl Kind for RoleAssignments {
 /// Assignments at one scope at most; at a namespace of a cluster, which is a part of one,
 pub const ASSIGNMENTS: usize = 2000;
 const ASSIGNMENTS_OF_NAMESPACE: usize = 500;
-/// and what they may take of the document that each cluster there is told ([`auth::rbac::snapshot`]), in bytes. What is at some
-/// scopes leaves room for all others.
+/// and what they may take of the document that each cluster there is told ([`auth::rbac::snapshot`]), in bytes. What is
+/// at some scopes leaves room for all others.
 pub const TOLD_BYTES: usize = DOCUMENT_BYTES / 8;
 const TOLD_BYTES_OF_NAMESPACE: usize = DOCUMENT_BYTES / 16;
 
@@ -342,7 +342,8 @@ fn scope_of(id: &ResourceId) -> Result<Scope, ApiError> {
     scope_text(id).parse().map_err(|error| ApiError::bad_request("InvalidScope", format!("{error}.")))
 }
 
-/// Nobody is ever asked about a namespace that cannot be: a role there would be for nothing, and look as if it were not.
+/// Nobody is ever asked about a namespace that cannot be: a role there would be for nothing, and look as if it were
+/// not.
 fn possible(scope: &Scope) -> Result<(), ApiError> {
     let Some((cluster, namespace)) = scope.as_str().rsplit_once("/namespaces/") else { return Ok(()) };
     if cluster.parse::<ClusterId>().is_ok_and(|cluster| Scope::namespace(&cluster, namespace) != *scope) {

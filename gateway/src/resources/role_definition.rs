@@ -220,8 +220,8 @@ impl Asked {
         }
     }
 
-    /// A role reaches as far as it may be assigned: who writes one must have the right to at all of these scopes, the old ones
-    /// too. And its GUID is one in the whole tenant, so that nobody redefines a role of another scope.
+    /// A role reaches as far as it may be assigned: who writes one must have the right to at all of these scopes, the
+    /// old ones too. And its GUID is one in the whole tenant, so that nobody redefines a role of another scope.
     fn own_everywhere(&self) -> Result<(), ApiError> {
         const WRITE: &str = "Microsoft.Authorization/roleDefinitions/write";
         let Self { directory, caller, role, new, old, .. } = self;
@@ -298,8 +298,8 @@ fn permissions(body: &Map<String, Value>) -> Result<Vec<RawPermission>, String> 
     serde_json::from_value(list).map_err(|error| error.to_string())
 }
 
-/// A decision looks at every pattern of a role, and agents are told all of them. Definitions that were kept before these bounds
-/// stay as they are: a decision has a budget besides ([`auth::rbac::budget`]).
+/// A decision looks at every pattern of a role, and agents are told all of them. Definitions that were kept before
+/// these bounds stay as they are: a decision has a budget besides ([`auth::rbac::budget`]).
 fn bounded(permissions: Vec<RawPermission>) -> Result<Vec<RawPermission>, String> {
     let patterns = |one: &RawPermission| {
         one.actions.len() + one.not_actions.len() + one.data_actions.len() + one.not_data_actions.len()

@@ -1,5 +1,5 @@
-//! What a resource's JSON may hold, as a table. One table checks what is written, decides what is kept and what is shown to
-//! which api-version, and is what the OpenAPI document is made of.
+//! What a resource's JSON may hold, as a table. One table checks what is written, decides what is kept and what is
+//! shown to which api-version, and is what the OpenAPI document is made of.
 
 use std::collections::HashMap;
 
@@ -122,7 +122,8 @@ impl Property {
         Self { identity: true, ..self }
     }
 
-    /// Whether an api-version shows it. Dated versions compare as texts; a preview is older than the version of the same day.
+    /// Whether an api-version shows it. Dated versions compare as texts; a preview is older than the version of the
+    /// same day.
     fn is_known_to(&self, version: &str) -> bool {
         self.since.is_none_or(|since| version >= since)
     }
@@ -291,8 +292,8 @@ fn show_in(object: &'static [Property], kept: &mut Map<String, Value>, version: 
     }
 }
 
-/// Puts into `new`, a checked replacement by a client of `version`, what of `old` that version does not show: who cannot see a
-/// property does not mean to take it away. What such a client names all the same is taken as it says.
+/// Puts into `new`, a checked replacement by a client of `version`, what of `old` that version does not show: who
+/// cannot see a property does not mean to take it away. What such a client names all the same is taken as it says.
 pub fn keep_unseen(object: &'static [Property], old: &Map<String, Value>, new: &mut Map<String, Value>, version: &str) {
     for property in object {
         let Some(kept) = old.get(property.name) else { continue };
@@ -327,8 +328,8 @@ pub struct Protected {
 }
 
 impl Protected {
-    /// With what was kept of the same places, where nothing else was sent: nobody can send back what is never shown. What has
-    /// no place any more is gone.
+    /// With what was kept of the same places, where nothing else was sent: nobody can send back what is never shown.
+    /// What has no place any more is gone.
     #[must_use]
     pub fn with_kept(self, mut kept: Map<String, Value>) -> Map<String, Value> {
         let Self { mut sent, places } = self;
@@ -341,8 +342,8 @@ impl Protected {
     }
 }
 
-/// Takes what is write-only out of a checked object. Its place names the objects of a list by their identity: their order may
-/// change.
+/// Takes what is write-only out of a checked object. Its place names the objects of a list by their identity: their
+/// order may change.
 pub fn split_protected(object: &'static [Property], kept: &mut Map<String, Value>) -> Protected {
     let mut protected = Protected::default();
     split(object, kept, "", &mut protected);
@@ -374,8 +375,8 @@ fn split(object: &'static [Property], kept: &mut Map<String, Value>, at: &str, p
     }
 }
 
-/// Gives what was kept of a resource by places of an older form, which named the objects of a list by their position, the
-/// places of today. `body`: the resource as it was kept with it.
+/// Gives what was kept of a resource by places of an older form, which named the objects of a list by their position,
+/// the places of today. `body`: the resource as it was kept with it.
 #[must_use]
 pub fn with_places_of_today(
     object: &'static [Property],

@@ -1,5 +1,5 @@
-//! Ends what a user does not let end: an answer whose reader has stopped reading is not asked for its next bytes, and so
-//! cannot say that its session is over. Over HTTP/1.1 the connection is cut, over HTTP/2 the one stream.
+//! Ends what a user does not let end: an answer whose reader has stopped reading is not asked for its next bytes, and
+//! so cannot say that its session is over. Over HTTP/1.1 the connection is cut, over HTTP/2 the one stream.
 
 use std::{
     pin::Pin,

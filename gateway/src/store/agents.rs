@@ -1,6 +1,7 @@
-//! What is known of clusters' agents: when they were last seen, their certificate, what they told (docs/features.md C1-C9, R4,
-//! R7, M1-M5). One row for each connected cluster, made when its resource is first written and deleted with it, in the same
-//! batch. None of this is a change of a resource: it takes no revision, and nobody's snapshot is made anew for it.
+//! What is known of clusters' agents: when they were last seen, their certificate, what they told (docs/features.md
+//! C1-C9, R4, R7, M1-M5). One row for each connected cluster, made when its resource is first written and deleted with
+//! it, in the same batch. None of this is a change of a resource: it takes no revision, and nobody's snapshot is made
+//! anew for it.
 
 use serde_json::Value;
 use sqlx::{AnyConnection, Row, any::AnyRow};
@@ -134,9 +135,9 @@ impl Store {
         Ok(row.map(|row| row.try_get(0)).transpose()?)
     }
 
-    /// Keeps that a certificate was issued for a cluster's identity and, with a UID, that the cluster is this resource: both
-    /// or nothing. Of two resources of one claimant that ask for one UID at once, one gets it. Without a UID the one that is kept stays.
-    /// Nothing is kept where the cluster has another identity by now.
+    /// Keeps that a certificate was issued for a cluster's identity and, with a UID, that the cluster is this resource:
+    /// both or nothing. Of two resources of one claimant that ask for one UID at once, one gets it. Without a UID the
+    /// one that is kept stays. Nothing is kept where the cluster has another identity by now.
     pub async fn put_certificate(
         &self,
         (key, principal): (&str, Option<&str>),
@@ -156,8 +157,8 @@ impl Store {
         self.claim(key, uid, update).await
     }
 
-    /// Keeps what the agent of a cluster's identity told at an instant, which is also a sign of life; with a UID, and where
-    /// the identity is another, as above.
+    /// Keeps what the agent of a cluster's identity told at an instant, which is also a sign of life; with a UID, and
+    /// where the identity is another, as above.
     pub async fn put_facts(
         &self,
         (key, principal): (&str, Option<&str>),
@@ -191,8 +192,8 @@ impl Store {
         Ok(())
     }
 
-    /// Clusters whose certificate has not ended and is of another authority than this, or nobody knows of which: how many, and
-    /// the ids of the first ones.
+    /// Clusters whose certificate has not ended and is of another authority than this, or nobody knows of which: how
+    /// many, and the ids of the first ones.
     pub async fn on_other_authorities(
         &self,
         authority: &str,
@@ -239,9 +240,9 @@ impl Store {
         }
     }
 
-    /// Writes into rows of before identities and claimants were kept whose they are, in one transaction. A start that finds
-    /// nothing to write notes so, and later ones do not look again: replicas of the version before may write such rows for as
-    /// long as they run, which is before that.
+    /// Writes into rows of before identities and claimants were kept whose they are, in one transaction. A start that
+    /// finds nothing to write notes so, and later ones do not look again: replicas of the version before may write such
+    /// rows for as long as they run, which is before that.
     pub(super) async fn name_rows(&self) -> Result<(), StoreError> {
         for tries in (0..NAMING_TRIES).rev() {
             if self.are_rows_named().await? {
@@ -296,15 +297,16 @@ impl Store {
         Ok(sqlx::query(sql).bind(before_ms).execute(&self.writers).await?.rows_affected())
     }
 
-    /// Takes back signs of life of the future, which were kept under a wrong clock: they would be younger than all to come.
+    /// Takes back signs of life of the future, which were kept under a wrong clock: they would be younger than all to
+    /// come.
     pub async fn forget_future(&self, now_ms: i64) -> Result<(), StoreError> {
         let sql = "UPDATE agents SET last_seen_ms = $1 WHERE last_seen_ms > $1 + 60000";
         sqlx::query(sql).bind(now_ms).execute(&self.writers).await?;
         Ok(())
     }
 
-    /// Keeps that the agents of these clusters are seen at an instant: one transaction for all, however many. Keys of no
-    /// cluster are passed over.
+    /// Keeps that the agents of these clusters are seen at an instant: one transaction for all, however many. Keys of
+    /// no cluster are passed over.
     pub async fn seen(&self, keys: &[String], now_ms: i64) -> Result<(), StoreError> {
         if keys.is_empty() {
             return Ok(());
@@ -344,8 +346,8 @@ pub(super) async fn keep(connection: &mut AnyConnection, resource: &Stored) -> R
     Ok(())
 }
 
-/// Who claims a Kubernetes cluster for the resource of this key: its resource group and its creator, as JSON. `None` where it
-/// was created by an enrolment token.
+/// Who claims a Kubernetes cluster for the resource of this key: its resource group and its creator, as JSON. `None`
+/// where it was created by an enrolment token.
 fn claimant_of(key: &str, body: &Value) -> Option<String> {
     let said = |name: &str| body.get("systemData").and_then(|data| data.get(name)).and_then(Value::as_str);
     let (kind, name) = (said("createdByType"), said("createdBy"));
@@ -359,8 +361,8 @@ fn claimant_of(key: &str, body: &Value) -> Option<String> {
 /// What is written into a column of a row, by the key and the body of its resource.
 type Naming = fn(&str, &Value) -> Option<String>;
 
-/// Which rows lack something, what it is, and how it is written. No two rows of one UID have one claimant: the second one goes on
-/// without a claim.
+/// Which rows lack something, what it is, and how it is written. No two rows of one UID have one claimant: the second
+/// one goes on without a claim.
 const NAMINGS: &[(Naming, &str, &str)] = &[
     (
         |_, body| principal_of(body).map(str::to_owned),
@@ -383,8 +385,8 @@ fn principal_of(body: &Value) -> Option<&str> {
     body.get("identity")?.get("principalId")?.as_str()
 }
 
-/// Writes into rows of a key, and of those between two others, whose they are: one that a replica of before identities were
-/// kept has made says nothing of that.
+/// Writes into rows of a key, and of those between two others, whose they are: one that a replica of before identities
+/// were kept has made says nothing of that.
 async fn name(connection: &mut AnyConnection, key: &str, between: Option<(&str, &str)>) -> Result<(), StoreError> {
     let (from, to) = between.unwrap_or((key, key));
     let sql = "SELECT a.resource_key, r.body FROM agents a JOIN resources r ON r.resource_key = a.resource_key \

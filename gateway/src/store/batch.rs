@@ -21,8 +21,8 @@ const ANCESTORS: usize = 32;
 /// `<cluster>/namespaces/<name>`, feature Z6) is held by what holds that.
 const ELSEWHERE: [&str; 1] = ["namespaces"];
 
-/// Writes that happen together, under one revision, or not at all. Deletes come first, so that a batch can put anew what
-/// it deletes; then puts in their order, so that it can put a parent before its child; then operations.
+/// Writes that happen together, under one revision, or not at all. Deletes come first, so that a batch can put anew
+/// what it deletes; then puts in their order, so that it can put a parent before its child; then operations.
 #[derive(Debug, Default, Clone)]
 pub struct Batch {
     /// Resources to write. Their `revision` is not looked at; of one that exists only body and protected are replaced.
@@ -53,7 +53,8 @@ pub struct Ended {
     pub now_ms: i64,
 }
 
-/// What a writer expects to find: who read before is told when somebody else wrote meanwhile, so that no update is lost.
+/// What a writer expects to find: who read before is told when somebody else wrote meanwhile, so that no update is
+/// lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
     /// Nothing of that key.
@@ -67,7 +68,8 @@ pub enum Expect {
 /// What a batch has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Applied {
-    /// The revision of all of it; the newest there was if no resource changed. Who follows the changes up to it has seen it.
+    /// The revision of all of it; the newest there was if no resource changed. Who follows the changes up to it has
+    /// seen it.
     pub revision: i64,
     /// How many resources went, with those that they held.
     pub deleted: u64,
@@ -196,8 +198,8 @@ async fn put(connection: &mut AnyConnection, revision: i64, resource: &Stored, e
     if !holder.is_empty() && revision_of(connection, holder).await?.is_none() {
         return Ok(Err(Refused::NoParent { key: resource.key.clone() }));
     }
-    // What is being deleted takes what is below it along: nothing may be acknowledged there and then be lost. Itself, or to be
-    // deleted too, it may be written.
+    // What is being deleted takes what is below it along: nothing may be acknowledged there and then be lost. Itself,
+    // or to be deleted too, it may be written.
     if !resource.is_deleting()
         && let Some((key, found)) = going(connection, &resource.parent).await?
     {

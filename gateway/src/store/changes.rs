@@ -10,8 +10,8 @@ use super::{
     resources::{Stored, each, select, stored},
 };
 
-/// Changes that one question brings at most, of resources and as many of deletions; more only where one revision alone has
-/// more, for a revision is told whole.
+/// Changes that one question brings at most, of resources and as many of deletions; more only where one revision alone
+/// has more, for a revision is told whole.
 pub const CHANGES_AT_ONCE: u32 = 1000;
 
 /// The answer to what is new.

@@ -60,9 +60,9 @@ const STATUS: &str = "CASE WHEN a.certificate_ends_ms <= $1 THEN 'Expired' WHEN 
                       WHEN a.agentless = 1 THEN 'AgentNotInstalled' WHEN a.last_seen_ms IS NULL THEN 'Connecting' \
                       ELSE 'Offline' END";
 
-/// What may have another status than was told: by time or by a write, for each status that was told. Each part has an index,
-/// and together they leave nobody out; whether the status really is another one is then asked of these alone. Of ten
-/// thousand clusters few change within two seconds.
+/// What may have another status than was told: by time or by a write, for each status that was told. Each part has an
+/// index, and together they leave nobody out; whether the status really is another one is then asked of these alone. Of
+/// ten thousand clusters few change within two seconds.
 const CANDIDATES: [&str; 13] = [
     "told_status IS NULL",
     "told_status = 'Expired' AND certificate_ends_ms > $1",

@@ -1,5 +1,5 @@
-//! That the key file beside a database is the one that it was used with. A file that was lost or exchanged would otherwise be
-//! noticed when protected settings are needed, and by then others would be sealed with the wrong one.
+//! That the key file beside a database is the one that it was used with. A file that was lost or exchanged would
+//! otherwise be noticed when protected settings are needed, and by then others would be sealed with the wrong one.
 
 use std::path::Path;
 
@@ -39,9 +39,9 @@ impl Store {
         Ok(missing.map(|(wanted, used)| ProtectError::Exchanged { path: path.to_owned(), wanted, used }))
     }
 
-    /// Notes which key seals from now on, unless the key file is not the one that was noted: of several gateways that start at
-    /// once beside nothing, each with a key that it has just made, the first says whose key it is. Returns what speaks against
-    /// this one.
+    /// Notes which key seals from now on, unless the key file is not the one that was noted: of several gateways that
+    /// start at once beside nothing, each with a key that it has just made, the first says whose key it is. Returns
+    /// what speaks against this one.
     ///
     /// # Errors
     /// The database's.

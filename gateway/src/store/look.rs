@@ -1,4 +1,5 @@
-//! Whether a database can be used, found out without changing it: for `check-config`, and before a start makes anything.
+//! Whether a database can be used, found out without changing it: for `check-config`, and before a start makes
+//! anything.
 
 use std::{path::Path, str::FromStr as _};
 
@@ -19,8 +20,8 @@ impl Store {
     /// Whether `url` can be opened, and what is there.
     ///
     /// # Errors
-    /// Why it cannot be opened: a folder that is missing or not writable, a file that is no database, a server that does not let
-    /// us in, tables of a newer program.
+    /// Why it cannot be opened: a folder that is missing or not writable, a file that is no database, a server that
+    /// does not let us in, tables of a newer program.
     pub async fn found(url: &str) -> Result<Found, StoreError> {
         found(url, false).await
     }
@@ -33,8 +34,8 @@ impl Store {
         found(url, true).await
     }
 
-    /// Opens a store that was used before; none is made where there is none, because the first start makes it together with
-    /// its key.
+    /// Opens a store that was used before; none is made where there is none, because the first start makes it together
+    /// with its key.
     ///
     /// # Errors
     /// As [`Self::found`] and [`Self::open`].

@@ -1,6 +1,6 @@
 //! Long-running operations are rows: whoever polls gets an answer also after a restart, and what was under way goes
-//! on. They begin and end in a [`super::batch`]; in between one process at a time has a **claim** to each, which ends by itself,
-//! so that another goes on where that process was killed.
+//! on. They begin and end in a [`super::batch`]; in between one process at a time has a **claim** to each, which ends
+//! by itself, so that another goes on where that process was killed.
 
 use serde_json::Value;
 use sqlx::{Row, any::AnyRow};
@@ -98,8 +98,8 @@ impl Store {
         row.as_ref().map(operation).transpose()
     }
 
-    /// Up to `rows` operations ([`PAGE_ROWS`] at most) under way whose work is of a kind, which nobody has a claim to and which
-    /// do not rest at an instant. Those that have waited longest come first.
+    /// Up to `rows` operations ([`PAGE_ROWS`] at most) under way whose work is of a kind, which nobody has a claim to
+    /// and which do not rest at an instant. Those that have waited longest come first.
     pub async fn operations_waiting(&self, kind: &str, now_ms: i64, rows: u32) -> Result<Vec<Waiting>, StoreError> {
         let sql = sqlx::AssertSqlSafe(selected(WAITING));
         let query = sqlx::query(sql).bind(kind).bind(now_ms).bind(i64::from(rows.min(PAGE_ROWS)));
@@ -111,8 +111,8 @@ impl Store {
         query.fetch_all(&self.readers).await?.iter().map(waiting).collect()
     }
 
-    /// Claims an operation for a process of this name until an instant; `None` if it is no more as it was read: another process
-    /// was faster, or it has ended.
+    /// Claims an operation for a process of this name until an instant; `None` if it is no more as it was read: another
+    /// process was faster, or it has ended.
     pub async fn claim_operation(
         &self,
         waiting: &Waiting,
@@ -127,8 +127,8 @@ impl Store {
         Ok(claimed.then(|| Claim { id: id.clone(), by: by.to_owned() }))
     }
 
-    /// Gives a claim back: nobody looks at the operation again before an instant. With `came` something came of the work, and
-    /// what is tried from then on is tried for the first time. Whether the claim still was one.
+    /// Gives a claim back: nobody looks at the operation again before an instant. With `came` something came of the
+    /// work, and what is tried from then on is tried for the first time. Whether the claim still was one.
     pub async fn release_operation(&self, claim: &Claim, next_ms: i64, came: bool) -> Result<bool, StoreError> {
         let sql = "UPDATE operations SET next_ms = $1, claimed_by = NULL, tries = CASE WHEN $2 = 1 THEN 0 ELSE tries END \
                    WHERE operation_id = $3 AND status = 'InProgress' AND claimed_by = $4";
@@ -136,8 +136,8 @@ impl Store {
         Ok(query.execute(&self.writers).await?.rows_affected() == 1)
     }
 
-    /// Has operations looked at again at an instant that would be looked at later than `most_ms`: a clock was set back since; with
-    /// `resting` also those that rest. How many.
+    /// Has operations looked at again at an instant that would be looked at later than `most_ms`: a clock was set back
+    /// since; with `resting` also those that rest. How many.
     pub async fn wake_operations(&self, now_ms: i64, most_ms: i64, resting: bool) -> Result<u64, StoreError> {
         let sql = "UPDATE operations SET next_ms = $1, claimed_by = NULL WHERE status = 'InProgress' \
                    AND next_ms > $2 AND (next_ms > $3 OR (claimed_by IS NULL AND $4 = 1))";

@@ -1,15 +1,15 @@
 //! Protected settings at rest: AES-256-GCM under a key that is not in the database, so that a copy of the database, a
 //! backup of it or a reader of its tables learns none of them (docs/identity.md).
 //!
-//! The key file has one key per line, 32 random bytes in base64, the newest first. To rotate: write a new line at the top
-//! ([`Protector::rotate`] does), start again, seal again what [`Protector::is_current`] says is not; then the old line may
-//! go. Without its key nothing can be opened: the file belongs in a backup of its own.
+//! The key file has one key per line, 32 random bytes in base64, the newest first. To rotate: write a new line at the
+//! top ([`Protector::rotate`] does), start again, seal again what [`Protector::is_current`] says is not; then the old
+//! line may go. Without its key nothing can be opened: the file belongs in a backup of its own.
 //!
 //! ```text
 //! sealed = version (1) | key id (8) | nonce (12) | ciphertext | tag (16)
 //! ```
-//! Associated data are the version, the key id and the key of the resource: a value that is moved to another row, or whose
-//! head was changed, does not open.
+//! Associated data are the version, the key id and the key of the resource: a value that is moved to another row, or
+//! whose head was changed, does not open.
 
 use std::{
     fmt, fs, io,
@@ -115,8 +115,8 @@ impl Protector {
     /// Reads a key file; makes one with a new key where there is none.
     ///
     /// # Errors
-    /// When the file cannot be read or made, others than its owner (and readers of its group) may use it, or a line is no
-    /// key.
+    /// When the file cannot be read or made, others than its owner (and readers of its group) may use it, or a line is
+    /// no key.
     pub fn open_or_create(path: &Path) -> Result<Self, ProtectError> {
         match Self::read(path) {
             Err(ProtectError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {

@@ -63,9 +63,9 @@ impl Store {
         row.as_ref().map(stored).transpose()
     }
 
-    /// Up to `rows` resources ([`PAGE_ROWS`] at most) of a kind anywhere below `within` (a key; empty: everywhere), in the
-    /// order of their keys, from behind the key `after` (empty: from the first). A page stays right while rows change: it
-    /// goes on where the last one ended, not at a count.
+    /// Up to `rows` resources ([`PAGE_ROWS`] at most) of a kind anywhere below `within` (a key; empty: everywhere), in
+    /// the order of their keys, from behind the key `after` (empty: from the first). A page stays right while rows
+    /// change: it goes on where the last one ended, not at a count.
     pub async fn page(&self, kind: &str, within: &str, after: &str, rows: u32) -> Result<Vec<Stored>, StoreError> {
         let rows = self.page_rows(select(PAGE), kind, within, after, rows).await?;
         each(&rows, stored).await

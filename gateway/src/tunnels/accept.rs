@@ -32,8 +32,8 @@ pub async fn quic(core: Arc<Core>, listener: Arc<Listener>) {
     listener.stop_accepting();
 }
 
-/// An address counts only once it is proved (by a Retry, or by a handshake that came to its end): otherwise anybody could
-/// use up the places of another. What is not proved is bounded by the listener, which asks for proof beyond that
+/// An address counts only once it is proved (by a Retry, or by a handshake that came to its end): otherwise anybody
+/// could use up the places of another. What is not proved is bounded by the listener, which asks for proof beyond that
 /// ([`limits::QUIC_RETRY_ABOVE`]).
 async fn quic_peer(core: Arc<Core>, connecting: Connecting) {
     let peer = connecting.peer();
@@ -47,8 +47,9 @@ async fn quic_peer(core: Arc<Core>, connecting: Connecting) {
     carry(core, peer, CarrierKind::Quic, std::future::ready(established)).await;
 }
 
-/// An agent's connection on the TCP port. It comes in a box: each step of its handshakes would have room for it, and what
-/// they leave behind is where the tunnel's buffers come to lie, in memory that is resident though they hardly use it.
+/// An agent's connection on the TCP port. It comes in a box: each step of its handshakes would have room for it, and
+/// what they leave behind is where the tunnel's buffers come to lie, in memory that is resident though they hardly use
+/// it.
 pub async fn http2(
     core: Arc<Core>,
     stream: Box<TlsStream<TcpStream>>,

@@ -15,8 +15,9 @@ use crate::{agents::tunnel::Exchanges, core::Core, fleet::registry::LiveTunnel};
 
 /// Agents dial elsewhere within this when the gateway drains.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(1);
-/// How often the loss of a tunnel in use is looked at, and one's that has sent fewer packets than this since the last look:
-/// there is nothing to judge. One that nobody uses is not looked at: of what ten thousand idle tunnels cost that was a fifth.
+/// How often the loss of a tunnel in use is looked at, and one's that has sent fewer packets than this since the last
+/// look: there is nothing to judge. One that nobody uses is not looked at: of what ten thousand idle tunnels cost that
+/// was a fifth.
 const LOOK: Duration = Duration::from_secs(5);
 const LOOK_IDLE: Duration = Duration::from_secs(30);
 const FEW_PACKETS: u64 = 10;

@@ -1,5 +1,5 @@
-//! The WebSocket carrier on the users' port: `GET /.towline/tunnel`. Not a user's request: no credential of a user counts
-//! here, and none of an agent counts anywhere else.
+//! The WebSocket carrier on the users' port: `GET /.towline/tunnel`. Not a user's request: no credential of a user
+//! counts here, and none of an agent counts anywhere else.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -27,10 +27,12 @@ pub enum NoUpgrade {
     Malformed(&'static str),
 }
 
-/// Takes back the bare connection under an upgraded one, and what was read of it already; `None`: it is not one of HTTP/1.1.
+/// Takes back the bare connection under an upgraded one, and what was read of it already; `None`: it is not one of
+/// HTTP/1.1.
 pub type IntoStream = fn(Upgraded) -> Option<(Box<TlsStream<TcpStream>>, Bytes)>;
 
-/// Answers the WebSocket handshake of somebody at an address, who showed these certificates; the tunnel's hello follows inside.
+/// Answers the WebSocket handshake of somebody at an address, who showed these certificates; the tunnel's hello follows
+/// inside.
 pub fn upgrade(
     core: &Arc<Core>,
     (peer, certificates): (SocketAddr, &[CertificateDer<'static>]),

@@ -151,7 +151,8 @@ async fn status(sender: &mut SendRequest<Bytes>, uri: &str, token: &str) -> Stat
     tokio::time::timeout(LONG, response).await.unwrap().unwrap().status()
 }
 
-/// The certificate is good for every cluster's name, so that a client may use one connection for several (RFC 9113 §9.1.1).
+/// The certificate is good for every cluster's name, so that a client may use one connection for several (RFC 9113
+/// §9.1.1).
 #[tokio::test]
 async fn a_reused_http2_connection_is_misdirected_for_another_clusters_name() {
     let world = world().await;

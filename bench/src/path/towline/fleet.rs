@@ -1,5 +1,5 @@
-//! A gateway of many clusters. Its configuration is the one that `towline dev` makes, with the clusters of a fleet in it,
-//! and settings for agents that are all behind one address: how many handshakes one address may have under way.
+//! A gateway of many clusters. Its configuration is the one that `towline dev` makes, with the clusters of a fleet in
+//! it, and settings for agents that are all behind one address: how many handshakes one address may have under way.
 
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,8 @@ pub async fn start(bench: &Bench, kind: Kind, agents: u32) -> anyhow::Result<Run
     Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, lacks: has_all })
 }
 
-/// Of a run's fleets: all gateways have the authority of the first one, so that the certificates of agents serve all of them.
+/// Of a run's fleets: all gateways have the authority of the first one, so that the certificates of agents serve all of
+/// them.
 fn authority(bench: &Bench) -> PathBuf {
     bench.file("fleet-ca")
 }
@@ -121,7 +122,8 @@ fn config(mut config: Table, agents: u32) -> anyhow::Result<Table> {
             .map(|number| Table::from_iter([("id".to_owned(), cluster(number).into())]).into()),
     );
     let issuer = [("state_dir", "issuer".into()), ("token_lifetime", "24h".into())];
-    // All of the fleet are behind one address, which is taken for one of many: an address gets an eighth of what is free.
+    // All of the fleet are behind one address, which is taken for one of many: an address gets an eighth of what is
+    // free.
     let limits = [("handshakes_per_address", i64::from(agents.max(256)).into()), ("handshakes", 100_000.into())];
     config.insert("issuer".to_owned(), table(issuer));
     config.insert("limits".to_owned(), table(limits));

@@ -1,5 +1,5 @@
-//! Makes, applies and waits. Whatever is made is noted before it is asked for, and each request is waited for to its end, so
-//! that a run that fails or is interrupted takes back all of it (docs/features.md I3).
+//! Makes, applies and waits. Whatever is made is noted before it is asked for, and each request is waited for to its
+//! end, so that a run that fails or is interrupted takes back all of it (docs/features.md I3).
 
 use std::time::Duration;
 
@@ -204,8 +204,8 @@ async fn resource(
     }
 }
 
-/// The token is good once: the key is in the cluster before it is used, so that a run that breaks off behind that is gone on
-/// with.
+/// The token is good once: the key is in the cluster before it is used, so that a run that breaks off behind that is
+/// gone on with.
 async fn enrol(
     token: &OneTime,
     args: &Args,
@@ -234,7 +234,8 @@ async fn enrol(
     result
 }
 
-/// Removes agents that are replaced, their key first: a run that breaks off here leaves none that another takes for its own.
+/// Removes agents that are replaced, their key first: a run that breaks off here leaves none that another takes for its
+/// own.
 async fn remove_replaced(prepared: &mut Prepared) -> Outcome<()> {
     let Some(there) = prepared.replaced.take() else { return Ok(()) };
     prepared.cluster.delete(&Place::within(SECRET, &there.namespace, ONBOARDING_SECRET)).await?;
@@ -242,7 +243,8 @@ async fn remove_replaced(prepared: &mut Prepared) -> Outcome<()> {
     Ok(())
 }
 
-/// Makes the namespace where there is none, with a mark of this run. Of two runs that ask for it at once one has made it.
+/// Makes the namespace where there is none, with a mark of this run. Of two runs that ask for it at once one has made
+/// it.
 async fn make_namespace(prepared: &Prepared, made: &mut Made, run: &str) -> Outcome<()> {
     let (cluster, namespace) = (&prepared.cluster, &prepared.namespace);
     let place = Place::of(NAMESPACE, namespace);
@@ -262,7 +264,8 @@ async fn make_namespace(prepared: &Prepared, made: &mut Made, run: &str) -> Outc
     }
 }
 
-/// Begins to work in the cluster, before anything but its namespace is made anywhere: from here on no other run works there.
+/// Begins to work in the cluster, before anything but its namespace is made anywhere: from here on no other run works
+/// there.
 async fn begin(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     let turn = Turn::new(&prepared.cluster, &prepared.namespace, format!("connect {}", prepared.id.name()))?;
     let run = turn.run().to_owned();

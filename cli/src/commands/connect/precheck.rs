@@ -60,8 +60,8 @@ pub struct Prepared {
     pub makes_namespace: bool,
     /// The key that is there already, or was typed.
     pub key: Option<OnboardingKey>,
-    /// With a one-time token: what the gateway knows of the cluster by the key that is there, where an earlier run used the token
-    /// up and did not come to its end.
+    /// With a one-time token: what the gateway knows of the cluster by the key that is there, where an earlier run used
+    /// the token up and did not come to its end.
     pub enrolled: Option<Value>,
     /// Whether it is the one that agents there have, whose certificate goes on.
     pub is_key_of_cluster: bool,
@@ -172,8 +172,8 @@ fn typed_key(args: &Args) -> Outcome<Option<OnboardingKey>> {
     Ok(Some(key.map_err(Failure::usage)?))
 }
 
-/// Of a resource that is there, a key that was typed is the private half of its public one: agents with another would be
-/// refused with 401 (docs/features.md R13).
+/// Of a resource that is there, a key that was typed is the private half of its public one: agents with another would
+/// be refused with 401 (docs/features.md R13).
 fn is_of(key: &OnboardingKey, before: &Before, args: &Args) -> Outcome<()> {
     let known = before.property("agentPublicKeyCertificate");
     if known.is_empty() || key.is_half_of(known) {
@@ -254,8 +254,8 @@ pub async fn reach(kube: &KubeArgs) -> Outcome<Kubernetes> {
     Ok(cluster)
 }
 
-/// At least one node has to run Linux, and to be for such pods. Who may not list nodes is believed, and so is who has an
-/// autoscaler.
+/// At least one node has to run Linux, and to be for such pods. Who may not list nodes is believed, and so is who has
+/// an autoscaler.
 async fn nodes(cluster: &Kubernetes) -> Outcome<()> {
     let nodes = match cluster.nodes().await {
         Ok(nodes) => nodes,
@@ -380,8 +380,8 @@ struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// Agents of this gateway, and those of another one that are to be replaced. A gateway that goes by another address now
-    /// is known by the key that its resource has.
+    /// Agents of this gateway, and those of another one that are to be replaced. A gateway that goes by another address
+    /// now is known by the key that its resource has.
     async fn belongs(
         &self,
         installed: Option<Installed>,
@@ -414,8 +414,8 @@ impl Found<'_> {
     }
 }
 
-/// Step 11 of `az connectedk8s connect`: whose agents these are, and whose resource that is. Tells whether they are replaced by
-/// `--force`, of a cluster of which a token does not tell whether it is there.
+/// Step 11 of `az connectedk8s connect`: whose agents these are, and whose resource that is. Tells whether they are
+/// replaced by `--force`, of a cluster of which a token does not tell whether it is there.
 async fn fits(
     (api, by_token): (&Api, bool),
     id: &ResourceId,
@@ -426,7 +426,8 @@ async fn fits(
     let other = installed.filter(|there| !is_same(&there.cluster_id, id.as_str()));
     if let Some(there) = other {
         let known: Option<ResourceId> = ResourceId::parse(&there.cluster_id).ok();
-        // A resource that may not be read is somebody's all the same, and so is one that the gateway does not say to be deleted.
+        // A resource that may not be read is somebody's all the same, and so is one that the gateway does not say to be
+        // deleted.
         let exists = match &known {
             Some(known) if by_token => match key_there(cluster, &there.namespace).await? {
                 Some(key) => !token::is_deleted(api, known, &key).await,

@@ -29,7 +29,8 @@ pub struct AgentProxyArgs {
     /// PEM file of the authority of the proxy, or of one that ends the TLS on the way
     #[arg(long, visible_alias = "custom-ca-cert", value_name = "FILE", help_heading = "Agents")]
     pub proxy_cert: Option<PathBuf>,
-    /// File with the proxy's password (- is standard input), or TOWLINE_AGENT_PROXY_PASSWORD; the user's name is part of the URL
+    /// File with the proxy's password (- is standard input), or TOWLINE_AGENT_PROXY_PASSWORD; the user's name is part
+    /// of the URL
     #[arg(long, value_name = "FILE", help_heading = "Agents")]
     pub proxy_password_file: Option<PathBuf>,
     /// Go without the proxy that was set before

@@ -34,13 +34,15 @@ use crate::{
 #[derive(Debug, clap::Args, Clone)]
 #[command(next_help_heading = "One-time token")]
 pub struct EnrolmentArgs {
-    /// A token of `towline enrolment-token create`, instead of a sign-in. Others on this machine can read command lines: --token-file
+    /// A token of `towline enrolment-token create`, instead of a sign-in. Others on this machine can read command
+    /// lines: --token-file
     #[arg(long, value_name = "TOKEN", conflicts_with_all = ["token_file", "existing", "account"])]
     pub token: Option<String>,
     /// File with it; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["existing", "account"])]
     pub token_file: Option<PathBuf>,
-    /// The gateway, such as https://gateway.example.org; TOWLINE_GATEWAY, or that of the account that is signed in, without this
+    /// The gateway, such as https://gateway.example.org; TOWLINE_GATEWAY, or that of the account that is signed in,
+    /// without this
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
     /// PEM file of the authority of the gateway's certificate; TOWLINE_CA_FILE, or the system's, without this
@@ -125,8 +127,8 @@ pub async fn enrolled(api: &Api, id: &ResourceId, key: &OnboardingKey) -> Outcom
     }
 }
 
-/// Whether the gateway says that this cluster, of this key, is deleted. That it knows no such cluster with this key says less:
-/// the cluster may have another key.
+/// Whether the gateway says that this cluster, of this key, is deleted. That it knows no such cluster with this key
+/// says less: the cluster may have another key.
 pub async fn is_deleted(api: &Api, id: &ResourceId, key: &OnboardingKey) -> bool {
     let gone = |failure: Failure| ApiError::behind(&failure).is_some_and(|error| error.status == StatusCode::GONE);
     question(api, id, key).await.is_err_and(gone)

@@ -1,6 +1,6 @@
 //! Another proxy for agents that are there, and this program's version where that is asked for. All else
-//! that they were told stays, their version too; the new pods hold their tunnels through the new proxy before those of before
-//! go.
+//! that they were told stays, their version too; the new pods hold their tunnels through the new proxy before those of
+//! before go.
 
 use std::time::Duration;
 

@@ -149,14 +149,14 @@ pub fn values(
 /// The first minor version that knows `unhealthyPodEvictionPolicy` of a PodDisruptionBudget.
 const EVICTS_UNHEALTHY: u32 = 26;
 
-/// Leaves out what the cluster's version does not know. Without that policy a budget would hold up every drain of a node while
-/// the gateway is away.
+/// Leaves out what the cluster's version does not know. Without that policy a budget would hold up every drain of a
+/// node while the gateway is away.
 pub fn fit(values: &mut Values, cluster: &Kubernetes) {
     values.pod_disruption_budget.enabled &= cluster.minor >= EVICTS_UNHEALTHY;
 }
 
-/// Those of agents that are there, with nothing but their proxy changed: the image too stays what it is, where `version` is the
-/// one that installed them.
+/// Those of agents that are there, with nothing but their proxy changed: the image too stays what it is, where
+/// `version` is the one that installed them.
 pub fn again(
     cluster_id: &str,
     kept: Kept,

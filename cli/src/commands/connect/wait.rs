@@ -21,8 +21,8 @@ use crate::{
 /// Between looks at what agents and gateway make of each other.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Returns the resource, or, for who may not read it, what was known of it, once all pods are of this run and ready, which
-/// means that each has a tunnel, and the gateway says so too.
+/// Returns the resource, or, for who may not read it, what was known of it, once all pods are of this run and ready,
+/// which means that each has a tunnel, and the gateway says so too.
 pub async fn connected(args: &Args, prepared: &Prepared, known: Value, steps: &mut Steps) -> Outcome<Value> {
     let look = async || match &prepared.token {
         // Who holds a token reads nothing, and believes the pods.

@@ -1,8 +1,8 @@
 //! Ports that stay the same from start to start.
 //!
 //! A port that is free now must be free at the next start too, also when the gateway was killed and clients and agents
-//! dial away at it in between. So port 0 is taken from below the ports that the system gives to outgoing connections, and
-//! from below the range of Kubernetes' node ports.
+//! dial away at it in between. So port 0 is taken from below the ports that the system gives to outgoing connections,
+//! and from below the range of Kubernetes' node ports.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 

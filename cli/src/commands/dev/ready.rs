@@ -11,8 +11,8 @@ use crate::{
     state::{Cluster, State},
 };
 
-/// One line with all that a script needs, the secret of the service principal that owns the subscription included. Paths are
-/// absolute.
+/// One line with all that a script needs, the secret of the service principal that owns the subscription included.
+/// Paths are absolute.
 pub fn json(state: &State) -> Outcome<Value> {
     let clusters: Vec<Value> = state.data.clusters.iter().map(|c| cluster(state, c)).collect::<anyhow::Result<_>>()?;
     let users = Users::edit(&state.path("issuer").join(USERS_FILE), |users| Ok(users.clone()))?;

@@ -99,8 +99,9 @@ fn prepare(dir: &Path, args: &RunArgs) -> Outcome<(State, Config)> {
         Ok((state, config))
     });
     if made.is_err() && !(args.gateway_settings.is_empty() && args.agent_settings.is_empty()) {
-        // A mistyped setting must not be in the way of the next start, which may not repeat it. Without a state (what was
-        // typed did not even become one) there is nothing to put back, and the first failure says all there is to say.
+        // A mistyped setting must not be in the way of the next start, which may not repeat it. Without a state (what
+        // was typed did not even become one) there is nothing to put back, and the first failure says all there is to
+        // say.
         let _ = State::edit_existing(dir, |data| {
             data.gateway_settings = before.gateway_settings;
             data.agent_settings = before.agent_settings;

@@ -69,7 +69,8 @@ fn without_credentials(line: &str) -> String {
         let (before, after) = rest.split_at(at + 3);
         out.push_str(before);
         let end = after.find(|c: char| c.is_whitespace() || "\"'`<>\\".contains(c)).unwrap_or(after.len());
-        // A password may have a slash in it that should have been encoded; a host and port before one is just an address.
+        // A password may have a slash in it that should have been encoded; a host and port before one is just an
+        // address.
         let sign = after[..end].rfind('@').filter(|sign| !is_host(after[..*sign].split(['/', '?', '#']).next()));
         match sign {
             Some(sign) => {
@@ -136,8 +137,8 @@ fn value_of(text: &str, name: &str) -> Option<(usize, usize)> {
     Some((begin, end))
 }
 
-/// Where it ends what begins behind a quote that so many backslashes stand before: at the next such quote that is not escaped
-/// within it, or with the line.
+/// Where it ends what begins behind a quote that so many backslashes stand before: at the next such quote that is not
+/// escaped within it, or with the line.
 fn end_of_quoted(text: &str, quote: u8, level: usize) -> usize {
     let mut escapes = 0;
     for (at, byte) in text.bytes().enumerate() {

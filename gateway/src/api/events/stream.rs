@@ -1,7 +1,7 @@
-//! Events as they happen: server-sent events (HTML Living Standard, 9.2). `Last-Event-ID` (or `after`) begins behind an event;
-//! without it the stream begins with what happens next. Where events behind that one are forgotten, or it is not known, an
-//! event of the type [`crate::events::GAP`] comes first. It ends when the caller may no longer read anything there, when the
-//! token ends and when the gateway drains; a client then asks again.
+//! Events as they happen: server-sent events (HTML Living Standard, 9.2). `Last-Event-ID` (or `after`) begins behind an
+//! event; without it the stream begins with what happens next. Where events behind that one are forgotten, or it is not
+//! known, an event of the type [`crate::events::GAP`] comes first. It ends when the caller may no longer read anything
+//! there, when the token ends and when the gateway drains; a client then asks again.
 
 use std::{
     collections::VecDeque,

@@ -1,5 +1,5 @@
-//! What the resource API answers beside resources: where everything is, providers, operations, events, service principals,
-//! sessions, and what `az` asks Microsoft Graph. The test compares with [`super::super::route`].
+//! What the resource API answers beside resources: where everything is, providers, operations, events, service
+//! principals, sessions, and what `az` asks Microsoft Graph. The test compares with [`super::super::route`].
 
 use serde_json::{Map, Value, json};
 

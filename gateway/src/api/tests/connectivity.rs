@@ -345,8 +345,8 @@ async fn k9_without_cluster_connect_nobody_gets_through_and_nobody_is_told_how()
     assert_eq!((bad.status, &bad.body["error"]["target"]), (400, &json!(target)), "{}", bad.body);
 }
 
-/// S1, R3: with the onboarding role somebody wrote a connected cluster without its identity, which cut its agents, and then
-/// with a key of their own, and so became its agents.
+/// S1, R3: with the onboarding role somebody wrote a connected cluster without its identity, which cut its agents, and
+/// then with a key of their own, and so became its agents.
 #[tokio::test]
 async fn r3_who_may_only_write_a_cluster_cannot_become_its_agents() {
     let site = Bench::new().await;
@@ -386,8 +386,8 @@ async fn r3_who_may_only_write_a_cluster_cannot_become_its_agents() {
     assert_eq!(written("onboarder", Some(public_key()), "SystemAssigned").await.0, 200);
 }
 
-/// What is assigned to a cluster's identity was given to the holder of its key. Without the right to delete, a PUT with another
-/// key would take over all of it.
+/// What is assigned to a cluster's identity was given to the holder of its key. Without the right to delete, a PUT with
+/// another key would take over all of it.
 #[tokio::test]
 async fn another_key_is_another_identity_unless_the_writer_may_delete() {
     let site = Bench::new().await;

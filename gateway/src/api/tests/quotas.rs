@@ -108,8 +108,8 @@ async fn a_role_that_grows_where_it_is_assigned_has_the_same_quota() {
     assert_eq!(put(4, 125).await.status, 200);
 }
 
-/// What was kept before there was a quota, or by two writes at once: the cluster's document has all the rest, and what is
-/// withdrawn is gone from it.
+/// What was kept before there was a quota, or by two writes at once: the cluster's document has all the rest, and what
+/// is withdrawn is gone from it.
 #[tokio::test]
 async fn a_cluster_whose_roles_are_too_large_still_hears_of_withdrawals() {
     let site = Bench::new().await;

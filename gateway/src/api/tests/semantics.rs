@@ -1,4 +1,5 @@
-//! What a request of ARM's clients means beyond its shape: older api-versions, tags of what is shown, lists that lose nothing.
+//! What a request of ARM's clients means beyond its shape: older api-versions, tags of what is shown, lists that lose
+//! nothing.
 
 use futures_util::StreamExt;
 
@@ -34,8 +35,8 @@ impl Bench {
     }
 }
 
-/// A connection whose request was not read to its end is closed, and the client's next request met that: one in a hundred
-/// refused writes broke the request behind it.
+/// A connection whose request was not read to its end is closed, and the client's next request met that: one in a
+/// hundred refused writes broke the request behind it.
 #[tokio::test]
 async fn a_refused_write_is_taken_in_to_its_end() {
     let site = Bench::new().await;

@@ -245,7 +245,8 @@ fn request_line(line: &[u8]) -> Result<(bool, Option<Range<usize>>), Fault> {
         let start = method.len() + 1;
         return Ok((version_10, Some(start..start + target.len())));
     }
-    // By the library's own reader. It takes neither control characters, `<`, `>`, backtick and the like nor what is not UTF-8.
+    // By the library's own reader. It takes neither control characters, `<`, `>`, backtick and the like nor what is not
+    // UTF-8.
     Uri::try_from(target).map_err(|_| Fault::Target)?;
     Ok((version_10, None))
 }

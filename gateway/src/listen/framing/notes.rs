@@ -85,7 +85,8 @@ impl Notes {
         }
     }
 
-    /// Whether one of so many requests still waits for its answer, so that the end of the user's side is no reason to stop.
+    /// Whether one of so many requests still waits for its answer, so that the end of the user's side is no reason to
+    /// stop.
     pub(super) fn still_answering(&self, heads: u64, cx: &Context<'_>) -> bool {
         let mut noted = self.lock();
         let waits = noted.over < heads && noted.long_running != Some(noted.over);
@@ -96,14 +97,16 @@ impl Notes {
     }
 }
 
-/// One request's turn on its connection: from the call of the service to the last byte of the answer. Over when dropped.
+/// One request's turn on its connection: from the call of the service to the last byte of the answer. Over when
+/// dropped.
 pub struct Turn {
     notes: Notes,
     number: u64,
 }
 
 impl Turn {
-    /// It is one that Kubernetes calls long running: a user whose side of the connection has ended does not wait for it.
+    /// It is one that Kubernetes calls long running: a user whose side of the connection has ended does not wait for
+    /// it.
     pub fn long_running(&self) {
         self.notes.change(|noted| noted.long_running = Some(self.number));
     }

@@ -122,8 +122,8 @@ async fn broken_chunks_break_the_connection() {
     assert!(through(long.as_bytes(), 100).await.1.is_err());
 }
 
-/// The library takes `X: y\n` for an unfinished trailer: behind it the two readers told different requests apart, and the
-/// fault of one request was noted for another.
+/// The library takes `X: y\n` for an unfinished trailer: behind it the two readers told different requests apart, and
+/// the fault of one request was noted for another.
 #[tokio::test]
 async fn a_bare_line_feed_in_the_trailers_breaks_the_connection() {
     for trailers in ["X: y\n\r\n", "\n", "X: y\r\n\n", "X: y\n\n"] {
@@ -314,7 +314,8 @@ async fn the_library_takes_every_head_that_is_let_through() {
     }
 }
 
-/// Who ended their side right behind a request (`printf | nc -N`) got no answer. Whoever leaves a watch that way is noticed.
+/// Who ended their side right behind a request (`printf | nc -N`) got no answer. Whoever leaves a watch that way is
+/// noticed.
 #[tokio::test]
 async fn the_end_of_the_users_side_waits_for_the_answers_but_not_for_long_running_ones() {
     let request = b"GET / HTTP/1.1\r\n\r\n";

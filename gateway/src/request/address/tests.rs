@@ -44,7 +44,8 @@ fn both_address_forms_lead_to_the_cluster_and_keep_the_bytes() {
     assert_eq!(cluster("gw", &format!("/{key}?x")).target, "/?x");
 }
 
-/// A million parameters, each looked at for `watch` before anybody knew who asked, took a worker for tens of milliseconds.
+/// A million parameters, each looked at for `watch` before anybody knew who asked, took a worker for tens of
+/// milliseconds.
 #[test]
 fn query_of_ten_thousand_parameters_is_taken_and_no_more() {
     let target = |count: usize| format!("/{}/api/v1/pods/p/exec?{}", key(), vec!["c=a"; count].join("&"));

@@ -1,6 +1,7 @@
-//! A watch may end at any time between two of its messages: clients then watch on from where they were, and an apiserver
-//! that shuts down does the same. So a drain of the gateway, or of the agent behind it, need not wait for watches. Nothing
-//! else ends early: the clean end of `logs -f` would be taken for the container's, and an exec is somebody's work.
+//! A watch may end at any time between two of its messages: clients then watch on from where they were, and an
+//! apiserver that shuts down does the same. So a drain of the gateway, or of the agent behind it, need not wait for
+//! watches. Nothing else ends early: the clean end of `logs -f` would be taken for the container's, and an exec is
+//! somebody's work.
 
 use std::{
     pin::Pin,

@@ -50,8 +50,9 @@ pub fn described() -> (Value, Value) {
     (open_api(REQUEST), answer)
 }
 
-/// The answer. With `Token` the kubeconfig holds a certificate that is the right to reach the cluster: who one is there, the
-/// cluster's own token says, which the user adds. With `AAD` kubectl asks `towline` for a token of who is signed in.
+/// The answer. With `Token` the kubeconfig holds a certificate that is the right to reach the cluster: who one is
+/// there, the cluster's own token says, which the user adds. With `AAD` kubectl asks `towline` for a token of who is
+/// signed in.
 pub fn credential(acting: &Acting<'_>) -> Result<Value, ApiError> {
     let body = check(REQUEST, acting.body)?;
     let id: ClusterId = acting.resource.id.parse().map_err(|_| ApiError::internal("a kept id cannot be read"))?;
@@ -73,7 +74,8 @@ pub fn credential(acting: &Acting<'_>) -> Result<Value, ApiError> {
     Ok(answer)
 }
 
-/// kubectl's credential plugin (client.authentication.k8s.io/v1), which signs in as the account that `towline login` kept.
+/// kubectl's credential plugin (client.authentication.k8s.io/v1), which signs in as the account that `towline login`
+/// kept.
 fn sign_in(id: &ClusterId) -> Value {
     json!({
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -86,8 +88,8 @@ fn sign_in(id: &ClusterId) -> Value {
     })
 }
 
-/// Where a local proxy sends what it is sent. The gateway is its own relay and lets in whoever has a token or certificate of
-/// the cluster; the sender's token is there because clients of ARM expect one.
+/// Where a local proxy sends what it is sent. The gateway is its own relay and lets in whoever has a token or
+/// certificate of the cluster; the sender's token is there because clients of ARM expect one.
 fn connection(acting: &Acting<'_>, id: &ClusterId) -> Result<Value, ApiError> {
     let ends = acting.now_ms / 1000 + i64::try_from(ACCESS_LIFE.as_secs()).unwrap_or_default();
     let statement = json!({"cluster": id.as_str(), "principal": acting.caller.object_id(), "ends": ends});

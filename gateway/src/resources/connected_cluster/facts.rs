@@ -42,8 +42,8 @@ pub fn show(properties: &mut Map<String, Value>, facts: &Value, version: &str) {
     }
 }
 
-/// A client that sends back what it read has not written what an agent found: that stays unknown, and what is found later is
-/// shown. `old` are the properties as they were kept.
+/// A client that sends back what it read has not written what an agent found: that stays unknown, and what is found
+/// later is shown. `old` are the properties as they were kept.
 pub fn unwrite(properties: &mut Map<String, Value>, old: &Map<String, Value>, facts: &Value) {
     for name in ["distribution", "distributionVersion", "infrastructure"] {
         let found = facts.get(name).filter(|found| !found.is_null());

@@ -31,8 +31,8 @@ fn folded(id: &str) -> String {
     }
 }
 
-/// An id that ends with a GUID without its hyphens, in lower case and alone or behind a prefix that ends with a sign: the same
-/// with them. So the gateway's own issuer once named its users, and assignments may still name them.
+/// An id that ends with a GUID without its hyphens, in lower case and alone or behind a prefix that ends with a sign:
+/// the same with them. So the gateway's own issuer once named its users, and assignments may still name them.
 pub fn hyphenated(id: &str) -> Option<String> {
     let (prefix, hex) = id.len().checked_sub(GUID - 4).and_then(|at| id.split_at_checked(at))?;
     let is_hex = hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));

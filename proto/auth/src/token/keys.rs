@@ -1,9 +1,10 @@
 //! The keys of one issuer over time.
 //!
 //! - One fetch at a time; whoever needs it polls the same future, so that a request that goes away does not waste it.
-//! - An unknown `kid` asks the issuer, but not more often than every [`REFETCH`]: a flood of made-up ids is one fetch. Where
-//!   a fetch brought other keys than before, the next unknown one is asked for at once, because keys are replaced and revoked in
-//!   a row; [`AT_ONCE`] times in a while, so that an issuer that answers differently each time is not asked without end.
+//! - An unknown `kid` asks the issuer, but not more often than every [`REFETCH`]: a flood of made-up ids is one fetch.
+//!   Where a fetch brought other keys than before, the next unknown one is asked for at once, because keys are replaced
+//!   and revoked in a row; [`AT_ONCE`] times in a while, so that an issuer that answers differently each time is not
+//!   asked without end.
 //! - After a failure the next attempt waits longer each time, up to [`BACKOFF_MAX`]; what was read stays in use for
 //!   `keys_max_age`.
 //! - [`IssuerKeys::refresh_if_older`] keeps them fresh beside the requests; where nobody calls it, one request in

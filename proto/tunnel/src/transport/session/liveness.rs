@@ -51,8 +51,8 @@ use super::{SessionOptions, state::Side};
 
 /// Interval of looks at a tunnel in use; at most a quarter of the probe period.
 const LOOK: Duration = Duration::from_secs(1);
-/// Silence after which the agent asks, over QUIC while the tunnel is in use. A gateway that has restarted answers with a
-/// reset, a NAT that has changed learns the new mapping, and the gateway hears from a live agent.
+/// Silence after which the agent asks, over QUIC while the tunnel is in use. A gateway that has restarted answers with
+/// a reset, a NAT that has changed learns the new mapping, and the gateway hears from a live agent.
 const SAY_WITHIN: Duration = Duration::from_secs(1);
 /// How long a tunnel counts as in use after its last stream.
 pub(super) const LATELY: Duration = Duration::from_secs(10);
@@ -60,8 +60,8 @@ pub(super) const LATELY: Duration = Duration::from_secs(10);
 const URGENT_MAX: Duration = Duration::from_secs(2);
 /// How much too early a look may come.
 const EARLY: Duration = Duration::from_millis(50);
-/// How long before the agent would ask by itself the gateway asks an idle peer: once to twice this. A session that rests
-/// asks several times this long before its rest would end.
+/// How long before the agent would ask by itself the gateway asks an idle peer: once to twice this. A session that
+/// rests asks several times this long before its rest would end.
 const SOONER: Duration = Duration::from_millis(500);
 /// Idle tunnels are looked at on multiples of this: about twenty of ten thousand at once over TCP, which takes a
 /// processor a millisecond.
