@@ -1,9 +1,17 @@
 //! Migrations go forward only; what is not ours or newer than we are is left as it is, with a reason.
 
-use gateway::store::{Store, StoreError, agents::Agent, batch::Expect, resources::Stored};
+use gateway::store::{
+    Store, StoreError,
+    agents::Agent,
+    batch::{Batch, Expect},
+    resources::Stored,
+};
 use serde_json::json;
 
-use crate::place::{GROUP, Place, cluster};
+use crate::{
+    batch::operation,
+    place::{GROUP, Place, cluster},
+};
 
 pub fn tests() -> Vec<(&'static str, crate::Test)> {
     crate::tests![
@@ -49,14 +57,24 @@ async fn clusters_of_a_database_of_version_1_get_their_rows(place: Place) {
     for made in [keyed("with", "MII="), keyed("without", "")] {
         store.put(&made, Expect::Absent).await.unwrap().unwrap();
     }
+    let begins = vec![operation("deletion")];
+    store.apply(&Batch { begins, ..Batch::default() }).await.unwrap().unwrap();
     store.close().await;
-    place.sql("DROP TABLE agents; DROP TABLE events; DROP TABLE event_numbers; DROP TABLE departed; DROP TABLE webhooks; DROP TABLE deleted_identities; DROP TABLE protecting_key; DROP TABLE rows_named; DELETE FROM _sqlx_migrations WHERE version > 1;").await;
+    let undo = "DROP TABLE agents; DROP TABLE events; DROP TABLE event_numbers; DROP TABLE departed; \
+                DROP TABLE webhooks; DROP TABLE deleted_identities; DROP TABLE protecting_key; DROP TABLE rows_named; \
+                DROP INDEX operations_by_work; ALTER TABLE operations DROP COLUMN work_kind; \
+                ALTER TABLE operations DROP COLUMN next_ms; ALTER TABLE operations DROP COLUMN claimed_by; \
+                ALTER TABLE operations DROP COLUMN tries; ALTER TABLE operations DROP COLUMN due_ms; \
+                DELETE FROM _sqlx_migrations WHERE version > 1;";
+    place.sql(undo).await;
     let store = place.open().await;
     for (name, agentless) in [("with", false), ("without", true)] {
         let agent = store.agent(&cluster(name).key).await.unwrap();
         assert_eq!(agent, Some(Agent { agentless, ..Agent::default() }), "{name}");
     }
     assert_eq!(store.agent(GROUP).await.unwrap(), None);
+    let waiting = store.operations_waiting("delete", 0, 10).await.unwrap();
+    assert_eq!(waiting.iter().map(|one| one.operation.id.as_str()).collect::<Vec<_>>(), ["deletion"]);
 }
 
 async fn many_who_open_at_once_make_the_tables_once(place: Place) {
