@@ -161,7 +161,12 @@ impl fmt::Debug for SigningKey {
 
 /// A key of ours is at most 64 characters of base64: one line.
 fn pem(label: &str, der: &[u8]) -> String {
-    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", STANDARD.encode(der))
+    // Room for all of it: a text that grows leaves copies of a private key behind.
+    let mut text = String::with_capacity(256);
+    text.push_str(&format!("-----BEGIN {label}-----\n"));
+    STANDARD.encode_string(der, &mut text);
+    text.push_str(&format!("\n-----END {label}-----\n"));
+    text
 }
 
 #[cfg(test)]

@@ -35,6 +35,10 @@ pub const UNPACKED_BYTES: u64 = 64 * 1024 * 1024;
 pub const FILE_BYTES: u64 = 5 * 1024 * 1024;
 /// Files and folders in a chart, archives in it included.
 pub const ENTRIES: usize = 10_000;
+/// Bytes of the PAX records of an entry, as in the reader of Go.
+pub const PAX_BYTES: usize = 1024 * 1024;
+/// PAX records of an entry: a writer makes a dozen.
+pub const PAX_RECORDS: usize = 1000;
 /// Bytes of a path in a chart.
 pub const PATH_BYTES: usize = 512;
 /// Charts in each other.

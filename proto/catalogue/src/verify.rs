@@ -180,7 +180,8 @@ impl Verified {
         &self.index
     }
 
-    /// What is pinned from now on; to be kept before anything is installed.
+    /// What is pinned from now on; to be kept before a chart is opened, so that an index that was seen is not forgotten by a
+    /// chart that is broken.
     pub fn trust(&self) -> &Trust {
         &self.next
     }

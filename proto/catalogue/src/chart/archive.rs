@@ -3,15 +3,21 @@
 
 use std::{
     cell::Cell,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     io::{self, Read},
+    ops::Range,
 };
 
 use flate2::bufread::GzDecoder;
-use tar::{Archive, Entry, EntryType};
+use tar::{Archive, Entry, EntryType, Header};
 
 use super::ChartError;
-use crate::limits::{ENTRIES, FILE_BYTES, PATH_BYTES, UNPACKED_BYTES};
+use crate::limits::{ENTRIES, FILE_BYTES, PATH_BYTES, PAX_BYTES, PAX_RECORDS, UNPACKED_BYTES};
+
+/// Where a header of ustar has the front of a long path, and others have other fields.
+const PREFIX: Range<usize> = 345..500;
+/// Where a header of star has its mark.
+const STAR_MARK: Range<usize> = 508..512;
 
 /// What may still be unpacked.
 pub(super) struct Budget {
@@ -148,16 +154,26 @@ fn content<R: Read>(entry: &mut Entry<'_, R>, path: &str, budget: &Budget) -> Re
 fn path<R: Read>(entry: &mut Entry<'_, R>) -> Result<String, ChartError> {
     let damaged = |error: io::Error| ChartError::Damaged(error.to_string());
     let shown = entry.path_bytes().into_owned();
-    let mut seen: Vec<Vec<u8>> = Vec::new();
+    let wrong = |reason| ChartError::Path { path: String::from_utf8_lossy(&shown).into_owned(), reason };
+    let two_ways = || wrong("has headers that readers understand in two ways");
+    let size = entry.size();
+    if !has_one_prefix(entry.header()) || entry.header().entry_size().ok() != Some(size) {
+        return Err(two_ways());
+    }
+    let size = size.to_string();
+    let mut seen = HashSet::new();
+    let mut bytes = 0;
     for extension in entry.pax_extensions().map_err(damaged)?.into_iter().flatten() {
         let extension = extension.map_err(damaged)?;
-        let key = extension.key_bytes();
-        let other = key == b"path" && extension.value_bytes() != shown;
-        if other || key.starts_with(b"GNU.sparse") || seen.iter().any(|one| one == key) {
-            let reason = "has headers that readers understand in two ways";
-            return Err(ChartError::Path { path: String::from_utf8_lossy(&shown).into_owned(), reason });
+        let (key, value) = (extension.key_bytes(), extension.value_bytes());
+        bytes += key.len() + value.len();
+        if bytes > PAX_BYTES || seen.len() == PAX_RECORDS {
+            return Err(wrong("has too many or too long headers"));
         }
-        seen.push(key.to_vec());
+        let other = key == b"path" && value != shown || key == b"size" && value != size.as_bytes();
+        if other || key.starts_with(b"GNU.sparse") || !seen.insert(key) {
+            return Err(two_ways());
+        }
     }
     String::from_utf8(shown).map_err(|error| ChartError::Path {
         path: String::from_utf8_lossy(error.as_bytes()).into_owned(),
@@ -165,8 +181,19 @@ fn path<R: Read>(entry: &mut Entry<'_, R>) -> Result<String, ChartError> {
     })
 }
 
+/// Whether every reader takes the same front of a path from a header. Go takes one also from a ustar header of another
+/// version, a part of it from one of star, and one from a GNU header whose times it cannot read.
+fn has_one_prefix(header: &Header) -> bool {
+    let bytes = header.as_bytes();
+    let ustar = header.as_ustar().is_some() && bytes[STAR_MARK] != *b"tar\0";
+    let gnu = header.as_gnu().is_some() && bytes[PREFIX].iter().all(|byte| *byte == 0);
+    ustar || gnu
+}
+
 fn is_folder<R: Read>(entry: &Entry<'_, R>, path: &str) -> Result<bool, ChartError> {
     let kind = match entry.header().entry_type() {
+        // What lies in it Go reads as further entries.
+        EntryType::Directory if entry.size() > 0 => "a folder with content",
         EntryType::Directory => return Ok(true),
         EntryType::Regular if entry.size() > FILE_BYTES => return Err(ChartError::File(path.to_owned())),
         EntryType::Regular => return Ok(false),

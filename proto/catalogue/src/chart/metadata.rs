@@ -1,8 +1,10 @@
 //! `Chart.yaml`. helm ignores the case of keys and takes one of two; here both are refused, so that no two readers read two
 //! charts.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, de::DeserializeOwned};
-use serde_yaml::Mapping;
+use serde_yaml::{Mapping, Value};
 
 use crate::{
     limits::{DEPENDENCIES, METADATA_BYTES},
@@ -97,11 +99,39 @@ fn yaml<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     }
     // A map without a key twice; of one that is of no known field the reader below would not tell.
     let map: Mapping = serde_yaml::from_slice(bytes).map_err(|error| error.to_string())?;
-    let mut keys: Vec<_> = map.keys().filter_map(|key| key.as_str()).map(str::to_lowercase).collect();
-    keys.sort_unstable();
-    if let Some(pair) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("the key {:?} is there twice, in different case", pair[0]));
-    }
+    keys_of_one_reading(&map)?;
     // From the text again: `version: 1.10` without quotes is a text here.
     serde_yaml::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+/// helm takes `verſion` for `version` (a long s) and what `<<` names for keys of the map that it is in.
+fn keys_of_one_reading(map: &Mapping) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    for (key, value) in map {
+        let key = match key {
+            Value::String(key) if key.is_ascii() && key != "<<" => key,
+            Value::String(key) => return Err(format!("the key {key:?} is not plain ASCII")),
+            _ => return Err("a key is not a text".to_owned()),
+        };
+        let folded = key.to_ascii_lowercase();
+        if seen.contains(&folded) {
+            return Err(format!("the key {folded:?} is there twice, in different case"));
+        }
+        seen.insert(folded);
+        // A map of what its author likes, to helm too.
+        if key != "annotations" {
+            values_of_one_reading(value)?;
+        }
+    }
+    Ok(())
+}
+
+/// As deep as the reader of YAML goes.
+fn values_of_one_reading(value: &Value) -> Result<(), String> {
+    match value {
+        Value::Sequence(list) => list.iter().try_for_each(values_of_one_reading),
+        Value::Mapping(map) => keys_of_one_reading(map),
+        Value::Tagged(_) => Err("a value has a tag of its own".to_owned()),
+        _ => Ok(()),
+    }
 }

@@ -9,7 +9,7 @@ use tar::{Builder, EntryType, Header};
 
 use super::*;
 use crate::{
-    limits::{DEPENDENCIES, METADATA_BYTES, PATH_BYTES},
+    limits::{DEPENDENCIES, METADATA_BYTES, PATH_BYTES, PAX_BYTES, PAX_RECORDS},
     testing::{append, archive, chart, gzip, metadata},
 };
 
@@ -77,6 +77,17 @@ fn metadata_of_two_readings_or_not_whole_is_refused() {
         ("apiVersion: v2\nname: web\nversion: 1.0.0\nkubeVersion: new\n", "kubeVersion: \"new\" is not"),
         ("apiVersion: v2\nname: web\nname: other\nversion: 1.0.0\n", "duplicate"),
         ("apiVersion: v2\nname: web\nName: other\nversion: 1.0.0\n", "the key \"name\" is there twice"),
+        ("apiVersion: v2\nname: web\nversion: 1.0.0\nverſion: 2.0.0\n", "is not plain ASCII"),
+        ("apiVersion: v2\nname: web\nversion: 1.0.0\nKubeVersion: new\n", "is not plain ASCII"),
+        ("apiVersion: v2\nname: web\nversion: 1.0.0\n<<: {type: library}\n", "\"<<\" is not plain"),
+        ("apiVersion: v2\nname: web\nversion: 1.0.0\n!x type: library\n", "a key is not a text"),
+        ("apiVersion: v2\nname: web\nversion: 1.0.0\nhome: !x y\n", "a value has a tag"),
+        (
+            "apiVersion: v2\nname: web\nversion: 1.0.0\ndependencies: [{name: a, Name: b}]\n",
+            "the key \"name\" is there twice",
+        ),
+        ("apiVersion: v2\nname: web\nversion: 1.0.0\ndependencies: [{name: a, name: b}]\n", "duplicate"),
+        ("apiVersion: v2\nname: web\nversion: 1.0.0\nmaintainers: [{name: a, ä: b}]\n", "is not plain ASCII"),
         ("apiVersion: v2\nname: web\nversion: 1.0.0\n---\nname: other\n", "more than one document"),
         (&large, "it has more than"),
         (&many, "there are more than 256 dependencies"),
@@ -85,6 +96,8 @@ fn metadata_of_two_readings_or_not_whole_is_refused() {
         let error = with_metadata(text).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
+    let annotations = format!("{}annotations: {{a: x, A: y, ä: z}}\n", metadata("web", "1.0.0"));
+    assert!(with_metadata(&annotations).is_ok(), "their keys are the author's");
     let library = with_metadata(&metadata("web", "1.0.0").replace("application", "library")).unwrap_err();
     assert_eq!(library.to_string(), "Chart.yaml: the type is \"library\"; only an application can be installed");
     let none = Chart::read(&gzip(&archive(&[("web/values.yaml", b"")]))).unwrap_err();
@@ -129,6 +142,15 @@ fn schema_that_refers_to_another_document_is_refused() {
         &br#"{"$ref": "https://example.com/schema.json"}"#[..],
         br#"{"properties": {"a": [{"$ref": "file:///dev/zero"}]}}"#,
         br#"{"$dynamicRef": "other.json#a"}"#,
+        br#"{"$recursiveRef": "other.json"}"#,
+        br#"{"$schema": "file:///dev/zero"}"#,
+        br#"{"$schema": "https://json-schema.org.example.com/draft-07/schema#"}"#,
+        br#"{"$schema": "http://json-schema.org/schema#"}"#,
+        br#"{"properties": {"a": {"$schema": "https://example.com/schema"}}}"#,
+        br##"{"properties": {"a": {"$id": "https://example.com/", "$ref": "#/a"}}}"##,
+        br#"{"properties": {"a": {"$id": "other.json"}}}"#,
+        br#"{"properties": {"a": {"id": "file:///dev/zero"}}}"#,
+        br##"{"$id": "https://example.com/schema#a"}"##,
     ] {
         let error = read(&[("web/values.schema.json", schema)]).unwrap_err().to_string();
         assert!(error.starts_with("values.schema.json: it refers to another document"), "{error}");
@@ -137,6 +159,13 @@ fn schema_that_refers_to_another_document_is_refused() {
     for schema in ["", "[]", "{", &format!("{{\"a\": {deep}")] {
         let error = read(&[("web/values.schema.json", schema.as_bytes())]).unwrap_err();
         assert!(matches!(error, ChartError::Metadata { .. }), "{error}");
+    }
+    for schema in ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"] {
+        let schema = format!(
+            "{{\"$schema\": {schema:?}, \"$id\": \"https://example.com/web.json\", \"properties\": \
+             {{\"id\": {{\"$id\": \"#a\", \"default\": [{{\"id\": \"x\"}}]}}}}}}"
+        );
+        assert!(read(&[("web/values.schema.json", schema.as_bytes())]).is_ok(), "{schema}");
     }
     // A property of that name is none.
     assert!(read(&[("web/values.schema.json", br#"{"properties": {"$ref": {"type": "string"}}}"#)]).is_ok());
@@ -203,25 +232,105 @@ fn path_that_is_there_twice_is_refused() {
     assert_eq!(both, ChartError::Twice("Chart.yaml".to_owned()));
 }
 
+/// The tar reader of Go, and so helm, takes what lies in a folder for entries.
+#[test]
+fn folder_with_content_is_refused() {
+    let mut hidden = archive(&[("web/templates/hidden.yaml", b"kind: Pod")]);
+    hidden.truncate(1024);
+    let error = with_entry("web/templates", EntryType::Directory, &hidden);
+    assert_eq!(error, ChartError::Kind { path: "web/templates".to_owned(), kind: "a folder with content" });
+    // Of two sizes one is nothing.
+    let error = with_records(&record("size", "0"), EntryType::Directory, &hidden);
+    assert!(is_of_two_ways(&error), "{error}");
+    let error = with_records(&record("size", "1024"), EntryType::Directory, b"");
+    assert!(is_of_two_ways(&error), "{error}");
+}
+
+type Change<'a> = &'a dyn Fn(&mut [u8]);
+
+/// Go puts the front of a path before the name where other readers do not.
+#[test]
+fn header_whose_prefix_has_two_readings_is_refused() {
+    let read = |change: Change<'_>| {
+        let mut builder = Builder::new(Vec::new());
+        append(&mut builder, "web/Chart.yaml", EntryType::Regular, metadata("web", "1.0.0").as_bytes());
+        let mut header = Header::new_ustar();
+        header.as_old_mut().name[..5].copy_from_slice(b"web/x");
+        header.set_entry_type(EntryType::Regular);
+        header.set_size(0);
+        change(header.as_mut_bytes());
+        header.set_cksum();
+        builder.append(&header, &b""[..]).unwrap();
+        Chart::read(&gzip(&builder.into_inner().unwrap()))
+    };
+    let set =
+        |at: usize, text: &'static [u8]| move |header: &mut [u8]| header[at..at + text.len()].copy_from_slice(text);
+    assert!(read(&|_| {}).is_ok());
+    assert!(read(&set(345, b"web/templates")).is_ok(), "a prefix of ustar");
+    assert!(read(&set(257, b"ustar  \0")).is_ok(), "GNU");
+    let two_ways: [Change<'_>; 5] = [
+        &set(263, b"01"),
+        &set(508, b"tar\0"),
+        &set(257, b"ustar  \x01"),
+        &set(257, &[0; 8]),
+        // Times of GNU that are none.
+        &|header| {
+            set(257, b"ustar  \0")(header);
+            set(345, b"web/templates")(header);
+        },
+    ];
+    for (at, change) in two_ways.into_iter().enumerate() {
+        let error = read(change).unwrap_err();
+        assert!(is_of_two_ways(&error), "{at}: {error}");
+    }
+}
+
+#[test]
+fn pax_records_are_bounded_in_number_and_bytes() {
+    let records = |count: usize| (0..count).fold(String::new(), |text, at| text + &record(&format!("x.{at}"), ""));
+    for records in [records(PAX_RECORDS + 1), record("comment", &"x".repeat(PAX_BYTES))] {
+        let error = with_records(&records, EntryType::Regular, b"");
+        let too_many = matches!(error, ChartError::Path { reason: "has too many or too long headers", .. });
+        assert!(too_many, "{error}");
+    }
+    // The last one alone is wrong.
+    let last = records(PAX_RECORDS - 1) + &record("x.0", "");
+    assert!(is_of_two_ways(&with_records(&last, EntryType::Regular, b"")));
+}
+
+/// A record of a PAX header.
+fn record(key: &str, value: &str) -> String {
+    let rest = format!(" {key}={value}\n");
+    let length = (rest.len() + 1..).find(|length| length.to_string().len() + rest.len() == *length).unwrap();
+    format!("{length}{rest}")
+}
+
+/// With an entry behind a good `Chart.yaml` that has these PAX records.
+fn with_records(records: &str, kind: EntryType, content: &[u8]) -> ChartError {
+    let mut builder = Builder::new(Vec::new());
+    append(&mut builder, "web/Chart.yaml", EntryType::Regular, metadata("web", "1.0.0").as_bytes());
+    append(&mut builder, "pax", EntryType::XHeader, records.as_bytes());
+    append(&mut builder, "web/c", kind, content);
+    Chart::read(&gzip(&builder.into_inner().unwrap())).unwrap_err()
+}
+
+fn is_of_two_ways(error: &ChartError) -> bool {
+    matches!(error, ChartError::Path { reason, .. } if reason.contains("two ways"))
+}
+
 /// A tar entry whose header and PAX header differ, which readers take for different files.
 #[test]
 fn headers_with_two_readings_are_refused() {
-    let record = |key: &str, value: &str| {
-        let rest = format!(" {key}={value}\n");
-        let length = (rest.len() + 1..).find(|length| length.to_string().len() + rest.len() == *length).unwrap();
-        format!("{length}{rest}")
-    };
     for records in [
         record("path", "web/a") + &record("path", "web/b"),
         record("GNU.sparse.major", "1"),
-        record("size", "1") + &record("size", "2"),
+        record("size", "0") + &record("size", "0"),
+        record("size", "1"),
+        // To Go it is 0.
+        record("size", "-0"),
     ] {
-        let mut builder = Builder::new(Vec::new());
-        append(&mut builder, "web/Chart.yaml", EntryType::Regular, metadata("web", "1.0.0").as_bytes());
-        append(&mut builder, "pax", EntryType::XHeader, records.as_bytes());
-        append(&mut builder, "web/c", EntryType::Regular, b"");
-        let error = Chart::read(&gzip(&builder.into_inner().unwrap())).unwrap_err();
-        assert!(matches!(error, ChartError::Path { reason, .. } if reason.contains("two ways")), "{error}");
+        let error = with_records(&records, EntryType::Regular, b"");
+        assert!(is_of_two_ways(&error), "{error}");
     }
     // A comment on the whole archive, as `git archive` makes it, and a long path of one reading.
     let mut builder = Builder::new(Vec::new());
