@@ -84,7 +84,7 @@ pub struct Cli {
 /// | how | what happens |
 /// |---|---|
 /// | `interruptible` | it ends at once: it leaves nothing half done |
-/// | `alone` | it listens for Ctrl+C itself, or has ended before anybody can type it |
+/// | `alone` | it listens for Ctrl+C itself, or has ended before anybody can type it, or the system ends it: it does not yield |
 /// | `gateway` | as `alone`, and it can change what this process logs |
 macro_rules! commands {
     ($($name:ident = $module:ident, $how:ident;)*) => {
@@ -132,7 +132,7 @@ commands! {
     Rest = rest, interruptible;
     Completion = completion, alone;
     Proxy = proxy, alone;
-    Catalogue = catalogue, interruptible;
+    Catalogue = catalogue, alone;
 }
 
 /// What every command of the resource API takes.

@@ -5,12 +5,18 @@ mod support;
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::{
+        fs::{PermissionsExt, chown, symlink},
+        process::ExitStatusExt,
+    },
     path::Path,
-    process::{Command, Output},
+    process::{Child, Command, Output, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use catalogue::testing::{chart, metadata};
+use gateway::files::EditLock;
 use serde_json::{Value, json};
 use support::{
     site::{failed, mode},
@@ -188,6 +194,21 @@ fn e2_older_index_is_refused_by_what_a_cluster_keeps() {
     assert!(place.fails(1, &verify).contains("two different indexes of revision 2"));
     copy("fork", "c");
     place.ok(&verify);
+    // What was seen is kept though a chart is broken.
+    place.ok(&["sign", "--key", "k"]);
+    copy("c", "fork");
+    fs::remove_file(place.path("c/charts/web-1.2.3.tgz")).unwrap();
+    assert!(place.fails(1, &verify).contains("1 of 2 charts"));
+    copy("old", "c");
+    assert!(place.fails(1, &verify).contains("and 3 has been seen"));
+    copy("fork", "c");
+    place.write("c/charts/web-1.2.3.tgz", &fs::read(place.path("web-1.2.3.tgz")).unwrap());
+    let output = place.run(&["verify", "--pins", "pins", "--key", "k.pub"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("--key and --id are not used"), "{said}");
+    // Pins that cannot be looked at are not none.
+    symlink("loop", place.path("loop")).unwrap();
+    assert!(place.fails(1, &["verify", "--pins", "loop", "--key", "k.pub"]).contains("cannot read loop"));
     place.write("pins", b"[]");
     assert!(place.fails(1, &verify).contains("pins is not a file of pins"));
 }
@@ -238,6 +259,19 @@ fn e2_private_key_lies_outside_and_is_for_its_owner_alone() {
         open.contains("others may read the private key k (mode 640)") && open.contains("hint: chmod 600"),
         "{open}"
     );
+    fs::set_permissions(place.path("k"), fs::Permissions::from_mode(0o600)).unwrap();
+    // Only root can give it away, and read it after that.
+    if chown(place.path("k"), Some(12345), None).is_ok() {
+        assert!(place.fails(1, &["sign", "--key", "k"]).contains("the private key k is another user's (uid 12345)"));
+        chown(place.path("k"), Some(0), None).unwrap();
+    }
+    place.ok(&["sign", "--key", "k"]);
+    // A key without its public half is not left.
+    place.write("half.pub", b"");
+    assert!(place.fails(1, &["keys", "new", "half"]).contains("cannot write the key half.pub"));
+    assert!(!place.path("half").exists());
+    fs::remove_file(place.path("half.pub")).unwrap();
+    place.ok(&["keys", "new", "half"]);
     place.write("not", b"not a key");
     fs::set_permissions(place.path("not"), fs::Permissions::from_mode(0o600)).unwrap();
     assert!(place.fails(1, &["sign", "--key", "not"]).contains("it is not an Ed25519 private key"));
@@ -274,7 +308,7 @@ fn e2_chart_that_cannot_be_installed_is_not_taken() {
     ] {
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         let error = place.fails(code, &args);
-        assert!(error.contains(reason), "{error}");
+        assert!(error.contains(reason) && !error.contains("catalogue remove"), "{error}");
     }
     let elsewhere = place.fails(1, &["add", "other.tgz", "--type", "other.web", "--train", "Stable"]);
     assert!(elsewhere.contains("example.web 1.2.3 is in the catalogue with another chart web"), "{elsewhere}");
@@ -284,6 +318,72 @@ fn e2_chart_that_cannot_be_installed_is_not_taken() {
     assert_eq!((place.index(), place.path("c/charts/web-1.3.0.tgz").exists()), (before, false));
     assert!(place.fails(1, &["remove", "--type", "x"]).contains("no extension type \"x\""));
     assert!(place.fails(1, &["remove", "--type", "example.web", "--version", "9.0.0"]).contains("no version 9.0.0"));
+}
+
+/// A command that waits for the lock of the catalogue, once it does.
+fn waiting(place: &Place, args: &[&str]) -> Child {
+    let mut command = towline(&[&["catalogue"], args, &["--catalogue", "c"]].concat());
+    let child = command.current_dir(place.0.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let files = format!("/proc/{}/fd", child.id());
+    let end = Instant::now() + Duration::from_secs(30);
+    let waits = || {
+        let files = fs::read_dir(&files).unwrap().filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+        files.into_iter().any(|file| file.ends_with("c/index.json.lock"))
+    };
+    while !waits() {
+        assert!(Instant::now() < end, "it does not wait");
+        sleep(Duration::from_millis(20));
+    }
+    child
+}
+
+#[test]
+fn e2_two_changes_at_once_are_both_kept() {
+    let place = Place::signed();
+    place.ok(&["keys", "new", "next"]);
+    let lock = EditLock::take(&place.path("c/index.json")).unwrap();
+    let mut all = vec![
+        waiting(&place, &["add", "web-1.3.0.tgz", "--type", "example.web", "--train", "Stable"]),
+        waiting(&place, &["remove", "--type", "example.web", "--version", "1.2.3"]),
+        waiting(&place, &["keys", "add", "next.pub"]),
+        waiting(&place, &["add", "web-2.0.0.tgz", "--type", "example.web", "--train", "Stable"]),
+    ];
+    // Readers do not wait.
+    assert_eq!(place.ok(&["list", "-o", "tsv", "--query", "[].version"]), "1.2.3");
+    drop(lock);
+    for child in &mut all {
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(place.ok(&["list", "-o", "tsv", "--query", "[].version"]), "2.0.0\n1.3.0");
+    assert_eq!(place.index()["keys"].as_array().unwrap().len(), 2);
+    // No lock is made where no catalogue is.
+    fs::create_dir(place.path("none")).unwrap();
+    place.fails(1, &["remove", "--type", "x"]);
+    let nowhere = towline(&["catalogue", "remove", "--type", "x", "--catalogue", "none"]);
+    assert!({ nowhere }.current_dir(place.0.path()).output().unwrap().status.code() == Some(1));
+    assert_eq!(fs::read_dir(place.path("none")).unwrap().count(), 0);
+}
+
+#[test]
+fn e2_ctrl_c_ends_a_command_of_the_catalogue() {
+    let place = Place::signed();
+    let before = place.index();
+    let _lock = EditLock::take(&place.path("c/index.json")).unwrap();
+    let mut child = waiting(&place, &["add", "web-1.3.0.tgz", "--type", "example.web", "--train", "Stable"]);
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let end = Instant::now() + Duration::from_secs(30);
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if Instant::now() < end => sleep(Duration::from_millis(20)),
+            None => {
+                child.kill().unwrap();
+                panic!("it does not end");
+            }
+        }
+    };
+    assert_eq!((status.signal(), place.index()), (Some(2), before));
 }
 
 /// Commands of the guide, in their order.

@@ -80,7 +80,7 @@ pub struct AddArgs {
 impl AddArgs {
     /// Checks the chart, copies it and notes it in the index.
     pub fn run(self, folder: &Folder) -> Outcome<Value> {
-        let mut index = folder.index()?;
+        let (_lock, mut index) = folder.edit()?;
         let bytes = folder::read_chart(&self.chart)?;
         let chart = Chart::read(&bytes).with_context(|| self.chart.display().to_string())?;
         let reference = ChartReference {
@@ -181,7 +181,7 @@ fn changed(index: &Index, name: &str, chart: &Chart, reference: &ChartReference)
         if let Some(known) = known {
             let what = format!("{} {} is in the catalogue with another chart {}", kind.name, known.version, chart.name);
             return Err(Failure::from(anyhow!("{what}, and a version never changes"))
-                .hint("give the chart a new version, or take the old one out: towline catalogue remove"));
+                .hint("give the chart a new version: clusters may have installed this one"));
         }
     }
     Ok(())
@@ -219,7 +219,7 @@ fn setting(text: &str) -> Result<AllowedSetting, String> {
 
 /// Takes a version out, or a type; charts that no version needs any longer go too.
 pub fn remove(folder: &Folder, name: &str, version: Option<&Version>) -> Outcome<()> {
-    let mut index = folder.index()?;
+    let (_lock, mut index) = folder.edit()?;
     let kind = find(&index, name)?;
     let gone: Vec<_> =
         kind.versions.iter().filter(|one| version.is_none_or(|version| one.version.is(version))).collect();

@@ -12,7 +12,7 @@ use catalogue::{
     index::{ChartReference, Index},
     limits::{ARCHIVE_BYTES, INDEX_BYTES, SIGNATURE_BYTES},
 };
-use gateway::files;
+use gateway::files::{self, EditLock};
 
 use crate::failure::{Failure, Hint, Outcome};
 
@@ -44,6 +44,8 @@ impl Folder {
     pub fn create(&self, index: &Index) -> Outcome<()> {
         let charts = self.0.join(CHART_FOLDER);
         fs::create_dir_all(&charts).with_context(|| format!("cannot make the folder {}", charts.display()))?;
+        let _lock = EditLock::take(&self.0.join(INDEX_FILE))?;
+        self.must_be_new()?;
         self.write_index(index).map(|_| ())
     }
 
@@ -51,6 +53,14 @@ impl Folder {
     pub fn index(&self) -> Outcome<Index> {
         let bytes = self.index_bytes()?;
         Ok(Index::parse(&bytes).with_context(|| self.0.join(INDEX_FILE).display().to_string())?)
+    }
+
+    /// The index, for a change. Nobody else changes the catalogue until the lock is dropped.
+    pub fn edit(&self) -> Outcome<(EditLock, Index)> {
+        // No lock is made where no catalogue is.
+        self.index_bytes()?;
+        let lock = EditLock::take(&self.0.join(INDEX_FILE))?;
+        Ok((lock, self.index()?))
     }
 
     /// The exact bytes of the index.

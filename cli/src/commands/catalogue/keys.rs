@@ -1,9 +1,9 @@
 //! Files of keys, and who may sign. A private key is never printed.
 
 use std::{
-    fs,
-    io::Write,
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    fs::{self, File},
+    io::{Read, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -14,6 +14,8 @@ use catalogue::{
     limits::KEY_FILE_BYTES,
 };
 use clap::Subcommand;
+use rustix::process::geteuid;
+use secrecy::{ExposeSecret, ExposeSecretMut, SecretBox, SecretString};
 use serde_json::{Value, json};
 
 use super::{folder, folder::Folder};
@@ -68,7 +70,8 @@ impl KeysAction {
                 output::print(&made, output, MADE)
             }
             Self::Add { file } => {
-                let (key, mut index) = (read_public(&file)?, folder.index()?);
+                let key = read_public(&file)?;
+                let (_lock, mut index) = folder.edit()?;
                 if index.keys.contains(&key) {
                     say(&format!("the key {} may sign already", key.id()));
                 } else {
@@ -81,7 +84,7 @@ impl KeysAction {
                 output::print(&rows(&index)?.into(), output, COLUMNS)
             }
             Self::Remove { id } => {
-                let mut index = folder.index()?;
+                let (_lock, mut index) = folder.edit()?;
                 let named = |key: &PublicKey| id.len() >= ID_DIGITS && key.id().to_string().starts_with(&id);
                 let found: Vec<_> = index.keys.iter().copied().filter(named).collect();
                 let [key] = found[..] else {
@@ -106,21 +109,34 @@ fn rows(index: &Index) -> Outcome<Vec<Value>> {
 
 /// A private key's file; made where there is none.
 pub fn read_or_make(path: &Path, folder: &Folder) -> Outcome<SigningKey> {
-    if path.exists() { read_private(path, folder) } else { make(path, folder) }
+    let exists = path.try_exists().with_context(|| format!("cannot read {}", path.display()))?;
+    if exists { read_private(path, folder) } else { make(path, folder) }
 }
 
-/// Makes a key and both of its files.
+/// Makes a key and both of its files, or none.
 fn make(path: &Path, folder: &Folder) -> Outcome<SigningKey> {
     outside(path, folder)?;
     let key = SigningKey::generate()?;
-    create(path, &key.to_pem()?, 0o600)?;
-    create(&public_file(path), &key.public().to_pem(), 0o644)?;
+    let pem = SecretString::from(key.to_pem()?);
+    create(path, pem.expose_secret(), 0o600)?;
+    if let Err(failure) = create(&public_file(path), &key.public().to_pem(), 0o644) {
+        // It would be in the way of the next try.
+        let _ = fs::remove_file(path);
+        return Err(failure);
+    }
     Ok(key)
 }
 
 fn create(path: &Path, text: &str, mode: u32) -> Outcome<()> {
     let file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-    let written = file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
+    let written = file.and_then(|mut file| {
+        let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+        if written.is_err() {
+            // It is this one's, and not whole.
+            let _ = fs::remove_file(path);
+        }
+        written
+    });
     let written = written.with_context(|| format!("cannot write the key {}", path.display()));
     written.hint(|| "no file is written over: name one that is not there, in a folder that is".to_owned())
 }
@@ -132,17 +148,25 @@ fn public_file(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Reads a private key, which nobody else may read.
+/// Reads a private key, which nobody else may read. What is judged is the open file: its path may name another one at once.
 pub fn read_private(path: &Path, folder: &Folder) -> Outcome<SigningKey> {
     outside(path, folder)?;
     let what = || format!("the private key {}", path.display());
-    let mode = fs::metadata(path).with_context(what)?.permissions().mode();
+    let file = File::open(path).with_context(what)?;
+    let facts = file.metadata().with_context(what)?;
+    if facts.uid() != geteuid().as_raw() {
+        return Err(Failure::from(anyhow!("{} is another user's (uid {})", what(), facts.uid()))
+            .hint("sign as its owner; if others have read it, make another key"));
+    }
+    let mode = facts.mode();
     if mode & 0o077 != 0 {
         return Err(Failure::from(anyhow!("others may read {} (mode {:o})", what(), mode & 0o777))
             .hint(format!("chmod 600 {}; if others have read it, make another key", path.display())));
     }
-    let pem = folder::read(path, KEY_FILE_BYTES as u64)?;
-    Ok(SigningKey::from_pem(&pem).with_context(what)?)
+    // Wiped when it is dropped; with room for all of it, as one that grows leaves copies behind.
+    let mut pem: SecretBox<Vec<u8>> = SecretBox::new(Box::new(Vec::with_capacity(KEY_FILE_BYTES + 64)));
+    file.take(KEY_FILE_BYTES as u64 + 1).read_to_end(pem.expose_secret_mut()).with_context(what)?;
+    Ok(SigningKey::from_pem(pem.expose_secret()).with_context(what)?)
 }
 
 /// Reads a public key.

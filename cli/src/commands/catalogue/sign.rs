@@ -14,7 +14,7 @@ use catalogue::{
     verify::{Trust, Verified},
 };
 use daemon::settings::positive_duration;
-use gateway::files;
+use gateway::files::{self, EditLock};
 use serde_json::{Value, json};
 
 use super::{
@@ -54,10 +54,10 @@ pub struct SignArgs {
 /// `towline catalogue verify`.
 #[derive(Debug, clap::Args)]
 pub struct VerifyArgs {
-    /// A public key that is pinned; repeat for more
+    /// A public key that is pinned; repeat for more. Not used once there are pins
     #[arg(long = "key", value_name = "FILE", required_unless_present = "pins")]
     keys: Vec<PathBuf>,
-    /// The id of the catalogue that is pinned; without this it may be any
+    /// The id of the catalogue that is pinned; without this it may be any. Not used once there are pins
     #[arg(long, value_name = "ID")]
     id: Option<CatalogueId>,
     /// Keep what a cluster keeps in this file, and verify by that: made from --key if it is not there
@@ -68,7 +68,7 @@ pub struct VerifyArgs {
 impl SignArgs {
     /// Signs the next revision if clusters would take it.
     pub fn run(self, folder: &Folder) -> Outcome<Value> {
-        let mut index = folder.index()?;
+        let (_lock, mut index) = folder.edit()?;
         let signers = self.keys.iter().map(|path| keys::read_private(path, folder)).collect::<Outcome<Vec<_>>>()?;
         let may_sign: Vec<_> = signers.iter().map(|key| key.public()).filter(|key| index.keys.contains(key)).collect();
         if may_sign.is_empty() {
@@ -100,8 +100,15 @@ impl SignArgs {
 impl VerifyArgs {
     /// Signatures, index, and every chart.
     pub fn run(self, folder: &Folder) -> Outcome<Value> {
-        let trust = match self.pins.as_deref().filter(|pins| pins.exists()) {
-            Some(pins) => read_pins(pins)?,
+        let _lock = self.pins.as_deref().map(EditLock::take).transpose()?;
+        let pins = self.pins.as_deref().map(read_pins).transpose()?.flatten();
+        let trust = match pins {
+            Some(trust) => {
+                if !self.keys.is_empty() || self.id.is_some() {
+                    say("there are pins: --key and --id are not used");
+                }
+                trust
+            }
             None if self.keys.is_empty() => {
                 return Err(
                     Failure::usage(anyhow!("there are no pins yet, and no key to begin with")).hint("--key FILE.pub")
@@ -114,17 +121,23 @@ impl VerifyArgs {
         };
         let (index, signatures) = (folder.index_bytes()?, folder.signatures()?);
         let verified = trust.verify(&index, &signatures, now())?;
-        open_all(&verified, folder)?;
+        // As a cluster does: before a chart is opened.
         if let Some(pins) = &self.pins {
             files::write_public(pins, &serde_json::to_vec_pretty(verified.trust())?)?;
         }
+        open_all(&verified, folder)?;
         Ok(shown(verified.index(), &Signatures::parse(&signatures)?))
     }
 }
 
-fn read_pins(path: &Path) -> Outcome<Trust> {
+/// What is pinned, if anything is. A file that may be there is none that is not: whoever begins anew takes an old index.
+fn read_pins(path: &Path) -> Outcome<Option<Trust>> {
+    if !path.try_exists().with_context(|| format!("cannot read {}", path.display()))? {
+        return Ok(None);
+    }
     let bytes = folder::read(path, PINS_BYTES)?;
-    Ok(serde_json::from_slice(&bytes).with_context(|| format!("{} is not a file of pins", path.display()))?)
+    let pins = serde_json::from_slice(&bytes).with_context(|| format!("{} is not a file of pins", path.display()))?;
+    Ok(Some(pins))
 }
 
 /// Every chart is the one in the index, and can be read. All that are not are told.
