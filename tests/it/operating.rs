@@ -327,6 +327,9 @@ fn unit() -> anyhow::Result<()> {
              store.execute(f'DROP INDEX {index}')\n\
          for column in ('principal', 'certificate_authority', 'claimant'):\n    \
              store.execute(f'ALTER TABLE agents DROP COLUMN {column}')\n\
+         store.execute('DROP INDEX operations_by_work')\n\
+         for column in ('work_kind', 'next_ms', 'claimed_by', 'tries', 'due_ms'):\n    \
+             store.execute(f'ALTER TABLE operations DROP COLUMN {column}')\n\
          store.execute('CREATE UNIQUE INDEX agents_by_uid ON agents (kube_system_uid)')\n\
          store.execute('DELETE FROM _sqlx_migrations WHERE version > 2')\n\
          store.commit()\n";
