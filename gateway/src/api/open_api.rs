@@ -1,6 +1,6 @@
 //! The OpenAPI 3.1 document, made of the table of kinds, of what the API answers beside ([`others`]) and of the
 //! built-in issuer ([`sign_in`]). It is served at `/openapi.json` and kept as `gateway/openapi.json`,
-//! which `cargo test --workspace --lib -- --ignored write_the_open_api_file` writes anew.
+//! which the test `write_the_open_api_file`, ignored otherwise, writes anew (CONTRIBUTING.md).
 
 mod others;
 mod sign_in;
@@ -219,7 +219,7 @@ mod tests {
     fn the_kept_open_api_file_is_what_is_served() {
         let kept = std::fs::read_to_string(FILE).unwrap();
         let kept: Value = serde_json::from_str(&kept).unwrap();
-        assert!(kept == document(), "write it: cargo test --workspace --lib -- --ignored write_the_open_api_file");
+        assert!(kept == document(), "write it: run this test binary with --ignored write_the_open_api_file");
     }
 
     #[test]
