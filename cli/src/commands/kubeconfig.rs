@@ -31,7 +31,7 @@ pub struct Args {
     /// Which cluster, as whom, and how to get there.
     #[command(flatten)]
     pub at: AccessArgs,
-    /// Where to.
+    /// Where the kubeconfig goes.
     #[command(flatten)]
     pub file: KubeconfigFileArgs,
     /// Put a token into the kubeconfig instead of the command that gets one

@@ -45,7 +45,7 @@ pub enum Step {
     Waits(i64),
 }
 
-/// The same at most, while none of them can be ended.
+/// How long it takes at most until operations are looked for again, while none of them can be ended.
 const PAUSE_MOST: Duration = Duration::from_secs(15);
 /// Operations of a kind that are taken up at once.
 const OPERATIONS_AT_ONCE: u32 = 64;
@@ -87,6 +87,7 @@ fn rest(tries: u32) -> Duration {
     REST.saturating_mul(2_u32.saturating_pow(tries)).min(REST_MOST)
 }
 
+/// As the store has spans of time.
 fn in_ms(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
@@ -156,11 +157,11 @@ impl Control {
 
     async fn forget(&self) {
         self.wake(false).await;
-        let before = self.now_ms() - i64::try_from(REMEMBERED.as_millis()).unwrap_or(i64::MAX);
+        let before = self.now_ms() - in_ms(REMEMBERED);
         if let Err(error) = self.store.forget_operations(before).await {
             tracing::warn!(%error, "operations that ended long ago cannot be forgotten");
         }
-        let before = self.now_ms() - i64::try_from(DELETED_REMEMBERED.as_millis()).unwrap_or(i64::MAX);
+        let before = self.now_ms() - in_ms(DELETED_REMEMBERED);
         if let Err(error) = self.store.forget_deleted_identities(self.now_ms(), before).await {
             tracing::warn!(%error, "clusters that were deleted long ago cannot be forgotten");
         }
