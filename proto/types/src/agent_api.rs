@@ -49,6 +49,17 @@ pub mod paths {
     pub const METRICS: &str = "/v1/metrics";
     /// POST: log lines, one JSON object each (D2).
     pub const LOGS: &str = "/v1/logs";
+    /// GET `?after=<position>` → [`super::Objects`]: what is wanted in this cluster, such as extensions (E1); waits up to
+    /// a minute for something newer. Without `after`: from the beginning.
+    pub const OBJECTS: &str = "/v1/objects";
+    /// POST [`super::ProtectedQuestion`] → [`super::ProtectedSettings`] (E6).
+    pub const PROTECTED: &str = "/v1/objects/protected";
+    /// POST [`super::ObjectStatuses`] → [`super::ObjectStatusesAnswer`] (E1, E9, D4).
+    pub const STATUSES: &str = "/v1/objects/statuses";
+    /// GET → [`super::CatalogueIndex`] (E2).
+    pub const CATALOGUE: &str = "/v1/catalogue";
+    /// GET `?sha256=<hex>` → the bytes of a chart's archive (E2).
+    pub const CHART: &str = "/v1/catalogue/chart";
 }
 
 /// `POST <prefix>/challenge`: asks for something fresh to sign.
@@ -278,6 +289,216 @@ pub struct Desired {
     /// The version that agents should have; absent: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_version: Option<String>,
+}
+
+/// Bytes of a page of [`Objects`] at most: one object, however large, is on a page.
+pub const OBJECTS_BYTES: usize = 2 * 1024 * 1024;
+/// Objects of a page at most.
+pub const OBJECTS_AT_ONCE: u32 = 100;
+
+/// What is wanted in a cluster beside its agents: a page, in the order of positions. Each object has its newest form
+/// alone; one that was changed twice is there once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Objects {
+    /// `after` of the next question.
+    pub position: i64,
+    /// Whether this is a page of all that is wanted, from the beginning: after the last of these pages, what was on none
+    /// of them is wanted no more. The first such page may follow any question: nobody knows any more what was deleted.
+    #[serde(default)]
+    pub whole: bool,
+    /// Whether there are more pages now.
+    #[serde(default)]
+    pub more: bool,
+    /// The objects.
+    pub objects: Vec<Object>,
+}
+
+/// Something that is wanted in a cluster.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Object {
+    /// Its ARM id, as it was created.
+    pub id: String,
+    /// The full type: `Microsoft.KubernetesConfiguration/extensions`.
+    pub kind: String,
+    /// Rises with every change of what is wanted; what is told of it names the one that it is about.
+    pub generation: i64,
+    /// What is wanted: the properties that clients write, protected ones left out. Absent: it is gone, and nobody waits
+    /// for it to be taken down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<serde_json::Value>,
+    /// It is to be taken down; then `Deleted` is told.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deleting: bool,
+    /// Names its protected settings of now: another text, other settings; absent: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protected: Option<String>,
+    /// The operation that wanted it so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<String>,
+    /// The object id of its identity, if it has one (E11).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal_id: Option<String>,
+}
+
+/// Asks for the protected settings of an object of this cluster.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProtectedQuestion {
+    /// The object's ARM id.
+    pub id: String,
+    /// As [`Object::protected`] named them.
+    pub protected: String,
+}
+
+/// Protected settings: names and values as they were given. Does not print. 410 `ProtectedSettingsGone`: they were kept
+/// as long as they may be, and must be given again; 409 `ProtectedSettingsChanged`: there are others by now.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProtectedSettings {
+    /// By name.
+    pub settings: BTreeMap<String, String>,
+}
+
+impl std::fmt::Debug for ProtectedSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProtectedSettings").field("names", &self.settings.len()).finish_non_exhaustive()
+    }
+}
+
+/// How far an object is in the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ObjectState {
+    /// It is being made.
+    Creating,
+    /// It is being changed.
+    Updating,
+    /// It is being taken down.
+    Deleting,
+    /// It is as it was wanted.
+    Succeeded,
+    /// It is not, and nothing more is tried before it is changed, or what was missing is there.
+    Failed,
+    /// It is gone from the cluster.
+    Deleted,
+}
+
+impl ObjectState {
+    /// Whether nothing more comes by itself.
+    pub fn is_end(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Deleted)
+    }
+}
+
+/// What is told of objects: of each the newest alone. It is told again until the gateway has answered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectStatuses {
+    /// Of these.
+    pub objects: Vec<ObjectStatus>,
+}
+
+/// What is told of one object.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectStatus {
+    /// Its ARM id.
+    pub id: String,
+    /// About which [`Object::generation`].
+    pub generation: i64,
+    /// How far it is.
+    pub state: ObjectState,
+    /// The version that is installed now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_version: Option<String>,
+    /// Why it failed; `message` says what was tried, what was found and what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ObjectError>,
+    /// `statuses` of the resource: the newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub statuses: Vec<StatusLine>,
+    /// What happened (D4): the oldest first, those that were not told yet or may not have been.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<ObjectEvent>,
+}
+
+/// An error as ARM has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectError {
+    /// `ExtensionOperationFailed`, ...
+    pub code: String,
+    /// For people.
+    pub message: String,
+}
+
+/// A line of `statuses` of a resource.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StatusLine {
+    /// A word for programs.
+    pub code: String,
+    /// A few words for people.
+    pub display_status: String,
+    /// `Error`, `Warning` or `Information`.
+    pub level: String,
+    /// For people.
+    pub message: String,
+    /// RFC 3339.
+    pub time: String,
+}
+
+/// Something that happened in an operation (D4). One that happens over and over is told once, with a count.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectEvent {
+    /// Rises by one with each event of the object; a count that rises leaves it as it is.
+    pub number: u64,
+    /// In which operation, if the gateway named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<String>,
+    /// `Create`, `Upgrade`, `Rollback`, `Delete` or `Repair`.
+    pub phase: String,
+    /// `Normal` or `Warning`.
+    pub level: String,
+    /// A word for programs.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// The Kubernetes object that it is about, `Pod web/web-0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
+    /// When it first happened, RFC 3339.
+    pub first: String,
+    /// When it last happened.
+    pub last: String,
+    /// How often.
+    pub count: u32,
+}
+
+/// The answer: what of it the gateway does not know, and need not be told again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectStatusesAnswer {
+    /// Ids of objects that are none of this cluster, or no more.
+    #[serde(default)]
+    pub unknown: Vec<String>,
+}
+
+/// Bytes of a chart's archive at most, as the catalogue has it.
+pub const CHART_BYTES: usize = 20 * 1024 * 1024;
+/// Bytes of an answer with the catalogue's index at most: base64 of the index and of its signatures.
+pub const CATALOGUE_BYTES: usize = 6 * 1024 * 1024;
+
+/// The catalogue's signed index, as the gateway has it. The cluster verifies it; nothing of it is believed before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CatalogueIndex {
+    /// Base64 of `index.json`, byte for byte.
+    pub index: String,
+    /// Base64 of `index.sig`.
+    pub signatures: String,
 }
 
 /// Asks for a token as the cluster's identity (R9).
