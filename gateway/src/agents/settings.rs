@@ -23,6 +23,7 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
         issuers: issuers?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         tenant_id: settings.tenant.clone(),
+        catalogue: None,
     })
 }
 

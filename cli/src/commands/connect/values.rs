@@ -251,6 +251,7 @@ mod tests {
             issuers: Vec::new(),
             version: String::new(),
             tenant_id: String::new(),
+            catalogue: None,
         };
         let image = |image: &str, version: Option<&str>| {
             let kept = Kept {
