@@ -137,19 +137,6 @@ pub struct Certificate {
     pub principal_id: String,
     /// The tenant.
     pub tenant_id: String,
-    /// The catalogue of extensions that the gateway serves, if it has one: what a cluster may pin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub catalogue: Option<CatalogueTrust>,
-}
-
-/// Whose catalogue it is, and which keys sign it (E2). Whoever installs agents decides whether clusters pin these.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CatalogueTrust {
-    /// The catalogue's id.
-    pub id: String,
-    /// PEM: the public keys that its index names.
-    pub keys: Vec<String>,
 }
 
 /// `POST <prefix>/enrol`: creates a cluster by a one-time token in place of a role; certificates follow as for any
@@ -221,6 +208,19 @@ pub struct InstallSettings {
     pub version: String,
     /// The tenant.
     pub tenant_id: String,
+    /// The catalogue of extensions that the gateway serves, if it has one: what a cluster may pin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub catalogue: Option<CatalogueTrust>,
+}
+
+/// Whose catalogue it is, and which keys sign it (E2). Whoever installs agents decides whether clusters pin these.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CatalogueTrust {
+    /// The catalogue's id.
+    pub id: String,
+    /// PEM: the public keys that its index names.
+    pub keys: Vec<String>,
 }
 
 /// What an agent tells every few minutes (C6, M1-M5, D7). Absent facts are not known, which is not zero.
