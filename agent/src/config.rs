@@ -4,6 +4,7 @@
 //! What may be in a file, and what it means: [`reference`] and `agent/reference.toml`.
 
 mod deployment;
+mod extensions;
 mod identity;
 mod identity_tokens;
 mod metadata;
@@ -32,6 +33,7 @@ use self::{
 };
 pub use self::{
     deployment::{Deployment, RoleSet},
+    extensions::Extensions,
     identity::{IdentitySource, IdentityStore, ManagedIdentity, Via},
     identity_tokens::TokenListener,
     metadata::Metadata,
@@ -57,6 +59,8 @@ pub struct Config {
     pub forward: Option<SocketAddr>,
     /// Where others in the cluster ask for tokens of its identity.
     pub identity_tokens: Option<TokenListener>,
+    /// How helm charts are installed as extensions; none: they are not.
+    pub extensions: Option<Extensions>,
     /// What is known of the cluster beforehand.
     pub metadata: Metadata,
     /// How the cluster is reached.
@@ -221,6 +225,8 @@ impl Config {
         forward.end(out);
         let identity_tokens = root.optional_section("identity_tokens", out);
         let identity_tokens = identity_tokens.and_then(|section| identity_tokens::read(section, roles, out));
+        let extensions = root.optional_section("extensions", out);
+        let extensions = extensions.map(|section| extensions::read(section, roles, out));
         let metadata = metadata::read(root.section("metadata", out), out);
         let cluster = read_cluster(root.section("cluster", out), out);
         let (_, issuers) = Issuer::read_all(&mut root, out);
@@ -246,6 +252,7 @@ impl Config {
             gateway: gateway?,
             forward: forward_listen,
             identity_tokens,
+            extensions,
             metadata,
             cluster,
             issuers,
@@ -457,7 +464,7 @@ mod tests {
         let faults = Config::parse(text, Path::new(".")).unwrap_err().0;
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         for key in [
-            "colour: is not known; known here: roles, identity, gateway, forward, identity_tokens, metadata, cluster, issuers, proxy",
+            "colour: is not known; known here: roles, identity, gateway, forward, identity_tokens, extensions, metadata, cluster, issuers, proxy",
             "gateway.url: \"http",
             "gateway.carrier: is \"pigeon\": expected auto",
             "gateway.udp_segmentation_offload: is \"no\", must be true or false",
@@ -525,7 +532,7 @@ mod tests {
         "#;
         let faults = faults_of(text);
         for key in [
-            "roles: is \"everything\": expected clusterconnect-agent, controller-manager or all",
+            "roles: is \"everything\": expected clusterconnect-agent, controller-manager, extension-manager or all",
             "gateway.certificate_file: is not for an agent with [identity]",
             "gateway.via: is \"agent\": expected host:port",
             "identity.cluster_id: is \"c\"",

@@ -78,6 +78,9 @@ pub enum BuildError {
         "identity_tokens: there is no way to the apiserver, which has to say who asks; set [cluster] kubeconfig, or leave it out"
     )]
     NoReviews,
+    /// Extensions without what they need.
+    #[error("extensions")]
+    Extensions(#[from] roles::extension_manager::SetupError),
     /// A listener.
     #[error("the {what} listener {address}")]
     Listener {

@@ -17,6 +17,7 @@ pub mod clusteridentityoperator;
 pub mod config_agent;
 pub mod controller_manager;
 pub mod echo;
+pub mod extension_manager;
 pub mod guard;
 pub mod health;
 pub mod identity_tokens;
@@ -60,6 +61,7 @@ pub const ALL: &[Entry] = &[
     clusteridentityoperator::ENTRY,
     config_agent::ENTRY,
     echo::ENTRY,
+    extension_manager::ENTRY,
     guard::ENTRY,
     identity_tokens::ENTRY,
     kube_aad_proxy::ENTRY,

@@ -11,17 +11,20 @@ pub enum Deployment {
     ClusterconnectAgent,
     /// Gets and renews the certificate, tells of the cluster, pulls what is wanted of it.
     ControllerManager,
+    /// Installs helm charts as extensions; there only where extensions are on.
+    ExtensionManager,
 }
 
 impl Deployment {
     /// Every Deployment.
-    pub const ALL: &'static [Self] = &[Self::ClusterconnectAgent, Self::ControllerManager];
+    pub const ALL: &'static [Self] = &[Self::ClusterconnectAgent, Self::ControllerManager, Self::ExtensionManager];
 
     /// As in the settings, in the chart, and as a label of what is sent to the gateway.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ClusterconnectAgent => "clusterconnect-agent",
             Self::ControllerManager => "controller-manager",
+            Self::ExtensionManager => "extension-manager",
         }
     }
 }

@@ -159,7 +159,7 @@ async fn kubernetes_client(config: &Config) -> Result<Option<kube::Client>, Buil
         &config.gateway.identity,
         IdentitySource::Managed(ManagedIdentity { store: IdentityStore::Secret(_), .. })
     );
-    if !secret && !config.roles.manages() {
+    if !secret && !config.roles.manages() && config.extensions.is_none() {
         return Ok(None);
     }
     match kubernetes::client(&config.cluster).await {

@@ -1,0 +1,136 @@
+//! Helm charts that are installed as extensions (docs/features.md E1, E2).
+
+use std::{path::PathBuf, time::Duration};
+
+use catalogue::{index::CatalogueId, key::PublicKey, limits::KEYS};
+use daemon::settings::{
+    Faults, Section,
+    reference::{Key, Table},
+};
+
+use super::{
+    RoleSet,
+    deployment::{Deployment, is_for},
+    reference::table,
+};
+
+/// Where the image of the extension manager has helm.
+const HELM: &str = "/helm";
+/// A folder in memory: values of settings lie there while helm runs.
+const WORK_DIR: &str = "/tmp";
+/// How long helm waits, as it does by itself, and what an operator may set.
+const TIMEOUT: Duration = Duration::from_secs(300);
+const TIMEOUT_MIN: Duration = Duration::from_secs(5);
+const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+/// Extension types that an operator may name.
+const TYPES_MAX: usize = 1000;
+
+/// In the reference.
+pub(super) const TABLE: Table = table(
+    "extensions",
+    false,
+    "Installs charts of a signed catalogue; only where extension-manager runs.",
+    &[
+        Key::example(
+            "catalogue_keys",
+            "[\"-----BEGIN PUBLIC KEY-----\\nMCowBQYDK2VwAyEAr3rYH5mgKY1wftj150/HEkAqWPfQFGkLOBRfKzmVxkM=\\n-----END PUBLIC KEY-----\\n\"]",
+            "Public keys of the catalogue, PEM: no other catalogue is believed. Without a key nothing is installed.",
+        ),
+        Key::example("catalogue_key_files", "[\"signing.key.pub\"]", "Files with more of these keys, one in each."),
+        Key::example(
+            "catalogue_id",
+            "\"0123456789abcdef0123456789abcdef\"",
+            "The catalogue; without it the first one that a key signed.",
+        ),
+        Key::default("helm", "\"/helm\"", "The program helm, version 4."),
+        Key::default("work_dir", "\"/tmp\"", "A folder in memory for charts and values while helm runs."),
+        Key::default("timeout", "\"5m\"", "How long helm waits for a chart's objects to be ready, and for each hook."),
+        Key::example(
+            "allowed_types",
+            "[\"example.web\"]",
+            "The extension types that may be installed, whatever the gateway wants; without it all of the catalogue.",
+        ),
+    ],
+);
+
+/// How charts are installed as extensions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extensions {
+    /// Keys that are pinned.
+    pub keys: Vec<PublicKey>,
+    /// Files with more of them.
+    pub key_files: Vec<PathBuf>,
+    /// The catalogue's id, where the operator knows it.
+    pub catalogue: Option<CatalogueId>,
+    /// The program.
+    pub helm: PathBuf,
+    /// For charts and values while helm runs.
+    pub work_dir: PathBuf,
+    /// How long helm waits for a chart's objects to be ready, and for each hook.
+    pub timeout: Duration,
+    /// The types that may be installed; none named: all.
+    pub allowed_types: Option<Vec<String>>,
+}
+
+impl Extensions {
+    /// Whether the operator of the cluster lets this type be installed.
+    pub fn allows(&self, extension_type: &str) -> bool {
+        let is = |one: &String| one.eq_ignore_ascii_case(extension_type);
+        self.allowed_types.as_ref().is_none_or(|allowed| allowed.iter().any(is))
+    }
+}
+
+pub(super) fn read(mut section: Section, roles: RoleSet, out: &mut Faults) -> Extensions {
+    let mut keys = Vec::new();
+    for text in section.texts("catalogue_keys", out).unwrap_or_default() {
+        match PublicKey::from_pem(text.as_bytes()) {
+            Ok(key) => keys.push(key),
+            Err(error) => out.push(section.key("catalogue_keys"), error),
+        }
+    }
+    let files = section.texts("catalogue_key_files", out).unwrap_or_default();
+    let key_files: Vec<_> = files.iter().map(|file| section.base().join(file)).collect();
+    if keys.len() + key_files.len() > KEYS {
+        out.push(section.key("catalogue_keys"), format_args!("a catalogue has at most {KEYS} keys"));
+    }
+    let catalogue = section.parsed("catalogue_id", out, str::parse);
+    let helm = section.path("helm", out).unwrap_or_else(|| HELM.into());
+    let work_dir = section.path("work_dir", out).unwrap_or_else(|| WORK_DIR.into());
+    let timeout = section.duration("timeout", TIMEOUT_MIN..=TIMEOUT_MAX, out).unwrap_or(TIMEOUT);
+    let allowed_types = section.texts("allowed_types", out);
+    if allowed_types.as_ref().is_some_and(|types| types.len() > TYPES_MAX) {
+        out.push(section.key("allowed_types"), format_args!("expected at most {TYPES_MAX}"));
+    }
+    if !roles.runs(Deployment::ExtensionManager) {
+        out.push(section.key("helm"), is_for(Deployment::ExtensionManager, "it runs helm"));
+    }
+    section.end(out);
+    Extensions { keys, key_files, catalogue, helm, work_dir, timeout, allowed_types }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::config::Config;
+
+    const REST: &str = "[gateway]\nurl = \"https://gw\"\ncertificate_file = \"c\"\nkey_file = \"k\"\n";
+
+    #[test]
+    fn extensions_are_only_where_helm_runs() {
+        let read = |roles: &str, table: &str| {
+            Config::parse(&format!("roles = \"{roles}\"\n{REST}[extensions]\n{table}"), Path::new("/etc/towline"))
+        };
+        let config = read("extension-manager", "allowed_types = [\"example.web\"]").unwrap().extensions.unwrap();
+        assert_eq!((config.helm.as_path(), config.work_dir.as_path()), (Path::new("/helm"), Path::new("/tmp")));
+        assert!(config.allows("Example.Web") && !config.allows("example.other"));
+        assert!(read("all", "").unwrap().extensions.unwrap().allows("any.type"));
+        let faults = read("controller-manager", "catalogue_keys = [\"x\"]\ncatalogue_id = \"y\"").unwrap_err().0;
+        let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        for key in
+            ["extensions.catalogue_keys: it is not", "extensions.catalogue_id: is \"y\"", "extensions.helm: is for"]
+        {
+            assert!(faults.iter().any(|fault| fault.starts_with(key)), "{key} in {faults:#?}");
+        }
+    }
+}
