@@ -16,7 +16,8 @@ mod values;
 
 pub use self::{
     objects::{namespace, objects, relabel},
-    values::{HostAlias, Image, Proxy, Values},
+    rights::CLUSTER_ADMIN,
+    values::{ExtensionImage, HostAlias, Image, Proxy, Values},
 };
 
 /// The release: part of the objects' labels.
@@ -31,6 +32,8 @@ pub const MANAGED_BY: &str = "towline";
 pub const AGENT: &str = "clusterconnect-agent";
 /// The Deployment that gets the certificate and tells facts, and what belongs to it.
 pub const MANAGER: &str = "controller-manager";
+/// The Deployment that installs extensions, where they are on, and what belongs to it.
+pub const EXTENSIONS: &str = "extension-manager";
 /// The Secret of the onboarding key, in `key.pem`.
 pub const ONBOARDING_SECRET: &str = "towline-onboarding";
 /// The Secret of the certificate, which the controller-manager makes.

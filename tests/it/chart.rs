@@ -29,6 +29,9 @@ const NOT_FOR_PODS: &[(&str, &str)] = &[
     ("cluster.kubeconfig", "pods have a service account"),
     ("cluster.context", "pods have a service account"),
     ("cluster.service_account_dir", "pods have it where it always is"),
+    ("extensions.catalogue_key_files", "the keys themselves are given"),
+    ("extensions.helm", "it is where the image has it"),
+    ("extensions.work_dir", "memory is mounted where it is looked for"),
     ("issuers.api_audiences", "agents serve no resource API"),
     ("issuers.allow_http_loopback", "nobody else is at a pod's loopback address"),
 ];

@@ -9,19 +9,17 @@ use serde_json::Value;
 
 use super::{
     Kubernetes, Place,
-    place::{self, CLUSTER_ROLE_BINDING, CONFIG_MAP, DEFINITION, KINDS, NAMESPACE, SECRET},
+    place::{self, CLUSTER_ROLE_BINDING, CONFIG_MAP, DEFINITION, DEPLOYMENT, KINDS, NAMESPACE, SECRET},
 };
 use crate::{
     failure::Failure,
     manifests::{
-        self, AGENT, CONFIG_FILE, DIAGNOSER, DIAGNOSER_PROXY_SECRET, IDENTITY_SECRET, MANAGED_BY, MANAGER,
+        self, AGENT, CONFIG_FILE, DIAGNOSER, DIAGNOSER_PROXY_SECRET, EXTENSIONS, IDENTITY_SECRET, MANAGED_BY, MANAGER,
         ONBOARDING_SECRET, PROXY_SECRET,
     },
 };
 
 const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
-/// The definition of the kind that the controller-manager writes.
-const CONNECTED_CLUSTERS: &str = "connectedclusters.towline.io";
 /// On a namespace: which run made it.
 pub const RUN_ANNOTATION: &str = "towline.io/made-by-run";
 /// How long what was deleted may take to go away.
@@ -118,19 +116,35 @@ impl Kubernetes {
     async fn everything_there(&self, namespace: &str) -> Vec<Place> {
         let mut all = everything(namespace);
         // Objects of the kind go before the kind, and by themselves where a finalizer keeps them.
-        let facts = self.list(&Place::within(place::CONNECTED_CLUSTER, namespace, ""), "").await.unwrap_or_default();
-        let facts = facts.iter().filter_map(|object| object["metadata"]["name"].as_str());
-        let facts = facts.map(|name| Place::within(place::CONNECTED_CLUSTER, namespace, name));
+        let mut made = Vec::new();
+        for kind in place::OURS {
+            let objects = self.list(&Place::within(kind, namespace, ""), "").await.unwrap_or_default();
+            let names = objects.iter().filter_map(|object| object["metadata"]["name"].as_str());
+            made.extend(names.map(|name| Place::within(kind, namespace, name)));
+        }
         let definition = all.iter().position(|place| place.kind == DEFINITION).unwrap_or(all.len());
-        all.splice(definition..definition, facts.collect::<Vec<_>>());
+        all.splice(definition..definition, made);
+        all.extend(self.extension_secrets(namespace).await);
         all
+    }
+
+    /// What the extension-manager keeps in its namespace: protected settings, and what it knows of the catalogue.
+    async fn extension_secrets(&self, namespace: &str) -> Vec<Place> {
+        let secrets = self.list(&Place::within(SECRET, namespace, ""), "").await.unwrap_or_default();
+        let names = secrets.iter().filter_map(|secret| secret["metadata"]["name"].as_str());
+        names.filter(|name| is_extension_secret(name)).map(|name| Place::within(SECRET, namespace, name)).collect()
     }
 
     /// Deletes what settings of before made, and these manifests have not: roles, a proxy's password.
     pub async fn prune(&self, namespace: &str, applied: &[Value]) -> anyhow::Result<()> {
         let own = [ONBOARDING_SECRET, IDENTITY_SECRET].map(|name| Place::within(SECRET, namespace, name));
         let applied: Vec<Place> = applied.iter().filter_map(Place::of_manifest).chain(own).collect();
-        for place in everything(namespace).iter().filter(|place| !applied.contains(place)) {
+        let mut all = everything(namespace);
+        if !applied.contains(&Place::within(DEPLOYMENT, namespace, EXTENSIONS)) {
+            // Its Deployment is first in the list: what its pod has made goes after it.
+            all.extend(self.extension_secrets(namespace).await);
+        }
+        for place in all.iter().filter(|place| !applied.contains(place)) {
             if self.get(place).await.with_context(|| format!("read {place}"))?.is_some() {
                 self.delete(place).await?;
             }
@@ -151,7 +165,7 @@ impl Kubernetes {
         }
         if wait {
             // Objects of our kind go with the kind, after which nobody can be asked for them.
-            for place in objects.iter().filter(|place| force || place.kind != place::CONNECTED_CLUSTER) {
+            for place in objects.iter().filter(|place| force || !place::OURS.contains(&place.kind)) {
                 self.await_gone(place, GONE, force).await?;
             }
         }
@@ -171,10 +185,18 @@ impl Kubernetes {
             // A controller-manager that was still there may have made it once more.
             self.delete(&identity).await?;
         }
+        let manager = Place::within(DEPLOYMENT, namespace, EXTENSIONS);
+        if objects.contains(&manager) {
+            for secret in self.extension_secrets(namespace).await {
+                self.delete(&secret).await?;
+            }
+        }
         let left = self.foreign(namespace).await?;
         // Pods of ours that nobody waits for go by themselves.
-        let goes =
-            |left: &Place| left.kind == place::POD && [AGENT, MANAGER].iter().any(|ours| left.name.starts_with(ours));
+        let goes = |left: &Place| {
+            let ours = [AGENT, MANAGER, EXTENSIONS].iter().any(|ours| left.name.starts_with(ours));
+            left.kind == place::POD && ours
+        };
         let left: Vec<Place> = left.into_iter().filter(|left| !goes(left) && !objects.contains(left)).collect();
         if left.is_empty() {
             // One that was made anew in between is somebody else's.
@@ -191,6 +213,7 @@ impl Kubernetes {
 fn everything(namespace: &str) -> Vec<Place> {
     let mut values = manifests::Values::default();
     values.azure_rbac.enabled = true;
+    values.extensions.enabled = true;
     values.replicas = values.replicas.max(2);
     let objects = manifests::objects(&values, namespace);
     let mut all: Vec<Place> = objects.iter().filter_map(Place::of_manifest).rev().collect();
@@ -199,6 +222,12 @@ fn everything(namespace: &str) -> Vec<Place> {
     all.push(Place::within(SECRET, namespace, DIAGNOSER_PROXY_SECRET));
     all.push(Place::within(CONFIG_MAP, namespace, DIAGNOSER));
     all
+}
+
+/// `extension-catalogue`, `extension-<name>-protected`.
+fn is_extension_secret(name: &str) -> bool {
+    let protected = name.strip_prefix("extension-").and_then(|name| name.strip_suffix("-protected"));
+    name == "extension-catalogue" || protected.is_some_and(|name| !name.is_empty())
 }
 
 fn urls(config: &toml::Table) -> Vec<String> {
@@ -227,9 +256,9 @@ pub fn group_and_name(id: &str) -> (String, String) {
     (text(after("resourceGroups")), text(after("connectedClusters")))
 }
 
-/// Says of an object that it is the definition of our kind.
+/// Says of an object that it is the definition of a kind of ours.
 pub fn is_definition(manifest: &Value) -> bool {
-    manifest["metadata"]["name"] == CONNECTED_CLUSTERS
+    manifest["kind"] == DEFINITION.name
 }
 
 #[cfg(test)]

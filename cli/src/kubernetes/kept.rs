@@ -9,7 +9,9 @@ use super::{
     Kubernetes, Place,
     place::{CONFIG_MAP, DEPLOYMENT, SECRET},
 };
-use crate::manifests::{AGENT, CONFIG_FILE, HostAlias, MANAGER, PROXY_SECRET, Proxy, VERSION_LABEL, Values};
+use crate::manifests::{
+    AGENT, CONFIG_FILE, EXTENSIONS, HostAlias, MANAGER, PROXY_SECRET, Proxy, VERSION_LABEL, Values,
+};
 
 /// Read of their own configuration. Does not print.
 pub struct Kept {
@@ -33,6 +35,21 @@ pub struct Kept {
     pub distribution: String,
     /// What was said of what it runs on.
     pub infrastructure: String,
+    /// What the extension-manager was told, where extensions are on.
+    pub extensions: Option<KeptExtensions>,
+}
+
+/// What an extension-manager was told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeptExtensions {
+    /// PEM: the catalogue's keys that are pinned.
+    pub keys: Vec<String>,
+    /// The catalogue that is pinned; empty: none.
+    pub catalogue: String,
+    /// Types that may be installed; empty: all.
+    pub allowed_types: Vec<String>,
+    /// The image; one of this program's own version has no tag.
+    pub image: Option<String>,
 }
 
 /// The objects that tell; null where there is none.
@@ -41,6 +58,8 @@ struct Told {
     manager: Value,
     deployment: Value,
     proxy: Value,
+    extensions: Value,
+    extension_manager: Value,
 }
 
 impl Kubernetes {
@@ -56,6 +75,8 @@ impl Kubernetes {
             manager: read(CONFIG_MAP, MANAGER).await?,
             deployment: read(DEPLOYMENT, AGENT).await?,
             proxy: read(SECRET, PROXY_SECRET).await?,
+            extensions: read(CONFIG_MAP, EXTENSIONS).await?,
+            extension_manager: read(DEPLOYMENT, EXTENSIONS).await?,
         };
         told.kept()
     }
@@ -70,8 +91,7 @@ impl Told {
         if let Some(table) = agent.get("proxy") {
             proxy.url = word(Some(table), "url");
             proxy.ca = file("proxy-ca.crt");
-            let rules = table.get("no_proxy").and_then(toml::Value::as_array);
-            proxy.no_proxy = rules.into_iter().flatten().filter_map(|rule| Some(rule.as_str()?.to_owned())).collect();
+            proxy.no_proxy = words(table, "no_proxy");
             proxy.username = secret(&self.proxy, "username");
             proxy.password = SecretString::from(secret(&self.proxy, "password"));
         }
@@ -82,24 +102,40 @@ impl Told {
             carrier: word(agent.get("gateway"), "carrier"),
             host_aliases: serde_json::from_value(pod["hostAliases"].clone()).unwrap_or_default(),
             azure_rbac: agent.contains_key("azure_rbac"),
-            image: self.image(),
+            image: image(&self.deployment),
             version: self.version().map(str::to_owned),
             replicas: self.deployment["spec"]["replicas"].as_u64().and_then(|count| u32::try_from(count).ok()),
             distribution: word(metadata, "distribution"),
             infrastructure: word(metadata, "infrastructure"),
+            extensions: self.extensions()?,
         })
     }
 
-    fn version(&self) -> Option<&str> {
-        self.deployment["metadata"]["labels"][VERSION_LABEL].as_str()
+    fn extensions(&self) -> anyhow::Result<Option<KeptExtensions>> {
+        let config = config(&self.extensions)?;
+        let Some(table) = config.get("extensions") else { return Ok(None) };
+        Ok(Some(KeptExtensions {
+            keys: words(table, "catalogue_keys"),
+            catalogue: word(Some(table), "catalogue_id"),
+            allowed_types: words(table, "allowed_types"),
+            image: image(&self.extension_manager),
+        }))
     }
 
-    /// A tag that is the version of before is not one that was typed.
-    fn image(&self) -> Option<String> {
-        let image = self.deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str()?;
-        let version = self.version()?;
-        Some(image.strip_suffix(&format!(":{version}")).unwrap_or(image).to_owned())
+    fn version(&self) -> Option<&str> {
+        version(&self.deployment)
     }
+}
+
+fn version(deployment: &Value) -> Option<&str> {
+    deployment["metadata"]["labels"][VERSION_LABEL].as_str()
+}
+
+/// A tag that is the version of before is not one that was typed.
+fn image(deployment: &Value) -> Option<String> {
+    let image = deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str()?;
+    let version = version(deployment)?;
+    Some(image.strip_suffix(&format!(":{version}")).unwrap_or(image).to_owned())
 }
 
 fn config(map: &Value) -> anyhow::Result<toml::Table> {
@@ -109,6 +145,11 @@ fn config(map: &Value) -> anyhow::Result<toml::Table> {
 
 fn word(table: Option<&toml::Value>, key: &str) -> String {
     table.and_then(|table| table.get(key)?.as_str()).unwrap_or_default().to_owned()
+}
+
+fn words(table: &toml::Value, key: &str) -> Vec<String> {
+    let list = table.get(key).and_then(toml::Value::as_array);
+    list.into_iter().flatten().filter_map(|word| Some(word.as_str()?.to_owned())).collect()
 }
 
 fn text(value: &Value) -> String {
@@ -139,6 +180,8 @@ mod tests {
             manager: find("ConfigMap", MANAGER),
             deployment: find("Deployment", AGENT),
             proxy: find("Secret", PROXY_SECRET),
+            extensions: find("ConfigMap", EXTENSIONS),
+            extension_manager: find("Deployment", EXTENSIONS),
         }
     }
 
@@ -193,5 +236,23 @@ mod tests {
         assert_eq!(kept.image.as_deref(), Some("mirror.example.org:5000/agent:canary"));
         let kept = told(&Values::default()).kept().unwrap();
         assert!(kept.proxy.url.is_empty() && kept.extra_ca.is_empty() && !kept.azure_rbac);
+        assert_eq!(kept.extensions, None);
+    }
+
+    #[test]
+    fn pinned_catalogue_is_read_back_from_the_objects() {
+        let mut values = Values::default();
+        values.extensions.enabled = true;
+        values.extensions.catalogue_keys = vec!["-----BEGIN PUBLIC KEY-----\nMA+/\n".to_owned()];
+        values.extensions.catalogue_id = "0123456789abcdef".repeat(2);
+        values.extensions.allowed_types = vec!["example.web".to_owned()];
+        values.extensions.image.repository = "mirror.example.org:5000/extensions".to_owned();
+        let expected = KeptExtensions {
+            keys: values.extensions.catalogue_keys.clone(),
+            catalogue: values.extensions.catalogue_id.clone(),
+            allowed_types: values.extensions.allowed_types.clone(),
+            image: Some("mirror.example.org:5000/extensions".to_owned()),
+        };
+        assert_eq!(told(&values).kept().unwrap().extensions, Some(expected));
     }
 }

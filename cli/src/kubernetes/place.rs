@@ -19,7 +19,8 @@ pub struct Kind {
     pub namespaced: bool,
 }
 
-const RBAC: &str = "rbac.authorization.k8s.io";
+/// The group of roles and bindings.
+pub const RBAC: &str = "rbac.authorization.k8s.io";
 
 const fn kind(
     group: &'static str,
@@ -54,6 +55,11 @@ pub const DEFINITION: Kind =
     kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", false);
 /// What the controller-manager tells.
 pub const CONNECTED_CLUSTER: Kind = kind("towline.io", "v1alpha1", "ConnectedCluster", "connectedclusters", true);
+
+/// What is wanted of extensions, and what the extension-manager tells of them.
+pub const EXTENSION_CONFIG: Kind = kind("towline.io", "v1alpha1", "ExtensionConfig", "extensionconfigs", true);
+/// Kinds of ours: their objects go with their definition.
+pub const OURS: [Kind; 2] = [CONNECTED_CLUSTER, EXTENSION_CONFIG];
 
 /// Who has a role everywhere.
 pub const CLUSTER_ROLE_BINDING: Kind = kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false);

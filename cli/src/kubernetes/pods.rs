@@ -11,12 +11,12 @@ use serde_json::Value;
 
 use super::{Error, Kubernetes, Place, place};
 use crate::{
-    manifests::{AGENT, MANAGER},
+    manifests::{AGENT, EXTENSIONS, MANAGER},
     terminal::line,
 };
 
-/// The pods of both Deployments.
-pub const PODS: &str = "app.kubernetes.io/name in (towline-agent,towline-controller-manager)";
+/// The pods of all Deployments.
+pub const PODS: &str = "app.kubernetes.io/name in (towline-agent,towline-controller-manager,towline-extension-manager)";
 /// Characters of a line of a log that are shown, and of an event.
 const SHOWN: usize = 600;
 /// Bytes and lines of a log that are read.
@@ -175,7 +175,7 @@ impl Standing {
     }
 }
 
-/// How far both Deployments are with the pods that they were given last.
+/// How far the Deployments are with the pods that they were given last.
 pub struct Rollout {
     /// Whether all pods are new and ready, and none of before is left.
     pub is_done: bool,
@@ -215,6 +215,9 @@ impl Kubernetes {
         for name in [AGENT, MANAGER] {
             deployments.push((name, self.get(&Place::within(place::DEPLOYMENT, namespace, name)).await?));
         }
+        // Only where extensions are on.
+        let extensions = self.get(&Place::within(place::DEPLOYMENT, namespace, EXTENSIONS)).await?;
+        deployments.extend(extensions.map(|deployment| (EXTENSIONS, Some(deployment))));
         let mut rollout = Rollout::of(&deployments);
         if !rollout.is_done {
             let pods = self.list(&Place::within(place::POD, namespace, ""), PODS).await?;

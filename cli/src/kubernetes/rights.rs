@@ -4,7 +4,11 @@ use anyhow::Context;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{Api, api::PostParams};
 
-use super::{Error, Kubernetes, installed, place};
+use super::{
+    Error, Kubernetes, installed,
+    place::{self, RBAC},
+};
+use crate::manifests::CLUSTER_ADMIN;
 
 /// Something that has to be allowed.
 #[derive(Debug, Clone)]
@@ -14,8 +18,13 @@ pub struct Right {
     resource: &'static str,
     /// Empty for none.
     subresource: &'static str,
+    /// The one object that it is about; empty for all.
+    name: &'static str,
     namespace: Option<String>,
 }
+
+/// Of nothing, in all namespaces.
+const EVERYWHERE: Right = Right { verb: "", group: "", resource: "", subresource: "", name: "", namespace: None };
 
 impl std::fmt::Display for Right {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -25,6 +34,9 @@ impl std::fmt::Display for Right {
         }
         if !self.group.is_empty() {
             write!(f, ".{}", self.group)?;
+        }
+        if !self.name.is_empty() {
+            write!(f, " {}", self.name)?;
         }
         match &self.namespace {
             Some(namespace) => write!(f, " in namespace {namespace}"),
@@ -36,7 +48,7 @@ impl std::fmt::Display for Right {
 /// What it takes to see whether there are agents, and where.
 pub fn to_look() -> Vec<Right> {
     [("list", place::CONFIG_MAP), ("list", place::CLUSTER_ROLE_BINDING), ("get", place::NAMESPACE)]
-        .map(|(verb, kind)| Right { verb, group: kind.group, resource: kind.plural, subresource: "", namespace: None })
+        .map(|(verb, kind)| Right { verb, group: kind.group, resource: kind.plural, ..EVERYWHERE })
         .to_vec()
 }
 
@@ -46,7 +58,7 @@ pub fn to_install(namespace: &str, makes_namespace: bool) -> Vec<Right> {
     let mut needed = Vec::new();
     let mut put = |verb, kind: &place::Kind| {
         let namespace = kind.namespaced.then(|| namespace.to_owned());
-        needed.push(Right { verb, group: kind.group, resource: kind.plural, subresource: "", namespace });
+        needed.push(Right { verb, group: kind.group, resource: kind.plural, namespace, ..EVERYWHERE });
     };
     for kind in installed::kinds() {
         ["get", "create", "patch", "delete"].into_iter().for_each(|verb| put(verb, kind));
@@ -58,14 +70,19 @@ pub fn to_install(namespace: &str, makes_namespace: bool) -> Vec<Right> {
     // Runs take turns by one.
     ["get", "create", "patch", "delete"].into_iter().for_each(|verb| put(verb, &place::LEASE));
     for resource in ["users", "groups", "serviceaccounts"] {
-        needed.push(Right { verb: "impersonate", group: "", resource, subresource: "", namespace: None });
+        needed.push(Right { verb: "impersonate", resource, ..EVERYWHERE });
     }
     for (group, resource) in
         [("authentication.k8s.io", "tokenreviews"), ("authorization.k8s.io", "subjectaccessreviews")]
     {
-        needed.push(Right { verb: "create", group, resource, subresource: "", namespace: None });
+        needed.push(Right { verb: "create", group, resource, ..EVERYWHERE });
     }
     needed
+}
+
+/// What extensions take beside that: their agent becomes an administrator.
+pub fn to_make_an_administrator() -> Vec<Right> {
+    vec![Right { verb: "bind", group: RBAC, resource: "clusterroles", name: CLUSTER_ADMIN, ..EVERYWHERE }]
 }
 
 /// What the check of the network takes.
@@ -76,6 +93,7 @@ pub fn to_run_a_job(namespace: &str) -> Vec<Right> {
         resource: kind.plural,
         subresource,
         namespace: Some(namespace.to_owned()),
+        ..EVERYWHERE
     };
     let mut needed: Vec<Right> =
         ["get", "create", "patch", "delete"].into_iter().map(|verb| right(verb, &place::JOB, "")).collect();
@@ -95,6 +113,7 @@ impl Kubernetes {
                 group: Some(right.group.to_owned()),
                 resource: Some(right.resource.to_owned()),
                 subresource: Some(right.subresource.to_owned()).filter(|name| !name.is_empty()),
+                name: Some(right.name.to_owned()).filter(|name| !name.is_empty()),
                 namespace: right.namespace.clone(),
                 ..ResourceAttributes::default()
             };

@@ -34,6 +34,13 @@ pub fn manager_files(values: &Values, namespace: &str) -> Files {
     files
 }
 
+/// What the extension-manager is configured by.
+pub fn extension_files(values: &Values, namespace: &str) -> Files {
+    let mut files = gateway_files(values);
+    files.insert(CONFIG_FILE.to_owned(), extensions(values, namespace));
+    files
+}
+
 fn gateway_files(values: &Values) -> Files {
     let mut files = Files::new();
     keep(&mut files, "gateway-ca.crt", &values.gateway.ca);
@@ -91,9 +98,7 @@ fn agent(values: &Values) -> String {
 fn manager(values: &Values, namespace: &str) -> String {
     let mut out = Toml::default();
     out.key("roles", super::MANAGER);
-    gateway(&mut out, values);
-    out.key("carrier", "h2");
-    out.key("via", format!("{AGENT}.{namespace}.svc:{}", values.controller_manager.port));
+    gateway_via(&mut out, values, namespace);
     identity(&mut out, values);
     out.key("onboarding_key_file", "/etc/towline-onboarding/key.pem");
     if values.identity_tokens.enabled {
@@ -112,6 +117,32 @@ fn manager(values: &Values, namespace: &str) -> String {
     out.key("drain_grace", &values.limits.drain_grace);
     log_and_admin(&mut out, values);
     out.text
+}
+
+fn extensions(values: &Values, namespace: &str) -> String {
+    let mut out = Toml::default();
+    out.key("roles", super::EXTENSIONS);
+    gateway_via(&mut out, values, namespace);
+    identity(&mut out, values);
+    let extensions = &values.extensions;
+    out.table("extensions");
+    out.key("catalogue_keys", &extensions.catalogue_keys);
+    out.key("timeout", &extensions.timeout);
+    out.optional("catalogue_id", &extensions.catalogue_id, &extensions.catalogue_id);
+    if !extensions.allowed_types.is_empty() {
+        out.key("allowed_types", &extensions.allowed_types);
+    }
+    out.table("limits");
+    out.key("drain_grace", &values.limits.drain_grace);
+    log_and_admin(&mut out, values);
+    out.text
+}
+
+/// Through the pods that hold users' tunnel.
+fn gateway_via(out: &mut Toml, values: &Values, namespace: &str) {
+    gateway(out, values);
+    out.key("carrier", "h2");
+    out.key("via", format!("{AGENT}.{namespace}.svc:{}", values.controller_manager.port));
 }
 
 fn gateway(out: &mut Toml, values: &Values) {

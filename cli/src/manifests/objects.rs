@@ -6,24 +6,29 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 
 use super::{
-    AGENT, CONFIG_FILE, MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, VERSION_LABEL,
-    Values,
+    AGENT, CONFIG_FILE, EXTENSIONS, MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE,
+    VERSION_LABEL, Values,
     config::{self, Files},
     rights::{self, account_name},
 };
 
 const CRD: &str = include_str!("../../../docker/chart/towline-agent/files/crd.yaml");
+const EXTENSION_CRD: &str = include_str!("../../../docker/chart/towline-agent/files/extensionconfigs.yaml");
+/// How long, in seconds, a pod may take at least that is told to end while it runs helm.
+const EXTENSION_GRACE_SECONDS: u64 = 60;
 /// Whom Secrets and ConfigMaps are readable for within a pod: everybody there, which is one container of a user whom
 /// the cluster may choose.
 const MODE_ALL: u32 = 0o444;
 
-/// Which of the two Deployments something belongs to.
+/// Which of the Deployments something belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// [`AGENT`].
     Agent,
     /// [`MANAGER`].
     Manager,
+    /// [`EXTENSIONS`].
+    Extensions,
 }
 
 impl Part {
@@ -32,6 +37,7 @@ impl Part {
         match self {
             Self::Agent => AGENT,
             Self::Manager => MANAGER,
+            Self::Extensions => EXTENSIONS,
         }
     }
 
@@ -39,6 +45,7 @@ impl Part {
         let name = match self {
             Self::Agent => "towline-agent",
             Self::Manager => "towline-controller-manager",
+            Self::Extensions => "towline-extension-manager",
         };
         json!({"app.kubernetes.io/name": name, "app.kubernetes.io/instance": RELEASE})
     }
@@ -90,20 +97,30 @@ pub fn namespace(name: &str) -> Value {
 pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
     let agent_files = config::agent_files(values);
     let manager_files = config::manager_files(values, namespace);
-    let mut all = vec![serde_yaml::from_str(CRD).expect("the chart's crd.yaml is YAML: a test reads it")];
+    let definition =
+        |text: &str| serde_yaml::from_str(text).expect("the chart's definitions are YAML: a test reads them");
+    let mut all = vec![definition(CRD)];
+    if values.extensions.enabled {
+        all.push(definition(EXTENSION_CRD));
+    }
     all.extend(rights::rights(values, namespace));
     all.extend(secrets(values, namespace));
     all.push(config_map(Part::Agent, &agent_files, namespace));
     all.push(config_map(Part::Manager, &manager_files, namespace));
     all.push(service(values, namespace));
     if values.network_policy.enabled {
-        all.push(network_policy(namespace));
+        all.push(network_policy(values, namespace));
     }
     if values.identity_tokens.enabled {
         all.extend(identity_tokens(namespace));
     }
     all.push(agent(values, namespace, &agent_files));
     all.push(manager(values, namespace, &manager_files));
+    if values.extensions.enabled {
+        let files = config::extension_files(values, namespace);
+        all.push(config_map(Part::Extensions, &files, namespace));
+        all.push(extension_manager(values, namespace, &files));
+    }
     all.extend(budget(values, namespace));
     all
 }
@@ -150,14 +167,17 @@ fn service(values: &Values, namespace: &str) -> Value {
 }
 
 /// Only pods of the release get a way out through those that hold users' tunnel. Probes and metrics are for everybody.
-fn network_policy(namespace: &str) -> Value {
+fn network_policy(values: &Values, namespace: &str) -> Value {
+    let mut from = vec![json!({"podSelector": {"matchLabels": Part::Manager.selector()}})];
+    if values.extensions.enabled {
+        from.push(json!({"podSelector": {"matchLabels": Part::Extensions.selector()}}));
+    }
     let mut made = object("networking.k8s.io/v1", "NetworkPolicy", AGENT, Some(namespace), Part::Agent);
     made["spec"] = json!({
         "podSelector": {"matchLabels": Part::Agent.selector()},
         "policyTypes": ["Ingress"],
         "ingress": [
-            {"from": [{"podSelector": {"matchLabels": Part::Manager.selector()}}],
-             "ports": [{"port": "forward", "protocol": "TCP"}]},
+            {"from": from, "ports": [{"port": "forward", "protocol": "TCP"}]},
             {"ports": [{"port": "admin", "protocol": "TCP"}]},
         ],
     });
@@ -191,6 +211,9 @@ fn agent(values: &Values, namespace: &str, files: &Files) -> Value {
         secrets: &proxy.iter().map(|secret| ("proxy", "/etc/towline-proxy", secret.as_str())).collect::<Vec<_>>(),
         files,
         digest: secrets_digest(values, true),
+        image: values.image_name(),
+        grace_seconds: grace_seconds(&values.limits.drain_grace),
+        work_size: None,
     };
     let mut made = object("apps/v1", "Deployment", AGENT, Some(namespace), Part::Agent);
     made["spec"] = json!({
@@ -229,6 +252,9 @@ fn manager(values: &Values, namespace: &str, files: &Files) -> Value {
         secrets: &[("onboarding", "/etc/towline-onboarding", values.onboarding_secret())],
         files,
         digest: secrets_digest(values, false),
+        image: values.image_name(),
+        grace_seconds: grace_seconds(&values.limits.drain_grace),
+        work_size: None,
     };
     let mut made = object("apps/v1", "Deployment", MANAGER, Some(namespace), Part::Manager);
     made["spec"] = json!({
@@ -236,6 +262,35 @@ fn manager(values: &Values, namespace: &str, files: &Files) -> Value {
         "revisionHistoryLimit": 3,
         "selector": {"matchLabels": Part::Manager.selector()},
         // Two of them would ask for certificates side by side.
+        "strategy": {"type": "Recreate"},
+        "template": pod.template(),
+    });
+    made
+}
+
+fn extension_manager(values: &Values, namespace: &str, files: &Files) -> Value {
+    let extensions = &values.extensions;
+    let pod = Pod {
+        part: Part::Extensions,
+        values,
+        account: account_name(Part::Extensions, &extensions.service_account),
+        service_links: true,
+        ports: &[("admin", values.admin.port)],
+        resources: &extensions.resources,
+        secrets: &[],
+        files,
+        // No Secret of ours: the certificate is read from the apiserver.
+        digest: digest_of(&["certificate", "key"].map(|key| (key.to_owned(), String::new())).into()),
+        image: values.extension_image_name(),
+        grace_seconds: grace_seconds(&values.limits.drain_grace).max(EXTENSION_GRACE_SECONDS),
+        work_size: Some(&extensions.work_size),
+    };
+    let mut made = object("apps/v1", "Deployment", EXTENSIONS, Some(namespace), Part::Extensions);
+    made["spec"] = json!({
+        "replicas": 1,
+        "revisionHistoryLimit": 3,
+        "selector": {"matchLabels": Part::Extensions.selector()},
+        // Two of them would change the same helm release side by side.
         "strategy": {"type": "Recreate"},
         "template": pod.template(),
     });
@@ -257,7 +312,7 @@ fn budget(values: &Values, namespace: &str) -> Option<Value> {
     Some(made)
 }
 
-/// What the pods of the two differ in.
+/// What the pods of the Deployments differ in.
 struct Pod<'a> {
     part: Part,
     values: &'a Values,
@@ -269,6 +324,10 @@ struct Pod<'a> {
     secrets: &'a [(&'a str, &'a str, &'a str)],
     files: &'a Files,
     digest: String,
+    image: String,
+    grace_seconds: u64,
+    /// Memory at `/tmp`: charts and values while helm runs. Values may be secret, and no disk sees them.
+    work_size: Option<&'a str>,
 }
 
 impl Pod<'_> {
@@ -290,11 +349,14 @@ impl Pod<'_> {
                 |(name, _, secret)| json!({"name": name, "secret": {"secretName": secret, "defaultMode": MODE_ALL}}),
             ),
         );
+        if let Some(size) = self.work_size {
+            volumes.push(json!({"name": "work", "emptyDir": {"medium": "Memory", "sizeLimit": size}}));
+        }
         let mut spec = json!({
             "serviceAccountName": self.account,
             "automountServiceAccountToken": true,
             "enableServiceLinks": self.service_links,
-            "terminationGracePeriodSeconds": grace_seconds(&self.values.limits.drain_grace),
+            "terminationGracePeriodSeconds": self.grace_seconds,
             "securityContext": security_context(self.values),
             "containers": [self.container()],
             "volumes": volumes,
@@ -323,10 +385,13 @@ impl Pod<'_> {
         mounts.extend(
             self.secrets.iter().map(|(name, path, _)| json!({"name": name, "mountPath": path, "readOnly": true})),
         );
+        if self.work_size.is_some() {
+            mounts.push(json!({"name": "work", "mountPath": "/tmp"}));
+        }
         let probe = |path: &str, period: u32, failures: u32| json!({"httpGet": {"path": path, "port": "admin"}, "periodSeconds": period, "failureThreshold": failures});
         json!({
             "name": self.part.name(),
-            "image": self.values.image_name(),
+            "image": self.image,
             "imagePullPolicy": self.values.image.pull_policy,
             "args": ["run", "--config", "/etc/towline/agent.toml"],
             "livenessProbe": probe("/healthz", 10, 3),

@@ -1,22 +1,26 @@
-//! Service accounts, roles and bindings: what each of the two Deployments may do, and nothing more.
+//! Service accounts, roles and bindings: what each of the Deployments may do, and nothing more.
 
 use auth::rbac::call::{VERBS, verb_group};
 use serde_json::{Value, json};
 
 use super::{
-    AGENT, IDENTITY_SECRET, MANAGER, SERVING_CA, SERVING_SECRET, Values,
+    AGENT, EXTENSIONS, IDENTITY_SECRET, MANAGER, SERVING_CA, SERVING_SECRET, Values,
     objects::{Part, object},
     values::Account,
 };
 
 const API: &str = "rbac.authorization.k8s.io";
+/// The ClusterRole that allows everything.
+pub const CLUSTER_ADMIN: &str = "cluster-admin";
 
 /// All of them.
 pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
     let agent = Subject { part: Part::Agent, account: &values.service_account, namespace };
     let manager = Subject { part: Part::Manager, account: &values.controller_manager.service_account, namespace };
+    let extensions = Subject { part: Part::Extensions, account: &values.extensions.service_account, namespace };
+    let extensions = values.extensions.enabled.then_some(extensions);
     let mut all = Vec::new();
-    for subject in [&agent, &manager] {
+    for subject in [&agent, &manager].into_iter().chain(&extensions) {
         if subject.account.create {
             all.push(subject.service_account());
         }
@@ -35,6 +39,7 @@ pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
         if values.identity_tokens.enabled {
             all.extend(manager.published());
         }
+        all.extend(extensions.as_ref().map(Subject::administers));
     }
     all
 }
@@ -100,6 +105,8 @@ pub fn account_name(part: Part, account: &Account) -> &str {
     match (account.name.as_str(), account.create, part) {
         ("", true, Part::Agent) => AGENT,
         ("", true, Part::Manager) => MANAGER,
+        // Never "default": it becomes an administrator.
+        ("", _, Part::Extensions) => EXTENSIONS,
         ("", false, _) => "default",
         (name, ..) => name,
     }
@@ -125,6 +132,15 @@ impl Subject<'_> {
     fn may_in_cluster(&self, rules: Value) -> [Value; 2] {
         let name = format!("{}:{}", self.namespace, self.part.name());
         self.may(&name, None, ["ClusterRole", "ClusterRoleBinding"], rules)
+    }
+
+    /// A chart with cluster scope makes objects of any kind in any namespace, roles among them, and RBAC lets nobody give
+    /// rights that they do not have. Which charts these are, the pinned keys of the catalogue decide.
+    fn administers(&self) -> Value {
+        let name = format!("{}:{}", self.namespace, self.part.name());
+        let [_, mut binding] = self.may(&name, None, ["ClusterRole", "ClusterRoleBinding"], Value::Null);
+        binding["roleRef"]["name"] = CLUSTER_ADMIN.into();
+        binding
     }
 
     /// One verb on everything, for a group that only the agent gives to a call.

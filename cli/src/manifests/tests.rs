@@ -54,6 +54,31 @@ fn sets() -> Vec<(&'static str, Values)> {
             }),
         ),
         (
+            "extensions",
+            with(&|v| {
+                v.extensions.enabled = true;
+                v.extensions.catalogue_keys =
+                    vec!["-----BEGIN PUBLIC KEY-----\nMA==\n-----END PUBLIC KEY-----\n".to_owned()];
+                v.extra_ca = PEM.to_owned();
+            }),
+        ),
+        (
+            "extensions that are bounded",
+            with(&|v| {
+                v.extensions.enabled = true;
+                v.extensions.catalogue_keys = vec!["-----BEGIN PUBLIC KEY-----\nMA+/\n".to_owned()];
+                v.extensions.catalogue_id = "0123456789abcdef".repeat(2);
+                v.extensions.allowed_types = vec!["example.web".to_owned(), "example.db".to_owned()];
+                v.extensions.image.repository = "registry.example.org:5000/extensions".to_owned();
+                v.extensions.image.digest = format!("sha256:{}", "b".repeat(64));
+                v.extensions.work_size = "1Gi".to_owned();
+                v.extensions.service_account.annotations.insert("a".to_owned(), "b".to_owned());
+                v.limits.drain_grace = "2m".to_owned();
+                v.pod_labels.insert("team".to_owned(), "a".to_owned());
+                v.tolerations = vec![json!({"operator": "Exists"})];
+            }),
+        ),
+        (
             "one pod on one carrier",
             with(&|v| {
                 v.replicas = 1;
@@ -153,6 +178,23 @@ fn i3_the_manifests_are_those_of_the_chart() {
         for ((object, chart), (_, ours)) in chart.into_iter().zip(ours) {
             assert_eq!(chart, ours, "{name}: {object}");
         }
+    }
+}
+
+/// The right of an administrator is there with extensions, and with nothing else.
+#[test]
+fn cluster_admin_is_bound_only_with_extensions() {
+    for (name, values) in sets() {
+        let objects = objects(&values, "edge");
+        let administers = objects.iter().filter(|object| object["roleRef"]["name"] == CLUSTER_ADMIN);
+        let accounts: Vec<_> = administers.map(|object| object["subjects"][0]["name"].clone()).collect();
+        let expected: &[&str] = if values.extensions.enabled { &[EXTENSIONS] } else { &[] };
+        assert_eq!(accounts, expected, "{name}");
+        let theirs = objects.iter().filter(|object| {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            name.contains(EXTENSIONS) || name.contains("extensionconfigs")
+        });
+        assert_eq!(theirs.count(), if values.extensions.enabled { 5 } else { 0 }, "{name}");
     }
 }
 

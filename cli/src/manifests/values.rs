@@ -15,6 +15,7 @@ pub struct Values {
     pub gateway: Gateway,
     pub identity: Identity,
     pub controller_manager: Manager,
+    pub extensions: Extensions,
     pub network_policy: NetworkPolicy,
     pub identity_tokens: IdentityTokens,
     pub metadata: Metadata,
@@ -64,6 +65,17 @@ section! {
 section! {
     /// The second Deployment.
     Manager { enabled: Value, port: u16, resources: Value, service_account: Account }
+}
+section! {
+    /// The third Deployment: installs helm charts of a signed catalogue.
+    Extensions {
+        enabled: bool, catalogue_keys: Vec<String>, catalogue_id: String, allowed_types: Vec<String>,
+        timeout: String, image: ExtensionImage, work_size: String, resources: Value, service_account: Account,
+    }
+}
+section! {
+    /// Its image.
+    ExtensionImage { repository: String, tag: String, digest: String }
 }
 section! {
     /// Who may connect to the pods that hold users' tunnel.
@@ -172,11 +184,13 @@ impl Values {
     /// The image's whole name.
     pub fn image_name(&self) -> String {
         let Image { repository, tag, digest, .. } = &self.image;
-        match (digest.as_str(), tag.as_str()) {
-            ("", "") => format!("{repository}:{}", super::version()),
-            ("", tag) => format!("{repository}:{tag}"),
-            (digest, _) => format!("{repository}@{digest}"),
-        }
+        whole_name(repository, tag, digest)
+    }
+
+    /// The whole name of the extension-manager's image.
+    pub fn extension_image_name(&self) -> String {
+        let ExtensionImage { repository, tag, digest } = &self.extensions.image;
+        whole_name(repository, tag, digest)
     }
 
     /// The Secret of the onboarding key.
@@ -193,6 +207,14 @@ impl Values {
             ("", _) => Some(format!("{}-proxy", super::AGENT)),
             (existing, _) => Some(existing.to_owned()),
         }
+    }
+}
+
+fn whole_name(repository: &str, tag: &str, digest: &str) -> String {
+    match (digest, tag) {
+        ("", "") => format!("{repository}:{}", super::version()),
+        ("", tag) => format!("{repository}:{tag}"),
+        (digest, _) => format!("{repository}@{digest}"),
     }
 }
 

@@ -17,11 +17,11 @@ use crate::{
     kubernetes::{
         Kubernetes, Place, contexts_of,
         installed::group_and_name,
-        place::{CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, SECRET},
+        place::{CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, EXTENSION_CONFIG, SECRET},
         pods::PODS,
         turn::Turn,
     },
-    manifests::{self, AGENT, IDENTITY_SECRET, MANAGER},
+    manifests::{self, AGENT, EXTENSIONS, IDENTITY_SECRET, MANAGER},
     timestamp::timestamp,
 };
 
@@ -205,7 +205,7 @@ async fn events(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> F
 
 /// Whether an object, by its name, belongs to the agents.
 fn is_ours(name: &str) -> bool {
-    [AGENT, MANAGER, "towline-"].iter().any(|ours| name.starts_with(ours))
+    [AGENT, MANAGER, EXTENSIONS, "towline-"].iter().any(|ours| name.starts_with(ours))
 }
 
 /// What is installed, by its labels, without what is in Secrets: their names alone.
@@ -213,7 +213,7 @@ async fn deployments(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle)
     const NAME: &str = "retrieved_deployments_logs";
     let mut missing = Vec::new();
     // The agents make objects of their own kind, without labels.
-    for (kind, labels) in [(DEPLOYMENT, PODS), (CONFIG_MAP, PODS), (CONNECTED_CLUSTER, "")] {
+    for (kind, labels) in [(DEPLOYMENT, PODS), (CONFIG_MAP, PODS), (CONNECTED_CLUSTER, ""), (EXTENSION_CONFIG, "")] {
         match cluster.list(&Place::within(kind, namespace, ""), labels).await {
             Ok(list) => {
                 bundle.put(&format!("arc_deployment_logs/{}.json", kind.plural), &format!("{:#}", Value::from(list)))

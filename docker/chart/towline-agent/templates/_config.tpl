@@ -150,6 +150,35 @@ drain_grace = {{ toJson .Values.limits.drainGrace }}
 {{ include "config.log" . }}
 {{- end }}
 
+{{- define "extensions.config" -}}
+roles = "extension-manager"
+
+{{ include "config.gateway" . }}
+carrier = "h2"
+via = {{ printf "clusterconnect-agent.%s.svc:%d" .Release.Namespace (int .Values.controllerManager.port) | toJson }}
+{{- if .Values.identity.clusterId }}
+
+{{ include "config.identity" . }}
+{{- end }}
+
+[extensions]
+{{- with .Values.extensions }}
+catalogue_keys = {{ toJson .catalogueKeys }}
+timeout = {{ toJson .timeout }}
+{{- with .catalogueId }}
+catalogue_id = {{ toJson . }}
+{{- end }}
+{{- with .allowedTypes }}
+allowed_types = {{ toJson . }}
+{{- end }}
+{{- end }}
+
+[limits]
+drain_grace = {{ toJson .Values.limits.drainGrace }}
+
+{{ include "config.log" . }}
+{{- end }}
+
 {{/* Everything of the ConfigMaps, as YAML. */}}
 {{- define "config.gatewayFiles" -}}
 {{- with .Values.gateway.ca }}
@@ -184,6 +213,11 @@ agent.toml: {{ include "manager.config" . | toJson }}
 {{- include "config.gatewayFiles" . }}
 {{- end }}
 
+{{- define "extensions.files" -}}
+agent.toml: {{ include "extensions.config" . | toJson }}
+{{- include "config.gatewayFiles" . }}
+{{- end }}
+
 {{/* Everything of the Secrets of the release that a Deployment's pods use, as YAML. A private key among them keeps a digest of
 them from telling a short password. */}}
 {{- define "agent.secretFiles" -}}
@@ -201,6 +235,13 @@ password: {{ toJson (.password | default "") }}
 {{- define "manager.secretFiles" -}}
 {{- with .Values.identity }}
 onboarding: {{ toJson (.onboardingKey | default "") }}
+certificate: {{ toJson (.certificate | default "") }}
+key: {{ toJson (.key | default "") }}
+{{- end }}
+{{- end }}
+
+{{- define "extensions.secretFiles" -}}
+{{- with .Values.identity }}
 certificate: {{ toJson (.certificate | default "") }}
 key: {{ toJson (.key | default "") }}
 {{- end }}

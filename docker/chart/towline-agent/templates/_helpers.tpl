@@ -15,6 +15,11 @@
 {{- if and .Values.identity.clusterId .Values.identityTokens.enabled }}yes{{ end }}
 {{- end }}
 
+{{/* Not empty when extensions are installed in the cluster, by a third Deployment. */}}
+{{- define "extensions.on" -}}
+{{- if .Values.extensions.enabled }}yes{{ end }}
+{{- end }}
+
 {{- define "agent.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -22,6 +27,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "manager.selector" -}}
 app.kubernetes.io/name: towline-controller-manager
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "extensions.selector" -}}
+app.kubernetes.io/name: towline-extension-manager
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -34,6 +44,12 @@ app.kubernetes.io/component: clusterconnect-agent
 {{- define "manager.labels" -}}
 {{ include "manager.selector" . }}
 app.kubernetes.io/component: controller-manager
+{{ include "agent.commonLabels" . }}
+{{- end }}
+
+{{- define "extensions.labels" -}}
+{{ include "extensions.selector" . }}
+app.kubernetes.io/component: extension-manager
 {{ include "agent.commonLabels" . }}
 {{- end }}
 
@@ -51,6 +67,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with .Values.controllerManager.serviceAccount }}
 {{- .name | default (ternary "controller-manager" "default" .create) }}
 {{- end }}
+{{- end }}
+
+{{- define "extensions.serviceAccount" -}}
+{{- .Values.extensions.serviceAccount.name | default "extension-manager" }}
 {{- end }}
 
 {{/* Where the certificate is: written by the controller-manager when the cluster has an identity, else given. */}}
@@ -73,6 +93,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "agent.image" -}}
 {{- with .Values.image }}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "extensions.image" -}}
+{{- with .Values.extensions.image }}
 {{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
 {{- end }}
 {{- end }}
@@ -122,6 +148,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if ne (empty .username) (empty .password) }}{{ $faults = append $faults "proxy: username and password go together" }}{{ end }}
 {{- if and .username .existingSecret }}{{ $faults = append $faults "proxy: only one of existingSecret and username with password may be set" }}{{ end }}
 {{- end }}
+{{- if include "extensions.on" . }}
+{{- if not (include "agent.managed" .) }}
+{{- $faults = append $faults "extensions.enabled: needs controllerManager.enabled: true, with which pods of the release reach the gateway through clusterconnect-agent" }}
+{{- end }}
+{{- with .Values.extensions }}
+{{- if not .catalogueKeys }}
+{{- $faults = append $faults "extensions.catalogueKeys: is required with extensions.enabled: the public keys (PEM) that sign the catalogue of extensions" }}
+{{- end }}
+{{- if not (or .serviceAccount.create .serviceAccount.name) }}
+{{- $faults = append $faults "extensions.serviceAccount.name: is required where the service account is not created: it becomes an administrator of the cluster" }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if $faults }}{{ fail (printf "\n%s" (join "\n" $faults)) }}{{ end }}
 {{- end }}
 
@@ -131,4 +170,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $number := int (regexFind "^[0-9]+" $text) }}
 {{- $unit := regexFind "[a-z]*$" $text }}
 {{- add 10 (get (dict "ms" (div $number 1000) "s" $number "m" (mul $number 60) "h" (mul $number 3600) "d" (mul $number 86400)) $unit | default 0) }}
+{{- end }}
+
+{{/* The same for the extension-manager, at least a minute: helm is told to end, and ends what it has begun. */}}
+{{- define "extensions.graceSeconds" -}}
+{{- max 60 (int (include "agent.graceSeconds" .)) }}
 {{- end }}

@@ -1,12 +1,12 @@
-{{/* What the pods of both Deployments have in common. */}}
+{{/* What the pods of all Deployments have in common. */}}
 
 {{- define "pod.security" -}}
 {{ mergeOverwrite (dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault")) (deepCopy .Values.podSecurityContext) | toYaml }}
 {{- end }}
 
-{{/* The container but its name, ports, resources and mounts. Alive is the process; ready is a tunnel that answers. */}}
+{{/* The container but its name, image, ports, resources and mounts. Alive is the process; ready is a tunnel that
+answers. */}}
 {{- define "pod.container" -}}
-image: {{ include "agent.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args: [run, --config, /etc/towline/agent.toml]
 livenessProbe:
