@@ -28,8 +28,9 @@ build:     ## the program under its three names, static and optimised, in target
 dist:      ## the same, trained for what they do most, in target/<host>/dist: more than a quarter less processor time, about 20 minutes on two processors
 	@PROFILE=dist docker/build binaries
 
-image:     ## docker archives of agent and gateway in target/image (PROFILE=dist: of the trained program)
+image:     ## docker archives of agent, extension-manager and gateway in target/image (PROFILE=dist: of the trained program; HELM: a static helm 4)
 	@docker/build image agent
+	@docker/build image extension-manager
 	@docker/build image gateway
 
 cluster-up: ## the real cluster that tests and demo use
