@@ -6,12 +6,14 @@
 //! | [`precheck`] | everything that can be known before anything is made; changes nothing |
 //! | [`resource`] | the resource with the cluster's public key |
 //! | [`token`] | the same by a one-time token in place of a sign-in |
+//! | [`extensions`] | whether helm charts are installed there, and which catalogue is trusted |
 //! | [`values`] | the manifests' values, of what was typed and what the gateway says |
 //! | [`network`] | whether pods in the cluster reach the gateway, before anything is made there |
 //! | [`install`] | applies, and takes back what a failed run made |
 //! | [`wait`] | until the new pods are connected |
 //! | [`update`] | other settings for agents that are there, which `towline update` is about |
 
+mod extensions;
 mod install;
 mod key;
 mod network;
@@ -28,11 +30,12 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use daemon::settings::positive_duration;
 use serde_json::Value;
 
-use self::{install::Stopped, token::EnrolmentArgs, values::AgentArgs};
 pub use self::{
+    extensions::{CatalogueArgs, Typed as TypedExtensions},
     proxy::AgentProxyArgs,
     update::{Update, update_agents},
 };
+use self::{install::Stopped, token::EnrolmentArgs, values::AgentArgs};
 use super::{CommonArgs, interrupt::Interrupt, names, print, steps::Steps, tags::TagArgs};
 use crate::{
     context::Context,
@@ -70,9 +73,9 @@ pub struct Args {
     /// Which Kubernetes cluster.
     #[command(flatten)]
     pub kube: KubeArgs,
-    /// What is installed.
+    /// What is installed. Boxed, so that no command carries the room for it.
     #[command(flatten)]
-    pub agent: AgentArgs,
+    pub agent: Box<AgentArgs>,
     /// Attach this cluster to a resource that exists already
     #[arg(long)]
     pub existing: bool,
@@ -155,12 +158,13 @@ pub async fn run(args: Args) -> Outcome {
 /// Checks, and the values that follow from them.
 async fn prepare(args: &Args, steps: &mut Steps) -> Outcome<precheck::Prepared> {
     let proxy = proxy::Typed::read(&args.agent.proxy)?;
+    let extensions = extensions::Typed::read(args.agent.extensions, &args.agent.catalogue)?;
     let token = token::OneTime::read(args)?;
     let context = match &token {
         Some(token) => token.context(&args.enrolment, &args.common.context)?,
         None => Context::open(&args.common.context).await?,
     };
-    precheck::run(args, context, token, proxy, steps).await
+    precheck::run(args, context, token, (proxy, extensions), steps).await
 }
 
 /// As `kubectl apply -f -` takes it. The private key is in it only where it was typed.

@@ -1,6 +1,9 @@
 //! `towline disable-features`.
 
-use super::features::{FeaturesArgs, turn};
+use super::{
+    connect::CatalogueArgs,
+    features::{FeaturesArgs, turn},
+};
 use crate::failure::Outcome;
 
 /// Turn features of a cluster off
@@ -13,5 +16,5 @@ pub struct Args {
 
 /// Turns them off.
 pub async fn run(args: Args) -> Outcome {
-    turn(args.features, false).await
+    turn(args.features, &CatalogueArgs::default(), false).await
 }

@@ -1,6 +1,9 @@
 //! `towline enable-features`.
 
-use super::features::{FeaturesArgs, turn};
+use super::{
+    connect::CatalogueArgs,
+    features::{FeaturesArgs, turn},
+};
 use crate::failure::Outcome;
 
 /// Turn features of a cluster on
@@ -9,9 +12,12 @@ pub struct Args {
     /// Which ones.
     #[command(flatten)]
     features: FeaturesArgs,
+    /// With extensions: which catalogue.
+    #[command(flatten)]
+    catalogue: CatalogueArgs,
 }
 
 /// Turns them on.
 pub async fn run(args: Args) -> Outcome {
-    turn(args.features, true).await
+    turn(args.features, &args.catalogue, true).await
 }

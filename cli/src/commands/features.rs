@@ -2,14 +2,23 @@
 
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use serde_json::{Value, json};
 
 use super::{
     CommonArgs,
     clusters::{DETAILS, NamedCluster, rewrite, with_group},
     confirm,
+    connect::{CatalogueArgs, TypedExtensions, Update, update_agents},
 };
-use crate::{api::Api, context::Context, failure::Outcome, output, terminal::say};
+use crate::{
+    api::{Api, WaitArgs},
+    context::Context,
+    failure::{Failure, Outcome},
+    kubernetes::KubeArgs,
+    output,
+    terminal::say,
+};
 
 /// Which features, and of which cluster.
 #[derive(Debug, clap::Args)]
@@ -23,6 +32,12 @@ pub struct FeaturesArgs {
     /// Do not ask
     #[arg(short = 'y', long)]
     pub yes: bool,
+    /// Where the agents are, for extensions.
+    #[command(flatten)]
+    pub kube: KubeArgs,
+    /// How long to wait for agents that change.
+    #[command(flatten)]
+    pub wait: WaitArgs,
     /// As whom, and how it is printed.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -35,18 +50,37 @@ pub enum Feature {
     ClusterConnect,
     /// Roles of the gateway decide each call.
     AzureRbac,
+    /// Helm charts of the catalogue are installed; the kubeconfig has to reach the cluster itself.
+    Extensions,
 }
 
 /// Turns them on or off.
-pub async fn turn(args: FeaturesArgs, on: bool) -> Outcome {
+pub async fn turn(args: FeaturesArgs, catalogue: &CatalogueArgs, on: bool) -> Outcome {
+    let changes_agents = args.features.contains(&Feature::Extensions);
+    let extensions = TypedExtensions::read(changes_agents.then_some(on), catalogue)?;
+    if !changes_agents && !extensions.is_nothing() {
+        return Err(Failure::usage(anyhow!("a catalogue is for --features extensions")));
+    }
+    if !on && changes_agents {
+        let stays = format!(
+            "Take extension-manager out of {}? What it installed stays, and is neither upgraded nor removed any more.",
+            args.cluster.name
+        );
+        confirm(&stays, args.yes).await?;
+    }
     if !on && args.features.contains(&Feature::ClusterConnect) {
         confirm(&format!("Let nobody reach {} through the gateway any more?", args.cluster.name), args.yes).await?;
     }
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
+    if changes_agents {
+        update_agents(Update::of_extensions(&args.kube, extensions, args.wait.wait()), &context, &id).await?;
+    }
     let shown = rewrite(&Api::of(&context)?, &id, |cluster| {
         for feature in &args.features {
             match feature {
+                // Only the cluster knows: who has the gateway does not turn it on.
+                Feature::Extensions => {}
                 Feature::AzureRbac => cluster["properties"]["aadProfile"]["enableAzureRBAC"] = on.into(),
                 Feature::ClusterConnect => set_agentry(cluster, "cluster-connect", on),
             }

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// How long a definition may take to be served.
-const ESTABLISHED: Duration = Duration::from_secs(60);
+pub const ESTABLISHED: Duration = Duration::from_secs(60);
 
 /// Why a run did not come to its end.
 pub enum Stopped {

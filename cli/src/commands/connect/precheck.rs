@@ -7,7 +7,7 @@ use serde_json::Value;
 use types::api::{ResourceId, id::is_same};
 
 use super::{
-    Args,
+    Args, extensions,
     key::OnboardingKey,
     proxy::Typed,
     resource::{self, Before},
@@ -74,7 +74,7 @@ pub async fn run(
     args: &Args,
     context: Context,
     token: Option<OneTime>,
-    proxy: Typed,
+    typed: (Typed, extensions::Typed),
     steps: &mut Steps,
 ) -> Outcome<Prepared> {
     let group = args.cluster.resource_group.as_deref();
@@ -120,8 +120,10 @@ pub async fn run(
     if let Some(kept) = kept.as_mut().filter(|_| args.dry_run) {
         kept.proxy.password = SecretString::default();
     }
-    let mut values = values::values(id.as_str(), &args.agent, kept, proxy, &settings)?;
+    let (mut values, said) = values::values(id.as_str(), &args.agent, kept, (typed.0, &typed.1), &settings)?;
     values::fit(&mut values, &cluster);
+    may_extend(&cluster, &values).await?;
+    said.iter().for_each(|line| steps.note(line));
     let mut prepared = Prepared {
         api,
         token,
@@ -340,6 +342,14 @@ pub async fn may_install(cluster: &Kubernetes, namespace: &str, makes_namespace:
         needed.extend(rights::to_run_a_job(namespace));
     }
     refuse(cluster, &cluster.missing_rights(needed).await?)
+}
+
+/// Whether the user may give the right that extensions take.
+pub async fn may_extend(cluster: &Kubernetes, values: &Values) -> Outcome<()> {
+    if !values.extensions.enabled {
+        return Ok(());
+    }
+    refuse(cluster, &cluster.missing_rights(rights::to_make_an_administrator()).await?)
 }
 
 fn refuse(cluster: &Kubernetes, missing: &[rights::Right]) -> Outcome<()> {

@@ -1,4 +1,4 @@
-//! Another proxy for agents that are there, and this program's version where that is asked for. All else
+//! Another proxy for agents that are there, extensions on or off, and this program's version where that is asked for. All else
 //! that they were told stays, their version too; the new pods hold their tunnels through the new proxy before those of
 //! before go.
 
@@ -12,6 +12,8 @@ use types::{
 };
 
 use super::{
+    extensions,
+    install::ESTABLISHED,
     precheck,
     proxy::{AgentProxyArgs, Typed},
     values,
@@ -24,7 +26,7 @@ use crate::{
     failure::{Failure, Outcome},
     kubernetes::{
         KubeArgs, Kubernetes,
-        installed::{group_and_name, is_elsewhere},
+        installed::{group_and_name, is_definition, is_elsewhere},
         turn::Turn,
     },
     manifests,
@@ -35,6 +37,7 @@ use crate::{
 pub struct Update<'a> {
     kube: &'a KubeArgs,
     typed: Typed,
+    extensions: extensions::Typed,
     /// Whether they become this program's version too.
     upgrades: bool,
     wait: Wait,
@@ -48,7 +51,12 @@ impl<'a> Update<'a> {
     pub fn read(kube: &'a KubeArgs, proxy: &AgentProxyArgs, upgrades: bool, wait: Wait) -> Outcome<Option<Self>> {
         let typed = Typed::read(proxy)?;
         let is_asked = upgrades || !typed.is_nothing();
-        Ok(is_asked.then(|| Self { kube, typed, upgrades, wait }))
+        Ok(is_asked.then(|| Self { kube, typed, extensions: extensions::Typed::default(), upgrades, wait }))
+    }
+
+    /// Extensions, on or off.
+    pub fn of_extensions(kube: &'a KubeArgs, extensions: extensions::Typed, wait: Wait) -> Self {
+        Self { kube, typed: Typed::default(), extensions, upgrades: false, wait }
     }
 }
 
@@ -92,8 +100,11 @@ async fn change(
 ) -> Outcome<()> {
     let kept = cluster.kept(namespace).await?;
     let version = kept.version.clone().filter(|_| !update.upgrades);
-    let mut values = values::again(id.as_str(), kept, version.as_deref(), update.typed, settings)?;
+    let typed = (update.typed, &update.extensions);
+    let (mut values, said) = values::again(id.as_str(), kept, version.as_deref(), typed, settings)?;
     values::fit(&mut values, cluster);
+    precheck::may_extend(cluster, &values).await?;
+    said.iter().for_each(|line| steps.note(line));
     if let Some(key) = cluster.onboarding_key(namespace).await? {
         values.identity.onboarding_key = key.expose_secret().into();
     }
@@ -103,7 +114,10 @@ async fn change(
         manifests::relabel(&mut manifests, version);
     }
     for manifest in &manifests {
-        cluster.apply(manifest).await?;
+        let (place, is_new) = cluster.apply(manifest).await?;
+        if is_new && is_definition(manifest) {
+            cluster.await_established(&place.name, ESTABLISHED).await?;
+        }
     }
     cluster.prune(namespace, &manifests).await?;
     steps.end("done");

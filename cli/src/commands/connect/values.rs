@@ -9,7 +9,10 @@ use http_body_util::Full;
 use serde_json::{Map, Value};
 use types::agent_api::{ENROLMENT_PREFIX, InstallSettings};
 
-use super::proxy::{AgentProxyArgs, Typed};
+use super::{
+    extensions::{self, CatalogueArgs},
+    proxy::{AgentProxyArgs, Typed},
+};
 use crate::{
     client::Client,
     commands::names,
@@ -83,6 +86,19 @@ pub struct AgentArgs {
         help_heading = "Agents"
     )]
     pub azure_rbac: Option<bool>,
+    /// Install extensions: helm charts of a signed catalogue, by an agent that is an administrator of the cluster
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "Extensions"
+    )]
+    pub extensions: Option<bool>,
+    /// Which ones.
+    #[command(flatten)]
+    pub catalogue: CatalogueArgs,
     /// The cluster's distribution, instead of what its nodes look like
     #[arg(long, value_name = "NAME", value_parser = DISTRIBUTIONS, help_heading = "Agents")]
     pub distribution: Option<String>,
@@ -102,15 +118,18 @@ pub async fn settings(client: &Client) -> Outcome<InstallSettings> {
     Ok(serde_json::from_slice(answer.body()).context("what the gateway says that agents need")?)
 }
 
-/// All of them, but for the private key: what was typed, over what agents that are there were told before.
+/// All of them, but for the private key: what was typed, over what agents that are there were told before. And what to
+/// say of them.
 pub fn values(
     cluster_id: &str,
     args: &AgentArgs,
-    kept: Option<Kept>,
-    proxy: Typed,
+    mut kept: Option<Kept>,
+    (proxy, extensions): (Typed, &extensions::Typed),
     settings: &InstallSettings,
-) -> Outcome<Values> {
+) -> Outcome<(Values, Vec<String>)> {
     let mut values = Values::default();
+    let kept_extensions = kept.as_mut().and_then(|kept| kept.extensions.take());
+    let said = extensions.apply(&mut values, kept_extensions, settings)?;
     let azure_rbac = args.azure_rbac.unwrap_or(kept.as_ref().is_some_and(|kept| kept.azure_rbac));
     if let Some(kept) = kept {
         keep(&mut values, kept);
@@ -143,7 +162,7 @@ pub fn values(
             known.clone_from(typed);
         }
     }
-    Ok(values)
+    Ok((values, said))
 }
 
 /// The first minor version that knows `unhealthyPodEvictionPolicy` of a PodDisruptionBudget.
@@ -155,20 +174,24 @@ pub fn fit(values: &mut Values, cluster: &Kubernetes) {
     values.pod_disruption_budget.enabled &= cluster.minor >= EVICTS_UNHEALTHY;
 }
 
-/// Those of agents that are there, with nothing but their proxy changed: the image too stays what it is, where
-/// `version` is the one that installed them.
+/// Those of agents that are there, with nothing but their proxy and extensions changed: the images too stay what they
+/// are, where `version` is the one that installed them.
 pub fn again(
     cluster_id: &str,
     kept: Kept,
     version: Option<&str>,
-    proxy: Typed,
+    typed: (Typed, &extensions::Typed),
     settings: &InstallSettings,
-) -> Outcome<Values> {
-    let mut values = values(cluster_id, &AgentArgs::default(), Some(kept), proxy, settings)?;
-    if let (Some(version), "", "") = (version, values.image.tag.as_str(), values.image.digest.as_str()) {
-        version.clone_into(&mut values.image.tag);
+) -> Outcome<(Values, Vec<String>)> {
+    let (mut values, said) = values(cluster_id, &AgentArgs::default(), Some(kept), typed, settings)?;
+    let Some(version) = version else { return Ok((values, said)) };
+    let extensions = &mut values.extensions.image;
+    for (tag, digest) in [(&mut values.image.tag, &values.image.digest), (&mut extensions.tag, &extensions.digest)] {
+        if tag.is_empty() && digest.is_empty() {
+            version.clone_into(tag);
+        }
     }
-    Ok(values)
+    Ok((values, said))
 }
 
 fn keep(values: &mut Values, kept: Kept) {
@@ -211,17 +234,25 @@ fn decide_by_roles(values: &mut Values) -> Outcome<()> {
 
 /// `REPOSITORY[:TAG]` or `REPOSITORY@DIGEST`; a registry's port is no tag.
 fn set_image(image: &mut Image, name: &str) {
+    let (repository, tag, digest) = split_image(name);
+    image.repository = repository;
+    if !tag.is_empty() {
+        image.tag = tag;
+    }
+    if !digest.is_empty() {
+        image.digest = digest;
+    }
+}
+
+/// Repository, tag and digest; one of the last two is empty, or both.
+pub fn split_image(name: &str) -> (String, String, String) {
     if let Some((repository, digest)) = name.split_once('@') {
-        (image.repository, image.digest) = (repository.to_owned(), digest.to_owned());
-        return;
+        return (repository.to_owned(), String::new(), digest.to_owned());
     }
     let last = name.rfind('/').map_or(0, |at| at + 1);
     match name[last..].find(':') {
-        Some(at) => {
-            image.repository = name[..last + at].to_owned();
-            image.tag = name[last + at + 1..].to_owned();
-        }
-        None => name.clone_into(&mut image.repository),
+        Some(at) => (name[..last + at].to_owned(), name[last + at + 1..].to_owned(), String::new()),
+        None => (name.to_owned(), String::new(), String::new()),
     }
 }
 
@@ -265,8 +296,10 @@ mod tests {
                 replicas: None,
                 distribution: String::new(),
                 infrastructure: String::new(),
+                extensions: None,
             };
-            again("/c", kept, version, Typed::default(), &settings).unwrap().image_name()
+            let typed = (Typed::default(), &extensions::Typed::default());
+            again("/c", kept, version, typed, &settings).unwrap().0.image_name()
         };
         assert_eq!(image("r:5000/agent", Some("0.0.9")), "r:5000/agent:0.0.9");
         assert_eq!(image("r:5000/agent", None), format!("r:5000/agent:{}", crate::manifests::version()));

@@ -1,0 +1,236 @@
+//! Extensions in a cluster (docs/features.md E2, I8): whether their agent is there, and which catalogue it trusts. The
+//! keys are pinned when that is decided, and never taken from the gateway again by itself: a gateway that is stolen later
+//! can name keys of its own, and no cluster takes them.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, anyhow};
+use catalogue::{index::CatalogueId, key::PublicKey};
+use types::agent_api::InstallSettings;
+
+use super::values::split_image;
+use crate::{
+    commands::names,
+    failure::{Failure, Outcome},
+    kubernetes::kept::KeptExtensions,
+    manifests::{ExtensionImage, Values},
+};
+
+/// Which catalogue is trusted, and for what. What is not typed is as it was, where extensions are on.
+#[derive(Debug, clap::Args, Clone, Default)]
+pub struct CatalogueArgs {
+    /// PEM file of a public key that signs the catalogue of extensions; repeat for more. Without this: the keys that the
+    /// gateway's own catalogue names now
+    #[arg(long = "catalogue-key", value_name = "FILE", help_heading = "Extensions")]
+    pub keys: Vec<PathBuf>,
+    /// The only catalogue that is accepted, as `towline catalogue init` names it
+    #[arg(long, value_name = "ID", help_heading = "Extensions")]
+    pub catalogue_id: Option<CatalogueId>,
+    /// The only extension types that may be installed, whatever the gateway asks for; "" for all of the catalogue
+    #[arg(long, value_name = "TYPE[,TYPE]", value_delimiter = ',', help_heading = "Extensions")]
+    pub allowed_extension_types: Vec<String>,
+    /// The image of extension-manager, REPOSITORY[:TAG] or REPOSITORY@sha256:...
+    #[arg(long, value_name = "NAME", value_parser = names::image, help_heading = "Extensions")]
+    pub extension_image: Option<String>,
+}
+
+/// What was typed, read.
+#[derive(Debug, Default)]
+pub struct Typed {
+    on: Option<bool>,
+    keys: Vec<PublicKey>,
+    args: CatalogueArgs,
+}
+
+impl Typed {
+    /// Reads it; `on`: whether extensions are to be on, if that was typed.
+    ///
+    /// # Errors
+    /// When a file holds no public key, or it cannot be meant.
+    pub fn read(on: Option<bool>, args: &CatalogueArgs) -> Outcome<Self> {
+        let typed = Self { on, keys: args.keys.iter().map(read_key).collect::<Outcome<_>>()?, args: args.clone() };
+        if on == Some(false) && typed.says_which() {
+            let error = anyhow!("a catalogue was named, and extensions were turned off");
+            return Err(Failure::usage(error).hint("leave out one of the two"));
+        }
+        Ok(typed)
+    }
+
+    /// Whether nothing of this was typed.
+    pub fn is_nothing(&self) -> bool {
+        self.on.is_none() && !self.says_which()
+    }
+
+    fn says_which(&self) -> bool {
+        let CatalogueArgs { keys, catalogue_id, allowed_extension_types, extension_image } = &self.args;
+        !keys.is_empty() || catalogue_id.is_some() || !allowed_extension_types.is_empty() || extension_image.is_some()
+    }
+
+    /// Over what the extension-manager that is there was told before; returns what to say of it.
+    ///
+    /// # Errors
+    /// When nobody says which keys to trust.
+    pub fn apply(
+        &self,
+        values: &mut Values,
+        kept: Option<KeptExtensions>,
+        settings: &InstallSettings,
+    ) -> Outcome<Vec<String>> {
+        if !self.on.unwrap_or(kept.is_some()) {
+            if self.says_which() {
+                return Err(Failure::usage(anyhow!("a catalogue was named for a cluster whose extensions are off"))
+                    .hint("turn them on: towline connect --extensions"));
+            }
+            return Ok(Vec::new());
+        }
+        let source = self.pin(values, kept.as_ref(), settings)?;
+        let kept = kept.unwrap_or_default();
+        let extensions = &mut values.extensions;
+        extensions.enabled = true;
+        extensions.allowed_types = match self.args.allowed_extension_types.as_slice() {
+            [] => kept.allowed_types,
+            typed => typed.iter().map(|kind| kind.trim().to_owned()).filter(|kind| !kind.is_empty()).collect(),
+        };
+        if let Some(image) = self.args.extension_image.as_ref().or(kept.image.as_ref()) {
+            let (repository, tag, digest) = split_image(image);
+            extensions.image = ExtensionImage { repository, tag, digest };
+        }
+        let mut said =
+            vec!["extension-manager becomes an administrator of the cluster (ClusterRole cluster-admin)".to_owned()];
+        for key in &extensions.catalogue_keys {
+            said.push(format!("the catalogue is trusted by key {}, {source}", id_of(key)?));
+        }
+        said.push(match extensions.allowed_types.as_slice() {
+            [] => "every extension type of that catalogue may be installed".to_owned(),
+            types => format!("extension types that may be installed: {}", types.join(", ")),
+        });
+        Ok(said)
+    }
+
+    /// Decides the keys and the catalogue's id; says where they come from.
+    fn pin(
+        &self,
+        values: &mut Values,
+        kept: Option<&KeptExtensions>,
+        settings: &InstallSettings,
+    ) -> Outcome<&'static str> {
+        let extensions = &mut values.extensions;
+        let typed_id = self.args.catalogue_id.as_ref().map(ToString::to_string);
+        if !self.keys.is_empty() {
+            extensions.catalogue_keys = self.keys.iter().map(PublicKey::to_pem).collect();
+            extensions.catalogue_id = typed_id.unwrap_or_default();
+            return Ok("from --catalogue-key");
+        }
+        if let Some(kept) = kept.filter(|kept| !kept.keys.is_empty()) {
+            extensions.catalogue_keys.clone_from(&kept.keys);
+            extensions.catalogue_id = typed_id.unwrap_or_else(|| kept.catalogue.clone());
+            return Ok("as before");
+        }
+        let Some(named) = settings.catalogue.as_ref().filter(|named| !named.keys.is_empty()) else {
+            let error = anyhow!("nobody says which keys sign the catalogue of extensions: the gateway serves none");
+            return Err(
+                Failure::usage(error).hint("--catalogue-key FILE, as `towline catalogue init` wrote it (*.pub)")
+            );
+        };
+        if typed_id.as_ref().is_some_and(|id| *id != named.id) {
+            let error = anyhow!("--catalogue-id: the gateway's catalogue is {}", named.id);
+            return Err(Failure::usage(error).hint("name the keys of the other catalogue too: --catalogue-key FILE"));
+        }
+        extensions.catalogue_keys.clone_from(&named.keys);
+        extensions.catalogue_id.clone_from(&named.id);
+        Ok("which the gateway's catalogue names")
+    }
+}
+
+fn read_key(file: &PathBuf) -> Outcome<PublicKey> {
+    let of_file = || format!("--catalogue-key {}", file.display());
+    let text = std::fs::read(file).with_context(of_file).map_err(Failure::usage)?;
+    let key = PublicKey::from_pem(&text).with_context(of_file);
+    key.map_err(|error| {
+        Failure::usage(error).hint("expected a public key (PEM), as `towline catalogue init` wrote it (*.pub)")
+    })
+}
+
+/// As `towline catalogue keys list` has it.
+fn id_of(pem: &str) -> Outcome<String> {
+    Ok(PublicKey::from_pem(pem.as_bytes()).context("a key of the catalogue of extensions")?.id().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use catalogue::key::SigningKey;
+    use types::agent_api::CatalogueTrust;
+
+    use super::*;
+
+    fn key() -> String {
+        SigningKey::generate().unwrap().public().to_pem()
+    }
+
+    fn settings(catalogue: Option<CatalogueTrust>) -> InstallSettings {
+        InstallSettings {
+            urls: vec!["https://gw".to_owned()],
+            roots: String::new(),
+            issuers: Vec::new(),
+            version: String::new(),
+            tenant_id: String::new(),
+            catalogue,
+        }
+    }
+
+    fn typed(on: Option<bool>, keys: &[&str], allowed: &[&str]) -> Typed {
+        let keys: Vec<PublicKey> = keys.iter().map(|pem| PublicKey::from_pem(pem.as_bytes()).unwrap()).collect();
+        let allowed_extension_types = allowed.iter().map(|kind| (*kind).to_owned()).collect();
+        let files = keys.iter().map(|_| PathBuf::new()).collect();
+        Typed { on, keys, args: CatalogueArgs { keys: files, allowed_extension_types, ..CatalogueArgs::default() } }
+    }
+
+    #[test]
+    fn keys_are_pinned_once_and_not_taken_from_the_gateway_again() {
+        let (first, second, typed_key) = (key(), key(), key());
+        let id = "0123456789abcdef".repeat(2);
+        let of = |key: &str| settings(Some(CatalogueTrust { id: id.clone(), keys: vec![key.to_owned()] }));
+        let mut values = Values::default();
+        let said = typed(Some(true), &[], &["example.web"]).apply(&mut values, None, &of(&first)).unwrap();
+        assert_eq!((&values.extensions.catalogue_keys, &values.extensions.catalogue_id), (&vec![first.clone()], &id));
+        assert!(said.iter().any(|line| line.contains(&id_of(&first).unwrap()) && line.contains("gateway")), "{said:?}");
+        let kept = || KeptExtensions {
+            keys: vec![first.clone()],
+            catalogue: id.clone(),
+            allowed_types: vec!["example.web".to_owned()],
+            image: Some("r:5000/e".to_owned()),
+        };
+        // Another run, with or without the option, keeps what is there, whatever the gateway says by then.
+        for on in [None, Some(true)] {
+            let mut values = Values::default();
+            typed(on, &[], &[]).apply(&mut values, Some(kept()), &of(&second)).unwrap();
+            let now = &values.extensions;
+            assert!(now.enabled && now.catalogue_keys == [first.clone()] && now.catalogue_id == id);
+            assert_eq!(
+                (now.allowed_types.as_slice(), now.image.repository.as_str()),
+                (&["example.web".to_owned()][..], "r:5000/e")
+            );
+        }
+        let mut values = Values::default();
+        typed(None, &[&typed_key], &[""]).apply(&mut values, Some(kept()), &of(&second)).unwrap();
+        assert_eq!((values.extensions.catalogue_keys, values.extensions.catalogue_id.as_str()), (vec![typed_key], ""));
+        assert!(values.extensions.allowed_types.is_empty());
+        let mut values = Values::default();
+        typed(Some(false), &[], &[]).apply(&mut values, Some(kept()), &of(&second)).unwrap();
+        assert!(!values.extensions.enabled);
+    }
+
+    #[test]
+    fn extensions_without_a_key_are_refused() {
+        let refused = |typed: Typed, settings: InstallSettings| {
+            let failure = typed.apply(&mut Values::default(), None, &settings).unwrap_err();
+            format!("{:#}", failure.into_error())
+        };
+        assert!(refused(typed(Some(true), &[], &[]), settings(None)).contains("nobody says which keys"));
+        let named = settings(Some(CatalogueTrust { id: "a".to_owned(), keys: vec!["no key".to_owned()] }));
+        assert!(refused(typed(Some(true), &[], &[]), named).contains("a key of the catalogue"));
+        assert!(refused(typed(None, &[&key()], &[]), settings(None)).contains("extensions are off"));
+        let said = typed(None, &[], &[]).apply(&mut Values::default(), None, &settings(None)).unwrap();
+        assert!(said.is_empty());
+    }
+}
