@@ -14,6 +14,7 @@ pub mod desired;
 pub mod enrol;
 pub mod heartbeat;
 pub mod listener;
+pub mod objects;
 pub mod policy;
 pub mod settings;
 pub mod telemetry;
@@ -187,6 +188,11 @@ pub static OF_TUNNELS: &[Route<ForAgents>] = &[
         Box::pin(telemetry::logs(call, agent))
     }),
     Route::new(Method::GET, paths::POLICY, (0, CHEAP), |call, agent| Box::pin(policy::serve(call, agent))),
+    Route::new(Method::GET, paths::OBJECTS, (0, CHEAP), |call, agent| Box::pin(objects::follow(call, agent))),
+    Route::new(Method::POST, paths::PROTECTED, (SHORT_BYTES, DEAR), |call, agent| {
+        Box::pin(objects::protected(call, agent))
+    }),
+    Route::new(Method::POST, paths::STATUSES, (BODY_BYTES, CHEAP), |call, agent| Box::pin(objects::tell(call, agent))),
 ];
 
 /// What is answered at the public listener, below the prefix.

@@ -1,6 +1,7 @@
 //! The control plane of a running gateway: the store, what is in memory of it, and what goes on in the background.
 
 pub mod challenges;
+pub mod objects;
 mod tell;
 pub mod throttle;
 pub mod turns;
@@ -16,7 +17,7 @@ use daemon::Shutdown;
 use tokio::sync::{Notify, watch};
 use types::ids::{ClusterId, ClusterKey};
 
-use self::{challenges::Challenges, throttle::Throttle, turns::Turns};
+use self::{challenges::Challenges, objects::Followers, throttle::Throttle, turns::Turns};
 use crate::{
     api_error::ApiError,
     config::api::Api,
@@ -55,6 +56,8 @@ pub struct Kinds {
     pub deciding: Deciding,
     /// Resources that a configuration gives.
     pub configured: fn(&Api) -> Vec<Stored>,
+    /// Full types of those that agents of their clusters follow.
+    pub followed: Vec<&'static str>,
 }
 
 /// What a control plane is made of.
@@ -89,6 +92,8 @@ pub struct Control {
     pub notices: Notices,
     /// How much everybody has asked.
     pub throttle: Throttle,
+    /// Who waits for changes of what is wanted in which cluster.
+    pub followers: Followers,
     /// Whoever takes an owner away, one at a time.
     pub owners: tokio::sync::Mutex<()>,
     trust: OnceLock<Arc<Trust>>,
@@ -117,6 +122,7 @@ impl Control {
             challenges: Challenges::since(milliseconds(clock())),
             notices: Notices::default(),
             throttle: Throttle::default(),
+            followers: Followers::default(),
             owners: tokio::sync::Mutex::default(),
             trust: OnceLock::new(),
             protector,
@@ -217,6 +223,7 @@ impl Control {
             Changes::Since(changes) => changes,
             Changes::TooOld => {
                 self.read_all().await?;
+                self.tell_followers(None);
                 return Ok(true);
             }
         };
@@ -224,10 +231,13 @@ impl Control {
         let applied = tokio::task::spawn_blocking(move || {
             let mut directory = Directory::clone(&known);
             directory.apply(&changes);
-            directory
+            (directory, changes)
         });
         match applied.await {
-            Ok(directory) => self.publish(directory),
+            Ok((directory, changes)) => {
+                self.publish(directory);
+                self.tell_followers(Some(&changes));
+            }
             // What was not taken is read again.
             Err(error) => {
                 tracing::error!(%error, "changes of the store could not be taken");
@@ -284,6 +294,10 @@ impl Control {
         let applied = self.store.apply(batch).await?;
         if let Ok(applied) = &applied {
             self.caught_up(applied.revision).await;
+            for begun in batch.begins.iter().filter(|begun| begun.ended_ms.is_none()) {
+                // What was begun before for the same resource is looked at too: this may take its place.
+                self.store.wake_operations_of(&begun.resource, self.now_ms()).await?;
+            }
             if !batch.begins.is_empty() {
                 self.operations.notify_one();
             }

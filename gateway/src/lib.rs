@@ -48,7 +48,7 @@
 //! | [`identity`] | who asks: credential, principal, caller |
 //! | [`api_error`] | refusals, as ARM's envelope |
 //! | [`answers`], [`bodies`] | answers that the gateway writes itself; bodies of requests, taken in to their end |
-//! | [`stored`] | what is the same in kept resources of all kinds |
+//! | [`stored`], [`object`] | what is the same in kept resources of all kinds, and of those that agents follow |
 //! | [`places`], [`rate`] | places that no few addresses take all of; how often somebody may ask |
 //! | [`metrics`] | every metric, named and described once |
 //! | [`files`] | state files: private, replaced whole, watched |
@@ -85,6 +85,7 @@ pub mod listen;
 pub mod lost;
 pub mod metrics;
 pub mod named;
+pub mod object;
 pub mod owners;
 pub mod permit;
 pub mod places;

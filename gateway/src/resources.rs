@@ -4,6 +4,7 @@
 
 pub mod connected_cluster;
 pub mod enrolment_token;
+pub mod extension;
 pub mod filter;
 pub mod registrations;
 pub mod resource_group;
@@ -26,7 +27,9 @@ use crate::{
     identity::Caller,
     instants::instant,
     issuer::Issuer,
-    store::{agents::Agent, resources::Stored},
+    object::Object,
+    store::{agents::Agent, resources::Stored, statuses::Told},
+    stored::properties_mut,
 };
 
 /// All kinds. What is listed with others is listed in this order.
@@ -34,6 +37,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &subscription::Subscriptions,
     &resource_group::ResourceGroups,
     &connected_cluster::ConnectedClusters,
+    &extension::Extensions,
     &role_definition::RoleDefinitions,
     &role_assignment::RoleAssignments,
 ];
@@ -53,6 +57,7 @@ pub fn for_control() -> Kinds {
     Kinds {
         deciding: deciding(),
         configured: |settings| KINDS.iter().flat_map(|kind| kind.configured(settings)).collect(),
+        followed: KINDS.iter().filter(|kind| kind.is_followed()).map(|kind| kind.name()).collect(),
     }
 }
 
@@ -87,6 +92,8 @@ pub enum Place {
     Subscription,
     /// In a resource group.
     ResourceGroup,
+    /// On a connected cluster.
+    Cluster,
     /// On any resource, and in namespaces of clusters.
     Anywhere,
 }
@@ -132,6 +139,10 @@ pub struct Showing<'a> {
     pub control: &'a Control,
     /// What is kept of its agents, if it is of a kind that has such.
     pub agent: Option<&'a Agent>,
+    /// What is kept of it as something that agents follow.
+    pub object: &'a Object,
+    /// What its cluster told of it, if it is of a kind that is followed there.
+    pub told: Option<&'a Told>,
 }
 
 /// A request for an action of a resource (`POST <id>/<action>`).
@@ -184,9 +195,15 @@ pub trait Kind: Send + Sync {
         false
     }
 
+    /// Whether the agents of its cluster follow it: what is written is done there, and an operation ends when the agents
+    /// have told so (E1).
+    fn is_followed(&self) -> bool {
+        false
+    }
+
     /// Whether it is listed among all resources of a scope (`GET <scope>/resources`): it has a location and tags.
     fn is_tracked(&self) -> bool {
-        self.place() == Place::ResourceGroup
+        matches!(self.place(), Place::ResourceGroup | Place::Cluster)
     }
 
     /// Scopes below a resource that are no resources, by the last part of their types: of a cluster, its `namespaces`.
@@ -215,6 +232,16 @@ pub trait Kind: Send + Sync {
         body: &'a mut Map<String, Value>,
         writing: &'a Writing<'a>,
     ) -> BoxFuture<'a, Result<(), ApiError>>;
+
+    /// Puts a checked PATCH into a kept body: tags are replaced as a whole, properties one by one.
+    fn merge(&self, body: &mut Map<String, Value>, part: &Map<String, Value>) {
+        for (name, value) in part {
+            match (name.as_str(), value) {
+                ("properties", Value::Object(new)) => properties_mut(body).extend(new.clone()),
+                _ => drop(body.insert(name.clone(), value.clone())),
+            }
+        }
+    }
 
     /// What a PATCH may hold; none: there is no PATCH.
     fn patch_schema(&self) -> Option<&'static [Property]> {

@@ -30,6 +30,7 @@ pub mod operations;
 pub mod protect;
 pub mod resources;
 pub mod schema;
+pub mod statuses;
 
 use std::{
     path::{Path, PathBuf},

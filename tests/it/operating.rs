@@ -321,13 +321,14 @@ fn unit() -> anyhow::Result<()> {
     // The store as version 2 of its schema left it: without what the migrations since then make.
     let older = "import sqlite3\n\
          store = sqlite3.connect('/var/lib/towline/towline.db')\n\
-         for table in ('events', 'event_numbers', 'departed', 'webhooks', 'deleted_identities', 'protecting_key', 'rows_named'):\n    \
+         for table in ('events', 'event_numbers', 'departed', 'webhooks', 'deleted_identities', 'protecting_key', 'rows_named', 'statuses', 'protected_until'):\n    \
              store.execute(f'DROP TABLE {table}')\n\
          for index in ('agents_by_end', 'agents_by_key', 'agents_by_claim', 'agents_by_uid'):\n    \
              store.execute(f'DROP INDEX {index}')\n\
          for column in ('principal', 'certificate_authority', 'claimant'):\n    \
              store.execute(f'ALTER TABLE agents DROP COLUMN {column}')\n\
          store.execute('DROP INDEX operations_by_work')\n\
+         store.execute('DROP INDEX operations_by_resource')\n\
          for column in ('work_kind', 'next_ms', 'claimed_by', 'tries', 'due_ms'):\n    \
              store.execute(f'ALTER TABLE operations DROP COLUMN {column}')\n\
          store.execute('CREATE UNIQUE INDEX agents_by_uid ON agents (kube_system_uid)')\n\

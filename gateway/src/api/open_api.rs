@@ -74,6 +74,7 @@ fn places(kind: &dyn Kind) -> (Vec<String>, Vec<String>) {
         Place::Top => (vec![SUBSCRIPTION.to_owned()], vec!["/subscriptions".to_owned()]),
         Place::Subscription => (vec![group], vec![format!("{SUBSCRIPTION}/resourceGroups")]),
         Place::ResourceGroup => (one(&[within(&group)]), vec![within(&group), within(SUBSCRIPTION)]),
+        Place::Cluster => (one(&[within(&cluster)]), vec![within(&cluster)]),
         Place::Anywhere => {
             let namespace = format!("{cluster}/namespaces/{{namespace}}");
             let lists = [SUBSCRIPTION, &group, &cluster, &namespace].map(within).to_vec();

@@ -14,11 +14,13 @@ use super::{Call, empty, json};
 use crate::{
     answers::{self, Body},
     api_error::ApiError,
+    object::Object,
     resources::{self, KINDS, Kind, Place, Showing, filter, holder, kind, schema},
     store::{
         StoreError,
         agents::Agent,
         resources::{PAGE_ROWS, Stored},
+        statuses::Told,
     },
     stored::last_name,
 };
@@ -37,12 +39,22 @@ const SUBSCRIPTION_READ: &str = "Microsoft.Resources/subscriptions/read";
 
 /// A resource as a client sees it.
 pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored) -> Result<Value, ApiError> {
-    let agent = if kind.has_agents() { call.control.store.agent(&stored.key).await? } else { None };
-    Ok(show_with(call, kind, version, &stored.id, stored.body.clone(), agent.as_ref()))
+    let store = &call.control.store;
+    let agent = if kind.has_agents() { store.agent(&stored.key).await? } else { None };
+    let told = if kind.is_followed() { store.told(&stored.key).await? } else { None };
+    Ok(show_with(call, kind, version, (&stored.id, stored.body.clone()), &Beside { agent, told }))
 }
 
-/// The same of the body of one, with what is kept of its agents.
-fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, id: &str, body: Value, agent: Option<&Agent>) -> Value {
+/// What is kept beside a resource, apart from its revisions.
+#[derive(Default)]
+struct Beside {
+    agent: Option<Agent>,
+    told: Option<Told>,
+}
+
+/// The same of the id and the body of one, with what is kept beside.
+fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, (id, body): (&str, Value), beside: &Beside) -> Value {
+    let object = if kind.is_followed() { Object::of(&body) } else { Object::default() };
     let mut kept = match body {
         Value::Object(kept) => kept,
         _ => Map::new(),
@@ -57,7 +69,9 @@ fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, id: &str, body: Va
     if let Some(data) = system_data {
         shown.insert("systemData".to_owned(), data);
     }
-    kind.show(&mut shown, id, &Showing { version, now_ms: call.now_ms, control: call.control, agent });
+    let (agent, told) = (beside.agent.as_ref(), beside.told.as_ref());
+    let (now_ms, control) = (call.now_ms, call.control.as_ref());
+    kind.show(&mut shown, id, &Showing { version, now_ms, control, agent, object: &object, told });
     Value::Object(shown)
 }
 
@@ -228,7 +242,7 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
     let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
     let at_scope = filter.is_some_and(|filter| filter.to_ascii_lowercase().contains("atscope()"));
-    let shown = |_: usize, stored: Stored, agent: Option<&Agent>| {
+    let shown = |_: usize, stored: Stored, beside: &Beside| {
         let visible = match kind.place() {
             Place::Top => sees(call, &stored.key),
             _ => sight.shows(&stored),
@@ -239,7 +253,7 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
             Some(filter) => kind.matches(filter, &stored, &call.caller)?,
             None => true,
         };
-        Ok((visible && reachable && wanted).then(|| show_with(call, kind, version, &stored.id, stored.body, agent)))
+        Ok((visible && reachable && wanted).then(|| show_with(call, kind, version, (&stored.id, stored.body), beside)))
     };
     let sources = sources(kind, scope, at_scope);
     let (page, next) = gather(call, &sources, from, rows, shown).await?;
@@ -283,19 +297,20 @@ fn sources(kind: &'static dyn Kind, scope: Option<&ResourceId>, only_here: bool)
 }
 
 impl Source {
-    /// Up to `rows` behind a key, with what is kept of their agents, and the key behind which it goes on, unless
-    /// these are all.
+    /// Up to `rows` behind a key, with what is kept beside them, and the key behind which it goes on, unless these are
+    /// all.
     async fn page(&self, call: &Call<'_>, after: &str, rows: u32) -> Result<Page, StoreError> {
         let name = self.kind.name().to_ascii_lowercase();
-        let without = |page: Vec<Stored>| page.into_iter().map(|stored| (stored, None)).collect();
-        let mut found: Vec<(Stored, Option<Agent>)> = match &self.which {
+        let without = |page: Vec<Stored>| page.into_iter().map(|stored| (stored, Beside::default())).collect();
+        let mut found: Vec<(Stored, Beside)> = match &self.which {
             Which::BuiltIn(all) => {
                 without(all.iter().filter(|one| one.key.as_str() > after).take(rows as usize).cloned().collect())
             }
             Which::At(key) => without(call.control.store.children(&name, &holder_key(key), after, rows).await?),
             // One statement, however many there are (C9).
             Which::Within(key) if self.kind.has_agents() => {
-                call.control.store.page_with_agents(&name, key, after, rows).await?
+                let page = call.control.store.page_with_agents(&name, key, after, rows).await?;
+                page.into_iter().map(|(stored, agent)| (stored, Beside { agent, told: None })).collect()
             }
             Which::Within(key) => without(call.control.store.page(&name, key, after, rows).await?),
         };
@@ -303,13 +318,20 @@ impl Source {
         if let Which::At(key) = &self.which {
             found.retain(|(stored, _)| is_at(stored, key));
         }
+        if self.kind.is_followed() {
+            let keys: Vec<String> = found.iter().map(|(stored, _)| stored.key.clone()).collect();
+            let mut told = call.control.store.told_of(&keys).await?;
+            for (stored, beside) in &mut found {
+                beside.told = told.remove(&stored.key);
+            }
+        }
         Ok(Page { found, next })
     }
 }
 
 /// What a source has at a place.
 struct Page {
-    found: Vec<(Stored, Option<Agent>)>,
+    found: Vec<(Stored, Beside)>,
     next: Option<String>,
 }
 
@@ -323,7 +345,7 @@ async fn gather(
     sources: &[Source],
     from: At,
     rows: u32,
-    pick: impl Fn(usize, Stored, Option<&Agent>) -> Result<Option<Value>, ApiError> + Send,
+    pick: impl Fn(usize, Stored, &Beside) -> Result<Option<Value>, ApiError> + Send,
 ) -> Result<(Written, Option<At>), ApiError> {
     let (mut written, mut looks) = (Written::default(), 0);
     let (first, mut after) = from;
@@ -336,12 +358,12 @@ async fn gather(
             looks += 1;
             let fetch = if looks == 1 { rows } else { PAGE_ROWS };
             let page = source.page(call, &after, fetch).await?;
-            for (at, (stored, agent)) in page.found.into_iter().enumerate() {
+            for (at, (stored, beside)) in page.found.into_iter().enumerate() {
                 if at % ROWS_A_TURN == ROWS_A_TURN - 1 {
                     tokio::task::yield_now().await;
                 }
                 let key = stored.key.clone();
-                let Some(shown) = pick(index, stored, agent.as_ref())? else { continue };
+                let Some(shown) = pick(index, stored, &beside)? else { continue };
                 if !written.add(&shown)? {
                     return Ok((written, Some(last)));
                 }
@@ -378,7 +400,7 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
     exists(call, scope).await?;
     let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
-    let pick = |source: usize, stored: Stored, _: Option<&Agent>| {
+    let pick = |source: usize, stored: Stored, _: &Beside| {
         let wanted = filter.map_or(Ok(true), |filter| filter::resource(filter, &stored))?;
         Ok((wanted && sights[source].shows(&stored)).then(|| {
             let kind = sources[source].kind.name();

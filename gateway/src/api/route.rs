@@ -2,6 +2,7 @@
 
 use super::events;
 use super::{graph, service_principals};
+use crate::resources::extension;
 use http::Method;
 use types::api::{
     InvalidId, ResourceId,
@@ -169,7 +170,12 @@ fn resource(post: bool, segments: &[&str], words: &[&str]) -> Result<Route, Inva
         return Ok(Route::Everything(scope));
     }
     match join(segments) {
-        Ok(id) => Ok(Route::Resource(id)),
+        Ok(id) => Ok(match extension::operation_of(&id) {
+            Some((extension, operation)) => {
+                Route::OperationStatus(extension.subscription().to_owned(), operation.to_owned())
+            }
+            None => Route::Resource(id),
+        }),
         Err(error) => match join(rest) {
             Ok(id) if has_action(&id, last) => Ok(Route::Action(id, (*last).to_owned())),
             _ => collection(segments, words)?.ok_or(error),

@@ -10,6 +10,11 @@ use super::{Call, body, empty, json, operations, read};
 use crate::{
     answers::Body,
     api_error::ApiError,
+    control::{
+        objects::{DUE_MS, PROTECTED_FOR_MS, mark_deleting},
+        work::{converge, take_down},
+    },
+    object::Object,
     owners::{self, SignedIn},
     resources::{self, Acting, Kind, Place, Writing, holder, registrations, schema, system_data},
     store::{
@@ -17,7 +22,6 @@ use crate::{
         operations::{Operation, Status},
         resources::Stored,
     },
-    stored::properties_mut,
 };
 
 /// How often a write that somebody else was in the way of is tried again.
@@ -85,6 +89,7 @@ fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'st
     let fits = match (kind.place(), id.parent()) {
         (Place::Subscription, Some(parent)) => parent.is(types::api::id::SUBSCRIPTIONS),
         (Place::ResourceGroup, Some(parent)) => parent.is(types::api::id::RESOURCE_GROUPS),
+        (Place::Cluster, Some(parent)) => parent.is(resources::connected_cluster::NAME),
         (Place::Anywhere, Some(_)) => true,
         _ => false,
     };
@@ -112,7 +117,7 @@ async fn change(
         let mut body = match (change, old) {
             (Change::Replace(new), Some(old)) => replaced(kind, version, old, new),
             (Change::Replace(new), None) => new.clone(),
-            (Change::Merge(part), Some(old)) => merged(old, part),
+            (Change::Merge(part), Some(old)) => merged(kind, old, part),
             (Change::Merge(_), None) => return Err(ApiError::resource_not_found(id)),
         };
         let writing = Writing {
@@ -131,10 +136,15 @@ async fn change(
         };
         match try_put(call, kind, id, old, body).await? {
             Ok((stored, operation)) => {
-                let status = if old.is_some() { StatusCode::OK } else { StatusCode::CREATED };
+                let patched = matches!(change, Change::Merge(_));
+                let status = match old {
+                    Some(_) if patched && kind.is_followed() => StatusCode::ACCEPTED,
+                    Some(_) => StatusCode::OK,
+                    None => StatusCode::CREATED,
+                };
                 let shown = read::show(call, kind, version, &stored).await?;
                 let mut answer = shown.clone();
-                if operation.is_some() && matches!(change, Change::Replace(_)) {
+                if operation.is_some() && !patched && !kind.is_followed() {
                     under_way(&mut answer, old.is_some());
                 }
                 // The tag is of what is read from now on.
@@ -179,7 +189,8 @@ async fn try_put(
     old: Option<&Stored>,
     mut body: Map<String, Value>,
 ) -> Result<Result<Put, Refused>, ApiError> {
-    let protected = protect(call, kind, id, old, &mut body)?;
+    let Sealed { protected, given } = protect(call, kind, id, old, &mut body)?;
+    let (operation, protected_until) = begun(call, kind, id, old, &mut body, given.then_some(protected.is_some()));
     let parent = id.parent().map(|parent| holder(&parent).key().to_owned());
     let mut stored = Stored {
         key: id.key().to_owned(),
@@ -195,17 +206,51 @@ async fn try_put(
         Some(old) if old.revision > 0 => Expect::Revision(old.revision),
         _ => Expect::Absent,
     };
-    // Nothing is left to do once it is kept: the operation has ended when it is first seen.
-    let operation = (kind.place() == Place::ResourceGroup).then(|| {
-        let begun = operations::new(call, id, json!({"kind": "put", "by": call.caller.object_id()}));
-        Operation { status: Status::Succeeded, ended_ms: Some(call.now_ms), ..begun }
-    });
-    let batch =
-        Batch { puts: vec![(stored.clone(), expect)], begins: operation.iter().cloned().collect(), ..Batch::default() };
+    let puts = vec![(stored.clone(), expect)];
+    let batch = Batch { puts, begins: operation.iter().cloned().collect(), protected_until, ..Batch::default() };
     Ok(call.control.write(&batch).await?.map(|revision| {
         stored.revision = revision;
         (stored, operation)
     }))
+}
+
+/// The operation that a write begins, noted in the body of what agents follow, and until when what is protected of that
+/// is kept. `given`: protected settings were given, and whether there are any now.
+fn begun(
+    call: &Call<'_>,
+    kind: &dyn Kind,
+    id: &ResourceId,
+    old: Option<&Stored>,
+    body: &mut Map<String, Value>,
+    given: Option<bool>,
+) -> (Option<Operation>, Vec<(String, Option<i64>)>) {
+    let by = call.caller.object_id();
+    if !kind.is_followed() {
+        // Nothing is left to do once it is kept: the operation has ended when it is first seen.
+        let operation = (kind.place() == Place::ResourceGroup).then(|| {
+            let begun = operations::new(call, id, json!({"kind": "put", "by": by}));
+            Operation { status: Status::Succeeded, ended_ms: Some(call.now_ms), ..begun }
+        });
+        return (operation, Vec::new());
+    }
+    let mut operation = operations::new(call, id, Value::Null);
+    let mut object = old.map(|old| Object::of(&old.body)).unwrap_or_default().next(&operation.id);
+    let mut until = Vec::new();
+    if let Some(any) = given {
+        object = object.protecting(any);
+        until.push((id.key().to_owned(), any.then_some(call.now_ms + PROTECTED_FOR_MS)));
+    }
+    object.keep(body);
+    operation.work = converge::work(by, object.generation);
+    operation.due_ms = Some(call.now_ms + DUE_MS);
+    (Some(operation), until)
+}
+
+/// What nobody may see again of a body.
+struct Sealed {
+    protected: Option<Vec<u8>>,
+    /// Whether the client gave some of it.
+    given: bool,
 }
 
 /// Takes out of a body what nobody may see again: sealed, with what was kept of it before.
@@ -215,7 +260,7 @@ fn protect(
     id: &ResourceId,
     old: Option<&Stored>,
     body: &mut Map<String, Value>,
-) -> Result<Option<Vec<u8>>, ApiError> {
+) -> Result<Sealed, ApiError> {
     let kept = match old.and_then(|old| old.protected.as_deref()) {
         Some(sealed) => match call.control.unseal(id.key(), sealed) {
             Some(Value::Object(kept)) => kept,
@@ -227,8 +272,11 @@ fn protect(
     };
     let before = old.and_then(|old| old.body.as_object());
     let kept = before.map_or_else(Map::new, |body| schema::with_places_of_today(kind.schema(), body, kept));
-    let secrets = schema::split_protected(kind.schema(), body).with_kept(kept);
-    (!secrets.is_empty()).then(|| call.control.seal(id.key(), &Value::Object(secrets))).transpose()
+    let secrets = schema::split_protected(kind.schema(), body);
+    let given = !secrets.sent.is_empty();
+    let secrets = secrets.with_kept(kept);
+    let protected = (!secrets.is_empty()).then(|| call.control.seal(id.key(), &Value::Object(secrets))).transpose()?;
+    Ok(Sealed { protected, given })
 }
 
 /// If-Match and If-None-Match (RFC 9110 section 13.1).
@@ -256,15 +304,9 @@ fn replaced(kind: &dyn Kind, version: &str, old: &Stored, new: &Map<String, Valu
     body
 }
 
-/// Tags are replaced as a whole, properties one by one.
-fn merged(old: &Stored, part: &Map<String, Value>) -> Map<String, Value> {
+fn merged(kind: &dyn Kind, old: &Stored, part: &Map<String, Value>) -> Map<String, Value> {
     let mut body = old.body.as_object().cloned().unwrap_or_default();
-    for (name, value) in part {
-        match (name.as_str(), value) {
-            ("properties", Value::Object(new)) => properties_mut(&mut body).extend(new.clone()),
-            _ => drop(body.insert(name.clone(), value.clone())),
-        }
-    }
+    kind.merge(&mut body, part);
     body
 }
 
@@ -307,7 +349,9 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
     let (kind, version) = writable(call, id)?;
     call.authorize(&format!("{}/delete", read::operations_of(kind)), id)?;
     read::in_subscription(call, id)?;
-    let only_empty = only_if_empty(call)?;
+    let only_empty = flag(call, "onlyIfEmpty")?;
+    // What is in the cluster is then taken down without anybody waiting for it (E10).
+    let forced = kind.is_followed() && flag(call, "forceDelete")?;
     kind.may_change(id, call.control)?;
     for _ in 0..TRIES {
         let Some(old) = resources::get(call.control, id).await? else {
@@ -317,8 +361,8 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
         preconditions(call, Some(&old))?;
         kind.may_delete(&old, &call.control.directory())?;
         let _turn = owner_stays(call, kind, &old, None).await?;
-        let slowly = kind.deletes_slowly() && !only_empty;
-        let (mut batch, operation) = if slowly { marked(call, id, &old) } else { (removed(&old), None) };
+        let slowly = kind.deletes_slowly() && !only_empty && !forced;
+        let (mut batch, operation) = if slowly { marked(call, kind, id, &old) } else { (removed(&old), None) };
         batch.empty.extend(only_empty.then(|| old.key.clone()));
         match call.control.write(&batch).await? {
             Ok(_) if operation.is_some() => {
@@ -358,15 +402,15 @@ async fn owner_stays<'a>(
     Ok(Some(turn))
 }
 
-fn only_if_empty(call: &Call<'_>) -> Result<bool, ApiError> {
-    const NAME: &str = "onlyIfEmpty";
-    match call.parameter(NAME)? {
+/// A parameter of the query that is `true` or `false`; false where it is not there.
+fn flag(call: &Call<'_>, name: &str) -> Result<bool, ApiError> {
+    match call.parameter(name)? {
         None => Ok(false),
         Some(word) if word.eq_ignore_ascii_case("false") => Ok(false),
         Some(word) if word.eq_ignore_ascii_case("true") => Ok(true),
         Some(_) => {
-            let message = format!("The query parameter '{NAME}' must be true or false.");
-            Err(ApiError::bad_request("InvalidQueryParameterValue", message).at(NAME))
+            let message = format!("The query parameter '{name}' must be true or false.");
+            Err(ApiError::bad_request("InvalidQueryParameterValue", message).at(name))
         }
     }
 }
@@ -376,12 +420,21 @@ fn removed(old: &Stored) -> Batch {
 }
 
 /// From now on it is being deleted: nobody reaches it, nobody changes it.
-fn marked(call: &Call<'_>, id: &ResourceId, old: &Stored) -> (Batch, Option<Operation>) {
+fn marked(call: &Call<'_>, kind: &dyn Kind, id: &ResourceId, old: &Stored) -> (Batch, Option<Operation>) {
     let mut marked = old.clone();
-    if let Some(body) = marked.body.as_object_mut() {
-        properties_mut(body).insert("provisioningState".to_owned(), json!("Deleting"));
+    let by = call.caller.object_id();
+    let mut operation = operations::new(call, id, json!({"kind": "delete", "by": by}));
+    if kind.is_followed() {
+        let mut object = Object::of(&old.body);
+        // Who deletes what is being deleted waits for the same.
+        if !old.is_deleting() {
+            object = object.next(&operation.id);
+        }
+        operation.work = take_down::work(by, object.generation);
+        operation.due_ms = Some(call.now_ms + DUE_MS);
+        marked.body.as_object_mut().into_iter().for_each(|body| object.keep(body));
     }
-    let operation = operations::new(call, id, json!({"kind": "delete", "by": call.caller.object_id()}));
+    mark_deleting(&mut marked, true);
     let batch = Batch {
         puts: vec![(marked, Expect::Revision(old.revision))],
         begins: vec![operation.clone()],

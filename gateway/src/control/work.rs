@@ -4,13 +4,15 @@
 //! the store, which ends by itself, so that the work of a process that was killed is gone on with by another. Kinds
 //! that this program does not know are left to the newer one that began them.
 
+pub mod converge;
 mod delete;
+pub mod take_down;
 
 use std::{sync::Arc, time::Duration};
 
 use daemon::Shutdown;
 use futures_util::future::BoxFuture;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Control, LOOK_EVERY};
 use crate::store::{
@@ -19,7 +21,7 @@ use crate::store::{
 };
 
 /// All kinds of work.
-pub static WORKS: &[&dyn Work] = &[&delete::Delete];
+pub static WORKS: &[&dyn Work] = &[&converge::Converge, &delete::Delete, &take_down::TakeDown];
 
 /// One kind of work that an operation may be about.
 pub trait Work: Send + Sync {
@@ -34,14 +36,25 @@ pub trait Work: Send + Sync {
     fn waits_for(&self, _operation: &Operation) -> String {
         "It did not end in time.".to_owned()
     }
+
+    /// What is written together with its end where it did not end in time.
+    fn gives_up<'a>(&'a self, _: &'a Control, _: &'a Operation) -> BoxFuture<'a, Result<Batch, String>> {
+        Box::pin(async { Ok(Batch::default()) })
+    }
 }
 
 /// What came of going on with an operation.
 pub enum Step {
     /// It has ended, together with these writes.
     Ends(Batch),
+    /// It has failed: ARM's error body.
+    Fails(Value),
+    /// It has failed, together with these writes.
+    FailsWith(Batch, Value),
+    /// Something newer took its place: ARM's error body says what.
+    Cancels(Value),
     /// It waits for something else, and is looked at again at this instant, milliseconds since 1970; in five minutes at
-    /// the latest.
+    /// the latest, and in an hour if it is due at some time.
     Waits(i64),
 }
 
@@ -57,6 +70,8 @@ const STEP: Duration = Duration::from_secs(30);
 const REST: Duration = Duration::from_secs(1);
 /// The same at most.
 const REST_MOST: Duration = Duration::from_secs(300);
+/// The same of one that has a due time: what it waits for wakes it.
+const REST_TOLD: Duration = Duration::from_secs(3600);
 /// How long an operation that has ended is remembered.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 /// How long agents of a deleted cluster are told that it was: longer than any certificate of it holds.
@@ -150,7 +165,7 @@ impl Control {
     /// Has looked at again what would rest for longer than anything rests, or whatever rests.
     async fn wake(&self, resting: bool) {
         let now = self.now_ms();
-        if let Err(error) = self.store.wake_operations(now, now + in_ms(REST_MOST + CLAIM), resting).await {
+        if let Err(error) = self.store.wake_operations(now, now + in_ms(REST_TOLD + CLAIM), resting).await {
             tracing::warn!(%error, "operations that rest cannot be woken");
         }
     }
@@ -160,6 +175,9 @@ impl Control {
         let before = self.now_ms() - in_ms(REMEMBERED);
         if let Err(error) = self.store.forget_operations(before).await {
             tracing::warn!(%error, "operations that ended long ago cannot be forgotten");
+        }
+        if let Err(error) = self.forget_protected().await {
+            tracing::warn!(%error, "protected settings that are older than 48 hours cannot be taken away");
         }
         let before = self.now_ms() - in_ms(DELETED_REMEMBERED);
         if let Err(error) = self.store.forget_deleted_identities(self.now_ms(), before).await {
@@ -191,20 +209,24 @@ impl Control {
     async fn carry_out(&self, work: &dyn Work, operation: &Operation, claim: &Claim) -> Result<(), String> {
         let now_ms = self.now_ms();
         let overdue = operation.due_ms.is_some_and(|due| due <= now_ms);
-        let late = |why: &str| {
+        let late = async |why: &str| {
             let message = [&work.waits_for(operation), why].join(" ");
             let error = json!({"code": "OperationTimedOut", "message": message.trim_end()});
-            (Batch::default(), Status::Failed, Some(error))
+            work.gives_up(self, operation).await.map(|batch| (batch, Status::Failed, Some(error)))
         };
         let step = tokio::time::timeout(STEP, work.go_on(self, operation)).await;
         let step = step.unwrap_or_else(|_| Err(format!("no end of a step within {} s", STEP.as_secs())));
         let (mut batch, status, error) = match step {
             Ok(Step::Ends(batch)) => (batch, Status::Succeeded, None),
-            Ok(Step::Waits(_)) if overdue => late(""),
-            Err(error) if overdue => late(&error),
+            Ok(Step::Fails(error)) => (Batch::default(), Status::Failed, Some(error)),
+            Ok(Step::FailsWith(batch, error)) => (batch, Status::Failed, Some(error)),
+            Ok(Step::Cancels(error)) => (Batch::default(), Status::Canceled, Some(error)),
+            Ok(Step::Waits(_)) if overdue => late("").await?,
+            Err(error) if overdue => late(&error).await?,
             Err(error) => return Err(error),
             Ok(Step::Waits(next)) => {
-                let next = next.min(now_ms + in_ms(REST_MOST));
+                let rest = if operation.due_ms.is_some() { REST_TOLD } else { REST_MOST };
+                let next = next.min(now_ms + in_ms(rest));
                 let next = operation.due_ms.map_or(next, |due| next.min(due));
                 return match self.store.release_operation(claim, next, true).await {
                     Ok(_) => Ok(()),

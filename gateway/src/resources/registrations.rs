@@ -26,7 +26,7 @@ pub fn namespace_of(kind: &dyn Kind) -> &'static str {
 }
 
 fn kinds_of(namespace: &str) -> impl Iterator<Item = &'static dyn Kind> {
-    let tracked = KINDS.iter().copied().filter(|kind| kind.place() == Place::ResourceGroup);
+    let tracked = KINDS.iter().copied().filter(|kind| matches!(kind.place(), Place::ResourceGroup | Place::Cluster));
     tracked.filter(move |kind| namespace_of(*kind).eq_ignore_ascii_case(namespace))
 }
 

@@ -10,6 +10,8 @@ use types::api::ErrorDetail;
 const TEXT: usize = 2048;
 /// Entries of a list or a map at most.
 const ENTRIES: usize = 1000;
+/// Characters of a setting's name at most.
+const SETTING_NAME: usize = 512;
 
 /// Tags at most, characters of a tag's name, and of its value: ARM's limits.
 const TAGS: usize = 50;
@@ -33,6 +35,8 @@ pub enum Type {
     Instant,
     /// Names and texts.
     Texts,
+    /// Settings: names and texts, which may be long; `null` stands for one that is to go.
+    Settings,
     /// Tags: as [`Type::Texts`], within ARM's limits (docs/features.md R12).
     Tags,
     /// A list.
@@ -226,6 +230,7 @@ fn check_value(kind: &Type, value: &Value, at: &str, faults: &mut Vec<ErrorDetai
             Some(value.clone())
         }
         (Type::Texts, Value::Object(map)) if is_texts(map) => Some(value.clone()),
+        (Type::Settings, Value::Object(map)) if is_settings(map) => Some(value.clone()),
         (Type::Tags, Value::Object(map)) if is_tags(map) => Some(value.clone()),
         (Type::List(kind), Value::Array(list)) if list.len() <= ENTRIES => {
             let places = list.iter().enumerate();
@@ -240,6 +245,12 @@ fn check_value(kind: &Type, value: &Value, at: &str, faults: &mut Vec<ErrorDetai
 fn is_texts(map: &Map<String, Value>) -> bool {
     map.len() <= ENTRIES
         && map.iter().all(|(key, value)| key.len() <= TEXT && value.as_str().is_some_and(|v| v.len() <= TEXT))
+}
+
+/// The body that they are in is bounded as a whole.
+fn is_settings(map: &Map<String, Value>) -> bool {
+    let name = |name: &str| (1..=SETTING_NAME).contains(&name.len());
+    map.len() <= ENTRIES && map.iter().all(|(key, value)| name(key) && (value.is_string() || value.is_null()))
 }
 
 fn is_tags(map: &Map<String, Value>) -> bool {
@@ -260,6 +271,11 @@ fn wanted(kind: &Type) -> String {
         Type::Count => "a whole number from 0 to 2147483647".to_owned(),
         Type::Instant => "an instant such as 2030-01-31T12:00:00Z".to_owned(),
         Type::Texts => format!("an object of at most {ENTRIES} names and texts"),
+        Type::Settings => {
+            format!(
+                "an object of at most {ENTRIES} names of 1 to {SETTING_NAME} characters and texts (a number is \"5\", yes is \"true\")"
+            )
+        }
         Type::Tags => format!(
             "an object of at most {TAGS} tags: names of 1 to {TAG_NAME} characters that differ in more than case, and texts \
              of at most {TAG_VALUE}"
@@ -473,6 +489,10 @@ fn open_api_type(kind: &Type) -> Value {
         Type::Instant => json!({"type": "string", "format": "date-time"}),
         Type::Texts => {
             json!({"type": "object", "additionalProperties": {"type": "string", "maxLength": TEXT}, "maxProperties": ENTRIES})
+        }
+        Type::Settings => {
+            json!({"type": "object", "additionalProperties": {"type": ["string", "null"]}, "maxProperties": ENTRIES,
+                "propertyNames": {"minLength": 1, "maxLength": SETTING_NAME}})
         }
         Type::Tags => {
             json!({"type": "object", "additionalProperties": {"type": "string", "maxLength": TAG_VALUE}, "maxProperties": TAGS,

@@ -9,6 +9,7 @@ use super::{
     Store, StoreError, Write, agents, events, is_text,
     operations::{self, Claim, Operation, Status},
     resources::{Stored, below, is_deleting, revision_of},
+    statuses,
 };
 
 /// Entries of a batch at most, all four kinds together.
@@ -35,6 +36,8 @@ pub struct Batch {
     pub begins: Vec<Operation>,
     /// Operations that end.
     pub ends: Vec<Ended>,
+    /// Until when the protected settings of what is put are kept, by its key; none: it has none any more.
+    pub protected_until: Vec<(String, Option<i64>)>,
     /// All of it only while this claim holds.
     pub claim: Option<Claim>,
 }
@@ -173,6 +176,9 @@ impl Batch {
                 return Ok(Err(refused));
             }
         }
+        for (key, until) in &self.protected_until {
+            statuses::keep_until(connection, key, *until).await?;
+        }
         for operation in &self.begins {
             begin(connection, operation).await?;
         }
@@ -254,6 +260,7 @@ async fn delete(connection: &mut AnyConnection, revision: i64, key: &str, expect
     sqlx::query(sql).bind(revision).bind(key).bind(&from).bind(&to).execute(&mut *connection).await?;
     events::depart(connection, revision, key).await?;
     agents::forget(connection, key).await?;
+    statuses::forget(connection, key).await?;
     let sql = "DELETE FROM resources WHERE resource_key = $1 OR (resource_key > $2 AND resource_key < $3)";
     Ok(Ok(sqlx::query(sql).bind(key).bind(&from).bind(&to).execute(connection).await?.rows_affected()))
 }

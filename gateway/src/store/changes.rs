@@ -7,7 +7,7 @@ use sqlx::Row;
 
 use super::{
     Backend, Store, StoreError, Together,
-    resources::{Stored, each, select, stored},
+    resources::{Stored, below, each, select, stored},
 };
 
 /// Changes that one question brings at most, of resources and as many of deletions; more only where one revision alone
@@ -67,15 +67,80 @@ pub(super) const DELETED: &str = "SELECT revision, resource_key, kind FROM tombs
                                   WHERE revision > $1 AND revision <= $2 ORDER BY revision, resource_key";
 pub(super) const PUT: &str = "WHERE revision > $1 AND revision <= $2 ORDER BY revision, resource_key";
 
+/// A page of what has changed at one parent.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Page {
+    /// What was read is of this revision; ask again from it on.
+    pub position: i64,
+    /// Whether it is all that is there, from the beginning, and not what has changed.
+    pub whole: bool,
+    /// Whether there is more now.
+    pub more: bool,
+    /// Oldest first, a deletion before what was put under the same revision.
+    pub changes: Vec<Change>,
+}
+
+pub(super) const NTH_CHILD: &str = "SELECT revision FROM resources WHERE parent_key = $1 AND kind = $2 \
+                                    AND revision > $3 ORDER BY revision LIMIT 1 OFFSET $4";
+pub(super) const CHILDREN_PUT: &str =
+    "WHERE parent_key = $1 AND kind = $2 AND revision > $3 AND revision <= $4 ORDER BY revision, resource_key";
+pub(super) const CHILDREN_DELETED: &str = "SELECT revision, resource_key, kind FROM tombstones WHERE revision > $1 \
+                                           AND revision <= $2 AND kind = $3 AND resource_key > $4 \
+                                           AND resource_key < $5 ORDER BY revision, resource_key";
+
 impl Store {
+    /// What of a kind has changed at one parent since a revision, up to `rows` puts and all deletions between them, more
+    /// only where one revision alone has more; everything where `since` is none, or nobody knows any more.
+    pub async fn changes_at(
+        &self,
+        (kind, parent): (&str, &str),
+        since: Option<i64>,
+        rows: u32,
+    ) -> Result<Page, StoreError> {
+        let mut view = Together::begin(&self.readers, self.view()).await?;
+        let row = sqlx::query("SELECT revision, forgotten FROM revisions").fetch_one(view.connection()).await?;
+        let (newest, forgotten): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        let known = since.filter(|since| (forgotten..=newest).contains(since));
+        let since = known.unwrap_or_default();
+        let nth = i64::from(rows.max(1)) - 1;
+        let query = sqlx::query(NTH_CHILD).bind(parent).bind(kind).bind(since).bind(nth);
+        let upto = match query.fetch_optional(view.connection()).await? {
+            Some(row) => row.try_get(0)?,
+            None => newest,
+        };
+        let query = sqlx::query(select(CHILDREN_PUT)).bind(parent).bind(kind).bind(since).bind(upto);
+        let put = query.fetch_all(view.connection()).await?;
+        let (from, to) = below(parent);
+        let deleted = match known {
+            Some(_) => {
+                let query = sqlx::query(CHILDREN_DELETED).bind(since).bind(upto).bind(kind).bind(from).bind(to);
+                query.fetch_all(view.connection()).await?
+            }
+            None => Vec::new(),
+        };
+        view.roll_back().await?;
+        let mut changes = Vec::with_capacity(deleted.len() + put.len());
+        for row in &deleted {
+            let (revision, key, kind) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            changes.push(Change::Deleted { key, kind, revision });
+        }
+        changes.extend(each(&put, stored).await?.into_iter().map(Change::Put));
+        changes.sort_by_key(Change::revision);
+        Ok(Page { position: upto, whole: known.is_none(), more: upto < newest, changes })
+    }
+
+    /// One view of all tables for several questions.
+    fn view(&self) -> &'static str {
+        match self.backend {
+            Backend::Sqlite => "BEGIN",
+            Backend::Postgres => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+        }
+    }
+
     /// What is new since a revision.
     pub async fn changes(&self, since: i64) -> Result<Changes, StoreError> {
         // One view of all tables: a deletion between two questions would else be missed.
-        let statement = match self.backend {
-            Backend::Sqlite => "BEGIN",
-            Backend::Postgres => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-        };
-        let mut view = Together::begin(&self.readers, statement).await?;
+        let mut view = Together::begin(&self.readers, self.view()).await?;
         let row = sqlx::query("SELECT revision, forgotten FROM revisions").fetch_one(view.connection()).await?;
         let (newest, forgotten): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
         if since < forgotten || since > newest {

@@ -145,6 +145,14 @@ impl Store {
         Ok(query.execute(&self.writers).await?.rows_affected())
     }
 
+    /// Has operations about a resource that rest looked at again at an instant. How many.
+    pub async fn wake_operations_of(&self, resource: &str, now_ms: i64) -> Result<u64, StoreError> {
+        let sql = "UPDATE operations SET next_ms = $1 WHERE resource_key = $2 AND status = 'InProgress' \
+                   AND claimed_by IS NULL AND next_ms > $3";
+        let query = sqlx::query(sql).bind(now_ms).bind(resource).bind(now_ms);
+        Ok(query.execute(&self.writers).await?.rows_affected())
+    }
+
     /// Forgets operations that ended before an instant. How many.
     pub async fn forget_operations(&self, ended_before_ms: i64) -> Result<u64, StoreError> {
         Ok(sqlx::query(FORGET).bind(ended_before_ms).execute(&self.writers).await?.rows_affected())

@@ -23,6 +23,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("protecting key", include_str!("schema/8_protecting_key.sql")),
     ("rows named", include_str!("schema/9_rows_named.sql")),
     ("operation claims", include_str!("schema/10_operation_claims.sql")),
+    ("statuses", include_str!("schema/11_statuses.sql")),
 ];
 
 /// How many this program knows.
@@ -82,6 +83,7 @@ mod tests {
         "bff6537272abcdff929c7dc3f1dca43db6ce9319dcab996d979cb36a542df35c",
         "2ea2194106675a3403ae65559354cb02da8761d980a15e73c679db967306e51f",
         "e9f73d4d4db90914b66fcb0d3488537eaee67d37c9960266ddc3bb6db02f34a3",
+        "672d7c0eb70f619ced3a6de8bf8ab03df92055303dbf2218f4cd704a2d24694b",
     ];
 
     #[test]

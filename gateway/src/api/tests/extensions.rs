@@ -1,0 +1,439 @@
+//! Extensions (docs/features.md E1-E10, D4): what is written, what an agent of the cluster is told, and what comes of
+//! what it tells.
+
+use types::agent_api::{
+    ObjectError, ObjectEvent, ObjectState, ObjectStatus, ObjectStatuses, Objects, ProtectedQuestion, StatusLine,
+};
+
+use super::*;
+use crate::{
+    control::objects::DUE_MS,
+    store::{
+        agents::Agent,
+        batch::{Batch, Expect},
+        resources::Stored,
+    },
+};
+
+const EXTENSIONS: &str = "Microsoft.KubernetesConfiguration/extensions";
+const EVENTS_VERSION: &str = "api-version=2025-03-01";
+
+fn extension_id(cluster: &str, name: &str) -> String {
+    format!("{}/providers/{EXTENSIONS}/{name}", cluster_id("g", cluster))
+}
+
+fn extension(cluster: &str, name: &str) -> String {
+    format!("{}?{EVENTS_VERSION}", extension_id(cluster, name))
+}
+
+fn web() -> Value {
+    json!({"properties": {"extensionType": "example.web", "configurationSettings": {"replicas": "2", "a.b": "x"}}})
+}
+
+/// A gateway with a group and a cluster that an agent was seen of.
+async fn bench() -> Bench {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let key = "MIIBCgKCAQEAu1SU1LfVLPHCozMxH2Mo4lgOEePzNm0tRgeLezV6ffAt0gunVTLw7onLRnrq0/IzW7yWR7QkrmBL7jTKEn5u+qKhbwKfBstIs+bMY2Zkp18gnTxKLxoS2tFczGkPLPgizskuemMghRniWaoLcyehkd3qqGElvW/VDL5AaWTg0nLVkjRo9z+40RQzuVaE8AkAFmxZzow3x+VJYKdjykkJ0iT9wCS0DRTXu269V264Vf/3jvredZiKRkgwlL9xNAwxXFg0x/XFw005UWVRIkdgcKWTjpBP2dPwVZ4WWC+9aGVd+Gyn1o0CLelf4rEjGoXbAAEgAqeGUxrcIlbjXfbcmwIDAQAB";
+    for name in ["c", "d"] {
+        let mut body = new_cluster();
+        body["properties"]["agentPublicKeyCertificate"] = key.into();
+        let made = site.call("owner", "PUT", &cluster("g", name), Some(body)).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+        seen(&site, name).await;
+    }
+    site
+}
+
+async fn seen(site: &Bench, name: &str) {
+    let key = cluster_id("g", name).to_ascii_lowercase();
+    site.control.store.seen(std::slice::from_ref(&key), site.control.now_ms()).await.unwrap();
+    let agent: Option<Agent> = site.control.store.agent(&key).await.unwrap();
+    assert!(agent.unwrap().first_seen_ms.is_some());
+}
+
+async fn objects(site: &Bench, name: &str, after: Option<i64>) -> Objects {
+    site.control.objects(&cluster_id("g", name).to_ascii_lowercase(), after).await.unwrap()
+}
+
+fn status(cluster: &str, name: &str, generation: i64, state: ObjectState) -> ObjectStatus {
+    ObjectStatus {
+        id: extension_id(cluster, name),
+        generation,
+        state,
+        current_version: None,
+        error: None,
+        statuses: Vec::new(),
+        events: Vec::new(),
+    }
+}
+
+async fn tell(site: &Bench, cluster: &str, status: ObjectStatus) -> Vec<String> {
+    let key = cluster_id("g", cluster).to_ascii_lowercase();
+    site.control.objects_told(&key, ObjectStatuses { objects: vec![status] }).await.unwrap().unknown
+}
+
+fn operation_id(answer: &Answer) -> String {
+    answer.header("azure-asyncoperation").to_owned()
+}
+
+async fn state_of(site: &Bench, operation: &str) -> Value {
+    let answer = site.call("owner", "GET", operation.strip_prefix(URL).unwrap(), None).await;
+    answer.body["status"].clone()
+}
+
+#[tokio::test]
+async fn e1_an_extension_is_there_when_its_cluster_says_so() {
+    let site = bench().await;
+    let made = site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let properties = &made.body["properties"];
+    assert_eq!(properties["provisioningState"], "Creating");
+    assert_eq!(properties["scope"], json!({"cluster": {}}));
+    assert_eq!((&properties["releaseTrain"], &properties["autoUpgradeMode"]), (&json!("Stable"), &json!("compatible")));
+    assert!(made.body.get("object").is_none() && properties["isSystemExtension"] == false, "{}", made.body);
+    let operation = operation_id(&made);
+    assert_eq!(state_of(&site, &operation).await, "InProgress");
+
+    let told = objects(&site, "c", None).await;
+    let object = &told.objects[0];
+    assert!(told.whole && told.objects.len() == 1 && object.id == extension_id("c", "web"));
+    assert_eq!((object.generation, object.deleting, &object.protected), (1, false, &None));
+    let spec = object.spec.as_ref().unwrap();
+    assert_eq!((&spec["extensionType"], &spec["reconcile"]), (&json!("example.web"), &json!("repair")));
+    assert!(operation.contains(object.operation.as_deref().unwrap()), "{operation}");
+    assert!(objects(&site, "d", None).await.objects.is_empty(), "another cluster's agents are told nothing");
+    assert!(objects(&site, "c", Some(told.position)).await.objects.is_empty());
+
+    assert!(tell(&site, "c", status("c", "web", 1, ObjectState::Creating)).await.is_empty());
+    assert_eq!(state_of(&site, &operation).await, "InProgress");
+    let line = StatusLine {
+        code: "Installed".to_owned(),
+        display_status: "Installed".to_owned(),
+        level: "Information".to_owned(),
+        message: "web 1.2.3 is installed".to_owned(),
+        time: "2026-11-27T12:00:00Z".to_owned(),
+    };
+    let done = ObjectStatus {
+        current_version: Some("1.2.3".to_owned()),
+        statuses: vec![line],
+        ..status("c", "web", 1, ObjectState::Succeeded)
+    };
+    assert!(tell(&site, "c", done).await.is_empty());
+    assert_eq!(site.ended("owner", &operation).await.body["status"], "Succeeded");
+    let shown = site.call("owner", "GET", &extension("c", "WEB"), None).await;
+    let properties = &shown.body["properties"];
+    assert_eq!(
+        (&properties["provisioningState"], &properties["currentVersion"], &properties["errorInfo"]),
+        (&json!("Succeeded"), &json!("1.2.3"), &Value::Null)
+    );
+    assert_eq!(properties["statuses"][0]["code"], "Installed");
+    let listed = site
+        .call("owner", "GET", &format!("{}/providers/{EXTENSIONS}?{EVENTS_VERSION}", cluster_id("g", "c")), None)
+        .await;
+    assert_eq!(listed.body["value"], json!([shown.body]));
+    let all = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g/resources?{VERSION}");
+    let all = site.call("owner", "GET", &all, None).await;
+    assert!(all.body["value"].to_string().contains("/extensions/web"), "{}", all.body);
+
+    // A PATCH changes single settings, and says at once that it is under way.
+    let patch = json!({"properties": {"configurationSettings": {"replicas": "3", "a.b": null}}});
+    let changed = site.call("owner", "PATCH", &extension("c", "web"), Some(patch)).await;
+    assert_eq!((changed.status, &changed.body["properties"]["provisioningState"]), (202, &json!("Updating")));
+    assert_eq!(changed.body["properties"]["configurationSettings"], json!({"replicas": "3"}));
+    let news = objects(&site, "c", Some(told.position)).await;
+    assert_eq!((news.objects[0].generation, news.whole), (2, false));
+    let failed = ObjectStatus {
+        error: Some(ObjectError {
+            code: "ExtensionOperationFailed".to_owned(),
+            message: "the pod web-0 cannot pull its image".to_owned(),
+        }),
+        current_version: Some("1.2.3".to_owned()),
+        ..status("c", "web", 2, ObjectState::Failed)
+    };
+    tell(&site, "c", failed).await;
+    let ended = site.ended("owner", &operation_id(&changed)).await;
+    assert_eq!(
+        (&ended.body["status"], &ended.body["error"]["code"]),
+        (&json!("Failed"), &json!("ExtensionOperationFailed"))
+    );
+    let shown = site.call("owner", "GET", &extension("c", "web"), None).await;
+    assert_eq!(shown.body["properties"]["errorInfo"]["message"], "the pod web-0 cannot pull its image");
+    assert_eq!(shown.body["properties"]["provisioningState"], "Failed");
+    // The same by the extension's own address.
+    let own = format!(
+        "{}/operations/{}?{EVENTS_VERSION}",
+        extension_id("c", "web"),
+        news.objects[0].operation.as_ref().unwrap()
+    );
+    assert_eq!(site.call("owner", "GET", &own, None).await.body["status"], "Failed");
+}
+
+#[tokio::test]
+async fn e1_a_newer_write_takes_the_place_of_an_older_one() {
+    let site = bench().await;
+    let first = operation_id(&site.call("owner", "PUT", &extension("c", "web"), Some(web())).await);
+    let second = operation_id(&site.call("owner", "PUT", &extension("c", "web"), Some(web())).await);
+    let ended = site.ended("owner", &first).await;
+    assert_eq!(
+        (&ended.body["status"], &ended.body["error"]["code"]),
+        (&json!("Canceled"), &json!("OperationPreempted"))
+    );
+    // What is told of the older one is not about this one.
+    tell(&site, "c", status("c", "web", 1, ObjectState::Succeeded)).await;
+    assert_eq!(state_of(&site, &second).await, "InProgress");
+    tell(&site, "c", status("c", "web", 2, ObjectState::Succeeded)).await;
+    assert_eq!(site.ended("owner", &second).await.body["status"], "Succeeded");
+    // Nothing can be told of what is not wanted yet.
+    tell(&site, "c", status("c", "web", 99, ObjectState::Failed)).await;
+    let third = operation_id(&site.call("owner", "PUT", &extension("c", "web"), Some(web())).await);
+    assert_eq!(state_of(&site, &third).await, "InProgress");
+}
+
+#[tokio::test]
+async fn e10_a_deletion_ends_when_the_cluster_has_taken_it_down() {
+    let site = bench().await;
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    tell(&site, "c", status("c", "web", 1, ObjectState::Succeeded)).await;
+    let gone = site.call("owner", "DELETE", &extension("c", "web"), None).await;
+    assert_eq!(gone.status, 202, "{}", gone.body);
+    let told = objects(&site, "c", None).await;
+    assert!(told.objects[0].deleting && told.objects[0].generation == 2);
+    let shown = site.call("owner", "GET", &extension("c", "web"), None).await;
+    assert_eq!(shown.body["properties"]["provisioningState"], "Deleting");
+    let refused = site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    assert_eq!((refused.status, refused.code()), (409, "ResourceBeingDeleted"));
+    // Who deletes it again waits for the same.
+    let again = site.call("owner", "DELETE", &extension("c", "web"), None).await;
+    assert_eq!(objects(&site, "c", None).await.objects[0].generation, 2);
+    tell(&site, "c", status("c", "web", 2, ObjectState::Deleted)).await;
+    for answer in [&gone, &again] {
+        assert_eq!(site.ended("owner", &operation_id(answer)).await.body["status"], "Succeeded");
+    }
+    assert_eq!(site.call("owner", "GET", &extension("c", "web"), None).await.status, 404);
+    let after = objects(&site, "c", Some(told.position)).await;
+    assert!(after.objects.iter().all(|object| object.spec.is_none()), "{after:?}");
+    assert_eq!(tell(&site, "c", status("c", "web", 2, ObjectState::Deleted)).await, [extension_id("c", "web")]);
+    // By force at once.
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    let forced = site.call("owner", "DELETE", &format!("{}&forceDelete=true", extension("c", "web")), None).await;
+    assert_eq!(forced.status, 200, "{}", forced.body);
+    assert_eq!(site.call("owner", "GET", &extension("c", "web"), None).await.status, 404);
+    // Where no agent was ever seen nothing can be there.
+    site.cluster("g", "fresh").await;
+    site.call("owner", "PUT", &extension("fresh", "web"), Some(web())).await;
+    let gone = site.call("owner", "DELETE", &extension("fresh", "web"), None).await;
+    assert_eq!(site.ended("owner", &operation_id(&gone)).await.body["status"], "Succeeded");
+}
+
+#[tokio::test]
+async fn e8_what_a_cluster_has_not_done_within_48_hours_has_failed_and_says_what_was_waited_for() {
+    let site = bench().await;
+    let made = site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    site.call("owner", "PUT", &extension("c", "old"), Some(web())).await;
+    tell(&site, "c", status("c", "old", 1, ObjectState::Succeeded)).await;
+    let gone = site.call("owner", "DELETE", &extension("c", "old"), None).await;
+    site.clock_ms.fetch_add(DUE_MS + 1, Ordering::SeqCst);
+    for answer in [&made, &gone] {
+        // Looked at at the latest when it is due: here as after a restart.
+        let ended = loop {
+            let answer = site.call("owner", "GET", operation_id(answer).strip_prefix(URL).unwrap(), None).await;
+            if answer.body["status"] != "InProgress" {
+                break answer;
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(ended.body["error"]["code"], "OperationTimedOut", "{}", ended.body);
+    }
+    for name in ["web", "old"] {
+        let shown = site.call("owner", "GET", &extension("c", name), None).await;
+        let properties = &shown.body["properties"];
+        assert_eq!(properties["provisioningState"], "Failed", "{}", shown.body);
+        assert!(properties["errorInfo"]["message"].as_str().unwrap().contains("48 hours"), "{}", shown.body);
+    }
+    // The cluster is back, and goes on.
+    let generation =
+        objects(&site, "c", None).await.objects.iter().find(|one| one.id.ends_with("/web")).unwrap().generation;
+    tell(&site, "c", status("c", "web", generation, ObjectState::Succeeded)).await;
+    let shown = site.call("owner", "GET", &extension("c", "web"), None).await;
+    assert_eq!(shown.body["properties"]["provisioningState"], "Succeeded");
+}
+
+#[tokio::test]
+async fn e6_protected_settings_go_to_their_own_cluster_alone_and_are_kept_48_hours() {
+    const SECRET: &str = "hunter2-hunter2";
+    let site = bench().await;
+    let mut body = web();
+    body["properties"]["configurationProtectedSettings"] = json!({"db.password": SECRET, "other": "x"});
+    let made = site.call("owner", "PUT", &extension("c", "web"), Some(body)).await;
+    assert!(!made.body.to_string().contains(SECRET), "{}", made.body);
+    let object = objects(&site, "c", None).await.objects.remove(0);
+    assert!(!serde_json::to_string(&object).unwrap().contains(SECRET));
+    let question = |object: &types::agent_api::Object| ProtectedQuestion {
+        id: object.id.clone(),
+        protected: object.protected.clone().unwrap(),
+    };
+    let key = |name: &str| cluster_id("g", name).to_ascii_lowercase();
+    let given = site.control.protected_of(&key("c"), &question(&object)).await.unwrap();
+    assert_eq!(given.settings["db.password"], SECRET);
+    assert!(!format!("{given:?}").contains(SECRET));
+    let refused = site.control.protected_of(&key("d"), &question(&object)).await.unwrap_err();
+    assert_eq!(refused.status, 404, "another cluster's");
+    // What is not given stays; what is given replaces all of it.
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    assert_eq!(objects(&site, "c", None).await.objects[0].protected, object.protected);
+    let patch = json!({"properties": {"configurationProtectedSettings": {"db.password": "new"}}});
+    site.call("owner", "PATCH", &extension("c", "web"), Some(patch)).await;
+    let newer = objects(&site, "c", None).await.objects.remove(0);
+    assert_ne!(newer.protected, object.protected);
+    let refused = site.control.protected_of(&key("c"), &question(&object)).await.unwrap_err();
+    assert_eq!((refused.status.as_u16(), refused.detail.code.as_str()), (409, "ProtectedSettingsChanged"));
+    let given = site.control.protected_of(&key("c"), &question(&newer)).await.unwrap();
+    assert_eq!((given.settings.len(), given.settings["db.password"].as_str()), (1, "new"));
+    // Nobody keeps them for longer.
+    site.clock_ms.fetch_add(DUE_MS, Ordering::SeqCst);
+    site.control.forget_protected().await.unwrap();
+    let stored = site.control.store.get(&extension_id("c", "web").to_ascii_lowercase()).await.unwrap().unwrap();
+    assert!(stored.protected.is_none());
+    let refused = site.control.protected_of(&key("c"), &question(&newer)).await.unwrap_err();
+    assert_eq!((refused.status.as_u16(), refused.detail.code.as_str()), (410, "ProtectedSettingsGone"));
+}
+
+#[tokio::test]
+async fn d4_events_are_listed_in_order() {
+    let site = bench().await;
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    let event = |number, reason: &str| ObjectEvent {
+        number,
+        operation: None,
+        phase: "Create".to_owned(),
+        level: "Normal".to_owned(),
+        reason: reason.to_owned(),
+        message: String::new(),
+        object: None,
+        first: format!("t{number}"),
+        last: format!("t{number}"),
+        count: 1,
+    };
+    let events = vec![event(1, "Begun"), event(2, "Installed")];
+    tell(&site, "c", ObjectStatus { events, ..status("c", "web", 1, ObjectState::Creating) }).await;
+    let listed = site
+        .call("owner", "POST", &format!("{}/listEvents?{EVENTS_VERSION}", extension_id("c", "web")), Some(json!({})))
+        .await;
+    let reasons: Vec<_> = listed.body["value"].as_array().unwrap().iter().map(|one| one["reason"].clone()).collect();
+    assert_eq!(reasons, ["Begun", "Installed"], "{}", listed.body);
+}
+
+#[tokio::test]
+async fn e1_bad_input_is_refused_with_its_place() {
+    let site = bench().await;
+    let put = async |body: Value| site.call("owner", "PUT", &extension("c", "bad"), Some(body)).await;
+    let with = |name: &str, value: Value| {
+        let mut body = web();
+        body["properties"][name] = value;
+        body
+    };
+    let many: serde_json::Map<String, Value> = (0..10_000).map(|n| (format!("k{n}"), json!("v"))).collect();
+    for (body, target) in [
+        (json!({"properties": {}}), "properties.extensionType"),
+        (with("version", json!("1 2")), "properties.version"),
+        (with("scope", json!({"cluster": {}, "namespace": {"targetNamespace": "x"}})), "properties.scope"),
+        (with("scope", json!({"cluster": {"releaseNamespace": "Kube"}})), "properties.scope.cluster.releaseNamespace"),
+        (
+            with("scope", json!({"cluster": {"releaseNamespace": "kube-system"}})),
+            "properties.scope.cluster.releaseNamespace",
+        ),
+        (with("configurationSettings", json!({"a": 1})), "properties.configurationSettings"),
+        (with("configurationSettings", Value::Object(many)), "properties.configurationSettings"),
+        (with("reconcile", json!("often")), "properties.reconcile"),
+    ] {
+        let refused = put(body).await;
+        let error = &refused.body["error"];
+        let target_is = error["target"] == target || error["details"].to_string().contains(target);
+        assert!(refused.status == 400 && target_is, "{target}: {}", refused.body);
+    }
+    let name = site.call("owner", "PUT", &extension("c", &"x".repeat(63)), Some(web())).await;
+    assert_eq!((name.status, name.code()), (400, "InvalidResourceName"));
+    let both = with("version", json!("1.0.0"));
+    let mut both = both;
+    both["properties"]["autoUpgradeMinorVersion"] = true.into();
+    assert_eq!(put(both).await.status, 400);
+    assert_eq!(put(web()).await.status, 201);
+    let other = put(with("extensionType", json!("example.other"))).await;
+    assert_eq!((other.status, other.code()), (409, "ExtensionTypeMismatch"));
+    let elsewhere =
+        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g/providers/{EXTENSIONS}/web?{EVENTS_VERSION}");
+    assert_eq!(site.call("owner", "PUT", &elsewhere, Some(web())).await.status, 400);
+    let missing = site.call("owner", "PUT", &extension("none", "web"), Some(web())).await;
+    assert_eq!(missing.status, 404, "{}", missing.body);
+}
+
+#[tokio::test]
+async fn e1_what_a_cluster_tells_wakes_no_other_and_takes_no_revision() {
+    let site = bench().await;
+    for name in ["c", "d"] {
+        site.call("owner", "PUT", &extension(name, "web"), Some(web())).await;
+    }
+    let key = |name: &str| cluster_id("g", name).to_ascii_lowercase();
+    let (revisions, decided) = (site.control.revisions(), site.control.decided());
+    let (mut c, d) = (site.control.followers.follow(&key("c")), site.control.followers.follow(&key("d")));
+    let before = site.control.store.revision().await.unwrap();
+    for _ in 0..100 {
+        tell(&site, "c", status("c", "web", 1, ObjectState::Creating)).await;
+    }
+    assert_eq!(site.control.store.revision().await.unwrap(), before);
+    assert!(!revisions.has_changed().unwrap() && !decided.has_changed().unwrap() && !c.has_changed().unwrap());
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    c.changed().await.unwrap();
+    assert!(!d.has_changed().unwrap(), "the agents of another cluster sleep on");
+}
+
+#[tokio::test]
+async fn e10_what_is_below_a_cluster_goes_with_it() {
+    let site = bench().await;
+    let made = site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    tell(&site, "c", status("c", "web", 1, ObjectState::Creating)).await;
+    let gone = site.call("owner", "DELETE", &cluster("g", "c"), None).await;
+    assert_eq!(site.ended("owner", &operation_id(&gone)).await.body["status"], "Succeeded");
+    assert!(site.control.store.told(&extension_id("c", "web").to_ascii_lowercase()).await.unwrap().is_none());
+    // Created again by that name it begins anew.
+    let _ = made;
+    site.cluster("g", "c").await;
+    assert_eq!(site.call("owner", "GET", &extension("c", "web"), None).await.status, 404);
+}
+
+#[tokio::test]
+async fn e1_pages_of_what_is_wanted_are_bounded_and_complete() {
+    let site = bench().await;
+    let key = cluster_id("g", "c").to_ascii_lowercase();
+    let mut batch = Batch::default();
+    for n in 0..150 {
+        let id = extension_id("c", &format!("e{n:03}"));
+        let stored = Stored {
+            key: id.to_ascii_lowercase(),
+            kind: EXTENSIONS.to_ascii_lowercase(),
+            parent: key.clone(),
+            id,
+            revision: 0,
+            body: json!({"properties": {"extensionType": "t", "configurationSettings": {"long": "x".repeat(100_000)}}}),
+            protected: None,
+        };
+        batch.puts = vec![(stored, Expect::Absent)];
+        site.control.store.apply(&batch).await.unwrap().unwrap();
+    }
+    let (mut after, mut seen, mut pages) = (None, std::collections::BTreeSet::new(), 0);
+    loop {
+        let page = objects(&site, "c", after).await;
+        assert_eq!(page.whole, after.is_none());
+        assert!(serde_json::to_vec(&page).unwrap().len() <= types::agent_api::OBJECTS_BYTES);
+        seen.extend(page.objects.into_iter().map(|object| object.id));
+        pages += 1;
+        after = Some(page.position);
+        if !page.more {
+            break;
+        }
+    }
+    assert!(seen.len() == 150 && pages > 10, "{} in {pages}", seen.len());
+    // From a future of a database that was restored: everything anew.
+    assert!(objects(&site, "c", Some(i64::MAX)).await.whole);
+}

@@ -1,0 +1,90 @@
+//! The deletion of something that is in a cluster: its agents take it down, tell so, and then the resource goes
+//! (docs/features.md E10). Where no agent was ever seen nothing can be there.
+
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+use types::{agent_api::ObjectState, api::ResourceId};
+
+use super::{
+    Step, Work,
+    converge::{failed, generation, state},
+};
+use crate::{
+    control::{Control, objects::mark_deleting},
+    store::{
+        batch::{Batch, Expect},
+        operations::Operation,
+    },
+};
+
+/// The work.
+pub struct TakeDown;
+
+/// The word at `kind` of such work.
+pub const NAME: &str = "take-down";
+
+/// What is to be done: the generation by which it is to be gone.
+pub fn work(by: &str, generation: i64) -> Value {
+    json!({"kind": NAME, "by": by, "generation": generation})
+}
+
+const LATE: &str = "The cluster has not said within 48 hours that it is gone from it: it is offline, or its extension-manager does not run. Delete it again when the cluster is back, or with forceDelete=true, which leaves behind what is in the cluster while it is offline.";
+
+impl Work for TakeDown {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn waits_for(&self, _: &Operation) -> String {
+        LATE.to_owned()
+    }
+
+    fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
+        Box::pin(async move {
+            let chain = |error| daemon::chain(&error);
+            let stored = control.store.get(&operation.resource).await.map_err(chain)?;
+            // Gone, or created again since.
+            let Some(stored) = stored.filter(|stored| stored.is_deleting()) else {
+                return Ok(Step::Ends(Batch::default()));
+            };
+            let told = control.store.told(&stored.key).await.map_err(chain)?;
+            let cluster = ResourceId::parse(&stored.key).map_err(|error| error.to_string())?.parent_key().to_owned();
+            let never = match &told {
+                Some(_) => false,
+                None => control
+                    .store
+                    .agent(&cluster)
+                    .await
+                    .map_err(chain)?
+                    .is_none_or(|agent| agent.first_seen_ms.is_none()),
+            };
+            match state(told.as_ref(), generation(operation)) {
+                Some(ObjectState::Failed) => {
+                    let told = told.map(|told| told.status["error"].clone()).filter(Value::is_object);
+                    let unsaid = || json!({"code": "ExtensionOperationFailed", "message": "The cluster says that it could not be taken down, and not why."});
+                    let mut stored = stored;
+                    let revision = stored.revision;
+                    mark_deleting(&mut stored, false);
+                    let batch = Batch { puts: vec![(stored, Expect::Revision(revision))], ..Batch::default() };
+                    Ok(Step::FailsWith(batch, told.unwrap_or_else(unsaid)))
+                }
+                state if never || state == Some(ObjectState::Deleted) => {
+                    let deletes = vec![(stored.key, Expect::Revision(stored.revision))];
+                    Ok(Step::Ends(Batch { deletes, ..Batch::default() }))
+                }
+                _ => Ok(Step::Waits(i64::MAX)),
+            }
+        })
+    }
+
+    fn gives_up<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Batch, String>> {
+        Box::pin(async move {
+            failed(control, operation, LATE).await?;
+            let stored = control.store.get(&operation.resource).await.map_err(|error| daemon::chain(&error))?;
+            let Some(mut stored) = stored.filter(|stored| stored.is_deleting()) else { return Ok(Batch::default()) };
+            let revision = stored.revision;
+            mark_deleting(&mut stored, false);
+            Ok(Batch { puts: vec![(stored, Expect::Revision(revision))], ..Batch::default() })
+        })
+    }
+}

@@ -1,0 +1,68 @@
+//! What is kept of a resource that the agents of its cluster follow, beside what clients wrote: which generation of it
+//! is wanted, by which operation, and which protected settings it has. It is a member of the resource's body that no
+//! schema knows, and so nobody is shown.
+
+use serde_json::{Map, Value, json};
+
+use crate::random;
+
+/// The member.
+const MEMBER: &str = "object";
+
+/// What is kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Object {
+    /// Rises by one with each change of what is wanted.
+    pub generation: i64,
+    /// The operation that made the last one.
+    pub operation: Option<String>,
+    /// Names its protected settings.
+    pub protected: Option<String>,
+}
+
+impl Object {
+    /// What is kept in a body.
+    pub fn of(body: &Value) -> Self {
+        let text = |name: &str| body.get(MEMBER)?.get(name)?.as_str().map(str::to_owned);
+        let generation = body.get(MEMBER).and_then(|kept| kept.get("generation")?.as_i64()).unwrap_or_default();
+        Self { generation, operation: text("operation"), protected: text("protected") }
+    }
+
+    /// What follows it: wanted by an operation.
+    #[must_use]
+    pub fn next(self, operation: &str) -> Self {
+        Self { generation: self.generation + 1, operation: Some(operation.to_owned()), ..self }
+    }
+
+    /// With other protected settings, or none.
+    #[must_use]
+    pub fn protecting(self, any: bool) -> Self {
+        Self { protected: any.then(random::guid), ..self }
+    }
+
+    /// Keeps it in a body.
+    pub fn keep(&self, body: &mut Map<String, Value>) {
+        let Self { generation, operation, protected } = self;
+        body.insert(
+            MEMBER.to_owned(),
+            json!({"generation": generation, "operation": operation, "protected": protected}),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_of_before_is_the_first_generation_and_each_change_makes_the_next() {
+        let mut body = Map::new();
+        let first = Object::of(&Value::Object(body.clone())).next("a").protecting(true);
+        first.keep(&mut body);
+        let kept = Object::of(&Value::Object(body.clone()));
+        assert_eq!((kept.generation, kept.operation.as_deref(), kept.protected.is_some()), (1, Some("a"), true));
+        let second = kept.clone().next("b");
+        assert_eq!((second.generation, &second.protected), (2, &kept.protected));
+        assert_eq!(second.protecting(false).protected, None);
+    }
+}

@@ -1,0 +1,494 @@
+//! Extensions: helm charts of the signed catalogue, which the agents of a cluster install, upgrade and remove:
+//! `Microsoft.KubernetesConfiguration/extensions` (docs/features.md E1-E13, D4). What is written here is what is wanted;
+//! how far it is, the cluster tells, and that is shown with it.
+
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+use types::{
+    agent_api::ObjectState,
+    api::{ErrorDetail, ResourceId},
+};
+
+use super::{
+    Acting, Kind, Place, Showing, Writing,
+    schema::{Property, Type},
+};
+use crate::{
+    api_error::ApiError,
+    control::objects::OF_A_CLUSTER,
+    random,
+    resources::filter,
+    store::{resources::Stored, statuses::Told},
+    stored::{properties, properties_mut},
+};
+
+/// The plug-in.
+pub struct Extensions;
+
+/// The full type.
+pub const NAME: &str = "Microsoft.KubernetesConfiguration/extensions";
+/// The name of an extension is that of its helm release, which has no more characters.
+const LONGEST_NAME: usize = 53;
+/// Characters of the name of a namespace, and of a type.
+const LABEL: usize = 63;
+const TYPE: usize = 253;
+
+const LEVELS: &[&str] = &["Error", "Warning", "Information"];
+const MODES: &[&str] = &["none", "patch", "compatible"];
+const RECONCILE: &[&str] = &["repair", "report"];
+
+const OF_CLUSTER: &[Property] = &[Property::new("releaseNamespace", Type::Checked(namespace))];
+const OF_NAMESPACE: &[Property] = &[Property::new("targetNamespace", Type::Checked(namespace))];
+const SCOPE: &[Property] =
+    &[Property::new("cluster", Type::Object(OF_CLUSTER)), Property::new("namespace", Type::Object(OF_NAMESPACE))];
+const STATUS: &[Property] = &[
+    Property::read_only("code", Type::Text),
+    Property::read_only("displayStatus", Type::Text),
+    Property::read_only("level", Type::Words(LEVELS)),
+    Property::read_only("message", Type::Text),
+    Property::read_only("time", Type::Instant),
+];
+const ERROR: &[Property] = &[Property::read_only("code", Type::Text), Property::read_only("message", Type::Text)];
+const PROPERTIES: &[Property] = &[
+    Property::new("extensionType", Type::Checked(extension_type)).required(),
+    Property::new("autoUpgradeMode", Type::Words(MODES)),
+    Property::new("autoUpgradeMinorVersion", Type::Bool),
+    Property::new("releaseTrain", Type::Checked(word)),
+    Property::new("version", Type::Checked(word)),
+    Property::new("scope", Type::Object(SCOPE)),
+    Property::new(SETTINGS, Type::Settings),
+    Property::new(PROTECTED, Type::Settings).write_only(),
+    // Ours: what is done about a release that somebody else changed in the cluster.
+    Property::new("reconcile", Type::Words(RECONCILE)).or("repair"),
+    Property::read_only("currentVersion", Type::Text),
+    // Written by clients that send back what they read.
+    Property::new("provisioningState", Type::Text),
+    Property::read_only("errorInfo", Type::Object(ERROR)),
+    Property::read_only("statuses", Type::List(&Type::Object(STATUS))),
+    Property::read_only("customLocationSettings", Type::Texts),
+    Property::read_only("packageUri", Type::Text),
+    Property::read_only("isSystemExtension", Type::Bool),
+    Property::read_only("extensionState", Type::Text),
+];
+const IDENTITY: &[Property] = &[
+    Property::new("type", Type::Words(&["SystemAssigned"])),
+    Property::read_only("principalId", Type::Text),
+    Property::read_only("tenantId", Type::Text),
+];
+const PLAN: &[Property] = &[
+    Property::new("name", Type::Text).required(),
+    Property::new("publisher", Type::Text).required(),
+    Property::new("product", Type::Text).required(),
+    Property::new("promotionCode", Type::Text),
+    Property::new("version", Type::Text),
+];
+const SCHEMA: &[Property] = &[
+    Property::new("identity", Type::Object(IDENTITY)),
+    Property::new("plan", Type::Object(PLAN)),
+    Property::new("properties", Type::Object(PROPERTIES)).required(),
+];
+const PATCH: &[Property] = &[Property::new(
+    "properties",
+    Type::Object(&[
+        Property::new("autoUpgradeMode", Type::Words(MODES)),
+        Property::new("autoUpgradeMinorVersion", Type::Bool),
+        Property::new("releaseTrain", Type::Checked(word)),
+        Property::new("version", Type::Checked(word)),
+        Property::new(SETTINGS, Type::Settings),
+        Property::new(PROTECTED, Type::Settings).write_only(),
+        Property::new("reconcile", Type::Words(RECONCILE)),
+    ]),
+)];
+const SETTINGS: &str = "configurationSettings";
+const PROTECTED: &str = "configurationProtectedSettings";
+
+impl Kind for Extensions {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn api_versions(&self) -> &'static [&'static str] {
+        &["2022-11-01", "2023-05-01", "2024-11-01", "2025-03-01"]
+    }
+
+    fn place(&self) -> Place {
+        Place::Cluster
+    }
+
+    fn schema(&self) -> &'static [Property] {
+        SCHEMA
+    }
+
+    fn patch_schema(&self) -> Option<&'static [Property]> {
+        Some(PATCH)
+    }
+
+    fn is_followed(&self) -> bool {
+        true
+    }
+
+    fn deletes_slowly(&self) -> bool {
+        true
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
+        if is_label(name, LONGEST_NAME) {
+            return Ok(());
+        }
+        let message = format!(
+            "The name of an extension must have 1 to {LONGEST_NAME} characters: lower-case letters, digits and '-', the first and the last a letter or digit. It is the name of its helm release."
+        );
+        Err(ErrorDetail::new("InvalidResourceName", message).at("name"))
+    }
+
+    fn matches(&self, text: &str, stored: &Stored, _: &crate::identity::Caller) -> Result<bool, ApiError> {
+        filter::resource(text, stored)
+    }
+
+    /// Settings one by one, and `null` takes one away; protected ones are replaced as a whole. A version pins, and
+    /// automatic upgrades take the pin away.
+    fn merge(&self, body: &mut Map<String, Value>, part: &Map<String, Value>) {
+        let Some(new) = properties(part) else { return };
+        let own = properties_mut(body);
+        for (name, value) in new {
+            match (name.as_str(), value, own.get_mut(name)) {
+                (SETTINGS, Value::Object(new), Some(Value::Object(kept))) => kept.extend(new.clone()),
+                _ => drop(own.insert(name.clone(), value.clone())),
+            }
+        }
+        if let Some(Value::Object(settings)) = own.get_mut(SETTINGS) {
+            settings.retain(|_, value| !value.is_null());
+        }
+        let upgrades = |of: &Map<String, Value>| {
+            of.get("autoUpgradeMinorVersion") == Some(&Value::Bool(true))
+                || of.get("autoUpgradeMode").is_some_and(|mode| mode != "none")
+        };
+        match new.contains_key("version") {
+            true if !upgrades(new) => {
+                own.insert("autoUpgradeMinorVersion".to_owned(), false.into());
+                own.insert("autoUpgradeMode".to_owned(), "none".into());
+            }
+            false if upgrades(new) => {
+                own.remove("version");
+                if !new.contains_key("autoUpgradeMode") {
+                    own.remove("autoUpgradeMode");
+                }
+                own.remove("autoUpgradeMinorVersion");
+            }
+            _ => {}
+        }
+    }
+
+    fn write<'a>(
+        &'a self,
+        body: &'a mut Map<String, Value>,
+        writing: &'a Writing<'a>,
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(async move {
+            let old = writing.old.and_then(|old| old.body.as_object());
+            let own = properties_mut(body);
+            own.remove("provisioningState");
+            for name in [SETTINGS, PROTECTED] {
+                if let Some(Value::Object(settings)) = own.get_mut(name) {
+                    settings.retain(|_, value| !value.is_null());
+                }
+            }
+            scope(own)?;
+            upgrades(own)?;
+            if let Some(old) = old.and_then(properties) {
+                same_type(old, own, writing)?;
+            } else if writing.control.store.count(&NAME.to_ascii_lowercase(), writing.id.parent_key()).await?
+                >= OF_A_CLUSTER
+            {
+                let message = format!("The cluster has {OF_A_CLUSTER} extensions, the limit; delete one first.");
+                return Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message));
+            }
+            identity(body, old, &writing.control.settings.tenant);
+            Ok(())
+        })
+    }
+
+    fn show(&self, shown: &mut Map<String, Value>, _: &str, showing: &Showing<'_>) {
+        let properties = properties_mut(shown);
+        let deleting = properties.get("provisioningState").is_some_and(|state| state == "Deleting");
+        let state = provisioning_state(showing.told, showing.object.generation, deleting);
+        properties.insert("provisioningState".to_owned(), state.into());
+        properties.insert("isSystemExtension".to_owned(), false.into());
+        let Some(told) = showing.told else { return };
+        let status = &told.status;
+        let is_newest = told.generation == showing.object.generation;
+        // An error of something that is not wanted any more is none.
+        let error = if is_newest { status["error"].clone() } else { Value::Null };
+        for (name, value) in [
+            ("currentVersion", status["currentVersion"].clone()),
+            ("statuses", status["statuses"].clone()),
+            ("extensionState", status["state"].clone()),
+            ("errorInfo", error),
+        ] {
+            properties.insert(name.to_owned(), value);
+        }
+    }
+
+    fn actions(&self) -> &'static [&'static str] {
+        &["listEvents"]
+    }
+
+    fn permission(&self, _: &str) -> Option<&'static str> {
+        Some("Microsoft.KubernetesConfiguration/extensions/read")
+    }
+
+    fn describe_action(&self, _: &str) -> (Value, Value) {
+        let text = json!({"type": "string"});
+        let event = json!({"type": "object", "properties": {
+            "number": {"type": "integer"}, "operation": text, "phase": text, "level": text, "reason": text, "message": text,
+            "object": text, "first": {"type": "string", "format": "date-time"},
+            "last": {"type": "string", "format": "date-time"}, "count": {"type": "integer"},
+        }});
+        let answer = json!({"type": "object", "properties": {"value": {"type": "array", "items": event}}});
+        (json!({"type": "object"}), answer)
+    }
+
+    /// What happened to it in the cluster, the oldest first (D4).
+    fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
+        Box::pin(async move { Ok(json!({"value": acting.control.store.events_told(&acting.resource.key).await?})) })
+    }
+}
+
+/// ARM's word for how far it is.
+fn provisioning_state(told: Option<&Told>, generation: i64, deleting: bool) -> &'static str {
+    if deleting {
+        return "Deleting";
+    }
+    let under_way = match told {
+        Some(told) if told.status["currentVersion"].is_string() => "Updating",
+        _ => "Creating",
+    };
+    let Some(told) = told.filter(|told| told.generation == generation) else { return under_way };
+    match serde_json::from_value(told.status["state"].clone()) {
+        Ok(ObjectState::Succeeded) => "Succeeded",
+        Ok(ObjectState::Failed) => "Failed",
+        Ok(ObjectState::Updating) => "Updating",
+        Ok(ObjectState::Creating) => "Creating",
+        _ => under_way,
+    }
+}
+
+/// One scope, and the cluster where none is named.
+fn scope(own: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let scope = own.entry("scope").or_insert_with(|| json!({"cluster": {}}));
+    let (cluster, namespace) = (scope.get("cluster").is_some(), scope.get("namespace").is_some());
+    let wrong = |message: &str| Err(ApiError::bad_request("InvalidExtensionScope", message).at("properties.scope"));
+    match (cluster, namespace) {
+        (true, true) => wrong("An extension has one scope, 'cluster' or 'namespace', not both."),
+        (false, false) => wrong("The scope must be 'cluster' or 'namespace'."),
+        (false, true) if scope["namespace"].get("targetNamespace").is_none() => {
+            wrong("The scope 'namespace' needs the name of the namespace: properties.scope.namespace.targetNamespace.")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A version pins; what is upgraded by itself has none. What nobody said is filled in.
+fn upgrades(own: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let minor = own.get("autoUpgradeMinorVersion").and_then(Value::as_bool);
+    let mode = own.get("autoUpgradeMode").and_then(Value::as_str).map(str::to_owned);
+    let wrong = |message: &str, at: &str| {
+        Err(ApiError::bad_request("InvalidExtensionVersion", message).at(format!("properties.{at}")))
+    };
+    if own.contains_key("version") {
+        if minor == Some(true) {
+            return wrong(
+                "A version can be given only where autoUpgradeMinorVersion is false: it pins the extension to that version.",
+                "autoUpgradeMinorVersion",
+            );
+        }
+        if mode.is_some_and(|mode| mode != "none") {
+            return wrong(
+                "A version can be given only where autoUpgradeMode is 'none': it pins the extension to that version.",
+                "autoUpgradeMode",
+            );
+        }
+        own.insert("autoUpgradeMode".to_owned(), "none".into());
+        own.insert("autoUpgradeMinorVersion".to_owned(), false.into());
+        return Ok(());
+    }
+    let mode = match (mode, minor) {
+        (Some(mode), Some(true)) if mode == "none" => {
+            return wrong("autoUpgradeMode 'none' contradicts autoUpgradeMinorVersion true.", "autoUpgradeMode");
+        }
+        (Some(mode), Some(false)) if mode == "compatible" => {
+            return wrong("autoUpgradeMode 'compatible' contradicts autoUpgradeMinorVersion false.", "autoUpgradeMode");
+        }
+        (Some(mode), _) => mode,
+        (None, Some(false)) => "none".to_owned(),
+        (None, _) => "compatible".to_owned(),
+    };
+    own.insert("autoUpgradeMinorVersion".to_owned(), (mode == "compatible").into());
+    own.insert("autoUpgradeMode".to_owned(), mode.into());
+    own.entry("releaseTrain").or_insert_with(|| "Stable".into());
+    Ok(())
+}
+
+/// What an extension is, and where, does not change: that would be another one.
+fn same_type(old: &Map<String, Value>, new: &Map<String, Value>, writing: &Writing<'_>) -> Result<(), ApiError> {
+    let text = |of: &Map<String, Value>| of.get("extensionType").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let conflict = |code: &str, message: String, at: &str| {
+        Err(ApiError::of(StatusCode::CONFLICT, code, message).at(format!("properties.{at}")))
+    };
+    if !text(old).eq_ignore_ascii_case(&text(new)) {
+        let message = format!(
+            "The extension '{}' exists and is of type '{}'. Choose another name, or delete it first.",
+            writing.id.name(),
+            text(old)
+        );
+        return conflict("ExtensionTypeMismatch", message, "extensionType");
+    }
+    if old.get("scope") != new.get("scope") {
+        let message = "The scope of an extension cannot be changed. Delete the extension and create it again.";
+        return conflict("ExtensionScopeImmutable", message.to_owned(), "scope");
+    }
+    Ok(())
+}
+
+/// A system-assigned identity is made once and stays (E11).
+fn identity(body: &mut Map<String, Value>, old: Option<&Map<String, Value>>, tenant: &str) {
+    let kept = old.and_then(|old| old.get("identity")).filter(|kept| kept.get("principalId").is_some()).cloned();
+    if let Some(kept) = kept {
+        body.insert("identity".to_owned(), kept);
+    } else if let Some(identity) = body.get_mut("identity").and_then(Value::as_object_mut)
+        && identity.get("type").is_some()
+    {
+        identity.insert("principalId".to_owned(), random::guid().into());
+        identity.insert("tenantId".to_owned(), tenant.into());
+    }
+}
+
+/// A label as Kubernetes has it (RFC 1123), of so many characters at most.
+fn is_label(text: &str, longest: usize) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let ends = |b: Option<&u8>| b.is_some_and(|b| plain(*b));
+    let bytes = text.as_bytes();
+    text.len() <= longest && ends(bytes.first()) && ends(bytes.last()) && bytes.iter().all(|b| plain(*b) || *b == b'-')
+}
+
+fn namespace(text: &str) -> Result<(), String> {
+    if !is_label(text, LABEL) {
+        return Err(format!(
+            "the name of a Kubernetes namespace: 1 to {LABEL} lower-case letters, digits and '-', the first and the last a letter or digit"
+        ));
+    }
+    if text.starts_with("kube-") {
+        return Err("a namespace that is not Kubernetes' own (kube-...)".to_owned());
+    }
+    Ok(())
+}
+
+fn extension_type(text: &str) -> Result<(), String> {
+    let known = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+    if (1..=TYPE).contains(&text.len()) && text.bytes().all(known) {
+        return Ok(());
+    }
+    Err(format!("the name of an extension type: 1 to {TYPE} letters, digits and . - _"))
+}
+
+fn word(text: &str) -> Result<(), String> {
+    let known = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'+' | b'_');
+    if (1..=LABEL).contains(&text.len()) && text.bytes().all(known) {
+        return Ok(());
+    }
+    Err(format!("1 to {LABEL} letters, digits and . - + _"))
+}
+
+/// The id of an operation's status below an extension, taken apart: the extension and the operation.
+pub fn operation_of(id: &ResourceId) -> Option<(ResourceId, &str)> {
+    id.is(&format!("{NAME}/operations")).then(|| Some((id.parent()?, id.name()))).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(value: Value) -> Map<String, Value> {
+        let Value::Object(map) = value else { unreachable!("tests give objects") };
+        map
+    }
+
+    fn upgraded(value: Value) -> Result<Value, String> {
+        let mut own = map(value);
+        upgrades(&mut own).map_err(|error| error.detail.target.unwrap_or_default())?;
+        Ok(json!([own.get("autoUpgradeMode"), own.get("autoUpgradeMinorVersion"), own.get("version")]))
+    }
+
+    #[test]
+    fn e1_a_version_pins_and_what_is_upgraded_by_itself_has_none() {
+        assert_eq!(upgraded(json!({})).unwrap(), json!(["compatible", true, null]));
+        assert_eq!(upgraded(json!({"autoUpgradeMinorVersion": false})).unwrap(), json!(["none", false, null]));
+        assert_eq!(upgraded(json!({"autoUpgradeMode": "patch"})).unwrap(), json!(["patch", false, null]));
+        assert_eq!(upgraded(json!({"version": "1.2.3"})).unwrap(), json!(["none", false, "1.2.3"]));
+        for (bad, at) in [
+            (json!({"version": "1", "autoUpgradeMinorVersion": true}), "autoUpgradeMinorVersion"),
+            (json!({"version": "1", "autoUpgradeMode": "patch"}), "autoUpgradeMode"),
+            (json!({"autoUpgradeMode": "none", "autoUpgradeMinorVersion": true}), "autoUpgradeMode"),
+            (json!({"autoUpgradeMode": "compatible", "autoUpgradeMinorVersion": false}), "autoUpgradeMode"),
+        ] {
+            assert_eq!(upgraded(bad.clone()), Err(format!("properties.{at}")), "{bad}");
+        }
+    }
+
+    #[test]
+    fn e5_settings_are_changed_one_by_one_and_a_version_and_upgrades_exclude_each_other() {
+        let mut body =
+            map(json!({"properties": {"configurationSettings": {"a": "1", "b": "2"}, "autoUpgradeMode": "none",
+            "autoUpgradeMinorVersion": false, "version": "1.0.0"}}));
+        let part = map(
+            json!({"properties": {"configurationSettings": {"a": null, "c": "3"}, "autoUpgradeMinorVersion": true}}),
+        );
+        Extensions.merge(&mut body, &part);
+        let own = properties_mut(&mut body);
+        upgrades(own).unwrap();
+        assert_eq!(own["configurationSettings"], json!({"b": "2", "c": "3"}));
+        assert_eq!((own.get("version"), &own["autoUpgradeMode"]), (None, &json!("compatible")));
+        Extensions.merge(&mut body, &map(json!({"properties": {"version": "2.0.0"}})));
+        let own = properties_mut(&mut body);
+        upgrades(own).unwrap();
+        assert_eq!((&own["version"], &own["autoUpgradeMode"]), (&json!("2.0.0"), &json!("none")));
+    }
+
+    #[test]
+    fn e7_scopes_and_names_are_those_of_kubernetes() {
+        for good in ["a", "web", "ingress-nginx", &"x".repeat(53)] {
+            assert!(Extensions.check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "Web", "-a", "a-", "a.b", "a_b", "ä", &"x".repeat(54), "a b"] {
+            assert!(Extensions.check_name(bad).is_err(), "{bad}");
+        }
+        assert!(namespace("kube-system").is_err() && namespace("Web").is_err() && namespace("web").is_ok());
+        for bad in [
+            json!({"scope": {}}),
+            json!({"scope": {"cluster": {}, "namespace": {}}}),
+            json!({"scope": {"namespace": {}}}),
+        ] {
+            assert!(scope(&mut map(bad.clone())).is_err(), "{bad}");
+        }
+        let mut own = map(json!({}));
+        scope(&mut own).unwrap();
+        assert_eq!(own["scope"], json!({"cluster": {}}));
+    }
+
+    #[test]
+    fn e1_how_far_it_is_follows_from_what_the_cluster_told_last() {
+        let told = |generation, state: &str, version: Option<&str>| Told {
+            generation,
+            told_ms: 0,
+            status: json!({"state": state, "currentVersion": version}),
+        };
+        let state = |told: Option<Told>| provisioning_state(told.as_ref(), 2, false);
+        assert_eq!(state(None), "Creating");
+        assert_eq!(state(Some(told(1, "Failed", None))), "Creating");
+        assert_eq!(state(Some(told(1, "Succeeded", Some("1.0.0")))), "Updating");
+        assert_eq!(state(Some(told(2, "Succeeded", Some("1.0.0")))), "Succeeded");
+        assert_eq!(state(Some(told(2, "Failed", None))), "Failed");
+        assert_eq!(provisioning_state(Some(&told(2, "Succeeded", None)), 2, true), "Deleting");
+    }
+}
