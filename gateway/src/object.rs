@@ -18,6 +18,8 @@ pub struct Object {
     pub operation: Option<String>,
     /// Names its protected settings.
     pub protected: Option<String>,
+    /// Whether it is to be taken down: also when that has failed, until somebody wants it again.
+    pub deleting: bool,
 }
 
 impl Object {
@@ -25,13 +27,14 @@ impl Object {
     pub fn of(body: &Value) -> Self {
         let text = |name: &str| body.get(MEMBER)?.get(name)?.as_str().map(str::to_owned);
         let generation = body.get(MEMBER).and_then(|kept| kept.get("generation")?.as_i64()).unwrap_or_default();
-        Self { generation, operation: text("operation"), protected: text("protected") }
+        let deleting = body.get(MEMBER).and_then(|kept| kept.get("deleting")?.as_bool()).unwrap_or_default();
+        Self { generation, operation: text("operation"), protected: text("protected"), deleting }
     }
 
     /// What follows it: wanted by an operation.
     #[must_use]
     pub fn next(self, operation: &str) -> Self {
-        Self { generation: self.generation + 1, operation: Some(operation.to_owned()), ..self }
+        Self { generation: self.generation + 1, operation: Some(operation.to_owned()), deleting: false, ..self }
     }
 
     /// With other protected settings, or none.
@@ -42,11 +45,10 @@ impl Object {
 
     /// Keeps it in a body.
     pub fn keep(&self, body: &mut Map<String, Value>) {
-        let Self { generation, operation, protected } = self;
-        body.insert(
-            MEMBER.to_owned(),
-            json!({"generation": generation, "operation": operation, "protected": protected}),
-        );
+        let Self { generation, operation, protected, deleting } = self;
+        let kept =
+            json!({"generation": generation, "operation": operation, "protected": protected, "deleting": deleting});
+        body.insert(MEMBER.to_owned(), kept);
     }
 }
 

@@ -428,7 +428,7 @@ fn marked(call: &Call<'_>, kind: &dyn Kind, id: &ResourceId, old: &Stored) -> (B
         let mut object = Object::of(&old.body);
         // Who deletes what is being deleted waits for the same.
         if !old.is_deleting() {
-            object = object.next(&operation.id);
+            object = Object { deleting: true, ..object.next(&operation.id) };
         }
         operation.work = take_down::work(by, object.generation);
         operation.due_ms = Some(call.now_ms + DUE_MS);

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use types::{
     agent_api::{
-        OBJECTS_AT_ONCE, OBJECTS_BYTES, Object as Wanted, ObjectEvent, ObjectStatus, ObjectStatuses,
+        OBJECTS_AT_ONCE, OBJECTS_BYTES, Object as Wanted, ObjectEvent, ObjectState, ObjectStatus, ObjectStatuses,
         ObjectStatusesAnswer, Objects, ProtectedQuestion, ProtectedSettings, StatusLine,
     },
     api::ResourceId,
@@ -167,12 +167,18 @@ impl Control {
         let now_ms = self.now_ms();
         // Of what is not wanted yet nothing can be told.
         let generation = status.generation.min(Object::of(&stored.body).generation);
-        let is_end = status.state.is_end();
+        let (state, is_end) = (status.state, status.state.is_end());
         let (status, events) = bounded(status);
         let new = Told { generation, told_ms: now_ms, status };
         let kept = self.store.keep_told(&stored.key, &new, |old| with_events(old, events)).await?;
         let Some(old) = kept else { return Ok(false) };
         let is_news = old.is_none_or(|old| old.generation != generation || old.status["state"] != new.status["state"]);
+        // It was to be deleted, and that had failed: now it is gone.
+        let late = state == ObjectState::Deleted && !stored.is_deleting() && Object::of(&stored.body).deleting;
+        if late && generation == Object::of(&stored.body).generation {
+            let deletes = vec![(stored.key.clone(), Expect::Revision(stored.revision))];
+            let _ = self.write(&Batch { deletes, ..Batch::default() }).await?;
+        }
         if is_end && is_news && self.store.wake_operations_of(&stored.key, now_ms).await? > 0 {
             self.operations.notify_one();
         }
@@ -241,7 +247,7 @@ fn wanted(change: &Change) -> Wanted {
         Change::Put(stored) => stored,
         Change::Deleted { key, kind, .. } => return gone(key, kind),
     };
-    let Object { generation, operation, protected } = Object::of(&stored.body);
+    let Object { generation, operation, protected, deleting } = Object::of(&stored.body);
     let mut spec = stored.body.as_object().and_then(properties).cloned().unwrap_or_default();
     spec.remove("provisioningState");
     let principal_id = stored.body.get("identity").and_then(|identity| identity.get("principalId")?.as_str());
@@ -250,7 +256,7 @@ fn wanted(change: &Change) -> Wanted {
         operation,
         protected,
         spec: Some(Value::Object(spec)),
-        deleting: stored.is_deleting(),
+        deleting,
         principal_id: principal_id.map(str::to_owned),
         ..gone(&stored.id, &stored.kind)
     }
@@ -330,8 +336,6 @@ pub fn mark_deleting(stored: &mut Stored, deleting: bool) {
 
 #[cfg(test)]
 mod tests {
-    use types::agent_api::ObjectState;
-
     use super::*;
 
     fn event(number: u64, first: &str, count: u32) -> ObjectEvent {

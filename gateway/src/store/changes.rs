@@ -83,7 +83,7 @@ pub struct Page {
 pub(super) const NTH_CHILD: &str = "SELECT revision FROM resources WHERE parent_key = $1 AND kind = $2 \
                                     AND revision > $3 ORDER BY revision LIMIT 1 OFFSET $4";
 pub(super) const CHILDREN_PUT: &str =
-    "WHERE parent_key = $1 AND kind = $2 AND revision > $3 AND revision <= $4 ORDER BY revision, resource_key";
+    "WHERE parent_key = $1 AND kind = $2 AND revision > $3 AND revision <= $4 ORDER BY revision";
 pub(super) const CHILDREN_DELETED: &str = "SELECT revision, resource_key, kind FROM tombstones WHERE revision > $1 \
                                            AND revision <= $2 AND kind = $3 AND resource_key > $4 \
                                            AND resource_key < $5 ORDER BY revision, resource_key";

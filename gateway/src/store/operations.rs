@@ -64,6 +64,8 @@ pub(super) const ONE: &str = "FROM operations WHERE operation_id = $1";
 pub(super) const WAITING: &str = "FROM operations WHERE status = 'InProgress' AND work_kind = $1 AND next_ms <= $2 \
                                   ORDER BY next_ms, operation_id LIMIT $3";
 pub(super) const FORGET: &str = "DELETE FROM operations WHERE ended_ms < $1";
+pub(super) const WAKE: &str = "UPDATE operations SET next_ms = $1 WHERE resource_key = $2 AND status = 'InProgress' \
+                               AND claimed_by IS NULL AND next_ms > $3";
 
 /// A statement that reads operations.
 pub(super) fn selected(rest: &str) -> String {
@@ -147,9 +149,7 @@ impl Store {
 
     /// Has operations about a resource that rest looked at again at an instant. How many.
     pub async fn wake_operations_of(&self, resource: &str, now_ms: i64) -> Result<u64, StoreError> {
-        let sql = "UPDATE operations SET next_ms = $1 WHERE resource_key = $2 AND status = 'InProgress' \
-                   AND claimed_by IS NULL AND next_ms > $3";
-        let query = sqlx::query(sql).bind(now_ms).bind(resource).bind(now_ms);
+        let query = sqlx::query(WAKE).bind(now_ms).bind(resource).bind(now_ms);
         Ok(query.execute(&self.writers).await?.rows_affected())
     }
 

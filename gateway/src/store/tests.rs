@@ -7,9 +7,11 @@ use super::*;
 async fn every_question_has_an_index() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open_file(&dir.path().join("towline.db")).await.unwrap();
-    let selected = [resources::ONE, resources::PAGE, resources::CHILDREN, changes::PUT]
+    let selected = [resources::ONE, resources::PAGE, resources::CHILDREN, changes::PUT, changes::CHILDREN_PUT]
         .map(|rest| format!("SELECT {} FROM resources {rest}", resources::COLUMNS));
-    let others = [resources::COUNT, changes::DELETED, changes::NTH_DELETED, changes::NTH_PUT].map(str::to_owned);
+    let others = [resources::COUNT, changes::DELETED, changes::NTH_DELETED, changes::NTH_PUT].into_iter();
+    let others = others.chain([changes::NTH_CHILD, changes::CHILDREN_DELETED]);
+    let others = others.chain([statuses::ONE, statuses::EVENTS, statuses::ENDED, operations::WAKE]).map(str::to_owned);
     let operations = [operations::ONE, operations::WAITING].map(operations::selected).into_iter();
     let operations = operations.chain([operations::FORGET.to_owned()]);
     let agents = [agents::one(), agents::OF_UID.to_owned(), agents::CLAIMED.to_owned()].into_iter();
@@ -18,7 +20,7 @@ async fn every_question_has_an_index() {
     let events = events.map(events::selected).into_iter();
     let events = events.chain(["LIMIT 1", "ORDER BY a.resource_key LIMIT 5"].map(|rest| events::untold("r.id", rest)));
     for sql in selected.into_iter().chain(others).chain(operations).chain(agents).chain(events) {
-        let plain = (1..=4).fold(sql.clone(), |sql, n| sql.replace(&format!("${n}"), "1"));
+        let plain = (1..=5).fold(sql.clone(), |sql, n| sql.replace(&format!("${n}"), "1"));
         let explained = sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {plain}"));
         let plan = sqlx::raw_sql(explained).fetch_all(&store.readers).await.unwrap();
         for step in plan {

@@ -251,6 +251,11 @@ async fn e8_what_a_cluster_has_not_done_within_48_hours_has_failed_and_says_what
         assert_eq!(properties["provisioningState"], "Failed", "{}", shown.body);
         assert!(properties["errorInfo"]["message"].as_str().unwrap().contains("48 hours"), "{}", shown.body);
     }
+    // What was to be deleted is not installed again; when the cluster has taken it down after all, it is gone.
+    let old = objects(&site, "c", None).await.objects.into_iter().find(|one| one.id.ends_with("/old")).unwrap();
+    assert!(old.deleting);
+    tell(&site, "c", status("c", "old", old.generation, ObjectState::Deleted)).await;
+    assert_eq!(site.call("owner", "GET", &extension("c", "old"), None).await.status, 404);
     // The cluster is back, and goes on.
     let generation =
         objects(&site, "c", None).await.objects.iter().find(|one| one.id.ends_with("/web")).unwrap().generation;

@@ -12,3 +12,5 @@ CREATE TABLE protected_until (resource_key {text} NOT NULL PRIMARY KEY, until_ms
 CREATE INDEX protected_by_end ON protected_until (until_ms);
 -- The operations of a resource are looked at when it is changed, and when something is told of it.
 CREATE INDEX operations_by_resource ON operations (resource_key, status);
+-- What has changed of a kind at one parent.
+CREATE INDEX resources_by_change ON resources (parent_key, kind, revision);
