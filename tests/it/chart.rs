@@ -73,14 +73,19 @@ fn camel(name: &str) -> String {
     words.fold(first, |text, word| text + &word[..1].to_uppercase() + &word[1..])
 }
 
-/// The agent's image as a docker archive: `TOWLINE_AGENT_IMAGE_FILE`, else built now.
-pub fn image_file() -> anyhow::Result<PathBuf> {
-    if let Some(file) = std::env::var_os("TOWLINE_AGENT_IMAGE_FILE") {
-        return Ok(file.into());
-    }
-    let text =
-        run(Command::new(root().join("docker/build")).args(["image", "agent"]), Duration::from_secs(1800))?.ok()?;
-    Ok(text.trim().into())
+/// Gives the node of the real cluster one of our images, `agent` or `extension-manager`: the archive that
+/// `TOWLINE_AGENT_IMAGE_FILE` names, `TOWLINE_EXTENSION_MANAGER_IMAGE_FILE`, else built now.
+pub fn load_image(name: &str) -> anyhow::Result<()> {
+    let variable = format!("TOWLINE_{}_IMAGE_FILE", name.replace('-', "_").to_ascii_uppercase());
+    let file = match std::env::var_os(variable) {
+        Some(file) => PathBuf::from(file),
+        None => {
+            let mut build = Command::new(root().join("docker/build"));
+            run(build.args(["image", name]), Duration::from_secs(1800))?.ok()?.trim().into()
+        }
+    };
+    let mut load = Command::new(root().join("tests/cluster/cluster"));
+    run(load.arg("load-image").arg(file), Duration::from_secs(120))?.ok().map(drop)
 }
 
 fn helm(args: &[&str]) -> anyhow::Result<String> {
@@ -99,11 +104,7 @@ fn carriers(stack: &Stack) -> anyhow::Result<Vec<String>> {
 fn agents_run_as_pods() -> anyhow::Result<()> {
     let admin = cluster().admin();
     grant_in_cluster()?;
-    run(
-        Command::new(root().join("tests/cluster/cluster")).arg("load-image").arg(image_file()?),
-        Duration::from_secs(120),
-    )?
-    .ok()?;
+    load_image("agent")?;
     // The gateway listens where pods reach this machine. The agent beside it was only needed to start the stack.
     let listen = format!("{}:0", cluster().get("CLUSTER_HOST_IP"));
     let stack = Stack::start_without_waiting(&Plan { listen: &listen, ..Plan::real("chart") })?;

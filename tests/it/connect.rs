@@ -22,7 +22,7 @@ use tests::{
     stack::{Plan, Stack, note_secret},
 };
 
-use crate::chart::image_file;
+use crate::chart::load_image;
 
 pub const GROUP: &str = "edge";
 const ONBOARDING: &str = "34e09817-6cbe-4d01-b1a2-e0eac5743d41";
@@ -37,6 +37,7 @@ pub fn tests() -> Vec<Trial> {
         installs("connect::i3_from_nothing_to_kubectl_and_back", Needs::Pods, there_and_back),
         installs("connect::i4_a_failed_or_interrupted_connect_leaves_nothing", Needs::Pods, leaves_nothing),
         installs("connect::two_connects_at_once_take_nothing_from_each_other", Needs::Pods, two_at_once),
+        installs("connect::e2_extensions_are_turned_on_and_off_and_keep_their_keys", Needs::Pods, extensions),
         case("connect::i4_a_definition_that_its_apiserver_forgot_goes", Needs::Nothing, forgotten),
         case("connect::i3_what_others_made_meanwhile_is_not_taken_back", Needs::Nothing, takes_back_its_own),
         case("connect::i5_nothing_is_downloaded_and_no_other_program_needed", Needs::Nothing, downloads_nothing),
@@ -135,8 +136,7 @@ pub fn same(before: &[String]) -> anyhow::Result<()> {
 
 /// A gateway where pods reach this machine, and the agent's image on the node.
 pub fn with_pods(name: &str) -> anyhow::Result<Site> {
-    let tool = root().join("tests/cluster/cluster");
-    run(Command::new(tool).arg("load-image").arg(image_file()?), Duration::from_secs(120))?.ok()?;
+    load_image("agent")?;
     let listen = format!("{}:0", cluster().get("CLUSTER_HOST_IP"));
     let site = Site::start(name, &listen, cluster().admin_kubeconfig().to_owned())?;
     site.ok(&["group", "create", "-g", GROUP, "-l", "eastus"])?;
@@ -330,6 +330,61 @@ fn two_at_once() -> anyhow::Result<()> {
     ensure!(waiting.wait(Duration::from_secs(200))? == Some(130), "{}", waiting.tail());
     ensure!(site.clusters()?.is_empty());
     same(&before).with_context(|| waiting.tail())
+}
+
+/// The third Deployment is there only where it was asked for. Its pod is ready without a catalogue: the gateway here
+/// serves none.
+fn extensions() -> anyhow::Result<()> {
+    load_image("extension-manager")?;
+    let site = with_pods("connect-extensions")?;
+    let admin = cluster().admin().namespace("towline");
+    let before = settled()?;
+    let folder = site.stack.dir.join("catalogue").display().to_string();
+    let key = site.home.join("catalogue.key").display().to_string();
+    site.ok(&["catalogue", "init", "--catalogue", &folder, "--key", &key])?;
+    let public = format!("{key}.pub");
+
+    let connect = ["connect", "-n", "c1", "-g", GROUP, "--replicas", "1", "--skip-network-check"];
+    let extensions = ["--extensions", "--catalogue-key", &public, "--allowed-extension-types", "example.web"];
+    site.refused(&[&connect[..], &["--extensions"]].concat(), "which keys sign the catalogue of extensions")?;
+    site.refused(&[&connect[..], &["--extensions", "--catalogue-key", &key]].concat(), "--catalogue-key")?;
+    site.refused(&[&connect[..], &["--catalogue-key", &public]].concat(), "extensions are off")?;
+    same(&before).context("what is refused changes nothing")?;
+
+    let made = site.ok(&[&connect[..], &extensions].concat()).with_context(pods)?;
+    ensure!(made.err.contains("is trusted by key ") && made.err.contains("administrator"), "{}", made.err);
+    let ready = || admin.ok(&["get", "deployment", "extension-manager", "-o", "jsonpath={.status.readyReplicas}"]);
+    ensure!(ready()? == "1", "{}", pods());
+    let restarts = "jsonpath={.items[*].status.containerStatuses[*].restartCount}";
+    let restarts =
+        admin.ok(&["get", "pods", "-l", "app.kubernetes.io/name=towline-extension-manager", "-o", restarts])?;
+    ensure!(restarts == "0", "{restarts} restarts: {}", pods());
+    for (account, may) in [("extension-manager", "yes"), ("controller-manager", "no"), ("clusterconnect-agent", "no")] {
+        let whom = format!("system:serviceaccount:towline:{account}");
+        let said = admin.run(&["auth", "can-i", "create", "clusterroles", "--as", &whom])?.text();
+        ensure!(said.trim() == may, "{account}: {said}");
+    }
+    let pinned = || admin.ok(&["get", "configmap", "extension-manager", "-o", "jsonpath={.data.agent\\.toml}"]);
+    let first = pinned()?;
+    ensure!(first.contains("BEGIN PUBLIC KEY") && first.contains("allowed_types = [\"example.web\"]"), "{first}");
+    let uid = || admin.ok(&["get", "deployment", "extension-manager", "-o", "jsonpath={.metadata.uid}"]);
+    let made = uid()?;
+    site.ok(&connect).with_context(pods)?;
+    ensure!(pinned()? == first && uid()? == made, "a run that does not name extensions keeps them: {}", pinned()?);
+
+    let features = ["-n", "c1", "-g", GROUP, "--features", "extensions"];
+    site.ok(&[&["disable-features", "-y"][..], &features].concat()).with_context(pods)?;
+    eventually("nothing of extensions is left", Duration::from_secs(90), || {
+        let kinds = "deployments,configmaps,serviceaccounts,clusterrolebindings,customresourcedefinitions,pods";
+        let listed = admin.ok(&["get", kinds, "-o", "name"])?;
+        Ok(!listed.contains("extension"))
+    })?;
+    let again = [&["enable-features"][..], &features, &["--catalogue-key", &public]].concat();
+    site.ok(&again).with_context(pods)?;
+    ensure!(ready()? == "1" && !pinned()?.contains("allowed_types"), "{}", pods());
+
+    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
+    same(&before)
 }
 
 /// What a kube-apiserver that is slow does with a definition that is deleted as soon as it is made: it forgets it for

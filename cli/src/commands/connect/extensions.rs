@@ -1,4 +1,4 @@
-//! Extensions in a cluster (docs/features.md E2, I8): whether their agent is there, and which catalogue it trusts. The
+//! Extensions in a cluster (docs/features.md E2): whether their agent is there, and which catalogue it trusts. The
 //! keys are pinned when that is decided, and never taken from the gateway again by itself: a gateway that is stolen later
 //! can name keys of its own, and no cluster takes them.
 
