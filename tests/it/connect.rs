@@ -16,7 +16,7 @@ use tests::{
     case::{Needs, case, installs},
     cluster::cluster,
     kubectl::Kubectl,
-    programs::{Output, Program, binary, eventually, keep, root, run, scratch},
+    programs::{Output, Program, binary, eventually, keep, run, scratch},
     proxy::{CREDENTIALS, Manner, Proxy},
     raw::{Answer, Raw},
     stack::{Plan, Stack, note_secret},
@@ -377,7 +377,7 @@ fn extensions() -> anyhow::Result<()> {
     eventually("nothing of extensions is left", Duration::from_secs(90), || {
         let kinds = "deployments,configmaps,serviceaccounts,clusterrolebindings,customresourcedefinitions,pods";
         let listed = admin.ok(&["get", kinds, "-o", "name"])?;
-        Ok(!listed.contains("extension"))
+        Ok(!listed.contains("extension-manager") && !listed.contains("extensionconfigs"))
     })?;
     let again = [&["enable-features"][..], &features, &["--catalogue-key", &public]].concat();
     site.ok(&again).with_context(pods)?;
