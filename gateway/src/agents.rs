@@ -8,6 +8,7 @@
 //!
 //! The rest is one file for each question. A new one is a file and a line in [`OF_TUNNELS`] or [`OF_VISITORS`].
 
+pub mod catalogue;
 pub mod certificate;
 pub mod challenge;
 pub mod desired;
@@ -91,6 +92,11 @@ impl Reply {
     pub fn json(document: &impl Serialize) -> Result<Self, ApiError> {
         let body = serde_json::to_vec(document).map_err(ApiError::internal)?;
         Ok(Self { status: StatusCode::OK, content_type: "application/json", body: body.into() })
+    }
+
+    /// 200 with these bytes.
+    pub fn bytes(content_type: &'static str, body: Bytes) -> Self {
+        Self { status: StatusCode::OK, content_type, body }
     }
 
     /// 204.
@@ -187,6 +193,8 @@ pub static OF_TUNNELS: &[Route<ForAgents>] = &[
     Route::new(Method::POST, paths::LOGS, (telemetry::LOG_BYTES, CHEAP), |call, agent| {
         Box::pin(telemetry::logs(call, agent))
     }),
+    Route::new(Method::GET, paths::CATALOGUE, (0, CHEAP), |call, _| Box::pin(catalogue::index(call))),
+    Route::new(Method::GET, paths::CHART, (0, DEAR), |call, _| Box::pin(catalogue::chart(call))),
     Route::new(Method::GET, paths::POLICY, (0, CHEAP), |call, agent| Box::pin(policy::serve(call, agent))),
     Route::new(Method::GET, paths::OBJECTS, (0, CHEAP), |call, agent| Box::pin(objects::follow(call, agent))),
     Route::new(Method::POST, paths::PROTECTED, (SHORT_BYTES, DEAR), |call, agent| {

@@ -18,6 +18,7 @@ use daemon::{
 use url::Url;
 
 use crate::{
+    catalogue::Edition,
     config::{Config, api::Api},
     files::writable_folder,
     issuer::Issuer,
@@ -33,7 +34,8 @@ use crate::{
 type Check = fn(&Config, &mut Faults);
 
 /// What is looked at of files and addresses, in order. The store is looked at after them.
-const CHECKS: [Check; 6] = [certificates, certificate_name, private_keys, issuers, built_in_issuer, addresses];
+const CHECKS: [Check; 7] =
+    [certificates, certificate_name, private_keys, issuers, built_in_issuer, catalogue, addresses];
 /// What a reload takes as well.
 const RELOADED: [Check; 2] = [certificate_name, private_keys];
 
@@ -147,6 +149,15 @@ fn built_in_issuer(config: &Config, faults: &mut Faults) {
         && let Err(error) = Issuer::look(&own.state_dir)
     {
         faults.push("issuer.state_dir", chain(&error));
+    }
+}
+
+/// The catalogue's folder can be read, and its index and signatures are well-formed. Whether the signatures are right is
+/// for clusters to say.
+fn catalogue(config: &Config, faults: &mut Faults) {
+    let folder = config.api.as_ref().and_then(|api| api.catalogue_dir.as_deref());
+    if let Some(Err(error)) = folder.map(Edition::read) {
+        faults.push("api.catalogue_dir", chain(&error));
     }
 }
 

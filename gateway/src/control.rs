@@ -20,6 +20,7 @@ use types::ids::{ClusterId, ClusterKey};
 use self::{challenges::Challenges, objects::Followers, throttle::Throttle, turns::Turns};
 use crate::{
     api_error::ApiError,
+    catalogue::Catalogue,
     config::api::Api,
     directory::{DELETED, Deciding, Directory},
     events::Notices,
@@ -94,6 +95,8 @@ pub struct Control {
     pub throttle: Throttle,
     /// Who waits for changes of what is wanted in which cluster.
     pub followers: Followers,
+    /// The catalogue that clusters install extensions from.
+    pub catalogue: Option<Arc<Catalogue>>,
     /// Whoever takes an owner away, one at a time.
     pub owners: tokio::sync::Mutex<()>,
     trust: OnceLock<Arc<Trust>>,
@@ -115,8 +118,10 @@ impl Control {
     pub async fn open(
         Parts { settings, store, protector, clock, snapshots, tunnels, kinds }: Parts,
     ) -> Result<Arc<Self>, StoreError> {
+        let catalogue = settings.catalogue_dir.clone().map(Catalogue::open);
         let control = Self {
             settings,
+            catalogue,
             store,
             bodies: Turns::default(),
             challenges: Challenges::since(milliseconds(clock())),
@@ -163,6 +168,12 @@ impl Control {
     /// configuration does not name the cluster itself.
     pub fn decides_about(&self, id: &ClusterId) -> bool {
         self.has_subscription(id.subscription()) && !self.snapshots.load().is_configured(&id.key())
+    }
+
+    /// The index of the catalogue as it was read last; `None` if there is no catalogue, or none that can be used. Does
+    /// not wait: after a change of the folder it is the old one for some seconds.
+    pub fn catalogue(&self) -> Option<Arc<::catalogue::index::Index>> {
+        Some(Arc::clone(&self.catalogue.as_ref()?.current()?.index))
     }
 
     /// Milliseconds since 1970.

@@ -166,7 +166,7 @@ pub(super) fn parse_json<F: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Resu
 
 /// What tells one version of a file from the next: it is replaced, so its inode changes.
 #[derive(PartialEq, Eq, Clone, Copy)]
-struct Stamp {
+pub struct Stamp {
     inode: u64,
     length: u64,
     seconds: i64,
@@ -174,7 +174,11 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn of(path: &Path) -> Result<Self, FileError> {
+    /// Of the file that is there now.
+    ///
+    /// # Errors
+    /// When there is none, or it may not be looked at.
+    pub fn of(path: &Path) -> Result<Self, FileError> {
         let data = fs::metadata(path).map_err(FileError::io("read", path))?;
         Ok(Self { inode: data.ino(), length: data.len(), seconds: data.mtime(), nanoseconds: data.mtime_nsec() })
     }

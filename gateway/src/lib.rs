@@ -41,6 +41,7 @@
 //! | [`accounts`], [`account_names`] | accounts of the built-in issuer that may act now, and names of accounts |
 //! | [`cluster`] | what is known of a cluster, and what its agents' certificates must say |
 //! | **where it is kept, what was set** | |
+//! | [`catalogue`] | the signed catalogue of charts that clusters fetch |
 //! | [`config`] | valid settings, and what a file may say |
 //! | [`issuer`] | the small built-in OIDC issuer |
 //! | [`store`] | where resources are kept |
@@ -66,6 +67,7 @@ pub mod api_error;
 pub mod aside;
 pub mod audit;
 pub mod bodies;
+pub mod catalogue;
 pub mod checks;
 pub mod cluster;
 pub mod config;

@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
+use ::catalogue::key::PublicKey;
 use auth::token::RawIssuer;
 use serde_json::{Map, Value};
-use types::agent_api::InstallSettings;
+use types::agent_api::{CatalogueTrust, InstallSettings};
 
 use super::{Call, Reply};
 use crate::{api_error::ApiError, issuer::Issuer};
@@ -16,6 +17,7 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     let own = call.core.issuer.load_full();
     let roots = call.core.trust.gateway_ca();
     let snapshot = call.core.snapshots.load();
+    let catalogue = call.control.catalogue();
     let issuers: Result<_, _> = snapshot.issuers().iter().map(|issuer| entry(issuer, own.as_deref(), &roots)).collect();
     Reply::json(&InstallSettings {
         urls: vec![settings.url.clone()],
@@ -23,7 +25,10 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
         issuers: issuers?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         tenant_id: settings.tenant.clone(),
-        catalogue: None,
+        catalogue: catalogue.map(|index| CatalogueTrust {
+            id: index.catalogue.to_string(),
+            keys: index.keys.iter().map(PublicKey::to_pem).collect(),
+        }),
     })
 }
 

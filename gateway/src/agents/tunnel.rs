@@ -30,8 +30,10 @@ use crate::{
 const EXCHANGES: usize = 32;
 /// Exchanges of all tunnels whose bodies are held at once.
 const BODIES_OF_ALL: usize = 512;
-/// How long an answer may wait for its reader.
+/// How long an answer may wait for its reader, beside the time that its bytes take at the lowest rate.
 const ANSWER_DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
+/// Bytes in a second that are waited for: a chart of 20 MiB may take almost 6 minutes.
+const LOWEST_RATE: u64 = 64 * 1024;
 static ALL_BODIES: Semaphore = Semaphore::const_new(BODIES_OF_ALL);
 
 /// The exchanges of one tunnel.
@@ -102,7 +104,9 @@ async fn exchange(
     let (parts, body) = answer.into_parts();
     let head = ResponseHead { status: parts.status, headers: parts.headers, refused_by: None };
     let counters = Counters::default();
-    let sent = tokio::time::timeout(ANSWER_DEADLINE, respond(&mut send, &head, body, &counters)).await;
+    let length = http_body::Body::size_hint(&body).lower();
+    let deadline = ANSWER_DEADLINE + std::time::Duration::from_secs(length / LOWEST_RATE);
+    let sent = tokio::time::timeout(deadline, respond(&mut send, &head, body, &counters)).await;
     if !matches!(sent, Ok(Ok(_))) {
         tracing::debug!(tunnel = tunnel.id(), path, "an answer to an agent did not get through");
     }

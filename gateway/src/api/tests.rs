@@ -111,6 +111,7 @@ impl Bench {
             ca_file: None,
             secret_files: Vec::new(),
             webhooks: Vec::new(),
+            catalogue_dir: Some(folder.path().join("catalogue")).filter(|catalogue| catalogue.exists()),
             reads_per_minute: 12_000,
             writes_per_minute: 60,
         };

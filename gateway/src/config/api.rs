@@ -38,6 +38,8 @@ pub struct Api {
     pub secret_files: SecretFiles,
     /// Who is told what happens to clusters (docs/features.md C8).
     pub webhooks: Vec<Webhook>,
+    /// The folder of the catalogue that clusters install extensions from.
+    pub catalogue_dir: Option<PathBuf>,
     /// How often one principal may read in one subscription: so many in a minute, and as many at once (feature N5).
     pub reads_per_minute: u32,
     /// The same of writes, and again of deletions.
@@ -141,6 +143,7 @@ impl Api {
             entry.end(faults);
         }
         let webhooks = webhooks(&mut section, &mut secret_files, faults);
+        let catalogue_dir = section.path("catalogue_dir", faults);
         let reads_per_minute = section.number("reads_per_minute", 1..=u32::MAX, faults);
         let writes_per_minute = section.number("writes_per_minute", 1..=u32::MAX, faults);
         section.end(faults);
@@ -155,6 +158,7 @@ impl Api {
             ca_file,
             secret_files,
             webhooks,
+            catalogue_dir,
             reads_per_minute: reads_per_minute.unwrap_or(READS_PER_MINUTE),
             writes_per_minute: writes_per_minute.unwrap_or(WRITES_PER_MINUTE),
         })

@@ -170,6 +170,11 @@ const API: &[Key] = &[
         "\"ca/ca.crt\"",
         "What clients check [tls] against, PEM; it goes into kubeconfigs and agents. Without it what their machines trust.",
     ),
+    Key::example(
+        "catalogue_dir",
+        "\"catalogue\"",
+        "Folder of the signed catalogue that clusters install extensions from; without it there are no extensions.",
+    ),
     Key::default(
         "reads_per_minute",
         "12000",

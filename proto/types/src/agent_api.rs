@@ -56,7 +56,7 @@ pub mod paths {
     pub const PROTECTED: &str = "/v1/objects/protected";
     /// POST [`super::ObjectStatuses`] → [`super::ObjectStatusesAnswer`] (E1, E9, D4).
     pub const STATUSES: &str = "/v1/objects/statuses";
-    /// GET → [`super::CatalogueIndex`] (E2).
+    /// GET → [`super::CatalogueIndex`] (E2). `?known=<hex of the SHA-256 digest of index.json>`: 204 if it is still that.
     pub const CATALOGUE: &str = "/v1/catalogue";
     /// GET `?sha256=<hex>` → the bytes of a chart's archive (E2).
     pub const CHART: &str = "/v1/catalogue/chart";

@@ -49,6 +49,9 @@ fn open() -> Items {
     let settings = json!({"type": "object", "required": ["urls", "issuers", "version", "tenantId"], "properties": {
         "urls": {"type": "array", "items": text()}, "roots": text(), "version": text(), "tenantId": text(),
         "issuers": {"type": "array", "items": {"type": "object"}},
+        "catalogue": {"type": "object", "required": ["id", "keys"], "properties": {
+            "id": text(), "keys": {"type": "array", "items": text()},
+        }},
     }});
     let enrol = json!({"parameters": [], "post": {
         "operationId": "enrol-by-token", "security": [],

@@ -1,0 +1,54 @@
+//! The catalogue of extensions (`GET /v1/catalogue`) and its charts (`GET /v1/catalogue/chart?sha256=`; docs/features.md
+//! E2). Who asks verifies both by keys that it pinned; nothing here vouches for them.
+
+use std::sync::Arc;
+
+use ::catalogue::digest::Sha256;
+use http::{StatusCode, header};
+
+use super::{Call, Reply, busy};
+use crate::{
+    api_error::ApiError,
+    catalogue::{CHARTS, Catalogue, ChartError},
+};
+
+/// The index with its signatures. `?known=<sha256 of index.json>`: 204 if it is still that one.
+pub async fn index(call: &Call) -> Result<Reply, ApiError> {
+    let edition = catalogue(call)?.newest().await.ok_or_else(unusable)?;
+    if call.parameter("known").is_some_and(|known| known.parse() == Ok(edition.digest)) {
+        return Ok(Reply::empty());
+    }
+    Ok(Reply::bytes("application/json", edition.answer.clone()))
+}
+
+/// The bytes of a chart.
+pub async fn chart(call: &Call) -> Result<Reply, ApiError> {
+    let catalogue = catalogue(call)?;
+    let digest = call.parameter("sha256").unwrap_or_default().parse::<Sha256>().map_err(|error| {
+        let message = format!("The query parameter 'sha256' is not valid: {error}.");
+        ApiError::bad_request("InvalidQueryParameterValue", message).at("sha256")
+    })?;
+    let bytes = catalogue.chart(digest).await.map_err(|error| match error {
+        ChartError::Unknown => {
+            let message = format!(
+                "The catalogue of this gateway names no chart with the digest {digest}; ask for the index again."
+            );
+            ApiError::of(StatusCode::NOT_FOUND, "ChartNotFound", message)
+        }
+        ChartError::Busy => busy(&format!("{CHARTS} charts")),
+        ChartError::File { .. } => ApiError::internal(error),
+    })?;
+    Ok(Reply::bytes("application/gzip", bytes))
+}
+
+fn catalogue(call: &Call) -> Result<&Arc<Catalogue>, ApiError> {
+    call.control.catalogue.as_ref().ok_or_else(|| {
+        let message = "This gateway has no catalogue of extensions; set catalogue_dir in [api] of its configuration.";
+        ApiError::of(StatusCode::NOT_FOUND, "NoCatalogue", message)
+    })
+}
+
+fn unusable() -> ApiError {
+    let message = "The gateway's catalogue of extensions cannot be used now; the gateway's log says why.";
+    ApiError::of(StatusCode::SERVICE_UNAVAILABLE, "CatalogueUnavailable", message).with(header::RETRY_AFTER, "30")
+}

@@ -1,0 +1,391 @@
+//! The signed catalogue of charts as this gateway serves it: a folder that an operator put here (docs/catalogue.md).
+//! Clusters verify it by keys that they pinned. The gateway pins none and proves nothing: it reads the index to refuse
+//! early what cannot be, and to hand out no file but a chart that the index names.
+//!
+//! The folder may change while the gateway runs. Changes are looked for when somebody asks, on a thread of their own; an
+//! index that cannot be used, or is not signed yet, leaves the last good one in place.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use ::catalogue::{
+    CHART_FOLDER, INDEX_FILE, SIGNATURE_FILE,
+    digest::Sha256,
+    index::{ChartReference, Index, IndexError},
+    limits::{INDEX_BYTES, SIGNATURE_BYTES},
+    signature::{SignatureError, Signatures},
+};
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use types::agent_api::{CHART_BYTES, CatalogueIndex, encode};
+
+use crate::files::Stamp;
+
+/// Pause between two looks at the folder at least.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Different charts in memory at once; clusters that fetch the same one share it.
+pub const CHARTS: usize = 8;
+
+/// Why a catalogue cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogueError {
+    /// The system refused.
+    #[error("cannot read {path}")]
+    Read {
+        /// Which file or folder.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is too large.
+    #[error("{path} has more than {most} bytes")]
+    TooLarge {
+        /// Which file.
+        path: PathBuf,
+        /// Its bound.
+        most: usize,
+    },
+    /// The index is not well-formed.
+    #[error("{path} is not a catalogue's index")]
+    Index {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: IndexError,
+    },
+    /// The file of signatures is not well-formed.
+    #[error("{path} holds no signatures of a catalogue")]
+    Signatures {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: SignatureError,
+    },
+}
+
+/// Why a chart is not handed out.
+#[derive(Debug, thiserror::Error)]
+pub enum ChartError {
+    /// The index names no such chart.
+    #[error("no chart of the catalogue has this digest")]
+    Unknown,
+    /// [`CHARTS`] others are being sent.
+    #[error("{CHARTS} charts are being sent, the limit")]
+    Busy,
+    /// Its file cannot be read, or is another one than the index says.
+    #[error("{path}, a chart of the catalogue, {reason}")]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// What the folder held at one moment.
+pub struct Edition {
+    /// The index, parsed.
+    pub index: Arc<Index>,
+    /// The answer to agents who ask for it: [`CatalogueIndex`] in JSON.
+    pub answer: Bytes,
+    /// The digest of the index's bytes, which names the edition.
+    pub digest: Sha256,
+    /// Whether one of the keys that the index names signed it. If not, no cluster accepts it.
+    pub is_signed: bool,
+    charts: HashMap<Sha256, ChartReference>,
+}
+
+impl Edition {
+    /// Reads a folder.
+    ///
+    /// # Errors
+    /// What cannot be read, or is not well-formed.
+    pub fn read(folder: &Path) -> Result<Self, CatalogueError> {
+        let at = |name: &str| folder.join(name);
+        let bytes = read(&at(INDEX_FILE), INDEX_BYTES)?;
+        let signatures = read(&at(SIGNATURE_FILE), SIGNATURE_BYTES)?;
+        std::fs::read_dir(at(CHART_FOLDER))
+            .map_err(|source| CatalogueError::Read { path: at(CHART_FOLDER), source })?;
+        let wrong = |source| CatalogueError::Index { path: at(INDEX_FILE), source };
+        let index = Index::parse(&bytes).map_err(wrong)?;
+        let wrong = |source| CatalogueError::Signatures { path: at(SIGNATURE_FILE), source };
+        let is_signed = Signatures::parse(&signatures).map_err(wrong)?.are_of_one_of(&index.keys, &bytes);
+        let answer = CatalogueIndex { index: encode(&bytes), signatures: encode(&signatures) };
+        let answer = serde_json::to_vec(&answer).unwrap_or_default().into();
+        let charts = index.types.iter().flat_map(|kind| &kind.versions).map(|release| &release.chart);
+        let charts = charts.map(|chart| (chart.sha256, chart.clone())).collect();
+        Ok(Self { index: Arc::new(index), answer, digest: Sha256::of(&bytes), is_signed, charts })
+    }
+}
+
+/// What tells one state of the folder from the next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamps {
+    index: Stamp,
+    signatures: Stamp,
+}
+
+impl Stamps {
+    fn of(folder: &Path) -> Option<Self> {
+        let stamp = |name: &str| Stamp::of(&folder.join(name)).ok();
+        Some(Self { index: stamp(INDEX_FILE)?, signatures: stamp(SIGNATURE_FILE)? })
+    }
+}
+
+struct Held {
+    stamps: Option<Stamps>,
+    edition: Option<Arc<Edition>>,
+}
+
+/// A catalogue that the gateway serves.
+pub struct Catalogue {
+    folder: PathBuf,
+    held: ArcSwap<Held>,
+    /// When the folder was looked at last.
+    looked: Mutex<Instant>,
+    charts: tokio::sync::Mutex<HashMap<Sha256, Weak<Chart>>>,
+    places: Arc<Semaphore>,
+}
+
+impl Catalogue {
+    /// Reads a folder for the first time. One that cannot be used is reported, and read again when it has changed.
+    pub fn open(folder: PathBuf) -> Arc<Self> {
+        let this = Self {
+            folder,
+            held: ArcSwap::from_pointee(Held { stamps: None, edition: None }),
+            looked: Mutex::new(Instant::now()),
+            charts: tokio::sync::Mutex::default(),
+            places: Arc::new(Semaphore::new(CHARTS)),
+        };
+        this.look();
+        Arc::new(this)
+    }
+
+    /// The newest edition that could be used. Does not wait: if it is time to look at the folder again, a thread does,
+    /// and whoever asks next sees what it found.
+    pub fn current(self: &Arc<Self>) -> Option<Arc<Edition>> {
+        if self.is_due()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let this = Arc::clone(self);
+            drop(runtime.spawn_blocking(move || this.look()));
+        }
+        self.held.load().edition.clone()
+    }
+
+    /// The same, but waits for that thread.
+    pub async fn newest(self: &Arc<Self>) -> Option<Arc<Edition>> {
+        if self.is_due() {
+            let this = Arc::clone(self);
+            // What is held stays if the look panicked.
+            let _ = tokio::task::spawn_blocking(move || this.look()).await;
+        }
+        self.held.load().edition.clone()
+    }
+
+    /// Whether it is time to look again; then nobody else does for [`LOOK_EVERY`].
+    fn is_due(&self) -> bool {
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = looked.elapsed() >= LOOK_EVERY;
+        if due {
+            *looked = Instant::now();
+        }
+        due
+    }
+
+    /// Reads the folder if it changed. Each state that cannot be used is reported once.
+    fn look(&self) {
+        let before = self.held.load_full();
+        // Before the files are read: what changes in between is read again.
+        let stamps = Stamps::of(&self.folder);
+        if stamps.is_some() && stamps == before.stamps {
+            return;
+        }
+        let folder = self.folder.display();
+        let edition = match Edition::read(&self.folder) {
+            Ok(edition) if edition.is_signed || before.edition.is_none() => {
+                if !edition.is_signed {
+                    tracing::warn!(%folder, "the catalogue's index is not signed: no cluster accepts it; run towline catalogue sign");
+                }
+                tracing::info!(%folder, revision = edition.index.revision, "catalogue read");
+                Some(Arc::new(edition))
+            }
+            Ok(_) => {
+                tracing::warn!(%folder, "the catalogue's index has changed and is not signed yet; the last signed one is served");
+                before.edition.clone()
+            }
+            Err(error) => {
+                // A folder whose files are gone has no stamps, and is reported when they go.
+                if stamps.is_some() || before.stamps.is_some() || before.edition.is_none() {
+                    let error = daemon::chain(&error);
+                    tracing::warn!(%folder, error, "the catalogue cannot be used; the last good one is served, if there was one");
+                }
+                before.edition.clone()
+            }
+        };
+        self.held.store(Arc::new(Held { stamps, edition }));
+    }
+
+    /// A chart's archive, by its digest. The file is read by a thread of its own and compared with the digest.
+    ///
+    /// # Errors
+    /// Why it is not handed out.
+    pub async fn chart(&self, digest: Sha256) -> Result<Bytes, ChartError> {
+        let edition = self.held.load().edition.clone().ok_or(ChartError::Unknown)?;
+        let reference = edition.charts.get(&digest).ok_or(ChartError::Unknown)?.clone();
+        // Held while the file is read: all others who want the same chart then share it.
+        let mut charts = self.charts.lock().await;
+        let held = charts.get(&digest).and_then(Weak::upgrade);
+        let chart = match held {
+            Some(chart) => chart,
+            None => {
+                let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| ChartError::Busy)?;
+                let path = self.folder.join(CHART_FOLDER).join(&reference.file);
+                let file = path.clone();
+                let read = tokio::task::spawn_blocking(move || read_chart(&file, digest)).await;
+                let bytes = read.unwrap_or_else(|error| Err(error.to_string()));
+                let bytes = bytes.map_err(|reason| ChartError::File { path, reason })?;
+                let chart = Arc::new(Chart { bytes, _place: place });
+                charts.retain(|_, other| other.strong_count() > 0);
+                charts.insert(digest, Arc::downgrade(&chart));
+                chart
+            }
+        };
+        Ok(Bytes::from_owner(Sent(chart)))
+    }
+}
+
+/// A chart in memory.
+struct Chart {
+    bytes: Vec<u8>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Keeps a chart in memory until it has been sent.
+struct Sent(Arc<Chart>);
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
+fn read_chart(path: &Path, digest: Sha256) -> Result<Vec<u8>, String> {
+    let bytes = read(path, CHART_BYTES).map_err(|error| format!("cannot be served: {}", daemon::chain(&error)))?;
+    if Sha256::of(&bytes) == digest { Ok(bytes) } else { Err("is not the one that the index names".to_owned()) }
+}
+
+/// A whole file, unless it has more bytes than that.
+fn read(path: &Path, most: usize) -> Result<Vec<u8>, CatalogueError> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(most as u64 + 1).read_to_end(&mut bytes));
+    read.map_err(|source| CatalogueError::Read { path: path.to_owned(), source })?;
+    if bytes.len() > most {
+        return Err(CatalogueError::TooLarge { path: path.to_owned(), most });
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs;
+
+    use ::catalogue::{key::SigningKey, testing};
+
+    use super::*;
+
+    /// Makes a signed catalogue of the type `example.web` in a folder.
+    pub fn make(folder: &Path, versions: &[(&str, &[&str])], change: impl FnOnce(&mut Index)) -> SigningKey {
+        let key = SigningKey::generate().unwrap();
+        fs::create_dir_all(folder.join(CHART_FOLDER)).unwrap();
+        for (version, _) in versions {
+            let chart = testing::chart(&testing::metadata("web", version), &[]);
+            fs::write(folder.join(CHART_FOLDER).join(format!("web-{version}.tgz")), chart).unwrap();
+        }
+        let mut index = testing::index(versions);
+        index.keys = vec![key.public()];
+        change(&mut index);
+        sign(folder, &index, &key);
+        key
+    }
+
+    fn sign(folder: &Path, index: &Index, key: &SigningKey) {
+        let bytes = index.to_bytes().unwrap();
+        let pem = key.to_pem().unwrap();
+        let signatures = Signatures::make(&bytes, &[SigningKey::from_pem(pem.as_bytes()).unwrap()]);
+        fs::write(folder.join(INDEX_FILE), bytes).unwrap();
+        fs::write(folder.join(SIGNATURE_FILE), signatures.to_bytes().unwrap()).unwrap();
+    }
+
+    fn revision(catalogue: &Catalogue) -> Option<u64> {
+        catalogue.held.load().edition.as_ref().map(|edition| edition.index.revision)
+    }
+
+    #[test]
+    fn changed_index_is_taken_once_it_is_signed() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = make(folder.path(), &[("1.0.0", &["Stable"])], |_| {});
+        let catalogue = Catalogue::open(folder.path().to_owned());
+        assert_eq!(revision(&catalogue), Some(0));
+        let mut index = Index::clone(&catalogue.held.load().edition.as_ref().unwrap().index);
+        index.revision = 7;
+        fs::write(folder.path().join(INDEX_FILE), index.to_bytes().unwrap()).unwrap();
+        catalogue.look();
+        assert_eq!(revision(&catalogue), Some(0), "not signed yet");
+        sign(folder.path(), &index, &key);
+        catalogue.look();
+        assert_eq!(revision(&catalogue), Some(7));
+        fs::write(folder.path().join(INDEX_FILE), "{").unwrap();
+        catalogue.look();
+        assert_eq!(revision(&catalogue), Some(7), "the last good one stays");
+        fs::remove_file(folder.path().join(INDEX_FILE)).unwrap();
+        catalogue.look();
+        assert_eq!(revision(&catalogue), Some(7));
+    }
+
+    #[test]
+    fn folder_that_is_no_catalogue_says_which_file_and_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let why = |folder: &Path| daemon::chain(&Edition::read(folder).err().unwrap());
+        assert!(why(folder.path()).contains("index.json: No such file"), "{}", why(folder.path()));
+        make(folder.path(), &[("1.0.0", &["Stable"])], |_| {});
+        fs::write(folder.path().join(INDEX_FILE), "{}").unwrap();
+        assert!(why(folder.path()).contains("is not a catalogue's index: the index is not readable"));
+        make(folder.path(), &[("1.0.0", &["Stable"])], |_| {});
+        fs::write(folder.path().join(SIGNATURE_FILE), vec![b' '; SIGNATURE_BYTES + 1]).unwrap();
+        assert!(why(folder.path()).contains("index.sig has more than"));
+    }
+
+    #[tokio::test]
+    async fn chart_is_shared_and_only_one_of_the_index_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        make(folder.path(), &[("1.0.0", &["Stable"]), ("1.1.0", &["Stable"])], |_| {});
+        let catalogue = Catalogue::open(folder.path().to_owned());
+        let file = folder.path().join(CHART_FOLDER).join("web-1.0.0.tgz");
+        let content = fs::read(&file).unwrap();
+        let first = catalogue.chart(Sha256::of(&content)).await.unwrap();
+        assert_eq!(first, content);
+        fs::write(&file, "another").unwrap();
+        let again = catalogue.chart(Sha256::of(&content)).await.unwrap();
+        assert_eq!(again.as_ptr(), first.as_ptr(), "not read again while somebody has it");
+        assert_eq!(catalogue.places.available_permits(), CHARTS - 1);
+        drop((first, again));
+        assert_eq!(catalogue.places.available_permits(), CHARTS);
+        let refused = catalogue.chart(Sha256::of(&content)).await.unwrap_err();
+        assert!(matches!(refused, ChartError::File { .. }), "{refused}");
+        assert!(matches!(catalogue.chart(Sha256::of(b"x")).await, Err(ChartError::Unknown)));
+    }
+}
