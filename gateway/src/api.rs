@@ -11,6 +11,7 @@
 //! | [`fixed`] | where everything is, providers |
 //! | [`open_api`] | the OpenAPI document |
 //! | [`events`] | what happens to clusters: a list, a stream |
+//! | [`extension_types`] | what the catalogue of extensions offers |
 //! | [`service_principals`] | the built-in issuer's service principals |
 //! | [`sessions`] | open sessions |
 //! | [`graph`] | what `az` asks Microsoft Graph |
@@ -20,6 +21,7 @@
 
 pub mod body;
 pub mod events;
+pub mod extension_types;
 pub mod fixed;
 pub mod graph;
 pub mod open_api;
@@ -338,6 +340,7 @@ where
         (_, false) => Err(only_read()),
         (Route::Collection { scope, kind }, true) => read::list(&call, scope.as_ref(), kind).await,
         (Route::Events(scope), true) => events::serve(&call, scope).await,
+        (Route::ExtensionTypes(question), true) => extension_types::serve(&call, question).await,
         (Route::Everything(scope), true) => read::everything(&call, scope).await,
         (Route::OperationStatus(subscription, id), true) => operations::status(&call, subscription, id).await,
         (Route::OperationResult(subscription, id), true) => operations::result(&call, subscription, id).await,

@@ -1,7 +1,7 @@
 //! Path to what is meant. Parses, looks nothing up.
 
 use super::events;
-use super::{graph, service_principals};
+use super::{extension_types, graph, service_principals};
 use crate::resources::extension;
 use http::Method;
 use types::api::{
@@ -34,6 +34,8 @@ pub enum Route {
     Everything(ResourceId),
     /// What happens to clusters in a scope: `<scope>/providers/Microsoft.Kubernetes/events`.
     Events(ResourceId),
+    /// `.../providers/Microsoft.KubernetesConfiguration/extensionTypes...`: what the catalogue offers.
+    ExtensionTypes(extension_types::Question),
     /// `POST <resource>/<action>`, or another method for one that there is.
     Action(ResourceId, String),
     /// `.../providers`, `.../providers/<namespace>`.
@@ -75,6 +77,7 @@ impl Route {
             Self::Resource(id) | Self::Everything(id) | Self::Events(id) | Self::Action(id, _) => {
                 Some(id.subscription())
             }
+            Self::ExtensionTypes(question) => Some(question.scope.subscription()),
             Self::Collection { scope, .. } => scope.as_ref().map(ResourceId::subscription),
             Self::Providers { subscription, .. } => subscription.as_deref(),
             Self::Register { subscription, .. }
@@ -100,6 +103,9 @@ pub fn parse(method: &Method, path: &str) -> Result<Option<Route>, InvalidId> {
     let words: Vec<&str> = lower.iter().map(String::as_str).collect();
     let post = method == Method::POST;
     let named = |at: usize| segments[at].to_owned();
+    if let Some(question) = extension_types::question(&segments, &words)? {
+        return Ok(Some(Route::ExtensionTypes(question)));
+    }
     Ok(Some(match words.as_slice() {
         ["metadata", "endpoints"] => Route::Metadata,
         ["openapi.json"] => Route::OpenApi,

@@ -14,6 +14,7 @@ use serde_json::json;
 
 mod connectivity;
 mod events;
+mod extension_types;
 mod extensions;
 mod operations;
 mod owners;

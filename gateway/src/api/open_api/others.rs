@@ -16,7 +16,9 @@ const LOCATION: &str = "/subscriptions/{subscriptionId}/providers/Microsoft.Kube
 pub fn paths() -> Map<String, Value> {
     let mut paths = Map::new();
     for (path, item) in
-        [open(), providers(), operations(), lists(), principals(), sessions(), graph()].into_iter().flatten()
+        [open(), providers(), operations(), lists(), extension_types(), principals(), sessions(), graph()]
+            .into_iter()
+            .flatten()
     {
         paths.insert(path, item);
     }
@@ -178,6 +180,60 @@ fn event() -> Value {
     })
 }
 
+/// What the catalogue of extensions offers, by location and by cluster.
+fn extension_types() -> Items {
+    let text = || json!({"type": "string"});
+    let texts = || json!({"type": "array", "items": {"type": "string"}});
+    let named = |properties: Value| {
+        json!({"type": "object", "required": ["id", "name", "type", "properties"], "properties": {
+            "id": text(), "name": text(), "type": text(), "properties": properties,
+        }})
+    };
+    let scopes = json!({"type": "object", "required": ["defaultScope"], "properties": {
+        "defaultScope": text(), "scopes": texts(),
+        "clusterScopeSettings": {"type": "object", "properties": {"properties": {"type": "object", "properties": {
+            "allowMultipleInstances": {"type": "boolean"}, "defaultReleaseNamespace": text(),
+        }}}},
+    }});
+    let kind = named(json!({"type": "object", "properties": {
+        "isSystemExtension": {"type": "boolean"}, "isManagedIdentityRequired": {"type": "boolean"},
+        "description": text(), "publisher": text(), "supportedClusterTypes": texts(), "supportedScopes": scopes,
+        "releaseTrains": texts(),
+    }}));
+    let unsupported = json!({"type": "object", "properties": {
+        "connectedCluster": {"type": "array", "items": {"type": "object", "properties": {
+            "distributions": texts(), "unsupportedVersions": texts(),
+        }}},
+    }});
+    let version = named(json!({"type": "object", "required": ["version"], "properties": {
+        "version": text(), "supportedClusterTypes": texts(), "unsupportedKubernetesVersions": unsupported,
+        "releaseTrains": texts(), "deprecated": {"type": "boolean"}, "platforms": texts(),
+        "supportedDistributions": texts(), "kubeVersion": text(),
+    }}));
+    let filter = |name: &str| json!({"name": name, "in": "query", "schema": {"type": "string"}});
+    let of_types = ["publisherId", "offerId", "planId", "releaseTrain", "clusterType"].map(filter);
+    let of_versions = [
+        filter("releaseTrain"),
+        filter("clusterType"),
+        json!({"name": "majorVersion", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": u32::MAX}}),
+        json!({"name": "showLatest", "in": "query", "schema": {"type": "string", "enum": ["true", "false"]}}),
+    ];
+    let location =
+        format!("{SUBSCRIPTION}/providers/Microsoft.KubernetesConfiguration/locations/{{location}}/extensionTypes");
+    let cluster = format!("{CLUSTER}/providers/{}", crate::api::extension_types::NAME);
+    let mut items = Vec::new();
+    for (list, suffix) in [(location, ""), (cluster, "-2")] {
+        let item = format!("{list}/{{extensionType}}");
+        let versions = format!("{item}/versions");
+        let id = |what: &str| format!("{what}{suffix}");
+        items.push(with_query(&list, &id("list-extensionTypes"), list_of(kind.clone()), &of_types));
+        items.push(one(&item, &id("get-extensionType"), kind.clone()));
+        items.push(with_query(&versions, &id("list-extensionTypeVersions"), list_of(version.clone()), &of_versions));
+        items.push(one(&format!("{versions}/{{version}}"), &id("get-extensionTypeVersion"), version.clone()));
+    }
+    items
+}
+
 /// Service principals of the built-in issuer.
 fn principals() -> Items {
     let text = || json!({"type": "string"});
@@ -293,6 +349,7 @@ mod tests {
             Route::Collection { .. } => "collection",
             Route::Everything(_) => "everything",
             Route::Events(_) => "events",
+            Route::ExtensionTypes(_) => "extension types",
             Route::Action(..) => "action",
             Route::Providers { subscription: None, namespace: None } => "providers",
             Route::Providers { subscription: None, namespace: Some(_) } => "provider",
@@ -328,7 +385,7 @@ mod tests {
                 words.insert(word(&route.unwrap_or_else(|| panic!("{method} {path} leads nowhere"))));
             }
         }
-        assert_eq!(words.len(), 21, "{words:?}");
+        assert_eq!(words.len(), 22, "{words:?}");
         for (path, action) in
             [("connectedClusters/{name}", "listClusterUserCredential"), ("{resourceGroupName}", "createEnrolmentToken")]
         {
