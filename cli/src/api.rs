@@ -31,6 +31,10 @@ pub mod versions {
     pub const RESOURCES: &str = "2022-09-01";
     /// Connected clusters.
     pub const CLUSTERS: &str = "2026-05-01";
+    /// Extensions of clusters.
+    pub const EXTENSIONS: &str = "2025-03-01";
+    /// What a catalogue of extensions offers.
+    pub const EXTENSION_TYPES: &str = "2024-11-01-preview";
     /// Role definitions and assignments.
     pub const AUTHORIZATION: &str = "2022-04-01";
 }

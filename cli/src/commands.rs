@@ -21,6 +21,7 @@ mod disable_features;
 mod enable_features;
 mod enrolment_token;
 mod events;
+mod extension;
 mod features;
 mod group;
 mod interrupt;
@@ -129,6 +130,7 @@ commands! {
     Sp = sp, interruptible;
     Sessions = sessions, interruptible;
     Events = events, interruptible;
+    Extension = extension, interruptible;
     Rest = rest, interruptible;
     Completion = completion, alone;
     Proxy = proxy, alone;

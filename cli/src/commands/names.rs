@@ -10,6 +10,10 @@ const LABEL: usize = 63;
 const DOMAIN: usize = 253;
 /// Characters of the reference of an image.
 const IMAGE: usize = 512;
+/// Characters of the name of a helm release, which that of an extension is.
+const RELEASE: usize = 53;
+/// Characters of a version and of a release train.
+const WORD: usize = 64;
 
 /// The name of a cluster that is to be made.
 pub fn new_cluster(text: &str) -> Result<String, String> {
@@ -52,6 +56,35 @@ pub fn namespace(text: &str) -> Result<String, String> {
         is_label(text),
         "a namespace has 1 to 63 of the letters a to z in lower case, digits and '-', and begins and ends with a letter or digit",
     )
+}
+
+/// The name of an extension.
+pub fn extension(text: &str) -> Result<String, String> {
+    checked(
+        text,
+        is_label(text) && text.len() <= RELEASE,
+        "an extension's name has 1 to 53 of the letters a to z in lower case, digits and '-', and begins and ends with a letter or digit",
+    )
+}
+
+/// The name of an extension type.
+pub fn extension_type(text: &str) -> Result<String, String> {
+    let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let fine = (1..=DOMAIN).contains(&text.len())
+        && text.chars().all(known)
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    checked(
+        text,
+        fine,
+        "an extension type has 1 to 253 of the letters a to z, digits, '-', '_' and '.', and begins with a letter or digit, such as example.web",
+    )
+}
+
+/// A version, or a release train.
+pub fn word(text: &str) -> Result<String, String> {
+    let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+');
+    let fine = (1..=WORD).contains(&text.len()) && text.chars().all(known);
+    checked(text, fine, "expected 1 to 64 of the letters a to z, digits, '-', '_', '.' and '+'")
 }
 
 /// The reference of an image.
@@ -167,6 +200,14 @@ mod tests {
             "role|assignment|create|--assignee|x|--role|y|-g|g|-n|c|--namespace|A",
             "kubeconfig|-n|a b|-g|g",
             "proxy|-n|a|-g|a b",
+            "extension|create|-g|g|-c|c|-n|Web|--type|t",
+            "extension|create|-g|g|-c|c|-n|web|--type|a b",
+            "extension|create|-g|g|-c|c|-n|web|--type|t|--version|a b",
+            "extension|create|-g|g|-c|c|-n|web|--type|t|--target-namespace|Shop",
+            "extension|create|-g|g|-c|c|-n|web|--type|t|--set|novalue",
+            "extension|update|-g|g|-c|c|-n|web|--unset|a=b",
+            "extension|delete|-g|g/h|-c|c|-n|web",
+            "extension|types|show|--type|a/b",
             "enable-features|-n|a b|-g|g|--features|azure-rbac",
         ] {
             let error = Cli::try_parse_from(std::iter::once("towline").chain(line.split('|'))).unwrap_err();

@@ -1,0 +1,134 @@
+//! Waits until a cluster has done what is wanted of an extension. Each new line of the resource's `statuses` is told as
+//! it comes; how it ends, the operation says.
+
+use std::{collections::HashSet, time::Duration};
+
+use serde_json::Value;
+
+use super::NamedExtension;
+use crate::{
+    api::{Answer, Api, ApiError, Wait},
+    failure::{Failure, Outcome},
+    terminal::{line, say},
+};
+
+/// Between two looks at the statuses.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Waits until what an answer began has ended, and reads the resource then.
+pub async fn ended(
+    api: &Api,
+    target: &str,
+    answer: Answer,
+    (what, extension): (&str, &NamedExtension),
+    wait: Wait,
+) -> Outcome<Value> {
+    if wait.none {
+        return Ok(answer.body);
+    }
+    wait_for(api, target, &answer, (what, extension), wait).await?;
+    api.get(target).await
+}
+
+/// Waits until a deletion has ended.
+pub async fn gone(api: &Api, target: &str, answer: &Answer, extension: &NamedExtension, wait: Wait) -> Outcome<()> {
+    let what = format!("removing {}", extension.name);
+    wait_for(api, target, answer, (&what, extension), wait).await
+}
+
+async fn wait_for(
+    api: &Api,
+    target: &str,
+    answer: &Answer,
+    (what, extension): (&str, &NamedExtension),
+    wait: Wait,
+) -> Outcome<()> {
+    let followed = api.follow(answer, what, wait);
+    let ended = tokio::select! {
+        biased;
+        ended = followed => ended,
+        never = tell(api, target, &answer.body) => match never {},
+    };
+    ended.map_err(|failure| advised(failure, extension))
+}
+
+/// Tells new lines of the statuses, for as long as somebody waits.
+async fn tell(api: &Api, target: &str, before: &Value) -> std::convert::Infallible {
+    let mut told: HashSet<String> = lines(before).into_iter().collect();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        // What is not known now is known at the next look, or by the end of the operation.
+        let Ok(shown) = api.get(target).await else { continue };
+        for status in lines(&shown) {
+            if told.insert(status.clone()) {
+                say(&format!("  {status}"));
+            }
+        }
+    }
+}
+
+/// The statuses of an extension, oldest first, one line each.
+fn lines(extension: &Value) -> Vec<String> {
+    let statuses = extension["properties"]["statuses"].as_array().into_iter().flatten();
+    let shown = |status: &Value| {
+        let text = |name: &str| line(status[name].as_str().unwrap_or_default());
+        let (time, level) = (text("time"), text("level"));
+        let level = if level == "Information" || level.is_empty() { String::new() } else { format!("{level}: ") };
+        let (short, message) = (text("displayStatus"), text("message"));
+        let gap = if short.is_empty() || message.is_empty() { "" } else { ": " };
+        format!("{time} {level}{short}{gap}{message}")
+    };
+    statuses.map(shown).rev().collect()
+}
+
+/// A failure of an extension, with where to look further.
+pub fn advised(failure: Failure, extension: &NamedExtension) -> Failure {
+    let code = ApiError::behind(&failure).map(|error| error.code.clone());
+    let NamedExtension { on, .. } = extension;
+    let (group, cluster) = (&on.resource_group, &on.cluster);
+    let hint = match code.as_deref() {
+        Some("ExtensionTypeNotFound" | "UnknownExtensionType") => {
+            format!("see which there are: towline extension types list -g {group} -c {cluster}")
+        }
+        Some("InvalidReleaseTrain" | "ExtensionTypeVersionNotFound" | "UnknownReleaseTrain") => {
+            format!("see which there are: towline extension types versions --type TYPE -g {group} -c {cluster}")
+        }
+        Some("ExtensionTypeMismatch" | "ExtensionScopeImmutable") => {
+            format!("see what is there: towline extension show {}", extension.options())
+        }
+        // The gateway's general refusals have hints of their own.
+        Some(
+            "AuthorizationFailed" | "ResourceNotFound" | "ResourceGroupNotFound" | "PreconditionFailed" | "Conflict",
+        ) => {
+            return failure;
+        }
+        Some(_) if is_of_operation(&failure) => {
+            format!("see what happened: towline extension events {}", extension.options())
+        }
+        _ => return failure,
+    };
+    failure.hint(hint)
+}
+
+/// Whether an operation failed after it had begun.
+fn is_of_operation(failure: &Failure) -> bool {
+    ApiError::behind(failure).is_some_and(|error| error.status.is_success())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn e9_statuses_are_told_oldest_first_and_steer_no_terminal() {
+        let statuses = json!([
+            {"code": "InstallFailed", "displayStatus": "Not ready", "level": "Error", "message": "pod\u{1b}[31m web-0", "time": "t2"},
+            {"code": "Installing", "displayStatus": "Installing 1.2.3", "level": "Information", "message": "", "time": "t1"},
+        ]);
+        let shown = lines(&json!({"properties": {"statuses": statuses}}));
+        assert_eq!(shown, ["t1 Installing 1.2.3", "t2 Error: Not ready: pod\u{fffd}[31m web-0"]);
+        assert!(lines(&json!({"properties": {}})).is_empty());
+    }
+}

@@ -1,0 +1,194 @@
+//! Options of `create` and `update` as the properties of the API. Names are checked where they are typed.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, anyhow};
+use serde_json::{Map, Value, json};
+
+use super::{super::names, settings};
+use crate::failure::{Failure, Outcome};
+
+/// Where an extension is installed in its cluster.
+#[derive(Debug, clap::Args, Default)]
+pub struct Placement {
+    /// For the whole cluster, or in one namespace with rights in it alone; what the type says without this
+    #[arg(long, value_name = "cluster|namespace", value_parser = ["cluster", "namespace"])]
+    pub scope: Option<String>,
+    /// The namespace of an extension for the whole cluster; made if it is not there
+    #[arg(long, value_name = "NAMESPACE", value_parser = names::namespace, conflicts_with = "target_namespace")]
+    pub release_namespace: Option<String>,
+    /// The namespace of an extension in one namespace; made if it is not there
+    #[arg(long, value_name = "NAMESPACE", value_parser = names::namespace)]
+    pub target_namespace: Option<String>,
+}
+
+impl Placement {
+    /// As the API has it; none if nothing was given.
+    pub fn json(&self) -> Outcome<Option<Value>> {
+        let wrong = |text: &str| Err(Failure::usage(anyhow!("{text}")));
+        match (self.scope.as_deref(), &self.release_namespace, &self.target_namespace) {
+            (Some("namespace"), Some(_), _) => {
+                wrong("--release-namespace belongs to --scope cluster; use --target-namespace")
+            }
+            (Some("namespace"), _, None) => wrong("--scope namespace needs --target-namespace"),
+            (Some("cluster"), _, Some(_)) => {
+                wrong("--target-namespace belongs to --scope namespace; use --release-namespace")
+            }
+            (_, _, Some(target)) => Ok(Some(json!({"namespace": {"targetNamespace": target}}))),
+            (_, Some(release), _) => Ok(Some(json!({"cluster": {"releaseNamespace": release}}))),
+            (Some(_), _, _) => Ok(Some(json!({"cluster": {}}))),
+            (None, _, _) => Ok(None),
+        }
+    }
+}
+
+/// Versions and settings of an extension.
+#[derive(Debug, clap::Args, Default)]
+pub struct Change {
+    /// Stay at this version; without it the newest of the train, upgraded by itself as --auto-upgrade says
+    #[arg(long, value_name = "VERSION", value_parser = names::word)]
+    pub version: Option<String>,
+    /// The release train, such as Preview; Stable without this
+    #[arg(long, alias = "release-train", value_name = "TRAIN", value_parser = names::word)]
+    pub train: Option<String>,
+    /// How far it is upgraded by itself; compatible, which is never to another major version, without this
+    #[arg(long, alias = "auto-upgrade-mode", value_name = "none|patch|compatible",
+        value_parser = ["none", "patch", "compatible"])]
+    pub auto_upgrade: Option<String>,
+    /// A setting; repeat for several
+    #[arg(long, alias = "configuration-settings", value_name = "KEY=VALUE", value_parser = settings::pair)]
+    pub set: Vec<(String, String)>,
+    /// A setting whose value is the content of a file; repeat for several
+    #[arg(long, value_name = "KEY=FILE", value_parser = settings::pair)]
+    pub set_file: Vec<(String, String)>,
+    /// Settings in a file: a map of YAML or JSON; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub settings_file: Option<PathBuf>,
+    /// A protected setting; others on this machine can read it while the command runs: better --protected-file
+    #[arg(long, alias = "configuration-protected-settings", value_name = "KEY=VALUE", value_parser = settings::pair)]
+    pub protected: Vec<(String, String)>,
+    /// Protected settings in a file: a map of YAML or JSON; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub protected_file: Option<PathBuf>,
+    /// What is done about a release that somebody changed or removed in the cluster
+    #[arg(long, value_name = "repair|report", value_parser = ["repair", "report"])]
+    pub reconcile: Option<String>,
+}
+
+impl Change {
+    /// `{"properties": {...}}`: what was given, and settings to take away as `null`. Files are read.
+    pub fn body(&self, unset: &[String]) -> Outcome<Value> {
+        let upgrades = self.auto_upgrade.as_deref().filter(|mode| *mode != "none");
+        if let (Some(_), Some(mode)) = (&self.version, upgrades) {
+            let error = anyhow!("--version keeps the extension at that version, and --auto-upgrade {mode} does not");
+            return Err(Failure::usage(error).hint("give one of the two"));
+        }
+        if [&self.settings_file, &self.protected_file].iter().all(|file| file.as_deref() == Some("-".as_ref())) {
+            return Err(Failure::usage(anyhow!(
+                "standard input can be read once: --settings-file - or --protected-file -"
+            )));
+        }
+        let mut properties = Map::new();
+        for (name, value) in [
+            ("version", &self.version),
+            ("releaseTrain", &self.train),
+            ("autoUpgradeMode", &self.auto_upgrade),
+            ("reconcile", &self.reconcile),
+        ] {
+            properties.extend(value.as_deref().map(|value| (name.to_owned(), value.into())));
+        }
+        let mut all = of_file(self.settings_file.as_ref(), "--settings-file")?;
+        let files = self.set_file.iter().map(settings::content).collect::<anyhow::Result<Vec<_>>>();
+        let files = files.context("--set-file").map_err(Failure::usage)?;
+        for (name, value) in self.set.iter().cloned().chain(files) {
+            all.insert(name, value.into());
+        }
+        for name in unset {
+            if all.insert(name.clone(), Value::Null).is_some() {
+                return Err(Failure::usage(anyhow!("{name} is to be set and to be taken away")));
+            }
+        }
+        if !all.is_empty() {
+            properties.insert("configurationSettings".to_owned(), all.into());
+        }
+        if self.replaces_protected() {
+            let mut all = of_file(self.protected_file.as_ref(), "--protected-file")?;
+            all.extend(self.protected.iter().map(|(name, value)| (name.clone(), value.as_str().into())));
+            properties.insert("configurationProtectedSettings".to_owned(), all.into());
+        }
+        Ok(json!({"properties": properties}))
+    }
+
+    /// Whether protected settings were given.
+    pub fn replaces_protected(&self) -> bool {
+        self.protected_file.is_some() || !self.protected.is_empty()
+    }
+}
+
+fn of_file(file: Option<&PathBuf>, option: &'static str) -> Outcome<Map<String, Value>> {
+    let read = file.map(|file| settings::file(file)).transpose();
+    Ok(read.context(option).map_err(Failure::usage)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(name: &str, value: &str) -> (String, String) {
+        (name.to_owned(), value.to_owned())
+    }
+
+    #[test]
+    fn e1_options_become_properties_and_what_is_not_given_stays_out() {
+        assert_eq!(Change::default().body(&[]).unwrap(), json!({"properties": {}}));
+        let dir = tempfile::tempdir().unwrap();
+        let (settings, protected) = (dir.path().join("s"), dir.path().join("p"));
+        std::fs::write(&settings, "a: {b: 1}\nx: from the file\n").unwrap();
+        std::fs::write(&protected, r#"{"password": "geheim"}"#).unwrap();
+        let change = Change {
+            train: Some("Preview".to_owned()),
+            auto_upgrade: Some("patch".to_owned()),
+            set: vec![pair("x", "typed")],
+            set_file: vec![pair("page", settings.to_str().unwrap())],
+            settings_file: Some(settings),
+            protected: vec![pair("token", "t")],
+            protected_file: Some(protected),
+            ..Change::default()
+        };
+        let body = change.body(&["old".to_owned()]).unwrap();
+        let expected = json!({"properties": {
+            "releaseTrain": "Preview",
+            "autoUpgradeMode": "patch",
+            "configurationSettings": {"a.b": "1", "x": "typed", "page": "a: {b: 1}\nx: from the file\n", "old": null},
+            "configurationProtectedSettings": {"password": "geheim", "token": "t"},
+        }});
+        assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn e3_options_that_contradict_each_other_are_refused() {
+        let pinned = Change { version: Some("1.0.0".to_owned()), ..Change::default() };
+        assert_eq!(pinned.body(&[]).unwrap(), json!({"properties": {"version": "1.0.0"}}));
+        let both = Change { auto_upgrade: Some("compatible".to_owned()), ..pinned };
+        assert!(both.body(&[]).is_err());
+        let set = Change { set: vec![pair("a", "1")], ..Change::default() };
+        assert!(set.body(&["a".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn e7_placement_is_one_scope() {
+        let place = |scope: Option<&str>, release: Option<&str>, target: Option<&str>| {
+            let text = |text: Option<&str>| text.map(str::to_owned);
+            Placement { scope: text(scope), release_namespace: text(release), target_namespace: text(target) }
+                .json()
+                .ok()
+        };
+        assert_eq!(place(None, None, None), Some(None));
+        assert_eq!(place(None, Some("web"), None), Some(Some(json!({"cluster": {"releaseNamespace": "web"}}))));
+        assert_eq!(place(None, None, Some("shop")), Some(Some(json!({"namespace": {"targetNamespace": "shop"}}))));
+        assert_eq!(place(Some("cluster"), None, None), Some(Some(json!({"cluster": {}}))));
+        assert_eq!(place(Some("namespace"), None, None), None);
+        assert_eq!(place(Some("namespace"), Some("web"), None), None);
+        assert_eq!(place(Some("cluster"), None, Some("shop")), None);
+    }
+}
