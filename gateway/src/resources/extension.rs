@@ -2,6 +2,11 @@
 //! `Microsoft.KubernetesConfiguration/extensions` (docs/features.md E1-E13, D4). What is written here is what is wanted;
 //! how far it is, the cluster tells, and that is shown with it.
 
+use ::catalogue::{
+    choice::{self, Filter},
+    index::{Index, Scope as CatalogueScope},
+    version::Version,
+};
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
@@ -33,6 +38,8 @@ const LONGEST_NAME: usize = 53;
 /// Characters of the name of a namespace, and of a type.
 const LABEL: usize = 63;
 const TYPE: usize = 253;
+/// Types that a refusal names at most.
+const NAMED: usize = 20;
 
 const LEVELS: &[&str] = &["Error", "Warning", "Information"];
 const MODES: &[&str] = &["none", "patch", "compatible"];
@@ -194,6 +201,9 @@ impl Kind for Extensions {
                     settings.retain(|_, value| !value.is_null());
                 }
             }
+            if let Some(index) = writing.control.catalogue() {
+                catalogued(own, &index)?;
+            }
             scope(own)?;
             upgrades(own)?;
             if let Some(old) = old.and_then(properties) {
@@ -272,6 +282,57 @@ fn provisioning_state(told: Option<&Told>, generation: i64, deleting: bool) -> &
         Ok(ObjectState::Creating) => "Creating",
         _ => under_way,
     }
+}
+
+/// Refuses early what no version of the gateway's catalogue is; the cluster looks at its own, verified copy again. Fills in
+/// the scope of the type where none is named.
+fn catalogued(own: &mut Map<String, Value>, index: &Index) -> Result<(), ApiError> {
+    let text = |name: &str| own.get(name).and_then(Value::as_str).map(str::to_owned);
+    let wrong = |code: &str, message: String, at: &str| {
+        Err(ApiError::bad_request(code, message).at(format!("properties.{at}")))
+    };
+    let name = &text("extensionType").unwrap_or_default();
+    let Some(kind) = index.extension_type(name) else {
+        let known: Vec<_> = index.types.iter().map(|one| one.name.as_str()).take(NAMED).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let message = format!("The catalogue has no extension type '{name}'; it has {known}.");
+        return wrong("ExtensionTypeNotFound", message, "extensionType");
+    };
+    if let Some(version) = text("version") {
+        let known = version.parse::<Version>().ok().and_then(|version| kind.release(&version));
+        if known.is_none() {
+            let message =
+                format!("The catalogue has no version '{version}' of {name}; see towline extension types versions.");
+            return wrong("ExtensionVersionNotFound", message, "version");
+        }
+    } else {
+        let train = text("releaseTrain").unwrap_or_else(|| "Stable".to_owned());
+        let refused = choice::list(kind, &Filter { train: Some(&train), ..Filter::default() }).err();
+        if let Some(why) = refused {
+            return wrong(
+                "ReleaseTrainNotFound",
+                format!("The version of {name} cannot be chosen: {why}."),
+                "releaseTrain",
+            );
+        }
+    }
+    let scopes = &kind.supported_scopes;
+    let default = || match scopes.default_scope {
+        CatalogueScope::Cluster => Some(json!({"cluster": {}})),
+        CatalogueScope::Namespace => None,
+    };
+    if let (None, Some(scope)) = (own.get("scope"), default()) {
+        own.insert("scope".to_owned(), scope);
+    }
+    let wanted = own.get("scope").and_then(Value::as_object).into_iter().flat_map(Map::keys);
+    for wanted in wanted {
+        if !scopes.scopes.iter().any(|known| known.to_string() == *wanted) {
+            let known: Vec<_> = scopes.scopes.iter().map(ToString::to_string).collect();
+            let message = format!("{name} cannot be installed for a {wanted}; its scopes are: {}.", known.join(", "));
+            return wrong("InvalidExtensionScope", message, "scope");
+        }
+    }
+    Ok(())
 }
 
 /// One scope, and the cluster where none is named.

@@ -442,3 +442,42 @@ async fn e1_pages_of_what_is_wanted_are_bounded_and_complete() {
     // From a future of a database that was restored: everything anew.
     assert!(objects(&site, "c", Some(i64::MAX)).await.whole);
 }
+
+#[tokio::test]
+async fn e3_what_the_catalogue_has_not_is_refused_early() {
+    let folder = tempfile::tempdir().unwrap();
+    let versions: &[(&str, &[&str])] = &[("1.0.0", &["Stable"]), ("1.1.0", &["Preview"])];
+    crate::catalogue::tests::make(&folder.path().join("catalogue"), versions, |_| {});
+    let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
+    let site = Bench::open(folder, TestIssuer::new("https://issuer.test"), clock_ms, None).await;
+    site.group("g").await;
+    site.cluster("g", "c").await;
+    while site.control.catalogue().is_none() {
+        tokio::task::yield_now().await;
+    }
+    let put = async |properties: Value| {
+        let path = extension("c", &crate::random::guid()[..8].replace(|c: char| c.is_ascii_digit(), "a"));
+        site.call("owner", "PUT", &path, Some(json!({"properties": properties}))).await
+    };
+    for (properties, code, target) in [
+        (json!({"extensionType": "example.none"}), "ExtensionTypeNotFound", "properties.extensionType"),
+        (json!({"extensionType": "example.web", "version": "9.0.0"}), "ExtensionVersionNotFound", "properties.version"),
+        (
+            json!({"extensionType": "example.web", "releaseTrain": "Nightly"}),
+            "ReleaseTrainNotFound",
+            "properties.releaseTrain",
+        ),
+    ] {
+        let refused = put(properties).await;
+        assert_eq!((refused.status, refused.code()), (400, code), "{}", refused.body);
+        assert_eq!(refused.body["error"]["target"], target);
+    }
+    for properties in [
+        json!({"extensionType": "Example.Web"}),
+        json!({"extensionType": "example.web", "version": "v1.1.0"}),
+        json!({"extensionType": "example.web", "releaseTrain": "preview"}),
+    ] {
+        let made = put(properties).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+}
