@@ -350,6 +350,10 @@ fn extensions() -> anyhow::Result<()> {
     site.refused(&[&connect[..], &["--extensions", "--catalogue-key", &key]].concat(), "--catalogue-key")?;
     site.refused(&[&connect[..], &["--catalogue-key", &public]].concat(), "extensions are off")?;
     same(&before).context("what is refused changes nothing")?;
+    let none = ["--extension-image", "towline.test/none:1", "--onboarding-timeout", "10s"];
+    let late = site.run(&[&connect[..], &extensions, &none].concat())?;
+    ensure!(late.code == Some(1) && late.err.contains("pods of extension-manager are ready"), "{late:?}");
+    same(&before).context("what a failed run made is taken back")?;
 
     let made = site.ok(&[&connect[..], &extensions].concat()).with_context(pods)?;
     ensure!(made.err.contains("is trusted by key ") && made.err.contains("administrator"), "{}", made.err);

@@ -96,7 +96,7 @@ impl Typed {
             extensions.image = ExtensionImage { repository, tag, digest };
         }
         let mut said =
-            vec!["extension-manager becomes an administrator of the cluster (ClusterRole cluster-admin)".to_owned()];
+            vec!["extension-manager is an administrator of the cluster (ClusterRole cluster-admin)".to_owned()];
         for key in &extensions.catalogue_keys {
             said.push(format!("the catalogue is trusted by key {}, {source}", id_of(key)?));
         }
