@@ -69,6 +69,15 @@ pub async fn run(args: Args) -> Outcome {
         || "; agents are not removed".to_owned(),
         |(cluster, there)| format!(" and remove its agents from {} (namespace {})", cluster.context, there.namespace),
     );
+    let extensions = extensions(&found).await?;
+    if !extensions.is_empty() {
+        say(&format!(
+            "these extensions stay in the cluster as helm releases, and nobody upgrades or removes them any more: {}; remove them first: towline extension delete -g {} -c {} -n NAME",
+            extensions.join(", "),
+            args.cluster.resource_group,
+            args.cluster.name
+        ));
+    }
     confirm(&format!("Delete the connected cluster {}{agents}?", args.cluster.name), args.yes).await?;
     let mut interrupt = Interrupt::listen()?;
     let mut turn = match &found.cluster {
@@ -87,6 +96,20 @@ pub async fn run(args: Args) -> Outcome {
             Err(Failure::interrupted())
         }
     }
+}
+
+/// Names of the cluster's extensions: deleting the cluster takes away who looks after them. Where they cannot be read
+/// there is nothing to say.
+async fn extensions(found: &Found) -> Outcome<Vec<String>> {
+    if found.resource.is_none() {
+        return Ok(Vec::new());
+    }
+    let (provider, kind) = super::extension::EXTENSIONS;
+    let target = at(format!("{}/providers/{provider}/{kind}", found.id), versions::EXTENSIONS);
+    let listed = found.api.list(&target).await.unwrap_or_default();
+    let name =
+        |one: &Value| Some(format!("{} ({})", one["name"].as_str()?, one["properties"]["extensionType"].as_str()?));
+    Ok(listed.iter().filter_map(name).collect())
 }
 
 /// The turn comes first: a run that has to wait has deleted nothing.

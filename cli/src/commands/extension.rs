@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// The provider and the type.
-const EXTENSIONS: (&str, &str) = ("Microsoft.KubernetesConfiguration", "extensions");
+pub const EXTENSIONS: (&str, &str) = ("Microsoft.KubernetesConfiguration", "extensions");
 const COLUMNS: &[Column] = &[
     ("Name", "/name"),
     ("Type", "/properties/extensionType"),

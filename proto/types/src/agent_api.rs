@@ -316,8 +316,9 @@ pub const OBJECTS_AT_ONCE: u32 = 100;
 pub struct Objects {
     /// `after` of the next question.
     pub position: i64,
-    /// Whether this is a page of all that is wanted, from the beginning: after the last of these pages, what was on none
-    /// of them is wanted no more. The first such page may follow any question: nobody knows any more what was deleted.
+    /// Whether this is the first page of all that is wanted, from the beginning: at the end of the first page behind it
+    /// that has no `more`, or of this one, what was on none of them is wanted no more. Such a page may follow any
+    /// question: nobody knows any more what was deleted.
     #[serde(default)]
     pub whole: bool,
     /// Whether there are more pages now.

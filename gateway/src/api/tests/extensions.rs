@@ -401,8 +401,8 @@ async fn e10_what_is_below_a_cluster_goes_with_it() {
     let gone = site.call("owner", "DELETE", &cluster("g", "c"), None).await;
     assert_eq!(site.ended("owner", &operation_id(&gone)).await.body["status"], "Succeeded");
     assert!(site.control.store.told(&extension_id("c", "web").to_ascii_lowercase()).await.unwrap().is_none());
-    // Created again by that name it begins anew.
-    let _ = made;
+    // What was waited for is not any more; created again by that name it begins anew.
+    assert_eq!(site.ended("owner", &operation_id(&made)).await.body["status"], "Canceled");
     site.cluster("g", "c").await;
     assert_eq!(site.call("owner", "GET", &extension("c", "web"), None).await.status, 404);
 }
