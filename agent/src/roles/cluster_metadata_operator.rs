@@ -140,6 +140,12 @@ impl ClusterMetadataOperator {
     }
 }
 
+/// The distribution, by what nodes look like; `None` where they do not say.
+pub(super) fn distribution(nodes: Vec<Node>, version: &str) -> Option<String> {
+    let seen: Vec<_> = nodes.into_iter().map(Seen::of).collect();
+    Some(guess(&seen, Some(version)).distribution).filter(|distribution| distribution != guess::GENERIC)
+}
+
 impl Role for ClusterMetadataOperator {
     fn name(&self) -> &'static str {
         NAME

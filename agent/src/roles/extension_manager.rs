@@ -1,13 +1,60 @@
-//! Installs helm charts of the signed catalogue as extensions (docs/features.md E1).
+//! Installs helm charts of the signed catalogue as extensions (docs/features.md E1): follows what the gateway wants,
+//! writes it down as custom resources, makes the cluster so by helm, and tells the gateway how far it is. The gateway
+//! chooses among charts of the catalogue and gives values; what is not in the catalogue, as this cluster verified it, is
+//! not installed. While the link is down, all goes on by the custom resources.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`gateway`] | what is asked of the gateway |
+//! | [`follow`] | what is wanted, into custom resources and Secrets |
+//! | [`store`] | those |
+//! | [`state`] | what is known of one extension |
+//! | [`catalogue`] | the verified index and charts |
+//! | [`converge`] | what is wanted against what is there, one extension after the other |
+//! | [`plan`] | the decision: which version, where, and whether helm must run |
+//! | [`values`] | settings as values of a chart |
+//! | [`place`] | namespaces, service accounts, what the cluster is |
+//! | [`releases`] | releases as helm keeps them |
+//! | [`helm`] | the child process |
+//! | [`explain`] | why something does not get ready, and what to do |
+//! | [`report`] | how far it is, to the gateway |
 
-use std::{path::PathBuf, sync::Arc};
+pub mod catalogue;
+pub mod converge;
+pub mod explain;
+pub mod follow;
+pub mod gateway;
+pub mod helm;
+pub mod place;
+pub mod plan;
+pub mod releases;
+pub mod report;
+pub mod state;
+pub mod store;
+pub mod values;
 
-use catalogue::key::{KeyError, PublicKey};
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use ::catalogue::key::{KeyError, PublicKey};
 use daemon::Shutdown;
 use futures_util::future::BoxFuture;
+use kube::Client;
+use types::ids::ClusterId;
 
+use self::{
+    catalogue::{Catalogue, Pinned},
+    converge::Converge,
+    follow::Follow,
+    gateway::Gateway,
+    helm::{Helm, HelmError},
+    report::Report,
+    store::Store,
+};
 use super::{Entry, Role, health::Reporter};
-use crate::config::{Deployment, Extensions};
+use crate::{
+    config::{Cluster, Deployment, Extensions},
+    identity::clock::SharedClock,
+};
 
 /// This role's name.
 pub const NAME: &str = Deployment::ExtensionManager.name();
@@ -19,10 +66,21 @@ pub const ENTRY: Entry = Entry {
     runs_in: &[Deployment::ExtensionManager],
     build: |parts| {
         let Some(settings) = &parts.config.extensions else { return Ok(None) };
-        let keys = read_keys(settings)?;
-        Ok(Some(Arc::new(ExtensionManager { keys, health: parts.health.of(NAME) })))
+        let engine = Engine {
+            client: parts.kubernetes.clone().ok_or(SetupError::NoApiserver)?,
+            cluster: parts.cluster.clone(),
+            access: parts.config.cluster.clone(),
+            settings: settings.clone(),
+            distribution: parts.config.metadata.distribution.clone(),
+            clock: parts.clock.clone(),
+            health: parts.health.of(NAME),
+        };
+        Ok(Some(Arc::new(ExtensionManager::new(engine, parts.api.clone())?)))
     },
 };
+
+/// Between two attempts to read what is there at the start.
+const LOAD_AGAIN: Duration = Duration::from_secs(5);
 
 /// Why the role cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -45,12 +103,84 @@ pub enum SetupError {
         #[source]
         source: KeyError,
     },
+    /// Nothing can be installed.
+    #[error("there is no way to the apiserver; set [cluster] kubeconfig, or leave [extensions] out")]
+    NoApiserver,
+    /// The folder of helm.
+    #[error("the folder of helm (work_dir)")]
+    Folder(#[from] HelmError),
+}
+
+/// What the role is built from, but for the gateway.
+pub struct Engine {
+    /// To the apiserver; its default namespace is the agents'.
+    pub client: Client,
+    /// This cluster.
+    pub cluster: ClusterId,
+    /// How helm reaches the apiserver.
+    pub access: Cluster,
+    /// The settings.
+    pub settings: Extensions,
+    /// The distribution, where an operator named it.
+    pub distribution: Option<String>,
+    /// The time of day.
+    pub clock: SharedClock,
+    /// How the role fares.
+    pub health: Reporter,
 }
 
 /// The role.
-pub struct ExtensionManager {
-    keys: Vec<PublicKey>,
-    health: Reporter,
+pub struct ExtensionManager<G> {
+    engine: Engine,
+    pinned: Pinned,
+    helm: Helm,
+    store: Store,
+    gateway: G,
+}
+
+impl<G: Gateway> ExtensionManager<G> {
+    /// Of a gateway.
+    ///
+    /// # Errors
+    /// When a key cannot be read, or the folder of helm not be made.
+    pub fn new(engine: Engine, gateway: G) -> Result<Self, SetupError> {
+        let settings = &engine.settings;
+        let pinned = Pinned { keys: read_keys(settings)?, catalogue: settings.catalogue.clone() };
+        let helm = Helm::new(settings.helm.clone(), &settings.work_dir, &engine.access, settings.timeout)?;
+        let store = Store::new(engine.client.clone());
+        Ok(Self { engine, pinned, helm, store, gateway })
+    }
+
+    /// Works until it is dropped.
+    pub async fn work(&self) {
+        let Engine { client, cluster, settings, distribution, clock, health, .. } = &self.engine;
+        // What is there is known before the gateway says what is wanted.
+        while let Err(problem) = self.store.load().await {
+            health.failing("NotLoaded", &problem);
+            tokio::time::sleep(LOAD_AGAIN).await;
+        }
+        let (gateway, store) = (&self.gateway, &self.store);
+        let catalogue = Catalogue::new(gateway, store, self.pinned.clone(), clock.clone());
+        let follow = Follow::new(gateway, store, cluster);
+        let converge = Converge {
+            client,
+            store,
+            catalogue: &catalogue,
+            follow: &follow,
+            helm: &self.helm,
+            settings,
+            distribution: distribution.clone(),
+            clock: clock.clone(),
+            health: health.clone(),
+            waits: std::sync::Mutex::default(),
+        };
+        let report = Report { gateway, store, follow: &follow };
+        let (follow, catalogue): (BoxFuture<'_, ()>, BoxFuture<'_, ()>) =
+            (Box::pin(follow.run()), Box::pin(catalogue.run()));
+        let (converge, report): (BoxFuture<'_, ()>, BoxFuture<'_, ()>) =
+            (Box::pin(converge.run()), Box::pin(report.run()));
+        tokio::join!(follow, catalogue, converge, report);
+    }
 }
 
 fn read_keys(settings: &Extensions) -> Result<Vec<PublicKey>, SetupError> {
@@ -62,7 +192,7 @@ fn read_keys(settings: &Extensions) -> Result<Vec<PublicKey>, SetupError> {
     Ok(keys)
 }
 
-impl Role for ExtensionManager {
+impl<G: Gateway> Role for ExtensionManager<G> {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -73,12 +203,7 @@ impl Role for ExtensionManager {
 
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            if self.keys.is_empty() {
-                self.health.failing("NoKey", "no key of a catalogue is pinned: set catalogue_keys in [extensions]");
-            } else {
-                self.health.running();
-            }
-            shutdown.draining().await;
+            shutdown.until_draining(self.work()).await;
         })
     }
 }

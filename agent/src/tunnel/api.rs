@@ -182,6 +182,12 @@ impl AgentApi {
         if answer.is_empty() { Ok(None) } else { read(&answer).map(Some) }
     }
 
+    /// Asks for bytes as they are, at most `limit` of them.
+    pub async fn bytes(&self, path: &str, limit: usize) -> Result<Bytes, ApiError> {
+        let bounds = Bounds { deadline: POLL_DEADLINE, bytes: limit };
+        self.exchange(Method::GET, path, None, Bytes::new(), bounds).await
+    }
+
     /// Sends what may wait: one at a time, in pieces, each only when nothing more urgent is on its way.
     pub async fn bulk(&self, path: &str, kind: &'static str, body: Bytes) -> Result<(), ApiError> {
         let _turn = self.bulk.acquire().await.map_err(|err| ApiError::Local(err.to_string()))?;

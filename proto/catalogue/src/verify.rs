@@ -81,6 +81,13 @@ impl Trust {
         Self { keys, catalogue, seen: None }
     }
 
+    /// Pins other keys by an operator's word, and a catalogue if its id is known. What has been seen of the same catalogue
+    /// is not forgotten.
+    pub fn pinned_anew(self, keys: Vec<PublicKey>, catalogue: Option<CatalogueId>) -> Self {
+        let is_same = catalogue.is_none() || catalogue == self.catalogue;
+        if is_same { Self { keys, ..self } } else { Self::new(keys, catalogue) }
+    }
+
     /// The keys that are pinned.
     pub fn keys(&self) -> &[PublicKey] {
         &self.keys
@@ -344,6 +351,22 @@ mod tests {
         assert!(accept(rotated.trust(), &index(3, &[&new]), &[&new]).is_ok());
         // A cluster that missed the rotation accepts it while the old key still signs too.
         assert!(accept(&trust, &index(3, &[&new]), &[&old, &new]).is_ok());
+    }
+
+    #[test]
+    fn keys_pinned_anew_do_not_bring_an_old_index_back() {
+        let (old, new) = (key(), key());
+        let seen = accept(&pins(&[&old]), &index(5, &[&old]), &[&old]).unwrap().trust().clone();
+        let catalogue = seen.catalogue.clone();
+        for again in [
+            seen.clone().pinned_anew(vec![new.public()], None),
+            seen.clone().pinned_anew(vec![new.public()], catalogue),
+        ] {
+            assert!(matches!(accept(&again, &index(4, &[&new]), &[&new]), Err(VerifyError::Replayed { .. })));
+            assert!(accept(&again, &index(6, &[&new]), &[&new]).is_ok());
+        }
+        let other = seen.pinned_anew(vec![new.public()], Some(CatalogueId::generate().unwrap()));
+        assert_eq!(other.revision(), None);
     }
 
     #[test]

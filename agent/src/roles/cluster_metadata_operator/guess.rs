@@ -29,7 +29,7 @@ const INFRASTRUCTURES: [(&str, &str); 8] = [
     ("azure_stack_hub", "azure_stack_hub"),
 ];
 /// Where nothing is known.
-const GENERIC: &str = "generic";
+pub(super) const GENERIC: &str = "generic";
 
 /// What counts of a node.
 #[derive(Debug, Clone, Default)]

@@ -1,0 +1,198 @@
+//! The catalogue as this cluster accepts it. What is trusted is kept in Secret `extension-catalogue`, before anything
+//! of an index is used: a gateway that plays an old one back later is refused even after a restart.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use catalogue::{
+    digest::Sha256,
+    index::{CatalogueId, Release},
+    key::PublicKey,
+    verify::{Trust, Verified, VerifiedChart},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::sync::{Notify, watch};
+use types::agent_api::decode;
+
+use super::{gateway::Gateway, state::Problem, store::Store};
+use crate::{chain, identity::clock::SharedClock};
+
+/// How often the index is fetched, and how soon again when that failed or somebody waits for it.
+const LOOK: Duration = Duration::from_secs(180);
+const LOOK_AGAIN: Duration = Duration::from_secs(15);
+/// Between two looks, however many wait.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Charts that are kept for repairs while the link is down, in bytes.
+const KEPT_BYTES: usize = 48 * 1024 * 1024;
+
+/// What the operator pinned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// Keys.
+    pub keys: Vec<PublicKey>,
+    /// The catalogue.
+    pub catalogue: Option<CatalogueId>,
+}
+
+/// As it is kept.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Kept {
+    /// What the operator pinned when it was kept: other pins begin anew.
+    pinned: Pinned,
+    trust: Trust,
+}
+
+/// The index in use.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// The index.
+    pub verified: Option<Arc<Verified>>,
+    /// Why the last one that came is not used, or why none came.
+    pub problem: Option<Problem>,
+}
+
+/// Looks after the index and the charts.
+pub struct Catalogue<'a, G> {
+    gateway: &'a G,
+    store: &'a Store,
+    pinned: Pinned,
+    clock: SharedClock,
+    known: watch::Sender<Known>,
+    charts: Mutex<VecDeque<(Sha256, Arc<VerifiedChart>)>>,
+    wanted: Notify,
+}
+
+impl<'a, G: Gateway> Catalogue<'a, G> {
+    /// Of the gateway, by what is pinned.
+    pub fn new(gateway: &'a G, store: &'a Store, pinned: Pinned, clock: SharedClock) -> Self {
+        let (known, charts) = (watch::Sender::default(), Mutex::default());
+        Self { gateway, store, pinned, clock, known, charts, wanted: Notify::new() }
+    }
+
+    /// The index in use, and changes of it.
+    pub fn known(&self) -> watch::Receiver<Known> {
+        self.known.subscribe()
+    }
+
+    /// Somebody waits for a newer index.
+    pub fn look_soon(&self) {
+        self.wanted.notify_one();
+    }
+
+    /// Fetches the index over and over.
+    pub async fn run(&self) {
+        loop {
+            self.gateway.up().await;
+            let begun = Instant::now();
+            let problem = self.look().await.err();
+            if let Some(problem) = &problem {
+                tracing::debug!(code = problem.code, problem = problem.message, "the catalogue's index is not used");
+            }
+            let wait = if problem.is_some() { LOOK_AGAIN } else { LOOK };
+            self.known.send_if_modified(|known| {
+                let changed = known.problem != problem;
+                known.problem = problem;
+                changed
+            });
+            tokio::time::sleep(PAUSE.saturating_sub(begun.elapsed())).await;
+            let _ = tokio::time::timeout(wait, self.wanted.notified()).await;
+        }
+    }
+
+    async fn look(&self) -> Result<(), Problem> {
+        if self.pinned.keys.is_empty() {
+            let message = "no key of a catalogue is pinned in this cluster: set the chart's extensions.catalogueKeys, or connect the cluster again with a gateway that has a catalogue";
+            return Err(Problem::stays("NoCatalogueKey", message));
+        }
+        let trust = self.trust().await?;
+        let unreachable = |err: &dyn std::error::Error| Problem::passes("CatalogueUnreachable", chain(err));
+        let none =
+            || Problem::passes("NoCatalogue", "the gateway has no catalogue; set catalogue in its configuration");
+        let index = match self.gateway.catalogue().await {
+            Ok(index) => index.ok_or_else(none)?,
+            Err(err) if err.refused().is_some_and(|refused| refused.status == 404) => return Err(none()),
+            Err(err) => return Err(unreachable(&err)),
+        };
+        let (bytes, signatures) = (decode(&index.index), decode(&index.signatures));
+        let refused = |why: String| {
+            let message = format!("the gateway's catalogue is refused: {why}");
+            Problem::passes("CatalogueRefused", message)
+        };
+        let (bytes, signatures) = bytes.zip(signatures).ok_or_else(|| refused("it is not base64".to_owned()))?;
+        let verified = trust.verify(&bytes, &signatures, self.clock.now().into());
+        let verified = verified.map_err(|err| refused(chain(&err)))?;
+        if *verified.trust() != trust {
+            self.keep(verified.trust()).await?;
+        }
+        let revision = verified.index().revision;
+        self.known.send_if_modified(|known| {
+            if known.verified.as_ref().is_some_and(|old| old.index().revision == revision) {
+                return false;
+            }
+            known.verified = Some(Arc::new(verified));
+            true
+        });
+        Ok(())
+    }
+
+    async fn trust(&self) -> Result<Trust, Problem> {
+        let not_read = |message: String| Problem::passes("TrustNotRead", message);
+        let Some(kept) = self.store.trust().await.map_err(not_read)? else {
+            return Ok(Trust::new(self.pinned.keys.clone(), self.pinned.catalogue.clone()));
+        };
+        let kept: Kept = serde_json::from_slice(&kept).map_err(|err| {
+            let message = format!(
+                "the Secret extension-catalogue cannot be understood ({err}): delete it to begin from the pinned keys; an older index may be played back then"
+            );
+            not_read(message)
+        })?;
+        if kept.pinned == self.pinned {
+            return Ok(kept.trust);
+        }
+        tracing::warn!("other keys of a catalogue are pinned than before: they hold from now on");
+        Ok(kept.trust.pinned_anew(self.pinned.keys.clone(), self.pinned.catalogue.clone()))
+    }
+
+    async fn keep(&self, trust: &Trust) -> Result<(), Problem> {
+        let kept = json!({ "pinned": self.pinned, "trust": trust });
+        self.store.keep_trust(&kept).await.map_err(|message| Problem::passes("TrustNotKept", message))
+    }
+
+    /// The chart of a version, from here or from the gateway.
+    pub async fn chart(
+        &self,
+        verified: &Verified,
+        extension_type: &str,
+        release: &Release,
+    ) -> Result<Arc<VerifiedChart>, Problem> {
+        let digest = release.chart.sha256;
+        if let Some(kept) = self.kept(digest) {
+            return Ok(kept);
+        }
+        let what = format!("the chart {} {}", release.chart.name, release.version);
+        let bytes = self.gateway.chart(digest).await.map_err(|err| {
+            Problem::passes("ChartNotFetched", format!("{what} could not be fetched: {}", chain(&err)))
+        })?;
+        let opened = verified.open(extension_type, &release.version, bytes.to_vec());
+        let opened = opened.map_err(|err| {
+            Problem::passes("ChartRefused", format!("{what} that the gateway sent is refused: {}", chain(&err)))
+        })?;
+        let chart = Arc::new(opened);
+        let mut charts = self.charts.lock().unwrap_or_else(PoisonError::into_inner);
+        charts.push_back((digest, chart.clone()));
+        while charts.len() > 1 && charts.iter().map(|(_, chart)| chart.bytes().len()).sum::<usize>() > KEPT_BYTES {
+            charts.pop_front();
+        }
+        drop(charts);
+        Ok(chart)
+    }
+
+    fn kept(&self, digest: Sha256) -> Option<Arc<VerifiedChart>> {
+        let charts = self.charts.lock().unwrap_or_else(PoisonError::into_inner);
+        charts.iter().find(|(of, _)| *of == digest).map(|(_, chart)| chart.clone())
+    }
+}

@@ -1,0 +1,321 @@
+//! Follows what the gateway wants and writes it down in the cluster: custom resources, and Secrets with protected
+//! settings. What the gateway says is bounded and judged here: objects of another cluster, of no known kind or with
+//! names that no release can have are not taken.
+
+use std::{
+    collections::HashSet,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use daemon::{Backoff, random_unit};
+use types::{
+    agent_api::{Object, ObjectError, ObjectState, ObjectStatus, Objects, ProtectedQuestion},
+    ids::ClusterId,
+};
+
+use super::{
+    gateway::Gateway,
+    state::{Extension, Problem, Wanted},
+    store::{EXTENSIONS_MAX, Store},
+};
+use crate::{chain, tunnel::api::AGAIN};
+
+/// The kind of extensions.
+const KIND: &str = "Microsoft.KubernetesConfiguration/extensions";
+/// Characters of a name: that of a helm release.
+const NAME_CHARS: usize = 53;
+/// Objects of other kinds and refused ones are counted in a whole listing too.
+const OBJECTS_MAX: usize = 20_000;
+/// Refusals that are told at once.
+const REFUSALS_MAX: usize = 200;
+/// Bytes of one object's properties: the custom resource must fit into etcd, with room for its status.
+const PROPERTIES_BYTES: usize = 900 * 1024;
+/// Between two questions, however soon the gateway answers.
+const PAUSE: Duration = Duration::from_millis(200);
+/// An answer without news that came sooner than this is from a gateway that does not wait.
+const PATIENT: Duration = Duration::from_secs(20);
+const IMPATIENT: Duration = Duration::from_secs(10);
+/// How often protected settings that did not come are asked for again.
+const PROTECTED_AGAIN: Duration = Duration::from_secs(15);
+
+/// Follows the gateway.
+pub struct Follow<'a, G> {
+    gateway: &'a G,
+    store: &'a Store,
+    cluster: &'a ClusterId,
+    /// Objects that cannot be: they are told to have failed, and have no custom resource.
+    pub refused: Mutex<Vec<ObjectStatus>>,
+    /// What does not work.
+    pub problem: Mutex<Option<String>>,
+    /// Protected settings that are not to be had, by extension: the tag and why.
+    pub unprotected: Mutex<Vec<(String, String, Problem)>>,
+}
+
+/// Where a listing stands.
+#[derive(Debug, Default)]
+struct Place {
+    position: Option<i64>,
+    /// Names of a listing of all that is wanted, which has not ended.
+    listing: Option<HashSet<String>>,
+    counted: usize,
+}
+
+/// Whether an object is one of ours: the name of the extension.
+fn admit(object: &Object, cluster: &ClusterId) -> Result<String, &'static str> {
+    if !object.kind.eq_ignore_ascii_case(KIND) {
+        return Err("is of another kind");
+    }
+    let id = object.id.to_ascii_lowercase();
+    let prefix = format!("{}/providers/{KIND}/", cluster.as_str()).to_ascii_lowercase();
+    let name = id.strip_prefix(&prefix).ok_or("is of another cluster")?;
+    let inner = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+    let ends = !name.starts_with('-') && !name.ends_with('-');
+    if name.is_empty() || name.len() > NAME_CHARS || !inner || !ends {
+        return Err("has a name that no helm release can have");
+    }
+    Ok(name.to_owned())
+}
+
+impl<'a, G: Gateway> Follow<'a, G> {
+    /// For the objects of this cluster.
+    pub fn new(gateway: &'a G, store: &'a Store, cluster: &'a ClusterId) -> Self {
+        Self {
+            gateway,
+            store,
+            cluster,
+            refused: Mutex::default(),
+            problem: Mutex::default(),
+            unprotected: Mutex::default(),
+        }
+    }
+
+    fn says(&self, problem: Option<String>) {
+        let mut said = self.problem.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        *said = problem;
+    }
+
+    /// Follows for ever.
+    pub async fn run(&self) {
+        tokio::join!(self.objects(), self.protected());
+    }
+
+    async fn objects(&self) {
+        let mut backoff = Backoff::new(AGAIN);
+        let mut place = Place::default();
+        loop {
+            self.gateway.up().await;
+            let asked = Instant::now();
+            let answer = tokio::select! {
+                answer = self.gateway.objects(place.position) => answer.map_err(|err| (chain(&err), err.retry_after())),
+                // Somebody removed a custom resource: what is wanted is asked for from the beginning.
+                () = self.store.lost.notified() => { place = Place::default(); continue }
+            };
+            let taken = match answer {
+                Ok(Some(page)) => {
+                    let news = place.position != Some(page.position) || page.more;
+                    self.take(page, &mut place).await.map(|()| news).map_err(|problem| (problem, None))
+                }
+                Ok(None) => Ok(false),
+                Err(err) => Err(err),
+            };
+            let wait = match taken {
+                Ok(news) => {
+                    backoff.reset();
+                    self.says(None);
+                    if news || asked.elapsed() >= PATIENT { PAUSE } else { IMPATIENT }
+                }
+                Err((problem, after)) => {
+                    tracing::debug!(problem, "what is wanted of extensions is not known");
+                    self.says(Some(problem));
+                    let wait = backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0);
+                    after.unwrap_or(wait).max(wait)
+                }
+            };
+            let _ = tokio::time::timeout(wait, self.store.lost.notified()).await.map(|()| place = Place::default());
+        }
+    }
+
+    /// Takes a page. One that cannot be written down is asked for again.
+    async fn take(&self, page: Objects, place: &mut Place) -> Result<(), String> {
+        let mut listing = match (page.whole, place.listing.take()) {
+            (true, Some(listing)) => Some(listing),
+            (true, None) => {
+                place.counted = 0;
+                Some(HashSet::new())
+            }
+            (false, _) => None,
+        };
+        place.counted += page.objects.len();
+        if listing.is_some() && place.counted > OBJECTS_MAX {
+            *place = Place::default();
+            return Err(format!("the gateway lists more than {OBJECTS_MAX} objects of this cluster"));
+        }
+        for object in page.objects {
+            match admit(&object, self.cluster) {
+                Ok(name) => {
+                    if object.spec.is_some()
+                        && let Some(listing) = &mut listing
+                    {
+                        listing.insert(name.clone());
+                    }
+                    let written = self.write(&name, object).await;
+                    if let Err(problem) = written {
+                        // From the beginning: what is missing is in no later page.
+                        *place = Place::default();
+                        return Err(problem);
+                    }
+                }
+                Err(reason) => {
+                    tracing::warn!(object = %object.id.chars().take(300).collect::<String>(), "an object that the gateway wants {reason}")
+                }
+            }
+        }
+        if let Some(names) = listing {
+            if page.more {
+                place.listing = Some(names);
+            } else {
+                for gone in self.store.besides(&names) {
+                    let wanted = Wanted { deleting: true, operation: None, ..gone.wanted };
+                    self.store.want(&gone.name, wanted).await?;
+                }
+            }
+        }
+        place.position = Some(page.position);
+        Ok(())
+    }
+
+    async fn write(&self, name: &str, object: Object) -> Result<(), String> {
+        let known = self.store.get(name);
+        if object.spec.is_none() && !object.deleting && known.is_none() {
+            return Ok(());
+        }
+        let too_large = || serde_json::to_vec(&object.spec).map_or(true, |bytes| bytes.len() > PROPERTIES_BYTES);
+        let refusal = if known.is_none() && self.store.all().len() >= EXTENSIONS_MAX {
+            Some(("TooManyExtensions", format!("a cluster takes at most {EXTENSIONS_MAX} extensions")))
+        } else if too_large() {
+            Some(("SettingsTooLarge", format!("the extension's settings have more than {PROPERTIES_BYTES} bytes")))
+        } else {
+            None
+        };
+        match refusal {
+            Some((code, message)) => {
+                self.refuse(&object, code, message);
+                Ok(())
+            }
+            None => self.store.want(name, Wanted::of(object)).await,
+        }
+    }
+
+    fn refuse(&self, object: &Object, code: &str, message: String) {
+        let mut refused = self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        refused.retain(|one| one.id != object.id);
+        if refused.len() < REFUSALS_MAX {
+            refused.push(ObjectStatus {
+                id: object.id.clone(),
+                generation: object.generation,
+                state: if object.deleting { ObjectState::Deleted } else { ObjectState::Failed },
+                current_version: None,
+                error: (!object.deleting).then(|| ObjectError { code: code.to_owned(), message }),
+                statuses: Vec::new(),
+                events: Vec::new(),
+            });
+        }
+        drop(refused);
+    }
+
+    /// Fetches protected settings that are not here.
+    async fn protected(&self) {
+        let mut changes = self.store.changes();
+        loop {
+            changes.mark_unchanged();
+            let mut missing = false;
+            for extension in self.store.all() {
+                let Some(tag) = extension.wanted.protected.clone() else {
+                    if self.store.tag(&extension.name).is_some() {
+                        missing |= self.store.unprotect(&extension.name).await.is_err();
+                    }
+                    continue;
+                };
+                if extension.wanted.deleting || self.store.tag(&extension.name).as_ref() == Some(&tag) {
+                    continue;
+                }
+                self.gateway.up().await;
+                missing |= self.fetch(&extension, &tag).await.is_err();
+            }
+            let again = if missing { PROTECTED_AGAIN } else { Duration::from_secs(3600) };
+            let _ = tokio::time::timeout(again, changes.changed()).await;
+            if missing {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+
+    async fn fetch(&self, extension: &Extension, tag: &str) -> Result<(), ()> {
+        let question = ProtectedQuestion { id: extension.wanted.id.clone(), protected: tag.to_owned() };
+        let problem = match self.gateway.protected(&question).await {
+            Ok(settings) => match self.store.protect(extension, tag, &settings.settings).await {
+                Ok(()) => None,
+                Err(problem) => Some(Problem::passes("ProtectedSettingsNotKept", problem)),
+            },
+            Err(err) if err.refused().is_some_and(|refused| refused.status == 410) => Some(Problem::passes(
+                "ProtectedSettingsGone",
+                "the gateway keeps protected settings for 48 hours only, and this cluster did not fetch them in that time: give configurationProtectedSettings again",
+            )),
+            Err(err) => Some(Problem::passes("ProtectedSettingsNotFetched", chain(&err))),
+        };
+        let mut told = self.unprotected.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        told.retain(|(name, _, _)| *name != extension.name);
+        match problem {
+            Some(problem) => {
+                tracing::debug!(extension = extension.name, problem = problem.message, "no protected settings");
+                told.push((extension.name.clone(), tag.to_owned(), problem));
+                Err(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Why the protected settings that `tag` names are not here.
+    pub fn why_unprotected(&self, name: &str, tag: &str) -> Option<Problem> {
+        let told = self.unprotected.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        told.iter().find(|(one, of, _)| one == name && of == tag).map(|(_, _, problem)| problem.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+
+    fn object(id: &str, kind: &str) -> Object {
+        Object {
+            id: id.to_owned(),
+            kind: kind.to_owned(),
+            generation: 1,
+            spec: None,
+            deleting: false,
+            protected: None,
+            operation: None,
+            principal_id: None,
+        }
+    }
+
+    #[test]
+    fn objects_of_others_are_not_taken() {
+        let cluster: ClusterId = CLUSTER.parse().unwrap();
+        let name = |id: &str| admit(&object(id, KIND), &cluster).ok();
+        let below = |name: &str| format!("{CLUSTER}/providers/{KIND}/{name}");
+        assert_eq!(name(&below("web")).as_deref(), Some("web"));
+        assert_eq!(name(&below("Web").to_uppercase()).as_deref(), Some("web"));
+        for bad in ["", "-a", "a-", "a.b", "a/b", "a_b", &"a".repeat(54), "ä"] {
+            assert_eq!(name(&below(bad)), None, "{bad}");
+        }
+        assert_eq!(name(&below("web").replace("connectedClusters/c", "connectedClusters/d")), None);
+        assert_eq!(name(&format!("{CLUSTER}2/providers/{KIND}/web")), None);
+        assert!(
+            admit(&object(&below("web"), "Microsoft.KubernetesConfiguration/fluxConfigurations"), &cluster).is_err()
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! Where a release goes: its namespace, and for extensions of one namespace the service account that helm acts as. What
+//! is made here has a mark, by which it is known again and removed.
+
+use k8s_openapi::api::{
+    core::v1::{Namespace, Node, ServiceAccount},
+    rbac::v1::RoleBinding,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions},
+    discovery::{Discovery, Scope, verbs},
+};
+use serde_json::{Value, json};
+
+use super::{NAME, helm::Acting, plan::Facts, releases::OWNER, state::Problem};
+use crate::{chain, roles::cluster_metadata_operator};
+
+/// On what is made here.
+const MANAGED: &str = "app.kubernetes.io/managed-by";
+const MANAGER: &str = "towline-extension-manager";
+/// What an extension of one namespace may do there; it holds no cluster-wide right and no quota.
+const RIGHTS: &str = "admin";
+/// What Kubernetes makes in every namespace.
+const OF_EVERY_NAMESPACE: [(&str, &str); 2] = [("configmaps", "kube-root-ca.crt"), ("serviceaccounts", "default")];
+/// Kinds that say nothing of whether somebody uses a namespace.
+const NO_USE: [&str; 2] = ["events", "leases"];
+
+fn failed(what: &str, err: &kube::Error) -> Problem {
+    let message = format!("{what}: {}", chain(err));
+    match err {
+        kube::Error::Api(status) if status.code == 403 && status.message.contains("is being terminated") => {
+            Problem::passes("NamespaceTerminating", format!("{message}; wait for its end, and see what keeps it"))
+        }
+        kube::Error::Api(status) if status.code == 403 => Problem::passes("Forbidden", message),
+        _ => Problem::passes("ApiserverFailed", message),
+    }
+}
+
+/// Makes the namespace where it is not there.
+///
+/// # Errors
+/// When it cannot be used.
+pub async fn namespace(client: &Client, name: &str, extension: &str) -> Result<(), Problem> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let what = format!("the namespace {name} cannot be made");
+    if let Some(found) = api.get_opt(name).await.map_err(|err| failed(&what, &err))? {
+        let ends = found.metadata.deletion_timestamp.is_some();
+        return if ends {
+            let message = format!(
+                "the namespace {name} is being terminated; wait for its end, and see what keeps it (kubectl describe namespace {name})"
+            );
+            Err(Problem::passes("NamespaceTerminating", message))
+        } else {
+            Ok(())
+        };
+    }
+    let made = json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": { "name": name, "labels": { MANAGED: MANAGER, OWNER: extension } },
+    });
+    api.patch(name, &PatchParams::apply(NAME).force(), &Patch::Apply(&made))
+        .await
+        .map_err(|err| failed(&what, &err))?;
+    Ok(())
+}
+
+fn account(extension: &str) -> String {
+    format!("extension-{extension}")
+}
+
+/// Makes the service account that helm acts as, with rights in its namespace alone.
+///
+/// # Errors
+/// When it cannot be made.
+pub async fn acting(client: &Client, namespace: &str, extension: &str) -> Result<Acting, Problem> {
+    let name = account(extension);
+    let metadata = json!({
+        "name": name, "namespace": namespace, "labels": { MANAGED: MANAGER, OWNER: extension },
+    });
+    let made = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": false,
+    });
+    apply::<ServiceAccount>(client, namespace, &name, &made).await?;
+    let made = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": RIGHTS },
+        "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": namespace }],
+    });
+    apply::<RoleBinding>(client, namespace, &name, &made).await?;
+    Ok(Acting::ServiceAccount { namespace: namespace.to_owned(), name })
+}
+
+async fn apply<K>(client: &Client, namespace: &str, name: &str, made: &Value) -> Result<(), Problem>
+where
+    K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let what = format!("the {} {name} in {namespace} cannot be made", K::kind(&()));
+    let applied = api.patch(name, &PatchParams::apply(NAME).force(), &Patch::Apply(made)).await;
+    applied.map(|_| ()).map_err(|err| failed(&what, &err))
+}
+
+/// Removes what was made for an extension; the namespace only if it was made for it and nothing else is in it.
+///
+/// # Errors
+/// What stays, and why.
+pub async fn clean(client: &Client, namespace: &str, extension: &str) -> Result<(), Problem> {
+    let spaces: Api<Namespace> = Api::all(client.clone());
+    let what = |what: &str| format!("{what} in the namespace {namespace} cannot be removed");
+    let found = spaces.get_opt(namespace).await.map_err(|err| failed(&what("what was made"), &err))?;
+    let Some(found) = found else { return Ok(()) };
+    let name = account(extension);
+    let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
+    let removed = [
+        bindings.delete(&name, &DeleteParams::default()).await.map(|_| ()),
+        accounts.delete(&name, &DeleteParams::default()).await.map(|_| ()),
+    ];
+    for result in removed {
+        match result {
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            other => other.map_err(|err| failed(&what("the service account"), &err))?,
+        }
+    }
+    let labels = found.metadata.labels.unwrap_or_default();
+    let ours =
+        labels.get(MANAGED).is_some_and(|by| by == MANAGER) && labels.get(OWNER).is_some_and(|of| of == extension);
+    if !ours || found.metadata.deletion_timestamp.is_some() || !is_empty(client, namespace).await? {
+        return Ok(());
+    }
+    let exact = Preconditions { uid: found.metadata.uid, resource_version: found.metadata.resource_version };
+    let params = DeleteParams { preconditions: Some(exact), ..DeleteParams::default() };
+    match spaces.delete(namespace, &params).await {
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        other => other.map(|_| ()).map_err(|err| failed(&what("the namespace"), &err)),
+    }
+}
+
+/// Whether nothing is in a namespace but what Kubernetes makes in each. What cannot be listed counts as something.
+async fn is_empty(client: &Client, namespace: &str) -> Result<bool, Problem> {
+    let unknown = |err: kube::Error| failed(&format!("what is in the namespace {namespace} cannot be found out"), &err);
+    let all =
+        Discovery::new(client.clone()).exclude(&["events.k8s.io", "metrics.k8s.io"]).run().await.map_err(unknown)?;
+    let resources: Vec<_> = all.groups().flat_map(kube::discovery::ApiGroup::recommended_resources).collect();
+    for (resource, capabilities) in resources {
+        let listed = capabilities.scope == Scope::Namespaced && capabilities.supports_operation(verbs::LIST);
+        if !listed || NO_USE.contains(&resource.plural.as_str()) {
+            continue;
+        }
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+        let found = api.list_metadata(&ListParams::default().limit(10)).await.map_err(unknown)?;
+        let is_of_every = |name: &str| OF_EVERY_NAMESPACE.contains(&(resource.plural.as_str(), name));
+        // What is on its way out is none of a user's.
+        let used = found.items.iter().any(|object| {
+            object.metadata.deletion_timestamp.is_none() && !object.metadata.name.as_deref().is_some_and(is_of_every)
+        });
+        if used {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What the cluster is.
+///
+/// # Errors
+/// When the apiserver does not answer.
+pub async fn facts(client: &Client, preset: Option<String>) -> Result<Facts, Problem> {
+    let unknown = |err: kube::Error| failed("what the cluster is cannot be found out", &err);
+    let version = client.apiserver_version().await.map_err(unknown)?;
+    let nodes: Api<Node> = Api::all(client.clone());
+    let nodes = nodes.list(&ListParams::default().limit(500)).await.map_err(unknown)?;
+    let platform = |node: &Node| {
+        let info = node.status.as_ref()?.node_info.as_ref()?;
+        Some(format!("{}/{}", info.operating_system, info.architecture))
+    };
+    let mut platforms: Vec<_> = nodes.items.iter().filter_map(platform).collect();
+    platforms.sort_unstable();
+    platforms.dedup();
+    let distribution = preset.or_else(|| cluster_metadata_operator::distribution(nodes.items, &version.git_version));
+    Ok(Facts { kubernetes: Some(version.git_version), distribution, platforms })
+}

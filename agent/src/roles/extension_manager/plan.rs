@@ -1,0 +1,558 @@
+//! From what is wanted, the catalogue, the cluster and what is there to what helm must do. No IO: a decision, with a
+//! sentence where it is no.
+
+use std::collections::BTreeMap;
+
+use catalogue::{
+    choice::{Cluster, UpgradeMode, newest, upgrade},
+    digest::Sha256,
+    index::{ExtensionType, Index, Release as Offered, Scope},
+    version::Version,
+};
+use serde::Deserialize;
+
+use super::{
+    releases::{Release, Stage},
+    state::{Extension, Phase, Problem},
+    values::SETTINGS_MAX,
+};
+
+/// Where nothing of the agents' or of the cluster's own may be changed.
+const RESERVED: &str = "kube-";
+/// Characters of a namespace's name.
+const NAMESPACE_CHARS: usize = 63;
+
+/// The properties of an extension, as far as the cluster acts by them. Unknown ones are the gateway's.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Properties {
+    /// A type of the catalogue.
+    pub extension_type: String,
+    /// `none`, `patch` or `compatible`.
+    pub auto_upgrade_mode: Option<String>,
+    /// False is `none`, where no mode is given.
+    pub auto_upgrade_minor_version: Option<bool>,
+    /// The train; `Stable` without it.
+    pub release_train: Option<String>,
+    /// This version and no other.
+    pub version: Option<String>,
+    /// Where to.
+    pub scope: Option<Scopes>,
+    /// By dotted key.
+    pub configuration_settings: Option<BTreeMap<String, Option<String>>>,
+    /// `repair` or `report`.
+    pub reconcile: Option<String>,
+}
+
+/// Where to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Scopes {
+    /// For the whole cluster.
+    pub cluster: Option<ClusterScope>,
+    /// In one namespace.
+    pub namespace: Option<NamespaceScope>,
+}
+
+/// For the whole cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClusterScope {
+    /// Where the release is.
+    pub release_namespace: Option<String>,
+}
+
+/// In one namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NamespaceScope {
+    /// Where the release is, and all that it makes.
+    pub target_namespace: Option<String>,
+}
+
+impl Properties {
+    /// From what a custom resource holds.
+    pub fn of(extension: &Extension) -> Result<Self, Problem> {
+        serde_json::from_value(extension.wanted.properties.clone()).map_err(|err| {
+            Problem::stays("InvalidProperties", format!("the extension's properties cannot be read: {err}"))
+        })
+    }
+
+    /// Settings that have a value.
+    pub fn settings(&self) -> BTreeMap<String, String> {
+        let all = self.configuration_settings.iter().flatten();
+        all.filter_map(|(key, value)| Some((key.clone(), value.clone()?))).collect()
+    }
+
+    fn mode(&self) -> Result<UpgradeMode, Problem> {
+        match self.auto_upgrade_mode.as_deref().map(str::to_ascii_lowercase).as_deref() {
+            Some("none") => Ok(UpgradeMode::None),
+            Some("patch") => Ok(UpgradeMode::Patch),
+            Some("compatible") => Ok(UpgradeMode::Compatible),
+            Some(other) => Err(Problem::stays(
+                "InvalidProperties",
+                format!("autoUpgradeMode is {other:?}; expected none, patch or compatible"),
+            )),
+            None if self.auto_upgrade_minor_version == Some(false) => Ok(UpgradeMode::None),
+            None => Ok(UpgradeMode::Compatible),
+        }
+    }
+
+    /// Whether what somebody changed is only reported.
+    pub fn only_reports(&self) -> bool {
+        self.reconcile.as_deref().is_some_and(|word| word.eq_ignore_ascii_case("report"))
+    }
+}
+
+/// What the cluster is.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// As the apiserver says.
+    pub kubernetes: Option<String>,
+    /// The distribution.
+    pub distribution: Option<String>,
+    /// Of its nodes.
+    pub platforms: Vec<String>,
+}
+
+/// What a decision is made by, beside the extension.
+pub struct Circumstances<'a> {
+    /// The catalogue.
+    pub index: &'a Index,
+    /// The cluster.
+    pub facts: &'a Facts,
+    /// Extensions that are there.
+    pub others: &'a [Extension],
+    /// The agents' namespace.
+    pub namespace: &'a str,
+    /// Whether the operator lets this type be installed.
+    pub allowed: bool,
+}
+
+/// What is to be there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The type, as the catalogue has it.
+    pub extension_type: String,
+    /// The release's namespace.
+    pub namespace: String,
+    /// Which scope.
+    pub scope: Scope,
+    /// Which chart.
+    pub offered: Offered,
+    /// Settings that are not protected.
+    pub settings: BTreeMap<String, String>,
+    /// Names all that the release is made of: another text, another release.
+    pub fingerprint: String,
+}
+
+impl Target {
+    /// Decides what is to be there.
+    ///
+    /// # Errors
+    /// Why nothing can be.
+    pub fn of(extension: &Extension, properties: &Properties, here: &Circumstances<'_>) -> Result<Self, Problem> {
+        let name = &properties.extension_type;
+        if !here.allowed {
+            return Err(Problem::stays(
+                "TypeNotAllowed",
+                format!(
+                    "the operator of this cluster does not let the type {name:?} be installed (allowed_types in [extensions] of the agents)"
+                ),
+            ));
+        }
+        let kind = here.index.extension_type(name).ok_or_else(|| {
+            Problem::stays(
+                "UnknownType",
+                format!("the catalogue has no type {name:?}; see `towline extension types list`"),
+            )
+        })?;
+        let (scope, namespace) = place(kind, properties)?;
+        judge_namespace(&namespace, here.namespace)?;
+        if let Some(installed) = &extension.status.record.installed
+            && installed.namespace != namespace
+        {
+            let message = format!(
+                "it is installed in the namespace {}, and cannot move to {namespace}: delete the extension and create it again",
+                installed.namespace
+            );
+            return Err(Problem::stays("ScopeChanged", message));
+        }
+        only_one(extension, kind, scope, here.others)?;
+        let settings = properties.settings();
+        judge_settings(kind, &settings)?;
+        let offered = version(extension, properties, kind, here.facts)?;
+        let fingerprint = fingerprint(extension, offered, scope, &settings);
+        let extension_type = kind.name.clone();
+        Ok(Self { extension_type, namespace, scope, offered: offered.clone(), settings, fingerprint })
+    }
+
+    /// Names an attempt: the same one is not made again after it failed, until something of it changes.
+    pub fn attempt(&self, extension: &Extension, index: &Index) -> String {
+        format!("{}/{}/{}", self.fingerprint, extension.wanted.generation, index.revision)
+    }
+}
+
+/// Where an extension of a type goes.
+///
+/// # Errors
+/// Why nowhere.
+pub fn place(kind: &ExtensionType, properties: &Properties) -> Result<(Scope, String), Problem> {
+    let supported = &kind.supported_scopes;
+    let wanted = properties.scope.as_ref();
+    let scope = match wanted {
+        Some(Scopes { cluster: Some(_), namespace: Some(_) }) => {
+            return Err(Problem::stays("InvalidScope", "scope has both cluster and namespace; expected one of them"));
+        }
+        Some(Scopes { cluster: Some(_), .. }) => Scope::Cluster,
+        Some(Scopes { namespace: Some(_), .. }) => Scope::Namespace,
+        _ => supported.default_scope,
+    };
+    if !supported.scopes.contains(&scope) {
+        let known: Vec<_> = supported.scopes.iter().map(ToString::to_string).collect();
+        let message =
+            format!("the type {} cannot be installed with scope {scope}; it supports {}", kind.name, known.join(", "));
+        return Err(Problem::stays("UnsupportedScope", message));
+    }
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let namespace = match scope {
+        Scope::Cluster => {
+            let given = wanted.and_then(|scopes| given(&scopes.cluster.as_ref()?.release_namespace));
+            given.or_else(|| Some(supported.cluster_scope_settings.as_ref()?.default_release_namespace.clone()))
+        }
+        Scope::Namespace => wanted.and_then(|scopes| given(&scopes.namespace.as_ref()?.target_namespace)),
+    };
+    let missing =
+        || Problem::stays("InvalidScope", format!("scope.{scope} names no namespace, and the type has no default one"));
+    Ok((scope, namespace.ok_or_else(missing)?))
+}
+
+/// Whether anything may be installed in a namespace.
+///
+/// # Errors
+/// Why not.
+pub fn judge_namespace(namespace: &str, own: &str) -> Result<(), Problem> {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_label = (1..=NAMESPACE_CHARS).contains(&namespace.len())
+        && namespace.bytes().all(plain)
+        && !namespace.starts_with('-')
+        && !namespace.ends_with('-');
+    let why = if !is_label {
+        "is no name of a namespace"
+    } else if namespace == own {
+        "is the agents' own"
+    } else if namespace.starts_with(RESERVED) {
+        "is the cluster's own"
+    } else {
+        return Ok(());
+    };
+    Err(Problem::stays("NamespaceNotAllowed", format!("the namespace {namespace:?} {why}; choose another one")))
+}
+
+/// Where a type may be there once, the extension that was first has it.
+fn only_one(extension: &Extension, kind: &ExtensionType, scope: Scope, others: &[Extension]) -> Result<(), Problem> {
+    let several = kind.supported_scopes.cluster_scope_settings.as_ref().is_none_or(|one| one.allow_multiple_instances);
+    if scope != Scope::Cluster || several {
+        return Ok(());
+    }
+    let is_other = |other: &&Extension| {
+        let named = other.wanted.properties["extensionType"].as_str();
+        let first = (&other.created, &other.name) < (&extension.created, &extension.name);
+        other.name != extension.name && first && named.is_some_and(|named| named.eq_ignore_ascii_case(&kind.name))
+    };
+    match others.iter().find(is_other) {
+        Some(other) => Err(Problem::passes(
+            "AlreadyInstalled",
+            format!(
+                "a cluster can have one extension of the type {}, and {:?} is one; delete that one first",
+                kind.name, other.name
+            ),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The catalogue may restrict settings.
+pub fn judge_settings(kind: &ExtensionType, settings: &BTreeMap<String, String>) -> Result<(), Problem> {
+    if settings.len() > SETTINGS_MAX {
+        let message = format!("there are {} settings, at most {SETTINGS_MAX} are read", settings.len());
+        return Err(Problem::stays("InvalidSettings", message));
+    }
+    let refused = settings.iter().find(|(key, value)| !kind.allows(key, &serde_json::Value::String((*value).clone())));
+    match refused {
+        Some((key, _)) => Err(Problem::stays(
+            "SettingNotAllowed",
+            format!(
+                "the catalogue does not let the setting {key:?} of the type {} be given, or not with this value",
+                kind.name
+            ),
+        )),
+        None => Ok(()),
+    }
+}
+
+fn version<'a>(
+    extension: &Extension,
+    properties: &Properties,
+    kind: &'a ExtensionType,
+    facts: &Facts,
+) -> Result<&'a Offered, Problem> {
+    let cluster = Cluster {
+        kubernetes: facts.kubernetes.as_deref().and_then(|version| version.parse().ok()),
+        distribution: facts.distribution.as_deref(),
+        platforms: &facts.platforms,
+    };
+    let train = properties.release_train.as_deref().filter(|train| !train.is_empty()).unwrap_or("Stable");
+    let mode = properties.mode()?;
+    let unfit = |version: &Version, why: String| {
+        Problem::passes(
+            "VersionNotSupported",
+            format!("the version {version} of {} does not work in this cluster: {why}", kind.name),
+        )
+    };
+    if let Some(text) = properties.version.as_deref().filter(|text| !text.is_empty()) {
+        let version: Version =
+            text.parse().map_err(|err| Problem::stays("InvalidProperties", format!("version: {err}")))?;
+        let offered = kind.release(&version).ok_or_else(|| {
+            let message = format!(
+                "the catalogue has no version {version} of {}; see `towline extension types versions`",
+                kind.name
+            );
+            Problem::stays("UnknownVersion", message)
+        })?;
+        offered.fits(&cluster).map_err(|why| unfit(&version, why.to_string()))?;
+        return Ok(offered);
+    }
+    let none = |err: catalogue::choice::ChoiceError| {
+        Problem::passes("NoVersion", format!("no version of {} can be chosen: {err}", kind.name))
+    };
+    let current = extension.status.current_version.as_deref().and_then(|text| text.parse::<Version>().ok());
+    match current.as_ref().and_then(|current| Some((current, kind.release(current)?))) {
+        Some((current, stays)) => Ok(upgrade(kind, train, &cluster, current, mode).map_err(none)?.unwrap_or(stays)),
+        None => newest(kind, train, &cluster).map_err(none),
+    }
+}
+
+fn fingerprint(extension: &Extension, offered: &Offered, scope: Scope, settings: &BTreeMap<String, String>) -> String {
+    // Protected settings by their name: a digest of them could be guessed from.
+    let all = serde_json::json!([
+        offered.chart.sha256.to_string(),
+        scope.to_string(),
+        settings,
+        extension.wanted.protected,
+        extension.name,
+    ]);
+    Sha256::of(all.to_string().as_bytes()).to_string().chars().take(40).collect()
+}
+
+/// What comes before an installation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovery {
+    /// A killed helm left an upgrade half done: back to this revision.
+    Rollback(u64),
+    /// A killed helm left a first installation half done: take it down.
+    Uninstall,
+}
+
+/// What must be done with a release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// It is as it is to be, in this revision.
+    Settled(u64),
+    /// Somebody changed or removed it, which is reported.
+    Drifted(Option<u64>),
+    /// helm must run.
+    Run(Phase, Option<Recovery>),
+}
+
+/// Compares what is to be with what is there.
+///
+/// # Errors
+/// When the name is somebody else's.
+pub fn compare(
+    extension: &Extension,
+    target: &Target,
+    release: Option<&Release>,
+    only_reports: bool,
+) -> Result<Action, Problem> {
+    let installed = extension.status.record.installed.as_ref();
+    let same = installed.filter(|installed| installed.fingerprint == target.fingerprint && installed.revision > 0);
+    let phase = match (installed, same) {
+        (_, Some(_)) => Phase::Repair,
+        _ if extension.status.current_version.is_some() => Phase::Upgrade,
+        _ => Phase::Create,
+    };
+    let Some(release) = release else {
+        return Ok(match same {
+            Some(_) if only_reports => Action::Drifted(None),
+            _ => Action::Run(phase, None),
+        });
+    };
+    if release.owner.as_deref() != Some(&extension.name) {
+        let message = format!(
+            "the namespace {} has a release {:?} that this extension did not make: give the extension another name, or remove that one (helm uninstall)",
+            target.namespace, extension.name
+        );
+        return Err(Problem::passes("NameInUse", message));
+    }
+    let last = release.last();
+    let recovery = match (last.stage, release.good()) {
+        (Stage::Pending | Stage::Uninstalling | Stage::Failed, Some(good)) if last.stage != Stage::Failed => {
+            Some(Recovery::Rollback(good))
+        }
+        (Stage::Deployed | Stage::Failed, Some(_)) => None,
+        _ => Some(Recovery::Uninstall),
+    };
+    let made = last.fingerprint.as_deref() == Some(&target.fingerprint);
+    if last.stage != Stage::Deployed {
+        return Ok(Action::Run(phase, recovery));
+    }
+    match same {
+        Some(installed) if installed.revision == last.number => Ok(Action::Settled(last.number)),
+        Some(_) if only_reports => Ok(Action::Drifted(Some(last.number))),
+        // Begun by us, and not written down that it ended.
+        None if made && installed.is_some_and(|installed| installed.fingerprint == target.fingerprint) => {
+            Ok(Action::Settled(last.number))
+        }
+        _ => Ok(Action::Run(phase, None)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use catalogue::testing;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::roles::extension_manager::{
+        releases::Revision,
+        state::{Installed, Status, Told, Wanted},
+    };
+
+    fn extension(name: &str, properties: Value) -> Extension {
+        Extension {
+            name: name.to_owned(),
+            uid: "u".to_owned(),
+            created: "2026-11-27T10:00:00Z".to_owned(),
+            wanted: Wanted { generation: 1, properties, ..Wanted::default() },
+            status: Status::default(),
+            told: Told::default(),
+        }
+    }
+
+    fn target(extension: &Extension, index: &Index, others: &[Extension]) -> Result<Target, Problem> {
+        let facts = Facts::default();
+        let here = Circumstances { index, facts: &facts, others, namespace: "towline", allowed: true };
+        Target::of(extension, &Properties::of(extension)?, &here)
+    }
+
+    fn code(result: Result<Target, Problem>) -> &'static str {
+        result.unwrap_err().code
+    }
+
+    #[test]
+    fn version_follows_train_pin_and_mode() {
+        let index = testing::index(&[("1.0.0", &["Stable"]), ("1.1.0", &["Stable"]), ("2.0.0", &["Preview"])]);
+        let chosen = |properties: Value, current: Option<&str>| {
+            let mut extension = extension("web", properties);
+            extension.status.current_version = current.map(str::to_owned);
+            target(&extension, &index, &[]).map(|target| target.offered.version.to_string())
+        };
+        let of = |more: Value| {
+            let mut all = json!({"extensionType": "Example.Web"});
+            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            all
+        };
+        assert_eq!(chosen(of(json!({})), None).unwrap(), "1.1.0");
+        assert_eq!(chosen(of(json!({"version": "1.0.0"})), Some("1.1.0")).unwrap(), "1.0.0");
+        assert_eq!(chosen(of(json!({"releaseTrain": "preview"})), None).unwrap(), "2.0.0");
+        assert_eq!(chosen(of(json!({"releaseTrain": "Preview"})), Some("1.1.0")).unwrap(), "1.1.0", "never a major");
+        assert_eq!(chosen(of(json!({})), Some("1.0.0")).unwrap(), "1.1.0");
+        assert_eq!(chosen(of(json!({"autoUpgradeMode": "patch"})), Some("1.0.0")).unwrap(), "1.0.0");
+        assert_eq!(chosen(of(json!({"autoUpgradeMinorVersion": false})), Some("1.0.0")).unwrap(), "1.0.0");
+        let code = |properties| chosen(properties, None).unwrap_err().code;
+        assert_eq!(code(of(json!({"version": "9.0.0"}))), "UnknownVersion");
+        assert_eq!(code(of(json!({"version": "x"}))), "InvalidProperties");
+        assert_eq!(code(of(json!({"autoUpgradeMode": "x"}))), "InvalidProperties");
+        assert_eq!(code(of(json!({"releaseTrain": "x"}))), "NoVersion");
+        assert_eq!(code(json!({"extensionType": "x"})), "UnknownType");
+        assert_eq!(code(json!({"extensionType": 7})), "InvalidProperties");
+    }
+
+    #[test]
+    fn scope_and_namespace_are_judged() {
+        let index = testing::index(&[("1.0.0", &["Stable"])]);
+        let of = |scope: Value| {
+            target(&extension("web", json!({"extensionType": "example.web", "scope": scope})), &index, &[])
+        };
+        assert_eq!(of(Value::Null).unwrap().namespace, "web");
+        assert_eq!(of(json!({"cluster": {"releaseNamespace": "shop"}})).unwrap().namespace, "shop");
+        for bad in ["towline", "kube-system", "Shop", "a.b", "-a"] {
+            assert_eq!(code(of(json!({"cluster": {"releaseNamespace": bad}}))), "NamespaceNotAllowed", "{bad}");
+        }
+        assert_eq!(code(of(json!({"namespace": {"targetNamespace": "shop"}}))), "UnsupportedScope");
+        assert_eq!(code(of(json!({"namespace": {}, "cluster": {}}))), "InvalidScope");
+        let mut moved = extension("web", json!({"extensionType": "example.web"}));
+        moved.status.record.installed = Some(installed("old", "f", 1));
+        assert_eq!(code(target(&moved, &index, &[])), "ScopeChanged");
+    }
+
+    #[test]
+    fn second_extension_of_a_type_is_refused_and_the_first_stays() {
+        let index = testing::index(&[("1.0.0", &["Stable"])]);
+        let properties = json!({"extensionType": "example.web"});
+        let (first, mut second) = (extension("b", properties.clone()), extension("a", properties));
+        second.created = "2026-11-27T11:00:00Z".to_owned();
+        let all = [first.clone(), second.clone()];
+        assert!(target(&first, &index, &all).is_ok());
+        assert_eq!(code(target(&second, &index, &all)), "AlreadyInstalled");
+    }
+
+    fn installed(namespace: &str, fingerprint: &str, revision: u64) -> Installed {
+        Installed {
+            namespace: namespace.to_owned(),
+            namespaced: false,
+            version: "1.0.0".to_owned(),
+            fingerprint: fingerprint.to_owned(),
+            revision,
+        }
+    }
+
+    #[test]
+    fn release_is_compared_with_what_is_wanted() {
+        let index = testing::index(&[("1.0.0", &["Stable"])]);
+        let mut web = extension("web", json!({"extensionType": "example.web"}));
+        let target = target(&web, &index, &[]).unwrap();
+        let print = target.fingerprint.clone();
+        let release = |owner: Option<&str>, revisions: &[(u64, Stage)]| Release {
+            namespace: "web".to_owned(),
+            owner: owner.map(str::to_owned),
+            revisions: revisions
+                .iter()
+                .map(|(number, stage)| Revision { number: *number, stage: *stage, fingerprint: Some(print.clone()) })
+                .collect(),
+        };
+        let of = |web: &Extension, release: Option<&Release>, reports| compare(web, &target, release, reports);
+        assert_eq!(of(&web, None, false), Ok(Action::Run(Phase::Create, None)));
+        let foreign = release(None, &[(1, Stage::Deployed)]);
+        assert_eq!(of(&web, Some(&foreign), false).unwrap_err().code, "NameInUse");
+        let killed = release(Some("web"), &[(1, Stage::Pending)]);
+        assert_eq!(of(&web, Some(&killed), false), Ok(Action::Run(Phase::Create, Some(Recovery::Uninstall))));
+        web.status.record.installed = Some(installed("web", &print, 2));
+        web.status.current_version = Some("1.0.0".to_owned());
+        let good = release(Some("web"), &[(2, Stage::Deployed), (1, Stage::Superseded)]);
+        assert_eq!(of(&web, Some(&good), false), Ok(Action::Settled(2)));
+        let killed = release(Some("web"), &[(3, Stage::Pending), (2, Stage::Deployed)]);
+        assert_eq!(of(&web, Some(&killed), false), Ok(Action::Run(Phase::Repair, Some(Recovery::Rollback(2)))));
+        let changed = release(Some("web"), &[(3, Stage::Deployed), (2, Stage::Superseded)]);
+        assert_eq!(of(&web, Some(&changed), false), Ok(Action::Run(Phase::Repair, None)));
+        assert_eq!(of(&web, Some(&changed), true), Ok(Action::Drifted(Some(3))));
+        assert_eq!(of(&web, None, false), Ok(Action::Run(Phase::Repair, None)));
+        assert_eq!(of(&web, None, true), Ok(Action::Drifted(None)));
+        // Begun, and the agent was killed before it knew the end.
+        web.status.record.installed = Some(installed("web", &print, 0));
+        assert_eq!(of(&web, Some(&changed), false), Ok(Action::Settled(3)));
+        let failed = release(Some("web"), &[(3, Stage::Failed), (2, Stage::Deployed)]);
+        assert_eq!(of(&web, Some(&failed), false), Ok(Action::Run(Phase::Upgrade, None)));
+    }
+}

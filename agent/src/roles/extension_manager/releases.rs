@@ -1,0 +1,186 @@
+//! Releases as helm keeps them: Secrets whose labels say name, revision and state. One list of their metadata shows what
+//! somebody removed or changed, without a process for each release. A release of ours has labels of ours, which helm takes
+//! along from revision to revision.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client, api::ListParams};
+
+use crate::chain;
+
+/// On releases of ours: the extension's name.
+pub const OWNER: &str = "towline.io/extension";
+/// On releases of ours: what they were made of.
+pub const FINGERPRINT: &str = "towline.io/fingerprint";
+/// Secrets of one page.
+const PAGE: u32 = 500;
+/// Releases that are looked at.
+const PAGES: usize = 20;
+
+/// A revision's state, as helm calls it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// It is what runs.
+    Deployed,
+    /// Another one followed.
+    Superseded,
+    /// It failed.
+    Failed,
+    /// helm works at it, or was killed while it did.
+    Pending,
+    /// It is being taken down, or that was killed.
+    Uninstalling,
+    /// It was taken down and its history kept.
+    Uninstalled,
+    /// A word of a newer helm.
+    Other,
+}
+
+impl Stage {
+    fn of(word: &str) -> Self {
+        match word {
+            "deployed" => Self::Deployed,
+            "superseded" => Self::Superseded,
+            "failed" => Self::Failed,
+            "uninstalling" => Self::Uninstalling,
+            "uninstalled" => Self::Uninstalled,
+            word if word.starts_with("pending-") => Self::Pending,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A revision of a release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Revision {
+    /// Its number.
+    pub number: u64,
+    /// Its state.
+    pub stage: Stage,
+    /// What it was made of, if we made it.
+    pub fingerprint: Option<String>,
+}
+
+/// A release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    /// Its namespace.
+    pub namespace: String,
+    /// The extension that it is of; none: it is not ours.
+    pub owner: Option<String>,
+    /// The newest first; never empty.
+    pub revisions: Vec<Revision>,
+}
+
+impl Release {
+    /// The newest revision.
+    pub fn last(&self) -> &Revision {
+        &self.revisions[0]
+    }
+
+    /// The revision to go back to: the last one that ran.
+    pub fn good(&self) -> Option<u64> {
+        let ran = |stage| self.revisions.iter().find(|revision| revision.stage == stage).map(|one| one.number);
+        ran(Stage::Deployed).or_else(|| ran(Stage::Superseded))
+    }
+}
+
+/// By namespace and name.
+pub type Releases = BTreeMap<(String, String), Release>;
+
+fn gather(secrets: impl Iterator<Item = kube::core::ObjectMeta>) -> Releases {
+    let mut found = Releases::new();
+    for meta in secrets {
+        let labels = meta.labels.unwrap_or_default();
+        let read = || {
+            let number = labels.get("version")?.parse().ok()?;
+            let (namespace, name) = (meta.namespace.clone()?, labels.get("name")?.clone());
+            let (stage, fingerprint) = (Stage::of(labels.get("status")?), labels.get(FINGERPRINT).cloned());
+            Some((namespace, name, Revision { number, stage, fingerprint }))
+        };
+        let Some((namespace, name, revision)) = read() else { continue };
+        let release = found.entry((namespace.clone(), name)).or_insert_with(|| Release {
+            namespace,
+            owner: None,
+            revisions: Vec::new(),
+        });
+        let newest = release.revisions.iter().all(|known| known.number < revision.number);
+        if newest {
+            release.owner = labels.get(OWNER).cloned();
+        }
+        release.revisions.push(revision);
+    }
+    for release in found.values_mut() {
+        release.revisions.sort_by_key(|revision| std::cmp::Reverse(revision.number));
+    }
+    found
+}
+
+/// The releases that these labels select, in one namespace or in all.
+///
+/// # Errors
+/// What the apiserver says.
+pub async fn list(client: &Client, namespace: Option<&str>, labels: &str) -> Result<Releases, String> {
+    let api: Api<Secret> = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let mut params = ListParams::default().labels(&format!("owner=helm{labels}")).limit(PAGE);
+    let mut all = Vec::new();
+    for _ in 0..PAGES {
+        let page = api.list_metadata(&params).await;
+        let page = page.map_err(|err| format!("helm's releases cannot be read: {}", chain(&err)))?;
+        all.extend(page.items.into_iter().map(|secret| secret.metadata));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params.continue_token = Some(token),
+            None => break,
+        }
+    }
+    Ok(gather(all.into_iter()))
+}
+
+/// One release.
+///
+/// # Errors
+/// What the apiserver says.
+pub async fn one(client: &Client, namespace: &str, name: &str) -> Result<Option<Release>, String> {
+    let found = list(client, Some(namespace), &format!(",name={name}")).await?;
+    Ok(found.into_values().next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meta(namespace: &str, name: &str, version: u64, status: &str, owner: Option<&str>) -> kube::core::ObjectMeta {
+        let mut labels: BTreeMap<String, String> = [("name", name), ("status", status), ("owner", "helm")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
+        labels.insert("version".to_owned(), version.to_string());
+        labels.extend(owner.map(|owner| (OWNER.to_owned(), owner.to_owned())));
+        kube::core::ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            labels: Some(labels),
+            ..kube::core::ObjectMeta::default()
+        }
+    }
+
+    #[test]
+    fn release_is_the_newest_of_its_revisions_and_goes_back_to_the_last_that_ran() {
+        let all = gather(
+            [
+                meta("a", "web", 9, "superseded", Some("web")),
+                meta("a", "web", 11, "pending-upgrade", Some("web")),
+                meta("a", "web", 10, "deployed", Some("web")),
+                meta("b", "web", 1, "pending-install", None),
+            ]
+            .into_iter(),
+        );
+        let web = &all[&("a".to_owned(), "web".to_owned())];
+        assert_eq!((web.last().number, web.last().stage, web.good()), (11, Stage::Pending, Some(10)));
+        assert_eq!(web.owner.as_deref(), Some("web"));
+        let other = &all[&("b".to_owned(), "web".to_owned())];
+        assert_eq!((other.good(), other.owner.as_deref()), (None, None));
+    }
+}

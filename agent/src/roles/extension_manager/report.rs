@@ -1,0 +1,211 @@
+//! Tells the gateway how far extensions are and what happened (docs/features.md D4): only what it has not taken yet, and
+//! again until it answers. What is gone from the cluster leaves it for good when the gateway knows.
+
+use std::{
+    sync::PoisonError,
+    time::{Duration, Instant},
+};
+
+use catalogue::digest::Sha256;
+use daemon::{Backoff, random_unit};
+use types::agent_api::{BODY_BYTES, ObjectEvent, ObjectState, ObjectStatus, ObjectStatuses};
+
+use super::{
+    follow::Follow,
+    gateway::Gateway,
+    state::{Extension, Told},
+    store::Store,
+};
+use crate::{chain, tunnel::api::AGAIN};
+
+/// Bytes of one message, and events of one object in it: the rest follows in the next.
+const MESSAGE_BYTES: usize = BODY_BYTES * 3 / 4;
+const EVENTS_AT_ONCE: usize = 50;
+/// Changes that come together are told together.
+const TOGETHER: Duration = Duration::from_millis(300);
+/// How often it is looked whether something is to be told, though nothing changed.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// Tells the gateway.
+pub struct Report<'a, G> {
+    /// Whom to tell.
+    pub gateway: &'a G,
+    /// What there is to tell.
+    pub store: &'a Store,
+    /// What was refused.
+    pub follow: &'a Follow<'a, G>,
+}
+
+/// What is to be told of an extension, and what has been told when that was taken.
+fn untold(extension: &Extension) -> Option<(ObjectStatus, Told)> {
+    let (status, told) = (&extension.status, &extension.told);
+    let state = status.state?;
+    let digest = digest(extension);
+    let is_new = |event: &&ObjectEvent| event.number > told.event || event.last >= told.last;
+    let changed = digest != told.digest
+        || status.record.last_event > told.event
+        || status.events.iter().any(|event| event.last > told.last);
+    if !changed {
+        return None;
+    }
+    let events: Vec<_> = status.events.iter().filter(is_new).take(EVENTS_AT_ONCE).cloned().collect();
+    let next = Told {
+        digest,
+        event: events.iter().map(|event| event.number).max().unwrap_or(0).max(told.event),
+        last: events.iter().map(|event| event.last.clone()).max().unwrap_or_default().max(told.last.clone()),
+    };
+    let status = ObjectStatus {
+        id: extension.wanted.id.clone(),
+        generation: status.observed_generation,
+        state,
+        current_version: status.current_version.clone(),
+        error: status.error_info.clone(),
+        statuses: status.statuses.clone(),
+        events,
+    };
+    Some((status, next))
+}
+
+/// Names what is told of an extension beside its events.
+fn digest(extension: &Extension) -> String {
+    let status = &extension.status;
+    let told = serde_json::json!([
+        extension.wanted.id,
+        status.observed_generation,
+        status.state,
+        status.current_version,
+        status.error_info,
+        status.statuses,
+    ]);
+    Sha256::of(told.to_string().as_bytes()).to_string()
+}
+
+impl<G: Gateway> Report<'_, G> {
+    /// Tells for ever.
+    pub async fn run(&self) {
+        let mut changes = self.store.changes();
+        let mut backoff = Backoff::new(AGAIN);
+        loop {
+            self.gateway.up().await;
+            changes.mark_unchanged();
+            let wait = match self.tell().await {
+                Ok(true) => {
+                    backoff.reset();
+                    continue;
+                }
+                Ok(false) => {
+                    backoff.reset();
+                    LOOK
+                }
+                Err(error) => {
+                    tracing::debug!(error, "what became of extensions is not told");
+                    tokio::time::sleep(backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0)).await;
+                    continue;
+                }
+            };
+            let _ = tokio::time::timeout(wait, changes.changed()).await;
+            tokio::time::sleep(TOGETHER).await;
+        }
+    }
+
+    /// Tells as much as a message holds; whether there was something.
+    async fn tell(&self) -> Result<bool, String> {
+        let refused: Vec<_> = std::mem::take(&mut *self.follow.refused.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut message = ObjectStatuses { objects: Vec::new() };
+        let (mut bytes, mut told, mut left) = (0, Vec::new(), Vec::new());
+        for status in refused {
+            bytes += serde_json::to_vec(&status).map_or(0, |bytes| bytes.len());
+            if bytes > MESSAGE_BYTES {
+                left.push(status);
+            } else {
+                message.objects.push(status);
+            }
+        }
+        for extension in self.store.all() {
+            let Some((status, next)) = untold(&extension) else { continue };
+            bytes += serde_json::to_vec(&status).map_or(0, |bytes| bytes.len());
+            if bytes > MESSAGE_BYTES && !message.objects.is_empty() {
+                break;
+            }
+            told.push((extension, next));
+            message.objects.push(status);
+        }
+        let refused_count = message.objects.len() - told.len();
+        let answer = match message.objects.is_empty() {
+            true => return Ok(false),
+            false => self.gateway.statuses(&message).await,
+        };
+        let unknown = match answer {
+            Ok(answer) => answer.unknown,
+            Err(err) => {
+                left.extend(message.objects.drain(..refused_count));
+                self.put_back(left);
+                return Err(chain(&err));
+            }
+        };
+        self.put_back(left);
+        for (extension, next) in told {
+            let (name, id) = (&extension.name, &extension.wanted.id);
+            let is_unknown = unknown.iter().any(|one| one.eq_ignore_ascii_case(id));
+            let is_gone = extension.status.state == Some(ObjectState::Deleted);
+            // A newer wish may have come while this was told.
+            let still = self.store.get(name).is_some_and(|now| now.wanted.deleting && now.wanted == extension.wanted);
+            if is_gone && still && (is_unknown || next.event >= extension.status.record.last_event) {
+                self.store.remove(name).await?;
+            } else {
+                self.store.set_told(name, &next).await?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn put_back(&self, mut left: Vec<ObjectStatus>) {
+        let mut refused = self.follow.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|one| !refused.iter().any(|newer| newer.id == one.id));
+        refused.extend(left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::roles::extension_manager::state::{Happened, Phase, Status, Wanted};
+
+    #[test]
+    fn d4_events_are_told_once_in_order_and_in_parts() {
+        let mut extension = Extension {
+            name: "web".to_owned(),
+            uid: "u".to_owned(),
+            created: String::new(),
+            wanted: Wanted::default(),
+            status: Status { state: Some(ObjectState::Creating), ..Status::default() },
+            told: Told::default(),
+        };
+        assert!(untold(&extension).is_some());
+        let happened = |n: u64, extension: &mut Extension| {
+            let message = n.to_string();
+            let what = Happened { phase: Phase::Create, warning: false, reason: "R", message: &message, object: None };
+            extension.status.event(None, &what, SystemTime::UNIX_EPOCH + Duration::from_secs(n));
+        };
+        (1..=70).for_each(|n| happened(n, &mut extension));
+        let (first, told) = untold(&extension).unwrap();
+        assert_eq!((first.events.len(), first.events[0].number), (EVENTS_AT_ONCE, 1));
+        extension.told = told;
+        let (second, told) = untold(&extension).unwrap();
+        assert_eq!(second.events.last().map(|event| event.number), Some(70));
+        assert!(second.events.first().is_some_and(|event| event.number <= 51));
+        extension.told = told;
+        assert_eq!(untold(&extension), None);
+        // One that happens again is told with its count.
+        let what = Happened { phase: Phase::Create, warning: false, reason: "R", message: "70", object: None };
+        extension.status.event(None, &what, SystemTime::UNIX_EPOCH + Duration::from_secs(99));
+        let (again, told) = untold(&extension).unwrap();
+        assert!(again.events.iter().any(|event| event.number == 70 && event.count == 2));
+        extension.told = told;
+        assert_eq!(untold(&extension), None);
+        extension.status.state = Some(ObjectState::Succeeded);
+        assert!(untold(&extension).is_some());
+    }
+}

@@ -1,0 +1,359 @@
+//! What is known of one extension: what the gateway wants of it, how far it is, and what happened. It is kept in the
+//! custom resource ([`super::store`]), so that a restart and a link that is down lose nothing.
+
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use types::agent_api::{Object, ObjectError, ObjectEvent, ObjectState, StatusLine};
+
+use crate::identity::{parse, spell};
+
+/// Lines of `statuses`, events of an extension, and characters of a message; the definition of the custom resource has
+/// room for a few more.
+pub const LINES_MAX: usize = 8;
+/// Events that are kept.
+pub const EVENTS_MAX: usize = 100;
+/// Characters of a message.
+pub const MESSAGE_CHARS: usize = 3000;
+const EVENT_CHARS: usize = 800;
+/// Events in which another of the same kind is looked for.
+const DEDUPLICATED: usize = 20;
+/// Waits after a failure that may pass by itself: the first, which doubles, and the longest.
+const AGAIN_FIRST: Duration = Duration::from_secs(30);
+const AGAIN_MAX: Duration = Duration::from_secs(3600);
+
+/// What the gateway wants of an extension: `spec` of the custom resource.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Wanted {
+    /// Its ARM id.
+    pub id: String,
+    /// Rises with every change.
+    pub generation: i64,
+    /// It is to be taken down.
+    pub deleting: bool,
+    /// The operation that wanted it so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operation: Option<String>,
+    /// The object id of its identity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub principal_id: Option<String>,
+    /// Names its protected settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protected: Option<String>,
+    /// Its properties.
+    pub properties: Value,
+}
+
+impl Wanted {
+    /// As the gateway says. An object without a spec is one that is to be taken down.
+    pub fn of(object: Object) -> Self {
+        Self {
+            id: object.id,
+            generation: object.generation,
+            deleting: object.deleting || object.spec.is_none(),
+            operation: object.operation,
+            principal_id: object.principal_id,
+            protected: object.protected,
+            properties: object.spec.unwrap_or_else(|| Value::Object(serde_json::Map::new())),
+        }
+    }
+}
+
+/// What is installed, as the role left it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Installed {
+    /// The release's namespace.
+    pub namespace: String,
+    /// Whether helm ran with the rights of that namespace alone.
+    pub namespaced: bool,
+    /// The chart's version.
+    pub version: String,
+    /// What it was made of: [`super::plan::Target::fingerprint`].
+    pub fingerprint: String,
+    /// The release's revision; 0 before helm has ended.
+    pub revision: u64,
+}
+
+/// What the role needs to know after a restart.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Record {
+    /// What is installed, or was begun.
+    pub installed: Option<Installed>,
+    /// What was tried last and failed: not tried again while it is the same, but for [`Self::retry_at`].
+    pub failed: Option<String>,
+    /// When it is tried again, RFC 3339; not at all without it.
+    pub retry_at: Option<String>,
+    /// Failures in a row.
+    pub attempts: u32,
+    /// A revision that is not ours and was reported.
+    pub drifted: Option<u64>,
+    /// The number of the last event.
+    pub last_event: u64,
+}
+
+/// How far an extension is: `status` of the custom resource, but for what was told.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Status {
+    /// What of the spec this is about.
+    pub observed_generation: i64,
+    /// How far; none at first.
+    pub state: Option<ObjectState>,
+    /// The version that is installed.
+    pub current_version: Option<String>,
+    /// Why it failed.
+    pub error_info: Option<ObjectError>,
+    /// The newest first.
+    pub statuses: Vec<StatusLine>,
+    /// The oldest first.
+    pub events: Vec<ObjectEvent>,
+    /// For the role.
+    pub record: Record,
+}
+
+/// What the gateway has taken of a status.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Told {
+    /// Digest of the status.
+    pub digest: String,
+    /// The number of the last event.
+    pub event: u64,
+    /// The latest instant of the events that were told.
+    pub last: String,
+}
+
+/// An extension.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Extension {
+    /// Its name, and that of its custom resource and its release.
+    pub name: String,
+    /// UID of the custom resource.
+    pub uid: String,
+    /// When the custom resource was made, RFC 3339.
+    pub created: String,
+    /// What is wanted.
+    pub wanted: Wanted,
+    /// How far it is.
+    pub status: Status,
+    /// What was told of it.
+    pub told: Told,
+}
+
+/// Why something failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// A word for programs.
+    pub code: &'static str,
+    /// What was tried, what was found, what to do.
+    pub message: String,
+    /// Whether it may pass by itself.
+    pub passes: bool,
+}
+
+impl Problem {
+    /// One that stays until something is changed.
+    pub fn stays(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), passes: false }
+    }
+
+    /// One that may pass by itself.
+    pub fn passes(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), passes: true }
+    }
+}
+
+/// What is being done to an extension, as events have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// A first installation.
+    Create,
+    /// Another version or other settings.
+    Upgrade,
+    /// Back to what ran before.
+    Rollback,
+    /// Taking it down.
+    Delete,
+    /// Putting right what somebody changed.
+    Repair,
+}
+
+impl Phase {
+    /// As in events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "Create",
+            Self::Upgrade => "Upgrade",
+            Self::Rollback => "Rollback",
+            Self::Delete => "Delete",
+            Self::Repair => "Repair",
+        }
+    }
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Happened<'a> {
+    /// In what.
+    pub phase: Phase,
+    /// Whether somebody should look.
+    pub warning: bool,
+    /// A word for programs.
+    pub reason: &'a str,
+    /// For people.
+    pub message: &'a str,
+    /// The Kubernetes object that it is about.
+    pub object: Option<&'a str>,
+}
+
+/// A text of at most so many characters, without control characters but for line ends; the end is kept, where the
+/// reason is.
+pub fn bounded(text: &str, chars: usize) -> String {
+    let plain = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
+    let count = text.chars().count();
+    if count <= chars {
+        return text.chars().map(plain).collect();
+    }
+    std::iter::once('…').chain(text.chars().skip(count - chars + 1).map(plain)).collect()
+}
+
+impl Status {
+    /// A new line of `statuses`; the same code again replaces the newest one.
+    pub fn line(&mut self, code: &str, display: &str, level: &str, message: &str, now: SystemTime) {
+        let message = bounded(message, MESSAGE_CHARS);
+        if self.statuses.first().is_some_and(|line| line.code == code && line.message == message) {
+            return;
+        }
+        self.statuses.retain(|line| line.code != code);
+        let line = StatusLine {
+            code: code.to_owned(),
+            display_status: display.to_owned(),
+            level: level.to_owned(),
+            message,
+            time: spell(now),
+        };
+        self.statuses.insert(0, line);
+        self.statuses.truncate(LINES_MAX);
+    }
+
+    /// An event; one that is like one of the last is counted there.
+    pub fn event(&mut self, operation: Option<&str>, what: &Happened<'_>, now: SystemTime) {
+        let now = spell(now);
+        let message = bounded(what.message, EVENT_CHARS);
+        let same = self.events.iter_mut().rev().take(DEDUPLICATED).find(|event| {
+            event.operation.as_deref() == operation
+                && event.phase == what.phase.as_str()
+                && event.reason == what.reason
+                && event.message == message
+                && event.object.as_deref() == what.object
+        });
+        if let Some(same) = same {
+            same.count = same.count.saturating_add(1);
+            same.last = now;
+            return;
+        }
+        self.record.last_event += 1;
+        self.events.push(ObjectEvent {
+            number: self.record.last_event,
+            operation: operation.map(str::to_owned),
+            phase: what.phase.as_str().to_owned(),
+            level: if what.warning { "Warning" } else { "Normal" }.to_owned(),
+            reason: what.reason.to_owned(),
+            message,
+            object: what.object.map(str::to_owned),
+            first: now.clone(),
+            last: now,
+            count: 1,
+        });
+        let over = self.events.len().saturating_sub(EVENTS_MAX);
+        self.events.drain(..over);
+    }
+
+    /// It is as it is wanted.
+    pub fn succeeded(&mut self, generation: i64) {
+        self.observed_generation = generation;
+        self.state = Some(ObjectState::Succeeded);
+        self.error_info = None;
+        self.record.failed = None;
+        self.record.retry_at = None;
+        self.record.attempts = 0;
+    }
+
+    /// It failed at `tried`, which is tried again later if the problem may pass.
+    pub fn failed(&mut self, generation: i64, tried: &str, problem: &Problem, now: SystemTime) {
+        let same = self.record.failed.as_deref() == Some(tried);
+        self.record.attempts = if same { self.record.attempts.saturating_add(1) } else { 1 };
+        self.record.failed = Some(tried.to_owned());
+        let wait = AGAIN_FIRST.saturating_mul(1 << (self.record.attempts - 1).min(12)).min(AGAIN_MAX);
+        self.record.retry_at = problem.passes.then(|| spell(now + wait));
+        self.observed_generation = generation;
+        self.state = Some(ObjectState::Failed);
+        let message = bounded(&problem.message, MESSAGE_CHARS);
+        self.line(problem.code, "Failed", "Error", &message, now);
+        self.error_info = Some(ObjectError { code: problem.code.to_owned(), message });
+    }
+
+    /// Whether `tried` failed and is not to be tried now.
+    pub fn is_put_off(&self, tried: &str, now: SystemTime) -> bool {
+        if self.record.failed.as_deref() != Some(tried) {
+            return false;
+        }
+        let due = self.record.retry_at.as_deref().and_then(|at| parse(at).ok());
+        due.is_none_or(|due| now < due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: SystemTime = SystemTime::UNIX_EPOCH;
+
+    #[test]
+    fn d4_events_are_numbered_counted_and_bounded() {
+        let mut status = Status::default();
+        fn what(message: &str) -> Happened<'_> {
+            Happened { phase: Phase::Create, warning: true, reason: "Pod", message, object: None }
+        }
+        for _ in 0..5 {
+            status.event(Some("op"), &what("not ready"), NOW);
+        }
+        assert_eq!((status.events.len(), status.events[0].count, status.events[0].number), (1, 5, 1));
+        for n in 0..2 * EVENTS_MAX {
+            let message = n.to_string();
+            status.event(Some("op"), &what(&message), NOW);
+        }
+        assert_eq!(status.events.len(), EVENTS_MAX);
+        let numbers: Vec<_> = status.events.iter().map(|event| event.number).collect();
+        assert!(numbers.is_sorted() && numbers.last() == Some(&(2 * EVENTS_MAX as u64 + 1)));
+    }
+
+    #[test]
+    fn failure_that_passes_is_tried_again_later_and_later() {
+        let mut status = Status::default();
+        let after = |seconds| NOW + Duration::from_secs(seconds);
+        status.failed(1, "a", &Problem::passes("Quota", "full"), NOW);
+        assert!(status.is_put_off("a", after(29)) && !status.is_put_off("a", after(31)));
+        assert!(!status.is_put_off("b", NOW), "something else is tried at once");
+        status.failed(1, "a", &Problem::passes("Quota", "full"), NOW);
+        assert!(status.is_put_off("a", after(59)) && !status.is_put_off("a", after(61)));
+        for _ in 0..40 {
+            status.failed(1, "a", &Problem::passes("Quota", "full"), NOW);
+        }
+        assert!(!status.is_put_off("a", after(3601)));
+        status.failed(2, "a", &Problem::stays("Schema", "no"), NOW);
+        assert!(status.is_put_off("a", after(1_000_000)));
+        status.succeeded(3);
+        assert!(status.error_info.is_none() && !status.is_put_off("a", NOW));
+    }
+
+    #[test]
+    fn long_text_keeps_its_end() {
+        assert_eq!(bounded("abc\u{7}d", 9), "abc d");
+        assert_eq!(bounded("0123456789", 4), "…789");
+    }
+}

@@ -1,0 +1,349 @@
+//! Extensions in the cluster: custom resources `extensionconfigs.towline.io` and Secrets in the agents' namespace
+//! (docker/chart/towline-agent/files/extensionconfigs.yaml). They are the state; what is in memory is read from them at
+//! the start and once a minute.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
+};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, watch};
+
+use super::{
+    NAME,
+    state::{Extension, Status, Told, Wanted},
+};
+use crate::chain;
+
+/// Extensions of a cluster at most.
+pub const EXTENSIONS_MAX: usize = 500;
+/// Objects of one page of a list.
+const PAGE: u32 = 100;
+/// Attempts at a write that somebody else's came between.
+const CONFLICTS: usize = 5;
+/// The Secret of what is trusted.
+const TRUST: &str = "extension-catalogue";
+/// Where Secrets of ours hold what they hold.
+const CONTENT: &str = "content.json";
+/// Names the protected settings that a Secret holds.
+const TAG: &str = "towline.io/protected";
+/// On Secrets of protected settings.
+const PART: &str = "towline.io/part";
+const PROTECTED: &str = "extension-protected-settings";
+
+/// The custom resources and the Secrets.
+pub struct Store {
+    client: Client,
+    kind: ApiResource,
+    all: Mutex<BTreeMap<String, Extension>>,
+    /// Tags of the protected settings that are here, by extension.
+    tags: Mutex<BTreeMap<String, String>>,
+    changed: watch::Sender<u64>,
+    /// Somebody else removed a custom resource.
+    pub lost: Notify,
+}
+
+/// What the apiserver said.
+fn wrong(what: &str, err: &kube::Error) -> String {
+    match err {
+        kube::Error::Api(status) if status.code == 403 => {
+            format!("{what}: {}; give the agents the rights that the chart makes", status.message)
+        }
+        other => format!("{what}: {}", chain(other)),
+    }
+}
+
+fn is(err: &kube::Error, code: u16) -> bool {
+    matches!(err, kube::Error::Api(status) if status.code == code)
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn post() -> PostParams {
+    PostParams { field_manager: Some(NAME.to_owned()), ..PostParams::default() }
+}
+
+fn patch() -> PatchParams {
+    PatchParams { field_manager: Some(NAME.to_owned()), ..PatchParams::default() }
+}
+
+fn read(object: DynamicObject) -> Option<Extension> {
+    let part = |name: &str| object.data.get(name).cloned().unwrap_or(Value::Null);
+    let status = part("status");
+    let told = serde_json::from_value(status["told"].clone()).unwrap_or_default();
+    Some(Extension {
+        name: object.metadata.name?,
+        uid: object.metadata.uid?,
+        created: object.metadata.creation_timestamp.map(|time| time.0.to_string()).unwrap_or_default(),
+        wanted: serde_json::from_value(part("spec")).unwrap_or_default(),
+        status: serde_json::from_value(status).unwrap_or_default(),
+        told,
+    })
+}
+
+impl Store {
+    /// In the client's default namespace.
+    pub fn new(client: Client) -> Self {
+        let kind = ApiResource::from_gvk_with_plural(
+            &GroupVersionKind::gvk("towline.io", "v1alpha1", "ExtensionConfig"),
+            "extensionconfigs",
+        );
+        Self {
+            client,
+            kind,
+            all: Mutex::default(),
+            tags: Mutex::default(),
+            changed: watch::Sender::new(0),
+            lost: Notify::new(),
+        }
+    }
+
+    /// The agents' namespace.
+    pub fn namespace(&self) -> &str {
+        self.client.default_namespace()
+    }
+
+    fn configs(&self) -> Api<DynamicObject> {
+        Api::default_namespaced_with(self.client.clone(), &self.kind)
+    }
+
+    fn secrets(&self) -> Api<Secret> {
+        Api::default_namespaced(self.client.clone())
+    }
+
+    /// Tells of changes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    fn tell(&self) {
+        self.changed.send_modify(|changes| *changes += 1);
+    }
+
+    /// All that are known, by name.
+    pub fn all(&self) -> Vec<Extension> {
+        locked(&self.all).values().cloned().collect()
+    }
+
+    /// One of them.
+    pub fn get(&self, name: &str) -> Option<Extension> {
+        locked(&self.all).get(name).cloned()
+    }
+
+    /// The tag of the protected settings that are here.
+    pub fn tag(&self, name: &str) -> Option<String> {
+        locked(&self.tags).get(name).cloned()
+    }
+
+    /// Reads everything anew.
+    pub async fn load(&self) -> Result<(), String> {
+        let (mut found, mut params) = (BTreeMap::new(), ListParams::default().limit(PAGE));
+        loop {
+            let page = match self.configs().list(&params).await {
+                Ok(page) => page,
+                Err(err) if is(&err, 404) => {
+                    return Err("the definition extensionconfigs.towline.io is missing: apply the agents' chart or manifests again".to_owned());
+                }
+                Err(err) => return Err(wrong("the extensions' custom resources cannot be read", &err)),
+            };
+            found.extend(page.items.into_iter().filter_map(read).map(|one| (one.name.clone(), one)));
+            match page.metadata.continue_.filter(|token| !token.is_empty() && found.len() <= EXTENSIONS_MAX) {
+                Some(token) => params.continue_token = Some(token),
+                None => break,
+            }
+        }
+        let params = ListParams::default().labels(&format!("{PART}={PROTECTED}"));
+        let secrets = self.secrets().list_metadata(&params).await;
+        let secrets = secrets.map_err(|err| wrong("the Secrets of protected settings cannot be read", &err))?;
+        let tags = secrets.items.into_iter().filter_map(|secret| {
+            let name = secret.metadata.name?;
+            let name = name.strip_prefix("extension-")?.strip_suffix("-protected")?.to_owned();
+            Some((name, secret.metadata.annotations?.remove(TAG)?))
+        });
+        *locked(&self.tags) = tags.collect();
+        let mut all = locked(&self.all);
+        let lost = all.keys().any(|name| !found.contains_key(name));
+        let changed = *all != found;
+        *all = found;
+        drop(all);
+        if lost {
+            self.lost.notify_one();
+        }
+        if changed {
+            self.tell();
+        }
+        Ok(())
+    }
+
+    /// This is wanted from now on.
+    pub async fn want(&self, name: &str, wanted: Wanted) -> Result<(), String> {
+        if self.get(name).is_some_and(|known| known.wanted == wanted) {
+            return Ok(());
+        }
+        let (api, what) = (self.configs(), format!("the custom resource {name} cannot be written"));
+        let spec = serde_json::to_value(&wanted).map_err(|err| err.to_string())?;
+        for _ in 0..CONFLICTS {
+            let written = match api.get_opt(name).await.map_err(|err| wrong(&what, &err))? {
+                // As a whole: a patch would keep settings that are no more.
+                Some(mut object) => {
+                    object.data["spec"] = spec.clone();
+                    api.replace(name, &post(), &object).await
+                }
+                None => {
+                    let object = DynamicObject::new(name, &self.kind).data(json!({ "spec": spec }));
+                    api.create(&post(), &object).await
+                }
+            };
+            match written {
+                Ok(object) => {
+                    if let Some(extension) = read(object) {
+                        let mut all = locked(&self.all);
+                        match all.get_mut(name) {
+                            Some(known) if known.uid == extension.uid => known.wanted = wanted,
+                            _ => drop(all.insert(name.to_owned(), extension)),
+                        }
+                    }
+                    self.tell();
+                    return Ok(());
+                }
+                Err(err) if is(&err, 409) || is(&err, 404) => {}
+                Err(err) => return Err(wrong(&what, &err)),
+            }
+        }
+        Err(format!("{what}: somebody else writes it at the same time"))
+    }
+
+    /// So far it is from now on. Memory has it at once; the custom resource may get it later.
+    pub async fn set_status(&self, name: &str, status: &Status) -> Result<(), String> {
+        match locked(&self.all).get_mut(name) {
+            Some(known) if known.status == *status => return Ok(()),
+            Some(known) => known.status = status.clone(),
+            None => return Ok(()),
+        }
+        self.tell();
+        let value = serde_json::to_value(status).map_err(|err| err.to_string())?;
+        self.write(name, json!({ "status": value })).await
+    }
+
+    /// This was told.
+    pub async fn set_told(&self, name: &str, told: &Told) -> Result<(), String> {
+        match locked(&self.all).get_mut(name) {
+            Some(known) => known.told = told.clone(),
+            None => return Ok(()),
+        }
+        self.write(name, json!({ "status": { "told": told } })).await
+    }
+
+    async fn write(&self, name: &str, value: Value) -> Result<(), String> {
+        match self.configs().patch_status(name, &patch(), &Patch::Merge(value)).await {
+            Ok(_) => Ok(()),
+            Err(err) if is(&err, 404) => {
+                locked(&self.all).remove(name);
+                self.lost.notify_one();
+                Ok(())
+            }
+            Err(err) => Err(wrong(&format!("the status of the custom resource {name} cannot be written"), &err)),
+        }
+    }
+
+    /// It is gone: its protected settings and its custom resource go too.
+    pub async fn remove(&self, name: &str) -> Result<(), String> {
+        self.unprotect(name).await?;
+        match self.configs().delete(name, &DeleteParams::default()).await {
+            Ok(_) => {}
+            Err(err) if is(&err, 404) => {}
+            Err(err) => return Err(wrong(&format!("the custom resource {name} cannot be removed"), &err)),
+        }
+        locked(&self.all).remove(name);
+        self.tell();
+        Ok(())
+    }
+
+    /// Keeps protected settings.
+    pub async fn protect(
+        &self,
+        extension: &Extension,
+        tag: &str,
+        settings: &BTreeMap<String, String>,
+    ) -> Result<(), String> {
+        let mut secret = content(&secret_name(&extension.name), settings)?;
+        secret.metadata.labels = Some([(PART.to_owned(), PROTECTED.to_owned())].into());
+        secret.metadata.annotations = Some([(TAG.to_owned(), tag.to_owned())].into());
+        // It goes with the custom resource, however that goes.
+        secret.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: self.kind.api_version.clone(),
+            kind: self.kind.kind.clone(),
+            name: extension.name.clone(),
+            uid: extension.uid.clone(),
+            ..OwnerReference::default()
+        }]);
+        self.keep(secret, "the Secret of protected settings").await?;
+        locked(&self.tags).insert(extension.name.clone(), tag.to_owned());
+        self.tell();
+        Ok(())
+    }
+
+    /// Protected settings that are here.
+    pub async fn protected(&self, name: &str) -> Result<BTreeMap<String, String>, String> {
+        let what = "the Secret of protected settings cannot be read";
+        let secret = self.secrets().get(&secret_name(name)).await.map_err(|err| wrong(what, &err))?;
+        let content = secret.data.and_then(|mut data| data.remove(CONTENT)).unwrap_or_default();
+        // Nothing of its contents is told.
+        serde_json::from_slice(&content.0).map_err(|_| format!("{what}: it was changed"))
+    }
+
+    /// Removes protected settings.
+    pub async fn unprotect(&self, name: &str) -> Result<(), String> {
+        match self.secrets().delete(&secret_name(name), &DeleteParams::default()).await {
+            Ok(_) => {}
+            Err(err) if is(&err, 404) => {}
+            Err(err) => return Err(wrong("the Secret of protected settings cannot be removed", &err)),
+        }
+        locked(&self.tags).remove(name);
+        Ok(())
+    }
+
+    /// What is trusted, as it was kept.
+    pub async fn trust(&self) -> Result<Option<Vec<u8>>, String> {
+        let secret = self.secrets().get_opt(TRUST).await;
+        let secret = secret.map_err(|err| wrong(&format!("the Secret {TRUST} cannot be read"), &err))?;
+        Ok(secret.and_then(|secret| secret.data).and_then(|mut data| data.remove(CONTENT)).map(|content| content.0))
+    }
+
+    /// Keeps what is trusted.
+    pub async fn keep_trust(&self, trust: &Value) -> Result<(), String> {
+        self.keep(content(TRUST, trust)?, "the Secret extension-catalogue").await
+    }
+
+    async fn keep(&self, secret: Secret, what: &str) -> Result<(), String> {
+        let (api, what) = (self.secrets(), format!("{what} cannot be written"));
+        let name = secret.metadata.name.clone().unwrap_or_default();
+        let applied = PatchParams::apply(NAME).force();
+        api.patch(&name, &applied, &Patch::Apply(&secret)).await.map(|_| ()).map_err(|err| wrong(&what, &err))
+    }
+
+    /// Those of `names` that are not known any more are not wanted: the gateway told all that is.
+    pub fn besides(&self, names: &HashSet<String>) -> Vec<Extension> {
+        locked(&self.all).values().filter(|one| !names.contains(&one.name)).cloned().collect()
+    }
+}
+
+fn secret_name(name: &str) -> String {
+    format!("extension-{name}-protected")
+}
+
+fn content(name: &str, value: &impl serde::Serialize) -> Result<Secret, String> {
+    let bytes = serde_json::to_vec(value).map_err(|err| err.to_string())?;
+    let mut secret = Secret { data: Some([(CONTENT.to_owned(), ByteString(bytes))].into()), ..Secret::default() };
+    secret.metadata.name = Some(name.to_owned());
+    Ok(secret)
+}
