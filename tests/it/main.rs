@@ -10,6 +10,7 @@ mod chart;
 mod clients;
 mod connect;
 mod errors;
+mod extensions;
 mod impersonation;
 mod issuer;
 mod k9s;
@@ -51,6 +52,7 @@ fn main() {
         connect::tests,
         onboarding::tests,
         agents::tests,
+        extensions::tests,
         tokens::tests,
         arm::tests,
         issuer::tests,

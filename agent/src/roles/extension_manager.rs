@@ -33,6 +33,9 @@ pub mod state;
 pub mod store;
 pub mod values;
 
+#[cfg(test)]
+mod tests;
+
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use ::catalogue::key::{KeyError, PublicKey};

@@ -63,6 +63,8 @@ pub struct Catalogue<'a, G> {
     clock: SharedClock,
     known: watch::Sender<Known>,
     charts: Mutex<VecDeque<(Sha256, Arc<VerifiedChart>)>>,
+    /// The digest of the index in use.
+    digest: Mutex<Option<Sha256>>,
     wanted: Notify,
 }
 
@@ -70,12 +72,21 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
     /// Of the gateway, by what is pinned.
     pub fn new(gateway: &'a G, store: &'a Store, pinned: Pinned, clock: SharedClock) -> Self {
         let (known, charts) = (watch::Sender::default(), Mutex::default());
-        Self { gateway, store, pinned, clock, known, charts, wanted: Notify::new() }
+        Self { gateway, store, pinned, clock, known, charts, digest: Mutex::default(), wanted: Notify::new() }
     }
 
     /// The index in use, and changes of it.
     pub fn known(&self) -> watch::Receiver<Known> {
         self.known.subscribe()
+    }
+
+    /// The index in use, unless it has expired: a gateway may withhold newer ones no longer than that.
+    pub fn usable(&self) -> Known {
+        if !self.has_expired() {
+            return self.known.borrow().clone();
+        }
+        let message = "the catalogue's index has expired, and no newer one came: sign the catalogue again";
+        Known { verified: None, problem: Some(Problem::passes("CatalogueExpired", message)) }
     }
 
     /// Somebody waits for a newer index.
@@ -112,8 +123,15 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
         let unreachable = |err: &dyn std::error::Error| Problem::passes("CatalogueUnreachable", chain(err));
         let none =
             || Problem::passes("NoCatalogue", "the gateway has no catalogue; set catalogue in its configuration");
-        let index = match self.gateway.catalogue().await {
-            Ok(index) => index.ok_or_else(none)?,
+        let known = *self.digest.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = match self.gateway.catalogue(known).await {
+            Ok(Some(index)) => index,
+            // Still the one in use, unless that has expired: then it is judged again.
+            Ok(None) if known.is_some() && !self.has_expired() => return Ok(()),
+            Ok(None) => {
+                *self.digest.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                return Err(none());
+            }
             Err(err) if err.refused().is_some_and(|refused| refused.status == 404) => return Err(none()),
             Err(err) => return Err(unreachable(&err)),
         };
@@ -128,6 +146,7 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
         if *verified.trust() != trust {
             self.keep(verified.trust()).await?;
         }
+        *self.digest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Sha256::of(&bytes));
         let revision = verified.index().revision;
         self.known.send_if_modified(|known| {
             if known.verified.as_ref().is_some_and(|old| old.index().revision == revision) {
@@ -137,6 +156,11 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
             true
         });
         Ok(())
+    }
+
+    fn has_expired(&self) -> bool {
+        let end = self.known.borrow().verified.as_ref().and_then(|verified| verified.index().expires);
+        end.is_some_and(|end| std::time::SystemTime::from(end.0) <= self.clock.now())
     }
 
     async fn trust(&self) -> Result<Trust, Problem> {

@@ -241,7 +241,7 @@ impl<G: Gateway> Converge<'_, G> {
                 return false;
             }
         };
-        let known = self.catalogue.known().borrow().clone();
+        let known = self.catalogue.usable();
         let Some(verified) = known.verified else {
             let is_settled = extension.status.observed_generation == generation
                 && extension.status.state.is_some_and(ObjectState::is_end);

@@ -26,8 +26,8 @@ pub trait Gateway: Send + Sync + 'static {
     fn protected<'a>(&'a self, question: &'a ProtectedQuestion) -> Asked<'a, ProtectedSettings>;
     /// Tells how far objects are.
     fn statuses<'a>(&'a self, statuses: &'a ObjectStatuses) -> Asked<'a, ObjectStatusesAnswer>;
-    /// The catalogue's index; `None` where the gateway has none.
-    fn catalogue(&self) -> Asked<'_, Option<CatalogueIndex>>;
+    /// The catalogue's index; `None` where it is still the one with the digest `known`.
+    fn catalogue(&self, known: Option<Sha256>) -> Asked<'_, Option<CatalogueIndex>>;
     /// A chart's archive.
     fn chart(&self, sha256: Sha256) -> Asked<'_, Bytes>;
 }
@@ -55,8 +55,14 @@ impl Gateway for AgentApi {
         Box::pin(self.post(paths::STATUSES, statuses))
     }
 
-    fn catalogue(&self) -> Asked<'_, Option<CatalogueIndex>> {
-        Box::pin(self.poll(paths::CATALOGUE, CATALOGUE_BYTES))
+    fn catalogue(&self, known: Option<Sha256>) -> Asked<'_, Option<CatalogueIndex>> {
+        Box::pin(async move {
+            let path = match known {
+                Some(known) => format!("{}?known={known}", paths::CATALOGUE),
+                None => paths::CATALOGUE.to_owned(),
+            };
+            self.poll(&path, CATALOGUE_BYTES).await
+        })
     }
 
     fn chart(&self, sha256: Sha256) -> Asked<'_, Bytes> {

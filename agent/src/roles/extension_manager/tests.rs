@@ -1,0 +1,407 @@
+//! What a hostile or broken gateway can do: an apiserver that is a map, and a gateway that says what the test wants.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use ::catalogue::{
+    digest::Sha256,
+    index::{CatalogueId, Index},
+    key::SigningKey,
+    signature::Signatures,
+    testing,
+};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use serde_json::{Value, json};
+use types::agent_api::{
+    CatalogueIndex, Object, ObjectState, ObjectStatuses, ObjectStatusesAnswer, Objects, ProtectedQuestion,
+    ProtectedSettings, encode,
+};
+
+use super::{
+    catalogue::{Catalogue, Pinned},
+    follow::Follow,
+    gateway::{Asked, Gateway},
+    report::Report,
+    store::{EXTENSIONS_MAX, Store},
+};
+use crate::{
+    identity::clock::SystemClock,
+    tunnel::api::{ApiError, Refused},
+};
+
+const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+const KIND: &str = "Microsoft.KubernetesConfiguration/extensions";
+
+/// Objects by path.
+type Map = Arc<Mutex<BTreeMap<String, Value>>>;
+
+fn merge(into: &mut Value, patch: Value) {
+    match (into, patch) {
+        (Value::Object(into), Value::Object(patch)) => {
+            for (key, value) in patch {
+                if value.is_null() {
+                    into.remove(&key);
+                } else {
+                    merge(into.entry(key).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (into, patch @ Value::Object(_)) => {
+            *into = json!({});
+            merge(into, patch);
+        }
+        (into, patch) => *into = patch,
+    }
+}
+
+fn answer(map: &Map, method: &Method, path: &str, body: &[u8]) -> (StatusCode, Value) {
+    let mut objects = map.lock().unwrap();
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    let none = (
+        StatusCode::NOT_FOUND,
+        json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "none"}),
+    );
+    let path = path.trim_end_matches("/status");
+    let is_collection = ["extensionconfigs", "secrets"].iter().any(|end| path.ends_with(end));
+    let number = objects.len();
+    let made = |mut object: Value, name: &str| {
+        let meta = &mut object["metadata"];
+        meta["name"] = name.into();
+        meta["uid"] = format!("uid-{number}-{name}").into();
+        meta["resourceVersion"] = "1".into();
+        meta["creationTimestamp"] = "2026-11-27T10:00:00Z".into();
+        object
+    };
+    match (method, is_collection) {
+        (&Method::GET, true) => {
+            let items: Vec<_> =
+                objects.range(format!("{path}/")..format!("{path}0")).map(|(_, one)| one.clone()).collect();
+            (StatusCode::OK, json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}))
+        }
+        (&Method::POST, _) => {
+            let name = body["metadata"]["name"].as_str().unwrap().to_owned();
+            let object = made(body, &name);
+            objects.insert(format!("{path}/{name}"), object.clone());
+            (StatusCode::CREATED, object)
+        }
+        (&Method::GET, false) => objects.get(path).map_or(none, |object| (StatusCode::OK, object.clone())),
+        (&Method::DELETE, _) => {
+            objects.remove(path).map_or(none, |_| (StatusCode::OK, json!({"kind": "Status", "status": "Success"})))
+        }
+        (&Method::PUT, _) => {
+            objects.insert(path.to_owned(), body.clone());
+            (StatusCode::OK, body)
+        }
+        _ if objects.contains_key(path) => {
+            let object = objects.get_mut(path).unwrap();
+            merge(object, body);
+            (StatusCode::OK, object.clone())
+        }
+        _ if path.contains("/secrets/") => {
+            let object = made(body, path.rsplit('/').next().unwrap());
+            objects.insert(path.to_owned(), object.clone());
+            (StatusCode::OK, object)
+        }
+        _ => none,
+    }
+}
+
+/// A store on an apiserver that is this map.
+fn store(map: &Map) -> Store {
+    let map = map.clone();
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let map = map.clone();
+        async move {
+            let (head, body) = request.into_parts();
+            let body = body.collect().await.unwrap().to_bytes();
+            let (status, value) = answer(&map, &head.method, head.uri.path(), &body);
+            let response = Response::builder().status(status).header("content-type", "application/json");
+            Ok::<_, Infallible>(response.body(Full::new(Bytes::from(value.to_string()))).unwrap())
+        }
+    });
+    Store::new(kube::Client::new(service, "towline"))
+}
+
+/// A gateway that says what it was told to.
+#[derive(Default)]
+struct Scripted {
+    pages: Mutex<VecDeque<Objects>>,
+    index: Mutex<Option<CatalogueIndex>>,
+    charts: Mutex<HashMap<Sha256, Bytes>>,
+    told: Mutex<Vec<ObjectStatuses>>,
+    unknown: Mutex<Vec<String>>,
+    gone: bool,
+}
+
+impl Gateway for Scripted {
+    fn up(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    fn objects(&self, _: Option<i64>) -> Asked<'_, Option<Objects>> {
+        let page = self.pages.lock().unwrap().pop_front();
+        Box::pin(async move {
+            match page {
+                Some(page) => Ok(Some(page)),
+                None => std::future::pending().await,
+            }
+        })
+    }
+
+    fn protected<'a>(&'a self, question: &'a ProtectedQuestion) -> Asked<'a, ProtectedSettings> {
+        Box::pin(async move {
+            if self.gone {
+                let (code, message) = ("ProtectedSettingsGone".to_owned(), "gone".to_owned());
+                return Err(ApiError::Refused(Refused { status: 410, code, message, retry_after: None }));
+            }
+            Ok(ProtectedSettings { settings: [("password".to_owned(), question.protected.clone())].into() })
+        })
+    }
+
+    fn statuses<'a>(&'a self, statuses: &'a ObjectStatuses) -> Asked<'a, ObjectStatusesAnswer> {
+        self.told.lock().unwrap().push(statuses.clone());
+        let unknown = self.unknown.lock().unwrap().clone();
+        Box::pin(async move { Ok(ObjectStatusesAnswer { unknown }) })
+    }
+
+    fn catalogue(&self, _: Option<Sha256>) -> Asked<'_, Option<CatalogueIndex>> {
+        let index = self.index.lock().unwrap().clone();
+        Box::pin(async move { Ok(index) })
+    }
+
+    fn chart(&self, sha256: Sha256) -> Asked<'_, Bytes> {
+        let bytes = self.charts.lock().unwrap().get(&sha256).cloned();
+        Box::pin(async move { bytes.ok_or_else(|| ApiError::Unreachable("no chart".to_owned())) })
+    }
+}
+
+fn object(name: &str, generation: i64) -> Object {
+    Object {
+        id: format!("{CLUSTER}/providers/{KIND}/{name}"),
+        kind: KIND.to_owned(),
+        generation,
+        spec: Some(json!({"extensionType": "example.web"})),
+        deleting: false,
+        protected: None,
+        operation: None,
+        principal_id: None,
+    }
+}
+
+fn page(position: i64, whole: bool, more: bool, objects: Vec<Object>) -> Objects {
+    Objects { position, whole, more, objects }
+}
+
+async fn until(mut holds: impl FnMut() -> bool) {
+    for _ in 0..600 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("it did not come about");
+}
+
+fn deleting(store: &Store, name: &str) -> Option<bool> {
+    store.get(name).map(|one| one.wanted.deleting)
+}
+
+#[tokio::test]
+async fn e1_what_is_on_no_page_of_a_whole_listing_is_taken_down() {
+    let (map, gateway, cluster) = (Map::default(), Scripted::default(), CLUSTER.parse().unwrap());
+    let store = store(&map);
+    let mut foreign = object("foreign", 1);
+    foreign.id = foreign.id.replace("connectedClusters/c", "connectedClusters/other");
+    let mut changed = object("b", 2);
+    changed.spec = Some(json!({"extensionType": "example.other"}));
+    gateway.pages.lock().unwrap().extend([
+        page(1, true, true, vec![object("a", 1), foreign]),
+        page(2, true, false, vec![object("b", 1)]),
+        page(3, false, false, vec![changed]),
+    ]);
+    let follow = Follow::new(&gateway, &store, &cluster);
+    tokio::select! {
+        () = follow.run() => {}
+        () = until(|| store.get("b").is_some_and(|one| one.wanted.generation == 2)) => {}
+    }
+    assert_eq!(store.get("b").unwrap().wanted.properties, json!({"extensionType": "example.other"}));
+    assert!(store.get("foreign").is_none());
+    // A listing from the beginning, at any time: `a` is on none of its pages.
+    gateway.pages.lock().unwrap().extend([page(9, true, false, vec![object("b", 2)])]);
+    let follow = Follow::new(&gateway, &store, &cluster);
+    tokio::select! {
+        () = follow.run() => {}
+        () = until(|| deleting(&store, "a") == Some(true)) => {}
+    }
+    assert_eq!(deleting(&store, "b"), Some(false));
+    // All of it is in the cluster: another process knows it without a gateway.
+    let again = super::tests::store(&map);
+    again.load().await.unwrap();
+    assert_eq!((deleting(&again, "a"), deleting(&again, "b")), (Some(true), Some(false)));
+}
+
+#[tokio::test]
+async fn ten_thousand_objects_are_bounded_and_told_about() {
+    let (map, gateway, cluster) = (Map::default(), Scripted::default(), CLUSTER.parse().unwrap());
+    let store = store(&map);
+    let objects: Vec<_> = (0..10_000).map(|n| object(&format!("e{n}"), 1)).collect();
+    gateway.pages.lock().unwrap().extend([page(1, true, false, objects)]);
+    let follow = Follow::new(&gateway, &store, &cluster);
+    let report = Report { gateway: &gateway, store: &store, follow: &follow };
+    let refused = || gateway.told.lock().unwrap().iter().flat_map(|one| one.objects.clone()).count() > 0;
+    tokio::select! {
+        () = follow.run() => {}
+        () = report.run() => {}
+        () = until(refused) => {}
+    }
+    assert_eq!(store.all().len(), EXTENSIONS_MAX);
+    let told = gateway.told.lock().unwrap();
+    let first = &told[0].objects[0];
+    assert_eq!((first.state, first.error.as_ref().unwrap().code.as_str()), (ObjectState::Failed, "TooManyExtensions"));
+}
+
+#[tokio::test]
+async fn e6_protected_settings_are_a_secret_named_by_their_tag() {
+    let (map, gateway, cluster) = (Map::default(), Scripted::default(), CLUSTER.parse().unwrap());
+    let store = store(&map);
+    let mut web = object("web", 1);
+    web.protected = Some("tag-1".to_owned());
+    gateway.pages.lock().unwrap().push_back(page(1, true, false, vec![web.clone()]));
+    let follow = Follow::new(&gateway, &store, &cluster);
+    tokio::select! {
+        () = follow.run() => {}
+        () = until(|| store.tag("web").as_deref() == Some("tag-1")) => {}
+    }
+    assert_eq!(store.protected("web").await.unwrap()["password"], "tag-1");
+    let shown = map.lock().unwrap()["/apis/towline.io/v1alpha1/namespaces/towline/extensionconfigs/web"].to_string();
+    assert!(!shown.contains("password"), "{shown}");
+    store.remove("web").await.unwrap();
+    assert!(map.lock().unwrap().is_empty());
+    // Kept too long at the gateway.
+    let gateway = Scripted { gone: true, ..Scripted::default() };
+    gateway.pages.lock().unwrap().push_back(page(1, true, false, vec![web]));
+    let follow = Follow::new(&gateway, &store, &cluster);
+    tokio::select! {
+        () = follow.run() => {}
+        () = until(|| follow.why_unprotected("web", "tag-1").is_some()) => {}
+    }
+    assert_eq!(follow.why_unprotected("web", "tag-1").unwrap().code, "ProtectedSettingsGone");
+}
+
+#[tokio::test]
+async fn e1_what_is_gone_leaves_the_cluster_when_the_gateway_knows() {
+    let (map, gateway, cluster) = (Map::default(), Scripted::default(), CLUSTER.parse().unwrap());
+    let store = store(&map);
+    let follow = Follow::new(&gateway, &store, &cluster);
+    let mut gone = super::state::Wanted::of(object("web", 1));
+    gone.deleting = true;
+    store.want("web", gone).await.unwrap();
+    let mut status = store.get("web").unwrap().status;
+    status.state = Some(ObjectState::Deleted);
+    store.set_status("web", &status).await.unwrap();
+    let report = Report { gateway: &gateway, store: &store, follow: &follow };
+    tokio::select! {
+        () = report.run() => {}
+        () = until(|| map.lock().unwrap().is_empty()) => {}
+    }
+    let told = gateway.told.lock().unwrap();
+    assert_eq!((told.len(), told[0].objects[0].state), (1, ObjectState::Deleted));
+}
+
+fn signed(index: &Index, key: &SigningKey) -> CatalogueIndex {
+    let bytes = index.to_bytes().unwrap();
+    let copy = SigningKey::from_pem(key.to_pem().unwrap().as_bytes()).unwrap();
+    let signatures = Signatures::make(&bytes, &[copy]).to_bytes().unwrap();
+    CatalogueIndex { index: encode(&bytes), signatures: encode(&signatures) }
+}
+
+/// What becomes of an index that a gateway sends: its revision, or a word for why not.
+async fn accepted(map: &Map, keys: &[&SigningKey], sent: CatalogueIndex) -> Result<u64, (&'static str, String)> {
+    let gateway = Scripted::default();
+    *gateway.index.lock().unwrap() = Some(sent);
+    let store = store(map);
+    let pinned = Pinned { keys: keys.iter().map(|key| key.public()).collect(), catalogue: None };
+    let catalogue = Catalogue::new(&gateway, &store, pinned, Arc::new(SystemClock));
+    let known = catalogue.known();
+    tokio::select! {
+        () = catalogue.run() => {}
+        () = until(|| known.borrow().verified.is_some() || known.borrow().problem.is_some()) => {}
+    }
+    let known = known.borrow().clone();
+    match (known.verified, known.problem) {
+        (Some(verified), _) => Ok(verified.index().revision),
+        (None, Some(problem)) => Err((problem.code, problem.message)),
+        (None, None) => unreachable!("one of both is there"),
+    }
+}
+
+#[tokio::test]
+async fn e2_index_that_is_not_signed_old_or_foreign_is_refused_after_a_restart_too() {
+    let (map, own, other) = (Map::default(), SigningKey::generate().unwrap(), SigningKey::generate().unwrap());
+    let index = |revision: u64| {
+        let mut index = testing::index(&[("1.0.0", &["Stable"])]);
+        (index.revision, index.keys) = (revision, vec![own.public()]);
+        index
+    };
+    let why = |result: Result<u64, (&'static str, String)>| result.unwrap_err();
+    assert_eq!(why(accepted(&map, &[], signed(&index(5), &own)).await).0, "NoCatalogueKey");
+    let (code, message) = why(accepted(&map, &[&own], signed(&index(5), &other)).await);
+    assert!(code == "CatalogueRefused" && message.contains("none of the pinned keys"), "{message}");
+    let garbage = CatalogueIndex { index: "%".to_owned(), signatures: String::new() };
+    assert_eq!(why(accepted(&map, &[&own], garbage).await).0, "CatalogueRefused");
+    assert_eq!(accepted(&map, &[&own], signed(&index(5), &own)).await, Ok(5));
+    let (_, message) = why(accepted(&map, &[&own], signed(&index(4), &own)).await);
+    assert!(message.contains("played back"), "{message}");
+    let mut foreign = index(6);
+    foreign.catalogue = CatalogueId::generate().unwrap();
+    let (_, message) = why(accepted(&map, &[&own], signed(&foreign, &own)).await);
+    assert!(message.contains("of the catalogue"), "{message}");
+    // The operator's own word holds at once, and does not bring an old index back.
+    let mut newer = index(7);
+    newer.keys = vec![other.public()];
+    assert_eq!(accepted(&map, &[&other], signed(&newer, &other)).await, Ok(7));
+    // What is kept was changed by somebody.
+    for secret in map.lock().unwrap().values_mut() {
+        secret["data"]["content.json"] = "eA==".into();
+    }
+    let (code, message) = why(accepted(&map, &[&own], signed(&index(9), &own)).await);
+    assert!(code == "TrustNotRead" && message.contains("delete it"), "{message}");
+}
+
+#[tokio::test]
+async fn e2_chart_with_another_digest_is_not_opened() {
+    let (map, own) = (Map::default(), SigningKey::generate().unwrap());
+    let mut index = testing::index(&[("1.0.0", &["Stable"])]);
+    index.keys = vec![own.public()];
+    index.revision = 1;
+    let trust = ::catalogue::verify::Trust::new(vec![own.public()], None);
+    let sent = signed(&index, &own);
+    let decoded = |text: &str| types::agent_api::decode(text).unwrap();
+    let now = std::time::SystemTime::now().into();
+    let verified = trust.verify(&decoded(&sent.index), &decoded(&sent.signatures), now).unwrap();
+    let release = &verified.index().types[0].versions[0];
+    let (gateway, store) = (Scripted::default(), store(&map));
+    let pinned = Pinned { keys: vec![own.public()], catalogue: None };
+    let catalogue = Catalogue::new(&gateway, &store, pinned, Arc::new(SystemClock));
+    let give = |bytes: Vec<u8>| drop(gateway.charts.lock().unwrap().insert(release.chart.sha256, bytes.into()));
+    assert_eq!(catalogue.chart(&verified, "example.web", release).await.unwrap_err().code, "ChartNotFetched");
+    let good = testing::chart(&testing::metadata("web", "1.0.0"), &[]);
+    let mut bad = good.clone();
+    *bad.last_mut().unwrap() ^= 1;
+    for bad in [bad, b"no chart".to_vec(), Vec::new()] {
+        give(bad);
+        assert_eq!(catalogue.chart(&verified, "example.web", release).await.unwrap_err().code, "ChartRefused");
+    }
+    give(good.clone());
+    assert_eq!(catalogue.chart(&verified, "example.web", release).await.unwrap().bytes(), good);
+    // It is kept for when the link is down.
+    gateway.charts.lock().unwrap().clear();
+    assert!(catalogue.chart(&verified, "example.web", release).await.is_ok());
+}
