@@ -73,6 +73,10 @@ fn i2_an_empty_list_says_so_to_people_and_nothing_to_scripts() {
         (&["group", "list"], "no resource groups; towline group create makes one"),
         (&["sessions", "list"], "no sessions are open"),
         (&["role", "assignment", "list"], "no role assignments"),
+        (
+            &["extension", "types", "list"],
+            "no extension types; the gateway's catalogue is a folder that its configuration names",
+        ),
     ] {
         assert_eq!(said(list), ["", says], "{list:?}");
         assert_eq!(said(&[list, &["-o", "json"]].concat()), ["[]", ""], "{list:?}");
