@@ -10,6 +10,7 @@ mod chart;
 mod clients;
 mod connect;
 mod errors;
+mod extension_clients;
 mod extensions;
 mod impersonation;
 mod issuer;
@@ -55,6 +56,7 @@ fn main() {
         extensions::tests,
         tokens::tests,
         arm::tests,
+        extension_clients::tests,
         issuer::tests,
         oidc::tests,
         operating::tests,
