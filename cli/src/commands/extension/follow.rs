@@ -87,10 +87,16 @@ pub fn advised(failure: Failure, extension: &NamedExtension) -> Failure {
     let NamedExtension { on, .. } = extension;
     let (group, cluster) = (&on.resource_group, &on.cluster);
     let hint = match code.as_deref() {
-        Some("ExtensionTypeNotFound" | "UnknownExtensionType") => {
+        Some("ExtensionTypeNotFound" | "UnknownType") => {
             format!("see which there are: towline extension types list -g {group} -c {cluster}")
         }
-        Some("InvalidReleaseTrain" | "ExtensionTypeVersionNotFound" | "UnknownReleaseTrain") => {
+        Some(
+            "ReleaseTrainNotFound"
+            | "ExtensionVersionNotFound"
+            | "UnknownVersion"
+            | "NoVersion"
+            | "VersionNotSupported",
+        ) => {
             format!("see which there are: towline extension types versions --type TYPE -g {group} -c {cluster}")
         }
         Some("ExtensionTypeMismatch" | "ExtensionScopeImmutable") => {
