@@ -13,7 +13,7 @@ use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
     apiserver::Apiserver,
-    case::{Needs, case, waits},
+    case::{Needs, case, installs},
     cluster::cluster,
     programs::{Output, binary, eventually, root, run, run_with_input, scratch},
     stack::{Plan, Stack, note_secret},
@@ -24,7 +24,7 @@ use crate::clients::python_with_clients;
 pub fn tests() -> Vec<Trial> {
     vec![
         case("extension_clients::e1_e2_the_azure_sdks_drive_them_unmodified", Needs::Nothing, sdks),
-        waits("extension_clients::e1_e2_e5_commands_of_the_guide_work", Needs::Cluster, guide),
+        installs("extension_clients::e1_e2_e5_commands_of_the_guide_work", Needs::Pods, guide),
     ]
 }
 
@@ -140,14 +140,19 @@ fn stack(desk: &Desk) -> anyhow::Result<Stack> {
     run(Command::new(&tool).args(["build", "helm"]), Duration::from_secs(900))?.ok()?;
     let work = desk.path("work");
     std::fs::create_dir_all(&work)?;
-    let agent_config = format!(
-        "\n[extensions]\ncatalogue_key_files = [\"{}\"]\nhelm = \"{}\"\nwork_dir = \"{}\"\n",
-        desk.path("signing.key.pub").display(),
-        cluster().get("CLUSTER_HELM"),
-        work.display(),
-    );
-    let setting = format!("api.catalogue_dir={}", desk.path("catalogue").display());
-    let plan = Plan { dev_args: &["--set", &setting], agent_config: &agent_config, ..Plan::real("extension-guide") };
+    let text = |key: &str, value: &Path| format!("{key}={:?}", value.display().to_string());
+    let catalogue = text("api.catalogue_dir", &desk.path("catalogue"));
+    let settings = [
+        "roles=\"all\"".to_owned(),
+        format!("extensions.catalogue_key_files=[{:?}]", desk.path("signing.key.pub").display().to_string()),
+        text("extensions.helm", Path::new(cluster().get("CLUSTER_HELM"))),
+        text("extensions.work_dir", &work),
+    ];
+    let mut dev_args = vec!["--set", catalogue.as_str()];
+    for setting in &settings {
+        dev_args.extend(["--agent-set", setting]);
+    }
+    let plan = Plan { dev_args: &dev_args, ..Plan::real("extension-guide") };
     let stack = Stack::start(&plan)?;
     let secret = desk.path("owner.key");
     std::fs::write(&secret, stack.text("clientSecret"))?;
