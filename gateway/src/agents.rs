@@ -170,6 +170,8 @@ impl<H> Route<H> {
 const DEAR: Rate = Rate::new(30, 0.2);
 /// Tokens, which whatever runs in a cluster asks for.
 const TOKENS: Rate = Rate::new(120, 2.0);
+/// What is told of objects: writes, of up to a hundred objects each.
+const TOLD: Rate = Rate::new(30, 1.0);
 /// Questions that wait for news, and what is pushed.
 const CHEAP: Rate = Rate::new(120, 5.0);
 /// Of an address without a certificate: a whole fleet may be behind one.
@@ -200,7 +202,7 @@ pub static OF_TUNNELS: &[Route<ForAgents>] = &[
     Route::new(Method::POST, paths::PROTECTED, (SHORT_BYTES, DEAR), |call, agent| {
         Box::pin(objects::protected(call, agent))
     }),
-    Route::new(Method::POST, paths::STATUSES, (BODY_BYTES, CHEAP), |call, agent| Box::pin(objects::tell(call, agent))),
+    Route::new(Method::POST, paths::STATUSES, (BODY_BYTES, TOLD), |call, agent| Box::pin(objects::tell(call, agent))),
 ];
 
 /// What is answered at the public listener, below the prefix.

@@ -305,11 +305,17 @@ impl Control {
         let applied = self.store.apply(batch).await?;
         if let Ok(applied) = &applied {
             self.caught_up(applied.revision).await;
-            for begun in batch.begins.iter().filter(|begun| begun.ended_ms.is_none()) {
-                // What was begun before for the same resource is looked at too: this may take its place.
-                self.store.wake_operations_of(&begun.resource, self.now_ms()).await?;
+            // What was begun before for the same resource is looked at too: this may take its place. It is written
+            // whatever comes of that.
+            let begun = batch.begins.iter().filter(|begun| begun.ended_ms.is_none()).map(|begun| &begun.resource);
+            let mut woken = !batch.begins.is_empty();
+            for resource in begun.chain(batch.deletes.iter().map(|(key, _)| key)) {
+                match self.store.wake_operations_of(resource, self.now_ms()).await {
+                    Ok(count) => woken |= count > 0,
+                    Err(error) => tracing::warn!(resource, %error, "operations about a resource cannot be woken"),
+                }
             }
-            if !batch.begins.is_empty() {
+            if woken {
                 self.operations.notify_one();
             }
         }

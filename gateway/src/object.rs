@@ -12,7 +12,8 @@ const MEMBER: &str = "object";
 /// What is kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Object {
-    /// Rises by one with each change of what is wanted.
+    /// Rises with each change of what is wanted, and is the instant of it in milliseconds since 1970 at least: what was
+    /// told of a resource that was deleted is never about its successor.
     pub generation: i64,
     /// The operation that made the last one.
     pub operation: Option<String>,
@@ -33,8 +34,9 @@ impl Object {
 
     /// What follows it: wanted by an operation.
     #[must_use]
-    pub fn next(self, operation: &str) -> Self {
-        Self { generation: self.generation + 1, operation: Some(operation.to_owned()), deleting: false, ..self }
+    pub fn next(self, operation: &str, now_ms: i64) -> Self {
+        let generation = now_ms.max(self.generation + 1);
+        Self { generation, operation: Some(operation.to_owned()), deleting: false, ..self }
     }
 
     /// With other protected settings, or none.
@@ -57,14 +59,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_of_before_is_the_first_generation_and_each_change_makes_the_next() {
+    fn each_change_makes_a_higher_generation() {
         let mut body = Map::new();
-        let first = Object::of(&Value::Object(body.clone())).next("a").protecting(true);
+        let first = Object::of(&Value::Object(body.clone())).next("a", 7).protecting(true);
         first.keep(&mut body);
         let kept = Object::of(&Value::Object(body.clone()));
-        assert_eq!((kept.generation, kept.operation.as_deref(), kept.protected.is_some()), (1, Some("a"), true));
-        let second = kept.clone().next("b");
-        assert_eq!((second.generation, &second.protected), (2, &kept.protected));
+        assert_eq!((kept.generation, kept.operation.as_deref(), kept.protected.is_some()), (7, Some("a"), true));
+        // Also where the clock was set back.
+        let second = kept.clone().next("b", 3);
+        assert_eq!((second.generation, &second.protected), (8, &kept.protected));
         assert_eq!(second.protecting(false).protected, None);
     }
 }

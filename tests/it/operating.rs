@@ -330,7 +330,7 @@ fn unit() -> anyhow::Result<()> {
          store.execute('DROP INDEX operations_by_work')\n\
          store.execute('DROP INDEX operations_by_resource')\n\
          store.execute('DROP INDEX resources_by_change')\n\
-         for column in ('work_kind', 'next_ms', 'claimed_by', 'tries', 'due_ms'):\n    \
+         for column in ('work_kind', 'next_ms', 'claimed_by', 'tries', 'due_ms', 'woken'):\n    \
              store.execute(f'ALTER TABLE operations DROP COLUMN {column}')\n\
          store.execute('CREATE UNIQUE INDEX agents_by_uid ON agents (kube_system_uid)')\n\
          store.execute('DELETE FROM _sqlx_migrations WHERE version > 2')\n\

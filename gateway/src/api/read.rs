@@ -264,6 +264,8 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
 struct Source {
     kind: &'static dyn Kind,
     which: Which,
+    /// Whether what clusters told is shown.
+    shows_told: bool,
 }
 
 /// Which of a kind.
@@ -279,7 +281,7 @@ enum Which {
 /// Of what is found at any scope: what is built in, then what holds here because it is further up, then what is here.
 /// Of all else: what is here.
 fn sources(kind: &'static dyn Kind, scope: Option<&ResourceId>, only_here: bool) -> Vec<Source> {
-    let source = |which| Source { kind, which };
+    let source = |which| Source { kind, which, shows_told: true };
     let within = scope.map(ResourceId::key).unwrap_or_default().to_owned();
     let Some(scope) = scope.filter(|_| kind.place() == Place::Anywhere) else {
         return vec![source(Which::Within(within))];
@@ -318,7 +320,7 @@ impl Source {
         if let Which::At(key) = &self.which {
             found.retain(|(stored, _)| is_at(stored, key));
         }
-        if self.kind.is_followed() {
+        if self.kind.is_followed() && self.shows_told {
             let keys: Vec<String> = found.iter().map(|(stored, _)| stored.key.clone()).collect();
             let mut told = call.control.store.told_of(&keys).await?;
             for (stored, beside) in &mut found {
@@ -424,7 +426,8 @@ fn tracked<'a>(call: &'a Call<'_>, scope: &ResourceId) -> Result<(Vec<Source>, V
     for kind in KINDS.iter().filter(|kind| kind.is_tracked()) {
         match sight(call, &format!("{}/read", operations_of(*kind)), Some(scope)) {
             Ok(sight) => {
-                found.0.push(Source { kind: *kind, which: Which::Within(scope.key().to_owned()) });
+                let which = Which::Within(scope.key().to_owned());
+                found.0.push(Source { kind: *kind, which, shows_told: false });
                 found.1.push(sight);
             }
             Err(error) => drop(refused.get_or_insert(error)),

@@ -1048,7 +1048,7 @@ async fn lists_say_nothing_about_what_the_caller_may_not_read() {
     // Who may read everything but clusters sees none in the list of all resources.
     let guid = crate::random::guid();
     let role = json!({"properties": {"roleName": "r", "assignableScopes": [top],
-        "permissions": [{"actions": ["*/read"], "notActions": ["Microsoft.Kubernetes/*"]}]}});
+        "permissions": [{"actions": ["*/read"], "notActions": ["Microsoft.Kubernetes/*", "Microsoft.KubernetesConfiguration/*"]}]}});
     assert_eq!(site.call("owner", "PUT", &role_path(&top, &guid), Some(role)).await.status, 201);
     assert_eq!(site.assign("bob", &guid, &top, json!({})).await.status, 201);
     let list = site.call("bob", "GET", &format!("{top}/resources?{VERSION}"), None).await;

@@ -234,7 +234,7 @@ fn begun(
         return (operation, Vec::new());
     }
     let mut operation = operations::new(call, id, Value::Null);
-    let mut object = old.map(|old| Object::of(&old.body)).unwrap_or_default().next(&operation.id);
+    let mut object = old.map(|old| Object::of(&old.body)).unwrap_or_default().next(&operation.id, call.now_ms);
     let mut until = Vec::new();
     if let Some(any) = given {
         object = object.protecting(any);
@@ -428,7 +428,7 @@ fn marked(call: &Call<'_>, kind: &dyn Kind, id: &ResourceId, old: &Stored) -> (B
         let mut object = Object::of(&old.body);
         // Who deletes what is being deleted waits for the same.
         if !old.is_deleting() {
-            object = Object { deleting: true, ..object.next(&operation.id) };
+            object = Object { deleting: true, ..object.next(&operation.id, call.now_ms) };
         }
         operation.work = take_down::work(by, object.generation);
         operation.due_ms = Some(call.now_ms + DUE_MS);

@@ -43,6 +43,9 @@ const TOLD_AT_ONCE: usize = 100;
 /// Lines of `statuses`, and events, that are kept of an object: the newest.
 const LINES: usize = 32;
 const EVENTS: usize = 200;
+/// Bytes of the lines of an object, and of its events, as JSON.
+const LINES_BYTES: usize = 32 * 1024;
+const EVENTS_BYTES: usize = 64 * 1024;
 /// Characters of a text that is for people, and of a word; longer ones are cut.
 const TEXT: usize = 4096;
 const WORD: usize = 128;
@@ -165,21 +168,26 @@ impl Control {
     async fn tell_one(&self, cluster: &str, status: ObjectStatus) -> Result<bool, ApiError> {
         let Some(stored) = self.object_of(cluster, &status.id).await? else { return Ok(false) };
         let now_ms = self.now_ms();
+        let (generation, wanted) = (status.generation, Object::of(&stored.body));
         // Of what is not wanted yet nothing can be told.
-        let generation = status.generation.min(Object::of(&stored.body).generation);
+        if generation > wanted.generation {
+            return Ok(true);
+        }
         let (state, is_end) = (status.state, status.state.is_end());
         let (status, events) = bounded(status);
         let new = Told { generation, told_ms: now_ms, status };
         let kept = self.store.keep_told(&stored.key, &new, |old| with_events(old, events)).await?;
-        let Some(old) = kept else { return Ok(false) };
-        let is_news = old.is_none_or(|old| old.generation != generation || old.status["state"] != new.status["state"]);
+        if kept.is_none() {
+            return Ok(false);
+        }
         // It was to be deleted, and that had failed: now it is gone.
-        let late = state == ObjectState::Deleted && !stored.is_deleting() && Object::of(&stored.body).deleting;
-        if late && generation == Object::of(&stored.body).generation {
+        let late = state == ObjectState::Deleted && !stored.is_deleting() && wanted.deleting;
+        if late && generation == wanted.generation {
             let deletes = vec![(stored.key.clone(), Expect::Revision(stored.revision))];
             let _ = self.write(&Batch { deletes, ..Batch::default() }).await?;
         }
-        if is_end && is_news && self.store.wake_operations_of(&stored.key, now_ms).await? > 0 {
+        // Also what was told before: the process that kept it may have been killed before it woke anybody.
+        if is_end && self.store.wake_operations_of(&stored.key, now_ms).await? > 0 {
             self.operations.notify_one();
         }
         Ok(true)
@@ -216,7 +224,20 @@ impl Control {
     /// Takes away protected settings that have been kept as long as they may be. The object then says that they must be
     /// given again.
     pub async fn forget_protected(&self) -> Result<(), StoreError> {
-        for key in self.store.protected_too_long(self.now_ms(), AT_ONCE).await? {
+        loop {
+            let keys = self.store.protected_too_long(self.now_ms(), AT_ONCE).await?;
+            let more = keys.len() == AT_ONCE as usize;
+            let before = keys.first().cloned();
+            self.forget_protected_of(keys).await?;
+            // One that somebody writes over and over is looked at again the next time.
+            if !more || self.store.protected_too_long(self.now_ms(), 1).await?.first() == before.as_ref() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn forget_protected_of(&self, keys: Vec<String>) -> Result<(), StoreError> {
+        for key in keys {
             let mut batch = Batch { protected_until: vec![(key.clone(), None)], ..Batch::default() };
             if let Some(mut stored) = self.store.get(&key).await?.filter(|stored| stored.protected.is_some()) {
                 stored.protected = None;
@@ -286,6 +307,8 @@ fn bounded(mut told: ObjectStatus) -> (Value, Vec<ObjectEvent>) {
         [code, level, time].into_iter().for_each(|word| cut(word, WORD));
         [display_status, message].into_iter().for_each(|text| cut(text, TEXT));
     }
+    let bytes = |lines: &Vec<StatusLine>| serde_json::to_vec(lines).map_or(0, |text| text.len());
+    while bytes(&told.statuses) > LINES_BYTES && told.statuses.pop().is_some() {}
     let mut events = told.events;
     let more = events.len().saturating_sub(EVENTS);
     events.drain(..more);
@@ -319,8 +342,13 @@ fn with_events(mut kept: Vec<Value>, new: Vec<ObjectEvent>) -> Vec<Value> {
             None => kept.push(event),
         }
     }
-    let more = kept.len().saturating_sub(EVENTS);
-    kept.drain(..more);
+    let mut bytes = 0;
+    let fits = |event: &&Value| {
+        bytes += event.to_string().len();
+        bytes <= EVENTS_BYTES
+    };
+    let fit = kept.iter().rev().take(EVENTS).take_while(fits).count();
+    kept.drain(..kept.len() - fit);
     kept
 }
 
@@ -389,7 +417,8 @@ mod tests {
         assert_eq!(status["statuses"].as_array().map(Vec::len), Some(LINES));
         assert!(!status.to_string().contains("\\u0000"));
         assert!(events.len() <= EVENTS && events[0].first.chars().count() <= WORD);
-        assert!(status.to_string().len() < 2 * LINES * 2 * (TEXT + 3 * WORD));
+        assert!(status["statuses"].to_string().len() <= LINES_BYTES);
+        assert!(Value::Array(with_events(Vec::new(), events)).to_string().len() <= EVENTS_BYTES + EVENTS + 2);
     }
 
     #[test]

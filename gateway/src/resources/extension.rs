@@ -171,18 +171,18 @@ impl Kind for Extensions {
             of.get("autoUpgradeMinorVersion") == Some(&Value::Bool(true))
                 || of.get("autoUpgradeMode").is_some_and(|mode| mode != "none")
         };
+        // Each of the two says what the other does.
+        match (new.contains_key("autoUpgradeMode"), new.contains_key("autoUpgradeMinorVersion")) {
+            (true, false) => drop(own.remove("autoUpgradeMinorVersion")),
+            (false, true) => drop(own.remove("autoUpgradeMode")),
+            _ => {}
+        }
         match new.contains_key("version") {
             true if !upgrades(new) => {
                 own.insert("autoUpgradeMinorVersion".to_owned(), false.into());
                 own.insert("autoUpgradeMode".to_owned(), "none".into());
             }
-            false if upgrades(new) => {
-                own.remove("version");
-                if !new.contains_key("autoUpgradeMode") {
-                    own.remove("autoUpgradeMode");
-                }
-                own.remove("autoUpgradeMinorVersion");
-            }
+            false if upgrades(new) => drop(own.remove("version")),
             _ => {}
         }
     }
@@ -194,6 +194,7 @@ impl Kind for Extensions {
     ) -> BoxFuture<'a, Result<(), ApiError>> {
         Box::pin(async move {
             let old = writing.old.and_then(|old| old.body.as_object());
+            let kept = |name: &str| old.and_then(properties).and_then(|old| old.get(name));
             let own = properties_mut(body);
             own.remove("provisioningState");
             for name in [SETTINGS, PROTECTED] {
@@ -201,8 +202,13 @@ impl Kind for Extensions {
                     settings.retain(|_, value| !value.is_null());
                 }
             }
+            if let (false, Some(scope)) = (own.contains_key("scope"), kept("scope")) {
+                own.insert("scope".to_owned(), scope.clone());
+            }
             if let Some(index) = writing.control.catalogue() {
-                catalogued(own, &index)?;
+                // What it was before stays possible, also where the catalogue has withdrawn it since.
+                let same = ["extensionType", "version", "releaseTrain"].iter().all(|name| own.get(*name) == kept(name));
+                catalogued(own, &index, !same)?;
             }
             scope(own)?;
             upgrades(own)?;
@@ -286,7 +292,10 @@ fn provisioning_state(told: Option<&Told>, generation: i64, deleting: bool) -> &
 
 /// Refuses early what no version of the gateway's catalogue is; the cluster looks at its own, verified copy again. Fills in
 /// the scope of the type where none is named.
-fn catalogued(own: &mut Map<String, Value>, index: &Index) -> Result<(), ApiError> {
+fn catalogued(own: &mut Map<String, Value>, index: &Index, changed: bool) -> Result<(), ApiError> {
+    if !changed {
+        return Ok(());
+    }
     let text = |name: &str| own.get(name).and_then(Value::as_str).map(str::to_owned);
     let wrong = |code: &str, message: String, at: &str| {
         Err(ApiError::bad_request(code, message).at(format!("properties.{at}")))
@@ -321,8 +330,15 @@ fn catalogued(own: &mut Map<String, Value>, index: &Index) -> Result<(), ApiErro
         CatalogueScope::Cluster => Some(json!({"cluster": {}})),
         CatalogueScope::Namespace => None,
     };
-    if let (None, Some(scope)) = (own.get("scope"), default()) {
-        own.insert("scope".to_owned(), scope);
+    match (own.get("scope"), default()) {
+        (None, Some(scope)) => drop(own.insert("scope".to_owned(), scope)),
+        (None, None) => {
+            let message = format!(
+                "{name} is installed for a namespace, which must be named: properties.scope.namespace.targetNamespace."
+            );
+            return wrong("InvalidExtensionScope", message, "scope");
+        }
+        _ => {}
     }
     let wanted = own.get("scope").and_then(Value::as_object).into_iter().flat_map(Map::keys);
     for wanted in wanted {

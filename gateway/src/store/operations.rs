@@ -5,7 +5,10 @@
 use serde_json::Value;
 use sqlx::{Row, any::AnyRow};
 
-use super::{Store, StoreError, is_text, resources::PAGE_ROWS};
+use super::{
+    Store, StoreError, is_text,
+    resources::{PAGE_ROWS, below},
+};
 
 /// How far an operation is (ARM's words).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,8 +67,9 @@ pub(super) const ONE: &str = "FROM operations WHERE operation_id = $1";
 pub(super) const WAITING: &str = "FROM operations WHERE status = 'InProgress' AND work_kind = $1 AND next_ms <= $2 \
                                   ORDER BY next_ms, operation_id LIMIT $3";
 pub(super) const FORGET: &str = "DELETE FROM operations WHERE ended_ms < $1";
-pub(super) const WAKE: &str = "UPDATE operations SET next_ms = $1 WHERE resource_key = $2 AND status = 'InProgress' \
-                               AND claimed_by IS NULL AND next_ms > $3";
+pub(super) const WAKE: &str = "UPDATE operations SET woken = 1, next_ms = CASE WHEN claimed_by IS NULL AND next_ms > $1 \
+                               THEN $2 ELSE next_ms END WHERE status = 'InProgress' AND (resource_key = $3 \
+                               OR (resource_key > $4 AND resource_key < $5))";
 
 /// A statement that reads operations.
 pub(super) fn selected(rest: &str) -> String {
@@ -121,7 +125,7 @@ impl Store {
         by: &str,
         until_ms: i64,
     ) -> Result<Option<Claim>, StoreError> {
-        let sql = "UPDATE operations SET next_ms = $1, claimed_by = $2, tries = tries + 1 \
+        let sql = "UPDATE operations SET next_ms = $1, claimed_by = $2, tries = tries + 1, woken = 0 \
                    WHERE operation_id = $3 AND status = 'InProgress' AND next_ms = $4";
         let id = &waiting.operation.id;
         let query = sqlx::query(sql).bind(until_ms).bind(by).bind(id).bind(waiting.next_ms);
@@ -129,10 +133,11 @@ impl Store {
         Ok(claimed.then(|| Claim { id: id.clone(), by: by.to_owned() }))
     }
 
-    /// Gives a claim back: nobody looks at the operation again before an instant. With `came` something came of the
+    /// Gives a claim back: nobody looks at the operation again before an instant, unless it was woken meanwhile. With `came` something came of the
     /// work, and what is tried from then on is tried for the first time. Whether the claim still was one.
     pub async fn release_operation(&self, claim: &Claim, next_ms: i64, came: bool) -> Result<bool, StoreError> {
-        let sql = "UPDATE operations SET next_ms = $1, claimed_by = NULL, tries = CASE WHEN $2 = 1 THEN 0 ELSE tries END \
+        let sql = "UPDATE operations SET next_ms = CASE WHEN woken = 1 THEN 0 ELSE $1 END, claimed_by = NULL, \
+                   tries = CASE WHEN $2 = 1 THEN 0 ELSE tries END \
                    WHERE operation_id = $3 AND status = 'InProgress' AND claimed_by = $4";
         let query = sqlx::query(sql).bind(next_ms).bind(i64::from(came)).bind(&claim.id).bind(&claim.by);
         Ok(query.execute(&self.writers).await?.rows_affected() == 1)
@@ -147,9 +152,11 @@ impl Store {
         Ok(query.execute(&self.writers).await?.rows_affected())
     }
 
-    /// Has operations about a resource that rest looked at again at an instant. How many.
+    /// Has operations about a resource, and about what is below it, looked at again at an instant; one that a process
+    /// has, as soon as that gives its claim back. How many.
     pub async fn wake_operations_of(&self, resource: &str, now_ms: i64) -> Result<u64, StoreError> {
-        let query = sqlx::query(WAKE).bind(now_ms).bind(resource).bind(now_ms);
+        let (from, to) = below(resource);
+        let query = sqlx::query(WAKE).bind(now_ms).bind(now_ms).bind(resource).bind(from).bind(to);
         Ok(query.execute(&self.writers).await?.rows_affected())
     }
 

@@ -65,7 +65,7 @@ async fn clusters_of_a_database_of_version_1_get_their_rows(place: Place) {
                 DROP TABLE statuses; DROP TABLE protected_until; DROP INDEX operations_by_resource; DROP INDEX resources_by_change; \
                 DROP INDEX operations_by_work; ALTER TABLE operations DROP COLUMN work_kind; \
                 ALTER TABLE operations DROP COLUMN next_ms; ALTER TABLE operations DROP COLUMN claimed_by; \
-                ALTER TABLE operations DROP COLUMN tries; ALTER TABLE operations DROP COLUMN due_ms; \
+                ALTER TABLE operations DROP COLUMN tries; ALTER TABLE operations DROP COLUMN woken; ALTER TABLE operations DROP COLUMN due_ms; \
                 DELETE FROM _sqlx_migrations WHERE version > 1;";
     place.sql(undo).await;
     let store = place.open().await;

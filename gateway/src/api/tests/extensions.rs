@@ -56,10 +56,14 @@ async fn objects(site: &Bench, name: &str, after: Option<i64>) -> Objects {
     site.control.objects(&cluster_id("g", name).to_ascii_lowercase(), after).await.unwrap()
 }
 
+/// Generations begin at the clock's instant, and rise by one while it stands still.
+const BEFORE: i64 = 1_800_000_000_000 - 1;
+
+/// What is told of the n-th generation.
 fn status(cluster: &str, name: &str, generation: i64, state: ObjectState) -> ObjectStatus {
     ObjectStatus {
         id: extension_id(cluster, name),
-        generation,
+        generation: BEFORE + generation,
         state,
         current_version: None,
         error: None,
@@ -98,7 +102,7 @@ async fn e1_an_extension_is_there_when_its_cluster_says_so() {
     let told = objects(&site, "c", None).await;
     let object = &told.objects[0];
     assert!(told.whole && told.objects.len() == 1 && object.id == extension_id("c", "web"));
-    assert_eq!((object.generation, object.deleting, &object.protected), (1, false, &None));
+    assert_eq!((object.generation, object.deleting, &object.protected), (BEFORE + 1, false, &None));
     let spec = object.spec.as_ref().unwrap();
     assert_eq!((&spec["extensionType"], &spec["reconcile"]), (&json!("example.web"), &json!("repair")));
     assert!(operation.contains(object.operation.as_deref().unwrap()), "{operation}");
@@ -142,7 +146,7 @@ async fn e1_an_extension_is_there_when_its_cluster_says_so() {
     assert_eq!((changed.status, &changed.body["properties"]["provisioningState"]), (202, &json!("Updating")));
     assert_eq!(changed.body["properties"]["configurationSettings"], json!({"replicas": "3"}));
     let news = objects(&site, "c", Some(told.position)).await;
-    assert_eq!((news.objects[0].generation, news.whole), (2, false));
+    assert_eq!((news.objects[0].generation, news.whole), (BEFORE + 2, false));
     let failed = ObjectStatus {
         error: Some(ObjectError {
             code: "ExtensionOperationFailed".to_owned(),
@@ -198,14 +202,14 @@ async fn e10_a_deletion_ends_when_the_cluster_has_taken_it_down() {
     let gone = site.call("owner", "DELETE", &extension("c", "web"), None).await;
     assert_eq!(gone.status, 202, "{}", gone.body);
     let told = objects(&site, "c", None).await;
-    assert!(told.objects[0].deleting && told.objects[0].generation == 2);
+    assert!(told.objects[0].deleting && told.objects[0].generation == BEFORE + 2);
     let shown = site.call("owner", "GET", &extension("c", "web"), None).await;
     assert_eq!(shown.body["properties"]["provisioningState"], "Deleting");
     let refused = site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
     assert_eq!((refused.status, refused.code()), (409, "ResourceBeingDeleted"));
     // Who deletes it again waits for the same.
     let again = site.call("owner", "DELETE", &extension("c", "web"), None).await;
-    assert_eq!(objects(&site, "c", None).await.objects[0].generation, 2);
+    assert_eq!(objects(&site, "c", None).await.objects[0].generation, BEFORE + 2);
     tell(&site, "c", status("c", "web", 2, ObjectState::Deleted)).await;
     for answer in [&gone, &again] {
         assert_eq!(site.ended("owner", &operation_id(answer)).await.body["status"], "Succeeded");
@@ -224,6 +228,71 @@ async fn e10_a_deletion_ends_when_the_cluster_has_taken_it_down() {
     site.call("owner", "PUT", &extension("fresh", "web"), Some(web())).await;
     let gone = site.call("owner", "DELETE", &extension("fresh", "web"), None).await;
     assert_eq!(site.ended("owner", &operation_id(&gone)).await.body["status"], "Succeeded");
+}
+
+#[tokio::test]
+async fn e10_of_two_deletions_none_says_that_it_is_gone_while_it_is_not() {
+    let site = bench().await;
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    tell(&site, "c", status("c", "web", 1, ObjectState::Succeeded)).await;
+    let first = site.call("owner", "DELETE", &extension("c", "web"), None).await;
+    let second = site.call("owner", "DELETE", &extension("c", "web"), None).await;
+    tell(&site, "c", status("c", "web", 2, ObjectState::Failed)).await;
+    for answer in [&first, &second] {
+        assert_eq!(site.ended("owner", &operation_id(answer)).await.body["status"], "Failed");
+    }
+    let shown = site.call("owner", "GET", &extension("c", "web"), None).await;
+    assert_eq!(shown.body["properties"]["provisioningState"], "Failed");
+    assert!(objects(&site, "c", None).await.objects[0].deleting, "nobody wants it again");
+    // Deleted again it goes; a cluster that goes takes operations with it.
+    let third = site.call("owner", "DELETE", &extension("c", "web"), None).await;
+    tell(&site, "c", status("c", "web", 3, ObjectState::Deleted)).await;
+    assert_eq!(site.ended("owner", &operation_id(&third)).await.body["status"], "Succeeded");
+    let made = site.call("owner", "PUT", &extension("d", "web"), Some(web())).await;
+    site.call("owner", "DELETE", &format!("{}&forceDelete=true", extension("d", "web")), None).await;
+    assert_eq!(site.ended("owner", &operation_id(&made)).await.body["status"], "Canceled");
+}
+
+#[tokio::test]
+async fn e1_what_is_told_while_an_operation_is_looked_at_is_not_missed() {
+    let site = bench().await;
+    let made = site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    let key = extension_id("c", "web").to_ascii_lowercase();
+    let id = operation_id(&made).rsplit('/').next().unwrap().split('?').next().unwrap().to_owned();
+    let store = &site.control.store;
+    // A process has it, has seen nothing yet, and is told something before it gives it back.
+    let waiting = loop {
+        store.wake_operations_of(&key, site.control.now_ms()).await.unwrap();
+        let all = store.operations_waiting("converge", site.control.now_ms(), 10).await.unwrap();
+        if let Some(one) = all.into_iter().find(|one| one.operation.id == id)
+            && let Some(claim) = store.claim_operation(&one, "other", site.control.now_ms() + 60_000).await.unwrap()
+        {
+            break claim;
+        }
+    };
+    tell(&site, "c", status("c", "web", 1, ObjectState::Succeeded)).await;
+    assert!(store.release_operation(&waiting, i64::MAX / 2, true).await.unwrap());
+    assert_eq!(site.ended("owner", &operation_id(&made)).await.body["status"], "Succeeded");
+}
+
+#[tokio::test]
+async fn e4_upgrades_are_turned_off_and_on_by_either_word() {
+    let site = bench().await;
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    for (patch, mode, minor) in [
+        (json!({"autoUpgradeMode": "none"}), "none", false),
+        (json!({"autoUpgradeMinorVersion": true}), "compatible", true),
+        (json!({"autoUpgradeMinorVersion": false}), "none", false),
+        (json!({"autoUpgradeMode": "patch"}), "patch", false),
+    ] {
+        let changed = site.call("owner", "PATCH", &extension("c", "web"), Some(json!({"properties": patch}))).await;
+        let properties = &changed.body["properties"];
+        assert_eq!(changed.status, 202, "{}", changed.body);
+        assert_eq!(
+            (&properties["autoUpgradeMode"], &properties["autoUpgradeMinorVersion"]),
+            (&json!(mode), &json!(minor))
+        );
+    }
 }
 
 #[tokio::test]
@@ -254,12 +323,12 @@ async fn e8_what_a_cluster_has_not_done_within_48_hours_has_failed_and_says_what
     // What was to be deleted is not installed again; when the cluster has taken it down after all, it is gone.
     let old = objects(&site, "c", None).await.objects.into_iter().find(|one| one.id.ends_with("/old")).unwrap();
     assert!(old.deleting);
-    tell(&site, "c", status("c", "old", old.generation, ObjectState::Deleted)).await;
+    tell(&site, "c", status("c", "old", old.generation - BEFORE, ObjectState::Deleted)).await;
     assert_eq!(site.call("owner", "GET", &extension("c", "old"), None).await.status, 404);
     // The cluster is back, and goes on.
     let generation =
         objects(&site, "c", None).await.objects.iter().find(|one| one.id.ends_with("/web")).unwrap().generation;
-    tell(&site, "c", status("c", "web", generation, ObjectState::Succeeded)).await;
+    tell(&site, "c", status("c", "web", generation - BEFORE, ObjectState::Succeeded)).await;
     let shown = site.call("owner", "GET", &extension("c", "web"), None).await;
     assert_eq!(shown.body["properties"]["provisioningState"], "Succeeded");
 }

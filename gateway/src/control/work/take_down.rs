@@ -11,9 +11,11 @@ use super::{
 };
 use crate::{
     control::{Control, objects::mark_deleting},
+    object::Object,
     store::{
         batch::{Batch, Expect},
         operations::Operation,
+        resources::Stored,
     },
 };
 
@@ -43,10 +45,12 @@ impl Work for TakeDown {
         Box::pin(async move {
             let chain = |error| daemon::chain(&error);
             let stored = control.store.get(&operation.resource).await.map_err(chain)?;
-            // Gone, or created again since.
-            let Some(stored) = stored.filter(|stored| stored.is_deleting()) else {
-                return Ok(Step::Ends(Batch::default()));
+            // Gone, or wanted again since.
+            let is_meant = |stored: &Stored| {
+                let object = Object::of(&stored.body);
+                object.deleting && object.generation == generation(operation)
             };
+            let Some(stored) = stored.filter(is_meant) else { return Ok(Step::Ends(Batch::default())) };
             let told = control.store.told(&stored.key).await.map_err(chain)?;
             let cluster = ResourceId::parse(&stored.key).map_err(|error| error.to_string())?.parent_key().to_owned();
             let never = match &told {

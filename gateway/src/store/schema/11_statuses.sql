@@ -14,3 +14,5 @@ CREATE INDEX protected_by_end ON protected_until (until_ms);
 CREATE INDEX operations_by_resource ON operations (resource_key, status);
 -- What has changed of a kind at one parent.
 CREATE INDEX resources_by_change ON resources (parent_key, kind, revision);
+-- Whether something happened that an operation waits for while a process has it.
+ALTER TABLE operations ADD COLUMN woken BIGINT NOT NULL DEFAULT 0;
