@@ -18,7 +18,6 @@ from azure.core.exceptions import (
 from azure.identity import ClientSecretCredential
 from azure.mgmt.authorization import AuthorizationManagementClient
 from azure.mgmt.hybridkubernetes import ConnectedKubernetesClient
-from azure.mgmt.kubernetesconfiguration.extensions import KubernetesConfigurationExtensionsMgmtClient
 from azure.mgmt.resource.resources import ResourceManagementClient
 from azure.mgmt.resource.subscriptions import SubscriptionClient
 
@@ -62,43 +61,6 @@ def cluster(**properties):
         "identity": {"type": "SystemAssigned"},
         "properties": {"agentPublicKeyCertificate": "", "distribution": "k3s", **properties},
     }
-
-
-def extensions(own):
-    """Of a cluster whose agents were never there: nothing is installed, and nothing stands in the way of a deletion."""
-    at = ("Edge", "Microsoft.Kubernetes", "connectedClusters", "c1")
-    client = KubernetesConfigurationExtensionsMgmtClient(own, SUBSCRIPTION, **options()).extensions
-    wanted = {
-        "identity": {"type": "SystemAssigned"},
-        "properties": {
-            "extensionType": "example.web",
-            "configurationSettings": {"a": "1", "b": "2"},
-            "configurationProtectedSettings": {"password": "hunter2"},
-        },
-    }
-    client.begin_create(*at, "web", wanted, polling=False)
-    made = client.get(*at, "web")
-    assert made.properties.provisioning_state == "Creating" and made.identity.principal_id, made
-    assert made.properties.configuration_settings == {"a": "1", "b": "2"}, made
-    assert not made.properties.configuration_protected_settings, made
-    assert made.properties.release_train == "Stable" and made.properties.auto_upgrade_minor_version is True, made
-    patch = {"properties": {"configurationSettings": {"b": "3"}}}
-    client.begin_update(*at, "web", patch, polling=False)
-    assert client.get(*at, "web").properties.configuration_settings == {"a": "1", "b": "3"}
-    assert [one.name for one in client.list(*at)] == ["web"]
-    refused(
-        ResourceExistsError,
-        "ExtensionTypeMismatch",
-        lambda: client.begin_create(*at, "web", {"properties": {"extensionType": "example.other"}}).result(),
-    )
-    pinned = {"properties": {"extensionType": "example.web", "version": "1.0.0", "autoUpgradeMinorVersion": True}}
-    refused(HttpResponseError, "InvalidExtensionVersion", lambda: client.begin_create(*at, "two", pinned).result())
-    client.begin_delete(*at, "web").result()
-    refused(ResourceNotFoundError, "ResourceNotFound", lambda: client.get(*at, "web"))
-    client.begin_create(*at, "web", wanted, polling=False)
-    client.begin_delete(*at, "web", force_delete=True).result()
-    assert list(client.list(*at)) == []
-    held("extensions")
 
 
 def main():
@@ -174,8 +136,6 @@ def main():
     except ClientAuthenticationError:
         pass
     held("refusals")
-
-    extensions(own)
 
     rights = AuthorizationManagementClient(own, SUBSCRIPTION, **options())
     owner = list(rights.role_definitions.list(f"/subscriptions/{SUBSCRIPTION}", filter="roleName eq 'Owner'"))
