@@ -8,6 +8,7 @@ use k8s_openapi::api::{
 use kube::{
     Api, Client,
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions},
+    core::ObjectMeta,
     discovery::{Discovery, Scope, verbs},
 };
 use serde_json::{Value, json};
@@ -151,17 +152,21 @@ async fn is_empty(client: &Client, namespace: &str) -> Result<bool, Problem> {
             continue;
         }
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
-        let found = api.list_metadata(&ListParams::default().limit(10)).await.map_err(unknown)?;
-        let is_of_every = |name: &str| OF_EVERY_NAMESPACE.contains(&(resource.plural.as_str(), name));
-        // What is on its way out is none of a user's.
-        let used = found.items.iter().any(|object| {
-            object.metadata.deletion_timestamp.is_none() && !object.metadata.name.as_deref().is_some_and(is_of_every)
-        });
-        if used {
+        let found = api.list_metadata(&ListParams::default().limit(50)).await.map_err(unknown)?;
+        if found.items.iter().any(|object| counts(&resource.plural, &object.metadata)) {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Whether an object shows that somebody uses a namespace: not what is on its way out, what goes with its owner, and what
+/// a chart's hooks left, which helm never removes.
+fn counts(plural: &str, meta: &ObjectMeta) -> bool {
+    let is_of_every = meta.name.as_deref().is_some_and(|name| OF_EVERY_NAMESPACE.contains(&(plural, name)));
+    let is_hook = meta.annotations.as_ref().is_some_and(|notes| notes.contains_key("helm.sh/hook"));
+    let is_owned = meta.owner_references.as_ref().is_some_and(|owners| !owners.is_empty());
+    !(is_of_every || is_hook || is_owned || meta.deletion_timestamp.is_some())
 }
 
 /// What the cluster is.
