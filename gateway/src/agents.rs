@@ -196,7 +196,7 @@ pub static OF_TUNNELS: &[Route<ForAgents>] = &[
         Box::pin(telemetry::logs(call, agent))
     }),
     Route::new(Method::GET, paths::CATALOGUE, (0, CHEAP), |call, _| Box::pin(catalogue::index(call))),
-    Route::new(Method::GET, paths::CHART, (0, DEAR), |call, _| Box::pin(catalogue::chart(call))),
+    Route::new(Method::GET, paths::CHART, (0, DEAR), |call, agent| Box::pin(catalogue::chart(call, agent))),
     Route::new(Method::GET, paths::POLICY, (0, CHEAP), |call, agent| Box::pin(policy::serve(call, agent))),
     Route::new(Method::GET, paths::OBJECTS, (0, CHEAP), |call, agent| Box::pin(objects::follow(call, agent))),
     Route::new(Method::POST, paths::PROTECTED, (SHORT_BYTES, DEAR), |call, agent| {

@@ -35,6 +35,10 @@ use crate::files::Stamp;
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Different charts in memory at once; clusters that fetch the same one share it.
 pub const CHARTS: usize = 8;
+/// Charts that one cluster fetches at once.
+pub const CHARTS_OF_CLUSTER: usize = 2;
+/// How long a chart waits for its place in memory.
+const PLACE_WAIT: Duration = Duration::from_secs(20);
 
 /// Why a catalogue cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -82,9 +86,12 @@ pub enum ChartError {
     /// The index names no such chart.
     #[error("no chart of the catalogue has this digest")]
     Unknown,
-    /// [`CHARTS`] others are being sent.
+    /// [`CHARTS`] others are being sent, and stay so.
     #[error("{CHARTS} charts are being sent, the limit")]
     Busy,
+    /// [`CHARTS_OF_CLUSTER`] are being sent to this cluster.
+    #[error("{CHARTS_OF_CLUSTER} charts are being sent to this cluster, the limit")]
+    BusyCluster,
     /// Its file cannot be read, or is another one than the index says.
     #[error("{path}, a chart of the catalogue, {reason}")]
     File {
@@ -158,6 +165,7 @@ pub struct Catalogue {
     looked: Mutex<Instant>,
     charts: tokio::sync::Mutex<HashMap<Sha256, Weak<Chart>>>,
     places: Arc<Semaphore>,
+    fetching: Fetching,
 }
 
 impl Catalogue {
@@ -169,6 +177,7 @@ impl Catalogue {
             looked: Mutex::new(Instant::now()),
             charts: tokio::sync::Mutex::default(),
             places: Arc::new(Semaphore::new(CHARTS)),
+            fetching: Fetching::default(),
         };
         this.look();
         Arc::new(this)
@@ -239,20 +248,26 @@ impl Catalogue {
         self.held.store(Arc::new(Held { stamps, edition }));
     }
 
-    /// A chart's archive, by its digest. The file is read by a thread of its own and compared with the digest.
+    /// A chart's archive for a cluster, by its digest. The file is read by a thread of its own and compared with the
+    /// digest.
     ///
     /// # Errors
     /// Why it is not handed out.
-    pub async fn chart(&self, digest: Sha256) -> Result<Bytes, ChartError> {
+    pub async fn chart(&self, cluster: &str, digest: Sha256) -> Result<Bytes, ChartError> {
         let edition = self.held.load().edition.clone().ok_or(ChartError::Unknown)?;
         let reference = edition.charts.get(&digest).ok_or(ChartError::Unknown)?.clone();
+        let turn = Turn::of(&self.fetching, cluster).ok_or(ChartError::BusyCluster)?;
+        let held = self.charts.lock().await.get(&digest).and_then(Weak::upgrade);
+        let place = match held {
+            Some(_) => None,
+            None => Some(tokio::time::timeout(PLACE_WAIT, Arc::clone(&self.places).acquire_owned()).await),
+        };
         // Held while the file is read: all others who want the same chart then share it.
         let mut charts = self.charts.lock().await;
-        let held = charts.get(&digest).and_then(Weak::upgrade);
-        let chart = match held {
+        let chart = match held.or_else(|| charts.get(&digest).and_then(Weak::upgrade)) {
             Some(chart) => chart,
             None => {
-                let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| ChartError::Busy)?;
+                let place = place.and_then(Result::ok).and_then(Result::ok).ok_or(ChartError::Busy)?;
                 let path = self.folder.join(CHART_FOLDER).join(&reference.file);
                 let file = path.clone();
                 let read = tokio::task::spawn_blocking(move || read_chart(&file, digest)).await;
@@ -264,7 +279,39 @@ impl Catalogue {
                 chart
             }
         };
-        Ok(Bytes::from_owner(Sent(chart)))
+        Ok(Bytes::from_owner(Sent { chart, _turn: turn }))
+    }
+}
+
+/// How many charts are being sent to which cluster.
+type Fetching = Arc<Mutex<HashMap<String, usize>>>;
+
+/// One of a cluster's, until it is dropped.
+struct Turn {
+    fetching: Fetching,
+    cluster: String,
+}
+
+impl Turn {
+    fn of(fetching: &Fetching, cluster: &str) -> Option<Self> {
+        let mut all = fetching.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = all.entry(cluster.to_owned()).or_default();
+        if *count >= CHARTS_OF_CLUSTER {
+            return None;
+        }
+        *count += 1;
+        drop(all);
+        Some(Self { fetching: Arc::clone(fetching), cluster: cluster.to_owned() })
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut all = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.get_mut(&self.cluster) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(all.remove(&self.cluster)),
+        }
     }
 }
 
@@ -275,11 +322,14 @@ struct Chart {
 }
 
 /// Keeps a chart in memory until it has been sent.
-struct Sent(Arc<Chart>);
+struct Sent {
+    chart: Arc<Chart>,
+    _turn: Turn,
+}
 
 impl AsRef<[u8]> for Sent {
     fn as_ref(&self) -> &[u8] {
-        &self.0.bytes
+        &self.chart.bytes
     }
 }
 
@@ -376,16 +426,20 @@ pub(crate) mod tests {
         let catalogue = Catalogue::open(folder.path().to_owned());
         let file = folder.path().join(CHART_FOLDER).join("web-1.0.0.tgz");
         let content = fs::read(&file).unwrap();
-        let first = catalogue.chart(Sha256::of(&content)).await.unwrap();
+        let first = catalogue.chart("/c", Sha256::of(&content)).await.unwrap();
         assert_eq!(first, content);
         fs::write(&file, "another").unwrap();
-        let again = catalogue.chart(Sha256::of(&content)).await.unwrap();
+        let again = catalogue.chart("/c", Sha256::of(&content)).await.unwrap();
+        // A cluster that does not take what it asked for keeps no other from its charts.
+        let refused = catalogue.chart("/c", Sha256::of(&content)).await.unwrap_err();
+        assert!(matches!(refused, ChartError::BusyCluster), "{refused}");
+        drop(catalogue.chart("/d", Sha256::of(&content)).await.unwrap());
         assert_eq!(again.as_ptr(), first.as_ptr(), "not read again while somebody has it");
         assert_eq!(catalogue.places.available_permits(), CHARTS - 1);
         drop((first, again));
         assert_eq!(catalogue.places.available_permits(), CHARTS);
-        let refused = catalogue.chart(Sha256::of(&content)).await.unwrap_err();
+        let refused = catalogue.chart("/c", Sha256::of(&content)).await.unwrap_err();
         assert!(matches!(refused, ChartError::File { .. }), "{refused}");
-        assert!(matches!(catalogue.chart(Sha256::of(b"x")).await, Err(ChartError::Unknown)));
+        assert!(matches!(catalogue.chart("/c", Sha256::of(b"x")).await, Err(ChartError::Unknown)));
     }
 }

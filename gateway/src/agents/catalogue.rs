@@ -6,10 +6,10 @@ use std::sync::Arc;
 use ::catalogue::digest::Sha256;
 use http::{StatusCode, header};
 
-use super::{Call, Reply, busy};
+use super::{Agent, Call, Reply, busy};
 use crate::{
     api_error::ApiError,
-    catalogue::{CHARTS, Catalogue, ChartError},
+    catalogue::{CHARTS, CHARTS_OF_CLUSTER, Catalogue, ChartError},
 };
 
 /// The index with its signatures. `?known=<sha256 of index.json>`: 204 if it is still that one.
@@ -22,13 +22,13 @@ pub async fn index(call: &Call) -> Result<Reply, ApiError> {
 }
 
 /// The bytes of a chart.
-pub async fn chart(call: &Call) -> Result<Reply, ApiError> {
+pub async fn chart(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let catalogue = catalogue(call)?;
     let digest = call.parameter("sha256").unwrap_or_default().parse::<Sha256>().map_err(|error| {
         let message = format!("The query parameter 'sha256' is not valid: {error}.");
         ApiError::bad_request("InvalidQueryParameterValue", message).at("sha256")
     })?;
-    let bytes = catalogue.chart(digest).await.map_err(|error| match error {
+    let bytes = catalogue.chart(agent.cluster.id.as_str(), digest).await.map_err(|error| match error {
         ChartError::Unknown => {
             let message = format!(
                 "The catalogue of this gateway names no chart with the digest {digest}; ask for the index again."
@@ -36,6 +36,7 @@ pub async fn chart(call: &Call) -> Result<Reply, ApiError> {
             ApiError::of(StatusCode::NOT_FOUND, "ChartNotFound", message)
         }
         ChartError::Busy => busy(&format!("{CHARTS} charts")),
+        ChartError::BusyCluster => busy(&format!("{CHARTS_OF_CLUSTER} charts of this cluster")),
         ChartError::File { .. } => ApiError::internal(error),
     })?;
     Ok(Reply::bytes("application/gzip", bytes))
