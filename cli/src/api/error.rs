@@ -43,9 +43,15 @@ impl std::error::Error for ApiError {}
 
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} ({}", self.what, self.message, self.status.as_u16())?;
-        if !self.code.is_empty() {
-            write!(f, " {}", self.code)?;
+        write!(f, "{}: {} (", self.what, self.message)?;
+        // An operation that failed was looked at with success.
+        if self.status.is_success() {
+            f.write_str(if self.code.is_empty() { "failed" } else { &self.code })?;
+        } else {
+            write!(f, "{}", self.status.as_u16())?;
+            if !self.code.is_empty() {
+                write!(f, " {}", self.code)?;
+            }
         }
         if let Some(target) = &self.target {
             write!(f, ", at {target}")?;
