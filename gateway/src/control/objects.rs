@@ -414,7 +414,7 @@ mod tests {
             events: vec![event(1, &long, 1); 1000],
         };
         let (status, events) = bounded(told);
-        assert_eq!(status["statuses"].as_array().map(Vec::len), Some(LINES));
+        assert!(status["statuses"].as_array().is_some_and(|lines| (1..=LINES).contains(&lines.len())));
         assert!(!status.to_string().contains("\\u0000"));
         assert!(events.len() <= EVENTS && events[0].first.chars().count() <= WORD);
         assert!(status["statuses"].to_string().len() <= LINES_BYTES);
