@@ -16,6 +16,7 @@
 //! | [`place`] | namespaces, service accounts, what the cluster is |
 //! | [`releases`] | releases as helm keeps them |
 //! | [`helm`] | the child process |
+//! | [`hidden`] | protected settings that are in no text |
 //! | [`explain`] | why something does not get ready, and what to do |
 //! | [`report`] | how far it is, to the gateway |
 
@@ -25,6 +26,7 @@ pub mod explain;
 pub mod follow;
 pub mod gateway;
 pub mod helm;
+pub mod hidden;
 pub mod place;
 pub mod plan;
 pub mod releases;
@@ -77,6 +79,7 @@ pub const ENTRY: Entry = Entry {
             distribution: parts.config.metadata.distribution.clone(),
             clock: parts.clock.clone(),
             health: parts.health.of(NAME),
+            grace: parts.config.drain_grace.max(GRACE_MIN),
         };
         Ok(Some(Arc::new(ExtensionManager::new(engine, parts.api.clone())?)))
     },
@@ -84,6 +87,14 @@ pub const ENTRY: Entry = Entry {
 
 /// Between two attempts to read what is there at the start.
 const LOAD_AGAIN: Duration = Duration::from_secs(5);
+
+/// The least time that helm has to end what it has begun; the pod has a little more
+/// (docker/chart/towline-agent/templates/_helpers.tpl).
+const GRACE_MIN: Duration = Duration::from_secs(50);
+/// Of that, what is left when helm is told to end.
+const GRACE_END: Duration = Duration::from_secs(15);
+/// To write down how helm ended.
+const WRITE_DOWN: Duration = Duration::from_secs(3);
 
 /// Why the role cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +141,8 @@ pub struct Engine {
     pub clock: SharedClock,
     /// How the role fares.
     pub health: Reporter,
+    /// How long helm may go on while the agent drains.
+    pub grace: Duration,
 }
 
 /// The role.
@@ -206,7 +219,27 @@ impl<G: Gateway> Role for ExtensionManager<G> {
 
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            shutdown.until_draining(self.work()).await;
+            let mut work: BoxFuture<'_, ()> = Box::pin(self.work());
+            if shutdown.until_draining(&mut work).await.is_some() {
+                return;
+            }
+            self.helm.close();
+            if !self.helm.is_running() {
+                return;
+            }
+            let ended = async {
+                if !self.helm.ended_within(self.engine.grace - GRACE_END).await {
+                    self.helm.terminate();
+                    self.helm.ended_within(GRACE_END - WRITE_DOWN).await;
+                }
+                tokio::time::sleep(WRITE_DOWN).await;
+            };
+            // A helm that still runs is killed when this is dropped.
+            tokio::select! {
+                () = shutdown.closed() => {}
+                () = ended => {}
+                () = work => {}
+            }
         })
     }
 }

@@ -18,7 +18,11 @@ use serde_json::json;
 use tokio::sync::{Notify, watch};
 use types::agent_api::decode;
 
-use super::{gateway::Gateway, state::Problem, store::Store};
+use super::{
+    gateway::Gateway,
+    state::{Fault, Problem},
+    store::Store,
+};
 use crate::{chain, identity::clock::SharedClock};
 
 /// How often the index is fetched, and how soon again when that failed or somebody waits for it.
@@ -120,7 +124,7 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
             return Err(Problem::stays("NoCatalogueKey", message));
         }
         let trust = self.trust().await?;
-        let unreachable = |err: &dyn std::error::Error| Problem::passes("CatalogueUnreachable", chain(err));
+        let unreachable = |err: &dyn std::error::Error| Problem::of(Fault::Gateway, "CatalogueUnreachable", chain(err));
         let none =
             || Problem::passes("NoCatalogue", "the gateway has no catalogue; set catalogue in its configuration");
         let known = *self.digest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -165,7 +169,8 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
 
     async fn trust(&self) -> Result<Trust, Problem> {
         let not_read = |message: String| Problem::passes("TrustNotRead", message);
-        let Some(kept) = self.store.trust().await.map_err(not_read)? else {
+        let unread = |message: String| Problem::of(Fault::Cluster, "TrustNotRead", message);
+        let Some(kept) = self.store.trust().await.map_err(unread)? else {
             return Ok(Trust::new(self.pinned.keys.clone(), self.pinned.catalogue.clone()));
         };
         let kept: Kept = serde_json::from_slice(&kept).map_err(|err| {
@@ -183,7 +188,8 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
 
     async fn keep(&self, trust: &Trust) -> Result<(), Problem> {
         let kept = json!({ "pinned": self.pinned, "trust": trust });
-        self.store.keep_trust(&kept).await.map_err(|message| Problem::passes("TrustNotKept", message))
+        let not_kept = |message| Problem::of(Fault::Cluster, "TrustNotKept", message);
+        self.store.keep_trust(&kept).await.map_err(not_kept)
     }
 
     /// The chart of a version, from here or from the gateway.
@@ -199,7 +205,9 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
         }
         let what = format!("the chart {} {}", release.chart.name, release.version);
         let bytes = self.gateway.chart(digest).await.map_err(|err| {
-            Problem::passes("ChartNotFetched", format!("{what} could not be fetched: {}", chain(&err)))
+            let is_answer = err.refused().is_some_and(|refused| matches!(refused.status, 400 | 404 | 410));
+            let fault = if is_answer { Fault::Extension } else { Fault::Gateway };
+            Problem::of(fault, "ChartNotFetched", format!("{what} could not be fetched: {}", chain(&err)))
         })?;
         let opened = verified.open(extension_type, &release.version, bytes.to_vec());
         let opened = opened.map_err(|err| {

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use catalogue::{index::Scope, verify::Verified};
@@ -19,10 +19,11 @@ use super::{
     follow::Follow,
     gateway::Gateway,
     helm::{Acting, Helm, HelmError, Install, On},
+    hidden::Hidden,
     place,
     plan::{self, Action, Circumstances, Facts, Properties, Recovery, Target},
-    releases::{self, FINGERPRINT, OWNER, Release, Releases, Stage},
-    state::{Extension, Happened, Installed, Phase, Problem, Status},
+    releases::{self, FINGERPRINT, OWNER, Release, Releases, Stage, VERSION},
+    state::{Extension, Fault, HELD_UP_MAX, Happened, Installed, Phase, Problem, Record, Status, Wanted},
     store::Store,
     values,
 };
@@ -46,6 +47,8 @@ const FACTS: Duration = Duration::from_secs(120);
 const WAIT: Duration = Duration::from_secs(180);
 /// How often a running helm's objects are looked at.
 const WATCH: Duration = Duration::from_secs(3);
+/// Characters of a label's value.
+const LABEL_CHARS: usize = 63;
 
 /// Makes the cluster what is wanted.
 pub struct Converge<'a, G> {
@@ -78,7 +81,16 @@ struct Job<'a> {
     verified: &'a Verified,
     phase: Phase,
     recovery: Option<Recovery>,
-    attempt: &'a str,
+    /// There is no revision to go back to.
+    fresh: bool,
+}
+
+/// What helm needs.
+struct Prepared {
+    acting: Acting,
+    archive: std::sync::Arc<catalogue::verify::VerifiedChart>,
+    values: Value,
+    hidden: Hidden,
 }
 
 /// How a run of helm ended.
@@ -176,9 +188,49 @@ impl<G: Gateway> Converge<'_, G> {
         }
     }
 
+    /// The extension as it is wanted by now, if the same is wanted: its newest generation.
+    fn newest(&self, extension: &Extension) -> Extension {
+        let now = self.store.get(&extension.name).map(|now| now.wanted);
+        let wanted = now.filter(|now| now.is_same_wish(&extension.wanted)).unwrap_or_else(|| extension.wanted.clone());
+        Extension { wanted, ..extension.clone() }
+    }
+
+    /// Something that says nothing about the extension keeps it from being worked at; whether that is all.
+    async fn held_up(&self, extension: &Extension, mut status: Status, attempt: &str, problem: &Problem) -> bool {
+        let now = self.clock.now();
+        if status.is_put_off(attempt, now) {
+            return true;
+        }
+        let is_new = status.observed_generation != extension.wanted.generation;
+        if is_new {
+            status.record.held_up_since = None;
+        }
+        if !status.held_up(attempt, problem, now) {
+            return false;
+        }
+        if is_new || !status.state.is_some_and(ObjectState::is_end) {
+            status = working(status, &extension.wanted);
+        }
+        let phase = phase_of(extension);
+        let happened = Happened { phase, warning: true, reason: problem.code, message: &problem.message, object: None };
+        status.event(operation(extension), &happened, now);
+        tracing::info!(
+            extension = extension.name,
+            code = problem.code,
+            problem = problem.message,
+            "an extension waits"
+        );
+        self.save(&extension.name, &status).await;
+        true
+    }
+
     async fn fail(&self, extension: &Extension, attempt: &str, problem: &Problem) {
+        let extension = &self.newest(extension);
         let (now, generation) = (self.clock.now(), extension.wanted.generation);
         let known = self.store.get(&extension.name).map(|one| one.status).unwrap_or_else(|| extension.status.clone());
+        if problem.fault != Fault::Extension && self.held_up(extension, known.clone(), attempt, problem).await {
+            return;
+        }
         let told = known.error_info.as_ref().is_some_and(|error| error.code == problem.code);
         let same = known.state == Some(ObjectState::Failed) && known.observed_generation == generation && told;
         if same && known.is_put_off(attempt, now) {
@@ -200,24 +252,24 @@ impl<G: Gateway> Converge<'_, G> {
 
     /// It is being worked at.
     fn begun(&self, extension: &Extension) -> Status {
-        let mut status = extension.status.clone();
-        status.observed_generation = extension.wanted.generation;
-        status.state = Some(if extension.wanted.deleting {
-            ObjectState::Deleting
-        } else if status.current_version.is_some() {
-            ObjectState::Updating
-        } else {
-            ObjectState::Creating
-        });
-        status.error_info = None;
-        status
+        working(extension.status.clone(), &extension.wanted)
+    }
+
+    fn waited(&self, extension: &Extension) -> Duration {
+        let key = (extension.name.clone(), extension.wanted.generation);
+        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.entry(key).or_insert_with(Instant::now).elapsed()
     }
 
     /// Waits for something that comes by itself; not for ever.
     async fn wait(&self, extension: &Extension, code: &str, problem: Problem, at_once: bool) -> bool {
-        let key = (extension.name.clone(), extension.wanted.generation);
-        let since = *self.waits.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_insert_with(Instant::now);
-        if at_once || since.elapsed() >= WAIT {
+        let waited = self.waited(extension);
+        let ends = match problem.fault {
+            Fault::Extension => waited >= WAIT,
+            Fault::Cluster => waited >= HELD_UP_MAX,
+            Fault::Gateway => false,
+        };
+        if at_once || ends {
             let attempt = format!("{code}/{}", extension.wanted.generation);
             self.fail(extension, &attempt, &problem).await;
             return false;
@@ -229,11 +281,36 @@ impl<G: Gateway> Converge<'_, G> {
             status.line(code, "Waiting", "Information", &problem.message, self.clock.now());
             self.save(&extension.name, &status).await;
         }
+        waited < WAIT
+    }
+
+    /// Takes down what an extension of this name before it left.
+    async fn replace(&self, extension: &Extension, since: i64) -> bool {
+        let attempt = format!("replace/{}", extension.wanted.generation);
+        if extension.status.is_put_off(&attempt, self.clock.now()) {
+            return false;
+        }
+        let status = self.begun(extension);
+        self.save(&extension.name, &status).await;
+        tracing::info!(extension = extension.name, "an extension that had this name before is taken down");
+        if let Err(problem) = self.take_down(extension).await {
+            self.fail(extension, &attempt, &problem).await;
+            return false;
+        }
+        let record = Record { since: Some(since), last_event: status.record.last_event, ..Record::default() };
+        let fresh = Status { events: status.events, record, ..Status::default() };
+        self.save(&extension.name, &working(fresh, &extension.wanted)).await;
         true
     }
 
     async fn step(&self, extension: &Extension, facts: &Facts, releases: &Releases) -> bool {
         let generation = extension.wanted.generation;
+        if let Some(since) = extension.wanted.since.filter(|since| extension.status.record.since != Some(*since)) {
+            let replaced: BoxFuture<'_, bool> = Box::pin(self.replace(extension, since));
+            return replaced.await;
+        }
+        let read_back = read_back(extension, releases);
+        let extension = read_back.as_ref().unwrap_or(extension);
         let properties = match Properties::of(extension) {
             Ok(properties) => properties,
             Err(problem) => {
@@ -248,8 +325,10 @@ impl<G: Gateway> Converge<'_, G> {
             if is_settled {
                 return false;
             }
-            self.catalogue.look_soon();
-            let none = || Problem::passes("CatalogueUnreachable", "the gateway's catalogue has not come yet");
+            if self.waited(extension) < WAIT {
+                self.catalogue.look_soon();
+            }
+            let none = || Problem::of(Fault::Gateway, "CatalogueUnreachable", "the catalogue has not come yet");
             let problem = known.problem.unwrap_or_else(none);
             let at_once = !problem.passes;
             return self.wait(extension, "WaitingForCatalogue", problem, at_once).await;
@@ -284,7 +363,8 @@ impl<G: Gateway> Converge<'_, G> {
         {
             let why = self.follow.why_unprotected(&extension.name, tag);
             let at_once = why.as_ref().is_some_and(|why| why.code == "ProtectedSettingsGone");
-            let none = || Problem::passes("ProtectedSettingsNotFetched", "the protected settings have not come yet");
+            let message = "the protected settings have not come yet";
+            let none = || Problem::of(Fault::Gateway, "ProtectedSettingsNotFetched", message);
             return self.wait(extension, "WaitingForProtectedSettings", why.unwrap_or_else(none), at_once).await;
         }
         self.compare(extension, &properties, &target, &attempt, &verified, releases).await;
@@ -308,13 +388,19 @@ impl<G: Gateway> Converge<'_, G> {
         let name = &extension.name;
         let key = (target.namespace.clone(), name.clone());
         let reports = properties.only_reports();
-        let first = plan::compare(extension, target, releases.get(&key), reports);
+        // A helm that was begun before this has ended.
+        let lately = self.clock.now().checked_sub(self.helm.deadline()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let first = plan::compare(extension, target, releases.get(&key), reports, lately);
+        let mut fresh = false;
         // Before anything is done: what is there now, also of others.
         let action = match first {
             Ok(Action::Settled(revision)) => Ok(Action::Settled(revision)),
             _ => match releases::one(self.client, &target.namespace, name).await {
-                Ok(now) => plan::compare(extension, target, now.as_ref(), reports),
-                Err(err) => Err(Problem::passes("ReleasesNotRead", err)),
+                Ok(now) => {
+                    fresh = now.is_none();
+                    plan::compare(extension, target, now.as_ref(), reports, lately)
+                }
+                Err(err) => Err(Problem::of(Fault::Cluster, "ReleasesNotRead", err)),
             },
         };
         match action {
@@ -322,7 +408,8 @@ impl<G: Gateway> Converge<'_, G> {
             Ok(Action::Settled(revision)) => self.settled(extension, target, revision).await,
             Ok(Action::Drifted(revision)) => self.drifted(extension, revision).await,
             Ok(Action::Run(phase, recovery)) => {
-                let job = Job { extension, target, verified, phase, recovery, attempt };
+                let fresh = fresh || recovery == Some(Recovery::Uninstall);
+                let job = Job { extension, target, verified, phase, recovery, fresh };
                 let installed: BoxFuture<'_, ()> = Box::pin(self.install(&job));
                 installed.await;
             }
@@ -341,6 +428,7 @@ impl<G: Gateway> Converge<'_, G> {
             version,
             fingerprint: target.fingerprint.clone(),
             revision,
+            good: revision,
         });
         if status == extension.status {
             return;
@@ -399,9 +487,7 @@ impl<G: Gateway> Converge<'_, G> {
         tracing::info!(extension = extension.name, version = %target.offered.version, namespace = target.namespace, phase = job.phase.as_str(), "helm installs a chart");
         let before = status.record.installed.clone().filter(|installed| installed.revision > 0);
         let ended = match self.prepare(job).await {
-            Ok((acting, archive, values)) => {
-                self.run_helm(job, &mut status, &step, &acting, archive.bytes(), &values).await
-            }
+            Ok(prepared) => self.run_helm(job, &mut status, &step, &prepared).await,
             Err(problem) => Err(Some(problem)),
         };
         match ended {
@@ -412,16 +498,15 @@ impl<G: Gateway> Converge<'_, G> {
         }
     }
 
-    async fn prepare(
-        &self,
-        job: &Job<'_>,
-    ) -> Result<(Acting, std::sync::Arc<catalogue::verify::VerifiedChart>, Value), Problem> {
+    async fn prepare(&self, job: &Job<'_>) -> Result<Prepared, Problem> {
         let (extension, target) = (job.extension, job.target);
         let archive = self.catalogue.chart(job.verified, &target.extension_type, &target.offered).await?;
         let mut settings: BTreeMap<String, String> = target.settings.clone();
+        let mut hidden = Hidden::default();
         if extension.wanted.protected.is_some() {
             let protected = self.store.protected(&extension.name).await;
-            let protected = protected.map_err(|err| Problem::passes("ProtectedSettingsNotRead", err))?;
+            let protected = protected.map_err(|err| Problem::of(Fault::Cluster, "ProtectedSettingsNotRead", err))?;
+            hidden = Hidden::of(&protected);
             if let Some(kind) = job.verified.index().extension_type(&target.extension_type) {
                 plan::judge_settings(kind, &protected)?;
             }
@@ -434,7 +519,7 @@ impl<G: Gateway> Converge<'_, G> {
             Scope::Cluster => Acting::Self_,
             Scope::Namespace => place::acting(self.client, &target.namespace, &extension.name).await?,
         };
-        Ok((acting, archive, values))
+        Ok(Prepared { acting, archive, values, hidden })
     }
 
     async fn run_helm(
@@ -442,27 +527,33 @@ impl<G: Gateway> Converge<'_, G> {
         job: &Job<'_>,
         status: &mut Status,
         step: &str,
-        acting: &Acting,
-        archive: &[u8],
-        values: &Value,
+        prepared: &Prepared,
     ) -> Result<(), Option<Problem>> {
         let (extension, target) = (job.extension, job.target);
+        let Prepared { acting, archive, values, hidden } = prepared;
         let on = On { release: &extension.name, namespace: &target.namespace, acting };
         if let Some(recovery) = job.recovery {
-            self.recover(extension, status, &on, recovery).await.map_err(Some)?;
+            self.recover(extension, status, &on, recovery, hidden).await.map_err(Some)?;
         }
+        let good = status.record.installed.as_ref().filter(|_| !job.fresh).map_or(0, |before| before.good);
         status.record.installed = Some(Installed {
             namespace: target.namespace.clone(),
             namespaced: target.scope == Scope::Namespace,
             version: target.offered.version.to_string(),
             fingerprint: target.fingerprint.clone(),
             revision: 0,
+            good,
         });
         self.save(&extension.name, status).await;
-        let labels = [(OWNER, extension.name.clone()), (FINGERPRINT, target.fingerprint.clone())];
-        let install = Install { chart: archive, values, labels: &labels };
+        let mut labels = vec![(OWNER, extension.name.clone()), (FINGERPRINT, target.fingerprint.clone())];
+        let version = target.offered.version.to_string().replace('+', "_");
+        if version.len() <= LABEL_CHARS {
+            labels.push((VERSION, version));
+        }
+        let install = Install { chart: archive.bytes(), values, labels: &labels };
         let since = spell(self.clock.now() - Duration::from_secs(1));
-        let look = Look { client: self.client, namespace: &target.namespace, release: &extension.name, since: &since };
+        let (namespace, release) = (target.namespace.as_str(), extension.name.as_str());
+        let look = Look { client: self.client, namespace, release, since: &since, hidden };
         let mut seen = Vec::new();
         match self.watched(job, status, &look, &mut seen, Box::pin(self.helm.upgrade(&on, &install))).await {
             Ran::Done(Ok(())) => Ok(()),
@@ -471,7 +562,7 @@ impl<G: Gateway> Converge<'_, G> {
                 if seen.is_empty() {
                     seen = look.findings().await;
                 }
-                Err(Some(explained(step, &err, &seen)))
+                Err(Some(explained(step, &err, &seen, hidden)))
             }
         }
     }
@@ -495,10 +586,8 @@ impl<G: Gateway> Converge<'_, G> {
                 ended = &mut run => return Ran::Done(ended),
                 _ = changes.changed() => {
                     let now = self.store.get(&extension.name);
-                    let same = |now: Extension| {
-                        let (now, then) = (now.wanted, &extension.wanted);
-                        now.generation == then.generation && now.deleting == then.deleting && now.id == then.id
-                    };
+                    // The same in a newer generation is told when this ends.
+                    let same = |now: Extension| now.wanted.is_same_wish(&extension.wanted);
                     if !now.is_some_and(same) {
                         tracing::info!(extension = extension.name, "something else is wanted: helm is ended");
                         return Ran::Superseded;
@@ -530,6 +619,7 @@ impl<G: Gateway> Converge<'_, G> {
         status: &mut Status,
         on: &On<'_>,
         recovery: Recovery,
+        hidden: &Hidden,
     ) -> Result<(), Problem> {
         let (message, done) = match recovery {
             Recovery::Rollback(revision) => {
@@ -545,11 +635,11 @@ impl<G: Gateway> Converge<'_, G> {
         let happened =
             Happened { phase: Phase::Rollback, warning: true, reason: "Recovered", message: &message, object: None };
         status.event(operation(extension), &happened, self.clock.now());
-        done.map_err(|err| explained("the recovery of a release that was cut off", &err, &[]))
+        done.map_err(|err| explained("the recovery of a release that was cut off", &err, &[], hidden))
     }
 
     async fn finished(&self, job: &Job<'_>, mut status: Status, step: &str) {
-        let (extension, target) = (job.extension, job.target);
+        let (extension, target) = (&self.newest(job.extension), job.target);
         let release = releases::one(self.client, &target.namespace, &extension.name).await;
         let revision = match release {
             Ok(Some(release)) if release.last().stage == Stage::Deployed => release.last().number,
@@ -558,6 +648,9 @@ impl<G: Gateway> Converge<'_, G> {
         };
         if let Some(installed) = &mut status.record.installed {
             installed.revision = revision;
+            if revision > 0 {
+                installed.good = revision;
+            }
         }
         status.current_version = Some(target.offered.version.to_string());
         status.record.drifted = None;
@@ -574,17 +667,22 @@ impl<G: Gateway> Converge<'_, G> {
 
     /// helm failed: what is there now is what it went back to.
     async fn rolled_back(&self, job: &Job<'_>, mut problem: Problem, before: Option<Installed>) {
-        let (extension, target) = (job.extension, job.target);
+        let (extension, target) = (&self.newest(job.extension), job.target);
+        let attempt = target.attempt(extension, job.verified.index());
         let Some(known) = self.store.get(&extension.name) else { return };
         let mut status = known.status;
-        let release = releases::one(self.client, &target.namespace, &extension.name).await.ok().flatten();
+        let release = match releases::one(self.client, &target.namespace, &extension.name).await {
+            Ok(release) => release,
+            // What is there is not known: the record stays, and the next attempt sees.
+            Err(_) => return self.fail(extension, &attempt, &problem).await,
+        };
         let last = release.as_ref().map(Release::last).filter(|last| last.stage == Stage::Deployed);
         let back = before.zip(last).filter(|(before, last)| last.fingerprint.as_deref() == Some(&before.fingerprint));
         match back {
             Some((before, last)) => {
                 if last.number != before.revision && job.phase != Phase::Repair {
                     // It was tried, and the one from before runs again.
-                    problem.passes = false;
+                    (problem.passes, problem.fault) = (false, Fault::Extension);
                     let message = format!("{} is installed again", before.version);
                     problem.message.push_str(&format!(
                         "\nThe version {message}; {} is not tried again until the extension or the catalogue changes.",
@@ -600,7 +698,7 @@ impl<G: Gateway> Converge<'_, G> {
                     status.event(operation(extension), &happened, self.clock.now());
                 }
                 status.current_version = Some(before.version.clone());
-                status.record.installed = Some(Installed { revision: last.number, ..before });
+                status.record.installed = Some(Installed { revision: last.number, good: last.number, ..before });
             }
             None if release.is_none() => {
                 status.current_version = None;
@@ -610,7 +708,7 @@ impl<G: Gateway> Converge<'_, G> {
         }
         status.statuses.retain(|line| !matches!(line.code.as_str(), "Working" | "NotReady"));
         self.save(&extension.name, &status).await;
-        self.fail(extension, job.attempt, &problem).await;
+        self.fail(extension, &attempt, &problem).await;
     }
 
     /// Takes an extension down.
@@ -640,6 +738,7 @@ impl<G: Gateway> Converge<'_, G> {
             self.fail(extension, &attempt, &problem).await;
             return false;
         }
+        let extension = &self.newest(extension);
         status.succeeded(extension.wanted.generation);
         status.state = Some(ObjectState::Deleted);
         status.current_version = None;
@@ -668,22 +767,72 @@ impl<G: Gateway> Converge<'_, G> {
 
     async fn take_down(&self, extension: &Extension) -> Result<(), Problem> {
         let name = &extension.name;
-        if let Some((namespace, namespaced)) = self.whereabouts(extension) {
-            let release = releases::one(self.client, &namespace, name).await;
-            let release = release.map_err(|err| Problem::passes("ReleasesNotRead", err))?;
+        let not_read = |err| Problem::of(Fault::Cluster, "ReleasesNotRead", err);
+        let place = self.whereabouts(extension);
+        if extension.status.record.installed.is_none() {
+            // The record was lost, or nothing was begun.
+            let found = releases::list(self.client, None, &format!(",name={name},{OWNER}={name}")).await;
+            let found = found.map_err(not_read)?;
+            let known = place.as_ref().map(|(namespace, _)| namespace);
+            if let Some(elsewhere) = found.into_values().find(|release| Some(&release.namespace) != known) {
+                let message = format!(
+                    "the namespace {0} has a release of this extension, and it is not known with whose rights it was made, because the catalogue or its type is not here: it is looked for again; helm uninstall {name} -n {0} removes it by hand",
+                    elsewhere.namespace
+                );
+                return Err(Problem::of(Fault::Cluster, "PlaceUnknown", message));
+            }
+        }
+        if let Some((namespace, namespaced)) = place {
+            let release = releases::one(self.client, &namespace, name).await.map_err(not_read)?;
             if release.is_some_and(|release| release.owner.as_deref() == Some(name)) {
+                let hidden = Hidden::of(&self.store.protected(name).await.unwrap_or_default());
                 let acting = match namespaced {
                     true => place::acting(self.client, &namespace, name).await?,
                     false => Acting::Self_,
                 };
                 let on = On { release: name, namespace: &namespace, acting: &acting };
                 let removed = self.helm.uninstall(&on).await;
-                removed.map_err(|err| explained("taking the release down", &err, &[]))?;
+                removed.map_err(|err| explained("taking the release down", &err, &[], &hidden))?;
             }
             place::clean(self.client, &namespace, name).await?;
         }
-        self.store.unprotect(name).await.map_err(|err| Problem::passes("SecretNotRemoved", err))
+        if !extension.wanted.deleting && self.store.tag(name) == extension.wanted.protected {
+            // They are of the one that comes after it.
+            return Ok(());
+        }
+        let removed = self.store.unprotect(name).await;
+        removed.map_err(|err| Problem::of(Fault::Cluster, "SecretNotRemoved", err))
     }
+}
+
+/// It is being worked at.
+fn working(mut status: Status, wanted: &Wanted) -> Status {
+    if status.observed_generation != wanted.generation {
+        status.record.held_up_since = None;
+    }
+    status.observed_generation = wanted.generation;
+    status.state = Some(if wanted.deleting {
+        ObjectState::Deleting
+    } else if status.current_version.is_some() {
+        ObjectState::Updating
+    } else {
+        ObjectState::Creating
+    });
+    status.error_info = None;
+    status
+}
+
+/// The extension with the version of its release, where the custom resource that knew it was lost.
+fn read_back(extension: &Extension, releases: &Releases) -> Option<Extension> {
+    let status = &extension.status;
+    if status.current_version.is_some() || status.record.installed.is_some() {
+        return None;
+    }
+    let is_own = |release: &&Release| release.owner.as_deref() == Some(&extension.name);
+    let own = releases.iter().filter(|((_, name), _)| *name == extension.name).map(|(_, release)| release);
+    let version = own.filter(is_own).find_map(|release| release.ran()?.version.clone())?;
+    let status = Status { current_version: Some(version), ..status.clone() };
+    Some(Extension { status, ..extension.clone() })
 }
 
 fn phase_of(extension: &Extension) -> Phase {
@@ -696,9 +845,9 @@ fn phase_of(extension: &Extension) -> Phase {
     }
 }
 
-fn explained(step: &str, err: &HelmError, seen: &[Finding]) -> Problem {
+fn explained(step: &str, err: &HelmError, seen: &[Finding], hidden: &Hidden) -> Problem {
     match err {
-        HelmError::Failed(_) | HelmError::Late(_) => explain::explain(step, &err.to_string(), seen),
-        other => Problem::passes("HelmNotRun", format!("{step} failed: {other}")),
+        HelmError::Failed(_) | HelmError::Late(_) => explain::explain(step, &hidden.hide(&err.to_string()), seen),
+        other => Problem::of(Fault::Cluster, "HelmNotRun", format!("{step} failed: {other}")),
     }
 }

@@ -14,7 +14,10 @@ use kube::{
     core::ObjectMeta,
 };
 
-use super::state::{Problem, bounded};
+use super::{
+    hidden::Hidden,
+    state::{Fault, Problem, bounded},
+};
 
 /// Objects of a kind that are looked at, findings that are told, events of one, and lines and bytes of a log.
 const OBJECTS: u32 = 500;
@@ -47,10 +50,12 @@ pub struct Look<'a> {
     pub release: &'a str,
     /// What was made before this is of no hook of this run, RFC 3339.
     pub since: &'a str,
+    /// What is in no finding.
+    pub hidden: &'a Hidden,
 }
 
-fn text(text: Option<&str>) -> String {
-    bounded(text.unwrap_or_default().trim(), TEXT_CHARS)
+fn text(text: Option<&str>, hidden: &Hidden) -> String {
+    bounded(hidden.hide(text.unwrap_or_default().trim()).as_str(), TEXT_CHARS)
 }
 
 fn owner(meta: &ObjectMeta) -> impl Iterator<Item = &str> {
@@ -97,7 +102,7 @@ impl Look<'_> {
             let conditions = one.status.and_then(|status| status.conditions).unwrap_or_default();
             let failed = conditions.into_iter().find(|one| one.type_ == "ReplicaFailure" && one.status == "True");
             if let Some(failed) = failed.filter(|_| is_own) {
-                stuck.push((one.metadata.name.unwrap_or_default(), text(failed.message.as_deref())));
+                stuck.push((one.metadata.name.unwrap_or_default(), text(failed.message.as_deref(), self.hidden)));
             }
         }
         for one in list::<StatefulSet>(client, namespace).await {
@@ -149,13 +154,13 @@ impl Look<'_> {
         let scheduled =
             status.conditions.iter().flatten().find(|one| one.type_ == "PodScheduled" && one.status == "False");
         if let Some(condition) = scheduled {
-            let message = format!("it finds no node: {}", text(condition.message.as_deref()));
+            let message = format!("it finds no node: {}", text(condition.message.as_deref(), self.hidden));
             return Some(Finding { object, code: "Unschedulable", message, log: None });
         }
         let containers: Vec<_> =
             status.init_container_statuses.iter().chain(&status.container_statuses).flatten().collect();
         for container in containers {
-            let Some((message, ended_badly)) = of_container(container) else { continue };
+            let Some((message, ended_badly)) = of_container(container, self.hidden) else { continue };
             let log = if ended_badly { self.log(&name, container).await } else { None };
             return Some(finding(object, message, log));
         }
@@ -173,7 +178,10 @@ impl Look<'_> {
             ..LogParams::default()
         };
         let log = api.logs(pod, &params).await.ok()?;
-        Some(bounded(log.trim(), TEXT_CHARS)).filter(|log| !log.is_empty())
+        // A line that was cut may end with a part of what is hidden.
+        let whole = log.rfind('\n').filter(|_| i64::try_from(log.len()).is_ok_and(|bytes| bytes >= LOG_BYTES));
+        let log = whole.map_or(log.as_str(), |end| &log[..end]);
+        Some(text(Some(log), self.hidden)).filter(|log| !log.is_empty())
     }
 
     /// What controllers say of those that have no pods.
@@ -184,7 +192,7 @@ impl Look<'_> {
         let about = |event: &Event| {
             let uid = event.involved_object.uid.as_deref()?;
             let object = ours.get(uid).filter(|_| !with_pods.contains(uid))?;
-            Some(finding(object.clone(), text(event.message.as_deref()), None))
+            Some(finding(object.clone(), text(event.message.as_deref(), self.hidden), None))
         };
         let mut found: Vec<_> = events.iter().rev().filter_map(about).filter(|one| one.code != "NotReady").collect();
         found.truncate(EVENTS_MAX);
@@ -193,7 +201,7 @@ impl Look<'_> {
 }
 
 /// What is wrong with a container, and whether it has a log that says why.
-fn of_container(container: &ContainerStatus) -> Option<(String, bool)> {
+fn of_container(container: &ContainerStatus, hidden: &Hidden) -> Option<(String, bool)> {
     let name = &container.name;
     let state = container.state.as_ref();
     let ended = |state: Option<&k8s_openapi::api::core::v1::ContainerState>| state?.terminated.clone();
@@ -205,11 +213,11 @@ fn of_container(container: &ContainerStatus) -> Option<(String, bool)> {
         }
         let image = if reason.contains("Image") { format!(" (image {})", container.image) } else { String::new() };
         let exit = last.map(|last| format!("; it exits with {}", last.exit_code)).unwrap_or_default();
-        let message = text(waiting.message.as_deref());
+        let message = text(waiting.message.as_deref(), hidden);
         return Some((format!("the container {name} waits: {reason}{image}: {message}{exit}"), !exit.is_empty()));
     }
     if let Some(ended) = ended(state).filter(|ended| ended.exit_code != 0) {
-        let reason = text(ended.reason.as_deref());
+        let reason = text(ended.reason.as_deref(), hidden);
         return Some((format!("the container {name} ended with {} ({reason})", ended.exit_code), true));
     }
     if !container.ready && state.is_some_and(|state| state.running.is_some()) {
@@ -402,7 +410,11 @@ pub fn explain(step: &str, said: &str, findings: &[Finding]) -> Problem {
     match chosen {
         Some((code, cause)) => {
             message.push_str(&format!("\nWhat to do: {}.", cause.hint));
-            Problem { code, message, passes: cause.passes }
+            let fault = match code {
+                "ApiserverFailed" | "NamespaceTerminating" => Fault::Cluster,
+                _ => Fault::Extension,
+            };
+            Problem { code, message, passes: cause.passes, fault }
         }
         None => Problem::passes("HelmFailed", message),
     }

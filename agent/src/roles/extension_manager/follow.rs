@@ -16,8 +16,8 @@ use types::{
 
 use super::{
     gateway::Gateway,
-    state::{Extension, Problem, Wanted},
-    store::{EXTENSIONS_MAX, Store},
+    state::{Extension, Fault, Problem, Wanted},
+    store::{EXTENSIONS_MAX, Store, size},
 };
 use crate::{chain, tunnel::api::AGAIN};
 
@@ -29,8 +29,10 @@ const NAME_CHARS: usize = 53;
 const OBJECTS_MAX: usize = 20_000;
 /// Refusals that are told at once.
 const REFUSALS_MAX: usize = 200;
-/// Bytes of one object's properties: the custom resource must fit into etcd, with room for its status.
-const PROPERTIES_BYTES: usize = 900 * 1024;
+/// Bytes of one object's properties: the custom resource must fit into etcd, with room for its status; and of those of
+/// all, which are in memory.
+const PROPERTIES_BYTES: usize = 256 * 1024;
+const ALL_BYTES: usize = 32 * 1024 * 1024;
 /// Between two questions, however soon the gateway answers.
 const PAUSE: Duration = Duration::from_millis(200);
 /// An answer without news that came sooner than this is from a gateway that does not wait.
@@ -138,13 +140,13 @@ impl<'a, G: Gateway> Follow<'a, G> {
 
     /// Takes a page. One that cannot be written down is asked for again.
     async fn take(&self, page: Objects, place: &mut Place) -> Result<(), String> {
-        let mut listing = match (page.whole, place.listing.take()) {
-            (true, Some(listing)) => Some(listing),
-            (true, None) => {
-                place.counted = 0;
-                Some(HashSet::new())
-            }
-            (false, _) => None,
+        let mut listing = if page.whole {
+            // From the beginning, also in the middle of another listing.
+            place.counted = 0;
+            self.store.tell_anew().await?;
+            Some(HashSet::new())
+        } else {
+            place.listing.take()
         };
         place.counted += page.objects.len();
         if listing.is_some() && place.counted > OBJECTS_MAX {
@@ -154,10 +156,13 @@ impl<'a, G: Gateway> Follow<'a, G> {
         for object in page.objects {
             match admit(&object, self.cluster) {
                 Ok(name) => {
-                    if object.spec.is_some()
-                        && let Some(listing) = &mut listing
-                    {
-                        listing.insert(name.clone());
+                    if let Some(listing) = &mut listing {
+                        if object.spec.is_some() {
+                            listing.insert(name.clone());
+                        } else {
+                            // Removed while it was listed.
+                            listing.remove(&name);
+                        }
                     }
                     let written = self.write(&name, object).await;
                     if let Err(problem) = written {
@@ -176,7 +181,7 @@ impl<'a, G: Gateway> Follow<'a, G> {
                 place.listing = Some(names);
             } else {
                 for gone in self.store.besides(&names) {
-                    let wanted = Wanted { deleting: true, operation: None, ..gone.wanted };
+                    let wanted = Wanted { deleting: true, operation: None, since: None, ..gone.wanted };
                     self.store.want(&gone.name, wanted).await?;
                 }
             }
@@ -185,16 +190,26 @@ impl<'a, G: Gateway> Follow<'a, G> {
         Ok(())
     }
 
-    async fn write(&self, name: &str, object: Object) -> Result<(), String> {
+    async fn write(&self, name: &str, mut object: Object) -> Result<(), String> {
         let known = self.store.get(name);
         if object.spec.is_none() && !object.deleting && known.is_none() {
             return Ok(());
         }
-        let too_large = || serde_json::to_vec(&object.spec).map_or(true, |bytes| bytes.len() > PROPERTIES_BYTES);
+        object.deleting |= object.spec.is_none();
+        let mut bytes = object.spec.as_ref().map_or(0, size);
+        if let Some(known) = known.as_ref().filter(|_| object.deleting) {
+            // What it was is what is taken down.
+            object.spec = Some(known.wanted.properties.clone());
+            bytes = 0;
+        }
+        let others = || self.store.all_bytes(name);
         let refusal = if known.is_none() && self.store.all().len() >= EXTENSIONS_MAX {
             Some(("TooManyExtensions", format!("a cluster takes at most {EXTENSIONS_MAX} extensions")))
-        } else if too_large() {
+        } else if bytes > PROPERTIES_BYTES {
             Some(("SettingsTooLarge", format!("the extension's settings have more than {PROPERTIES_BYTES} bytes")))
+        } else if bytes > 0 && others().saturating_add(bytes) > ALL_BYTES {
+            let message = format!("the settings of all extensions of the cluster have more than {ALL_BYTES} bytes");
+            Some(("SettingsTooLarge", message))
         } else {
             None
         };
@@ -203,7 +218,14 @@ impl<'a, G: Gateway> Follow<'a, G> {
                 self.refuse(&object, code, message);
                 Ok(())
             }
-            None => self.store.want(name, Wanted::of(object)).await,
+            None => {
+                let wanted = Wanted::of(object);
+                let wanted = match &known {
+                    Some(known) => wanted.after(&known.wanted),
+                    None => wanted,
+                };
+                self.store.want(name, wanted).await
+            }
         }
     }
 
@@ -256,13 +278,13 @@ impl<'a, G: Gateway> Follow<'a, G> {
         let problem = match self.gateway.protected(&question).await {
             Ok(settings) => match self.store.protect(extension, tag, &settings.settings).await {
                 Ok(()) => None,
-                Err(problem) => Some(Problem::passes("ProtectedSettingsNotKept", problem)),
+                Err(problem) => Some(Problem::of(Fault::Cluster, "ProtectedSettingsNotKept", problem)),
             },
             Err(err) if err.refused().is_some_and(|refused| refused.status == 410) => Some(Problem::passes(
                 "ProtectedSettingsGone",
                 "the gateway keeps protected settings for 48 hours only, and this cluster did not fetch them in that time: give configurationProtectedSettings again",
             )),
-            Err(err) => Some(Problem::passes("ProtectedSettingsNotFetched", chain(&err))),
+            Err(err) => Some(Problem::of(Fault::Gateway, "ProtectedSettingsNotFetched", chain(&err))),
         };
         let mut told = self.unprotected.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         told.retain(|(name, _, _)| *name != extension.name);

@@ -4,10 +4,13 @@
 use std::{
     fs::{DirBuilder, File, OpenOptions},
     io::{Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
-    sync::Arc,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -119,6 +122,17 @@ pub struct Helm {
     pub timeout: Duration,
     /// One at a time.
     turn: Mutex<()>,
+    /// The one that runs.
+    running: Running,
+    /// No other one begins.
+    closing: AtomicBool,
+}
+
+/// The process group of the helm that runs.
+type Running = std::sync::Mutex<Option<Pid>>;
+
+fn set(running: &Running, pid: Option<Pid>) {
+    *running.lock().unwrap_or_else(PoisonError::into_inner) = pid;
 }
 
 /// How a child ended.
@@ -160,6 +174,14 @@ impl Drop for Private {
     }
 }
 
+/// Whether a folder that is there is ours alone: somebody else's could lead what is written in it elsewhere.
+fn is_private(folder: &Path) -> Result<(), HelmError> {
+    let meta = std::fs::symlink_metadata(folder).map_err(file_fault(folder))?;
+    let ours = meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw() && meta.mode() & 0o777 == 0o700;
+    let why = || std::io::Error::other("it is there and not a folder of this user alone (mode 0700): remove it");
+    if ours { Ok(()) } else { Err(file_fault(folder)(why())) }
+}
+
 impl Helm {
     /// Makes the folder, empty, and a kubeconfig in it where the agent has none.
     ///
@@ -170,6 +192,7 @@ impl Helm {
         match DirBuilder::new().mode(0o700).create(&folder) {
             Ok(()) => {}
             Err(err) if err.kind() == std::io::ErrorKind::AlreadyExists => {
+                is_private(&folder)?;
                 // What an agent before left.
                 for name in ["chart.tgz", "values.json"] {
                     let _ = std::fs::remove_file(folder.join(name));
@@ -185,7 +208,40 @@ impl Helm {
                 (path, None)
             }
         };
-        Ok(Self { program, folder, kubeconfig, context, timeout, turn: Mutex::new(()) })
+        let (turn, running, closing) = (Mutex::new(()), Running::default(), AtomicBool::new(false));
+        Ok(Self { program, folder, kubeconfig, context, timeout, turn, running, closing })
+    }
+
+    /// No helm begins any more: one that is asked for never ends.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+    }
+
+    fn running(&self) -> Option<Pid> {
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a helm runs.
+    pub fn is_running(&self) -> bool {
+        self.running().is_some()
+    }
+
+    /// Waits for the end of the helm that runs; whether it came in this time.
+    pub async fn ended_within(&self, time: Duration) -> bool {
+        let ended = async {
+            while self.is_running() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(time, ended).await.is_ok()
+    }
+
+    /// Tells the helm that runs to end (SIGTERM): it leaves a release that failed, not one that is pending.
+    pub fn terminate(&self) {
+        if let Some(pid) = self.running() {
+            tracing::info!("helm is told to end");
+            let _ = kill_process_group(pid, Signal::TERM);
+        }
     }
 
     /// Whether the program is there.
@@ -305,12 +361,19 @@ impl Helm {
         if let Some(context) = &self.context {
             command.env("HELM_KUBECONTEXT", context);
         }
-        let ended = child(command, lock, deadline).await.map_err(|err| match err {
+        if self.closing.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        let ended = child(command, lock, deadline, &self.running).await.map_err(|err| match err {
             HelmError::Missing { source, .. } => HelmError::Missing { program: self.program.clone(), source },
             other => other,
         })?;
         if ended.status.success() {
             return Ok(ended);
+        }
+        if self.closing.load(Ordering::Relaxed) {
+            // It was told to end, which is no fault of what it did: the next agent goes on.
+            std::future::pending::<()>().await;
         }
         Err(HelmError::Failed(said(&ended.stderr)))
     }
@@ -339,24 +402,26 @@ impl Helm {
 }
 
 /// Kills a process group, unless it has ended.
-struct Group(Option<Pid>);
+struct Group<'a>(Option<Pid>, &'a Running);
 
-impl Drop for Group {
+impl Drop for Group<'_> {
     fn drop(&mut self) {
+        set(self.1, None);
         if let Some(pid) = self.0 {
             let _ = kill_process_group(pid, Signal::KILL);
         }
     }
 }
 
-async fn child(mut command: Command, lock: File, deadline: Duration) -> Result<Ended, HelmError> {
+async fn child(mut command: Command, lock: File, deadline: Duration, running: &Running) -> Result<Ended, HelmError> {
     let missing = |source| HelmError::Missing { program: PathBuf::new(), source };
     let input = lock.try_clone().map_err(missing)?;
     command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).kill_on_drop(true);
     let mut child: Child = command.spawn().map_err(missing)?;
     drop(command);
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-    let mut group = Group(pid);
+    let mut group = Group(pid, running);
+    set(running, pid);
     if let Some(pid) = pid {
         note(&lock, pid.as_raw_nonzero().get());
     }
@@ -478,6 +543,45 @@ mod tests {
             }
         }
         panic!("the inner process still runs");
+    }
+
+    #[tokio::test]
+    async fn helm_that_is_told_to_end_ends_and_no_other_begins() {
+        let (dir, helm) =
+            script("trap 'echo told >$TMPDIR/../told; exit 1' TERM; touch $TMPDIR/../begun; sleep 60 & wait");
+        let arguments = arguments();
+        let mut run = std::pin::pin!(helm.run(&arguments, Duration::from_secs(60)));
+        let begun = async {
+            while !dir.path().join("begun").exists() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            _ = &mut run => panic!("it runs"),
+            () = begun => {}
+        }
+        helm.close();
+        assert!(helm.is_running());
+        helm.terminate();
+        tokio::select! {
+            _ = &mut run => panic!("what was told to end is not said to have failed"),
+            ended = helm.ended_within(Duration::from_secs(30)) => assert!(ended),
+        }
+        assert!(dir.path().join("told").exists());
+    }
+
+    #[test]
+    fn folder_of_somebody_else_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join(FOLDER);
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(is_private(&folder).is_err());
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(is_private(&folder).is_ok());
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        assert!(is_private(&link).is_err());
     }
 
     #[tokio::test]

@@ -13,7 +13,13 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{NAME, helm::Acting, plan::Facts, releases::OWNER, state::Problem};
+use super::{
+    NAME,
+    helm::Acting,
+    plan::Facts,
+    releases::OWNER,
+    state::{Fault, Problem},
+};
 use crate::{chain, roles::cluster_metadata_operator};
 
 /// On what is made here.
@@ -30,10 +36,12 @@ fn failed(what: &str, err: &kube::Error) -> Problem {
     let message = format!("{what}: {}", chain(err));
     match err {
         kube::Error::Api(status) if status.code == 403 && status.message.contains("is being terminated") => {
-            Problem::passes("NamespaceTerminating", format!("{message}; wait for its end, and see what keeps it"))
+            let message = format!("{message}; wait for its end, and see what keeps it");
+            Problem::of(Fault::Cluster, "NamespaceTerminating", message)
         }
         kube::Error::Api(status) if status.code == 403 => Problem::passes("Forbidden", message),
-        _ => Problem::passes("ApiserverFailed", message),
+        kube::Error::Api(status) if matches!(status.code, 400 | 422) => Problem::passes("ApiserverRefused", message),
+        _ => Problem::of(Fault::Cluster, "ApiserverFailed", message),
     }
 }
 
@@ -50,7 +58,7 @@ pub async fn namespace(client: &Client, name: &str, extension: &str) -> Result<(
             let message = format!(
                 "the namespace {name} is being terminated; wait for its end, and see what keeps it (kubectl describe namespace {name})"
             );
-            Err(Problem::passes("NamespaceTerminating", message))
+            Err(Problem::of(Fault::Cluster, "NamespaceTerminating", message))
         } else {
             Ok(())
         };
@@ -81,17 +89,29 @@ pub async fn acting(client: &Client, namespace: &str, extension: &str) -> Result
     let made = json!({
         "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": false,
     });
-    apply::<ServiceAccount>(client, namespace, &name, &made).await?;
+    apply::<ServiceAccount>(client, (namespace, &name), extension, &made).await?;
     let made = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
         "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": RIGHTS },
         "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": namespace }],
     });
-    apply::<RoleBinding>(client, namespace, &name, &made).await?;
+    apply::<RoleBinding>(client, (namespace, &name), extension, &made).await?;
     Ok(Acting::ServiceAccount { namespace: namespace.to_owned(), name })
 }
 
-async fn apply<K>(client: &Client, namespace: &str, name: &str, made: &Value) -> Result<(), Problem>
+/// Whether it was made here for this extension.
+fn is_ours(meta: &ObjectMeta, extension: &str) -> bool {
+    let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
+    label(MANAGED) == Some(MANAGER) && label(OWNER) == Some(extension)
+}
+
+/// Makes an object, in this namespace and of this name.
+async fn apply<K>(
+    client: &Client,
+    (namespace, name): (&str, &str),
+    extension: &str,
+    made: &Value,
+) -> Result<(), Problem>
 where
     K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -100,6 +120,11 @@ where
 {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     let what = format!("the {} {name} in {namespace} cannot be made", K::kind(&()));
+    let found = api.get_metadata_opt(name).await.map_err(|err| failed(&what, &err))?;
+    if found.is_some_and(|found| !is_ours(&found.metadata, extension)) {
+        let message = format!("{what}: there is one that this extension did not make; remove it");
+        return Err(Problem::passes("NameInUse", message));
+    }
     let applied = api.patch(name, &PatchParams::apply(NAME).force(), &Patch::Apply(made)).await;
     applied.map(|_| ()).map_err(|err| failed(&what, &err))
 }
@@ -116,20 +141,13 @@ pub async fn clean(client: &Client, namespace: &str, extension: &str) -> Result<
     let name = account(extension);
     let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
-    let removed = [
-        bindings.delete(&name, &DeleteParams::default()).await.map(|_| ()),
-        accounts.delete(&name, &DeleteParams::default()).await.map(|_| ()),
-    ];
-    for result in removed {
-        match result {
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            other => other.map_err(|err| failed(&what("the service account"), &err))?,
-        }
+    for removed in [remove(&bindings, &name, extension).await, remove(&accounts, &name, extension).await] {
+        removed.map_err(|err| failed(&what("the service account"), &err))?;
     }
-    let labels = found.metadata.labels.unwrap_or_default();
-    let ours =
-        labels.get(MANAGED).is_some_and(|by| by == MANAGER) && labels.get(OWNER).is_some_and(|of| of == extension);
-    if !ours || found.metadata.deletion_timestamp.is_some() || !is_empty(client, namespace).await? {
+    if !is_ours(&found.metadata, extension)
+        || found.metadata.deletion_timestamp.is_some()
+        || !is_empty(client, namespace).await
+    {
         return Ok(());
     }
     let exact = Preconditions { uid: found.metadata.uid, resource_version: found.metadata.resource_version };
@@ -140,11 +158,27 @@ pub async fn clean(client: &Client, namespace: &str, extension: &str) -> Result<
     }
 }
 
+/// Removes an object that was made here.
+async fn remove<K>(api: &Api<K>, name: &str, extension: &str) -> Result<(), kube::Error>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let Some(found) = api.get_metadata_opt(name).await?.filter(|found| is_ours(&found.metadata, extension)) else {
+        return Ok(());
+    };
+    let exact = Preconditions { uid: found.metadata.uid, resource_version: None };
+    let params = DeleteParams { preconditions: Some(exact), ..DeleteParams::default() };
+    match api.delete(name, &params).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
 /// Whether nothing is in a namespace but what Kubernetes makes in each. What cannot be listed counts as something.
-async fn is_empty(client: &Client, namespace: &str) -> Result<bool, Problem> {
-    let unknown = |err: kube::Error| failed(&format!("what is in the namespace {namespace} cannot be found out"), &err);
-    let all =
-        Discovery::new(client.clone()).exclude(&["events.k8s.io", "metrics.k8s.io"]).run().await.map_err(unknown)?;
+async fn is_empty(client: &Client, namespace: &str) -> bool {
+    let Ok(all) = Discovery::new(client.clone()).exclude(&["events.k8s.io", "metrics.k8s.io"]).run().await else {
+        return false;
+    };
     let resources: Vec<_> = all.groups().flat_map(kube::discovery::ApiGroup::recommended_resources).collect();
     for (resource, capabilities) in resources {
         let listed = capabilities.scope == Scope::Namespaced && capabilities.supports_operation(verbs::LIST);
@@ -152,12 +186,12 @@ async fn is_empty(client: &Client, namespace: &str) -> Result<bool, Problem> {
             continue;
         }
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
-        let found = api.list_metadata(&ListParams::default().limit(50)).await.map_err(unknown)?;
+        let Ok(found) = api.list_metadata(&ListParams::default().limit(50)).await else { return false };
         if found.items.iter().any(|object| counts(&resource.plural, &object.metadata)) {
-            return Ok(false);
+            return false;
         }
     }
-    Ok(true)
+    true
 }
 
 /// Whether an object shows that somebody uses a namespace: not what is on its way out, what goes with its owner, and what

@@ -1,7 +1,7 @@
 //! From what is wanted, the catalogue, the cluster and what is there to what helm must do. No IO: a decision, with a
 //! sentence where it is no.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use catalogue::{
     choice::{Cluster, UpgradeMode, newest, upgrade},
@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::{
     releases::{Release, Stage},
-    state::{Extension, Phase, Problem},
+    state::{Extension, Fault, Installed, Phase, Problem},
     values::SETTINGS_MAX,
 };
 
@@ -323,14 +323,18 @@ fn version<'a>(
         offered.fits(&cluster).map_err(|why| unfit(&version, why.to_string()))?;
         return Ok(offered);
     }
-    let none = |err: catalogue::choice::ChoiceError| {
-        Problem::passes("NoVersion", format!("no version of {} can be chosen: {err}", kind.name))
-    };
+    let none = |err: String| Problem::passes("NoVersion", format!("no version of {} can be chosen: {err}", kind.name));
     let current = extension.status.current_version.as_deref().and_then(|text| text.parse::<Version>().ok());
-    match current.as_ref().and_then(|current| Some((current, kind.release(current)?))) {
-        Some((current, stays)) => Ok(upgrade(kind, train, &cluster, current, mode).map_err(none)?.unwrap_or(stays)),
-        None => newest(kind, train, &cluster).map_err(none),
-    }
+    let Some(current) = current else {
+        return newest(kind, train, &cluster).map_err(|err| none(err.to_string()));
+    };
+    // Never the newest of all: that may be another major version.
+    let above = upgrade(kind, train, &cluster, &current, mode).map_err(|err| none(err.to_string()))?;
+    above.or_else(|| kind.release(&current)).ok_or_else(|| {
+        none(format!(
+            "{current} is installed, which is not in the catalogue any more, and autoUpgradeMode lets it be upgraded to none of the others; give version"
+        ))
+    })
 }
 
 fn fingerprint(extension: &Extension, offered: &Offered, scope: Scope, settings: &BTreeMap<String, String>) -> String {
@@ -368,12 +372,13 @@ pub enum Action {
 /// Compares what is to be with what is there.
 ///
 /// # Errors
-/// When the name is somebody else's.
+/// When the name is somebody else's, or somebody else works at the release: a revision that was begun after `lately`.
 pub fn compare(
     extension: &Extension,
     target: &Target,
     release: Option<&Release>,
     only_reports: bool,
+    lately: SystemTime,
 ) -> Result<Action, Problem> {
     let installed = extension.status.record.installed.as_ref();
     let same = installed.filter(|installed| installed.fingerprint == target.fingerprint && installed.revision > 0);
@@ -396,16 +401,9 @@ pub fn compare(
         return Err(Problem::passes("NameInUse", message));
     }
     let last = release.last();
-    let recovery = match (last.stage, release.good()) {
-        (Stage::Pending | Stage::Uninstalling | Stage::Failed, Some(good)) if last.stage != Stage::Failed => {
-            Some(Recovery::Rollback(good))
-        }
-        (Stage::Deployed | Stage::Failed, Some(_)) => None,
-        _ => Some(Recovery::Uninstall),
-    };
     let made = last.fingerprint.as_deref() == Some(&target.fingerprint);
     if last.stage != Stage::Deployed {
-        return Ok(Action::Run(phase, recovery));
+        return Ok(Action::Run(phase, recovery(installed, release, lately)?));
     }
     match same {
         Some(installed) if installed.revision == last.number => Ok(Action::Settled(last.number)),
@@ -418,15 +416,43 @@ pub fn compare(
     }
 }
 
+/// What comes before helm can work at a release that is not as helm left it. It goes back only to a revision that this
+/// role wrote down itself, and takes down only what never ran.
+fn recovery(installed: Option<&Installed>, release: &Release, lately: SystemTime) -> Result<Option<Recovery>, Problem> {
+    let last = release.last();
+    let is_ours = installed.is_some_and(|installed| installed.revision == 0);
+    if last.stage == Stage::Pending && !is_ours && last.begun.is_some_and(|begun| begun > lately) {
+        let message = format!("helm of somebody else works at the release (revision {})", last.number);
+        return Err(Problem::of(Fault::Cluster, "ReleaseBusy", message));
+    }
+    let noted = installed.map_or(0, |installed| installed.good);
+    let good = release.revisions.iter().skip(1).find(|revision| revision.number == noted).map(|one| one.number);
+    let never_ran = noted == 0 && release.ran().is_none();
+    match (last.stage, good) {
+        (Stage::Pending | Stage::Uninstalling, Some(good)) => Ok(Some(Recovery::Rollback(good))),
+        (Stage::Pending | Stage::Uninstalling | Stage::Failed, None) if never_ran => Ok(Some(Recovery::Uninstall)),
+        (Stage::Pending | Stage::Uninstalling, None) => Err(Problem::passes(
+            "ReleasePending",
+            format!(
+                "revision {} of the release did not come to its end, and no revision is left that this extension installed: put it right by helm (helm history, helm rollback, helm uninstall)",
+                last.number
+            ),
+        )),
+        _ => Ok(None),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use catalogue::testing;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::roles::extension_manager::{
         releases::Revision,
-        state::{Installed, Status, Told, Wanted},
+        state::{Status, Told, Wanted},
     };
 
     fn extension(name: &str, properties: Value) -> Extension {
@@ -437,6 +463,7 @@ mod tests {
             wanted: Wanted { generation: 1, properties, ..Wanted::default() },
             status: Status::default(),
             told: Told::default(),
+            bytes: 0,
         }
     }
 
@@ -470,6 +497,9 @@ mod tests {
         assert_eq!(chosen(of(json!({})), Some("1.0.0")).unwrap(), "1.1.0");
         assert_eq!(chosen(of(json!({"autoUpgradeMode": "patch"})), Some("1.0.0")).unwrap(), "1.0.0");
         assert_eq!(chosen(of(json!({"autoUpgradeMinorVersion": false})), Some("1.0.0")).unwrap(), "1.0.0");
+        // What is installed is in the catalogue no more: no other major version instead.
+        assert_eq!(chosen(of(json!({})), Some("1.0.5")).unwrap(), "1.1.0");
+        assert_eq!(chosen(of(json!({})), Some("0.9.0")).unwrap_err().code, "NoVersion");
         let code = |properties| chosen(properties, None).unwrap_err().code;
         assert_eq!(code(of(json!({"version": "9.0.0"}))), "UnknownVersion");
         assert_eq!(code(of(json!({"version": "x"}))), "InvalidProperties");
@@ -515,6 +545,7 @@ mod tests {
             version: "1.0.0".to_owned(),
             fingerprint: fingerprint.to_owned(),
             revision,
+            good: revision,
         }
     }
 
@@ -529,10 +560,19 @@ mod tests {
             owner: owner.map(str::to_owned),
             revisions: revisions
                 .iter()
-                .map(|(number, stage)| Revision { number: *number, stage: *stage, fingerprint: Some(print.clone()) })
+                .map(|(number, stage)| Revision {
+                    number: *number,
+                    stage: *stage,
+                    fingerprint: Some(print.clone()),
+                    version: None,
+                    begun: Some(SystemTime::UNIX_EPOCH),
+                })
                 .collect(),
         };
-        let of = |web: &Extension, release: Option<&Release>, reports| compare(web, &target, release, reports);
+        let before = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
+        let of = |web: &Extension, release: Option<&Release>, reports| {
+            compare(web, &target, release, reports, SystemTime::UNIX_EPOCH)
+        };
         assert_eq!(of(&web, None, false), Ok(Action::Run(Phase::Create, None)));
         let foreign = release(None, &[(1, Stage::Deployed)]);
         assert_eq!(of(&web, Some(&foreign), false).unwrap_err().code, "NameInUse");
@@ -554,5 +594,18 @@ mod tests {
         assert_eq!(of(&web, Some(&changed), false), Ok(Action::Settled(3)));
         let failed = release(Some("web"), &[(3, Stage::Failed), (2, Stage::Deployed)]);
         assert_eq!(of(&web, Some(&failed), false), Ok(Action::Run(Phase::Upgrade, None)));
+        // Back to what was written down, and to no revision that only its labels call good.
+        let killed = release(Some("web"), &[(7, Stage::Pending), (6, Stage::Deployed), (2, Stage::Superseded)]);
+        web.status.record.installed = Some(Installed { good: 2, ..installed("web", &print, 0) });
+        assert_eq!(of(&web, Some(&killed), false), Ok(Action::Run(Phase::Upgrade, Some(Recovery::Rollback(2)))));
+        for good in [0, 5, 7] {
+            web.status.record.installed = Some(Installed { good, ..installed("web", &print, 0) });
+            assert_eq!(of(&web, Some(&killed), false).unwrap_err().code, "ReleasePending", "{good}");
+        }
+        // Somebody else's helm is given its time.
+        web.status.record.installed = Some(installed("web", &print, 6));
+        let busy = compare(&web, &target, Some(&killed), false, before);
+        assert_eq!(busy.unwrap_err().code, "ReleaseBusy");
+        assert_eq!(of(&web, Some(&killed), false), Ok(Action::Run(Phase::Repair, Some(Recovery::Rollback(6)))));
     }
 }

@@ -2,7 +2,7 @@
 //! somebody removed or changed, without a process for each release. A release of ours has labels of ours, which helm takes
 //! along from revision to revision.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, api::ListParams};
@@ -13,6 +13,8 @@ use crate::chain;
 pub const OWNER: &str = "towline.io/extension";
 /// On releases of ours: what they were made of.
 pub const FINGERPRINT: &str = "towline.io/fingerprint";
+/// On releases of ours: the chart's version, `+` as `_`.
+pub const VERSION: &str = "towline.io/version";
 /// Secrets of one page.
 const PAGE: u32 = 500;
 /// Releases that are looked at.
@@ -60,6 +62,10 @@ pub struct Revision {
     pub stage: Stage,
     /// What it was made of, if we made it.
     pub fingerprint: Option<String>,
+    /// The chart's version, if we made it.
+    pub version: Option<String>,
+    /// When it was begun.
+    pub begun: Option<SystemTime>,
 }
 
 /// A release.
@@ -79,9 +85,9 @@ impl Release {
         &self.revisions[0]
     }
 
-    /// The revision to go back to: the last one that ran.
-    pub fn good(&self) -> Option<u64> {
-        let ran = |stage| self.revisions.iter().find(|revision| revision.stage == stage).map(|one| one.number);
+    /// The last revision that ran, as its labels say.
+    pub fn ran(&self) -> Option<&Revision> {
+        let ran = |stage| self.revisions.iter().find(|revision| revision.stage == stage);
         ran(Stage::Deployed).or_else(|| ran(Stage::Superseded))
     }
 }
@@ -97,7 +103,9 @@ fn gather(secrets: impl Iterator<Item = kube::core::ObjectMeta>) -> Releases {
             let number = labels.get("version")?.parse().ok()?;
             let (namespace, name) = (meta.namespace.clone()?, labels.get("name")?.clone());
             let (stage, fingerprint) = (Stage::of(labels.get("status")?), labels.get(FINGERPRINT).cloned());
-            Some((namespace, name, Revision { number, stage, fingerprint }))
+            let version = labels.get(VERSION).map(|text| text.replace('_', "+"));
+            let begun = meta.creation_timestamp.as_ref().map(|time| SystemTime::from(time.0));
+            Some((namespace, name, Revision { number, stage, fingerprint, version, begun }))
         };
         let Some((namespace, name, revision)) = read() else { continue };
         let release = found.entry((namespace.clone(), name)).or_insert_with(|| Release {
@@ -178,9 +186,10 @@ mod tests {
             .into_iter(),
         );
         let web = &all[&("a".to_owned(), "web".to_owned())];
-        assert_eq!((web.last().number, web.last().stage, web.good()), (11, Stage::Pending, Some(10)));
+        let ran = |release: &Release| release.ran().map(|revision| revision.number);
+        assert_eq!((web.last().number, web.last().stage, ran(web)), (11, Stage::Pending, Some(10)));
         assert_eq!(web.owner.as_deref(), Some("web"));
         let other = &all[&("b".to_owned(), "web".to_owned())];
-        assert_eq!((other.good(), other.owner.as_deref()), (None, None));
+        assert_eq!((ran(other), other.owner.as_deref()), (None, None));
     }
 }

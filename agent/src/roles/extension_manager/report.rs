@@ -21,6 +21,8 @@ use crate::{chain, tunnel::api::AGAIN};
 /// Bytes of one message, and events of one object in it: the rest follows in the next.
 const MESSAGE_BYTES: usize = BODY_BYTES * 3 / 4;
 const EVENTS_AT_ONCE: usize = 50;
+/// Objects of one message, which the gateway bounds too.
+const OBJECTS_AT_ONCE: usize = 100;
 /// Changes that come together are told together.
 const TOGETHER: Duration = Duration::from_millis(300);
 /// How often it is looked whether something is to be told, though nothing changed.
@@ -115,7 +117,7 @@ impl<G: Gateway> Report<'_, G> {
         let (mut bytes, mut told, mut left) = (0, Vec::new(), Vec::new());
         for status in refused {
             bytes += serde_json::to_vec(&status).map_or(0, |bytes| bytes.len());
-            if bytes > MESSAGE_BYTES {
+            if bytes > MESSAGE_BYTES || message.objects.len() >= OBJECTS_AT_ONCE {
                 left.push(status);
             } else {
                 message.objects.push(status);
@@ -124,7 +126,8 @@ impl<G: Gateway> Report<'_, G> {
         for extension in self.store.all() {
             let Some((status, next)) = untold(&extension) else { continue };
             bytes += serde_json::to_vec(&status).map_or(0, |bytes| bytes.len());
-            if bytes > MESSAGE_BYTES && !message.objects.is_empty() {
+            let full = bytes > MESSAGE_BYTES && !message.objects.is_empty();
+            if full || message.objects.len() >= OBJECTS_AT_ONCE {
                 break;
             }
             told.push((extension, next));
@@ -151,7 +154,7 @@ impl<G: Gateway> Report<'_, G> {
             // A newer wish may have come while this was told.
             let still = self.store.get(name).is_some_and(|now| now.wanted.deleting && now.wanted == extension.wanted);
             if is_gone && still && (is_unknown || next.event >= extension.status.record.last_event) {
-                self.store.remove(name).await?;
+                self.store.remove(&extension).await?;
             } else {
                 self.store.set_told(name, &next).await?;
             }
@@ -182,6 +185,7 @@ mod tests {
             wanted: Wanted::default(),
             status: Status { state: Some(ObjectState::Creating), ..Status::default() },
             told: Told::default(),
+            bytes: 0,
         };
         assert!(untold(&extension).is_some());
         let happened = |n: u64, extension: &mut Extension| {

@@ -22,6 +22,10 @@ const DEDUPLICATED: usize = 20;
 /// Waits after a failure that may pass by itself: the first, which doubles, and the longest.
 const AGAIN_FIRST: Duration = Duration::from_secs(30);
 const AGAIN_MAX: Duration = Duration::from_secs(3600);
+/// The longest wait while the apiserver or the gateway does not answer.
+const HELD_UP_AGAIN_MAX: Duration = Duration::from_secs(300);
+/// How long an extension is held up by its cluster before it is told to have failed.
+pub const HELD_UP_MAX: Duration = Duration::from_secs(1800);
 
 /// What the gateway wants of an extension: `spec` of the custom resource.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -42,6 +46,10 @@ pub struct Wanted {
     /// Names its protected settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protected: Option<String>,
+    /// The first generation of this extension, where another one of this name was before it: that one is taken down
+    /// first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<i64>,
     /// Its properties.
     pub properties: Value,
 }
@@ -56,8 +64,27 @@ impl Wanted {
             operation: object.operation,
             principal_id: object.principal_id,
             protected: object.protected,
+            since: None,
             properties: object.spec.unwrap_or_else(|| Value::Object(serde_json::Map::new())),
         }
+    }
+
+    /// As the gateway says, where this was wanted before. What was being taken down is not changed into something
+    /// else: an object of another generation is another extension of the same name.
+    #[must_use]
+    pub fn after(self, before: &Self) -> Self {
+        let since = match () {
+            () if self.deleting => None,
+            () if before.deleting && before.generation != self.generation => Some(self.generation),
+            () => before.since,
+        };
+        Self { since, ..self }
+    }
+
+    /// Whether the same is wanted, in whatever generation.
+    pub fn is_same_wish(&self, other: &Self) -> bool {
+        (&self.id, self.deleting, self.since) == (&other.id, other.deleting, other.since)
+            && (&self.protected, &self.properties) == (&other.protected, &other.properties)
     }
 }
 
@@ -75,6 +102,10 @@ pub struct Installed {
     pub fingerprint: String,
     /// The release's revision; 0 before helm has ended.
     pub revision: u64,
+    /// The last revision that this role saw run, to which it goes back; 0: none. Labels of releases say nothing of it:
+    /// whoever may write Secrets of the namespace writes those too.
+    #[serde(default)]
+    pub good: u64,
 }
 
 /// What the role needs to know after a restart.
@@ -89,8 +120,12 @@ pub struct Record {
     pub retry_at: Option<String>,
     /// Failures in a row.
     pub attempts: u32,
+    /// Since when something that is not the extension's fault holds it up, RFC 3339.
+    pub held_up_since: Option<String>,
     /// A revision that is not ours and was reported.
     pub drifted: Option<u64>,
+    /// [`Wanted::since`] of the extension that the rest is about: what was before it is taken down.
+    pub since: Option<i64>,
     /// The number of the last event.
     pub last_event: u64,
 }
@@ -142,6 +177,8 @@ pub struct Extension {
     pub status: Status,
     /// What was told of it.
     pub told: Told,
+    /// Bytes of its properties.
+    pub bytes: usize,
 }
 
 /// Why something failed.
@@ -153,17 +190,35 @@ pub struct Problem {
     pub message: String,
     /// Whether it may pass by itself.
     pub passes: bool,
+    /// Whose it is.
+    pub fault: Fault,
+}
+
+/// Whose a problem is: an extension has failed only by its own, others hold it up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// An answer about the extension.
+    Extension,
+    /// The apiserver or helm did not answer; for good after [`HELD_UP_MAX`].
+    Cluster,
+    /// The gateway did not answer.
+    Gateway,
 }
 
 impl Problem {
     /// One that stays until something is changed.
     pub fn stays(code: &'static str, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), passes: false }
+        Self { code, message: message.into(), passes: false, fault: Fault::Extension }
     }
 
     /// One that may pass by itself.
     pub fn passes(code: &'static str, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), passes: true }
+        Self { code, message: message.into(), passes: true, fault: Fault::Extension }
+    }
+
+    /// One that may pass by itself and says nothing about the extension.
+    pub fn of(fault: Fault, code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), passes: true, fault }
     }
 }
 
@@ -281,15 +336,34 @@ impl Status {
         self.record.failed = None;
         self.record.retry_at = None;
         self.record.attempts = 0;
+        self.record.held_up_since = None;
+    }
+
+    fn put_off(&mut self, tried: &str, problem: &Problem, longest: Duration, now: SystemTime) {
+        let same = self.record.failed.as_deref() == Some(tried);
+        self.record.attempts = if same { self.record.attempts.saturating_add(1) } else { 1 };
+        self.record.failed = Some(tried.to_owned());
+        let wait = AGAIN_FIRST.saturating_mul(1 << (self.record.attempts - 1).min(12)).min(longest);
+        self.record.retry_at = problem.passes.then(|| spell(now + wait));
+    }
+
+    /// Something that is not the extension's fault keeps `tried` from being done, which is tried again later; false: for
+    /// so long that it is told to have failed.
+    pub fn held_up(&mut self, tried: &str, problem: &Problem, now: SystemTime) -> bool {
+        let since = self.record.held_up_since.get_or_insert_with(|| spell(now));
+        let since = parse(since).unwrap_or(now);
+        if problem.fault == Fault::Cluster && now >= since + HELD_UP_MAX {
+            return false;
+        }
+        self.put_off(tried, problem, HELD_UP_AGAIN_MAX, now);
+        let message = format!("{}: {}; it is tried again", problem.code, problem.message);
+        self.line("Waiting", "Waiting", "Warning", &message, now);
+        true
     }
 
     /// It failed at `tried`, which is tried again later if the problem may pass.
     pub fn failed(&mut self, generation: i64, tried: &str, problem: &Problem, now: SystemTime) {
-        let same = self.record.failed.as_deref() == Some(tried);
-        self.record.attempts = if same { self.record.attempts.saturating_add(1) } else { 1 };
-        self.record.failed = Some(tried.to_owned());
-        let wait = AGAIN_FIRST.saturating_mul(1 << (self.record.attempts - 1).min(12)).min(AGAIN_MAX);
-        self.record.retry_at = problem.passes.then(|| spell(now + wait));
+        self.put_off(tried, problem, AGAIN_MAX, now);
         self.observed_generation = generation;
         self.state = Some(ObjectState::Failed);
         let message = bounded(&problem.message, MESSAGE_CHARS);
@@ -349,6 +423,28 @@ mod tests {
         assert!(status.is_put_off("a", after(1_000_000)));
         status.succeeded(3);
         assert!(status.error_info.is_none() && !status.is_put_off("a", NOW));
+    }
+
+    #[test]
+    fn held_up_extension_fails_only_by_its_cluster_and_after_long() {
+        let after = |seconds| NOW + Duration::from_secs(seconds);
+        for (fault, ends) in [(Fault::Cluster, true), (Fault::Gateway, false)] {
+            let mut status = Status { state: Some(ObjectState::Creating), ..Status::default() };
+            let problem = Problem::of(fault, "X", "no answer");
+            assert!(status.held_up("a", &problem, NOW) && status.is_put_off("a", after(29)));
+            assert!(status.held_up("a", &problem, after(1799)) && status.state == Some(ObjectState::Creating));
+            assert_eq!(status.held_up("a", &problem, after(1800)), !ends);
+        }
+    }
+
+    #[test]
+    fn object_after_one_that_is_taken_down_is_another_one() {
+        let of = |generation, deleting| Wanted { generation, deleting, ..Wanted::default() };
+        assert_eq!(of(2, false).after(&of(1, false)).since, None);
+        assert_eq!(of(1, false).after(&of(1, true)).since, None, "it is wanted again");
+        let another = of(7, false).after(&of(1, true));
+        assert_eq!((another.since, of(8, false).after(&another).since), (Some(7), Some(7)));
+        assert!(of(9, false).is_same_wish(&of(7, false)) && !of(9, false).is_same_wish(&another));
     }
 
     #[test]

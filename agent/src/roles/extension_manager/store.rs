@@ -10,7 +10,7 @@ use std::{
 use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Api, Client,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions},
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ use super::{
 use crate::chain;
 
 /// Extensions of a cluster at most.
-pub const EXTENSIONS_MAX: usize = 500;
+pub const EXTENSIONS_MAX: usize = 200;
 /// Objects of one page of a list.
 const PAGE: u32 = 100;
 /// Attempts at a write that somebody else's came between.
@@ -46,6 +46,8 @@ pub struct Store {
     /// Tags of the protected settings that are here, by extension.
     tags: Mutex<BTreeMap<String, String>>,
     changed: watch::Sender<u64>,
+    /// Held while the apiserver is asked, so that what is in memory does not go back to something older.
+    turn: tokio::sync::Mutex<()>,
     /// Somebody else removed a custom resource.
     pub lost: Notify,
 }
@@ -80,14 +82,21 @@ fn read(object: DynamicObject) -> Option<Extension> {
     let part = |name: &str| object.data.get(name).cloned().unwrap_or(Value::Null);
     let status = part("status");
     let told = serde_json::from_value(status["told"].clone()).unwrap_or_default();
+    let wanted: Wanted = serde_json::from_value(part("spec")).unwrap_or_default();
     Some(Extension {
+        bytes: size(&wanted.properties),
         name: object.metadata.name?,
         uid: object.metadata.uid?,
         created: object.metadata.creation_timestamp.map(|time| time.0.to_string()).unwrap_or_default(),
-        wanted: serde_json::from_value(part("spec")).unwrap_or_default(),
+        wanted,
         status: serde_json::from_value(status).unwrap_or_default(),
         told,
     })
+}
+
+/// Bytes of properties.
+pub fn size(properties: &Value) -> usize {
+    serde_json::to_vec(properties).map_or(usize::MAX, |bytes| bytes.len())
 }
 
 impl Store {
@@ -103,6 +112,7 @@ impl Store {
             all: Mutex::default(),
             tags: Mutex::default(),
             changed: watch::Sender::new(0),
+            turn: tokio::sync::Mutex::default(),
             lost: Notify::new(),
         }
     }
@@ -134,6 +144,11 @@ impl Store {
         locked(&self.all).values().cloned().collect()
     }
 
+    /// Bytes of the properties of all but one.
+    pub fn all_bytes(&self, besides: &str) -> usize {
+        locked(&self.all).values().filter(|one| one.name != besides).map(|one| one.bytes).sum()
+    }
+
     /// One of them.
     pub fn get(&self, name: &str) -> Option<Extension> {
         locked(&self.all).get(name).cloned()
@@ -146,6 +161,7 @@ impl Store {
 
     /// Reads everything anew.
     pub async fn load(&self) -> Result<(), String> {
+        let _turn = self.turn.lock().await;
         let (mut found, mut params) = (BTreeMap::new(), ListParams::default().limit(PAGE));
         loop {
             let page = match self.configs().list(&params).await {
@@ -189,6 +205,7 @@ impl Store {
         if self.get(name).is_some_and(|known| known.wanted == wanted) {
             return Ok(());
         }
+        let _turn = self.turn.lock().await;
         let (api, what) = (self.configs(), format!("the custom resource {name} cannot be written"));
         let spec = serde_json::to_value(&wanted).map_err(|err| err.to_string())?;
         for _ in 0..CONFLICTS {
@@ -208,7 +225,9 @@ impl Store {
                     if let Some(extension) = read(object) {
                         let mut all = locked(&self.all);
                         match all.get_mut(name) {
-                            Some(known) if known.uid == extension.uid => known.wanted = wanted,
+                            Some(known) if known.uid == extension.uid => {
+                                (known.wanted, known.bytes) = (wanted, extension.bytes);
+                            }
                             _ => drop(all.insert(name.to_owned(), extension)),
                         }
                     }
@@ -224,6 +243,7 @@ impl Store {
 
     /// So far it is from now on. Memory has it at once; the custom resource may get it later.
     pub async fn set_status(&self, name: &str, status: &Status) -> Result<(), String> {
+        let _turn = self.turn.lock().await;
         match locked(&self.all).get_mut(name) {
             Some(known) if known.status == *status => return Ok(()),
             Some(known) => known.status = status.clone(),
@@ -236,11 +256,21 @@ impl Store {
 
     /// This was told.
     pub async fn set_told(&self, name: &str, told: &Told) -> Result<(), String> {
+        let _turn = self.turn.lock().await;
         match locked(&self.all).get_mut(name) {
             Some(known) => known.told = told.clone(),
             None => return Ok(()),
         }
         self.write(name, json!({ "status": { "told": told } })).await
+    }
+
+    /// The gateway may not know any more what it was told: everything is told again.
+    pub async fn tell_anew(&self) -> Result<(), String> {
+        for extension in self.all().into_iter().filter(|one| one.told != Told::default()) {
+            self.set_told(&extension.name, &Told::default()).await?;
+        }
+        self.tell();
+        Ok(())
     }
 
     async fn write(&self, name: &str, value: Value) -> Result<(), String> {
@@ -255,14 +285,32 @@ impl Store {
         }
     }
 
-    /// It is gone: its protected settings and its custom resource go too.
-    pub async fn remove(&self, name: &str) -> Result<(), String> {
-        self.unprotect(name).await?;
-        match self.configs().delete(name, &DeleteParams::default()).await {
-            Ok(_) => {}
-            Err(err) if is(&err, 404) => {}
-            Err(err) => return Err(wrong(&format!("the custom resource {name} cannot be removed"), &err)),
+    /// It is gone: its custom resource and its protected settings go too, unless something else is wanted by now.
+    pub async fn remove(&self, extension: &Extension) -> Result<(), String> {
+        let _turn = self.turn.lock().await;
+        let (name, api) = (&extension.name, self.configs());
+        let what = format!("the custom resource {name} cannot be removed");
+        for _ in 0..CONFLICTS {
+            let Some(object) = api.get_opt(name).await.map_err(|err| wrong(&what, &err))? else { break };
+            let exact = Preconditions {
+                uid: object.metadata.uid.clone(),
+                resource_version: object.metadata.resource_version.clone(),
+            };
+            if read(object).is_some_and(|now| now.wanted != extension.wanted) {
+                return Ok(());
+            }
+            let params = DeleteParams { preconditions: Some(exact), ..DeleteParams::default() };
+            match api.delete(name, &params).await {
+                Ok(_) => break,
+                Err(err) if is(&err, 404) => break,
+                Err(err) if is(&err, 409) => {}
+                Err(err) => return Err(wrong(&what, &err)),
+            }
         }
+        if api.get_opt(name).await.map_err(|err| wrong(&what, &err))?.is_some() {
+            return Err(format!("{what}: it is still there"));
+        }
+        self.unprotect(name).await?;
         locked(&self.all).remove(name);
         self.tell();
         Ok(())

@@ -223,7 +223,7 @@ async fn e1_what_is_on_no_page_of_a_whole_listing_is_taken_down() {
     changed.spec = Some(json!({"extensionType": "example.other"}));
     gateway.pages.lock().unwrap().extend([
         page(1, true, true, vec![object("a", 1), foreign]),
-        page(2, true, false, vec![object("b", 1)]),
+        page(2, false, false, vec![object("b", 1)]),
         page(3, false, false, vec![changed]),
     ]);
     let follow = Follow::new(&gateway, &store, &cluster);
@@ -245,6 +245,42 @@ async fn e1_what_is_on_no_page_of_a_whole_listing_is_taken_down() {
     let again = super::tests::store(&map);
     again.load().await.unwrap();
     assert_eq!((deleting(&again, "a"), deleting(&again, "b")), (Some(true), Some(false)));
+}
+
+#[tokio::test]
+async fn listing_that_begins_again_forgets_what_it_had_and_what_is_gone_meanwhile() {
+    let (map, gateway, cluster) = (Map::default(), Scripted::default(), CLUSTER.parse().unwrap());
+    let store = store(&map);
+    let mut gone = object("c", 0);
+    gone.spec = None;
+    gateway.pages.lock().unwrap().extend([
+        page(1, true, true, vec![object("a", 1), object("b", 1), object("c", 1)]),
+        // Again from the beginning: `a` is wanted no more. `c` is removed while it is listed.
+        page(2, true, true, vec![object("b", 1), object("c", 1)]),
+        page(3, false, false, vec![object("d", 1), gone]),
+    ]);
+    let follow = Follow::new(&gateway, &store, &cluster);
+    tokio::select! {
+        () = follow.run() => {}
+        () = until(|| deleting(&store, "a") == Some(true)) => {}
+    }
+    let all = ["a", "b", "c", "d"].map(|name| deleting(&store, name));
+    assert_eq!(all, [Some(true), Some(false), Some(true), Some(false)]);
+    // Another one of the same name: what is being taken down is taken down first.
+    gateway.pages.lock().unwrap().extend([page(4, false, false, vec![object("c", 7), object("b", 2)])]);
+    let follow = Follow::new(&gateway, &store, &cluster);
+    tokio::select! {
+        () = follow.run() => {}
+        () = until(|| store.get("b").is_some_and(|one| one.wanted.generation == 2)) => {}
+    }
+    assert_eq!((store.get("c").unwrap().wanted.since, store.get("b").unwrap().wanted.since), (Some(7), None));
+    gateway.pages.lock().unwrap().extend([page(5, false, false, vec![object("c", 8)])]);
+    let follow = Follow::new(&gateway, &store, &cluster);
+    tokio::select! {
+        () = follow.run() => {}
+        () = until(|| store.get("c").is_some_and(|one| one.wanted.generation == 8)) => {}
+    }
+    assert_eq!(store.get("c").unwrap().wanted.since, Some(7));
 }
 
 #[tokio::test]
@@ -282,7 +318,7 @@ async fn e6_protected_settings_are_a_secret_named_by_their_tag() {
     assert_eq!(store.protected("web").await.unwrap()["password"], "tag-1");
     let shown = map.lock().unwrap()["/apis/towline.io/v1alpha1/namespaces/towline/extensionconfigs/web"].to_string();
     assert!(!shown.contains("password"), "{shown}");
-    store.remove("web").await.unwrap();
+    store.remove(&store.get("web").unwrap()).await.unwrap();
     assert!(map.lock().unwrap().is_empty());
     // Kept too long at the gateway.
     let gateway = Scripted { gone: true, ..Scripted::default() };

@@ -8,6 +8,8 @@ use serde_json::{Map, Value};
 /// Keys in each other, as in helm; entries of a list.
 const DEPTH_MAX: usize = 30;
 const INDEX_MAX: usize = 1000;
+/// Entries of all lists together: an index makes all entries before it.
+const ENTRIES_MAX: usize = 65_536;
 /// Settings of an extension.
 pub const SETTINGS_MAX: usize = 10_000;
 /// References followed in a schema for one key.
@@ -28,12 +30,17 @@ pub fn nested(settings: &BTreeMap<String, String>, schema: Option<&Value>) -> Re
     if settings.len() > SETTINGS_MAX {
         return Err(format!("there are {} settings, at most {SETTINGS_MAX} are read", settings.len()));
     }
-    let mut root = Value::Object(Map::new());
+    let (mut root, mut room) = (Value::Object(Map::new()), ENTRIES_MAX);
     for (key, text) in settings {
         let steps = steps(key).map_err(|why| format!("the setting {key:?}: {why}"))?;
         let value = typed(text, schema.map(|schema| types(schema, &steps)).unwrap_or_default());
-        put(&mut root, &steps, value).map_err(|()| {
-            format!("the setting {key:?} contradicts another one: one is a value, and the other is below it")
+        put(&mut root, &steps, value, &mut room).map_err(|why| match why {
+            Misfit::Contradiction => {
+                format!("the setting {key:?} contradicts another one: one is a value, and the other is below it")
+            }
+            Misfit::Entries => {
+                format!("the setting {key:?}: the lists of all settings have more than {ENTRIES_MAX} entries together")
+            }
         })?;
     }
     Ok(root)
@@ -92,7 +99,13 @@ fn steps(key: &str) -> Result<Vec<Step>, String> {
     Ok(steps)
 }
 
-fn put(at: &mut Value, steps: &[Step], value: Value) -> Result<(), ()> {
+/// Why a setting cannot be put into the values.
+enum Misfit {
+    Contradiction,
+    Entries,
+}
+
+fn put(at: &mut Value, steps: &[Step], value: Value, room: &mut usize) -> Result<(), Misfit> {
     let Some((first, rest)) = steps.split_first() else {
         *at = value;
         return Ok(());
@@ -102,9 +115,9 @@ fn put(at: &mut Value, steps: &[Step], value: Value) -> Result<(), ()> {
             if at.is_null() {
                 *at = Value::Object(Map::new());
             }
-            let map = at.as_object_mut().ok_or(())?;
+            let map = at.as_object_mut().ok_or(Misfit::Contradiction)?;
             if rest.is_empty() && map.get(key).is_some_and(|old| !old.is_null()) {
-                return Err(());
+                return Err(Misfit::Contradiction);
             }
             map.entry(key.clone()).or_insert(Value::Null)
         }
@@ -112,17 +125,18 @@ fn put(at: &mut Value, steps: &[Step], value: Value) -> Result<(), ()> {
             if at.is_null() {
                 *at = Value::Array(Vec::new());
             }
-            let list = at.as_array_mut().ok_or(())?;
+            let list = at.as_array_mut().ok_or(Misfit::Contradiction)?;
             if list.len() <= *index {
+                *room = room.checked_sub(index + 1 - list.len()).ok_or(Misfit::Entries)?;
                 list.resize(index + 1, Value::Null);
             }
             if rest.is_empty() && !list[*index].is_null() {
-                return Err(());
+                return Err(Misfit::Contradiction);
             }
             &mut list[*index]
         }
     };
-    put(next, rest, value)
+    put(next, rest, value, room)
 }
 
 /// The types that a schema allows at a key; empty: it does not say.
@@ -294,6 +308,16 @@ mod tests {
             assert!(error.contains("contradicts"), "{error}");
         }
         assert!(of(&[(&vec!["a"; 31].join("."), "1")], None).is_err());
+    }
+
+    #[test]
+    fn entries_of_all_lists_together_are_bounded() {
+        let deep = |n: usize| format!("a[{n}]{}", "[999]".repeat(28));
+        let settings: Vec<_> = (0..1000).map(deep).collect();
+        let settings: Vec<_> = settings.iter().map(|key| (key.as_str(), "1")).collect();
+        let error = of(&settings, None).unwrap_err();
+        assert!(error.contains("65536 entries"), "{error}");
+        assert!(of(&settings[..2], None).is_ok());
     }
 
     proptest::proptest! {

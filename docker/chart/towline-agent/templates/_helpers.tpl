@@ -172,7 +172,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- add 10 (get (dict "ms" (div $number 1000) "s" $number "m" (mul $number 60) "h" (mul $number 3600) "d" (mul $number 86400)) $unit | default 0) }}
 {{- end }}
 
-{{/* The same for the extension-manager, at least a minute: helm is told to end, and ends what it has begun. */}}
+{{/* The same for the extension-manager, at least a minute: helm may end what it has begun; 15 seconds before the
+     end of the drain, or of 50 seconds, it is told to end (SIGTERM), and killed at that end. */}}
 {{- define "extensions.graceSeconds" -}}
 {{- max 60 (int (include "agent.graceSeconds" .)) }}
 {{- end }}
