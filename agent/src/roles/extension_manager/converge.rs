@@ -635,7 +635,11 @@ impl<G: Gateway> Converge<'_, G> {
         let happened =
             Happened { phase: Phase::Rollback, warning: true, reason: "Recovered", message: &message, object: None };
         status.event(operation(extension), &happened, self.clock.now());
-        done.map_err(|err| explained("the recovery of a release that was cut off", &err, &[], hidden))
+        done.map_err(|err| explained("the recovery of a release that was cut off", &err, &[], hidden))?;
+        let release = releases::one(self.client, on.namespace, on.release).await;
+        let release = release.map_err(|err| Problem::of(Fault::Cluster, "ReleasesNotRead", err))?;
+        went_back(status, release.as_ref());
+        Ok(())
     }
 
     async fn finished(&self, job: &Job<'_>, mut status: Status, step: &str) {
@@ -704,7 +708,7 @@ impl<G: Gateway> Converge<'_, G> {
                 status.current_version = None;
                 status.record.installed = None;
             }
-            None => {}
+            None => went_back(&mut status, release.as_ref()),
         }
         status.statuses.retain(|line| !matches!(line.code.as_str(), "Working" | "NotReady"));
         self.save(&extension.name, &status).await;
@@ -820,6 +824,15 @@ fn working(mut status: Status, wanted: &Wanted) -> Status {
     });
     status.error_info = None;
     status
+}
+
+/// helm went back to the good revision, which has another number now.
+fn went_back(status: &mut Status, release: Option<&Release>) {
+    if let Some(installed) = &mut status.record.installed
+        && let Some(good) = release.and_then(|release| release.back_to(installed.good))
+    {
+        installed.good = good;
+    }
 }
 
 /// The extension with the version of its release, where the custom resource that knew it was lost.

@@ -421,7 +421,8 @@ pub fn compare(
 fn recovery(installed: Option<&Installed>, release: &Release, lately: SystemTime) -> Result<Option<Recovery>, Problem> {
     let last = release.last();
     let is_ours = installed.is_some_and(|installed| installed.revision == 0);
-    if last.stage == Stage::Pending && !is_ours && last.begun.is_some_and(|begun| begun > lately) {
+    let is_worked_at = matches!(last.stage, Stage::Pending | Stage::Uninstalling);
+    if is_worked_at && !is_ours && last.begun.is_some_and(|begun| begun > lately) {
         let message = format!("helm of somebody else works at the release (revision {})", last.number);
         return Err(Problem::of(Fault::Cluster, "ReleaseBusy", message));
     }
@@ -431,6 +432,8 @@ fn recovery(installed: Option<&Installed>, release: &Release, lately: SystemTime
     match (last.stage, good) {
         (Stage::Pending | Stage::Uninstalling, Some(good)) => Ok(Some(Recovery::Rollback(good))),
         (Stage::Pending | Stage::Uninstalling | Stage::Failed, None) if never_ran => Ok(Some(Recovery::Uninstall)),
+        // Somebody took it down, and that was cut off.
+        (Stage::Uninstalling, None) if last.number == noted => Ok(Some(Recovery::Uninstall)),
         (Stage::Pending | Stage::Uninstalling, None) => Err(Problem::passes(
             "ReleasePending",
             format!(
@@ -607,5 +610,7 @@ mod tests {
         let busy = compare(&web, &target, Some(&killed), false, before);
         assert_eq!(busy.unwrap_err().code, "ReleaseBusy");
         assert_eq!(of(&web, Some(&killed), false), Ok(Action::Run(Phase::Repair, Some(Recovery::Rollback(6)))));
+        let half = release(Some("web"), &[(6, Stage::Uninstalling), (5, Stage::Superseded)]);
+        assert_eq!(of(&web, Some(&half), false), Ok(Action::Run(Phase::Repair, Some(Recovery::Uninstall))));
     }
 }

@@ -2,7 +2,10 @@
 //! somebody removed or changed, without a process for each release. A release of ours has labels of ours, which helm takes
 //! along from revision to revision.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, api::ListParams};
@@ -64,7 +67,7 @@ pub struct Revision {
     pub fingerprint: Option<String>,
     /// The chart's version, if we made it.
     pub version: Option<String>,
-    /// When it was begun.
+    /// When it came to its state.
     pub begun: Option<SystemTime>,
 }
 
@@ -83,6 +86,13 @@ impl Release {
     /// The newest revision.
     pub fn last(&self) -> &Revision {
         &self.revisions[0]
+    }
+
+    /// The newest revision, if it runs and is made of what the revision `good` was: helm went back to that.
+    pub fn back_to(&self, good: u64) -> Option<u64> {
+        let last = self.last();
+        let same = |one: &&Revision| one.number == good && one.fingerprint == last.fingerprint;
+        (last.stage == Stage::Deployed && self.revisions.iter().find(same).is_some()).then_some(last.number)
     }
 
     /// The last revision that ran, as its labels say.
@@ -104,7 +114,9 @@ fn gather(secrets: impl Iterator<Item = kube::core::ObjectMeta>) -> Releases {
             let (namespace, name) = (meta.namespace.clone()?, labels.get("name")?.clone());
             let (stage, fingerprint) = (Stage::of(labels.get("status")?), labels.get(FINGERPRINT).cloned());
             let version = labels.get(VERSION).map(|text| text.replace('_', "+"));
-            let begun = meta.creation_timestamp.as_ref().map(|time| SystemTime::from(time.0));
+            let seconds = labels.get("modifiedAt").and_then(|text| text.parse().ok());
+            let changed = seconds.and_then(|at| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(at)));
+            let begun = changed.or_else(|| Some(SystemTime::from(meta.creation_timestamp.as_ref()?.0)));
             Some((namespace, name, Revision { number, stage, fingerprint, version, begun }))
         };
         let Some((namespace, name, revision)) = read() else { continue };

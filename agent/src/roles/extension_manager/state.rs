@@ -363,6 +363,9 @@ impl Status {
 
     /// It failed at `tried`, which is tried again later if the problem may pass.
     pub fn failed(&mut self, generation: i64, tried: &str, problem: &Problem, now: SystemTime) {
+        if problem.fault == Fault::Extension {
+            self.record.held_up_since = None;
+        }
         self.put_off(tried, problem, AGAIN_MAX, now);
         self.observed_generation = generation;
         self.state = Some(ObjectState::Failed);
