@@ -124,6 +124,7 @@ impl Site {
             text("extensions.helm", cluster().get("CLUSTER_HELM")),
             text("extensions.work_dir", &catalogue.dir.display().to_string()),
             text("extensions.timeout", TIMEOUT),
+            text("extensions.catalogue_interval", "5s"),
         ];
         let mut dev_args = vec!["--set", folder.as_str()];
         for setting in &settings {

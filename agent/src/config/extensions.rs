@@ -22,6 +22,10 @@ const WORK_DIR: &str = "/tmp";
 const TIMEOUT: Duration = Duration::from_secs(300);
 const TIMEOUT_MIN: Duration = Duration::from_secs(5);
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+/// How often the catalogue is looked at, and what an operator may set.
+const CATALOGUE_INTERVAL: Duration = Duration::from_secs(180);
+const CATALOGUE_INTERVAL_MIN: Duration = Duration::from_secs(5);
+const CATALOGUE_INTERVAL_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Extension types that an operator may name.
 const TYPES_MAX: usize = 1000;
 
@@ -45,6 +49,7 @@ pub(super) const TABLE: Table = table(
         Key::default("helm", "\"/helm\"", "The program helm, version 4."),
         Key::default("work_dir", "\"/tmp\"", "A folder in memory for charts and values while helm runs."),
         Key::default("timeout", "\"5m\"", "How long helm waits for a chart's objects to be ready, and for each hook."),
+        Key::default("catalogue_interval", "\"3m\"", "How often the gateway is asked for a newer catalogue."),
         Key::example(
             "allowed_types",
             "[\"example.web\"]",
@@ -68,6 +73,8 @@ pub struct Extensions {
     pub work_dir: PathBuf,
     /// How long helm waits for a chart's objects to be ready, and for each hook.
     pub timeout: Duration,
+    /// How often the gateway is asked for a newer catalogue.
+    pub catalogue_interval: Duration,
     /// The types that may be installed; none named: all.
     pub allowed_types: Option<Vec<String>>,
 }
@@ -97,6 +104,8 @@ pub(super) fn read(mut section: Section, roles: RoleSet, out: &mut Faults) -> Ex
     let helm = section.path("helm", out).unwrap_or_else(|| HELM.into());
     let work_dir = section.path("work_dir", out).unwrap_or_else(|| WORK_DIR.into());
     let timeout = section.duration("timeout", TIMEOUT_MIN..=TIMEOUT_MAX, out).unwrap_or(TIMEOUT);
+    let range = CATALOGUE_INTERVAL_MIN..=CATALOGUE_INTERVAL_MAX;
+    let catalogue_interval = section.duration("catalogue_interval", range, out).unwrap_or(CATALOGUE_INTERVAL);
     let allowed_types = section.texts("allowed_types", out);
     if allowed_types.as_ref().is_some_and(|types| types.len() > TYPES_MAX) {
         out.push(section.key("allowed_types"), format_args!("expected at most {TYPES_MAX}"));
@@ -105,7 +114,7 @@ pub(super) fn read(mut section: Section, roles: RoleSet, out: &mut Faults) -> Ex
         out.push(section.key("helm"), is_for(Deployment::ExtensionManager, "it runs helm"));
     }
     section.end(out);
-    Extensions { keys, key_files, catalogue, helm, work_dir, timeout, allowed_types }
+    Extensions { keys, key_files, catalogue, helm, work_dir, timeout, catalogue_interval, allowed_types }
 }
 
 #[cfg(test)]

@@ -176,7 +176,7 @@ impl<G: Gateway> ExtensionManager<G> {
             tokio::time::sleep(LOAD_AGAIN).await;
         }
         let (gateway, store) = (&self.gateway, &self.store);
-        let catalogue = Catalogue::new(gateway, store, self.pinned.clone(), clock.clone());
+        let catalogue = Catalogue::new(gateway, store, self.pinned.clone(), clock.clone(), settings.catalogue_interval);
         let follow = Follow::new(gateway, store, cluster);
         let converge = Converge {
             client,

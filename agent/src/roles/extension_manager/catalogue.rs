@@ -25,8 +25,7 @@ use super::{
 };
 use crate::{chain, identity::clock::SharedClock};
 
-/// How often the index is fetched, and how soon again when that failed or somebody waits for it.
-const LOOK: Duration = Duration::from_secs(180);
+/// How soon the index is fetched again when that failed.
 const LOOK_AGAIN: Duration = Duration::from_secs(15);
 /// Between two looks, however many wait.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -65,6 +64,8 @@ pub struct Catalogue<'a, G> {
     store: &'a Store,
     pinned: Pinned,
     clock: SharedClock,
+    /// How often the index is fetched.
+    interval: Duration,
     known: watch::Sender<Known>,
     charts: Mutex<VecDeque<(Sha256, Arc<VerifiedChart>)>>,
     /// The digest of the index in use.
@@ -73,10 +74,10 @@ pub struct Catalogue<'a, G> {
 }
 
 impl<'a, G: Gateway> Catalogue<'a, G> {
-    /// Of the gateway, by what is pinned.
-    pub fn new(gateway: &'a G, store: &'a Store, pinned: Pinned, clock: SharedClock) -> Self {
+    /// Of the gateway, by what is pinned; its index is fetched so often.
+    pub fn new(gateway: &'a G, store: &'a Store, pinned: Pinned, clock: SharedClock, interval: Duration) -> Self {
         let (known, charts) = (watch::Sender::default(), Mutex::default());
-        Self { gateway, store, pinned, clock, known, charts, digest: Mutex::default(), wanted: Notify::new() }
+        Self { gateway, store, pinned, clock, interval, known, charts, digest: Mutex::default(), wanted: Notify::new() }
     }
 
     /// The index in use, and changes of it.
@@ -107,7 +108,7 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
             if let Some(problem) = &problem {
                 tracing::debug!(code = problem.code, problem = problem.message, "the catalogue's index is not used");
             }
-            let wait = if problem.is_some() { LOOK_AGAIN } else { LOOK };
+            let wait = if problem.is_some() { LOOK_AGAIN.min(self.interval) } else { self.interval };
             self.known.send_if_modified(|known| {
                 let changed = known.problem != problem;
                 known.problem = problem;

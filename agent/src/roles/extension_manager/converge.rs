@@ -45,6 +45,8 @@ const RELOAD: Duration = Duration::from_secs(60);
 const FACTS: Duration = Duration::from_secs(120);
 /// How long an extension waits for the catalogue or its protected settings before it is told to have failed.
 const WAIT: Duration = Duration::from_secs(180);
+/// How long the gateway is asked for a newer index before what this one has not is told to have failed.
+const ASKED: Duration = Duration::from_secs(8);
 /// How often a running helm's objects are looked at.
 const WATCH: Duration = Duration::from_secs(3);
 /// Characters of a label's value.
@@ -346,8 +348,11 @@ impl<G: Gateway> Converge<'_, G> {
             Err(problem) => {
                 if matches!(problem.code, "UnknownType" | "UnknownVersion" | "NoVersion") && !self.is_failed(extension)
                 {
-                    // The gateway may have a newer index than this cluster knows.
+                    // The gateway may have a newer index than this cluster knows: it is asked first.
                     self.catalogue.look_soon();
+                    if self.waited(extension) < ASKED {
+                        return self.wait(extension, "WaitingForCatalogue", problem, false).await;
+                    }
                 }
                 let attempt = format!("target/{generation}/{}", verified.index().revision);
                 self.fail(extension, &attempt, &problem).await;

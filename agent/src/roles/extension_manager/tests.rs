@@ -364,7 +364,7 @@ async fn accepted(map: &Map, keys: &[&SigningKey], sent: CatalogueIndex) -> Resu
     *gateway.index.lock().unwrap() = Some(sent);
     let store = store(map);
     let pinned = Pinned { keys: keys.iter().map(|key| key.public()).collect(), catalogue: None };
-    let catalogue = Catalogue::new(&gateway, &store, pinned, Arc::new(SystemClock));
+    let catalogue = Catalogue::new(&gateway, &store, pinned, Arc::new(SystemClock), Duration::from_secs(180));
     let known = catalogue.known();
     tokio::select! {
         () = catalogue.run() => {}
@@ -425,7 +425,7 @@ async fn e2_chart_with_another_digest_is_not_opened() {
     let release = &verified.index().types[0].versions[0];
     let (gateway, store) = (Scripted::default(), store(&map));
     let pinned = Pinned { keys: vec![own.public()], catalogue: None };
-    let catalogue = Catalogue::new(&gateway, &store, pinned, Arc::new(SystemClock));
+    let catalogue = Catalogue::new(&gateway, &store, pinned, Arc::new(SystemClock), Duration::from_secs(180));
     let give = |bytes: Vec<u8>| drop(gateway.charts.lock().unwrap().insert(release.chart.sha256, bytes.into()));
     assert_eq!(catalogue.chart(&verified, "example.web", release).await.unwrap_err().code, "ChartNotFetched");
     let good = testing::chart(&testing::metadata("web", "1.0.0"), &[]);
