@@ -547,8 +547,9 @@ mod tests {
 
     #[tokio::test]
     async fn helm_that_is_told_to_end_ends_and_no_other_begins() {
+        // The sleep is there before it is told to end, or it would be told nothing and keep the outputs open.
         let (dir, helm) =
-            script("trap 'echo told >$TMPDIR/../told; exit 1' TERM; touch $TMPDIR/../begun; sleep 60 & wait");
+            script("trap 'echo told >$TMPDIR/../told; exit 1' TERM; sleep 60 & touch $TMPDIR/../begun; wait");
         let arguments = arguments();
         let mut run = std::pin::pin!(helm.run(&arguments, Duration::from_secs(60)));
         let begun = async {
