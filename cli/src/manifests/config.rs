@@ -128,6 +128,7 @@ fn extensions(values: &Values, namespace: &str) -> String {
     out.table("extensions");
     out.key("catalogue_keys", &extensions.catalogue_keys);
     out.key("timeout", &extensions.timeout);
+    out.key("catalogue_interval", &extensions.catalogue_interval);
     out.optional("catalogue_id", &extensions.catalogue_id, &extensions.catalogue_id);
     if !extensions.allowed_types.is_empty() {
         out.key("allowed_types", &extensions.allowed_types);

@@ -165,6 +165,7 @@ via = {{ printf "clusterconnect-agent.%s.svc:%d" .Release.Namespace (int .Values
 {{- with .Values.extensions }}
 catalogue_keys = {{ toJson .catalogueKeys }}
 timeout = {{ toJson .timeout }}
+catalogue_interval = {{ toJson .catalogueInterval }}
 {{- with .catalogueId }}
 catalogue_id = {{ toJson . }}
 {{- end }}
