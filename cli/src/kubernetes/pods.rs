@@ -28,6 +28,8 @@ pub struct PodState {
     pub name: String,
     /// Whether all of its containers are ready.
     pub ready: bool,
+    /// Whether it is on its way out.
+    pub going: bool,
     /// Its phase, and why a container waits or ended.
     pub state: String,
 }
@@ -50,7 +52,8 @@ impl PodState {
                 state += &format!("; restarted {restarts} times");
             }
         }
-        Self { name: pod["metadata"]["name"].as_str().unwrap_or_default().to_owned(), ready, state }
+        let going = !pod["metadata"]["deletionTimestamp"].is_null();
+        Self { name: pod["metadata"]["name"].as_str().unwrap_or_default().to_owned(), ready, going, state }
     }
 }
 
@@ -249,7 +252,7 @@ impl Kubernetes {
             return vec![format!("there are no pods in {namespace}{last}")];
         }
         let mut lines = Vec::new();
-        for pod in pods.iter().filter(|pod| !pod.ready) {
+        for pod in pods.iter().filter(|pod| !pod.ready && !pod.going) {
             let event = self.events(namespace, Some(&pod.name)).await.pop().unwrap_or_else(|| "none".to_owned());
             let log = self.log(namespace, &pod.name, 1).await.unwrap_or_default();
             let log = if log.trim().is_empty() { "nothing".to_owned() } else { short(&log) };
@@ -328,6 +331,7 @@ mod tests {
         let mut going = pod("p", waits("InvalidImageName"));
         going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         assert_eq!(Obstacle::of_pod(&going), None);
+        assert!(PodState::of(&going).going && !PodState::of(&pod("p", waits("InvalidImageName"))).going);
     }
 
     /// A wrong image is put right by another run, whose rollout begins while the wrong pod is still there.

@@ -241,6 +241,8 @@ async fn states(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> F
     };
     let text: Vec<String> = pods.iter().map(|pod| format!("{} ready={} {}", pod.name, pod.ready, pod.state)).collect();
     bundle.put("agent_state.txt", &text.join("\n"));
+    // What is on its way out was followed by another pod.
+    let pods: Vec<_> = pods.into_iter().filter(|pod| !pod.going).collect();
     let missing = [AGENT, MANAGER].into_iter().find(|name| !pods.iter().any(|pod| pod.name.starts_with(name)));
     if let Some(name) = missing {
         let why = cluster.events(namespace, None).await.join("\n");
