@@ -138,6 +138,15 @@ impl Call {
         })
     }
 
+    /// The number in the query behind which news are asked for; `what` it is called.
+    fn after(&self, what: &str) -> Result<Option<i64>, ApiError> {
+        let Some(text) = self.parameter("after") else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| {
+            let message = format!("The query parameter 'after' must be a {what}, a whole number.");
+            ApiError::bad_request("InvalidQueryParameterValue", message).at("after")
+        })
+    }
+
     /// A parameter of the query.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())

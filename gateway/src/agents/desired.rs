@@ -13,13 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(55);
 
 /// The answer.
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
-    let after = match call.parameter("after") {
-        None => None,
-        Some(text) => Some(text.parse::<i64>().map_err(|_| {
-            let message = "The query parameter 'after' must be a revision, a whole number.";
-            ApiError::bad_request("InvalidQueryParameterValue", message).at("after")
-        })?),
-    };
+    let after = call.after("revision")?;
     let mut changes = call.core.snapshots.watch();
     let news = async {
         loop {

@@ -14,13 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(55);
 
 /// `GET /v1/objects?after=<position>`.
 pub async fn follow(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
-    let after = match call.parameter("after") {
-        None => None,
-        Some(text) => Some(text.parse::<i64>().map_err(|_| {
-            let message = "The query parameter 'after' must be a position, a whole number.";
-            ApiError::bad_request("InvalidQueryParameterValue", message).at("after")
-        })?),
-    };
+    let after = call.after("position")?;
     let cluster = key(agent)?;
     let mut changes = call.control.followers.follow(&cluster);
     let until = tokio::time::Instant::now() + PATIENCE;

@@ -176,8 +176,7 @@ impl Control {
         let (state, is_end) = (status.state, status.state.is_end());
         let (status, events) = bounded(status);
         let new = Told { generation, told_ms: now_ms, status };
-        let kept = self.store.keep_told(&stored.key, &new, |old| with_events(old, events)).await?;
-        if kept.is_none() {
+        if !self.store.keep_told(&stored.key, &new, |old| with_events(old, events)).await? {
             return Ok(false);
         }
         // It was to be deleted, and that had failed: now it is gone.

@@ -205,10 +205,10 @@ impl Kind for Extensions {
             if let (false, Some(scope)) = (own.contains_key("scope"), kept("scope")) {
                 own.insert("scope".to_owned(), scope.clone());
             }
-            if let Some(index) = writing.control.catalogue() {
-                // What it was before stays possible, also where the catalogue has withdrawn it since.
-                let same = ["extensionType", "version", "releaseTrain"].iter().all(|name| own.get(*name) == kept(name));
-                catalogued(own, &index, !same)?;
+            // What it was before stays possible, also where the catalogue has withdrawn it since.
+            let same = ["extensionType", "version", "releaseTrain"].iter().all(|name| own.get(*name) == kept(name));
+            if let Some(index) = writing.control.catalogue().filter(|_| !same) {
+                catalogued(own, &index)?;
             }
             scope(own)?;
             upgrades(own)?;
@@ -292,10 +292,7 @@ fn provisioning_state(told: Option<&Told>, generation: i64, deleting: bool) -> &
 
 /// Refuses early what no version of the gateway's catalogue is; the cluster looks at its own, verified copy again. Fills in
 /// the scope of the type where none is named.
-fn catalogued(own: &mut Map<String, Value>, index: &Index, changed: bool) -> Result<(), ApiError> {
-    if !changed {
-        return Ok(());
-    }
+fn catalogued(own: &mut Map<String, Value>, index: &Index) -> Result<(), ApiError> {
     let text = |name: &str| own.get(name).and_then(Value::as_str).map(str::to_owned);
     let wrong = |code: &str, message: String, at: &str| {
         Err(ApiError::bad_request(code, message).at(format!("properties.{at}")))

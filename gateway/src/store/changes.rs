@@ -3,7 +3,7 @@
 //! A follower loads everything ([`Store::revision`] first, then [`Store::page`] of each kind), then asks
 //! [`Store::changes`] from that revision on: what it loaded may already be newer, and is then told again, never less.
 
-use sqlx::Row;
+use sqlx::{Row, any::AnyRow};
 
 use super::{
     Backend, Store, StoreError, Together,
@@ -88,6 +88,19 @@ pub(super) const CHILDREN_DELETED: &str = "SELECT revision, resource_key, kind F
                                            AND revision <= $2 AND kind = $3 AND resource_key > $4 \
                                            AND resource_key < $5 ORDER BY revision, resource_key";
 
+/// Rows of deletions and of puts as changes, oldest first.
+async fn in_order(deleted: &[AnyRow], put: &[AnyRow]) -> Result<Vec<Change>, StoreError> {
+    let mut changes = Vec::with_capacity(deleted.len() + put.len());
+    for row in deleted {
+        let (revision, key, kind) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        changes.push(Change::Deleted { key, kind, revision });
+    }
+    changes.extend(each(put, stored).await?.into_iter().map(Change::Put));
+    // Stable: deletions of a revision stay before its puts.
+    changes.sort_by_key(Change::revision);
+    Ok(changes)
+}
+
 impl Store {
     /// What of a kind has changed at one parent since a revision, up to `rows` puts and all deletions between them, more
     /// only where one revision alone has more; everything where `since` is none, or nobody knows any more.
@@ -119,13 +132,7 @@ impl Store {
             None => Vec::new(),
         };
         view.roll_back().await?;
-        let mut changes = Vec::with_capacity(deleted.len() + put.len());
-        for row in &deleted {
-            let (revision, key, kind) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-            changes.push(Change::Deleted { key, kind, revision });
-        }
-        changes.extend(each(&put, stored).await?.into_iter().map(Change::Put));
-        changes.sort_by_key(Change::revision);
+        let changes = in_order(&deleted, &put).await?;
         Ok(Page { position: upto, whole: known.is_none(), more: upto < newest, changes })
     }
 
@@ -157,15 +164,7 @@ impl Store {
         let deleted = sqlx::query(DELETED).bind(since).bind(upto).fetch_all(view.connection()).await?;
         let put = sqlx::query(select(PUT)).bind(since).bind(upto).fetch_all(view.connection()).await?;
         view.roll_back().await?;
-        let mut changes = Vec::with_capacity(deleted.len() + put.len());
-        for row in &deleted {
-            let (revision, key, kind) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-            changes.push(Change::Deleted { key, kind, revision });
-        }
-        changes.extend(each(&put, stored).await?.into_iter().map(Change::Put));
-        // Stable: deletions of a revision stay before its puts.
-        changes.sort_by_key(Change::revision);
-        Ok(Changes::Since(changes))
+        Ok(Changes::Since(in_order(&deleted, &put).await?))
     }
 
     /// Forgets deletions older than a revision; who knows nothing newer than that gets [`Changes::TooOld`]. How many.

@@ -7,7 +7,10 @@ use std::collections::HashMap;
 use serde_json::Value;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{Store, StoreError, Together, is_text, resources::below};
+use super::{
+    Store, StoreError, Together, is_text,
+    resources::{below, revision_of},
+};
 
 /// Keys that one statement names.
 const KEYS_AT_ONCE: usize = 400;
@@ -65,23 +68,21 @@ impl Store {
     }
 
     /// Keeps what is told of a resource, and its events as `with` makes them of those that are kept. Of an older
-    /// generation than what was told already only the events are kept. `None`: there is no such resource; else what was
-    /// told before.
+    /// generation than what was told already only the events are kept. Whether there is such a resource.
     pub async fn keep_told(
         &self,
         key: &str,
         new: &Told,
         with: impl FnOnce(Vec<Value>) -> Vec<Value>,
-    ) -> Result<Option<Option<Told>>, StoreError> {
+    ) -> Result<bool, StoreError> {
         let text = new.status.to_string();
         if !is_text(key) || !is_text(&text) {
-            return Ok(None);
+            return Ok(false);
         }
         let mut together = Together::begin(&self.writers, self.begin()).await?;
-        let sql = "SELECT revision FROM resources WHERE resource_key = $1";
-        if sqlx::query(sql).bind(key).fetch_optional(together.connection()).await?.is_none() {
+        if revision_of(together.connection(), key).await?.is_none() {
             together.roll_back().await?;
-            return Ok(None);
+            return Ok(false);
         }
         let sql = "SELECT resource_key, generation, told_ms, status, events FROM statuses WHERE resource_key = $1";
         let row = sqlx::query(sql).bind(key).fetch_optional(together.connection()).await?;
@@ -100,7 +101,7 @@ impl Store {
         let query = sqlx::query(sql).bind(key).bind(new.generation).bind(new.told_ms).bind(&text).bind(&kept);
         query.execute(together.connection()).await?;
         together.commit().await?;
-        Ok(Some(old))
+        Ok(true)
     }
 
     /// Keys of resources whose protected settings were to be kept until an instant that has passed, so many at most.

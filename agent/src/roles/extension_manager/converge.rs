@@ -213,9 +213,7 @@ impl<G: Gateway> Converge<'_, G> {
         if is_new || !status.state.is_some_and(ObjectState::is_end) {
             status = working(status, &extension.wanted);
         }
-        let phase = phase_of(extension);
-        let happened = Happened { phase, warning: true, reason: problem.code, message: &problem.message, object: None };
-        status.event(operation(extension), &happened, now);
+        note(&mut status, extension, problem, now);
         tracing::info!(
             extension = extension.name,
             code = problem.code,
@@ -240,9 +238,7 @@ impl<G: Gateway> Converge<'_, G> {
         }
         let mut status = known;
         status.failed(generation, attempt, problem, now);
-        let phase = phase_of(extension);
-        let happened = Happened { phase, warning: true, reason: problem.code, message: &problem.message, object: None };
-        status.event(operation(extension), &happened, now);
+        note(&mut status, extension, problem, now);
         tracing::warn!(
             extension = extension.name,
             code = problem.code,
@@ -851,6 +847,13 @@ fn read_back(extension: &Extension, releases: &Releases) -> Option<Extension> {
     let version = own.filter(is_own).find_map(|release| release.ran()?.version.clone())?;
     let status = Status { current_version: Some(version), ..status.clone() };
     Some(Extension { status, ..extension.clone() })
+}
+
+/// Keeps a problem among the events.
+fn note(status: &mut Status, extension: &Extension, problem: &Problem, now: SystemTime) {
+    let phase = phase_of(extension);
+    let happened = Happened { phase, warning: true, reason: problem.code, message: &problem.message, object: None };
+    status.event(operation(extension), &happened, now);
 }
 
 fn phase_of(extension: &Extension) -> Phase {

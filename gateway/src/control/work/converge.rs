@@ -34,13 +34,19 @@ pub(super) fn state(told: Option<&Told>, generation: i64) -> Option<ObjectState>
     serde_json::from_value(told.status["state"].clone()).ok()
 }
 
+/// Why it failed, as the cluster told it.
+pub(super) fn error(told: Option<Told>, unsaid: &str) -> Value {
+    let error = told.map(|told| told.status["error"].clone()).filter(Value::is_object);
+    error.unwrap_or_else(|| json!({"code": "ExtensionOperationFailed", "message": unsaid}))
+}
+
 impl Work for Converge {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn waits_for(&self, _: &Operation) -> String {
-        late().to_owned()
+        LATE.to_owned()
     }
 
     fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
@@ -55,9 +61,8 @@ impl Work for Converge {
             match state(told.as_ref(), wanted) {
                 Some(ObjectState::Succeeded) => Ok(Step::Ends(Batch::default())),
                 Some(ObjectState::Failed) => {
-                    let error = told.map(|told| told.status["error"].clone()).filter(Value::is_object);
-                    let unsaid = || json!({"code": "ExtensionOperationFailed", "message": "The cluster says that it failed, and not why; see towline extension show."});
-                    Ok(Step::Fails(error.unwrap_or_else(unsaid)))
+                    let unsaid = "The cluster says that it failed, and not why; see towline extension show.";
+                    Ok(Step::Fails(error(told, unsaid)))
                 }
                 _ => Ok(Step::Waits(i64::MAX)),
             }
@@ -66,15 +71,13 @@ impl Work for Converge {
 
     fn gives_up<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Batch, String>> {
         Box::pin(async move {
-            failed(control, operation, late()).await?;
+            failed(control, operation, LATE).await?;
             Ok(Batch::default())
         })
     }
 }
 
-fn late() -> &'static str {
-    "The cluster has not said within 48 hours that it is done: it is offline, or its extension-manager does not run. It goes on with it when it is back."
-}
+const LATE: &str = "The cluster has not said within 48 hours that it is done: it is offline, or its extension-manager does not run. It goes on with it when it is back.";
 
 /// Has a resource say that what an operation wanted has failed, unless the cluster has told something newer.
 pub(super) async fn failed(control: &Control, operation: &Operation, message: &str) -> Result<(), String> {

@@ -7,7 +7,7 @@ use types::{agent_api::ObjectState, api::ResourceId};
 
 use super::{
     Step, Work,
-    converge::{failed, generation, state},
+    converge::{error, failed, generation, state},
 };
 use crate::{
     control::{Control, objects::mark_deleting},
@@ -31,6 +31,13 @@ pub fn work(by: &str, generation: i64) -> Value {
 }
 
 const LATE: &str = "The cluster has not said within 48 hours that it is gone from it: it is offline, or its extension-manager does not run. Delete it again when the cluster is back, or with forceDelete=true, which leaves behind what is in the cluster while it is offline.";
+
+/// It is there on, because its deletion failed.
+fn stays(mut stored: Stored) -> Batch {
+    let revision = stored.revision;
+    mark_deleting(&mut stored, false);
+    Batch { puts: vec![(stored, Expect::Revision(revision))], ..Batch::default() }
+}
 
 impl Work for TakeDown {
     fn name(&self) -> &'static str {
@@ -64,13 +71,8 @@ impl Work for TakeDown {
             };
             match state(told.as_ref(), generation(operation)) {
                 Some(ObjectState::Failed) => {
-                    let told = told.map(|told| told.status["error"].clone()).filter(Value::is_object);
-                    let unsaid = || json!({"code": "ExtensionOperationFailed", "message": "The cluster says that it could not be taken down, and not why."});
-                    let mut stored = stored;
-                    let revision = stored.revision;
-                    mark_deleting(&mut stored, false);
-                    let batch = Batch { puts: vec![(stored, Expect::Revision(revision))], ..Batch::default() };
-                    Ok(Step::FailsWith(batch, told.unwrap_or_else(unsaid)))
+                    let unsaid = "The cluster says that it could not be taken down, and not why.";
+                    Ok(Step::FailsWith(stays(stored), error(told, unsaid)))
                 }
                 state if never || state == Some(ObjectState::Deleted) => {
                     let deletes = vec![(stored.key, Expect::Revision(stored.revision))];
@@ -85,10 +87,7 @@ impl Work for TakeDown {
         Box::pin(async move {
             failed(control, operation, LATE).await?;
             let stored = control.store.get(&operation.resource).await.map_err(|error| daemon::chain(&error))?;
-            let Some(mut stored) = stored.filter(|stored| stored.is_deleting()) else { return Ok(Batch::default()) };
-            let revision = stored.revision;
-            mark_deleting(&mut stored, false);
-            Ok(Batch { puts: vec![(stored, Expect::Revision(revision))], ..Batch::default() })
+            Ok(stored.filter(Stored::is_deleting).map(stays).unwrap_or_default())
         })
     }
 }
