@@ -411,6 +411,8 @@ mod tests {
             error: None,
             statuses: vec![line; 1000],
             events: vec![event(1, &long, 1); 1000],
+            details: None,
+            parts: None,
         };
         let (status, events) = bounded(told);
         assert!(status["statuses"].as_array().is_some_and(|lines| (1..=LINES).contains(&lines.len())));

@@ -49,8 +49,9 @@ pub mod paths {
     pub const METRICS: &str = "/v1/metrics";
     /// POST: log lines, one JSON object each (D2).
     pub const LOGS: &str = "/v1/logs";
-    /// GET `?after=<position>` → [`super::Objects`]: what is wanted in this cluster, such as extensions (E1); waits up to
-    /// a minute for something newer. Without `after`: from the beginning.
+    /// GET `?after=<position>&kind=<full type>` → [`super::Objects`]: what is wanted in this cluster, such as extensions
+    /// (E1); waits up to a minute for something newer. Without `after`: from the beginning. Without `kind`: of all kinds;
+    /// positions are comparable only between questions for the same.
     pub const OBJECTS: &str = "/v1/objects";
     /// POST [`super::ProtectedQuestion`] → [`super::ProtectedSettings`] (E6).
     pub const PROTECTED: &str = "/v1/objects/protected";
@@ -435,6 +436,40 @@ pub struct ObjectStatus {
     /// What happened (D4): the oldest first, those that were not told yet or may not have been.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<ObjectEvent>,
+    /// What its kind shows beside: an object, [`DETAILS_BYTES`] at most. Of a flux configuration (G6): `complianceState`,
+    /// `repositoryPublicKey`, `sourceSyncedCommitId`, `sourceUpdatedAt`, `statusUpdatedAt` and `errorMessage`, each as the
+    /// resource shows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<serde_json::Value>,
+    /// What is told of its parts, if something of them has changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<Parts>,
+}
+
+/// Bytes of [`ObjectStatus::details`] at most.
+pub const DETAILS_BYTES: usize = 16 * 1024;
+/// Parts of an object at most, of which a cluster tells.
+pub const PARTS_OF_AN_OBJECT: usize = 10_000;
+/// Bytes of the name of a part at most.
+pub const PART_NAME_BYTES: usize = 600;
+/// Bytes of what is told of one part at most, as JSON.
+pub const PART_BYTES: usize = 4 * 1024;
+
+/// What is told of the parts of an object, such as the Kubernetes objects that a flux configuration applied (G6): those
+/// that have changed since the last message about it. More than one message takes follow one another.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Parts {
+    /// [`Parts::position`] of the message on which this one builds. Absent: on none; what was told before is forgotten.
+    /// Where the gateway knows another, it takes no parts of this message and wants them again
+    /// ([`ObjectStatusesAnswer::again`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u64>,
+    /// Names this message: another number than of all before.
+    pub position: u64,
+    /// What is told of each part, by a name that is its own among the parts of the object; `null`: it is there no more.
+    /// Of a flux configuration: what the resource shows in `statuses`.
+    pub values: BTreeMap<String, Option<serde_json::Value>>,
 }
 
 /// An error as ARM has it.
@@ -498,6 +533,9 @@ pub struct ObjectStatusesAnswer {
     /// Ids of objects that are none of this cluster, or no more.
     #[serde(default)]
     pub unknown: Vec<String>,
+    /// Ids of objects of whose [`Parts`] the gateway has lost something: they are to be told from the beginning.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub again: Vec<String>,
 }
 
 /// Bytes of a chart's archive at most, as the catalogue has it.

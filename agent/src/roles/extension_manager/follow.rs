@@ -241,6 +241,8 @@ impl<'a, G: Gateway> Follow<'a, G> {
                 error: (!object.deleting).then(|| ObjectError { code: code.to_owned(), message }),
                 statuses: Vec::new(),
                 events: Vec::new(),
+                details: None,
+                parts: None,
             });
         }
         drop(refused);

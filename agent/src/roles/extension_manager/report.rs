@@ -64,6 +64,8 @@ fn untold(extension: &Extension) -> Option<(ObjectStatus, Told)> {
         error: status.error_info.clone(),
         statuses: status.statuses.clone(),
         events,
+        details: None,
+        parts: None,
     };
     Some((status, next))
 }

@@ -168,7 +168,7 @@ impl Gateway for Scripted {
     fn statuses<'a>(&'a self, statuses: &'a ObjectStatuses) -> Asked<'a, ObjectStatusesAnswer> {
         self.told.lock().unwrap().push(statuses.clone());
         let unknown = self.unknown.lock().unwrap().clone();
-        Box::pin(async move { Ok(ObjectStatusesAnswer { unknown }) })
+        Box::pin(async move { Ok(ObjectStatusesAnswer { unknown, ..ObjectStatusesAnswer::default() }) })
     }
 
     fn catalogue(&self, _: Option<Sha256>) -> Asked<'_, Option<CatalogueIndex>> {

@@ -69,6 +69,8 @@ fn status(cluster: &str, name: &str, generation: i64, state: ObjectState) -> Obj
         error: None,
         statuses: Vec::new(),
         events: Vec::new(),
+        details: None,
+        parts: None,
     }
 }
 
