@@ -10,12 +10,13 @@ module_of() {
         etcd) echo go.etcd.io/etcd/server/v3 ;;
         helm) echo helm.sh/helm/v4 ;;
         k9s) echo github.com/derailed/k9s ;;
+        source-controller | kustomize-controller) echo "github.com/fluxcd/$1" ;;
     esac
 }
 
 family_of() {
     case $1 in
-        etcd | helm | k9s) echo "$1" ;;
+        etcd | helm | k9s | source-controller | kustomize-controller) echo "$1" ;;
         *) echo kubernetes ;;
     esac
 }
@@ -26,7 +27,7 @@ package_of() {
         sample-apiserver) echo k8s.io/sample-apiserver ;;
         etcd) echo go.etcd.io/etcd/server/v3 ;;
         helm) echo helm.sh/helm/v4/cmd/helm ;;
-        k9s) echo github.com/derailed/k9s ;;
+        k9s | source-controller | kustomize-controller) module_of "$1" ;;
         *) fail "no such program: $1" ;;
     esac
 }
@@ -35,6 +36,7 @@ package_of() {
 folder_of() {
     case $1 in
         k9s) echo "$here/k9s" ;;
+        source-controller | kustomize-controller) echo "$here/flux" ;;
         *) echo "$here/kubernetes" ;;
     esac
 }
@@ -56,6 +58,9 @@ program() {
     fi
 }
 
+# What is kept of a program's module beside the program.
+share_of() { echo "$cache/$1-$(version_of "$1")/share"; }
+
 old_kubectl() { echo "$cache/kubectl-1.20/bin/kubectl-1.20"; }
 
 build_for_cluster() {
@@ -70,16 +75,22 @@ build() {
     local name
     if (($# == 0)); then
         set -- kubectl etcd kube-apiserver kube-controller-manager kube-scheduler \
-            kubelet kube-proxy helm sample-apiserver
+            kubelet kube-proxy helm sample-apiserver flux
     fi
-    local missing=() apart=()
+    local folder wanted=() missing
     for name in "$@"; do
-        package_of "$name" >/dev/null
-        [[ ! -x $(program "$name") ]] || continue
-        if [[ $name == k9s ]]; then apart+=("$name"); else missing+=("$name"); fi
+        # Flux is two programs.
+        if [[ $name == flux ]]; then wanted+=(source-controller kustomize-controller); else wanted+=("$name"); fi
     done
-    ((!${#missing[@]})) || build_together "${missing[@]}" || return
-    ((!${#apart[@]})) || build_together "${apart[@]}" || return
+    for folder in kubernetes k9s flux; do
+        missing=()
+        for name in "${wanted[@]}"; do
+            package_of "$name" >/dev/null
+            [[ $(folder_of "$name") == "$here/$folder" && ! -x $(program "$name") ]] || continue
+            missing+=("$name")
+        done
+        ((!${#missing[@]})) || build_together "${missing[@]}" || return
+    done
     drop_go_caches
 }
 
@@ -119,12 +130,25 @@ build_together() (
         -ldflags "$(stamps "${names[@]}")" -o "$part/" "${packages[@]}" >&2 || exit
     for name in "${names[@]}"; do
         family=$(family_of "$name")
+        keep_definitions "$family" || exit
         mkdir -p "$(bin_dir_of "$family")"
         mv "$part/$(built_as "$name")" "$(bin_dir_of "$family")/$name" || exit
     done
     rm -rf "$part"
     say "built ${names[*]} in $((SECONDS - begin)) s"
 )
+
+# The definitions of a Flux controller's resources, and its licence: docker/build packs them into the chart, when the
+# sources are gone.
+keep_definitions() {
+    local module share
+    module=$(module_of "$1")
+    [[ $module == github.com/fluxcd/* ]] || return 0
+    share=$(share_of "$1")
+    module=$(GOMODCACHE=$cache/go/modules go list -mod=readonly -modcacherw -m -f '{{.Dir}}' "$module") || return
+    mkdir -p "$share"
+    cp "$module"/config/crd/bases/*.yaml "$module/LICENSE" "$share/"
+}
 
 # The name that go gives a program: the last part of its path that is no version.
 built_as() {
