@@ -17,7 +17,7 @@ mod values;
 pub use self::{
     objects::{namespace, objects, relabel},
     rights::CLUSTER_ADMIN,
-    values::{ExtensionImage, HostAlias, Image, Proxy, Values},
+    values::{ExtensionImage, Gitops, HostAlias, Image, Proxy, Values},
 };
 
 /// The release: part of the objects' labels.
@@ -34,6 +34,9 @@ pub const AGENT: &str = "clusterconnect-agent";
 pub const MANAGER: &str = "controller-manager";
 /// The Deployment that installs extensions, where they are on, and what belongs to it.
 pub const EXTENSIONS: &str = "extension-manager";
+/// The Deployment of the extension microsoft.flux beside the agents, and the ConfigMap of its settings, which is there
+/// wherever extensions are on.
+pub const GITOPS: &str = "fluxconfig-agent";
 /// The Secret of the onboarding key, in `key.pem`.
 pub const ONBOARDING_SECRET: &str = "towline-onboarding";
 /// The Secret of the certificate, which the controller-manager makes.

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use aws_lc_rs::digest;
 use kube::api::{DeleteParams, Patch, PatchParams, PropagationPolicy};
 use serde_json::{Value, json};
 
 use super::{Error, Kubernetes, Place, place, pods::PODS};
-use crate::terminal::say;
+use crate::{manifests::GITOPS, terminal::say};
 
 /// Who applied, as managed fields have it.
 const MANAGER: &str = "towline";
@@ -39,6 +40,22 @@ impl Kubernetes {
         let applied = api.patch(&place.name, &params, &Patch::Apply(manifest)).await.map_err(Error::from);
         applied.with_context(|| format!("apply {place}"))?;
         Ok((place, !was_there))
+    }
+
+    /// Replaces the pods of the extension microsoft.flux beside the agents where their settings have changed: their
+    /// Deployment is of another release, which does not see that. Nothing where there is no such Deployment.
+    pub async fn restart_gitops(&self, namespace: &str, manifests: &[Value]) -> anyhow::Result<()> {
+        let settings = manifests.iter().find(|one| one["kind"] == "ConfigMap" && one["metadata"]["name"] == GITOPS);
+        let place = Place::within(place::DEPLOYMENT, namespace, GITOPS);
+        let Some(settings) = settings else { return Ok(()) };
+        if self.get(&place).await.with_context(|| format!("read {place}"))?.is_none() {
+            return Ok(());
+        }
+        let digest = digest::digest(&digest::SHA256, settings["data"].to_string().as_bytes());
+        let annotations = json!({"towline.io/settings": types::ids::hex(digest.as_ref())});
+        let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
+        let patched = self.api(&place).patch(GITOPS, &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.map(drop).map_err(Error::from).with_context(|| format!("restart {place}"))
     }
 
     /// Waits until a definition is served: its objects cannot be made before.

@@ -10,7 +10,7 @@ use super::{
     place::{CONFIG_MAP, DEPLOYMENT, SECRET},
 };
 use crate::manifests::{
-    AGENT, CONFIG_FILE, EXTENSIONS, HostAlias, MANAGER, PROXY_SECRET, Proxy, VERSION_LABEL, Values,
+    AGENT, CONFIG_FILE, EXTENSIONS, GITOPS, HostAlias, MANAGER, PROXY_SECRET, Proxy, VERSION_LABEL, Values,
 };
 
 /// Read of their own configuration. Does not print.
@@ -50,6 +50,19 @@ pub struct KeptExtensions {
     pub allowed_types: Vec<String>,
     /// The image; one of this program's own version has no tag.
     pub image: Option<String>,
+    /// What fluxConfigurations may do.
+    pub gitops: KeptGitops,
+}
+
+/// What the agent of fluxConfigurations was told; empty lists allow everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeptGitops {
+    /// URLs of sources.
+    pub repositories: Vec<String>,
+    /// `cluster`, `namespace`.
+    pub scopes: Vec<String>,
+    /// Namespaces of configurations.
+    pub namespaces: Vec<String>,
 }
 
 /// The objects that tell; null where there is none.
@@ -60,6 +73,7 @@ struct Told {
     proxy: Value,
     extensions: Value,
     extension_manager: Value,
+    gitops: Value,
 }
 
 impl Kubernetes {
@@ -77,6 +91,7 @@ impl Kubernetes {
             proxy: read(SECRET, PROXY_SECRET).await?,
             extensions: read(CONFIG_MAP, EXTENSIONS).await?,
             extension_manager: read(DEPLOYMENT, EXTENSIONS).await?,
+            gitops: read(CONFIG_MAP, GITOPS).await?,
         };
         told.kept()
     }
@@ -119,7 +134,18 @@ impl Told {
             catalogue: word(Some(table), "catalogue_id"),
             allowed_types: words(table, "allowed_types"),
             image: image(&self.extension_manager),
+            gitops: self.gitops()?,
         }))
+    }
+
+    fn gitops(&self) -> anyhow::Result<KeptGitops> {
+        let config = config(&self.gitops)?;
+        let list = |key: &str| config.get("gitops").map(|table| words(table, key)).unwrap_or_default();
+        Ok(KeptGitops {
+            repositories: list("allowed_repositories"),
+            scopes: list("allowed_scopes"),
+            namespaces: list("allowed_namespaces"),
+        })
     }
 
     fn version(&self) -> Option<&str> {
@@ -182,6 +208,7 @@ mod tests {
             proxy: find("Secret", PROXY_SECRET),
             extensions: find("ConfigMap", EXTENSIONS),
             extension_manager: find("Deployment", EXTENSIONS),
+            gitops: find("ConfigMap", GITOPS),
         }
     }
 
@@ -247,11 +274,18 @@ mod tests {
         values.extensions.catalogue_id = "0123456789abcdef".repeat(2);
         values.extensions.allowed_types = vec!["example.web".to_owned()];
         values.extensions.image.repository = "mirror.example.org:5000/extensions".to_owned();
+        values.gitops.allowed_scopes = vec!["namespace".to_owned()];
+        values.gitops.allowed_repositories = vec!["https://git.example.org/*".to_owned()];
         let expected = KeptExtensions {
             keys: values.extensions.catalogue_keys.clone(),
             catalogue: values.extensions.catalogue_id.clone(),
             allowed_types: values.extensions.allowed_types.clone(),
             image: Some("mirror.example.org:5000/extensions".to_owned()),
+            gitops: KeptGitops {
+                repositories: values.gitops.allowed_repositories.clone(),
+                scopes: values.gitops.allowed_scopes.clone(),
+                namespaces: Vec::new(),
+            },
         };
         assert_eq!(told(&values).kept().unwrap().extensions, Some(expected));
     }

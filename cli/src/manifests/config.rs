@@ -41,6 +41,13 @@ pub fn extension_files(values: &Values, namespace: &str) -> Files {
     files
 }
 
+/// What the agent of fluxConfigurations is configured by. Its Deployment comes with an extension.
+pub fn gitops_files(values: &Values, namespace: &str) -> Files {
+    let mut files = gateway_files(values);
+    files.insert(CONFIG_FILE.to_owned(), gitops(values, namespace));
+    files
+}
+
 fn gateway_files(values: &Values) -> Files {
     let mut files = Files::new();
     keep(&mut files, "gateway-ca.crt", &values.gateway.ca);
@@ -132,6 +139,29 @@ fn extensions(values: &Values, namespace: &str) -> String {
     out.optional("catalogue_id", &extensions.catalogue_id, &extensions.catalogue_id);
     if !extensions.allowed_types.is_empty() {
         out.key("allowed_types", &extensions.allowed_types);
+    }
+    out.table("limits");
+    out.key("drain_grace", &values.limits.drain_grace);
+    log_and_admin(&mut out, values);
+    out.text
+}
+
+fn gitops(values: &Values, namespace: &str) -> String {
+    let mut out = Toml::default();
+    out.key("roles", super::GITOPS);
+    gateway_via(&mut out, values, namespace);
+    identity(&mut out, values);
+    let gitops = &values.gitops;
+    out.table("gitops");
+    out.key("resync_interval", &gitops.resync_interval);
+    for (key, allowed) in [
+        ("allowed_repositories", &gitops.allowed_repositories),
+        ("allowed_scopes", &gitops.allowed_scopes),
+        ("allowed_namespaces", &gitops.allowed_namespaces),
+    ] {
+        if !allowed.is_empty() {
+            out.key(key, allowed);
+        }
     }
     out.table("limits");
     out.key("drain_grace", &values.limits.drain_grace);

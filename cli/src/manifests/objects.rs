@@ -6,7 +6,7 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 
 use super::{
-    AGENT, CONFIG_FILE, EXTENSIONS, MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE,
+    AGENT, CONFIG_FILE, EXTENSIONS, GITOPS, MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE,
     VERSION_LABEL, Values,
     config::{self, Files},
     rights::{self, account_name},
@@ -29,6 +29,8 @@ pub enum Part {
     Manager,
     /// [`EXTENSIONS`].
     Extensions,
+    /// [`GITOPS`].
+    Gitops,
 }
 
 impl Part {
@@ -38,16 +40,21 @@ impl Part {
             Self::Agent => AGENT,
             Self::Manager => MANAGER,
             Self::Extensions => EXTENSIONS,
+            Self::Gitops => GITOPS,
+        }
+    }
+
+    fn app(self) -> &'static str {
+        match self {
+            Self::Agent => "towline-agent",
+            Self::Manager => "towline-controller-manager",
+            Self::Extensions => "towline-extension-manager",
+            Self::Gitops => "towline-fluxconfig-agent",
         }
     }
 
     fn selector(self) -> Value {
-        let name = match self {
-            Self::Agent => "towline-agent",
-            Self::Manager => "towline-controller-manager",
-            Self::Extensions => "towline-extension-manager",
-        };
-        json!({"app.kubernetes.io/name": name, "app.kubernetes.io/instance": RELEASE})
+        json!({"app.kubernetes.io/name": self.app(), "app.kubernetes.io/instance": RELEASE})
     }
 
     fn labels(self) -> Value {
@@ -120,6 +127,7 @@ pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
         let files = config::extension_files(values, namespace);
         all.push(config_map(Part::Extensions, &files, namespace));
         all.push(extension_manager(values, namespace, &files));
+        all.push(config_map(Part::Gitops, &config::gitops_files(values, namespace), namespace));
     }
     all.extend(budget(values, namespace));
     all
@@ -171,6 +179,8 @@ fn network_policy(values: &Values, namespace: &str) -> Value {
     let mut from = vec![json!({"podSelector": {"matchLabels": Part::Manager.selector()}})];
     if values.extensions.enabled {
         from.push(json!({"podSelector": {"matchLabels": Part::Extensions.selector()}}));
+        // The pod is of another release.
+        from.push(json!({"podSelector": {"matchLabels": {"app.kubernetes.io/name": Part::Gitops.app()}}}));
     }
     let mut made = object("networking.k8s.io/v1", "NetworkPolicy", AGENT, Some(namespace), Part::Agent);
     made["spec"] = json!({

@@ -72,6 +72,9 @@ fn sets() -> Vec<(&'static str, Values)> {
                 v.extensions.image.repository = "registry.example.org:5000/extensions".to_owned();
                 v.extensions.image.digest = format!("sha256:{}", "b".repeat(64));
                 v.extensions.work_size = "1Gi".to_owned();
+                v.gitops.allowed_repositories = vec!["https://git.example.org/team/*".to_owned()];
+                v.gitops.allowed_scopes = vec!["namespace".to_owned()];
+                v.gitops.allowed_namespaces = vec!["team-a".to_owned(), "team-b".to_owned()];
                 v.extensions.service_account.annotations.insert("a".to_owned(), "b".to_owned());
                 v.limits.drain_grace = "2m".to_owned();
                 v.pod_labels.insert("team".to_owned(), "a".to_owned());

@@ -16,6 +16,7 @@ pub struct Values {
     pub identity: Identity,
     pub controller_manager: Manager,
     pub extensions: Extensions,
+    pub gitops: Gitops,
     pub network_policy: NetworkPolicy,
     pub identity_tokens: IdentityTokens,
     pub metadata: Metadata,
@@ -76,6 +77,13 @@ section! {
 section! {
     /// Its image.
     ExtensionImage { repository: String, tag: String, digest: String }
+}
+section! {
+    /// What fluxConfigurations may do in the cluster; empty lists allow everything.
+    Gitops {
+        allowed_repositories: Vec<String>, allowed_scopes: Vec<String>, allowed_namespaces: Vec<String>,
+        resync_interval: String,
+    }
 }
 section! {
     /// Who may connect to the pods that hold users' tunnel.

@@ -12,8 +12,8 @@ use super::values::split_image;
 use crate::{
     commands::names,
     failure::{Failure, Outcome},
-    kubernetes::kept::KeptExtensions,
-    manifests::{ExtensionImage, Values},
+    kubernetes::kept::{KeptExtensions, KeptGitops},
+    manifests::{ExtensionImage, Gitops, Values},
 };
 
 /// Which catalogue is trusted, and for what. What is not typed is as it was, where extensions are on.
@@ -32,6 +32,62 @@ pub struct CatalogueArgs {
     /// The image of extension-manager, REPOSITORY[:TAG] or REPOSITORY@sha256:...
     #[arg(long, value_name = "NAME", value_parser = names::image, help_heading = "Extensions")]
     pub extension_image: Option<String>,
+    /// What fluxConfigurations may do.
+    #[command(flatten)]
+    pub gitops: GitopsArgs,
+}
+
+/// What fluxConfigurations of the gateway may do in the cluster, which enforces it. What is not typed is as it was.
+#[derive(Debug, clap::Args, Clone, Default, PartialEq, Eq)]
+pub struct GitopsArgs {
+    /// URL of a source that configurations may use, such as https://git.example.org/team/*; repeat for more; "" for all
+    #[arg(long = "gitops-repository", value_name = "URL", help_heading = "Extensions")]
+    pub repositories: Vec<String>,
+    /// Scope that configurations may have, cluster (as cluster-admin) or namespace (as admin there); repeat for both; ""
+    /// for both
+    #[arg(long = "gitops-scope", value_name = "SCOPE", value_parser = ["cluster", "namespace", ""], help_heading = "Extensions")]
+    pub scopes: Vec<String>,
+    /// Namespace that configurations may be in; repeat for more; "" for all
+    #[arg(long = "gitops-namespace", value_name = "NAME", value_parser = namespace_or_none, help_heading = "Extensions")]
+    pub namespaces: Vec<String>,
+}
+
+fn namespace_or_none(text: &str) -> Result<String, String> {
+    if text.is_empty() { Ok(String::new()) } else { names::namespace(text) }
+}
+
+impl GitopsArgs {
+    fn says_which(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// Over what was said before.
+    fn apply(&self, gitops: &mut Gitops, kept: KeptGitops) {
+        for (allowed, typed, kept) in [
+            (&mut gitops.allowed_repositories, &self.repositories, kept.repositories),
+            (&mut gitops.allowed_scopes, &self.scopes, kept.scopes),
+            (&mut gitops.allowed_namespaces, &self.namespaces, kept.namespaces),
+        ] {
+            *allowed = match typed.as_slice() {
+                [] => kept,
+                typed => typed.iter().filter(|one| !one.is_empty()).cloned().collect(),
+            };
+        }
+    }
+}
+
+/// What may be done there, in words.
+fn bounds(gitops: &Gitops) -> String {
+    let of = |what: &str, allowed: &[String]| match allowed {
+        [] => format!("every {what}"),
+        allowed => format!("{what} {}", allowed.join(", ")),
+    };
+    format!(
+        "fluxConfigurations may use {}, {} and {}",
+        of("repository", &gitops.allowed_repositories),
+        of("scope", &gitops.allowed_scopes),
+        of("namespace", &gitops.allowed_namespaces)
+    )
 }
 
 /// What was typed, read.
@@ -62,8 +118,12 @@ impl Typed {
     }
 
     fn says_which(&self) -> bool {
-        let CatalogueArgs { keys, catalogue_id, allowed_extension_types, extension_image } = &self.args;
-        !keys.is_empty() || catalogue_id.is_some() || !allowed_extension_types.is_empty() || extension_image.is_some()
+        let CatalogueArgs { keys, catalogue_id, allowed_extension_types, extension_image, gitops } = &self.args;
+        gitops.says_which()
+            || !keys.is_empty()
+            || catalogue_id.is_some()
+            || !allowed_extension_types.is_empty()
+            || extension_image.is_some()
     }
 
     /// Over what the extension-manager that is there was told before; returns what to say of it.
@@ -95,6 +155,7 @@ impl Typed {
             let (repository, tag, digest) = split_image(image);
             extensions.image = ExtensionImage { repository, tag, digest };
         }
+        self.args.gitops.apply(&mut values.gitops, kept.gitops);
         let mut said =
             vec!["extension-manager is an administrator of the cluster (ClusterRole cluster-admin)".to_owned()];
         for key in &extensions.catalogue_keys {
@@ -104,6 +165,7 @@ impl Typed {
             [] => "every extension type of that catalogue may be installed".to_owned(),
             types => format!("extension types that may be installed: {}", types.join(", ")),
         });
+        said.push(bounds(&values.gitops));
         Ok(said)
     }
 
@@ -199,6 +261,7 @@ mod tests {
             catalogue: id.clone(),
             allowed_types: vec!["example.web".to_owned()],
             image: Some("r:5000/e".to_owned()),
+            gitops: KeptGitops { scopes: vec!["namespace".to_owned()], ..KeptGitops::default() },
         };
         // Another run, with or without the option, keeps what is there, whatever the gateway says by then.
         for on in [None, Some(true)] {
@@ -206,6 +269,7 @@ mod tests {
             typed(on, &[], &[]).apply(&mut values, Some(kept()), &of(&second)).unwrap();
             let now = &values.extensions;
             assert!(now.enabled && now.catalogue_keys == [first.clone()] && now.catalogue_id == id);
+            assert_eq!(values.gitops.allowed_scopes, ["namespace"]);
             assert_eq!(
                 (now.allowed_types.as_slice(), now.image.repository.as_str()),
                 (&["example.web".to_owned()][..], "r:5000/e")
@@ -218,6 +282,30 @@ mod tests {
         let mut values = Values::default();
         typed(Some(false), &[], &[]).apply(&mut values, Some(kept()), &of(&second)).unwrap();
         assert!(!values.extensions.enabled);
+    }
+
+    #[test]
+    fn g2_bounds_of_gitops_stay_until_others_are_typed() {
+        let kept = || KeptExtensions {
+            keys: vec![key()],
+            gitops: KeptGitops {
+                repositories: vec!["https://git.example.org/*".to_owned()],
+                scopes: vec!["namespace".to_owned()],
+                namespaces: vec!["team".to_owned()],
+            },
+            ..KeptExtensions::default()
+        };
+        let mut typed = typed(None, &[], &[]);
+        typed.args.gitops.scopes = vec![String::new()];
+        typed.args.gitops.namespaces = vec!["other".to_owned()];
+        assert!(!typed.is_nothing());
+        let mut values = Values::default();
+        let said = typed.apply(&mut values, Some(kept()), &settings(None)).unwrap();
+        assert_eq!(values.gitops.allowed_repositories, ["https://git.example.org/*"]);
+        assert!(values.gitops.allowed_scopes.is_empty());
+        assert_eq!(values.gitops.allowed_namespaces, ["other"]);
+        let wanted = "fluxConfigurations may use repository https://git.example.org/*, every scope and namespace other";
+        assert!(said.iter().any(|line| line == wanted), "{said:?}");
     }
 
     #[test]

@@ -356,6 +356,7 @@ async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> R
     }
     if prepared.installed.is_some() {
         cluster.prune(namespace, &manifests).await?;
+        cluster.restart_gitops(namespace, &manifests).await?;
     }
     Ok(())
 }

@@ -120,6 +120,7 @@ async fn change(
         }
     }
     cluster.prune(namespace, &manifests).await?;
+    cluster.restart_gitops(namespace, &manifests).await?;
     steps.end("done");
     if update.wait.none {
         return Ok(());

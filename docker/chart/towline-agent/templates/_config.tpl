@@ -180,6 +180,37 @@ drain_grace = {{ toJson .Values.limits.drainGrace }}
 {{ include "config.log" . }}
 {{- end }}
 
+{{- define "gitops.config" -}}
+roles = "fluxconfig-agent"
+
+{{ include "config.gateway" . }}
+carrier = "h2"
+via = {{ printf "clusterconnect-agent.%s.svc:%d" .Release.Namespace (int .Values.controllerManager.port) | toJson }}
+{{- if .Values.identity.clusterId }}
+
+{{ include "config.identity" . }}
+{{- end }}
+
+[gitops]
+{{- with .Values.gitops }}
+resync_interval = {{ toJson .resyncInterval }}
+{{- with .allowedRepositories }}
+allowed_repositories = {{ toJson . }}
+{{- end }}
+{{- with .allowedScopes }}
+allowed_scopes = {{ toJson . }}
+{{- end }}
+{{- with .allowedNamespaces }}
+allowed_namespaces = {{ toJson . }}
+{{- end }}
+{{- end }}
+
+[limits]
+drain_grace = {{ toJson .Values.limits.drainGrace }}
+
+{{ include "config.log" . }}
+{{- end }}
+
 {{/* Everything of the ConfigMaps, as YAML. */}}
 {{- define "config.gatewayFiles" -}}
 {{- with .Values.gateway.ca }}
@@ -216,6 +247,11 @@ agent.toml: {{ include "manager.config" . | toJson }}
 
 {{- define "extensions.files" -}}
 agent.toml: {{ include "extensions.config" . | toJson }}
+{{- include "config.gatewayFiles" . }}
+{{- end }}
+
+{{- define "gitops.files" -}}
+agent.toml: {{ include "gitops.config" . | toJson }}
 {{- include "config.gatewayFiles" . }}
 {{- end }}
 

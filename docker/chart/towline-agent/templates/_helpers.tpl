@@ -35,6 +35,11 @@ app.kubernetes.io/name: towline-extension-manager
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* The pod is not of this release: it comes with the extension microsoft.flux. */}}
+{{- define "gitops.selector" -}}
+app.kubernetes.io/name: towline-fluxconfig-agent
+{{- end }}
+
 {{- define "agent.labels" -}}
 {{ include "agent.selector" . }}
 app.kubernetes.io/component: clusterconnect-agent
@@ -50,6 +55,13 @@ app.kubernetes.io/component: controller-manager
 {{- define "extensions.labels" -}}
 {{ include "extensions.selector" . }}
 app.kubernetes.io/component: extension-manager
+{{ include "agent.commonLabels" . }}
+{{- end }}
+
+{{- define "gitops.labels" -}}
+{{ include "gitops.selector" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: fluxconfig-agent
 {{ include "agent.commonLabels" . }}
 {{- end }}
 
