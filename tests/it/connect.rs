@@ -53,7 +53,11 @@ pub struct Site {
 
 impl Site {
     pub fn start(name: &str, listen: &str, kubeconfig: PathBuf) -> anyhow::Result<Self> {
-        let stack = Stack::start_without_waiting(&Plan { listen, apiserver: kubeconfig, ..Plan::real_at(name) })?;
+        Self::of(&Plan { listen, apiserver: kubeconfig, ..Plan::real_at(name) })
+    }
+
+    fn of(plan: &Plan<'_>) -> anyhow::Result<Self> {
+        let (stack, name) = (Stack::start_without_waiting(plan)?, plan.name);
         // The clusters of this test are connected by command.
         stack.agent.lock().unwrap().kill();
         // A folder of this name is left out when everything that was written is read for secrets.
@@ -136,9 +140,14 @@ pub fn same(before: &[String]) -> anyhow::Result<()> {
 
 /// A gateway where pods reach this machine, and the agent's image on the node.
 pub fn with_pods(name: &str) -> anyhow::Result<Site> {
+    with_pods_and(name, &[])
+}
+
+/// The same, with more arguments of `towline dev`.
+pub fn with_pods_and(name: &str, dev_args: &[&str]) -> anyhow::Result<Site> {
     load_image("agent")?;
     let listen = format!("{}:0", cluster().get("CLUSTER_HOST_IP"));
-    let site = Site::start(name, &listen, cluster().admin_kubeconfig().to_owned())?;
+    let site = Site::of(&Plan { listen: &listen, dev_args, ..Plan::real(name) })?;
     site.ok(&["group", "create", "-g", GROUP, "-l", "eastus"])?;
     Ok(site)
 }

@@ -12,6 +12,7 @@ mod connect;
 mod errors;
 mod extension_clients;
 mod extensions;
+mod gitops;
 mod impersonation;
 mod issuer;
 mod k9s;
@@ -54,6 +55,7 @@ fn main() {
         onboarding::tests,
         agents::tests,
         extensions::tests,
+        gitops::tests,
         tokens::tests,
         arm::tests,
         extension_clients::tests,

@@ -10,6 +10,8 @@
 //! | [`curl`] | many requests at once over one version of HTTP |
 //! | [`apiserver`] | a scripted apiserver that records the raw bytes it received |
 //! | [`proxy`] | a scripted HTTP proxy, good or bad |
+//! | [`git`] | a Git server over TLS with basic authentication, and repositories to push to |
+//! | [`tls`] | a server's certificate, of an authority of its own |
 //! | [`raw`] | raw HTTP/1.1 over TLS, for what client libraries would tidy up |
 //! | [`screen`] | a program on a terminal, its keys and its screen |
 //! | [`network`] | network namespaces: firewalls, NAT, black holes |
@@ -22,6 +24,7 @@ pub mod apiserver;
 pub mod case;
 pub mod cluster;
 pub mod curl;
+pub mod git;
 pub mod kubectl;
 pub mod network;
 pub mod objects;
@@ -31,3 +34,4 @@ pub mod proxy;
 pub mod raw;
 pub mod screen;
 pub mod stack;
+pub mod tls;

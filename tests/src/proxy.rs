@@ -12,7 +12,9 @@ use std::{
 };
 
 use base64::Engine;
-use rustls::{ServerConfig, ServerConnection, pki_types::PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection};
+
+use crate::tls;
 
 /// What the proxy does with a CONNECT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,25 +57,11 @@ impl Proxy {
         let mut config = None;
         let mut ca = None;
         if tls {
-            let authority_key = rcgen::KeyPair::generate()?;
-            let mut parameters = rcgen::CertificateParams::new(Vec::<String>::new())?;
-            parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-            parameters.distinguished_name.push(rcgen::DnType::CommonName, "the proxy's own authority");
-            let authority = rcgen::CertifiedIssuer::self_signed(parameters, authority_key)?;
-            let key_pair = rcgen::KeyPair::generate()?;
-            let certificate =
-                rcgen::CertificateParams::new(vec!["localhost".into(), ip.into()])?.signed_by(&key_pair, &authority)?;
+            let (authority, made) = tls::server(ip, "the proxy's own authority")?;
             let path = dir.join("proxy-ca.crt");
-            std::fs::write(&path, authority.pem())?;
+            std::fs::write(&path, authority)?;
             ca = Some(path);
-            let key = PrivateKeyDer::try_from(key_pair.serialize_der()).map_err(anyhow::Error::msg)?;
-            let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-            config = Some(Arc::new(
-                ServerConfig::builder_with_provider(provider)
-                    .with_safe_default_protocol_versions()?
-                    .with_no_client_auth()
-                    .with_single_cert(vec![certificate.der().clone()], key)?,
-            ));
+            config = Some(made);
         }
         let manner = Arc::new(Mutex::new(manner));
         let connects = Arc::new(AtomicUsize::new(0));

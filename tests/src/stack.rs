@@ -89,6 +89,7 @@ pub struct Stack {
     pub info: Value,
     kubeconfigs: Mutex<HashMap<String, PathBuf>>,
     agent_start: (PathBuf, Vec<String>, Option<String>),
+    dev_args: Vec<String>,
 }
 
 /// The stack in front of the real cluster that tests share, one for each carrier.
@@ -168,6 +169,7 @@ impl Stack {
             info,
             kubeconfigs: Mutex::default(),
             agent_start,
+            dev_args: plan.dev_args.iter().map(|arg| (*arg).to_owned()).collect(),
         })
     }
 
@@ -186,7 +188,8 @@ impl Stack {
         let mut gateway = self.gateway.lock().unwrap();
         keep_metrics(&self.dir, &self.text("admin"));
         gateway.kill();
-        let (program, _) = start_gateway(&self.dir, &self.authority(), &[])?;
+        let args: Vec<&str> = self.dev_args.iter().map(String::as_str).collect();
+        let (program, _) = start_gateway(&self.dir, &self.authority(), &args)?;
         *gateway = program;
         Ok(())
     }

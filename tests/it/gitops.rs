@@ -1,0 +1,375 @@
+//! GitOps end to end (docs/features.md G2-G7, X3): the real gateway with a catalogue that has microsoft.flux, the agents
+//! and Flux's own controllers as pods in the real cluster, and a real Git server over TLS with a password.
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use anyhow::{Context, ensure};
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use libtest_mimic::Trial;
+use serde_json::{Value, json};
+use tests::{
+    case::{Needs, installs},
+    cluster::cluster,
+    git::{CREDENTIALS, GitServer, Repository},
+    kubectl::Kubectl,
+    programs::{binary, eventually, root, run, scratch},
+};
+
+use crate::{
+    chart::load_image,
+    connect::{CLUSTERS, GROUP, Site, call, group, pods, token, with_pods_and},
+};
+
+const VERSION: &str = "api-version=2025-04-01";
+const EXTENSION_VERSION: &str = "api-version=2025-03-01";
+/// How often sources and kustomizations are looked at in these tests.
+const INTERVAL: u64 = 10;
+/// From nothing: Flux is installed and fetches for the first time.
+const FIRST: Duration = Duration::from_secs(300);
+/// What is due within an interval, on a machine with other work.
+const SOON: Duration = Duration::from_secs(90);
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        installs(
+            "gitops::g2_g5_g6_from_nothing_to_compliant_through_drift_and_faults_and_without_the_gateway",
+            Needs::Pods,
+            from_nothing,
+        ),
+        installs("gitops::g7_configuration_of_a_namespace_has_rights_there_alone", Needs::Pods, namespaced),
+        installs("gitops::g2_what_the_owner_of_the_cluster_did_not_allow_is_refused_there", Needs::Pods, pinned),
+    ]
+}
+
+/// A connected cluster with extensions, and a Git server that its pods reach.
+struct Gitops {
+    site: Site,
+    server: GitServer,
+    admin: Kubectl,
+    owner: String,
+}
+
+/// The packed chart: `TOWLINE_FLUX_CHART_FILE`, else made now.
+fn chart() -> anyhow::Result<PathBuf> {
+    if let Some(file) = std::env::var_os("TOWLINE_FLUX_CHART_FILE") {
+        return Ok(file.into());
+    }
+    let mut pack = Command::new(root().join("docker/build"));
+    Ok(run(pack.args(["chart", "microsoft.flux"]), Duration::from_secs(1800))?.ok()?.trim().into())
+}
+
+impl Gitops {
+    fn start(name: &str, more: &[&str]) -> anyhow::Result<Self> {
+        let admin = cluster().admin();
+        clean(&admin)?;
+        for image in ["extension-manager", "source-controller", "kustomize-controller"] {
+            load_image(image)?;
+        }
+        let dir = scratch(&format!("{name}-catalogue"));
+        let path = |name: &str| dir.join(name).display().to_string();
+        let (catalogue, key, chart) = (path("catalogue"), path("signing.key"), chart()?.display().to_string());
+        for args in [
+            &["init", "--key", &key][..],
+            &["add", &chart, "--type", "microsoft.flux", "--train", "Stable", "--release-namespace", "flux-system"],
+            &["sign", "--key", &key, "--expires", "90d"],
+        ] {
+            let mut command = Command::new(binary("towline"));
+            command.arg("catalogue").args(args).args(["--catalogue", &catalogue]);
+            run(&mut command, Duration::from_secs(60))?.ok()?;
+        }
+        let site = with_pods_and(name, &["--set", &format!("api.catalogue_dir={catalogue:?}")])?;
+        let connect = ["connect", "-n", "c1", "-g", GROUP, "--replicas", "1", "--skip-network-check"];
+        let public = format!("{key}.pub");
+        site.ok(&[&connect[..], &["--extensions", "--catalogue-key", &public], more].concat()).with_context(pods)?;
+        let owner = token(&site.stack, &site.stack.text("clientId"), &site.stack.text("clientSecret"))?;
+        let server = GitServer::start_at(cluster().get("CLUSTER_HOST_IP"), &scratch(&format!("{name}-git")))?;
+        Ok(Self { site, server, admin, owner })
+    }
+
+    fn call(&self, method: &str, kind: &str, name: &str, body: &Value) -> anyhow::Result<Value> {
+        let cluster = format!("{}/{CLUSTERS}/c1", group(&self.site.stack));
+        let version = if kind == "extensions" { EXTENSION_VERSION } else { VERSION };
+        let path = format!("{cluster}/providers/Microsoft.KubernetesConfiguration/{kind}/{name}?{version}");
+        let answer = call(&self.site.stack, &self.owner, method, &path, body)?;
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        ensure!(answer.status < 300 || answer.status == 404, "{method} {kind}/{name}: {} {text}", answer.status);
+        if answer.status == 404 || text.is_empty() {
+            return Ok(Value::Null);
+        }
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    fn put(&self, name: &str, properties: &Value) -> anyhow::Result<()> {
+        self.call("PUT", "fluxConfigurations", name, &json!({ "properties": properties })).map(drop)
+    }
+
+    /// Waits until a configuration is as wanted; its properties.
+    fn await_shown(
+        &self,
+        name: &str,
+        what: &str,
+        within: Duration,
+        is: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<Value> {
+        let mut shown = Value::Null;
+        eventually(&format!("{name} {what}"), within, || {
+            shown = self.call("GET", "fluxConfigurations", name, &Value::Null)?["properties"].clone();
+            Ok(is(&shown))
+        })
+        .with_context(|| format!("{shown:#}\n{}", self.state()))?;
+        Ok(shown)
+    }
+
+    fn await_compliant(&self, name: &str, commit: &str, within: Duration) -> anyhow::Result<Value> {
+        self.await_shown(name, &format!("complies with {commit}"), within, |shown| {
+            shown["provisioningState"] == "Succeeded"
+                && shown["complianceState"] == "Compliant"
+                && shown["sourceSyncedCommitId"].as_str().is_some_and(|synced| synced.contains(commit))
+        })
+    }
+
+    fn field(&self, namespace: &str, object: &str, path: &str) -> anyhow::Result<String> {
+        let path = format!("jsonpath={path}");
+        Ok(self.admin.run(&["-n", namespace, "get", object, "-o", &path])?.text())
+    }
+
+    fn await_field(&self, object: &str, wanted: &str, within: Duration) -> anyhow::Result<()> {
+        eventually(&format!("{object} is {wanted}"), within, || {
+            Ok(self.field("shop", object, "{.data.greeting}")? == wanted)
+        })
+        .with_context(|| self.state())
+        .map(drop)
+    }
+
+    /// What is to be known where a test fails.
+    fn state(&self) -> String {
+        let said = |args: &[&str]| self.admin.run(args).map(|out| out.text() + &out.err).unwrap_or_default();
+        [
+            said(&["get", "gitrepositories,kustomizations", "-A"]),
+            said(&["-n", "flux-system", "get", "pods,events"]),
+            said(&["-n", "flux-system", "logs", "deployment/kustomize-controller", "--tail=10"]),
+            said(&["-n", "towline", "get", "fluxconfigs,extensionconfigs", "-o", "yaml"]),
+            said(&["-n", "towline", "logs", "deployment/fluxconfig-agent", "--tail=30"]),
+            said(&["-n", "towline", "logs", "deployment/extension-manager", "--tail=20"]),
+            pods(),
+        ]
+        .join("\n")
+    }
+
+    fn delete(&self, name: &str) -> anyhow::Result<()> {
+        self.call("DELETE", "fluxConfigurations", name, &Value::Null)?;
+        eventually(&format!("{name} is gone"), SOON, || {
+            Ok(self.call("GET", "fluxConfigurations", name, &Value::Null)?.is_null())
+        })
+        .with_context(|| self.state())?;
+        Ok(())
+    }
+
+    /// Takes all of it out of the cluster.
+    fn end(self) -> anyhow::Result<()> {
+        self.site.ok(&["extension", "delete", "-g", GROUP, "-c", "c1", "-n", "flux", "--yes"]).with_context(pods)?;
+        let left = self.admin.run(&["-n", "flux-system", "get", "deployments", "-o", "name"])?.text();
+        ensure!(left.trim().is_empty(), "{left}");
+        let left = self.admin.run(&["-n", "towline", "get", "deployment", "fluxconfig-agent"])?;
+        ensure!(left.code != Some(0), "the agent goes with the extension");
+        self.site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
+        clean(&self.admin)
+    }
+
+    fn properties(&self, repository: &Repository) -> Value {
+        json!({
+            "scope": "cluster", "namespace": "gitops", "sourceKind": "GitRepository",
+            "gitRepository": {
+                "url": repository.url, "repositoryRef": {"branch": "main"},
+                "syncIntervalInSeconds": INTERVAL, "timeoutInSeconds": 60,
+                "httpsUser": CREDENTIALS.0, "httpsCACert": BASE64.encode(&self.server.ca),
+            },
+            "configurationProtectedSettings": {"httpsKey": BASE64.encode(CREDENTIALS.1)},
+            "kustomizations": {
+                "apps": {"path": "./apps", "prune": true, "syncIntervalInSeconds": INTERVAL, "retryIntervalInSeconds": INTERVAL, "timeoutInSeconds": 60},
+                "other": {"path": "./other", "prune": true, "syncIntervalInSeconds": INTERVAL, "retryIntervalInSeconds": INTERVAL, "timeoutInSeconds": 60},
+            },
+        })
+    }
+}
+
+/// What a test leaves, or one that failed: definitions of Flux stay where their extension is removed.
+fn clean(admin: &Kubectl) -> anyhow::Result<()> {
+    let listed = admin.ok(&["get", "crd", "-o", "name"])?;
+    let definitions: Vec<&str> = listed.lines().filter(|name| name.contains(".toolkit.fluxcd.io")).collect();
+    for kind in &definitions {
+        let kind = kind.rsplit('/').next().unwrap_or_default();
+        let all = admin.run(&[
+            "get",
+            kind,
+            "-A",
+            "-o",
+            "jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{\"\\n\"}{end}",
+        ])?;
+        for (namespace, name) in all.text().lines().filter_map(|line| line.split_once(' ')) {
+            // Nobody is there who would take the finalizers away.
+            let free = r#"{"metadata": {"finalizers": null}}"#;
+            admin.run(&["-n", namespace, "patch", kind, name, "--type", "merge", "-p", free])?;
+        }
+    }
+    if !definitions.is_empty() {
+        admin.ok(&[&["delete", "--ignore-not-found"][..], &definitions].concat())?;
+    }
+    for namespace in ["shop", "gitops", "team", "flux-system"] {
+        admin.ok(&["delete", "namespace", namespace, "--ignore-not-found"])?;
+    }
+    Ok(())
+}
+
+fn config_map(name: &str, greeting: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}, namespace: shop}}\ndata: {{greeting: {greeting}}}\n"
+    )
+}
+
+const SHOP: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, annotations: {kustomize.toolkit.fluxcd.io/prune: disabled}}\n";
+
+fn from_nothing() -> anyhow::Result<()> {
+    let gitops = Gitops::start("gitops", &[])?;
+    let repository = gitops.server.repository("shop")?;
+    let first = repository.push(&[
+        ("apps/namespace.yaml", Some(SHOP)),
+        ("apps/web.yaml", Some(&config_map("web", "hello"))),
+        ("other/db.yaml", Some(&config_map("db", "one"))),
+    ])?;
+
+    // G2: the extension comes with the first configuration.
+    ensure!(gitops.call("GET", "extensions", "flux", &Value::Null)?.is_null(), "there is no Flux yet");
+    let mut properties = gitops.properties(&repository);
+    properties["kustomizations"]["other"]["dependsOn"] = json!(["apps"]);
+    gitops.put("shop", &properties)?;
+    let shown = gitops.await_compliant("shop", &first, FIRST)?;
+    let extension = gitops.call("GET", "extensions", "flux", &Value::Null)?;
+    ensure!(extension["properties"]["extensionType"] == "microsoft.flux", "{extension:#}");
+    ensure!(!shown.to_string().contains(CREDENTIALS.1) && !shown.to_string().contains(&BASE64.encode(CREDENTIALS.1)));
+    // G6: every object is there with who applied it.
+    let statuses = shown["statuses"].as_array().context("no statuses")?;
+    let status = |kind: &str, name: &str| statuses.iter().find(|one| one["kind"] == kind && one["name"] == name);
+    for (kind, name) in [("GitRepository", "shop"), ("Kustomization", "shop-apps"), ("Kustomization", "shop-other")] {
+        let one = status(kind, name).with_context(|| format!("{kind} {name}: {shown:#}"))?;
+        ensure!(one["complianceState"] == "Compliant" && one["namespace"] == "gitops", "{one:#}");
+    }
+    let web = status("ConfigMap", "web").with_context(|| format!("{shown:#}"))?;
+    ensure!(web["appliedBy"]["name"] == "shop-apps" && web["namespace"] == "shop", "{web:#}");
+    gitops.await_field("configmap/web", "hello", SOON)?;
+
+    // A push is there within the interval.
+    let second = repository.push(&[("apps/web.yaml", Some(&config_map("web", "again")))])?;
+    gitops.await_field("configmap/web", "again", SOON)?;
+    gitops.await_compliant("shop", &second, SOON)?;
+
+    // G5: what somebody changes or deletes is repaired.
+    let other = r#"{"data": {"greeting": "by hand"}}"#;
+    gitops.admin.ok(&["-n", "shop", "patch", "configmap", "web", "--type", "merge", "-p", other])?;
+    gitops.await_field("configmap/web", "again", SOON)?;
+    gitops.admin.ok(&["-n", "shop", "delete", "configmap", "db"])?;
+    gitops.await_field("configmap/db", "one", SOON)?;
+
+    // What is no YAML is named, and the other kustomization goes on.
+    let mut apart = properties.clone();
+    apart["kustomizations"]["other"]["dependsOn"] = json!([]);
+    gitops.put("shop", &apart)?;
+    gitops.await_compliant("shop", &second, SOON)?;
+    repository.push(&[
+        ("apps/broken.yaml", Some("apiVersion: v1\nkind: ConfigMap\n  metadata: [\n")),
+        ("other/db.yaml", Some(&config_map("db", "two"))),
+    ])?;
+    let shown = gitops.await_shown("shop", "does not comply", SOON, |shown| {
+        shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("broken.yaml")
+    })?;
+    ensure!(shown["errorMessage"].as_str().is_some_and(|error| error.contains("broken.yaml")), "{shown:#}");
+    gitops.await_field("configmap/db", "two", SOON)?;
+    let fixed = repository.push(&[("apps/broken.yaml", None), ("apps/web.yaml", Some(&config_map("web", "fixed")))])?;
+    gitops.await_compliant("shop", &fixed, SOON)?;
+    gitops.await_field("configmap/web", "fixed", SOON)?;
+
+    // X3: without the gateway Flux goes on, and what it did is told when the gateway is back.
+    gitops.site.stack.kill_gateway();
+    let alone = repository.push(&[("apps/web.yaml", Some(&config_map("web", "alone")))])?;
+    gitops.await_field("configmap/web", "alone", SOON)?;
+    gitops.site.stack.restart_gateway()?;
+    gitops.await_compliant("shop", &alone, FIRST)?;
+    ensure!(gitops.server.refused() == 0 || gitops.server.served() > 0);
+
+    // With prune what was applied goes too.
+    gitops.delete("shop")?;
+    eventually("what was applied is gone", SOON, || {
+        let left = gitops.admin.run(&["-n", "shop", "get", "configmap", "web", "db", "-o", "name"])?;
+        Ok(left.text().trim().is_empty())
+    })
+    .with_context(|| gitops.state())?;
+    gitops.end()
+}
+
+fn namespaced() -> anyhow::Result<()> {
+    let gitops = Gitops::start("gitops-namespace", &[])?;
+    let repository = gitops.server.repository("team")?;
+    let here = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: web}\ndata: {greeting: hello}\n";
+    let first =
+        repository.push(&[("apps/web.yaml", Some(here)), ("other/db.yaml", Some(&here.replace("web", "db")))])?;
+    let mut properties = gitops.properties(&repository);
+    properties["scope"] = "namespace".into();
+    properties["namespace"] = "team".into();
+    gitops.put("team", &properties)?;
+    gitops.await_compliant("team", &first, FIRST)?;
+    ensure!(gitops.field("team", "configmap/web", "{.data.greeting}")? == "hello");
+    ensure!(gitops.field("team", "rolebinding/flux-applier", "{.roleRef.name}")? == "admin");
+
+    // Rights in the namespace alone: no role for the cluster.
+    let role =
+        "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: gitops-greedy}\nrules: []\n";
+    repository.push(&[("apps/role.yaml", Some(role))])?;
+    gitops.await_shown("team", "is refused a ClusterRole", SOON, |shown| {
+        shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("gitops-greedy")
+    })?;
+    ensure!(gitops.field("", "clusterrole/gitops-greedy", "{.metadata.name}")?.is_empty());
+    // A source of another namespace is refused by Flux.
+    let elsewhere = "apiVersion: kustomize.toolkit.fluxcd.io/v1\nkind: Kustomization\nmetadata: {name: greedy}\n\
+        spec: {interval: 10s, prune: true, path: ./, serviceAccountName: flux-applier, sourceRef: {kind: GitRepository, name: other, namespace: flux-system}}\n";
+    let second = repository.push(&[("apps/role.yaml", None), ("apps/greedy.yaml", Some(elsewhere))])?;
+    eventually("the reference to another namespace is refused", SOON, || {
+        let said = gitops.field("team", "kustomization/greedy", "{.status.conditions[*].message}")?;
+        Ok(said.contains("cross-namespace references have been blocked") || said.contains("can't access"))
+    })
+    .with_context(|| gitops.state())?;
+    ensure!(!second.is_empty());
+    repository.push(&[("apps/greedy.yaml", None)])?;
+    eventually("the kustomization of the repository is gone", SOON, || {
+        Ok(gitops.field("team", "kustomization/greedy", "{.metadata.name}")?.is_empty())
+    })
+    .with_context(|| gitops.state())?;
+    gitops.delete("team")?;
+    gitops.end()
+}
+
+fn pinned() -> anyhow::Result<()> {
+    let gitops = Gitops::start("gitops-pinned", &["--gitops-scope", "namespace", "--gitops-namespace", "team"])?;
+    let repository = gitops.server.repository("team")?;
+    let first = repository.push(&[
+        ("apps/web.yaml", Some("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: web}\ndata: {greeting: hello}\n")),
+        ("other/db.yaml", Some("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: db}\ndata: {greeting: one}\n")),
+    ])?;
+    let properties = gitops.properties(&repository);
+    gitops.put("team", &properties)?;
+    let shown = gitops.await_shown("team", "is refused", FIRST, |shown| shown["provisioningState"] == "Failed")?;
+    ensure!(shown.to_string().contains("scope"), "{shown:#}");
+    ensure!(gitops.field("", "clusterrolebinding/towline:flux-applier:gitops", "{.metadata.name}")?.is_empty());
+    gitops.delete("team")?;
+    let mut allowed = properties;
+    allowed["scope"] = "namespace".into();
+    allowed["namespace"] = "team".into();
+    gitops.put("team", &allowed)?;
+    gitops.await_compliant("team", &first, FIRST)?;
+    // Another pin holds as soon as it is given: the pod is replaced.
+    let url = format!("https://{}/other/*", gitops.server.address);
+    let features = ["enable-features", "-n", "c1", "-g", GROUP, "--features", "extensions"];
+    gitops.site.ok(&[&features[..], &["--gitops-repository", &url]].concat()).with_context(pods)?;
+    gitops.await_shown("team", "is refused", FIRST, |shown| shown.to_string().contains("allow"))?;
+    gitops.delete("team")?;
+    gitops.end()
+}
