@@ -35,6 +35,8 @@ pub mod versions {
     pub const EXTENSIONS: &str = "2025-03-01";
     /// What a catalogue of extensions offers.
     pub const EXTENSION_TYPES: &str = "2024-11-01-preview";
+    /// Flux configurations of clusters.
+    pub const FLUX: &str = "2025-04-01";
     /// Role definitions and assignments.
     pub const AUTHORIZATION: &str = "2022-04-01";
 }

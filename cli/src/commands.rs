@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`target`], [`address`] | a cluster at a gateway, as whom, and how it is addressed |
 //! | [`clusters`], [`features`] | resources of clusters |
+//! | [`on_cluster`] | resources of a cluster that its agents follow |
 //! | [`names`], [`tags`] | names and tags as typed |
 //! | [`diagnoser`], [`known`] | what is wrong with agents |
 //! | [`steps`], [`interrupt`] | commands that take their time |
@@ -23,6 +24,7 @@ mod enrolment_token;
 mod events;
 mod extension;
 mod features;
+mod flux;
 mod group;
 mod interrupt;
 mod known;
@@ -31,6 +33,7 @@ mod list;
 mod login;
 mod logout;
 mod names;
+mod on_cluster;
 mod proxy;
 mod rest;
 mod role;
@@ -131,6 +134,7 @@ commands! {
     Sessions = sessions, interruptible;
     Events = events, interruptible;
     Extension = extension, interruptible;
+    Flux = flux, interruptible;
     Rest = rest, interruptible;
     Completion = completion, alone;
     Proxy = proxy, alone;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`settings`] | settings as typed, and from files |
 //! | [`wanted`] | options as what the API is sent |
-//! | [`follow`] | waits for the cluster, with a line for each step |
+//! | [`follow`] | waits for the cluster, and what to do when it failed |
 //! | [`events`] | what happened to an extension |
 //! | [`types`] | what the catalogue offers |
 
@@ -22,12 +22,16 @@ use clap::Subcommand;
 use http::StatusCode;
 use serde_json::json;
 
+pub use self::follow::lines;
 use self::{
     events::EventsArgs,
     types::TypesAction,
     wanted::{Change, Placement},
 };
-use super::{CommonArgs, confirm, names};
+use super::{
+    CommonArgs, confirm, names,
+    on_cluster::{OnCluster, is_missing},
+};
 use crate::{
     api::{Api, WaitArgs, at, versions},
     context::Context,
@@ -123,17 +127,6 @@ pub enum ExtensionAction {
     },
 }
 
-/// The cluster of an extension.
-#[derive(Debug, clap::Args, Clone)]
-pub struct OnCluster {
-    /// The cluster
-    #[arg(short = 'c', long, alias = "cluster-name", value_name = "NAME", value_parser = names::cluster)]
-    pub cluster: String,
-    /// Its resource group
-    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
-    pub resource_group: String,
-}
-
 /// An extension by its name.
 #[derive(Debug, clap::Args, Clone)]
 pub struct NamedExtension {
@@ -147,8 +140,7 @@ pub struct NamedExtension {
 
 impl NamedExtension {
     fn id(&self, context: &Context) -> Outcome<ResourceId> {
-        let cluster = context.cluster(&self.on.resource_group, &self.on.cluster)?;
-        cluster.on(EXTENSIONS.0, EXTENSIONS.1, &self.name).context("--name").map_err(Failure::usage)
+        self.on.id(context)?.on(EXTENSIONS.0, EXTENSIONS.1, &self.name).context("--name").map_err(Failure::usage)
     }
 
     fn target(&self, context: &Context) -> Outcome<String> {
@@ -157,7 +149,7 @@ impl NamedExtension {
 
     /// The options that name it, for hints.
     fn options(&self) -> String {
-        format!("-g {} -c {} -n {}", self.on.resource_group, self.on.cluster, self.name)
+        format!("{} -n {}", self.on.options(), self.name)
     }
 }
 
@@ -212,7 +204,7 @@ pub async fn run(args: Args) -> Outcome {
         }
         ExtensionAction::List { cluster } => {
             let context = Context::open(&common.context).await?;
-            let id = context.cluster(&cluster.resource_group, &cluster.cluster)?;
+            let id = cluster.id(&context)?;
             let target = at(format!("{id}/providers/{}/{}", EXTENSIONS.0, EXTENSIONS.1), versions::EXTENSIONS);
             let rows = Api::of(&context)?.list(&target).await?;
             output::print_list(rows, &common.output, COLUMNS, "no extensions; towline extension create makes one")?;
@@ -290,14 +282,8 @@ async fn delete(
 
 /// A failure with what to type next if the extension is not there.
 fn missing(failure: Failure, extension: &NamedExtension) -> Failure {
-    use crate::api::ApiError;
-    let is_missing = ApiError::behind(&failure).is_some_and(|error| error.code == "ResourceNotFound");
-    if !is_missing {
+    if !is_missing(&failure) {
         return follow::advised(failure, extension);
     }
-    let hint = format!(
-        "see which there are: towline extension list -g {} -c {}",
-        extension.on.resource_group, extension.on.cluster
-    );
-    failure.hint(hint)
+    failure.hint(format!("see which there are: towline extension list {}", extension.on.options()))
 }

@@ -12,6 +12,8 @@ const DOMAIN: usize = 253;
 const IMAGE: usize = 512;
 /// Characters of the name of a helm release, which that of an extension is.
 const RELEASE: usize = 53;
+/// Characters of the name of a configuration that Flux follows: its objects are named after it.
+const CONFIGURATION: usize = 62;
 /// Characters of a version and of a release train.
 const WORD: usize = 64;
 
@@ -64,6 +66,15 @@ pub fn extension(text: &str) -> Result<String, String> {
         text,
         is_label(text) && text.len() <= RELEASE,
         "an extension's name has 1 to 53 of the letters a to z in lower case, digits and '-', and begins and ends with a letter or digit",
+    )
+}
+
+/// The name of a configuration that Flux follows, or of one of its kustomizations.
+pub fn configuration(text: &str) -> Result<String, String> {
+    checked(
+        text,
+        is_label(text) && text.len() <= CONFIGURATION,
+        "it has 1 to 62 of the letters a to z in lower case, digits and '-', and begins and ends with a letter or digit",
     )
 }
 
@@ -208,6 +219,11 @@ mod tests {
             "extension|update|-g|g|-c|c|-n|web|--unset|a=b",
             "extension|delete|-g|g/h|-c|c|-n|web",
             "extension|types|show|--type|a/b",
+            "flux|create|-g|g|-c|c|-n|Web|-u|https://a",
+            "flux|create|-g|g|-c|c|-n|web|-u|https://a|--namespace|Shop",
+            "flux|create|-g|g|-c|c|-n|web|-u|https://a|-k|name=A",
+            "flux|create|-g|g|-c|c|-n|web|-u|https://a|--interval|soon",
+            "flux|kustomization|delete|-g|g|-c|c|-n|web|-k|a/b",
             "enable-features|-n|a b|-g|g|--features|azure-rbac",
         ] {
             let error = Cli::try_parse_from(std::iter::once("towline").chain(line.split('|'))).unwrap_err();

@@ -1,19 +1,15 @@
 //! Waits until a cluster has done what is wanted of an extension. Each new line of the resource's `statuses` is told as
 //! it comes; how it ends, the operation says.
 
-use std::{collections::HashSet, time::Duration};
-
 use serde_json::Value;
 
 use super::NamedExtension;
 use crate::{
     api::{Answer, Api, ApiError, Wait},
+    commands::on_cluster::{followed, is_of_operation},
     failure::{Failure, Outcome},
-    terminal::{line, say},
+    terminal::line,
 };
-
-/// Between two looks at the statuses.
-const LOOK: Duration = Duration::from_secs(2);
 
 /// Waits until what an answer began has ended, and reads the resource then.
 pub async fn ended(
@@ -43,32 +39,13 @@ async fn wait_for(
     (what, extension): (&str, &NamedExtension),
     wait: Wait,
 ) -> Outcome<()> {
-    let followed = api.follow(answer, what, wait);
-    let ended = tokio::select! {
-        biased;
-        ended = followed => ended,
-        never = tell(api, target, &answer.body) => match never {},
-    };
+    let look = async || api.get(target).await.ok().map(|shown| lines(&shown));
+    let ended = followed(api, answer, (what, wait), lines(&answer.body), look).await;
     ended.map_err(|failure| advised(failure, extension))
 }
 
-/// Tells new lines of the statuses, for as long as somebody waits.
-async fn tell(api: &Api, target: &str, before: &Value) -> std::convert::Infallible {
-    let mut told: HashSet<String> = lines(before).into_iter().collect();
-    loop {
-        tokio::time::sleep(LOOK).await;
-        // What is not known now is known at the next look, or by the end of the operation.
-        let Ok(shown) = api.get(target).await else { continue };
-        for status in lines(&shown) {
-            if told.insert(status.clone()) {
-                say(&format!("  {status}"));
-            }
-        }
-    }
-}
-
 /// The statuses of an extension, oldest first, one line each.
-fn lines(extension: &Value) -> Vec<String> {
+pub fn lines(extension: &Value) -> Vec<String> {
     let statuses = extension["properties"]["statuses"].as_array().into_iter().flatten();
     let shown = |status: &Value| {
         let text = |name: &str| line(status[name].as_str().unwrap_or_default());
@@ -114,11 +91,6 @@ pub fn advised(failure: Failure, extension: &NamedExtension) -> Failure {
         _ => return failure,
     };
     failure.hint(hint)
-}
-
-/// Whether an operation failed after it had begun.
-fn is_of_operation(failure: &Failure) -> bool {
-    ApiError::behind(failure).is_some_and(|error| error.status.is_success())
 }
 
 #[cfg(test)]

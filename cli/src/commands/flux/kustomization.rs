@@ -1,0 +1,349 @@
+//! `--kustomization name=... path=...` of `towline flux create` and `update`, and `towline flux kustomization`: the
+//! kustomizations of a configuration one by one.
+
+use anyhow::anyhow;
+use clap::{ArgAction, ArgMatches, Subcommand};
+use serde_json::{Map, Value, json};
+
+use super::{
+    super::{CommonArgs, confirm, names},
+    Configuration, NamedConfiguration, Waiting,
+    typed::{names as list_of_names, span, spell},
+};
+use crate::{
+    failure::{Failure, Outcome},
+    output::{self, Column},
+};
+
+const OPTION: &str = "kustomization";
+const COLUMNS: &[Column] = &[
+    ("Name", "/name"),
+    ("Path", "/path"),
+    ("DependsOn", "/dependsOn"),
+    ("Interval", "/syncInterval"),
+    ("Retry", "/retryInterval"),
+    ("Timeout", "/timeout"),
+    ("Prune", "/prune"),
+    ("Force", "/force"),
+    ("Wait", "/wait"),
+];
+
+/// `--kustomization name=NAME KEY=VALUE...`, for each kustomization once. clap's derive does not keep which values were
+/// typed together, so its traits are implemented by hand.
+#[derive(Debug, Default)]
+pub struct Kustomizations(pub Map<String, Value>);
+
+impl clap::Args for Kustomizations {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let option = clap::Arg::new(OPTION)
+            .short('k')
+            .long(OPTION)
+            .value_name("KEY=VALUE")
+            .num_args(1..)
+            .action(ArgAction::Append)
+            .help(
+                "A kustomization: name=NAME, and of path, depends_on, timeout, sync_interval, retry_interval, prune, \
+                force, wait what differs from the defaults; repeat for several",
+            )
+            .help_heading("Kustomizations");
+        command.arg(option)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for Kustomizations {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut found = Map::new();
+        for typed in matches.get_occurrences::<String>(OPTION).into_iter().flatten() {
+            let refused =
+                |why: String| clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("--{OPTION}: {why}\n"));
+            let (name, one) = read(typed.map(String::as_str)).map_err(refused)?;
+            if found.insert(name.clone(), one).is_some() {
+                return Err(refused(format!("there are two with the name {name}")));
+            }
+        }
+        Ok(Self(found))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Reads `name=NAME KEY=VALUE...`. Keys have the spellings that az takes.
+fn read<'a>(typed: impl Iterator<Item = &'a str>) -> Result<(String, Value), String> {
+    let (mut name, mut own) = (None, Map::new());
+    for pair in typed {
+        let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair} is no KEY=VALUE"))?;
+        let flag = || value.to_ascii_lowercase().parse::<bool>().map_err(|_| format!("{key} is true or false"));
+        let time = || span(value).map(Value::from).map_err(|why| format!("{key}: {why}"));
+        let (place, value) = match key {
+            "name" => {
+                name = Some(names::configuration(value)?);
+                continue;
+            }
+            "path" => ("path", value.into()),
+            "depends_on" | "dependsOn" | "dependencies" | "depends" => ("dependsOn", list_of_names(value).into()),
+            "timeout" => ("timeoutInSeconds", time()?),
+            "interval" | "sync_interval" | "syncInterval" => ("syncIntervalInSeconds", time()?),
+            "retry_interval" | "retryInterval" => ("retryIntervalInSeconds", time()?),
+            "prune" | "force" | "wait" => (key, flag()?.into()),
+            "disable_health_check" | "disable-health-check" => ("wait", (!flag()?).into()),
+            _ => {
+                return Err(format!(
+                    "{key} is none of name, path, depends_on, timeout, sync_interval, retry_interval, prune, force, wait"
+                ));
+            }
+        };
+        if own.insert(place.to_owned(), value).is_some() {
+            return Err(format!("{key} is there twice"));
+        }
+    }
+    Ok((name.ok_or("name=NAME is missing")?, own.into()))
+}
+
+/// `towline flux kustomization <action>`.
+#[derive(Debug, Subcommand)]
+pub enum KustomizationAction {
+    /// Add a kustomization to a configuration
+    Create {
+        /// Which one.
+        #[command(flatten)]
+        kustomization: NamedKustomization,
+        /// What it is.
+        #[command(flatten)]
+        change: Change,
+        /// How long to wait.
+        #[command(flatten)]
+        wait: Waiting,
+    },
+    /// Change a kustomization
+    Update {
+        /// Which one.
+        #[command(flatten)]
+        kustomization: NamedKustomization,
+        /// What changes.
+        #[command(flatten)]
+        change: Change,
+        /// How long to wait.
+        #[command(flatten)]
+        wait: Waiting,
+    },
+    /// Take a kustomization from a configuration; with prune, its objects from the cluster too
+    Delete {
+        /// Which one.
+        #[command(flatten)]
+        kustomization: NamedKustomization,
+        /// Do not ask
+        #[arg(short = 'y', long)]
+        yes: bool,
+        /// How long to wait.
+        #[command(flatten)]
+        wait: Waiting,
+    },
+    /// The kustomizations of a configuration
+    List {
+        /// Of which one.
+        #[command(flatten)]
+        configuration: NamedConfiguration,
+    },
+    /// One kustomization
+    Show {
+        /// Which one.
+        #[command(flatten)]
+        kustomization: NamedKustomization,
+    },
+}
+
+/// A kustomization by its name.
+#[derive(Debug, clap::Args, Clone)]
+pub struct NamedKustomization {
+    /// The kustomization
+    #[arg(short = 'k', long = "kustomization-name", value_name = "NAME", value_parser = names::configuration)]
+    pub kustomization: String,
+    /// Its configuration.
+    #[command(flatten)]
+    pub of: NamedConfiguration,
+}
+
+/// What a kustomization does.
+#[derive(Debug, clap::Args, Default)]
+pub struct Change {
+    /// The folder of the source
+    #[arg(long, value_name = "FOLDER")]
+    pub path: Option<String>,
+    /// Kustomizations of the same configuration that are applied before it, between commas
+    #[arg(long, visible_alias = "dependencies", alias = "depends", value_name = "NAME,...")]
+    pub depends_on: Option<String>,
+    /// How long applying it may take, such as 10m
+    #[arg(long, value_name = "SPAN", value_parser = span)]
+    pub timeout: Option<u64>,
+    /// How often it is applied again, such as 10m
+    #[arg(long, visible_alias = "sync-interval", value_name = "SPAN", value_parser = span)]
+    pub interval: Option<u64>,
+    /// How soon it is tried again when it failed; as --interval without this
+    #[arg(long, value_name = "SPAN", value_parser = span)]
+    pub retry_interval: Option<u64>,
+    /// Delete what the source has no more
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    pub prune: Option<bool>,
+    /// Make objects anew that cannot be changed, such as jobs
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    pub force: Option<bool>,
+    /// Do not wait until its objects are healthy
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    pub disable_health_check: Option<bool>,
+}
+
+impl Change {
+    fn json(&self) -> Map<String, Value> {
+        let given = [
+            ("path", self.path.as_deref().map(Value::from)),
+            ("dependsOn", self.depends_on.as_deref().map(|text| list_of_names(text).into())),
+            ("timeoutInSeconds", self.timeout.map(Value::from)),
+            ("syncIntervalInSeconds", self.interval.map(Value::from)),
+            ("retryIntervalInSeconds", self.retry_interval.map(Value::from)),
+            ("prune", self.prune.map(Value::from)),
+            ("force", self.force.map(Value::from)),
+            ("wait", self.disable_health_check.map(|disabled| Value::from(!disabled))),
+        ];
+        given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    }
+}
+
+/// `towline flux kustomization <action>`.
+pub async fn run(action: KustomizationAction, common: &CommonArgs) -> Outcome<()> {
+    match action {
+        KustomizationAction::List { configuration } => {
+            let shown = Configuration::open(&configuration, common).await?.get().await?;
+            let nothing = "no kustomizations; towline flux kustomization create makes one";
+            output::print_list(rows(&shown), &common.output, COLUMNS, nothing)
+        }
+        KustomizationAction::Show { kustomization } => {
+            let shown = Configuration::open(&kustomization.of, common).await?.get().await?;
+            output::print(&find(&shown, &kustomization)?, &common.output, COLUMNS)
+        }
+        KustomizationAction::Create { kustomization, change, wait } => {
+            let open = Configuration::open(&kustomization.of, common).await?;
+            if find(&open.get().await?, &kustomization).is_ok() {
+                let NamedKustomization { kustomization: name, of } = &kustomization;
+                return Err(Failure::from(anyhow!("the configuration {} has a kustomization {name} already", of.name))
+                    .hint(format!("change it: towline flux kustomization update -k {name} {}", of.options())));
+            }
+            change_one(&open, &kustomization, change.json().into(), &wait, common).await
+        }
+        KustomizationAction::Update { kustomization, change, wait } => {
+            let change = change.json();
+            if change.is_empty() {
+                return Err(Failure::usage(anyhow!("nothing to change was given"))
+                    .hint("such as --prune true; towline flux kustomization update --help"));
+            }
+            let open = Configuration::open(&kustomization.of, common).await?;
+            find(&open.get().await?, &kustomization)?;
+            change_one(&open, &kustomization, change.into(), &wait, common).await
+        }
+        KustomizationAction::Delete { kustomization, yes, wait } => {
+            let open = Configuration::open(&kustomization.of, common).await?;
+            let found = find(&open.get().await?, &kustomization)?;
+            let objects = if found["prune"] == true { " and delete its objects in the cluster (prune)" } else { "" };
+            let NamedKustomization { kustomization: name, of } = &kustomization;
+            confirm(&format!("Take the kustomization {name} from {}{objects}?", of.name), yes).await?;
+            let body = json!({"properties": {"kustomizations": {(name.as_str()): null}}});
+            open.patch(&body, &wait, &format!("removing {name} from {}", of.name)).await.map(drop)
+        }
+    }
+}
+
+async fn change_one(
+    open: &Configuration,
+    kustomization: &NamedKustomization,
+    change: Value,
+    wait: &Waiting,
+    common: &CommonArgs,
+) -> Outcome<()> {
+    let name = kustomization.kustomization.as_str();
+    let body = json!({"properties": {"kustomizations": {name: change}}});
+    let shown = open.patch(&body, wait, &format!("updating {}", kustomization.of.name)).await?;
+    output::print(&find(&shown, kustomization)?, &common.output, COLUMNS)
+}
+
+/// The kustomizations of a configuration, by name, with spans as people write them beside the numbers.
+fn rows(configuration: &Value) -> Vec<Value> {
+    let all = configuration["properties"]["kustomizations"].as_object().into_iter().flatten();
+    let row = |(name, one): (&String, &Value)| {
+        let mut row = one.clone();
+        row["name"] = name.as_str().into();
+        for (shown, seconds) in [
+            ("syncInterval", "syncIntervalInSeconds"),
+            ("retryInterval", "retryIntervalInSeconds"),
+            ("timeout", "timeoutInSeconds"),
+        ] {
+            if let Some(seconds) = one[seconds].as_u64() {
+                row[shown] = spell(seconds).into();
+            }
+        }
+        row
+    };
+    all.filter(|(_, one)| one.is_object()).map(row).collect()
+}
+
+fn find(configuration: &Value, kustomization: &NamedKustomization) -> Outcome<Value> {
+    let NamedKustomization { kustomization: name, of } = kustomization;
+    rows(configuration).into_iter().find(|row| row["name"] == name.as_str()).ok_or_else(|| {
+        Failure::from(anyhow!("Kustomization with name '{name}' does not exist on configuration '{}'.", of.name))
+            .hint(format!("see which there are: towline flux kustomization list {}", of.options()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn g1_kustomization_is_read_as_az_reads_it() {
+        let line = r#"name=apps path=./apps dependsOn=["infra","crds"] timeout=10m syncInterval=1h30m retry_interval=60 prune=True force=false disable_health_check=true"#;
+        let (name, one) = read(line.split(' ')).unwrap();
+        assert_eq!(name, "apps");
+        let expected = json!({
+            "path": "./apps", "dependsOn": ["infra", "crds"], "timeoutInSeconds": 600, "syncIntervalInSeconds": 5400,
+            "retryIntervalInSeconds": 60, "prune": true, "force": false, "wait": false,
+        });
+        assert_eq!(one, expected);
+        for (bad, why) in [
+            ("path=./a", "name=NAME is missing"),
+            ("name=a b", "b is no KEY=VALUE"),
+            ("name=a color=red", "color is none of"),
+            ("name=a prune=maybe", "prune is true or false"),
+            ("name=a timeout=soon", "timeout: expected a span"),
+            ("name=a interval=1m sync_interval=2m", "sync_interval is there twice"),
+            ("name=A", "lower case"),
+        ] {
+            let error = read(bad.split(' ')).unwrap_err();
+            assert!(error.contains(why), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn g1_several_kustomizations_are_typed_one_after_another() {
+        use clap::Parser;
+        #[derive(Debug, Parser)]
+        struct Line {
+            #[command(flatten)]
+            all: Kustomizations,
+            #[arg(short)]
+            group: Option<String>,
+        }
+        let parse = |line: &str| Line::try_parse_from(line.split(' '));
+        let all = parse("x -k name=infra path=./infra -g edge -k path=./apps name=apps depends_on=infra").unwrap();
+        assert_eq!(all.group.as_deref(), Some("edge"));
+        let expected = json!({"infra": {"path": "./infra"}, "apps": {"path": "./apps", "dependsOn": ["infra"]}});
+        assert_eq!(Value::Object(all.all.0), expected);
+        let twice = parse("x -k name=a -k name=a").unwrap_err().to_string();
+        assert!(twice.contains("there are two with the name a"), "{twice}");
+        assert!(parse("x").unwrap().all.0.is_empty());
+    }
+}

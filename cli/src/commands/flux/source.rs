@@ -1,0 +1,509 @@
+//! Options of a source as the properties of the API: one table says for each option which kinds of source have it, and
+//! where it stands.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use clap::{ValueEnum, builder::PossibleValue};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Map, Value, json};
+
+use super::typed::{self, Options, secret, span};
+use crate::failure::{Failure, Outcome};
+
+/// Where configurations come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Git,
+    Bucket,
+    AzBlob,
+    Oci,
+}
+
+const ALL: &[Kind] = &[Kind::Git, Kind::Bucket, Kind::AzBlob, Kind::Oci];
+const GIT: &[Kind] = &[Kind::Git];
+const BUCKET: &[Kind] = &[Kind::Bucket];
+const AZBLOB: &[Kind] = &[Kind::AzBlob];
+const OCI: &[Kind] = &[Kind::Oci];
+const TAGGED: &[Kind] = &[Kind::Git, Kind::Oci];
+/// The object of protected settings.
+const PROTECTED: &str = "configurationProtectedSettings";
+
+impl Kind {
+    /// As the command has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Git => "git",
+            Self::Bucket => "bucket",
+            Self::AzBlob => "azblob",
+            Self::Oci => "oci",
+        }
+    }
+
+    /// As `sourceKind` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Git => "GitRepository",
+            Self::Bucket => "Bucket",
+            Self::AzBlob => "AzureBlob",
+            Self::Oci => "OCIRepository",
+        }
+    }
+
+    /// The kind of a `sourceKind`.
+    pub fn of(name: &str) -> Option<Self> {
+        ALL.iter().copied().find(|kind| kind.name().eq_ignore_ascii_case(name))
+    }
+
+    /// The property with its settings.
+    fn property(self) -> &'static str {
+        match self {
+            Self::Git => "gitRepository",
+            Self::Bucket => "bucket",
+            Self::AzBlob => "azureBlob",
+            Self::Oci => "ociRepository",
+        }
+    }
+
+    /// Ways to say which version: one of them stands.
+    fn references(self) -> &'static [&'static str] {
+        match self {
+            Self::Git => &["branch", "tag", "semver", "commit"],
+            Self::Oci => &["tag", "semver", "digest"],
+            Self::Bucket | Self::AzBlob => &[],
+        }
+    }
+}
+
+impl ValueEnum for Kind {
+    fn value_variants<'a>() -> &'a [Self] {
+        ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.word()))
+    }
+}
+
+/// A source, and how to get at it.
+#[derive(Debug, clap::Args, Default)]
+#[command(next_help_heading = "Source")]
+pub struct Source {
+    /// The kind of source; git without this
+    #[arg(long, value_enum, ignore_case = true, value_name = "git|bucket|azblob|oci")]
+    pub kind: Option<Kind>,
+    /// Where it is: https://, ssh:// or git@ for git, https:// for bucket and azblob, oci:// for oci
+    #[arg(short = 'u', long, value_name = "URL")]
+    pub url: Option<String>,
+    /// How long one fetch may take, such as 10m
+    #[arg(long, value_name = "SPAN", value_parser = span)]
+    pub timeout: Option<u64>,
+    /// How often it is looked at, such as 10m
+    #[arg(long, visible_alias = "sync-interval", value_name = "SPAN", value_parser = span)]
+    pub interval: Option<u64>,
+    /// A Secret of the configuration's namespace that says how to sign in, instead of the options below
+    #[arg(long, alias = "local-ref", value_name = "SECRET")]
+    pub local_auth_ref: Option<String>,
+    /// Git and OCI.
+    #[command(flatten)]
+    pub repository: Repository,
+    /// Buckets.
+    #[command(flatten)]
+    pub bucket: Bucket,
+    /// Azure Blob Storage.
+    #[command(flatten)]
+    pub blob: Blob,
+}
+
+/// Options of git and oci.
+#[derive(Debug, clap::Args, Default)]
+#[command(next_help_heading = "Git and OCI")]
+pub struct Repository {
+    /// The branch to follow (git)
+    #[arg(long, value_name = "NAME")]
+    pub branch: Option<String>,
+    /// The tag to follow (git, oci)
+    #[arg(long, value_name = "NAME")]
+    pub tag: Option<String>,
+    /// The range of versions to follow, such as ">=1.2 <2" (git, oci)
+    #[arg(long, value_name = "RANGE")]
+    pub semver: Option<String>,
+    /// The one commit (git)
+    #[arg(long, value_name = "SHA")]
+    pub commit: Option<String>,
+    /// The one artifact, such as sha256:... (oci)
+    #[arg(long, value_name = "DIGEST")]
+    pub digest: Option<String>,
+    /// The private key for ssh in Base64; others on this machine can read it: better --ssh-private-key-file
+    #[arg(long, value_name = "BASE64")]
+    pub ssh_private_key: Option<SecretString>,
+    /// File with the private key for ssh; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub ssh_private_key_file: Option<PathBuf>,
+    /// Keys of ssh hosts in Base64, as in ~/.ssh/known_hosts
+    #[arg(long, value_name = "BASE64")]
+    pub known_hosts: Option<SecretString>,
+    /// File with keys of ssh hosts
+    #[arg(long, value_name = "FILE")]
+    pub known_hosts_file: Option<PathBuf>,
+    /// User for https
+    #[arg(long, value_name = "NAME")]
+    pub https_user: Option<String>,
+    /// Password or token for https; others on this machine can read it: better --https-key-file
+    #[arg(long, value_name = "TEXT")]
+    pub https_key: Option<SecretString>,
+    /// File with the password or token for https; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub https_key_file: Option<PathBuf>,
+    /// Authorities of the server's certificate, PEM in Base64
+    #[arg(long, value_name = "BASE64")]
+    pub https_ca_cert: Option<SecretString>,
+    /// File with the authorities of the server's certificate, PEM
+    #[arg(long, value_name = "FILE")]
+    pub https_ca_cert_file: Option<PathBuf>,
+    /// Who signs in for git
+    #[arg(long, value_name = "generic|azure|github", ignore_case = true, value_parser = ["generic", "azure", "github"])]
+    pub provider: Option<String>,
+    /// Speak http to the registry (oci)
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    pub oci_insecure: Option<bool>,
+    /// The first layer of this media type is taken (oci)
+    #[arg(long, alias = "oci-layer-selector-media-type", value_name = "TYPE")]
+    pub oci_media_type: Option<String>,
+    /// What is done with that layer (oci)
+    #[arg(long, alias = "oci-layer-selector-operation", value_name = "extract|copy", value_parser = ["extract", "copy"])]
+    pub oci_operation: Option<String>,
+    /// The service account whose image pull secrets are used (oci)
+    #[arg(long, value_name = "NAME")]
+    pub service_account_name: Option<String>,
+}
+
+/// Options of buckets.
+#[derive(Debug, clap::Args, Default)]
+#[command(next_help_heading = "Bucket")]
+pub struct Bucket {
+    /// The bucket
+    #[arg(long, value_name = "NAME")]
+    pub bucket_name: Option<String>,
+    /// The id of its access key
+    #[arg(long, value_name = "ID")]
+    pub bucket_access_key: Option<String>,
+    /// The secret of the access key; others on this machine can read it: better --bucket-secret-key-file
+    #[arg(long, value_name = "TEXT")]
+    pub bucket_secret_key: Option<SecretString>,
+    /// File with the secret of the access key; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub bucket_secret_key_file: Option<PathBuf>,
+    /// Speak http to the bucket
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    pub bucket_insecure: Option<bool>,
+}
+
+/// Options of Azure Blob Storage.
+#[derive(Debug, clap::Args, Default)]
+#[command(next_help_heading = "Azure Blob Storage")]
+pub struct Blob {
+    /// The container
+    #[arg(long, value_name = "NAME")]
+    pub container_name: Option<String>,
+    /// The account's key; others on this machine can read it: better --account-key-file
+    #[arg(long, value_name = "TEXT")]
+    pub account_key: Option<SecretString>,
+    /// File with the account's key; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub account_key_file: Option<PathBuf>,
+    /// A shared access signature; others on this machine can read it: better --sas-token-file
+    #[arg(long, value_name = "TEXT")]
+    pub sas_token: Option<SecretString>,
+    /// File with a shared access signature; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub sas_token_file: Option<PathBuf>,
+    /// A service principal's client id
+    #[arg(long, alias = "service-principal-client-id", value_name = "ID")]
+    pub sp_client_id: Option<String>,
+    /// Its tenant
+    #[arg(long, alias = "service-principal-tenant-id", value_name = "ID")]
+    pub sp_tenant_id: Option<String>,
+    /// Its secret; others on this machine can read it: better --sp-client-secret-file
+    #[arg(long, alias = "service-principal-client-secret", value_name = "TEXT")]
+    pub sp_client_secret: Option<SecretString>,
+    /// File with its secret; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub sp_client_secret_file: Option<PathBuf>,
+    /// Its certificate and key in Base64; others on this machine can read it: better --sp-client-cert-file
+    #[arg(long, alias = "service-principal-client-certificate", value_name = "BASE64")]
+    pub sp_client_cert: Option<SecretString>,
+    /// File with its certificate and key, PEM; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub sp_client_cert_file: Option<PathBuf>,
+    /// The password of that; others on this machine can read it: better --sp-cert-password-file
+    #[arg(long, alias = "service-principal-client-certificate-password", value_name = "TEXT")]
+    pub sp_cert_password: Option<SecretString>,
+    /// File with the password of that; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub sp_cert_password_file: Option<PathBuf>,
+    /// Send the chain of the certificate
+    #[arg(long, alias = "service-principal-client-certificate-send-chain", value_name = "true|false",
+        num_args = 0..=1, default_missing_value = "true")]
+    pub sp_cert_send_chain: Option<bool>,
+    /// A managed identity's client id
+    #[arg(long, alias = "managed-identity-client-id", value_name = "ID")]
+    pub mi_client_id: Option<String>,
+}
+
+/// One option: its name, the kinds that have it, where its value stands below the kind's property or, for `*name`, the
+/// name of the protected setting, and the value if it was given.
+type Given = (&'static str, &'static [Kind], &'static str, Option<Value>);
+
+impl Source {
+    /// Puts what was given of a source of this kind into properties.
+    pub fn fill(&self, properties: &mut Map<String, Value>, kind: Kind) -> Outcome<()> {
+        let mut own = Map::new();
+        let mut protected = Map::new();
+        for (option, kinds, place, value) in self.given()? {
+            let Some(value) = value else { continue };
+            if !kinds.contains(&kind) {
+                let of: Vec<_> = kinds.iter().map(|kind| kind.word()).collect();
+                let error = anyhow!("{option} belongs to --kind {}; this is {}", of.join(" or "), kind.word());
+                return Err(Failure::usage(error));
+            }
+            match place.strip_prefix('*') {
+                Some(name) => drop(protected.insert(name.to_owned(), value)),
+                None => put(&mut own, place, value),
+            }
+        }
+        if own.get("repositoryRef").and_then(Value::as_object).is_some_and(|reference| reference.len() > 1) {
+            let names: Vec<_> = kind.references().iter().map(|name| format!("--{name}")).collect();
+            let error = anyhow!("one of {} says which version", names.join(", "));
+            return Err(Failure::usage(error).hint("give one of them"));
+        }
+        if !own.is_empty() {
+            properties.insert(kind.property().to_owned(), own.into());
+        }
+        if !protected.is_empty() {
+            properties.insert(PROTECTED.to_owned(), protected.into());
+        }
+        Ok(())
+    }
+
+    /// What a new configuration needs.
+    pub fn check(&self, kind: Kind) -> Outcome<()> {
+        let missing = |option: &str, hint: &str| {
+            Err(Failure::usage(anyhow!("--kind {} needs {option}", kind.word())).hint(hint.to_owned()))
+        };
+        if self.url.is_none() {
+            return missing("--url", "--url https://git.example.org/team/fleet.git");
+        }
+        let refers = [&self.repository.branch, &self.repository.tag, &self.repository.semver, &self.repository.commit];
+        match kind {
+            Kind::Git if refers.iter().all(|given| given.is_none()) => {
+                missing("one of --branch, --tag, --semver and --commit", "--branch main")
+            }
+            Kind::Bucket if self.bucket.bucket_name.is_none() => missing("--bucket-name", "--bucket-name NAME"),
+            Kind::AzBlob if self.blob.container_name.is_none() => missing("--container-name", "--container-name NAME"),
+            _ => Ok(()),
+        }
+    }
+
+    fn given(&self) -> Outcome<Vec<Given>> {
+        self.standard_input_once()?;
+        let mut given = vec![
+            ("--url", ALL, "url", text(self.url.as_ref())),
+            ("--timeout", ALL, "timeoutInSeconds", self.timeout.map(Value::from)),
+            ("--interval", ALL, "syncIntervalInSeconds", self.interval.map(Value::from)),
+            ("--local-auth-ref", ALL, "localAuthRef", text(self.local_auth_ref.as_ref())),
+        ];
+        given.extend(self.repository.given()?);
+        given.extend(self.bucket.given()?);
+        given.extend(self.blob.given()?);
+        Ok(given)
+    }
+
+    fn standard_input_once(&self) -> Outcome<()> {
+        let Self { repository, bucket, blob, .. } = self;
+        let files = [
+            &repository.ssh_private_key_file,
+            &repository.known_hosts_file,
+            &repository.https_key_file,
+            &repository.https_ca_cert_file,
+            &bucket.bucket_secret_key_file,
+            &blob.account_key_file,
+            &blob.sas_token_file,
+            &blob.sp_client_secret_file,
+            &blob.sp_client_cert_file,
+            &blob.sp_cert_password_file,
+        ];
+        if files.iter().filter(|file| file.as_deref() == Some(Path::new("-"))).count() > 1 {
+            return Err(Failure::usage(anyhow!("standard input can be read once: one file can be -")));
+        }
+        Ok(())
+    }
+}
+
+impl Repository {
+    fn given(&self) -> Outcome<Vec<Given>> {
+        let provider = self.provider.as_deref().map(|name| match name.to_ascii_lowercase().as_str() {
+            "azure" => "Azure".into(),
+            "github" => "GitHub".into(),
+            _ => "Generic".into(),
+        });
+        let ssh = ("--ssh-private-key", "--ssh-private-key-file");
+        let ssh_key = encoded(self.ssh_private_key.as_ref(), self.ssh_private_key_file.as_ref(), ssh)?;
+        let hosts = ("--known-hosts", "--known-hosts-file");
+        let known_hosts = encoded(self.known_hosts.as_ref(), self.known_hosts_file.as_ref(), hosts)?;
+        let https = ("--https-key", "--https-key-file");
+        let https_key = secret(self.https_key.as_ref(), self.https_key_file.as_ref(), https)?;
+        let ca = ("--https-ca-cert", "--https-ca-cert-file");
+        let authorities = encoded(self.https_ca_cert.as_ref(), self.https_ca_cert_file.as_ref(), ca)?;
+        Ok(vec![
+            ("--branch", GIT, "repositoryRef.branch", text(self.branch.as_ref())),
+            ("--tag", TAGGED, "repositoryRef.tag", text(self.tag.as_ref())),
+            ("--semver", TAGGED, "repositoryRef.semver", text(self.semver.as_ref())),
+            ("--commit", GIT, "repositoryRef.commit", text(self.commit.as_ref())),
+            ("--digest", OCI, "repositoryRef.digest", text(self.digest.as_ref())),
+            (ssh.0, GIT, "*sshPrivateKey", ssh_key),
+            (hosts.0, GIT, "sshKnownHosts", known_hosts),
+            ("--https-user", GIT, "httpsUser", text(self.https_user.as_ref())),
+            (https.0, GIT, "*httpsKey", https_key.as_ref().map(sealed)),
+            (ca.0, GIT, "httpsCACert", authorities),
+            ("--provider", GIT, "provider", provider),
+            ("--oci-insecure", OCI, "insecure", self.oci_insecure.map(Value::from)),
+            ("--oci-media-type", OCI, "layerSelector.mediaType", text(self.oci_media_type.as_ref())),
+            ("--oci-operation", OCI, "layerSelector.operation", text(self.oci_operation.as_ref())),
+            ("--service-account-name", OCI, "serviceAccountName", text(self.service_account_name.as_ref())),
+        ])
+    }
+}
+
+impl Bucket {
+    fn given(&self) -> Outcome<Vec<Given>> {
+        let options = ("--bucket-secret-key", "--bucket-secret-key-file");
+        let key = secret(self.bucket_secret_key.as_ref(), self.bucket_secret_key_file.as_ref(), options)?;
+        Ok(vec![
+            ("--bucket-name", BUCKET, "bucketName", text(self.bucket_name.as_ref())),
+            ("--bucket-access-key", BUCKET, "accessKey", text(self.bucket_access_key.as_ref())),
+            (options.0, BUCKET, "*bucketSecretKey", key.as_ref().map(sealed)),
+            ("--bucket-insecure", BUCKET, "insecure", self.bucket_insecure.map(Value::from)),
+        ])
+    }
+}
+
+impl Blob {
+    fn given(&self) -> Outcome<Vec<Given>> {
+        let account = ("--account-key", "--account-key-file");
+        let account_key = secret(self.account_key.as_ref(), self.account_key_file.as_ref(), account)?;
+        let sas = ("--sas-token", "--sas-token-file");
+        let sas_token = secret(self.sas_token.as_ref(), self.sas_token_file.as_ref(), sas)?;
+        let principal = ("--sp-client-secret", "--sp-client-secret-file");
+        let client_secret = secret(self.sp_client_secret.as_ref(), self.sp_client_secret_file.as_ref(), principal)?;
+        let cert = ("--sp-client-cert", "--sp-client-cert-file");
+        let certificate = encoded(self.sp_client_cert.as_ref(), self.sp_client_cert_file.as_ref(), cert)?;
+        let of_cert = ("--sp-cert-password", "--sp-cert-password-file");
+        let password = secret(self.sp_cert_password.as_ref(), self.sp_cert_password_file.as_ref(), of_cert)?;
+        let chain = self.sp_cert_send_chain.map(Value::from);
+        Ok(vec![
+            ("--container-name", AZBLOB, "containerName", text(self.container_name.as_ref())),
+            (account.0, AZBLOB, "accountKey", account_key.as_ref().map(plain)),
+            (sas.0, AZBLOB, "sasToken", sas_token.as_ref().map(plain)),
+            ("--sp-client-id", AZBLOB, "servicePrincipal.clientId", text(self.sp_client_id.as_ref())),
+            ("--sp-tenant-id", AZBLOB, "servicePrincipal.tenantId", text(self.sp_tenant_id.as_ref())),
+            (principal.0, AZBLOB, "servicePrincipal.clientSecret", client_secret.as_ref().map(plain)),
+            (cert.0, AZBLOB, "servicePrincipal.clientCertificate", certificate),
+            (of_cert.0, AZBLOB, "servicePrincipal.clientCertificatePassword", password.as_ref().map(plain)),
+            ("--sp-cert-send-chain", AZBLOB, "servicePrincipal.clientCertificateSendChain", chain),
+            ("--mi-client-id", AZBLOB, "managedIdentity.clientId", text(self.mi_client_id.as_ref())),
+        ])
+    }
+}
+
+fn text(text: Option<&String>) -> Option<Value> {
+    text.map(|text| text.as_str().into())
+}
+
+fn encoded(typed: Option<&SecretString>, file: Option<&PathBuf>, options: Options) -> Outcome<Option<Value>> {
+    Ok(typed::encoded(typed, file, options)?.map(Value::from))
+}
+
+/// A secret as a property.
+fn plain(secret: &SecretString) -> Value {
+    secret.expose_secret().into()
+}
+
+/// A secret as a protected setting, which is Base64.
+fn sealed(secret: &SecretString) -> Value {
+    BASE64.encode(secret.expose_secret()).into()
+}
+
+/// Puts a value at `a.b`.
+fn put(own: &mut Map<String, Value>, place: &str, value: Value) {
+    match place.split_once('.') {
+        None => drop(own.insert(place.to_owned(), value)),
+        Some((above, name)) => {
+            let inner = own.entry(above).or_insert_with(|| json!({}));
+            inner[name] = value;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(source: &Source, kind: Kind) -> Result<Value, String> {
+        let mut properties = Map::new();
+        source.fill(&mut properties, kind).map_err(|failure| format!("{:#}", failure.error()))?;
+        Ok(properties.into())
+    }
+
+    #[test]
+    fn g1_options_become_properties_of_the_kind_and_secrets_protected_settings() {
+        let text = |text: &str| Some(text.to_owned());
+        let repository = Repository {
+            branch: text("main"),
+            https_user: text("reader"),
+            https_key: Some("geheim".into()),
+            provider: text("github"),
+            ..Repository::default()
+        };
+        let source = Source { url: text("https://git.test/a"), interval: Some(60), repository, ..Source::default() };
+        let expected = json!({
+            "gitRepository": {
+                "url": "https://git.test/a", "syncIntervalInSeconds": 60, "repositoryRef": {"branch": "main"},
+                "httpsUser": "reader", "provider": "GitHub",
+            },
+            "configurationProtectedSettings": {"httpsKey": BASE64.encode("geheim")},
+        });
+        assert_eq!(filled(&source, Kind::Git).unwrap(), expected);
+        assert!(filled(&source, Kind::Bucket).unwrap_err().contains("belongs to --kind git; this is bucket"));
+    }
+
+    #[test]
+    fn g4_options_of_other_kinds_stand_where_the_api_has_them() {
+        let text = |text: &str| Some(text.to_owned());
+        let blob = Blob {
+            container_name: text("c"),
+            sp_client_id: text("id"),
+            sp_tenant_id: text("t"),
+            sp_client_secret: Some("geheim".into()),
+            ..Blob::default()
+        };
+        let source = Source { url: text("https://a.test"), blob, ..Source::default() };
+        let principal = json!({"clientId": "id", "tenantId": "t", "clientSecret": "geheim"});
+        let expected =
+            json!({"azureBlob": {"url": "https://a.test", "containerName": "c", "servicePrincipal": principal}});
+        assert_eq!(filled(&source, Kind::AzBlob).unwrap(), expected);
+        let repository = Repository { digest: text("sha256:0"), tag: text("1"), ..Repository::default() };
+        let both = Source { repository, ..Source::default() };
+        assert!(filled(&both, Kind::Oci).unwrap_err().contains("one of --tag, --semver, --digest"));
+    }
+
+    #[test]
+    fn g1_what_a_kind_needs_is_asked_for() {
+        let url = || Source { url: Some("https://git.test/a".to_owned()), ..Source::default() };
+        for kind in ALL {
+            assert!(Source::default().check(*kind).is_err());
+            assert_eq!(url().check(*kind).is_ok(), *kind == Kind::Oci, "{kind:?}");
+        }
+    }
+}
