@@ -147,7 +147,7 @@ keep_definitions() {
     share=$(share_of "$1")
     module=$(GOMODCACHE=$cache/go/modules go list -mod=readonly -modcacherw -m -f '{{.Dir}}' "$module") || return
     mkdir -p "$share"
-    cp "$module"/config/crd/bases/*.yaml "$module/LICENSE" "$share/"
+    install -m 644 "$module"/config/crd/bases/*.yaml "$module/LICENSE" "$share/"
 }
 
 # The name that go gives a program: the last part of its path that is no version.
