@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tests::{
     case::{Needs, installs},
     cluster::cluster,
-    git::{CREDENTIALS, GitServer, Repository},
+    git::{CREDENTIALS, GitServer, Repository, SshServer},
     kubectl::Kubectl,
     programs::{binary, eventually, root, run, scratch},
 };
@@ -36,6 +36,7 @@ pub fn tests() -> Vec<Trial> {
             Needs::Pods,
             from_nothing,
         ),
+        installs("gitops::g3_by_ssh_a_host_with_another_key_is_refused", Needs::Pods, by_ssh),
         installs("gitops::g7_configuration_of_a_namespace_has_rights_there_alone", Needs::Pods, namespaced),
         installs("gitops::g2_what_the_owner_of_the_cluster_did_not_allow_is_refused_there", Needs::Pods, pinned),
     ]
@@ -347,6 +348,42 @@ fn namespaced() -> anyhow::Result<()> {
     gitops.end()
 }
 
+fn by_ssh() -> anyhow::Result<()> {
+    let gitops = Gitops::start("gitops-ssh", &[])?;
+    let host = cluster().get("CLUSTER_HOST_IP");
+    let keys = [scratch("gitops-ssh-server"), scratch("gitops-ssh-other")];
+    let server = SshServer::start_at(host, &keys[0], &gitops.server)?;
+    let other = SshServer::start_at(host, &keys[1], &gitops.server)?;
+    let repository = gitops.server.repository("shop")?;
+    let first = repository.push(&[
+        ("apps/namespace.yaml", Some(SHOP)),
+        ("apps/web.yaml", Some(&config_map("web", "hello"))),
+        ("other/db.yaml", Some(&config_map("db", "one"))),
+    ])?;
+    let mut properties = gitops.properties(&repository);
+    properties["kustomizations"]["other"]["dependsOn"] = json!(["apps"]);
+    properties["gitRepository"] = json!({
+        "url": server.url("shop"), "repositoryRef": {"branch": "main"}, "syncIntervalInSeconds": INTERVAL,
+        "timeoutInSeconds": 60, "sshKnownHosts": BASE64.encode(&server.known_hosts),
+    });
+    properties["configurationProtectedSettings"] = json!({"sshPrivateKey": BASE64.encode(&server.key)});
+    gitops.put("shop", &properties)?;
+    gitops.await_compliant("shop", &first, FIRST)?;
+    gitops.await_field("configmap/web", "hello", SOON)?;
+
+    // Somebody else answers at the address that is known.
+    let impostor = other.known_hosts.replace(&other.address.port().to_string(), &server.address.port().to_string());
+    properties["gitRepository"]["sshKnownHosts"] = BASE64.encode(impostor).into();
+    gitops.put("shop", &properties)?;
+    let second = repository.push(&[("apps/web.yaml", Some(&config_map("web", "again")))])?;
+    gitops.await_shown("shop", "is refused", SOON, |shown| {
+        shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("key mismatch")
+    })?;
+    ensure!(gitops.field("shop", "configmap/web", "{.data.greeting}")? == "hello", "{second} was applied");
+    gitops.delete("shop")?;
+    gitops.end()
+}
+
 fn pinned() -> anyhow::Result<()> {
     let gitops = Gitops::start("gitops-pinned", &["--gitops-scope", "namespace", "--gitops-namespace", "team"])?;
     let repository = gitops.server.repository("team")?;
@@ -357,7 +394,7 @@ fn pinned() -> anyhow::Result<()> {
     let properties = gitops.properties(&repository);
     gitops.put("team", &properties)?;
     let shown = gitops.await_shown("team", "is refused", FIRST, |shown| shown["provisioningState"] == "Failed")?;
-    ensure!(shown.to_string().contains("scope"), "{shown:#}");
+    ensure!(shown.to_string().contains("the scope cluster is not allowed in this cluster"), "{shown:#}");
     ensure!(gitops.field("", "clusterrolebinding/towline:flux-applier:gitops", "{.metadata.name}")?.is_empty());
     gitops.delete("team")?;
     let mut allowed = properties;
@@ -369,7 +406,9 @@ fn pinned() -> anyhow::Result<()> {
     let url = format!("https://{}/other/*", gitops.server.address);
     let features = ["enable-features", "-n", "c1", "-g", GROUP, "--features", "extensions"];
     gitops.site.ok(&[&features[..], &["--gitops-repository", &url]].concat()).with_context(pods)?;
-    gitops.await_shown("team", "is refused", FIRST, |shown| shown.to_string().contains("allow"))?;
+    gitops.await_shown("team", "is refused", FIRST, |shown| {
+        shown.to_string().contains("is not allowed in this cluster")
+    })?;
     gitops.delete("team")?;
     gitops.end()
 }

@@ -1,4 +1,5 @@
-//! A real Git server: `git http-backend` behind TLS and basic authentication, as a team's own server has it.
+//! Real Git servers, as a team's own are: `git http-backend` behind TLS and basic authentication, and `sshd`, which lets
+//! the holder of a key do nothing but that.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -16,7 +17,10 @@ use anyhow::{Context, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-use crate::{programs::run, tls};
+use crate::{
+    programs::{Program, eventually, run},
+    tls,
+};
 
 /// User name and password that it wants.
 pub const CREDENTIALS: (&str, &str) = ("git-user", "git-pass-word-of-tests");
@@ -77,6 +81,67 @@ impl GitServer {
     }
 }
 
+/// A running `sshd` for the repositories of a [`GitServer`]; ended when dropped.
+pub struct SshServer {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The line of `known_hosts` that says who it is.
+    pub known_hosts: String,
+    /// PEM of a private key that it accepts.
+    pub key: String,
+    root: PathBuf,
+    _program: Program,
+}
+
+impl SshServer {
+    /// Starts one with its files in `dir`, which nobody else may write to.
+    pub fn start_at(ip: &str, dir: &Path, server: &GitServer) -> anyhow::Result<Self> {
+        // Somebody may take it in between; then sshd says so.
+        let port = TcpListener::bind((ip, 0))?.local_addr()?.port();
+        let address: SocketAddr = (ip.parse::<std::net::IpAddr>()?, port).into();
+        let path = |name: &str| dir.join(name).display().to_string();
+        for key in ["host.key", "user.key"] {
+            let mut make = Command::new("ssh-keygen");
+            make.args(["-q", "-t", "ed25519", "-N", "", "-C", key, "-f", &path(key)]);
+            run(&mut make, Duration::from_secs(30))?.ok()?;
+        }
+        let public = std::fs::read_to_string(dir.join("user.key.pub"))?;
+        // Whoever has the key reads and writes repositories, and has no shell.
+        std::fs::write(
+            dir.join("accepted"),
+            format!("restrict,command=\"git-shell -c \\\"$SSH_ORIGINAL_COMMAND\\\"\" {public}"),
+        )?;
+        let settings = format!(
+            "ListenAddress {ip}\nPort {port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
+             PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n",
+            path("host.key"),
+            path("accepted")
+        );
+        std::fs::write(dir.join("sshd_config"), settings)?;
+        // sshd wants it, and its package makes it only where sshd is a service.
+        std::fs::create_dir_all("/run/sshd")?;
+        let mut sshd = Command::new("/usr/sbin/sshd");
+        sshd.args(["-D", "-e", "-f", &path("sshd_config")]);
+        let program = Program::start("sshd", sshd, &dir.join("sshd.log"))?;
+        eventually("sshd listens", Duration::from_secs(20), || Ok(TcpStream::connect(address).is_ok()))?;
+        let host = std::fs::read_to_string(dir.join("host.key.pub"))?;
+        let key = std::fs::read_to_string(dir.join("user.key"))?;
+        crate::stack::note_secret(key.lines().nth(1).context("a private key has lines")?)?;
+        Ok(Self {
+            address,
+            known_hosts: format!("[{ip}]:{port} {}", host.rsplit_once(' ').map_or(host.as_str(), |(key, _)| key)),
+            key,
+            root: server.root.clone(),
+            _program: program,
+        })
+    }
+
+    /// Where a repository is fetched by ssh.
+    pub fn url(&self, name: &str) -> String {
+        format!("ssh://root@{}{}/{name}.git", self.address, self.root.display())
+    }
+}
+
 /// A repository that is served, with a place to work on it.
 pub struct Repository {
     /// Where others fetch it.
@@ -115,6 +180,7 @@ fn git(folder: &Path, args: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new("git");
     command.args(["-c", "user.name=tests", "-c", "user.email=tests@example.org"]).args(args).current_dir(folder);
     command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_TERMINAL_PROMPT", "0");
+    command.env_remove("GIT_SSL_CAINFO");
     run(&mut command, Duration::from_secs(60))?.ok().with_context(|| format!("git {}", args.join(" ")))
 }
 
@@ -245,6 +311,19 @@ mod tests {
         };
         let found = with(&format!("{}:{}@", CREDENTIALS.0, CREDENTIALS.1)).unwrap();
         assert!(found.starts_with(&commit), "{found}");
+        let folder = tempfile::tempdir().unwrap();
+        if Path::new("/usr/sbin/sshd").exists() {
+            let ssh = SshServer::start_at("127.0.0.1", folder.path(), &server).unwrap();
+            std::fs::write(folder.path().join("known"), &ssh.known_hosts).unwrap();
+            let (known, key) = (folder.path().join("known"), folder.path().join("user.key"));
+            let by = format!(
+                "core.sshCommand=ssh -o BatchMode=yes -o UserKnownHostsFile={} -i {}",
+                known.display(),
+                key.display()
+            );
+            let found = git(dir.path(), &["-c", &by, "ls-remote", &ssh.url("one"), "main"]).unwrap();
+            assert!(found.starts_with(&commit), "{found}");
+        }
         assert!(with("").is_err() && with("git-user:wrong@").is_err());
         assert!(server.served() > 0 && server.refused() > 0);
     }
