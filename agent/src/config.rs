@@ -5,6 +5,7 @@
 
 mod deployment;
 mod extensions;
+mod gitops;
 mod identity;
 mod identity_tokens;
 mod metadata;
@@ -34,6 +35,7 @@ use self::{
 pub use self::{
     deployment::{Deployment, RoleSet},
     extensions::Extensions,
+    gitops::Gitops,
     identity::{IdentitySource, IdentityStore, ManagedIdentity, Via},
     identity_tokens::TokenListener,
     metadata::Metadata,
@@ -61,6 +63,8 @@ pub struct Config {
     pub identity_tokens: Option<TokenListener>,
     /// How helm charts are installed as extensions; none: they are not.
     pub extensions: Option<Extensions>,
+    /// What flux configurations may do in this cluster; none: there are none.
+    pub gitops: Option<Gitops>,
     /// What is known of the cluster beforehand.
     pub metadata: Metadata,
     /// How the cluster is reached.
@@ -227,6 +231,8 @@ impl Config {
         let identity_tokens = identity_tokens.and_then(|section| identity_tokens::read(section, roles, out));
         let extensions = root.optional_section("extensions", out);
         let extensions = extensions.map(|section| extensions::read(section, roles, out));
+        let gitops = root.optional_section("gitops", out).map(|section| gitops::read(section, roles, out));
+        let gitops = gitops.or_else(|| (roles == RoleSet::Of(Deployment::FluxconfigAgent)).then(Gitops::default));
         let metadata = metadata::read(root.section("metadata", out), out);
         let cluster = read_cluster(root.section("cluster", out), out);
         let (_, issuers) = Issuer::read_all(&mut root, out);
@@ -253,6 +259,7 @@ impl Config {
             forward: forward_listen,
             identity_tokens,
             extensions,
+            gitops,
             metadata,
             cluster,
             issuers,
@@ -532,7 +539,7 @@ mod tests {
         "#;
         let faults = faults_of(text);
         for key in [
-            "roles: is \"everything\": expected clusterconnect-agent, controller-manager, extension-manager or all",
+            "roles: is \"everything\": expected clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent or all",
             "gateway.certificate_file: is not for an agent with [identity]",
             "gateway.via: is \"agent\": expected host:port",
             "identity.cluster_id: is \"c\"",

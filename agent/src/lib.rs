@@ -81,6 +81,9 @@ pub enum BuildError {
     /// Extensions without what they need.
     #[error("extensions")]
     Extensions(#[from] roles::extension_manager::SetupError),
+    /// Flux configurations without what they need.
+    #[error("flux configurations")]
+    Gitops(#[from] roles::fluxconfig_agent::SetupError),
     /// A listener.
     #[error("the {what} listener {address}")]
     Listener {

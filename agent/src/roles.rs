@@ -8,6 +8,7 @@
 //! | [`controller_manager`] | runs the roles, and starts them again |
 //! | [`health`] | how each role fares |
 //! | [`kubernetes`], [`kubeconfig`] | the agents' own way to the apiserver |
+//! | [`objects`] | what the gateway wants in the cluster, kind by kind |
 //! | [`resource`] | the custom resource |
 //! | [`sessions`] | what users have open |
 
@@ -18,6 +19,7 @@ pub mod config_agent;
 pub mod controller_manager;
 pub mod echo;
 pub mod extension_manager;
+pub mod fluxconfig_agent;
 pub mod guard;
 pub mod health;
 pub mod identity_tokens;
@@ -26,6 +28,7 @@ pub mod kubeconfig;
 pub mod kubernetes;
 pub mod logcollector;
 pub mod metrics_agent;
+pub mod objects;
 pub mod parts;
 pub mod refresh;
 pub mod resource;
@@ -62,6 +65,7 @@ pub const ALL: &[Entry] = &[
     config_agent::ENTRY,
     echo::ENTRY,
     extension_manager::ENTRY,
+    fluxconfig_agent::ENTRY,
     guard::ENTRY,
     identity_tokens::ENTRY,
     kube_aad_proxy::ENTRY,

@@ -13,11 +13,14 @@ pub enum Deployment {
     ControllerManager,
     /// Installs helm charts as extensions; there only where extensions are on.
     ExtensionManager,
+    /// Makes flux configurations Flux's objects; there only where the extension microsoft.flux is installed.
+    FluxconfigAgent,
 }
 
 impl Deployment {
     /// Every Deployment.
-    pub const ALL: &'static [Self] = &[Self::ClusterconnectAgent, Self::ControllerManager, Self::ExtensionManager];
+    pub const ALL: &'static [Self] =
+        &[Self::ClusterconnectAgent, Self::ControllerManager, Self::ExtensionManager, Self::FluxconfigAgent];
 
     /// As in the settings, in the chart, and as a label of what is sent to the gateway.
     pub const fn name(self) -> &'static str {
@@ -25,6 +28,7 @@ impl Deployment {
             Self::ClusterconnectAgent => "clusterconnect-agent",
             Self::ControllerManager => "controller-manager",
             Self::ExtensionManager => "extension-manager",
+            Self::FluxconfigAgent => "fluxconfig-agent",
         }
     }
 }

@@ -5,7 +5,7 @@
 use auth::token::ISSUER_KEYS;
 use daemon::settings::reference::{self, Key, Table};
 
-use super::{Config, extensions, identity_tokens, metadata};
+use super::{Config, extensions, gitops, identity_tokens, metadata};
 
 pub(super) const fn table(name: &'static str, needed: bool, meaning: &'static str, keys: &'static [Key]) -> Table {
     Table { name, many: false, needed, meaning, keys }
@@ -37,6 +37,7 @@ pub const TABLES: &[Table] = &[
     ),
     identity_tokens::TABLE,
     extensions::TABLE,
+    gitops::TABLE,
     metadata::TABLE,
     table("cluster", false, "How the apiserver is reached; without it by the pod's service account.", CLUSTER),
     Table {
@@ -63,7 +64,7 @@ pub const TABLES: &[Table] = &[
 const ROOT: &[Key] = &[Key::default(
     "roles",
     "\"clusterconnect-agent\"",
-    "What this process does: clusterconnect-agent, controller-manager, extension-manager or all.",
+    "What this process does: clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent or all.",
 )];
 
 const GATEWAY: &[Key] = &[

@@ -5,10 +5,9 @@
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`gateway`] | what is asked of the gateway |
-//! | [`follow`] | what is wanted, into custom resources and Secrets |
-//! | [`store`] | those |
-//! | [`state`] | what is known of one extension |
+//! | [`objects`](super::objects) | what is wanted and how far it is, as for every kind |
+//! | [`gateway`] | what is asked of the gateway beside |
+//! | [`state`], [`store`] | what is kept of extensions beside |
 //! | [`catalogue`] | the verified index and charts |
 //! | [`converge`] | what is wanted against what is there, one extension after the other |
 //! | [`plan`] | the decision: which version, where, and whether helm must run |
@@ -16,21 +15,16 @@
 //! | [`place`] | namespaces, service accounts, what the cluster is |
 //! | [`releases`] | releases as helm keeps them |
 //! | [`helm`] | the child process |
-//! | [`hidden`] | protected settings that are in no text |
 //! | [`explain`] | why something does not get ready, and what to do |
-//! | [`report`] | how far it is, to the gateway |
 
 pub mod catalogue;
 pub mod converge;
 pub mod explain;
-pub mod follow;
 pub mod gateway;
 pub mod helm;
-pub mod hidden;
 pub mod place;
 pub mod plan;
 pub mod releases;
-pub mod report;
 pub mod state;
 pub mod store;
 pub mod values;
@@ -49,15 +43,18 @@ use types::ids::ClusterId;
 use self::{
     catalogue::{Catalogue, Pinned},
     converge::Converge,
-    follow::Follow,
-    gateway::Gateway,
+    gateway::Library,
     helm::{Helm, HelmError},
-    report::Report,
+    state::Own,
     store::Store,
 };
-use super::{Entry, Role, health::Reporter};
+use super::{
+    Entry, Role,
+    health::Reporter,
+    objects::{Kind, Nothing, follow::Follow, progress::Progress, report::Report},
+};
 use crate::{
-    config::{Cluster, Deployment, Extensions},
+    config::{self, Cluster, Deployment},
     identity::clock::SharedClock,
 };
 
@@ -84,6 +81,27 @@ pub const ENTRY: Entry = Entry {
         Ok(Some(Arc::new(ExtensionManager::new(engine, parts.api.clone())?)))
     },
 };
+
+/// The kind of extensions.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Extensions;
+
+impl Kind for Extensions {
+    const TYPE: &'static str = "Microsoft.KubernetesConfiguration/extensions";
+    const RESOURCE: (&'static str, &'static str) = ("ExtensionConfig", "extensionconfigs");
+    const NOUN: &'static str = "extension";
+    const NOUNS: &'static str = "extensions";
+    const MANAGER: &'static str = NAME;
+    const SECRET: &'static str = "extension";
+    const MAX: usize = 200;
+    const TOO_MANY: &'static str = "TooManyExtensions";
+    /// Those of a helm release.
+    const NAME_CHARS: usize = 53;
+    const UNNAMEABLE: &'static str = "has a name that no helm release can have";
+
+    type Shown = Nothing;
+    type Own = Own;
+}
 
 /// Between two attempts to read what is there at the start.
 const LOAD_AGAIN: Duration = Duration::from_secs(5);
@@ -134,7 +152,7 @@ pub struct Engine {
     /// How helm reaches the apiserver.
     pub access: Cluster,
     /// The settings.
-    pub settings: Extensions,
+    pub settings: config::Extensions,
     /// The distribution, where an operator named it.
     pub distribution: Option<String>,
     /// The time of day.
@@ -154,7 +172,7 @@ pub struct ExtensionManager<G> {
     gateway: G,
 }
 
-impl<G: Gateway> ExtensionManager<G> {
+impl<G: Library> ExtensionManager<G> {
     /// Of a gateway.
     ///
     /// # Errors
@@ -186,11 +204,11 @@ impl<G: Gateway> ExtensionManager<G> {
             helm: &self.helm,
             settings,
             distribution: distribution.clone(),
+            progress: Progress::new(store, clock.clone()),
             clock: clock.clone(),
             health: health.clone(),
-            waits: std::sync::Mutex::default(),
         };
-        let report = Report { gateway, store, follow: &follow };
+        let report = Report { gateway, store, follow: &follow, parts: None };
         let (follow, catalogue): (BoxFuture<'_, ()>, BoxFuture<'_, ()>) =
             (Box::pin(follow.run()), Box::pin(catalogue.run()));
         let (converge, report): (BoxFuture<'_, ()>, BoxFuture<'_, ()>) =
@@ -199,7 +217,7 @@ impl<G: Gateway> ExtensionManager<G> {
     }
 }
 
-fn read_keys(settings: &Extensions) -> Result<Vec<PublicKey>, SetupError> {
+fn read_keys(settings: &config::Extensions) -> Result<Vec<PublicKey>, SetupError> {
     let mut keys = settings.keys.clone();
     for path in &settings.key_files {
         let pem = std::fs::read(path).map_err(|source| SetupError::KeyFile { path: path.clone(), source })?;
@@ -208,7 +226,7 @@ fn read_keys(settings: &Extensions) -> Result<Vec<PublicKey>, SetupError> {
     Ok(keys)
 }
 
-impl<G: Gateway> Role for ExtensionManager<G> {
+impl<G: Library> Role for ExtensionManager<G> {
     fn name(&self) -> &'static str {
         NAME
     }

@@ -19,7 +19,7 @@ use tokio::sync::{Notify, watch};
 use types::agent_api::decode;
 
 use super::{
-    gateway::Gateway,
+    gateway::Library,
     state::{Fault, Problem},
     store::Store,
 };
@@ -73,7 +73,7 @@ pub struct Catalogue<'a, G> {
     wanted: Notify,
 }
 
-impl<'a, G: Gateway> Catalogue<'a, G> {
+impl<'a, G: Library> Catalogue<'a, G> {
     /// Of the gateway, by what is pinned; its index is fetched so often.
     pub fn new(gateway: &'a G, store: &'a Store, pinned: Pinned, clock: SharedClock, interval: Duration) -> Self {
         let (known, charts) = (watch::Sender::default(), Mutex::default());
@@ -207,7 +207,7 @@ impl<'a, G: Gateway> Catalogue<'a, G> {
         let what = format!("the chart {} {}", release.chart.name, release.version);
         let bytes = self.gateway.chart(digest).await.map_err(|err| {
             let is_answer = err.refused().is_some_and(|refused| matches!(refused.status, 400 | 404 | 410));
-            let fault = if is_answer { Fault::Extension } else { Fault::Gateway };
+            let fault = if is_answer { Fault::Object } else { Fault::Gateway };
             Problem::of(fault, "ChartNotFetched", format!("{what} could not be fetched: {}", chain(&err)))
         })?;
         let opened = verified.open(extension_type, &release.version, bytes.to_vec());

@@ -2,8 +2,8 @@
 //! repairs and takes down. What is begun is written down first, so that whoever comes after a killed agent knows it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Mutex, PoisonError},
+    collections::BTreeMap,
+    sync::PoisonError,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -14,23 +14,29 @@ use serde_json::Value;
 use types::agent_api::ObjectState;
 
 use super::{
+    Extensions,
     catalogue::{Catalogue, Known},
     explain::{self, Finding, Look},
-    follow::Follow,
-    gateway::Gateway,
+    gateway::Library,
     helm::{Acting, Helm, HelmError, Install, On},
-    hidden::Hidden,
     place,
     plan::{self, Action, Circumstances, Facts, Properties, Recovery, Target},
     releases::{self, FINGERPRINT, OWNER, Release, Releases, Stage, VERSION},
-    state::{Extension, Fault, HELD_UP_MAX, Happened, Installed, Phase, Problem, Record, Status, Wanted},
+    state::{Extension, Fault, Happened, Installed, Phase, Problem, Record, Status},
     store::Store,
     values,
 };
 use crate::{
-    config::Extensions,
+    config,
     identity::{clock::SharedClock, spell},
-    roles::health::Reporter,
+    roles::{
+        health::Reporter,
+        objects::{
+            follow::Follow,
+            hidden::Hidden,
+            progress::{Progress, WAIT, operation, working},
+        },
+    },
 };
 
 /// How often releases are looked at though nothing changed: what somebody changed with helm is seen in this time.
@@ -43,8 +49,6 @@ const TOGETHER: Duration = Duration::from_millis(200);
 const RELOAD: Duration = Duration::from_secs(60);
 /// How long what the cluster is is believed.
 const FACTS: Duration = Duration::from_secs(120);
-/// How long an extension waits for the catalogue or its protected settings before it is told to have failed.
-const WAIT: Duration = Duration::from_secs(180);
 /// How long the gateway is asked for a newer index before what this one has not is told to have failed.
 const ASKED: Duration = Duration::from_secs(8);
 /// How often a running helm's objects are looked at.
@@ -61,19 +65,19 @@ pub struct Converge<'a, G> {
     /// What may be installed.
     pub catalogue: &'a Catalogue<'a, G>,
     /// Why protected settings are not here.
-    pub follow: &'a Follow<'a, G>,
+    pub follow: &'a Follow<'a, G, Extensions>,
     /// The program.
     pub helm: &'a Helm,
     /// What the operator of the cluster allows.
-    pub settings: &'a Extensions,
+    pub settings: &'a config::Extensions,
     /// The distribution, where the operator named it.
     pub distribution: Option<String>,
+    /// Writes down how far each is.
+    pub progress: Progress<'a, Extensions>,
     /// The time of day.
     pub clock: SharedClock,
     /// How the role fares.
     pub health: Reporter,
-    /// Since when an extension waits, by name and generation.
-    pub waits: Mutex<HashMap<(String, i64), Instant>>,
 }
 
 /// What is being installed.
@@ -102,11 +106,7 @@ enum Ran {
     Superseded,
 }
 
-fn operation(extension: &Extension) -> Option<&str> {
-    extension.wanted.operation.as_deref()
-}
-
-impl<G: Gateway> Converge<'_, G> {
+impl<G: Library> Converge<'_, G> {
     /// Works for ever.
     pub async fn run(&self) {
         let (mut changes, mut known) = (self.store.changes(), self.catalogue.known());
@@ -177,109 +177,8 @@ impl<G: Gateway> Converge<'_, G> {
                 self.step(&extension, facts, releases).await
             };
         }
-        let generations: HashMap<_, _> =
-            self.store.all().into_iter().map(|one| (one.name.clone(), one.wanted.generation)).collect();
-        let mut waiting = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.retain(|(name, generation), _| generations.get(name) == Some(generation));
+        self.progress.forget_waits();
         waits
-    }
-
-    async fn save(&self, name: &str, status: &Status) {
-        if let Err(problem) = self.store.set_status(name, status).await {
-            tracing::warn!(extension = name, problem, "the status of an extension is not written");
-        }
-    }
-
-    /// The extension as it is wanted by now, if the same is wanted: its newest generation.
-    fn newest(&self, extension: &Extension) -> Extension {
-        let now = self.store.get(&extension.name).map(|now| now.wanted);
-        let wanted = now.filter(|now| now.is_same_wish(&extension.wanted)).unwrap_or_else(|| extension.wanted.clone());
-        Extension { wanted, ..extension.clone() }
-    }
-
-    /// Something that says nothing about the extension keeps it from being worked at; whether that is all.
-    async fn held_up(&self, extension: &Extension, mut status: Status, attempt: &str, problem: &Problem) -> bool {
-        let now = self.clock.now();
-        if status.is_put_off(attempt, now) {
-            return true;
-        }
-        let is_new = status.observed_generation != extension.wanted.generation;
-        if is_new {
-            status.record.held_up_since = None;
-        }
-        if !status.held_up(attempt, problem, now) {
-            return false;
-        }
-        if is_new || !status.state.is_some_and(ObjectState::is_end) {
-            status = working(status, &extension.wanted);
-        }
-        note(&mut status, extension, problem, now);
-        tracing::info!(
-            extension = extension.name,
-            code = problem.code,
-            problem = problem.message,
-            "an extension waits"
-        );
-        self.save(&extension.name, &status).await;
-        true
-    }
-
-    async fn fail(&self, extension: &Extension, attempt: &str, problem: &Problem) {
-        let extension = &self.newest(extension);
-        let (now, generation) = (self.clock.now(), extension.wanted.generation);
-        let known = self.store.get(&extension.name).map(|one| one.status).unwrap_or_else(|| extension.status.clone());
-        if problem.fault != Fault::Extension && self.held_up(extension, known.clone(), attempt, problem).await {
-            return;
-        }
-        let told = known.error_info.as_ref().is_some_and(|error| error.code == problem.code);
-        let same = known.state == Some(ObjectState::Failed) && known.observed_generation == generation && told;
-        if same && known.is_put_off(attempt, now) {
-            return;
-        }
-        let mut status = known;
-        status.failed(generation, attempt, problem, now);
-        note(&mut status, extension, problem, now);
-        tracing::warn!(
-            extension = extension.name,
-            code = problem.code,
-            problem = problem.message,
-            "an extension failed"
-        );
-        self.save(&extension.name, &status).await;
-    }
-
-    /// It is being worked at.
-    fn begun(&self, extension: &Extension) -> Status {
-        working(extension.status.clone(), &extension.wanted)
-    }
-
-    fn waited(&self, extension: &Extension) -> Duration {
-        let key = (extension.name.clone(), extension.wanted.generation);
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        waits.entry(key).or_insert_with(Instant::now).elapsed()
-    }
-
-    /// Waits for something that comes by itself; not for ever.
-    async fn wait(&self, extension: &Extension, code: &str, problem: Problem, at_once: bool) -> bool {
-        let waited = self.waited(extension);
-        let ends = match problem.fault {
-            Fault::Extension => waited >= WAIT,
-            Fault::Cluster => waited >= HELD_UP_MAX,
-            Fault::Gateway => false,
-        };
-        if at_once || ends {
-            let attempt = format!("{code}/{}", extension.wanted.generation);
-            self.fail(extension, &attempt, &problem).await;
-            return false;
-        }
-        if extension.status.state != Some(ObjectState::Failed)
-            || extension.status.observed_generation != extension.wanted.generation
-        {
-            let mut status = self.begun(extension);
-            status.line(code, "Waiting", "Information", &problem.message, self.clock.now());
-            self.save(&extension.name, &status).await;
-        }
-        waited < WAIT
     }
 
     /// Takes down what an extension of this name before it left.
@@ -288,16 +187,16 @@ impl<G: Gateway> Converge<'_, G> {
         if extension.status.is_put_off(&attempt, self.clock.now()) {
             return false;
         }
-        let status = self.begun(extension);
-        self.save(&extension.name, &status).await;
+        let status = self.progress.begun(extension);
+        self.progress.save(&extension.name, &status).await;
         tracing::info!(extension = extension.name, "an extension that had this name before is taken down");
         if let Err(problem) = self.take_down(extension).await {
-            self.fail(extension, &attempt, &problem).await;
+            self.progress.fail(extension, &attempt, &problem).await;
             return false;
         }
         let record = Record { since: Some(since), last_event: status.record.last_event, ..Record::default() };
         let fresh = Status { events: status.events, record, ..Status::default() };
-        self.save(&extension.name, &working(fresh, &extension.wanted)).await;
+        self.progress.save(&extension.name, &working(fresh, &extension.wanted)).await;
         true
     }
 
@@ -312,7 +211,7 @@ impl<G: Gateway> Converge<'_, G> {
         let properties = match Properties::of(extension) {
             Ok(properties) => properties,
             Err(problem) => {
-                self.fail(extension, &format!("properties/{generation}"), &problem).await;
+                self.progress.fail(extension, &format!("properties/{generation}"), &problem).await;
                 return false;
             }
         };
@@ -323,13 +222,13 @@ impl<G: Gateway> Converge<'_, G> {
             if is_settled {
                 return false;
             }
-            if self.waited(extension) < WAIT {
+            if self.progress.waited(extension) < WAIT {
                 self.catalogue.look_soon();
             }
             let none = || Problem::of(Fault::Gateway, "CatalogueUnreachable", "the catalogue has not come yet");
             let problem = known.problem.unwrap_or_else(none);
             let at_once = !problem.passes;
-            return self.wait(extension, "WaitingForCatalogue", problem, at_once).await;
+            return self.progress.wait(extension, "WaitingForCatalogue", problem, at_once).await;
         };
         let others = self.store.all();
         let here = Circumstances {
@@ -346,12 +245,12 @@ impl<G: Gateway> Converge<'_, G> {
                 {
                     // The gateway may have a newer index than this cluster knows: it is asked first.
                     self.catalogue.look_soon();
-                    if self.waited(extension) < ASKED {
-                        return self.wait(extension, "WaitingForCatalogue", problem, false).await;
+                    if self.progress.waited(extension) < ASKED {
+                        return self.progress.wait(extension, "WaitingForCatalogue", problem, false).await;
                     }
                 }
                 let attempt = format!("target/{generation}/{}", verified.index().revision);
-                self.fail(extension, &attempt, &problem).await;
+                self.progress.fail(extension, &attempt, &problem).await;
                 return false;
             }
         };
@@ -366,7 +265,10 @@ impl<G: Gateway> Converge<'_, G> {
             let at_once = why.as_ref().is_some_and(|why| why.code == "ProtectedSettingsGone");
             let message = "the protected settings have not come yet";
             let none = || Problem::of(Fault::Gateway, "ProtectedSettingsNotFetched", message);
-            return self.wait(extension, "WaitingForProtectedSettings", why.unwrap_or_else(none), at_once).await;
+            return self
+                .progress
+                .wait(extension, "WaitingForProtectedSettings", why.unwrap_or_else(none), at_once)
+                .await;
         }
         self.compare(extension, &properties, &target, &attempt, &verified, releases).await;
         false
@@ -405,7 +307,7 @@ impl<G: Gateway> Converge<'_, G> {
             },
         };
         match action {
-            Err(problem) => self.fail(extension, attempt, &problem).await,
+            Err(problem) => self.progress.fail(extension, attempt, &problem).await,
             Ok(Action::Settled(revision)) => self.settled(extension, target, revision).await,
             Ok(Action::Drifted(revision)) => self.drifted(extension, revision).await,
             Ok(Action::Run(phase, recovery)) => {
@@ -420,10 +322,10 @@ impl<G: Gateway> Converge<'_, G> {
     async fn settled(&self, extension: &Extension, target: &Target, revision: u64) {
         let mut status = extension.status.clone();
         status.succeeded(extension.wanted.generation);
-        status.record.drifted = None;
+        status.record.own.drifted = None;
         let version = target.offered.version.to_string();
         status.current_version = Some(version.clone());
-        status.record.installed = Some(Installed {
+        status.record.own.installed = Some(Installed {
             namespace: target.namespace.clone(),
             namespaced: target.scope == Scope::Namespace,
             version,
@@ -435,7 +337,7 @@ impl<G: Gateway> Converge<'_, G> {
             return;
         }
         self.installed_line(&mut status, target);
-        self.save(&extension.name, &status).await;
+        self.progress.save(&extension.name, &status).await;
     }
 
     fn installed_line(&self, status: &mut Status, target: &Target) {
@@ -450,12 +352,12 @@ impl<G: Gateway> Converge<'_, G> {
     async fn drifted(&self, extension: &Extension, revision: Option<u64>) {
         let seen = revision.unwrap_or(0);
         let settled = extension.status.observed_generation == extension.wanted.generation;
-        if extension.status.record.drifted == Some(seen) && settled {
+        if extension.status.record.own.drifted == Some(seen) && settled {
             return;
         }
         let mut status = extension.status.clone();
         status.succeeded(extension.wanted.generation);
-        status.record.drifted = Some(seen);
+        status.record.own.drifted = Some(seen);
         let message = match revision {
             Some(revision) => {
                 format!("somebody changed the release: it has revision {revision}, which is not of this extension")
@@ -468,7 +370,7 @@ impl<G: Gateway> Converge<'_, G> {
         let happened =
             Happened { phase: Phase::Repair, warning: true, reason: "Drifted", message: &message, object: None };
         status.event(operation(extension), &happened, now);
-        self.save(&extension.name, &status).await;
+        self.progress.save(&extension.name, &status).await;
     }
 
     async fn install(&self, job: &Job<'_>) {
@@ -479,14 +381,14 @@ impl<G: Gateway> Converge<'_, G> {
             Phase::Repair => format!("the repair of {chart}"),
             _ => format!("the upgrade to {chart}"),
         };
-        let mut status = self.begun(extension);
+        let mut status = self.progress.begun(extension);
         let now = self.clock.now();
         status.line("Working", "Working", "Information", &format!("{step} in the namespace {}", target.namespace), now);
         let happened = Happened { phase: job.phase, warning: false, reason: "Started", message: &step, object: None };
         status.event(operation(extension), &happened, now);
-        self.save(&extension.name, &status).await;
+        self.progress.save(&extension.name, &status).await;
         tracing::info!(extension = extension.name, version = %target.offered.version, namespace = target.namespace, phase = job.phase.as_str(), "helm installs a chart");
-        let before = status.record.installed.clone().filter(|installed| installed.revision > 0);
+        let before = status.record.own.installed.clone().filter(|installed| installed.revision > 0);
         let ended = match self.prepare(job).await {
             Ok(prepared) => self.run_helm(job, &mut status, &step, &prepared).await,
             Err(problem) => Err(Some(problem)),
@@ -536,8 +438,8 @@ impl<G: Gateway> Converge<'_, G> {
         if let Some(recovery) = job.recovery {
             self.recover(extension, status, &on, recovery, hidden).await.map_err(Some)?;
         }
-        let good = status.record.installed.as_ref().filter(|_| !job.fresh).map_or(0, |before| before.good);
-        status.record.installed = Some(Installed {
+        let good = status.record.own.installed.as_ref().filter(|_| !job.fresh).map_or(0, |before| before.good);
+        status.record.own.installed = Some(Installed {
             namespace: target.namespace.clone(),
             namespaced: target.scope == Scope::Namespace,
             version: target.offered.version.to_string(),
@@ -545,7 +447,7 @@ impl<G: Gateway> Converge<'_, G> {
             revision: 0,
             good,
         });
-        self.save(&extension.name, status).await;
+        self.progress.save(&extension.name, status).await;
         let mut labels = vec![(OWNER, extension.name.clone()), (FINGERPRINT, target.fingerprint.clone())];
         let version = target.offered.version.to_string().replace('+', "_");
         if version.len() <= LABEL_CHARS {
@@ -607,7 +509,7 @@ impl<G: Gateway> Converge<'_, G> {
                     }
                     let first = &found[0];
                     status.line("NotReady", "Not ready yet", "Warning", &format!("{}: {}", first.object, first.message), now);
-                    self.save(&extension.name, status).await;
+                    self.progress.save(&extension.name, status).await;
                     *seen = found;
                 }
             }
@@ -644,21 +546,21 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     async fn finished(&self, job: &Job<'_>, mut status: Status, step: &str) {
-        let (extension, target) = (&self.newest(job.extension), job.target);
+        let (extension, target) = (&self.progress.newest(job.extension), job.target);
         let release = releases::one(self.client, &target.namespace, &extension.name).await;
         let revision = match release {
             Ok(Some(release)) if release.last().stage == Stage::Deployed => release.last().number,
             // The next pass sees what it is.
             _ => 0,
         };
-        if let Some(installed) = &mut status.record.installed {
+        if let Some(installed) = &mut status.record.own.installed {
             installed.revision = revision;
             if revision > 0 {
                 installed.good = revision;
             }
         }
         status.current_version = Some(target.offered.version.to_string());
-        status.record.drifted = None;
+        status.record.own.drifted = None;
         status.succeeded(extension.wanted.generation);
         status.statuses.retain(|line| !matches!(line.code.as_str(), "Working" | "NotReady"));
         self.installed_line(&mut status, target);
@@ -667,19 +569,19 @@ impl<G: Gateway> Converge<'_, G> {
             Happened { phase: job.phase, warning: false, reason: "Succeeded", message: &message, object: None };
         status.event(operation(extension), &happened, self.clock.now());
         tracing::info!(extension = extension.name, version = %target.offered.version, revision, "a chart is installed");
-        self.save(&extension.name, &status).await;
+        self.progress.save(&extension.name, &status).await;
     }
 
     /// helm failed: what is there now is what it went back to.
     async fn rolled_back(&self, job: &Job<'_>, mut problem: Problem, before: Option<Installed>) {
-        let (extension, target) = (&self.newest(job.extension), job.target);
+        let (extension, target) = (&self.progress.newest(job.extension), job.target);
         let attempt = target.attempt(extension, job.verified.index());
         let Some(known) = self.store.get(&extension.name) else { return };
         let mut status = known.status;
         let release = match releases::one(self.client, &target.namespace, &extension.name).await {
             Ok(release) => release,
             // What is there is not known: the record stays, and the next attempt sees.
-            Err(_) => return self.fail(extension, &attempt, &problem).await,
+            Err(_) => return self.progress.fail(extension, &attempt, &problem).await,
         };
         let last = release.as_ref().map(Release::last).filter(|last| last.stage == Stage::Deployed);
         let back = before.zip(last).filter(|(before, last)| last.fingerprint.as_deref() == Some(&before.fingerprint));
@@ -687,7 +589,7 @@ impl<G: Gateway> Converge<'_, G> {
             Some((before, last)) => {
                 if last.number != before.revision && job.phase != Phase::Repair {
                     // It was tried, and the one from before runs again.
-                    (problem.passes, problem.fault) = (false, Fault::Extension);
+                    (problem.passes, problem.fault) = (false, Fault::Object);
                     let message = format!("{} is installed again", before.version);
                     problem.message.push_str(&format!(
                         "\nThe version {message}; {} is not tried again until the extension or the catalogue changes.",
@@ -703,17 +605,17 @@ impl<G: Gateway> Converge<'_, G> {
                     status.event(operation(extension), &happened, self.clock.now());
                 }
                 status.current_version = Some(before.version.clone());
-                status.record.installed = Some(Installed { revision: last.number, good: last.number, ..before });
+                status.record.own.installed = Some(Installed { revision: last.number, good: last.number, ..before });
             }
             None if release.is_none() => {
                 status.current_version = None;
-                status.record.installed = None;
+                status.record.own.installed = None;
             }
             None => went_back(&mut status, release.as_ref()),
         }
         status.statuses.retain(|line| !matches!(line.code.as_str(), "Working" | "NotReady"));
-        self.save(&extension.name, &status).await;
-        self.fail(extension, &attempt, &problem).await;
+        self.progress.save(&extension.name, &status).await;
+        self.progress.fail(extension, &attempt, &problem).await;
     }
 
     /// Takes an extension down.
@@ -726,7 +628,7 @@ impl<G: Gateway> Converge<'_, G> {
         if extension.status.is_put_off(&attempt, self.clock.now()) {
             return false;
         }
-        let mut status = self.begun(extension);
+        let mut status = self.progress.begun(extension);
         let now = self.clock.now();
         status.line("Working", "Working", "Information", "it is being taken down", now);
         let happened = Happened {
@@ -737,29 +639,29 @@ impl<G: Gateway> Converge<'_, G> {
             object: None,
         };
         status.event(operation(extension), &happened, now);
-        self.save(&extension.name, &status).await;
+        self.progress.save(&extension.name, &status).await;
         tracing::info!(extension = extension.name, "an extension is taken down");
         if let Err(problem) = self.take_down(extension).await {
-            self.fail(extension, &attempt, &problem).await;
+            self.progress.fail(extension, &attempt, &problem).await;
             return false;
         }
-        let extension = &self.newest(extension);
+        let extension = &self.progress.newest(extension);
         status.succeeded(extension.wanted.generation);
         status.state = Some(ObjectState::Deleted);
         status.current_version = None;
-        status.record.installed = None;
+        status.record.own.installed = None;
         status.statuses.clear();
         let happened =
             Happened { phase: Phase::Delete, warning: false, reason: "Succeeded", message: "it is gone", object: None };
         status.event(operation(extension), &happened, self.clock.now());
-        self.save(&extension.name, &status).await;
+        self.progress.save(&extension.name, &status).await;
         false
     }
 
     /// Where its release is, and whether helm acts with the rights of that namespace alone. Never by a label that others
     /// can write: helm removes whatever a release's Secret says.
     fn whereabouts(&self, extension: &Extension) -> Option<(String, bool)> {
-        if let Some(installed) = &extension.status.record.installed {
+        if let Some(installed) = &extension.status.record.own.installed {
             return Some((installed.namespace.clone(), installed.namespaced));
         }
         let verified = self.catalogue.known().borrow().verified.clone()?;
@@ -774,7 +676,7 @@ impl<G: Gateway> Converge<'_, G> {
         let name = &extension.name;
         let not_read = |err| Problem::of(Fault::Cluster, "ReleasesNotRead", err);
         let place = self.whereabouts(extension);
-        if extension.status.record.installed.is_none() {
+        if extension.status.record.own.installed.is_none() {
             // The record was lost, or nothing was begun.
             let found = releases::list(self.client, None, &format!(",name={name},{OWNER}={name}")).await;
             let found = found.map_err(not_read)?;
@@ -810,26 +712,9 @@ impl<G: Gateway> Converge<'_, G> {
     }
 }
 
-/// It is being worked at.
-fn working(mut status: Status, wanted: &Wanted) -> Status {
-    if status.observed_generation != wanted.generation {
-        status.record.held_up_since = None;
-    }
-    status.observed_generation = wanted.generation;
-    status.state = Some(if wanted.deleting {
-        ObjectState::Deleting
-    } else if status.current_version.is_some() {
-        ObjectState::Updating
-    } else {
-        ObjectState::Creating
-    });
-    status.error_info = None;
-    status
-}
-
 /// helm went back to the good revision, which has another number now.
 fn went_back(status: &mut Status, release: Option<&Release>) {
-    if let Some(installed) = &mut status.record.installed
+    if let Some(installed) = &mut status.record.own.installed
         && let Some(good) = release.and_then(|release| release.back_to(installed.good))
     {
         installed.good = good;
@@ -839,7 +724,7 @@ fn went_back(status: &mut Status, release: Option<&Release>) {
 /// The extension with the version of its release, where the custom resource that knew it was lost.
 fn read_back(extension: &Extension, releases: &Releases) -> Option<Extension> {
     let status = &extension.status;
-    if status.current_version.is_some() || status.record.installed.is_some() {
+    if status.current_version.is_some() || status.record.own.installed.is_some() {
         return None;
     }
     let is_own = |release: &&Release| release.owner.as_deref() == Some(&extension.name);
@@ -847,23 +732,6 @@ fn read_back(extension: &Extension, releases: &Releases) -> Option<Extension> {
     let version = own.filter(is_own).find_map(|release| release.ran()?.version.clone())?;
     let status = Status { current_version: Some(version), ..status.clone() };
     Some(Extension { status, ..extension.clone() })
-}
-
-/// Keeps a problem among the events.
-fn note(status: &mut Status, extension: &Extension, problem: &Problem, now: SystemTime) {
-    let phase = phase_of(extension);
-    let happened = Happened { phase, warning: true, reason: problem.code, message: &problem.message, object: None };
-    status.event(operation(extension), &happened, now);
-}
-
-fn phase_of(extension: &Extension) -> Phase {
-    if extension.wanted.deleting {
-        Phase::Delete
-    } else if extension.status.current_version.is_some() {
-        Phase::Upgrade
-    } else {
-        Phase::Create
-    }
 }
 
 fn explained(step: &str, err: &HelmError, seen: &[Finding], hidden: &Hidden) -> Problem {

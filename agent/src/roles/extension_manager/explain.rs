@@ -14,10 +14,8 @@ use kube::{
     core::ObjectMeta,
 };
 
-use super::{
-    hidden::Hidden,
-    state::{Fault, Problem, bounded},
-};
+use super::state::{Fault, Problem, bounded};
+use crate::roles::objects::hidden::Hidden;
 
 /// Objects of a kind that are looked at, findings that are told, events of one, and lines and bytes of a log.
 const OBJECTS: u32 = 500;
@@ -412,7 +410,7 @@ pub fn explain(step: &str, said: &str, findings: &[Finding]) -> Problem {
             message.push_str(&format!("\nWhat to do: {}.", cause.hint));
             let fault = match code {
                 "ApiserverFailed" | "NamespaceTerminating" => Fault::Cluster,
-                _ => Fault::Extension,
+                _ => Fault::Object,
             };
             Problem { code, message, passes: cause.passes, fault }
         }

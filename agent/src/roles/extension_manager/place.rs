@@ -20,7 +20,7 @@ use super::{
     releases::OWNER,
     state::{Fault, Problem},
 };
-use crate::{chain, roles::cluster_metadata_operator};
+use crate::roles::{cluster_metadata_operator, objects::store::failed};
 
 /// On what is made here.
 const MANAGED: &str = "app.kubernetes.io/managed-by";
@@ -31,19 +31,6 @@ const RIGHTS: &str = "admin";
 const OF_EVERY_NAMESPACE: [(&str, &str); 2] = [("configmaps", "kube-root-ca.crt"), ("serviceaccounts", "default")];
 /// Kinds that say nothing of whether somebody uses a namespace.
 const NO_USE: [&str; 2] = ["events", "leases"];
-
-fn failed(what: &str, err: &kube::Error) -> Problem {
-    let message = format!("{what}: {}", chain(err));
-    match err {
-        kube::Error::Api(status) if status.code == 403 && status.message.contains("is being terminated") => {
-            let message = format!("{message}; wait for its end, and see what keeps it");
-            Problem::of(Fault::Cluster, "NamespaceTerminating", message)
-        }
-        kube::Error::Api(status) if status.code == 403 => Problem::passes("Forbidden", message),
-        kube::Error::Api(status) if matches!(status.code, 400 | 422) => Problem::passes("ApiserverRefused", message),
-        _ => Problem::of(Fault::Cluster, "ApiserverFailed", message),
-    }
-}
 
 /// Makes the namespace where it is not there.
 ///

@@ -169,7 +169,7 @@ impl Target {
         })?;
         let (scope, namespace) = place(kind, properties)?;
         judge_namespace(&namespace, here.namespace)?;
-        if let Some(installed) = &extension.status.record.installed
+        if let Some(installed) = &extension.status.record.own.installed
             && installed.namespace != namespace
         {
             let message = format!(
@@ -380,7 +380,7 @@ pub fn compare(
     only_reports: bool,
     lately: SystemTime,
 ) -> Result<Action, Problem> {
-    let installed = extension.status.record.installed.as_ref();
+    let installed = extension.status.record.own.installed.as_ref();
     let same = installed.filter(|installed| installed.fingerprint == target.fingerprint && installed.revision > 0);
     let phase = match (installed, same) {
         (_, Some(_)) => Phase::Repair,
@@ -526,7 +526,7 @@ mod tests {
         assert_eq!(code(of(json!({"namespace": {"targetNamespace": "shop"}}))), "UnsupportedScope");
         assert_eq!(code(of(json!({"namespace": {}, "cluster": {}}))), "InvalidScope");
         let mut moved = extension("web", json!({"extensionType": "example.web"}));
-        moved.status.record.installed = Some(installed("old", "f", 1));
+        moved.status.record.own.installed = Some(installed("old", "f", 1));
         assert_eq!(code(target(&moved, &index, &[])), "ScopeChanged");
     }
 
@@ -581,7 +581,7 @@ mod tests {
         assert_eq!(of(&web, Some(&foreign), false).unwrap_err().code, "NameInUse");
         let killed = release(Some("web"), &[(1, Stage::Pending)]);
         assert_eq!(of(&web, Some(&killed), false), Ok(Action::Run(Phase::Create, Some(Recovery::Uninstall))));
-        web.status.record.installed = Some(installed("web", &print, 2));
+        web.status.record.own.installed = Some(installed("web", &print, 2));
         web.status.current_version = Some("1.0.0".to_owned());
         let good = release(Some("web"), &[(2, Stage::Deployed), (1, Stage::Superseded)]);
         assert_eq!(of(&web, Some(&good), false), Ok(Action::Settled(2)));
@@ -593,20 +593,20 @@ mod tests {
         assert_eq!(of(&web, None, false), Ok(Action::Run(Phase::Repair, None)));
         assert_eq!(of(&web, None, true), Ok(Action::Drifted(None)));
         // Begun, and the agent was killed before it knew the end.
-        web.status.record.installed = Some(installed("web", &print, 0));
+        web.status.record.own.installed = Some(installed("web", &print, 0));
         assert_eq!(of(&web, Some(&changed), false), Ok(Action::Settled(3)));
         let failed = release(Some("web"), &[(3, Stage::Failed), (2, Stage::Deployed)]);
         assert_eq!(of(&web, Some(&failed), false), Ok(Action::Run(Phase::Upgrade, None)));
         // Back to what was written down, and to no revision that only its labels call good.
         let killed = release(Some("web"), &[(7, Stage::Pending), (6, Stage::Deployed), (2, Stage::Superseded)]);
-        web.status.record.installed = Some(Installed { good: 2, ..installed("web", &print, 0) });
+        web.status.record.own.installed = Some(Installed { good: 2, ..installed("web", &print, 0) });
         assert_eq!(of(&web, Some(&killed), false), Ok(Action::Run(Phase::Upgrade, Some(Recovery::Rollback(2)))));
         for good in [0, 5, 7] {
-            web.status.record.installed = Some(Installed { good, ..installed("web", &print, 0) });
+            web.status.record.own.installed = Some(Installed { good, ..installed("web", &print, 0) });
             assert_eq!(of(&web, Some(&killed), false).unwrap_err().code, "ReleasePending", "{good}");
         }
         // Somebody else's helm is given its time.
-        web.status.record.installed = Some(installed("web", &print, 6));
+        web.status.record.own.installed = Some(installed("web", &print, 6));
         let busy = compare(&web, &target, Some(&killed), false, before);
         assert_eq!(busy.unwrap_err().code, "ReleaseBusy");
         assert_eq!(of(&web, Some(&killed), false), Ok(Action::Run(Phase::Repair, Some(Recovery::Rollback(6)))));

@@ -1,8 +1,7 @@
 //! What a hostile or broken gateway can do: an apiserver that is a map, and a gateway that says what the test wants.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
-    convert::Infallible,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -16,117 +15,30 @@ use ::catalogue::{
 };
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full};
-use serde_json::{Value, json};
+use serde_json::json;
 use types::agent_api::{
     CatalogueIndex, Object, ObjectState, ObjectStatuses, ObjectStatusesAnswer, Objects, ProtectedQuestion,
     ProtectedSettings, encode,
 };
 
 use super::{
+    Extensions,
     catalogue::{Catalogue, Pinned},
-    follow::Follow,
-    gateway::{Asked, Gateway},
-    report::Report,
-    store::{EXTENSIONS_MAX, Store},
+    gateway::{Asked, Gateway, Library},
+    store::Store,
 };
 use crate::{
     identity::clock::SystemClock,
+    roles::objects::{Kind as _, follow::Follow, report::Report, testing::Map},
     tunnel::api::{ApiError, Refused},
 };
 
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
 const KIND: &str = "Microsoft.KubernetesConfiguration/extensions";
 
-/// Objects by path.
-type Map = Arc<Mutex<BTreeMap<String, Value>>>;
-
-fn merge(into: &mut Value, patch: Value) {
-    match (into, patch) {
-        (Value::Object(into), Value::Object(patch)) => {
-            for (key, value) in patch {
-                if value.is_null() {
-                    into.remove(&key);
-                } else {
-                    merge(into.entry(key).or_insert(Value::Null), value);
-                }
-            }
-        }
-        (into, patch @ Value::Object(_)) => {
-            *into = json!({});
-            merge(into, patch);
-        }
-        (into, patch) => *into = patch,
-    }
-}
-
-fn answer(map: &Map, method: &Method, path: &str, body: &[u8]) -> (StatusCode, Value) {
-    let mut objects = map.lock().unwrap();
-    let body: Value = serde_json::from_slice(body).unwrap_or_default();
-    let none = (
-        StatusCode::NOT_FOUND,
-        json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "none"}),
-    );
-    let path = path.trim_end_matches("/status");
-    let is_collection = ["extensionconfigs", "secrets"].iter().any(|end| path.ends_with(end));
-    let number = objects.len();
-    let made = |mut object: Value, name: &str| {
-        let meta = &mut object["metadata"];
-        meta["name"] = name.into();
-        meta["uid"] = format!("uid-{number}-{name}").into();
-        meta["resourceVersion"] = "1".into();
-        meta["creationTimestamp"] = "2026-11-27T10:00:00Z".into();
-        object
-    };
-    match (method, is_collection) {
-        (&Method::GET, true) => {
-            let items: Vec<_> =
-                objects.range(format!("{path}/")..format!("{path}0")).map(|(_, one)| one.clone()).collect();
-            (StatusCode::OK, json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}))
-        }
-        (&Method::POST, _) => {
-            let name = body["metadata"]["name"].as_str().unwrap().to_owned();
-            let object = made(body, &name);
-            objects.insert(format!("{path}/{name}"), object.clone());
-            (StatusCode::CREATED, object)
-        }
-        (&Method::GET, false) => objects.get(path).map_or(none, |object| (StatusCode::OK, object.clone())),
-        (&Method::DELETE, _) => {
-            objects.remove(path).map_or(none, |_| (StatusCode::OK, json!({"kind": "Status", "status": "Success"})))
-        }
-        (&Method::PUT, _) => {
-            objects.insert(path.to_owned(), body.clone());
-            (StatusCode::OK, body)
-        }
-        _ if objects.contains_key(path) => {
-            let object = objects.get_mut(path).unwrap();
-            merge(object, body);
-            (StatusCode::OK, object.clone())
-        }
-        _ if path.contains("/secrets/") => {
-            let object = made(body, path.rsplit('/').next().unwrap());
-            objects.insert(path.to_owned(), object.clone());
-            (StatusCode::OK, object)
-        }
-        _ => none,
-    }
-}
-
 /// A store on an apiserver that is this map.
 fn store(map: &Map) -> Store {
-    let map = map.clone();
-    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
-        let map = map.clone();
-        async move {
-            let (head, body) = request.into_parts();
-            let body = body.collect().await.unwrap().to_bytes();
-            let (status, value) = answer(&map, &head.method, head.uri.path(), &body);
-            let response = Response::builder().status(status).header("content-type", "application/json");
-            Ok::<_, Infallible>(response.body(Full::new(Bytes::from(value.to_string()))).unwrap())
-        }
-    });
-    Store::new(kube::Client::new(service, "towline"))
+    Store::new(map.client())
 }
 
 /// A gateway that says what it was told to.
@@ -145,7 +57,8 @@ impl Gateway for Scripted {
         Box::pin(async {})
     }
 
-    fn objects(&self, _: Option<i64>) -> Asked<'_, Option<Objects>> {
+    fn objects<'a>(&'a self, kind: &'a str, _: Option<i64>) -> Asked<'a, Option<Objects>> {
+        assert_eq!(kind, KIND);
         let page = self.pages.lock().unwrap().pop_front();
         Box::pin(async move {
             match page {
@@ -170,7 +83,9 @@ impl Gateway for Scripted {
         let unknown = self.unknown.lock().unwrap().clone();
         Box::pin(async move { Ok(ObjectStatusesAnswer { unknown, ..ObjectStatusesAnswer::default() }) })
     }
+}
 
+impl Library for Scripted {
     fn catalogue(&self, _: Option<Sha256>) -> Asked<'_, Option<CatalogueIndex>> {
         let index = self.index.lock().unwrap().clone();
         Box::pin(async move { Ok(index) })
@@ -290,14 +205,14 @@ async fn ten_thousand_objects_are_bounded_and_told_about() {
     let objects: Vec<_> = (0..10_000).map(|n| object(&format!("e{n}"), 1)).collect();
     gateway.pages.lock().unwrap().extend([page(1, true, false, objects)]);
     let follow = Follow::new(&gateway, &store, &cluster);
-    let report = Report { gateway: &gateway, store: &store, follow: &follow };
+    let report = Report { gateway: &gateway, store: &store, follow: &follow, parts: None };
     let refused = || gateway.told.lock().unwrap().iter().flat_map(|one| one.objects.clone()).count() > 0;
     tokio::select! {
         () = follow.run() => {}
         () = report.run() => {}
         () = until(refused) => {}
     }
-    assert_eq!(store.all().len(), EXTENSIONS_MAX);
+    assert_eq!(store.all().len(), Extensions::MAX);
     let told = gateway.told.lock().unwrap();
     let first = &told[0].objects[0];
     assert_eq!((first.state, first.error.as_ref().unwrap().code.as_str()), (ObjectState::Failed, "TooManyExtensions"));
@@ -316,10 +231,10 @@ async fn e6_protected_settings_are_a_secret_named_by_their_tag() {
         () = until(|| store.tag("web").as_deref() == Some("tag-1")) => {}
     }
     assert_eq!(store.protected("web").await.unwrap()["password"], "tag-1");
-    let shown = map.lock().unwrap()["/apis/towline.io/v1alpha1/namespaces/towline/extensionconfigs/web"].to_string();
+    let shown = map.all()["/apis/towline.io/v1alpha1/namespaces/towline/extensionconfigs/web"].to_string();
     assert!(!shown.contains("password"), "{shown}");
     store.remove(&store.get("web").unwrap()).await.unwrap();
-    assert!(map.lock().unwrap().is_empty());
+    assert!(map.all().is_empty());
     // Kept too long at the gateway.
     let gateway = Scripted { gone: true, ..Scripted::default() };
     gateway.pages.lock().unwrap().push_back(page(1, true, false, vec![web]));
@@ -342,10 +257,10 @@ async fn e1_what_is_gone_leaves_the_cluster_when_the_gateway_knows() {
     let mut status = store.get("web").unwrap().status;
     status.state = Some(ObjectState::Deleted);
     store.set_status("web", &status).await.unwrap();
-    let report = Report { gateway: &gateway, store: &store, follow: &follow };
+    let report = Report { gateway: &gateway, store: &store, follow: &follow, parts: None };
     tokio::select! {
         () = report.run() => {}
-        () = until(|| map.lock().unwrap().is_empty()) => {}
+        () = until(|| map.all().is_empty()) => {}
     }
     let told = gateway.told.lock().unwrap();
     assert_eq!((told.len(), told[0].objects[0].state), (1, ObjectState::Deleted));
@@ -404,7 +319,7 @@ async fn e2_index_that_is_not_signed_old_or_foreign_is_refused_after_a_restart_t
     newer.keys = vec![other.public()];
     assert_eq!(accepted(&map, &[&other], signed(&newer, &other)).await, Ok(7));
     // What is kept was changed by somebody.
-    for secret in map.lock().unwrap().values_mut() {
+    for secret in map.all().values_mut() {
         secret["data"]["content.json"] = "eA==".into();
     }
     let (code, message) = why(accepted(&map, &[&own], signed(&index(9), &own)).await);

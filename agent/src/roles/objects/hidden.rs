@@ -1,4 +1,4 @@
-//! Protected settings are in no text that is kept, told or logged: what helm and the cluster say may repeat them.
+//! Protected settings are in no text that is kept, told or logged: what helm, Flux and the cluster say may repeat them.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! Follows what the gateway wants and writes it down in the cluster: custom resources, and Secrets with protected
 //! settings. What the gateway says is bounded and judged here: objects of another cluster, of no known kind or with
-//! names that no release can have are not taken.
+//! names that the kind cannot have are not taken.
 
 use std::{
     collections::HashSet,
@@ -15,16 +15,13 @@ use types::{
 };
 
 use super::{
+    Kind,
     gateway::Gateway,
-    state::{Extension, Fault, Problem, Wanted},
-    store::{EXTENSIONS_MAX, Store, size},
+    state::{Fault, Item, Problem, Wanted},
+    store::{Store, size},
 };
 use crate::{chain, tunnel::api::AGAIN};
 
-/// The kind of extensions.
-const KIND: &str = "Microsoft.KubernetesConfiguration/extensions";
-/// Characters of a name: that of a helm release.
-const NAME_CHARS: usize = 53;
 /// Objects of other kinds and refused ones are counted in a whole listing too.
 const OBJECTS_MAX: usize = 20_000;
 /// Refusals that are told at once.
@@ -42,15 +39,15 @@ const IMPATIENT: Duration = Duration::from_secs(10);
 const PROTECTED_AGAIN: Duration = Duration::from_secs(15);
 
 /// Follows the gateway.
-pub struct Follow<'a, G> {
+pub struct Follow<'a, G, K: Kind> {
     gateway: &'a G,
-    store: &'a Store,
+    store: &'a Store<K>,
     cluster: &'a ClusterId,
     /// Objects that cannot be: they are told to have failed, and have no custom resource.
     pub refused: Mutex<Vec<ObjectStatus>>,
     /// What does not work.
     pub problem: Mutex<Option<String>>,
-    /// Protected settings that are not to be had, by extension: the tag and why.
+    /// Protected settings that are not to be had, by object: the tag and why.
     pub unprotected: Mutex<Vec<(String, String, Problem)>>,
 }
 
@@ -63,25 +60,25 @@ struct Place {
     counted: usize,
 }
 
-/// Whether an object is one of ours: the name of the extension.
-fn admit(object: &Object, cluster: &ClusterId) -> Result<String, &'static str> {
-    if !object.kind.eq_ignore_ascii_case(KIND) {
+/// Whether an object is one of ours: its name.
+fn admit<K: Kind>(object: &Object, cluster: &ClusterId) -> Result<String, &'static str> {
+    if !object.kind.eq_ignore_ascii_case(K::TYPE) {
         return Err("is of another kind");
     }
     let id = object.id.to_ascii_lowercase();
-    let prefix = format!("{}/providers/{KIND}/", cluster.as_str()).to_ascii_lowercase();
+    let prefix = format!("{}/providers/{}/", cluster.as_str(), K::TYPE).to_ascii_lowercase();
     let name = id.strip_prefix(&prefix).ok_or("is of another cluster")?;
     let inner = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     let ends = !name.starts_with('-') && !name.ends_with('-');
-    if name.is_empty() || name.len() > NAME_CHARS || !inner || !ends {
-        return Err("has a name that no helm release can have");
+    if name.is_empty() || name.len() > K::NAME_CHARS || !inner || !ends {
+        return Err(K::UNNAMEABLE);
     }
     Ok(name.to_owned())
 }
 
-impl<'a, G: Gateway> Follow<'a, G> {
+impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
     /// For the objects of this cluster.
-    pub fn new(gateway: &'a G, store: &'a Store, cluster: &'a ClusterId) -> Self {
+    pub fn new(gateway: &'a G, store: &'a Store<K>, cluster: &'a ClusterId) -> Self {
         Self {
             gateway,
             store,
@@ -109,7 +106,7 @@ impl<'a, G: Gateway> Follow<'a, G> {
             self.gateway.up().await;
             let asked = Instant::now();
             let answer = tokio::select! {
-                answer = self.gateway.objects(place.position) => answer.map_err(|err| (chain(&err), err.retry_after())),
+                answer = self.gateway.objects(K::TYPE, place.position) => answer.map_err(|err| (chain(&err), err.retry_after())),
                 // Somebody removed a custom resource: what is wanted is asked for from the beginning.
                 () = self.store.lost.notified() => { place = Place::default(); continue }
             };
@@ -128,7 +125,7 @@ impl<'a, G: Gateway> Follow<'a, G> {
                     if news || asked.elapsed() >= PATIENT { PAUSE } else { IMPATIENT }
                 }
                 Err((problem, after)) => {
-                    tracing::debug!(problem, "what is wanted of extensions is not known");
+                    tracing::debug!(problem, kind = K::TYPE, "what is wanted is not known");
                     self.says(Some(problem));
                     let wait = backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0);
                     after.unwrap_or(wait).max(wait)
@@ -154,7 +151,7 @@ impl<'a, G: Gateway> Follow<'a, G> {
             return Err(format!("the gateway lists more than {OBJECTS_MAX} objects of this cluster"));
         }
         for object in page.objects {
-            match admit(&object, self.cluster) {
+            match admit::<K>(&object, self.cluster) {
                 Ok(name) => {
                     if let Some(listing) = &mut listing {
                         if object.spec.is_some() {
@@ -203,12 +200,12 @@ impl<'a, G: Gateway> Follow<'a, G> {
             bytes = 0;
         }
         let others = || self.store.all_bytes(name);
-        let refusal = if known.is_none() && self.store.all().len() >= EXTENSIONS_MAX {
-            Some(("TooManyExtensions", format!("a cluster takes at most {EXTENSIONS_MAX} extensions")))
+        let refusal = if known.is_none() && self.store.all().len() >= K::MAX {
+            Some((K::TOO_MANY, format!("a cluster takes at most {} {}", K::MAX, K::NOUNS)))
         } else if bytes > PROPERTIES_BYTES {
-            Some(("SettingsTooLarge", format!("the extension's settings have more than {PROPERTIES_BYTES} bytes")))
+            Some(("SettingsTooLarge", format!("the {}'s settings have more than {PROPERTIES_BYTES} bytes", K::NOUN)))
         } else if bytes > 0 && others().saturating_add(bytes) > ALL_BYTES {
-            let message = format!("the settings of all extensions of the cluster have more than {ALL_BYTES} bytes");
+            let message = format!("the settings of all {} of the cluster have more than {ALL_BYTES} bytes", K::NOUNS);
             Some(("SettingsTooLarge", message))
         } else {
             None
@@ -254,18 +251,18 @@ impl<'a, G: Gateway> Follow<'a, G> {
         loop {
             changes.mark_unchanged();
             let mut missing = false;
-            for extension in self.store.all() {
-                let Some(tag) = extension.wanted.protected.clone() else {
-                    if self.store.tag(&extension.name).is_some() {
-                        missing |= self.store.unprotect(&extension.name).await.is_err();
+            for item in self.store.all() {
+                let Some(tag) = item.wanted.protected.clone() else {
+                    if self.store.tag(&item.name).is_some() {
+                        missing |= self.store.unprotect(&item.name).await.is_err();
                     }
                     continue;
                 };
-                if extension.wanted.deleting || self.store.tag(&extension.name).as_ref() == Some(&tag) {
+                if item.wanted.deleting || self.store.tag(&item.name).as_ref() == Some(&tag) {
                     continue;
                 }
                 self.gateway.up().await;
-                missing |= self.fetch(&extension, &tag).await.is_err();
+                missing |= self.fetch(&item, &tag).await.is_err();
             }
             let again = if missing { PROTECTED_AGAIN } else { Duration::from_secs(3600) };
             let _ = tokio::time::timeout(again, changes.changed()).await;
@@ -275,10 +272,10 @@ impl<'a, G: Gateway> Follow<'a, G> {
         }
     }
 
-    async fn fetch(&self, extension: &Extension, tag: &str) -> Result<(), ()> {
-        let question = ProtectedQuestion { id: extension.wanted.id.clone(), protected: tag.to_owned() };
+    async fn fetch(&self, item: &Item<K>, tag: &str) -> Result<(), ()> {
+        let question = ProtectedQuestion { id: item.wanted.id.clone(), protected: tag.to_owned() };
         let problem = match self.gateway.protected(&question).await {
-            Ok(settings) => match self.store.protect(extension, tag, &settings.settings).await {
+            Ok(settings) => match self.store.protect(item, tag, &settings.settings).await {
                 Ok(()) => None,
                 Err(problem) => Some(Problem::of(Fault::Cluster, "ProtectedSettingsNotKept", problem)),
             },
@@ -289,11 +286,11 @@ impl<'a, G: Gateway> Follow<'a, G> {
             Err(err) => Some(Problem::of(Fault::Gateway, "ProtectedSettingsNotFetched", chain(&err))),
         };
         let mut told = self.unprotected.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        told.retain(|(name, _, _)| *name != extension.name);
+        told.retain(|(name, _, _)| *name != item.name);
         match problem {
             Some(problem) => {
-                tracing::debug!(extension = extension.name, problem = problem.message, "no protected settings");
-                told.push((extension.name.clone(), tag.to_owned(), problem));
+                tracing::debug!(object = item.name, kind = K::TYPE, problem = problem.message, "no protected settings");
+                told.push((item.name.clone(), tag.to_owned(), problem));
                 Err(())
             }
             None => Ok(()),
@@ -310,7 +307,9 @@ impl<'a, G: Gateway> Follow<'a, G> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::roles::extension_manager::Extensions;
 
+    const KIND: &str = Extensions::TYPE;
     const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
 
     fn object(id: &str, kind: &str) -> Object {
@@ -329,7 +328,7 @@ mod tests {
     #[test]
     fn objects_of_others_are_not_taken() {
         let cluster: ClusterId = CLUSTER.parse().unwrap();
-        let name = |id: &str| admit(&object(id, KIND), &cluster).ok();
+        let name = |id: &str| admit::<Extensions>(&object(id, KIND), &cluster).ok();
         let below = |name: &str| format!("{CLUSTER}/providers/{KIND}/{name}");
         assert_eq!(name(&below("web")).as_deref(), Some("web"));
         assert_eq!(name(&below("Web").to_uppercase()).as_deref(), Some("web"));
@@ -339,7 +338,11 @@ mod tests {
         assert_eq!(name(&below("web").replace("connectedClusters/c", "connectedClusters/d")), None);
         assert_eq!(name(&format!("{CLUSTER}2/providers/{KIND}/web")), None);
         assert!(
-            admit(&object(&below("web"), "Microsoft.KubernetesConfiguration/fluxConfigurations"), &cluster).is_err()
+            admit::<Extensions>(
+                &object(&below("web"), "Microsoft.KubernetesConfiguration/fluxConfigurations"),
+                &cluster
+            )
+            .is_err()
         );
     }
 }

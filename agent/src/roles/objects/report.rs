@@ -1,4 +1,4 @@
-//! Tells the gateway how far extensions are and what happened (docs/features.md D4): only what it has not taken yet, and
+//! Tells the gateway how far objects are and what happened (docs/features.md D4): only what it has not taken yet, and
 //! again until it answers. What is gone from the cluster leaves it for good when the gateway knows.
 
 use std::{
@@ -8,12 +8,14 @@ use std::{
 
 use catalogue::digest::Sha256;
 use daemon::{Backoff, random_unit};
-use types::agent_api::{BODY_BYTES, ObjectEvent, ObjectState, ObjectStatus, ObjectStatuses};
+use types::agent_api::{BODY_BYTES, ObjectEvent, ObjectState, ObjectStatus, ObjectStatuses, Parts};
 
 use super::{
+    Kind,
     follow::Follow,
     gateway::Gateway,
-    state::{Extension, Told},
+    parts::{self, Ledger},
+    state::{Item, Told},
     store::Store,
 };
 use crate::{chain, tunnel::api::AGAIN};
@@ -29,25 +31,27 @@ const TOGETHER: Duration = Duration::from_millis(300);
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Tells the gateway.
-pub struct Report<'a, G> {
+pub struct Report<'a, G, K: Kind> {
     /// Whom to tell.
     pub gateway: &'a G,
     /// What there is to tell.
-    pub store: &'a Store,
+    pub store: &'a Store<K>,
     /// What was refused.
-    pub follow: &'a Follow<'a, G>,
+    pub follow: &'a Follow<'a, G, K>,
+    /// What there is to tell of parts, where the kind has some.
+    pub parts: Option<&'a Ledger>,
 }
 
-/// What is to be told of an extension, and what has been told when that was taken.
-fn untold(extension: &Extension) -> Option<(ObjectStatus, Told)> {
-    let (status, told) = (&extension.status, &extension.told);
+/// What is to be told of an object, and what has been told when that was taken.
+fn untold<K: Kind>(item: &Item<K>, parts: Option<Parts>) -> Option<(ObjectStatus, Told)> {
+    let (status, told) = (&item.status, &item.told);
     let state = status.state?;
-    let digest = digest(extension);
+    let digest = digest(item);
     let is_new = |event: &&ObjectEvent| event.number > told.event || event.last >= told.last;
     let changed = digest != told.digest
         || status.record.last_event > told.event
         || status.events.iter().any(|event| event.last > told.last);
-    if !changed {
+    if !changed && parts.is_none() {
         return None;
     }
     let events: Vec<_> = status.events.iter().filter(is_new).take(EVENTS_AT_ONCE).cloned().collect();
@@ -57,34 +61,35 @@ fn untold(extension: &Extension) -> Option<(ObjectStatus, Told)> {
         last: events.iter().map(|event| event.last.clone()).max().unwrap_or_default().max(told.last.clone()),
     };
     let status = ObjectStatus {
-        id: extension.wanted.id.clone(),
+        id: item.wanted.id.clone(),
         generation: status.observed_generation,
         state,
         current_version: status.current_version.clone(),
         error: status.error_info.clone(),
         statuses: status.statuses.clone(),
         events,
-        details: None,
-        parts: None,
+        details: K::details(&status.shown),
+        parts,
     };
     Some((status, next))
 }
 
-/// Names what is told of an extension beside its events.
-fn digest(extension: &Extension) -> String {
-    let status = &extension.status;
+/// Names what is told of an object beside its events and parts.
+fn digest<K: Kind>(item: &Item<K>) -> String {
+    let status = &item.status;
     let told = serde_json::json!([
-        extension.wanted.id,
+        item.wanted.id,
         status.observed_generation,
         status.state,
         status.current_version,
         status.error_info,
         status.statuses,
+        K::details(&status.shown),
     ]);
     Sha256::of(told.to_string().as_bytes()).to_string()
 }
 
-impl<G: Gateway> Report<'_, G> {
+impl<G: Gateway, K: Kind> Report<'_, G, K> {
     /// Tells for ever.
     pub async fn run(&self) {
         let mut changes = self.store.changes();
@@ -102,7 +107,7 @@ impl<G: Gateway> Report<'_, G> {
                     LOOK
                 }
                 Err(error) => {
-                    tracing::debug!(error, "what became of extensions is not told");
+                    tracing::debug!(error, kind = K::TYPE, "what became of objects is not told");
                     tokio::time::sleep(backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0)).await;
                     continue;
                 }
@@ -125,14 +130,17 @@ impl<G: Gateway> Report<'_, G> {
                 message.objects.push(status);
             }
         }
-        for extension in self.store.all() {
-            let Some((status, next)) = untold(&extension) else { continue };
+        for item in self.store.all() {
+            let generation = item.status.observed_generation;
+            let room = MESSAGE_BYTES.saturating_sub(bytes);
+            let parts = self.parts.and_then(|ledger| ledger.next(&item.name, generation, room));
+            let Some((status, next)) = untold(&item, parts.as_ref().map(|told| told.parts.clone())) else { continue };
             bytes += serde_json::to_vec(&status).map_or(0, |bytes| bytes.len());
             let full = bytes > MESSAGE_BYTES && !message.objects.is_empty();
             if full || message.objects.len() >= OBJECTS_AT_ONCE {
                 break;
             }
-            told.push((extension, next));
+            told.push((item, next, parts));
             message.objects.push(status);
         }
         let refused_count = message.objects.len() - told.len();
@@ -140,8 +148,8 @@ impl<G: Gateway> Report<'_, G> {
             true => return Ok(false),
             false => self.gateway.statuses(&message).await,
         };
-        let unknown = match answer {
-            Ok(answer) => answer.unknown,
+        let answer = match answer {
+            Ok(answer) => answer,
             Err(err) => {
                 left.extend(message.objects.drain(..refused_count));
                 self.put_back(left);
@@ -149,19 +157,30 @@ impl<G: Gateway> Report<'_, G> {
             }
         };
         self.put_back(left);
-        for (extension, next) in told {
-            let (name, id) = (&extension.name, &extension.wanted.id);
-            let is_unknown = unknown.iter().any(|one| one.eq_ignore_ascii_case(id));
-            let is_gone = extension.status.state == Some(ObjectState::Deleted);
+        for (item, next, parts) in told {
+            let (name, id) = (&item.name, &item.wanted.id);
+            let is_among = |ids: &[String]| ids.iter().any(|one| one.eq_ignore_ascii_case(id));
+            self.took_parts(name, parts, is_among(&answer.again));
+            let is_gone = item.status.state == Some(ObjectState::Deleted);
             // A newer wish may have come while this was told.
-            let still = self.store.get(name).is_some_and(|now| now.wanted.deleting && now.wanted == extension.wanted);
-            if is_gone && still && (is_unknown || next.event >= extension.status.record.last_event) {
-                self.store.remove(&extension).await?;
+            let still = self.store.get(name).is_some_and(|now| now.wanted.deleting && now.wanted == item.wanted);
+            if is_gone && still && (is_among(&answer.unknown) || next.event >= item.status.record.last_event) {
+                self.store.remove(&item).await?;
             } else {
                 self.store.set_told(name, &next).await?;
             }
         }
         Ok(true)
+    }
+
+    fn took_parts(&self, name: &str, parts: Option<parts::Told>, again: bool) {
+        let Some(ledger) = self.parts else { return };
+        if let Some(parts) = parts {
+            ledger.taken(name, parts);
+        }
+        if again {
+            ledger.again(name);
+        }
     }
 
     fn put_back(&self, mut left: Vec<ObjectStatus>) {
@@ -176,42 +195,45 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::roles::extension_manager::state::{Happened, Phase, Status, Wanted};
+    use crate::roles::{
+        extension_manager::Extensions,
+        objects::state::{Happened, Phase, Status, Wanted},
+    };
 
     #[test]
     fn d4_events_are_told_once_in_order_and_in_parts() {
-        let mut extension = Extension {
+        let mut extension = Item {
             name: "web".to_owned(),
             uid: "u".to_owned(),
             created: String::new(),
             wanted: Wanted::default(),
-            status: Status { state: Some(ObjectState::Creating), ..Status::default() },
+            status: Status::<Extensions> { state: Some(ObjectState::Creating), ..Status::default() },
             told: Told::default(),
             bytes: 0,
         };
-        assert!(untold(&extension).is_some());
-        let happened = |n: u64, extension: &mut Extension| {
+        assert!(untold(&extension, None).is_some());
+        let happened = |n: u64, extension: &mut Item<Extensions>| {
             let message = n.to_string();
             let what = Happened { phase: Phase::Create, warning: false, reason: "R", message: &message, object: None };
             extension.status.event(None, &what, SystemTime::UNIX_EPOCH + Duration::from_secs(n));
         };
         (1..=70).for_each(|n| happened(n, &mut extension));
-        let (first, told) = untold(&extension).unwrap();
+        let (first, told) = untold(&extension, None).unwrap();
         assert_eq!((first.events.len(), first.events[0].number), (EVENTS_AT_ONCE, 1));
         extension.told = told;
-        let (second, told) = untold(&extension).unwrap();
+        let (second, told) = untold(&extension, None).unwrap();
         assert_eq!(second.events.last().map(|event| event.number), Some(70));
         assert!(second.events.first().is_some_and(|event| event.number <= 51));
         extension.told = told;
-        assert_eq!(untold(&extension), None);
+        assert_eq!(untold(&extension, None), None);
         // One that happens again is told with its count.
         let what = Happened { phase: Phase::Create, warning: false, reason: "R", message: "70", object: None };
         extension.status.event(None, &what, SystemTime::UNIX_EPOCH + Duration::from_secs(99));
-        let (again, told) = untold(&extension).unwrap();
+        let (again, told) = untold(&extension, None).unwrap();
         assert!(again.events.iter().any(|event| event.number == 70 && event.count == 2));
         extension.told = told;
-        assert_eq!(untold(&extension), None);
+        assert_eq!(untold(&extension, None), None);
         extension.status.state = Some(ObjectState::Succeeded);
-        assert!(untold(&extension).is_some());
+        assert!(untold(&extension, None).is_some());
     }
 }

@@ -1,0 +1,616 @@
+//! What Flux's conditions and inventories say of a configuration: whether it complies, at which commit, and the same of
+//! each of its objects. Pure but for what is remembered from one look to the next.
+//!
+//! Flux says "in progress" each time it looks again at what it has applied. What it said before of the same revision holds
+//! meanwhile, for a minute at most, so that nothing is told where nothing has changed.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use types::agent_api::{PART_BYTES, PARTS_OF_AN_OBJECT};
+
+use super::views::{Condition, FluxKind, View};
+use crate::roles::objects::{hidden::Hidden, state::bounded};
+
+/// How long what Flux said before holds while it looks again.
+const HOLD: Duration = Duration::from_secs(60);
+/// Characters of a condition's message; fewer where a part would be too long.
+const MESSAGE_CHARS: usize = 1000;
+const MESSAGE_CHARS_MIN: usize = 150;
+/// Conditions of an object that are told.
+const CONDITIONS_MAX: usize = 6;
+/// Objects that a message of Flux names, of which is read.
+const NAMED_MAX: usize = 100;
+
+/// Whether something is as it is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compliance {
+    /// It is.
+    Compliant,
+    /// It is not.
+    NonCompliant,
+    /// It is not known yet.
+    Pending,
+    /// Nobody looks.
+    Suspended,
+}
+
+impl Compliance {
+    /// As in properties.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Compliant => "Compliant",
+            Self::NonCompliant => "Non-Compliant",
+            Self::Pending => "Pending",
+            Self::Suspended => "Suspended",
+        }
+    }
+}
+
+/// What an object says of itself.
+fn said(view: &View) -> Compliance {
+    let status = |name: &str| view.condition(name).map(|one| one.status.as_str());
+    let ready = view.condition("Ready");
+    match ready.map(|ready| (ready.status.as_str(), ready.reason.as_str())) {
+        _ if view.suspended => Compliance::Suspended,
+        _ if view.deleting => Compliance::Pending,
+        _ if status("Stalled") == Some("True") && view.observed >= view.generation => Compliance::NonCompliant,
+        // A status without a generation is from before the first look; -1 says that no look has ended yet.
+        _ if view.observed < view.generation && status("Ready") != Some("False") => Compliance::Pending,
+        // It waits for another one, which says itself what is wrong.
+        Some(("False", "DependencyNotReady")) => Compliance::Pending,
+        Some(("True", _)) => Compliance::Compliant,
+        Some(("False", _)) => Compliance::NonCompliant,
+        _ => Compliance::Pending,
+    }
+}
+
+/// An object and what holds of it.
+#[derive(Clone)]
+pub struct Judged {
+    /// As it was when that was said.
+    pub view: Arc<View>,
+    /// What holds.
+    pub compliance: Compliance,
+}
+
+/// What was said before, by UID.
+#[derive(Default)]
+pub struct Memory(HashMap<String, Remembered>);
+
+struct Remembered {
+    judged: Judged,
+    /// Since when it is being looked at again.
+    again: Option<Instant>,
+}
+
+impl Memory {
+    /// What holds of an object now; `revision` is that of its source.
+    pub fn judge(&mut self, view: &Arc<View>, revision: Option<&str>, now: Instant) -> Judged {
+        let mut fresh = Judged { view: view.clone(), compliance: said(view) };
+        if view.kind == FluxKind::Kustomization {
+            fresh.compliance = match fresh.compliance {
+                // What was applied is not what was pulled.
+                Compliance::Compliant if revision.is_some() && view.applied.as_deref() != revision => {
+                    Compliance::Pending
+                }
+                // There is nothing to apply, and the source says why.
+                Compliance::NonCompliant
+                    if revision.is_none()
+                        && view.condition("Ready").is_some_and(|ready| ready.reason == "ArtifactFailed") =>
+                {
+                    Compliance::Pending
+                }
+                other => other,
+            };
+        }
+        let Some(known) = self.0.get_mut(&view.uid) else {
+            self.0.insert(view.uid.clone(), Remembered { judged: fresh.clone(), again: None });
+            return fresh;
+        };
+        let before = &known.judged;
+        let same = before.view.generation == view.generation
+            && before.view.attempted == view.attempted
+            && before.view.revision == view.revision
+            && (view.kind != FluxKind::Kustomization || revision.is_none() || view.attempted.as_deref() == revision);
+        let looks_again = fresh.compliance == Compliance::Pending && before.compliance != Compliance::Pending && same;
+        if looks_again && !view.deleting && now < *known.again.get_or_insert(now) + HOLD {
+            return known.judged.clone();
+        }
+        known.again = None;
+        fresh.view = keep_times(&before.view, fresh.view);
+        known.judged = fresh.clone();
+        fresh
+    }
+
+    /// Whether something is being looked at again: it must be judged again soon.
+    pub fn holds(&self) -> bool {
+        self.0.values().any(|one| one.again.is_some())
+    }
+
+    /// Forgets all but these.
+    pub fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
+        self.0.retain(|uid, _| is_there(uid));
+    }
+}
+
+/// A condition that says the same as before says it since then.
+fn keep_times(before: &View, view: Arc<View>) -> Arc<View> {
+    let says_same = |one: &Condition, other: &Condition| {
+        (&one.name, &one.status, &one.reason, &one.message)
+            == (&other.name, &other.status, &other.reason, &other.message)
+    };
+    let old =
+        |one: &Condition| before.conditions.iter().find(|other| says_same(one, other)).map(|other| other.time.clone());
+    let times: Vec<_> = view.conditions.iter().map(old).collect();
+    let is_other = |(one, time): (&Condition, &Option<String>)| time.as_ref().is_some_and(|time| *time != one.time);
+    if !view.conditions.iter().zip(&times).any(is_other) {
+        return view;
+    }
+    let mut view = (*view).clone();
+    for (one, time) in view.conditions.iter_mut().zip(times) {
+        if let Some(time) = time {
+            one.time = time;
+        }
+    }
+    Arc::new(view)
+}
+
+/// How many objects a configuration has, and how they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// All of them.
+    pub total: usize,
+    /// That comply.
+    pub compliant: usize,
+    /// That do not.
+    pub non_compliant: usize,
+    /// Of which it is not known yet.
+    pub pending: usize,
+}
+
+/// What is told of a configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// Of all of it.
+    pub compliance: Compliance,
+    /// What is wrong first.
+    pub error: Option<String>,
+    /// The revision that was pulled.
+    pub commit: Option<String>,
+    /// When it came.
+    pub updated: Option<String>,
+    /// Of its objects.
+    pub counts: Counts,
+    /// The first that do not comply, as `Kind namespace/name`.
+    pub failing: Vec<String>,
+    /// What is told of each part, by name.
+    pub parts: BTreeMap<String, Value>,
+}
+
+/// What a report is made from.
+pub struct Material<'a> {
+    /// The source.
+    pub source: Option<&'a Judged>,
+    /// Kustomizations.
+    pub kustomizations: &'a [Judged],
+    /// Kustomizations that are wanted.
+    pub wanted: usize,
+    /// A chart that was applied, by namespace and name.
+    pub chart: &'a dyn Fn(&str, &str) -> Option<Judged>,
+    /// Protected settings.
+    pub hidden: &'a Hidden,
+    /// Ids of objects that another configuration owns too, and its name.
+    pub shared: &'a [(String, String)],
+}
+
+/// Ids of an inventory: `<namespace>_<name>_<group>_<kind>`, in which a colon of a name is two underscores.
+fn parse(id: &str) -> Option<(&str, String, &str, &str)> {
+    let (rest, kind) = id.rsplit_once('_')?;
+    let (rest, group) = rest.rsplit_once('_')?;
+    let (namespace, name) = rest.split_once('_')?;
+    Some((namespace, name.replace("__", ":"), group, kind))
+}
+
+fn name_of(view: &View) -> String {
+    let (group, _, kind, _) = view.kind.names();
+    format!("{}_{}_{group}_{kind}", view.namespace, view.name)
+}
+
+fn conditions(view: &View, hidden: &Hidden, chars: usize) -> Value {
+    let one = |one: &Condition| {
+        json!({
+            "type": one.name, "status": one.status, "reason": bounded(&one.reason, 100),
+            "message": bounded(&hidden.hide(&one.message), chars), "lastTransitionTime": one.time,
+        })
+    };
+    Value::Array(view.conditions.iter().take(CONDITIONS_MAX).map(one).collect())
+}
+
+/// What is told of one of Flux's objects.
+fn part(judged: &Judged, applied_by: Option<(&str, &str)>, hidden: &Hidden) -> Value {
+    let view = &judged.view;
+    let made = |chars| {
+        let mut value = json!({
+            "name": view.name, "namespace": view.namespace, "kind": view.kind.names().2,
+            "complianceState": judged.compliance.as_str(), "statusConditions": conditions(view, hidden, chars),
+        });
+        if let Some((namespace, name)) = applied_by {
+            value["appliedBy"] = json!({ "namespace": namespace, "name": name });
+        }
+        if let Some(helm) = &view.helm {
+            value["helmReleaseProperties"] = helm.clone();
+        }
+        value
+    };
+    let value = made(MESSAGE_CHARS);
+    if value.to_string().len() <= PART_BYTES { value } else { made(MESSAGE_CHARS_MIN) }
+}
+
+/// Objects that a message of Flux names, `Kind/namespace/name` or `Kind/name`.
+fn named(message: &str) -> Vec<(&str, &str, &str)> {
+    let ends = |c: char| c.is_whitespace() || matches!(c, ',' | ';' | '\'' | '"' | '[' | ']' | '(' | ')');
+    let words = message.split(ends).filter(|word| word.chars().next().is_some_and(|c| c.is_ascii_uppercase()));
+    let one = |word: &'_ str| -> Option<(usize, usize)> {
+        let first = word.find('/')?;
+        let second = word[first + 1..].find('/').map_or(first, |at| first + 1 + at);
+        Some((first, second))
+    };
+    let split = words.filter_map(|word| {
+        let word = word.trim_end_matches([':', '.']);
+        let (first, second) = one(word)?;
+        let namespace = if first == second { "" } else { &word[first + 1..second] };
+        Some((&word[..first], namespace, &word[second + 1..]))
+    });
+    split.take(NAMED_MAX).collect()
+}
+
+/// What holds of the objects that a kustomization applied, but for those that its message names: where they were all
+/// applied and some do not get healthy, the others comply.
+fn of_objects(judged: &Judged) -> (Compliance, Vec<(&str, &str, &str)>) {
+    let ready = judged.view.condition("Ready").filter(|_| judged.compliance == Compliance::NonCompliant);
+    match ready {
+        Some(ready) if ready.reason == "HealthCheckFailed" => {
+            let named = named(&ready.message);
+            let rest = if named.is_empty() { Compliance::NonCompliant } else { Compliance::Compliant };
+            (rest, named)
+        }
+        _ => (judged.compliance, Vec::new()),
+    }
+}
+
+fn error_of(judged: &Judged, hidden: &Hidden) -> Option<String> {
+    let failing = judged.compliance == Compliance::NonCompliant;
+    let condition = judged.view.condition("Ready").filter(|_| failing)?;
+    let text = format!("{} {}: {}", judged.view.kind.names().2, judged.view.name, hidden.hide(&condition.message));
+    Some(bounded(&text, 2 * MESSAGE_CHARS))
+}
+
+impl Material<'_> {
+    /// The report.
+    pub fn report(&self, suspended: bool, failing_max: usize) -> Report {
+        let mut report = Report {
+            compliance: Compliance::Pending,
+            error: None,
+            commit: None,
+            updated: None,
+            counts: Counts::default(),
+            failing: Vec::new(),
+            parts: BTreeMap::new(),
+        };
+        let mut worst = Vec::new();
+        if let Some(source) = self.source {
+            report.commit = source.view.revision.clone();
+            report.updated = source.view.updated.clone();
+            report.error = error_of(source, self.hidden);
+            worst.push(source.compliance);
+            report.parts.insert(name_of(&source.view), part(source, None, self.hidden));
+        }
+        for one in self.kustomizations {
+            worst.push(one.compliance);
+            report.error = report.error.take().or_else(|| error_of(one, self.hidden));
+            report.parts.insert(name_of(&one.view), part(one, None, self.hidden));
+        }
+        for one in self.kustomizations {
+            self.objects(one, &mut report, &mut worst, failing_max);
+        }
+        let here = self.kustomizations.len() >= self.wanted && self.source.is_some();
+        report.compliance = match () {
+            () if suspended => Compliance::Suspended,
+            () if worst.contains(&Compliance::NonCompliant) => Compliance::NonCompliant,
+            () if !here || worst.contains(&Compliance::Pending) => Compliance::Pending,
+            () if worst.contains(&Compliance::Suspended) => Compliance::Suspended,
+            () => Compliance::Compliant,
+        };
+        if let Some((id, other)) = self.shared.first() {
+            let (count, text) = (self.shared.len(), parse(id).map(|(ns, name, _, kind)| format!("{kind} {ns}/{name}")));
+            let shared = format!(
+                "{count} objects are also applied by another configuration, and each undoes what the other does: {} by {other}; leave them in one of the two repositories",
+                text.unwrap_or_else(|| id.clone())
+            );
+            report.error = report.error.take().or(Some(shared));
+        }
+        report
+    }
+
+    fn objects(&self, judged: &Judged, report: &mut Report, worst: &mut Vec<Compliance>, failing_max: usize) {
+        let view = &judged.view;
+        let applied_by = (view.namespace.as_str(), view.name.as_str());
+        let (rest, named) = of_objects(judged);
+        for id in view.inventory.iter() {
+            let Some((namespace, name, group, kind)) = parse(id) else { continue };
+            let chart = (group == FluxKind::HelmRelease.names().0 && kind == "HelmRelease")
+                .then(|| (self.chart)(namespace, &name))
+                .flatten();
+            let is_named =
+                |(k, ns, n): &(&str, &str, &str)| *k == kind && *n == name && (*ns == namespace || ns.is_empty());
+            let compliance = match &chart {
+                Some(chart) => chart.compliance,
+                None if named.iter().any(is_named) => Compliance::NonCompliant,
+                None => rest,
+            };
+            report.counts.total += 1;
+            match compliance {
+                Compliance::Compliant => report.counts.compliant += 1,
+                Compliance::NonCompliant => report.counts.non_compliant += 1,
+                Compliance::Pending => report.counts.pending += 1,
+                Compliance::Suspended => {}
+            }
+            if compliance == Compliance::NonCompliant && report.failing.len() < failing_max {
+                report.failing.push(bounded(&format!("{kind} {namespace}/{name}"), 300));
+            }
+            if report.parts.len() >= PARTS_OF_AN_OBJECT {
+                continue;
+            }
+            let value = match chart {
+                Some(chart) => {
+                    worst.push(chart.compliance);
+                    report.error = report.error.take().or_else(|| error_of(&chart, self.hidden));
+                    part(&chart, Some(applied_by), self.hidden)
+                }
+                None => {
+                    let mut value = json!({
+                        "name": name, "namespace": namespace, "kind": kind, "complianceState": compliance.as_str(),
+                        "appliedBy": { "namespace": view.namespace, "name": view.name },
+                    });
+                    if let Some((_, other)) = self.shared.iter().find(|(one, _)| one == id) {
+                        value["statusConditions"] = json!([{
+                            "type": "Shared", "status": "True", "reason": "AppliedTwice",
+                            "message": format!("it is also applied by the configuration {other}"),
+                        }]);
+                    }
+                    value
+                }
+            };
+            report.parts.insert(id.clone(), value);
+        }
+    }
+}
+
+/// Objects that several configurations own, by configuration: id and another owner, `max` of each.
+pub fn shared(kustomizations: &[Arc<View>], max: usize) -> HashMap<String, Vec<(String, String)>> {
+    let (mut owners, mut found) = (HashMap::<&str, &str>::new(), HashMap::<String, Vec<(String, String)>>::new());
+    for view in kustomizations {
+        let Some(owner) = view.owner.as_deref() else { continue };
+        for id in view.inventory.iter() {
+            let first = *owners.entry(id).or_insert(owner);
+            if first == owner {
+                continue;
+            }
+            for (one, other) in [(first, owner), (owner, first)] {
+                let list = found.entry(one.to_owned()).or_default();
+                if list.len() < max && !list.iter().any(|(known, _)| known == id) {
+                    list.push((id.clone(), other.to_owned()));
+                }
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::api::DynamicObject;
+
+    use super::*;
+
+    fn view(kind: FluxKind, name: &str, value: Value) -> Arc<View> {
+        let mut object = DynamicObject::new(name, &kind.resource()).within("team");
+        object.metadata.uid = Some(format!("uid-{name}"));
+        object.metadata.generation = Some(1);
+        object.metadata.labels = Some([(super::super::render::OWNER.to_owned(), "web".to_owned())].into());
+        object.data = value;
+        Arc::new(View::of(kind, &object).unwrap())
+    }
+
+    fn ready(status: &str, reason: &str, message: &str, time: &str) -> Value {
+        json!([{"type": "Ready", "status": status, "reason": reason, "message": message, "lastTransitionTime": time}])
+    }
+
+    fn kustomization(status: &str, reason: &str, message: &str, ids: &[&str]) -> Arc<View> {
+        let entries: Vec<_> = ids.iter().map(|id| json!({"id": id, "v": "v1"})).collect();
+        view(
+            FluxKind::Kustomization,
+            "web-apps",
+            json!({"spec": {}, "status": {
+            "observedGeneration": 1, "conditions": ready(status, reason, message, "t1"),
+            "lastAppliedRevision": "main@sha1:a", "lastAttemptedRevision": "main@sha1:a",
+            "inventory": {"entries": entries}}}),
+        )
+    }
+
+    fn source(status: &str, message: &str) -> Arc<View> {
+        view(
+            FluxKind::GitRepository,
+            "web",
+            json!({"spec": {}, "status": {
+            "observedGeneration": 1, "conditions": ready(status, "R", message, "t1"),
+            "artifact": {"revision": "main@sha1:a", "lastUpdateTime": "2026-11-27T10:00:00Z"}}}),
+        )
+    }
+
+    fn report(source: &Judged, kustomizations: &[Judged], hidden: &Hidden) -> Report {
+        let material =
+            Material { source: Some(source), kustomizations, wanted: 1, chart: &|_, _| None, hidden, shared: &[] };
+        material.report(false, 10)
+    }
+
+    const MAIN: Option<&str> = Some("main@sha1:a");
+
+    #[test]
+    fn g6_conditions_say_whether_an_object_complies() {
+        let of = |generation: i64, data: Value| {
+            let mut view = (*view(FluxKind::GitRepository, "web", data)).clone();
+            view.generation = generation;
+            said(&view)
+        };
+        let status = |observed: i64, conditions: Value| json!({"spec": {}, "status": {"observedGeneration": observed, "conditions": conditions}});
+        assert_eq!(of(1, json!({"spec": {}})), Compliance::Pending);
+        assert_eq!(of(1, status(1, ready("True", "R", "", ""))), Compliance::Compliant);
+        assert_eq!(of(2, status(1, ready("True", "R", "", ""))), Compliance::Pending, "of an older generation");
+        assert_eq!(of(1, status(-1, ready("False", "GitOperationFailed", "", ""))), Compliance::NonCompliant);
+        assert_eq!(of(1, status(1, ready("Unknown", "Progressing", "", ""))), Compliance::Pending);
+        assert_eq!(of(1, status(1, ready("False", "DependencyNotReady", "", ""))), Compliance::Pending);
+        let stalled = json!([{"type": "Stalled", "status": "True"}, {"type": "Ready", "status": "Unknown"}]);
+        assert_eq!(of(1, status(1, stalled)), Compliance::NonCompliant);
+        let suspended = json!({"spec": {"suspend": true}, "status": {"observedGeneration": 1, "conditions": ready("False", "R", "", "")}});
+        assert_eq!(of(1, suspended), Compliance::Suspended);
+    }
+
+    #[test]
+    fn g6_nothing_changes_while_flux_looks_again() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let good = kustomization("True", "ReconciliationSucceeded", "Applied", &[]);
+        assert_eq!(memory.judge(&good, MAIN, now).compliance, Compliance::Compliant);
+        let again = kustomization("Unknown", "Progressing", "in progress", &[]);
+        let held = memory.judge(&again, MAIN, now);
+        assert_eq!((held.compliance, &held.view), (Compliance::Compliant, &good));
+        assert!(memory.holds());
+        // Ready again, since another second: told as before.
+        let mut later = (*good).clone();
+        later.conditions[0].time = "t2".to_owned();
+        let ready = memory.judge(&Arc::new(later), MAIN, now);
+        assert_eq!((ready.compliance, &ready.view), (Compliance::Compliant, &good));
+        assert!(!memory.holds());
+        // Too long.
+        memory.judge(&again, MAIN, now);
+        assert_eq!(memory.judge(&again, MAIN, now + HOLD).compliance, Compliance::Pending);
+        // A new commit is pending at once, also before the kustomization has seen it.
+        memory.judge(&good, MAIN, now);
+        assert_eq!(memory.judge(&good, Some("main@sha1:b"), now).compliance, Compliance::Pending);
+    }
+
+    #[test]
+    fn g6_objects_are_told_with_who_applied_them() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let ids = ["team_one_apps_Deployment", "_system__x_rbac.authorization.k8s.io_ClusterRole", "bad"];
+        let good = memory.judge(&kustomization("True", "R", "", &ids), MAIN, now);
+        let pulled = memory.judge(&source("True", ""), None, now);
+        let told = report(&pulled, std::slice::from_ref(&good), &Hidden::default());
+        assert_eq!((told.compliance, told.commit.as_deref(), &told.error), (Compliance::Compliant, MAIN, &None));
+        assert_eq!(told.counts, Counts { total: 2, compliant: 2, ..Counts::default() });
+        assert_eq!(told.parts.len(), 4);
+        assert_eq!(
+            told.parts["team_one_apps_Deployment"],
+            json!({"name": "one", "namespace": "team", "kind": "Deployment",
+            "complianceState": "Compliant", "appliedBy": {"namespace": "team", "name": "web-apps"}})
+        );
+        assert_eq!(told.parts["_system__x_rbac.authorization.k8s.io_ClusterRole"]["name"], "system:x");
+        assert_eq!(
+            told.parts["team_web_source.toolkit.fluxcd.io_GitRepository"]["statusConditions"][0]["type"],
+            "Ready"
+        );
+    }
+
+    #[test]
+    fn g6_health_check_names_the_objects_that_do_not_comply() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let ids = ["team_one_apps_Deployment", "team_two_apps_Deployment"];
+        let message = "health check failed after 30s: timeout waiting for: [Deployment/team/two status: 'InProgress']";
+        let bad = memory.judge(&kustomization("False", "HealthCheckFailed", message, &ids), MAIN, now);
+        let pulled = memory.judge(&source("True", ""), None, now);
+        let told = report(&pulled, &[bad], &Hidden::default());
+        assert_eq!(told.compliance, Compliance::NonCompliant);
+        assert_eq!(told.counts, Counts { total: 2, compliant: 1, non_compliant: 1, pending: 0 });
+        assert_eq!(told.failing, ["Deployment team/two"]);
+        assert!(told.error.unwrap().starts_with("Kustomization web-apps: health check failed"));
+    }
+
+    #[test]
+    fn g6_failing_condition_is_told_without_secrets() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let hidden = Hidden::of(&[("httpsKey".to_owned(), "hunter22".to_owned())].into());
+        let failing = memory.judge(&source("False", "authentication failed for u:hunter22"), None, now);
+        let told = report(&failing, &[], &hidden);
+        assert_eq!(told.error.as_deref(), Some("GitRepository web: authentication failed for u:[protected]"));
+        assert!(!told.parts.values().any(|part| part.to_string().contains("hunter22")));
+        assert_eq!(told.compliance, Compliance::NonCompliant);
+        let long = memory.judge(&source("False", &"\"ä\n".repeat(5000)), None, now);
+        let told = report(&long, &[], &hidden);
+        assert!(told.parts.values().all(|part| part.to_string().len() <= PART_BYTES));
+    }
+
+    #[test]
+    fn g6_charts_are_told_with_their_own_conditions() {
+        let chart = view(
+            FluxKind::HelmRelease,
+            "shop",
+            json!({"spec": {}, "status": {"observedGeneration": 1,
+            "conditions": ready("False", "InstallFailed", "no such chart", "t"), "helmChart": "team/team-shop",
+            "failures": 3, "installFailures": 1, "history": [{"version": 4}]}}),
+        );
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let chart = memory.judge(&chart, None, now);
+        let good =
+            memory.judge(&kustomization("True", "R", "", &["team_shop_helm.toolkit.fluxcd.io_HelmRelease"]), MAIN, now);
+        let pulled = memory.judge(&source("True", ""), None, now);
+        let told = Material {
+            source: Some(&pulled),
+            kustomizations: &[good],
+            wanted: 1,
+            chart: &|_, _| Some(chart.clone()),
+            hidden: &Hidden::default(),
+            shared: &[],
+        }
+        .report(false, 10);
+        assert_eq!(told.compliance, Compliance::NonCompliant);
+        let part = &told.parts["team_shop_helm.toolkit.fluxcd.io_HelmRelease"];
+        assert_eq!(
+            part["helmReleaseProperties"],
+            json!({"lastRevisionApplied": 4, "failureCount": 3,
+            "installFailureCount": 1, "helmChartRef": {"namespace": "team", "name": "team-shop"}})
+        );
+        assert_eq!(
+            (&part["complianceState"], &part["appliedBy"]["name"]),
+            (&json!("Non-Compliant"), &json!("web-apps"))
+        );
+    }
+
+    #[test]
+    fn g6_object_of_two_configurations_is_told_to_both() {
+        let ids = ["team_one_apps_Deployment", "team_two_apps_Deployment"];
+        let first = kustomization("True", "R", "", &ids);
+        let mut second = (*kustomization("True", "R", "", &ids[1..])).clone();
+        second.owner = Some("shop".to_owned());
+        let found = shared(&[first.clone(), Arc::new(second)], 5);
+        assert_eq!(found["web"], [("team_two_apps_Deployment".to_owned(), "shop".to_owned())]);
+        assert_eq!(found["shop"], [("team_two_apps_Deployment".to_owned(), "web".to_owned())]);
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let (good, pulled) = (memory.judge(&first, MAIN, now), memory.judge(&source("True", ""), None, now));
+        let told = Material {
+            source: Some(&pulled),
+            kustomizations: &[good],
+            wanted: 1,
+            chart: &|_, _| None,
+            hidden: &Hidden::default(),
+            shared: &found["web"],
+        }
+        .report(false, 10);
+        assert!(told.error.unwrap().contains("Deployment team/two by shop"));
+        assert_eq!(told.parts["team_two_apps_Deployment"]["statusConditions"][0]["type"], "Shared");
+    }
+}

@@ -1,0 +1,702 @@
+//! Makes the cluster what is wanted of flux configurations: each as Flux's objects and what they need, compared again
+//! whenever something of it changes, and now and then. What the owner of the cluster does not allow is suspended before
+//! anything else. What Flux says of it becomes the configuration's status.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use kube::{Client, ResourceExt as _, api::DeleteParams};
+use types::agent_api::ObjectState;
+
+use super::{
+    FluxConfigs, Own, Shown,
+    comply::{self, Compliance, Judged, Material, Memory},
+    key::KeyPair,
+    pins,
+    place::Place,
+    render::{Configuration, Rendered, needs_key},
+    spec::{Properties, Secrets},
+    views::{FluxKind, View, Views},
+};
+use crate::{
+    chain,
+    config::Gitops,
+    identity::{clock::SharedClock, parse, spell},
+    roles::{
+        health::Reporter,
+        objects::{
+            follow::Follow,
+            gateway::Gateway,
+            hidden::Hidden,
+            parts::Ledger,
+            progress::{Progress, operation, working},
+            state::{Fault, Happened, Item, Phase, Problem, Record, Status},
+            store::{CONTENT, Store, content},
+        },
+    },
+};
+
+/// A flux configuration.
+type Config = Item<FluxConfigs>;
+
+/// How often everything is looked at though nothing changed, and while something waits.
+const LOOK: Duration = Duration::from_secs(30);
+const LOOK_SOON: Duration = Duration::from_secs(2);
+/// Changes that come together are one.
+const TOGETHER: Duration = Duration::from_millis(500);
+/// How often everything is read anew from the apiserver.
+const RELOAD: Duration = Duration::from_secs(60);
+/// How long Flux may take to remove what a configuration applied, and then to let its source go. Then its finalizers are
+/// taken off: Flux may be gone.
+const PRUNED: Duration = Duration::from_secs(180);
+const LET_GO: Duration = Duration::from_secs(240);
+/// Objects that do not comply, in the custom resource.
+const FAILING_MAX: usize = 10;
+/// Objects that two configurations own, of which is told.
+const SHARED_MAX: usize = 50;
+
+/// Makes the cluster what is wanted.
+pub struct Converge<'a, G> {
+    /// To the apiserver.
+    pub client: &'a Client,
+    /// What is wanted, and how far it is.
+    pub store: &'a Store<FluxConfigs>,
+    /// Why protected settings are not here.
+    pub follow: &'a Follow<'a, G, FluxConfigs>,
+    /// What Flux says.
+    pub views: &'a Views,
+    /// What is told of parts.
+    pub ledger: &'a Ledger,
+    /// What the owner of the cluster allows.
+    pub settings: &'a Gitops,
+    /// Writes down how far each is.
+    pub progress: Progress<'a, FluxConfigs>,
+    /// The time of day.
+    pub clock: SharedClock,
+    /// How the role fares.
+    pub health: Reporter,
+    /// What was made of each in this process.
+    pub made: Mutex<HashMap<String, Made>>,
+    /// What Flux said before.
+    pub memory: Mutex<Memory>,
+}
+
+/// What was made of a configuration.
+#[derive(Clone)]
+pub struct Made {
+    /// From what.
+    wanted: super::super::objects::state::Wanted,
+    rendered: Arc<Rendered>,
+    public_key: Option<String>,
+    hidden: Arc<Hidden>,
+    /// When it was applied last, and the generations that Flux's objects had then, by kind and name.
+    applied: Option<(Instant, HashMap<(FluxKind, String), i64>)>,
+}
+
+/// Why nothing can be made of a configuration.
+enum Stop {
+    /// It has failed at this attempt.
+    Failed(String, Problem),
+    /// It waits; whether it is to be looked at soon.
+    Waits(bool),
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn key_name(name: &str) -> String {
+    format!("fluxconfig-{name}-key")
+}
+
+impl<G: Gateway> Converge<'_, G> {
+    /// Works for ever.
+    pub async fn run(&self) {
+        let (mut changes, mut seen) = (self.store.changes(), self.views.changes());
+        let mut loaded: Option<Instant> = None;
+        loop {
+            changes.mark_unchanged();
+            seen.mark_unchanged();
+            let mut problem = None;
+            if loaded.is_none_or(|at| at.elapsed() >= RELOAD) {
+                match self.store.load().await {
+                    Ok(()) => loaded = Some(Instant::now()),
+                    Err(err) => problem = Some(("NotLoaded", err)),
+                }
+            }
+            let soon = self.pass().await;
+            self.says(problem);
+            let changed = async {
+                tokio::select! {
+                    _ = changes.changed() => {}
+                    _ = seen.changed() => {}
+                }
+                tokio::time::sleep(TOGETHER).await;
+            };
+            let wait = if soon || locked(&self.memory).holds() { LOOK_SOON } else { LOOK };
+            let _ = tokio::time::timeout(wait, changed).await;
+        }
+    }
+
+    fn says(&self, problem: Option<(&'static str, String)>) {
+        let follow = locked(&self.follow.problem).clone().map(|message| ("NotFollowed", message));
+        let flux = || Some(("FluxNotRead", self.views.known().err().flatten()?));
+        match problem.or(follow).or_else(flux) {
+            Some((reason, message)) => self.health.failing(reason, &message),
+            None => self.health.running(),
+        }
+    }
+
+    /// Looks at each; whether one is to be looked at again soon.
+    pub async fn pass(&self) -> bool {
+        let mut soon = false;
+        let shared = comply::shared(&self.views.kustomizations(), SHARED_MAX);
+        for one in self.store.all() {
+            let Some(item) = self.store.get(&one.name) else { continue };
+            soon |= match item.wanted.deleting {
+                true => self.delete(&item).await,
+                false => self.step(&item, shared.get(&item.name).map_or(&[], Vec::as_slice)).await,
+            };
+        }
+        let all = self.store.all();
+        let names: Vec<_> = all.iter().map(|item| item.name.as_str()).collect();
+        self.ledger.keep(&names);
+        locked(&self.made).retain(|name, _| names.contains(&name.as_str()));
+        let uids = self.views.uids();
+        locked(&self.memory).keep(|uid| uids.contains(uid));
+        self.progress.forget_waits();
+        soon
+    }
+
+    async fn step(&self, item: &Config, shared: &[(String, String)]) -> bool {
+        if let Some(since) = item.wanted.since.filter(|since| item.status.record.since != Some(*since)) {
+            return self.replace(item, since).await;
+        }
+        let made = match self.make(item).await {
+            Ok(made) => made,
+            Err(Stop::Waits(soon)) => return soon,
+            Err(Stop::Failed(attempt, problem)) => {
+                self.progress.fail(item, &attempt, &problem).await;
+                let known = locked(&self.made).get(&item.name).cloned();
+                match known {
+                    Some(made) => made,
+                    None => self.unmade(item).await,
+                }
+            }
+        };
+        self.comply(&item.name, &made, shared).await
+    }
+
+    /// Of a configuration of which nothing was made.
+    async fn unmade(&self, item: &Config) -> Made {
+        let settings = match item.wanted.protected {
+            Some(_) => self.store.protected(&item.name).await.unwrap_or_default(),
+            None => Default::default(),
+        };
+        let namespace = item.status.record.own.namespace.clone().unwrap_or_default();
+        let rendered = Rendered {
+            namespace,
+            scope: super::spec::Scope::Namespace,
+            secrets: Default::default(),
+            source: serde_json::Value::Null,
+            kustomizations: Default::default(),
+        };
+        Made {
+            wanted: item.wanted.clone(),
+            rendered: Arc::new(rendered),
+            public_key: None,
+            hidden: Arc::new(Hidden::of(&settings)),
+            applied: None,
+        }
+    }
+
+    /// Makes a configuration what is wanted.
+    async fn make(&self, item: &Config) -> Result<Made, Stop> {
+        let generation = item.wanted.generation;
+        let stop = |what: &str| {
+            let attempt = format!("{what}/{generation}");
+            move |problem: Problem| Stop::Failed(attempt, problem)
+        };
+        let properties = Properties::read(&item.wanted.properties).map_err(stop("properties"))?;
+        if let Err(problem) = pins::judge(self.settings, &properties, self.store.namespace()) {
+            self.suspend(item).await.map_err(stop("suspend"))?;
+            return Err(stop("pins")(problem));
+        }
+        self.only_scope(item, &properties).map_err(stop("scope"))?;
+        if let Some(tag) = &item.wanted.protected
+            && self.store.tag(&item.name).as_ref() != Some(tag)
+        {
+            return Err(self.without_settings(item, tag).await);
+        }
+        let known = locked(&self.made).get(&item.name).filter(|made| made.wanted == item.wanted).cloned();
+        let mut made = match known {
+            Some(made) => made,
+            None => self.prepare(item, &properties).await.map_err(stop("prepare"))?,
+        };
+        if !self.differs(item, &made) {
+            return Ok(made);
+        }
+        let attempt = format!("apply/{generation}");
+        if item.status.is_put_off(&attempt, self.clock.now()) {
+            locked(&self.made).insert(item.name.clone(), made.clone());
+            return Ok(made);
+        }
+        self.begin(item, &made).await;
+        let repaired = made.applied.is_some();
+        let applied = self.apply(item, &made.rendered).await;
+        locked(&self.made).insert(item.name.clone(), made.clone());
+        made.applied = Some((Instant::now(), applied.map_err(|problem| Stop::Failed(attempt, problem))?));
+        locked(&self.made).insert(item.name.clone(), made.clone());
+        self.applied(item, repaired).await;
+        Ok(made)
+    }
+
+    /// Protected settings have not come.
+    async fn without_settings(&self, item: &Config, tag: &str) -> Stop {
+        let why = self.follow.why_unprotected(&item.name, tag);
+        let at_once = why.as_ref().is_some_and(|why| why.code == "ProtectedSettingsGone");
+        let none =
+            || Problem::of(Fault::Gateway, "ProtectedSettingsNotFetched", "the protected settings have not come yet");
+        let waits = self.progress.wait(item, "WaitingForProtectedSettings", why.unwrap_or_else(none), at_once).await;
+        Stop::Waits(waits)
+    }
+
+    /// A namespace has one service account that applies, and so configurations of one scope.
+    fn only_scope(&self, item: &Config, properties: &Properties) -> Result<(), Problem> {
+        let (scope, namespace) = (properties.scope()?, properties.namespace());
+        for other in self.store.all().iter().filter(|other| other.name != item.name && !other.wanted.deleting) {
+            let Ok(theirs) = Properties::read(&other.wanted.properties) else { continue };
+            let Ok(their_scope) = theirs.scope() else { continue };
+            let first = (&other.created, &other.name) < (&item.created, &item.name);
+            if theirs.namespace() == namespace && their_scope != scope && first {
+                let message = format!(
+                    "the configuration {} of scope {} is in the namespace {namespace}, and one of scope {} there would share its service account: choose another namespace",
+                    other.name,
+                    their_scope.as_str(),
+                    scope.as_str()
+                );
+                return Err(Problem::passes("ScopeConflict", message));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is to be made of it.
+    async fn prepare(&self, item: &Config, properties: &Properties) -> Result<Made, Problem> {
+        let not_read = |err| Problem::of(Fault::Cluster, "SecretNotRead", err);
+        let settings = match item.wanted.protected {
+            Some(_) => self.store.protected(&item.name).await.map_err(not_read)?,
+            None => Default::default(),
+        };
+        let hidden = Hidden::of(&settings);
+        let secrets = Secrets(settings);
+        let generated = match needs_key(properties, &secrets) {
+            true => Some(self.key(item).await?),
+            false => None,
+        };
+        let configuration = Configuration {
+            name: &item.name,
+            generation: item.wanted.generation,
+            properties,
+            secrets: &secrets,
+            generated: generated.as_ref(),
+        };
+        let rendered = configuration.render()?;
+        let given = || KeyPair::public_of(&secrets.bytes("sshPrivateKey").ok()??);
+        let public_key = generated.as_ref().map(|pair| pair.public.clone()).or_else(given);
+        let wanted = item.wanted.clone();
+        Ok(Made { wanted, rendered: Arc::new(rendered), public_key, hidden: Arc::new(hidden), applied: None })
+    }
+
+    /// The key of a configuration that has none of its own: the same one for its life.
+    async fn key(&self, item: &Config) -> Result<KeyPair, Problem> {
+        let name = key_name(&item.name);
+        let not_kept = |err: String| Problem::of(Fault::Cluster, "KeyNotKept", err);
+        let found = self.store.secrets().get_opt(&name).await;
+        let found = found.map_err(|err| not_kept(format!("the Secret {name} cannot be read: {}", chain(&err))))?;
+        let kept = found.and_then(|secret| secret.data).and_then(|mut data| data.remove(CONTENT));
+        if let Some(kept) = kept {
+            let private: Option<String> = serde_json::from_slice(&kept.0).ok();
+            let pair = private.and_then(|private| KeyPair::read(private.as_bytes()));
+            // A new one would not be the one that the repository knows.
+            return pair.ok_or_else(|| {
+                Problem::stays("KeyUnreadable", format!("the key in Secret {name} was changed; remove that Secret, and give the new public key to the repository"))
+            });
+        }
+        let pair = KeyPair::generate(&format!("towline/{}", item.name)).map_err(not_kept)?;
+        let mut secret = content(&name, &pair.private).map_err(not_kept)?;
+        secret.metadata.owner_references = Some(vec![self.store.owner(item)]);
+        self.store.keep(secret, "the Secret of a generated key").await.map_err(not_kept)?;
+        Ok(pair)
+    }
+
+    /// Whether what is there is not what was made, or was not looked at for long.
+    fn differs(&self, item: &Config, made: &Made) -> bool {
+        let Some((at, generations)) = &made.applied else { return true };
+        if at.elapsed() >= self.settings.resync_interval {
+            return true;
+        }
+        if self.views.known().is_err() {
+            return false;
+        }
+        let views = self.views.of(&item.name);
+        let key = |view: &View| (view.kind, view.name.clone());
+        let counts = |view: &&Arc<View>| !view.deleting || generations.contains_key(&key(view));
+        let here: HashMap<_, _> = views.iter().filter(counts).map(|view| (key(view), view.generation)).collect();
+        // What is there beside is removed.
+        here != *generations
+    }
+
+    async fn begin(&self, item: &Config, made: &Made) {
+        let is_new = item.status.observed_generation != item.wanted.generation || item.status.state.is_none();
+        if !is_new && item.status.record.own.namespace.is_some() {
+            return;
+        }
+        let mut status = if is_new { self.progress.begun(item) } else { item.status.clone() };
+        status.record.own.namespace = Some(made.rendered.namespace.clone());
+        self.progress.save(&item.name, &status).await;
+    }
+
+    /// Makes everything; the generations of Flux's objects.
+    async fn apply(&self, item: &Config, wanted: &Rendered) -> Result<HashMap<(FluxKind, String), i64>, Problem> {
+        let (place, name) = (Place { client: self.client }, item.name.as_str());
+        place.namespace(&wanted.namespace).await?;
+        place.applier(&wanted.namespace, wanted.scope).await?;
+        place.secrets(name, &wanted.namespace, &wanted.secrets).await?;
+        let mut generations = HashMap::new();
+        let kind_of = |kind: &serde_json::Value| FluxKind::SOURCES.into_iter().find(|one| kind == one.names().2);
+        let source = kind_of(&wanted.source["kind"]).unwrap_or(FluxKind::GitRepository);
+        let all = std::iter::once((source, &wanted.source));
+        for (kind, object) in all.chain(wanted.kustomizations.values().map(|one| (FluxKind::Kustomization, one))) {
+            let made = place.flux(kind, name, object).await?;
+            self.views.put(kind, &made);
+            generations.insert((kind, made.name_any()), made.metadata.generation.unwrap_or(0));
+        }
+        let kinds = [FluxKind::Kustomization, FluxKind::GitRepository, FluxKind::Bucket, FluxKind::OciRepository];
+        for (kind, object) in place.list(name, &kinds).await? {
+            let is_wanted = generations.contains_key(&(kind, object.name_any()))
+                && object.metadata.namespace.as_ref() == Some(&wanted.namespace);
+            if !is_wanted && object.metadata.deletion_timestamp.is_none() {
+                tracing::info!(
+                    object = item.name,
+                    kind = kind.names().2,
+                    name = object.name_any(),
+                    "removed from a configuration"
+                );
+                place.delete(kind, name, &object).await?;
+            }
+        }
+        Ok(generations)
+    }
+
+    /// It was applied.
+    async fn applied(&self, item: &Config, repaired: bool) {
+        let Some(known) = self.store.get(&item.name) else { return };
+        let (mut status, generation, now) = (known.status, item.wanted.generation, self.clock.now());
+        if status.record.own.applied == Some(generation) && status.record.failed.is_none() {
+            // Looked at again; something may have been put right.
+            tracing::debug!(object = item.name, repaired, "a flux configuration was applied again");
+            return;
+        }
+        let phase = if status.record.own.applied.is_some() { Phase::Upgrade } else { Phase::Create };
+        status.record.own.applied = Some(generation);
+        status.record.own.applied_at = Some(spell(now));
+        (status.record.failed, status.record.retry_at, status.record.attempts) = (None, None, 0);
+        let message = "Flux's objects were made";
+        status.event(
+            operation(item),
+            &Happened { phase, warning: false, reason: "Applied", message, object: None },
+            now,
+        );
+        tracing::info!(object = item.name, generation, "a flux configuration was applied");
+        self.progress.save(&item.name, &status).await;
+    }
+
+    /// Suspends whatever there is of a configuration that is not allowed.
+    async fn suspend(&self, item: &Config) -> Result<(), Problem> {
+        let all_suspended = self.views.known().is_ok() && self.views.of(&item.name).iter().all(|view| view.suspended);
+        if all_suspended {
+            return Ok(());
+        }
+        locked(&self.made).remove(&item.name);
+        let place = Place { client: self.client };
+        let kinds = [FluxKind::Kustomization, FluxKind::GitRepository, FluxKind::Bucket, FluxKind::OciRepository];
+        for (kind, object) in place.list(&item.name, &kinds).await? {
+            if object.data["spec"]["suspend"] != true {
+                tracing::warn!(
+                    object = item.name,
+                    name = object.name_any(),
+                    "a configuration is not allowed in this cluster: suspended"
+                );
+                place.suspend(kind, &object).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what Flux says of a configuration; whether it is to be looked at again soon.
+    async fn comply(&self, name: &str, made: &Made, shared: &[(String, String)]) -> bool {
+        let Some(item) = self.store.get(name) else { return false };
+        let now = self.clock.now();
+        let mut status = item.status.clone();
+        if self.views.known().is_err() {
+            let waits = self.settle(&mut status, &item, made, Compliance::Pending, now);
+            if status.shown.compliance_state.is_none() {
+                status.shown.compliance_state = Some(Compliance::Pending.as_str().to_owned());
+            }
+            self.progress.save(name, &status).await;
+            return waits;
+        }
+        let mut report = self.report(name, made, shared);
+        let failed = status.error_info.as_ref().filter(|_| status.state == Some(ObjectState::Failed));
+        if let Some(failed) = failed {
+            report.error = Some(failed.message.clone());
+            report.compliance = Compliance::NonCompliant;
+        }
+        let news = self.ledger.set(name, std::mem::take(&mut report.parts));
+        let shown = Shown {
+            compliance_state: Some(report.compliance.as_str().to_owned()),
+            error_message: report.error.clone(),
+            repository_public_key: made.public_key.clone(),
+            source_synced_commit_id: report.commit.clone(),
+            source_updated_at: report.updated.clone(),
+            status_updated_at: status.shown.status_updated_at.clone(),
+            objects: report.counts.total,
+            compliant_objects: report.counts.compliant,
+            non_compliant_objects: report.counts.non_compliant,
+            pending_objects: report.counts.pending,
+            non_compliant: report.failing.clone(),
+        };
+        if shown != status.shown || news {
+            self.tell_change(&mut status, &item, &shown, now);
+            status.shown = Shown { status_updated_at: Some(spell(now)), ..shown };
+        }
+        let waits = self.settle(&mut status, &item, made, report.compliance, now);
+        self.progress.save(name, &status).await;
+        waits
+    }
+
+    /// What Flux says of a configuration.
+    fn report(&self, name: &str, made: &Made, shared: &[(String, String)]) -> comply::Report {
+        let (source, kustomizations) = self.judged(name);
+        let chart = |namespace: &str, name: &str| {
+            let view = self.views.get(FluxKind::HelmRelease, namespace, name)?;
+            Some(locked(&self.memory).judge(&view, None, Instant::now()))
+        };
+        let material = Material {
+            source: source.as_ref(),
+            kustomizations: &kustomizations,
+            wanted: made.rendered.kustomizations.len(),
+            chart: &chart,
+            hidden: &made.hidden,
+            shared,
+        };
+        let suspended = made.rendered.source["spec"]["suspend"] == true;
+        material.report(suspended, FAILING_MAX)
+    }
+
+    /// The source and the kustomizations of a configuration, with what holds of them.
+    fn judged(&self, name: &str) -> (Option<Judged>, Vec<Judged>) {
+        let (views, now) = (self.views.of(name), Instant::now());
+        let mut memory = locked(&self.memory);
+        let is_source = |view: &&Arc<View>| FluxKind::SOURCES.contains(&view.kind) && !view.deleting;
+        let source = views.iter().find(is_source).map(|view| memory.judge(view, None, now));
+        let revision = source.as_ref().and_then(|source| source.view.revision.clone());
+        let kustomizations = views.iter().filter(|view| view.kind == FluxKind::Kustomization);
+        let judged = kustomizations.map(|view| memory.judge(view, revision.as_deref(), now)).collect();
+        (source, judged)
+    }
+
+    fn tell_change(&self, status: &mut Status<FluxConfigs>, item: &Config, shown: &Shown, now: SystemTime) {
+        let before = &status.shown;
+        if before.compliance_state == shown.compliance_state
+            && before.source_synced_commit_id == shown.source_synced_commit_id
+        {
+            return;
+        }
+        let warning = shown.compliance_state.as_deref() == Some(Compliance::NonCompliant.as_str());
+        let (reason, message) = match shown.compliance_state.as_deref() {
+            Some("Compliant") => (
+                "Compliant",
+                format!("{} is applied", shown.source_synced_commit_id.as_deref().unwrap_or("the source")),
+            ),
+            Some("Non-Compliant") => ("NonCompliant", shown.error_message.clone().unwrap_or_default()),
+            _ => return,
+        };
+        let happened = Happened { phase: Phase::Upgrade, warning, reason, message: &message, object: None };
+        status.event(operation(item), &happened, now);
+    }
+
+    /// It has succeeded when it was applied, and where it waits for that, when it complies or has waited long enough.
+    fn settle(
+        &self,
+        status: &mut Status<FluxConfigs>,
+        item: &Config,
+        made: &Made,
+        compliance: Compliance,
+        now: SystemTime,
+    ) -> bool {
+        let generation = item.wanted.generation;
+        let is_applied = made.applied.is_some() && status.record.own.applied == Some(generation);
+        let is_done = status.state == Some(ObjectState::Succeeded) && status.observed_generation == generation;
+        if !is_applied || is_done || status.record.failed.is_some() {
+            return false;
+        }
+        let wait = Properties::read(&item.wanted.properties).ok().and_then(|properties| properties.wait());
+        let since = status.record.own.applied_at.as_deref().and_then(|at| parse(at).ok()).unwrap_or(now);
+        let compliant = matches!(compliance, Compliance::Compliant | Compliance::Suspended);
+        if wait.is_some_and(|wait| !compliant && now < since + wait) {
+            let message = "it was applied, and waits until it complies";
+            status.line("WaitingForReconciliation", "Waiting", "Information", message, now);
+            return true;
+        }
+        status.succeeded(generation);
+        status.statuses.clear();
+        false
+    }
+
+    /// Takes down what a configuration of this name before it left.
+    async fn replace(&self, item: &Config, since: i64) -> bool {
+        let attempt = format!("replace/{}", item.wanted.generation);
+        if item.status.is_put_off(&attempt, self.clock.now()) {
+            return false;
+        }
+        match self.take_down(item).await {
+            Ok(false) => true,
+            Ok(true) => {
+                let status = self.store.get(&item.name).map(|now| now.status).unwrap_or_default();
+                let record = Record { since: Some(since), last_event: status.record.last_event, ..Record::default() };
+                let fresh = Status { events: status.events, record, ..Status::default() };
+                self.progress.save(&item.name, &working(fresh, &item.wanted)).await;
+                true
+            }
+            Err(problem) => {
+                self.progress.fail(item, &attempt, &problem).await;
+                false
+            }
+        }
+    }
+
+    /// Takes a configuration down; whether it is to be looked at again soon.
+    async fn delete(&self, item: &Config) -> bool {
+        let generation = item.wanted.generation;
+        if item.status.state == Some(ObjectState::Deleted) && item.status.observed_generation == generation {
+            return false;
+        }
+        let attempt = format!("delete/{generation}");
+        if item.status.is_put_off(&attempt, self.clock.now()) {
+            return false;
+        }
+        match self.take_down(item).await {
+            Ok(false) => true,
+            Ok(true) => {
+                let mut status = self.store.get(&item.name).map(|now| now.status).unwrap_or_default();
+                let now = self.clock.now();
+                status.succeeded(generation);
+                status.state = Some(ObjectState::Deleted);
+                status.shown = Shown::default();
+                status.record.own = Own::default();
+                let message = "it is gone";
+                let happened =
+                    Happened { phase: Phase::Delete, warning: false, reason: "Succeeded", message, object: None };
+                status.event(operation(item), &happened, now);
+                tracing::info!(object = item.name, "a flux configuration is gone");
+                self.progress.save(&item.name, &status).await;
+                false
+            }
+            Err(problem) => {
+                self.progress.fail(item, &attempt, &problem).await;
+                false
+            }
+        }
+    }
+
+    /// Removes what a configuration made, first what applies, so that Flux removes what it applied; whether all is gone.
+    async fn take_down(&self, item: &Config) -> Result<bool, Problem> {
+        let (now, name, place) = (self.clock.now(), item.name.as_str(), Place { client: self.client });
+        locked(&self.made).remove(name);
+        let mut status = item.status.clone();
+        if status.record.own.deleting_since.is_none() {
+            status = self.progress.begun(item);
+            status.record.own.deleting_since = Some(spell(now));
+            status.statuses.clear();
+            let message = "it is being taken down";
+            let happened = Happened { phase: Phase::Delete, warning: false, reason: "Started", message, object: None };
+            status.event(operation(item), &happened, now);
+            tracing::info!(object = item.name, "a flux configuration is taken down");
+            self.progress.save(name, &status).await;
+        }
+        let since = status.record.own.deleting_since.as_deref().and_then(|at| parse(at).ok()).unwrap_or(now);
+        let passed = now.duration_since(since).unwrap_or_default();
+        let steps: [(&[FluxKind], Duration); 2] = [(&[FluxKind::Kustomization], PRUNED), (&FluxKind::SOURCES, LET_GO)];
+        for (kinds, bound) in steps {
+            let left = place.list(name, kinds).await?;
+            if left.is_empty() {
+                continue;
+            }
+            for (kind, object) in &left {
+                match object.metadata.deletion_timestamp {
+                    None => place.delete(*kind, name, object).await?,
+                    Some(_) if passed >= bound => place.let_go(*kind, object).await?,
+                    Some(_) => {}
+                }
+            }
+            if passed >= bound {
+                self.let_go(item, status, &left, now).await;
+            }
+            return Ok(false);
+        }
+        if let Some(namespace) = &item.status.record.own.namespace {
+            place.secrets(name, namespace, &Default::default()).await?;
+            let uses = |other: &Config| {
+                other.name != item.name && other.status.record.own.namespace.as_ref() == Some(namespace)
+            };
+            if !self.store.all().iter().any(uses) {
+                place.remove_applier(namespace).await?;
+            }
+        }
+        match self.store.secrets().delete(&key_name(name), &DeleteParams::default()).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(err) => {
+                return Err(crate::roles::objects::store::failed(
+                    "the Secret of a generated key cannot be removed",
+                    &err,
+                ));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Flux did not end what it had to; says so.
+    async fn let_go(
+        &self,
+        item: &Config,
+        mut status: Status<FluxConfigs>,
+        left: &[(FluxKind, kube::api::DynamicObject)],
+        now: SystemTime,
+    ) {
+        let names: Vec<_> =
+            left.iter().take(5).map(|(kind, one)| format!("{} {}", kind.names().2, one.name_any())).collect();
+        let message = format!(
+            "Flux did not let go of {} objects in {} seconds ({}): their finalizers were taken off, and what they had applied may still be there",
+            left.len(),
+            PRUNED.as_secs(),
+            names.join(", ")
+        );
+        tracing::warn!(object = item.name, message, "a flux configuration is taken down without Flux");
+        status.line("FinalizersRemoved", "Finalizers removed", "Warning", &message, now);
+        let happened = Happened {
+            phase: Phase::Delete,
+            warning: true,
+            reason: "FinalizersRemoved",
+            message: &message,
+            object: None,
+        };
+        status.event(operation(item), &happened, now);
+        self.progress.save(&item.name, &status).await;
+    }
+}

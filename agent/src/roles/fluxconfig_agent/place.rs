@@ -1,0 +1,316 @@
+//! Writes what a configuration needs into the cluster, by server-side apply, and removes it. What somebody else made under
+//! the same name is never taken over, nor what was made for another configuration.
+
+use std::collections::BTreeMap;
+
+use kube::{
+    Api, Client,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions},
+    core::{GroupVersionKind, ObjectMeta},
+};
+use serde_json::{Value, json};
+use types::agent_api::encode;
+
+use super::{
+    NAME,
+    render::{APPLIER, MANAGED, MANAGER, OWNER},
+    spec::Scope,
+    views::FluxKind,
+};
+use crate::roles::objects::{
+    state::{Fault, Problem},
+    store::failed,
+};
+
+/// On what all configurations of a namespace share.
+const PART: &str = "towline.io/part";
+/// The suffixes of a configuration's Secrets.
+const SECRETS: [&str; 3] = ["auth", "tls", "verify"];
+
+/// An object's place.
+struct At<'a> {
+    resource: ApiResource,
+    namespace: Option<&'a str>,
+    name: &'a str,
+}
+
+/// Whose an object is.
+#[derive(Clone, Copy)]
+enum Whose<'a> {
+    /// Made for this configuration.
+    Of(&'a str),
+    /// Made for all configurations of a namespace.
+    Shared,
+}
+
+impl Whose<'_> {
+    fn labels(self) -> Value {
+        match self {
+            Self::Of(configuration) => json!({ MANAGED: MANAGER, OWNER: configuration }),
+            Self::Shared => json!({ MANAGED: MANAGER, PART: APPLIER }),
+        }
+    }
+
+    /// Why an object is another's.
+    fn judge(self, meta: &ObjectMeta) -> Result<(), String> {
+        let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
+        let ours = label(MANAGED) == Some(MANAGER);
+        match (self, label(OWNER)) {
+            (Self::Of(configuration), Some(owner)) if ours && owner == configuration => Ok(()),
+            (Self::Shared, None) if ours && label(PART) == Some(APPLIER) => Ok(()),
+            (_, Some(owner)) if ours => Err(format!("it belongs to the configuration {owner}; rename one of the two")),
+            _ => Err("there is one that somebody else made; remove it, or choose another name".to_owned()),
+        }
+    }
+}
+
+fn resource(version: &str, kind: &str, plural: &str) -> ApiResource {
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
+}
+
+const RBAC: &str = "rbac.authorization.k8s.io/v1";
+
+/// The binding of a namespace's applier where a configuration has the rights of the cluster.
+fn cluster_binding(namespace: &str) -> String {
+    format!("towline:{APPLIER}:{namespace}")
+}
+
+/// Writes into a cluster.
+pub struct Place<'a> {
+    /// To the apiserver.
+    pub client: &'a Client,
+}
+
+impl Place<'_> {
+    fn api(&self, resource: &ApiResource, namespace: Option<&str>) -> Api<DynamicObject> {
+        match namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
+            None => Api::all_with(self.client.clone(), resource),
+        }
+    }
+
+    async fn apply(&self, at: &At<'_>, whose: Whose<'_>, object: &Value) -> Result<DynamicObject, Problem> {
+        let (api, name) = (self.api(&at.resource, at.namespace), at.name);
+        let space = at.namespace.map(|namespace| format!(" in {namespace}")).unwrap_or_default();
+        let what = format!("the {} {name}{space} cannot be made", at.resource.kind);
+        let absent = |err: &kube::Error| {
+            let is_flux = at.resource.group.ends_with(".fluxcd.io");
+            matches!(err, kube::Error::Api(status) if status.code == 404 && is_flux).then(|| {
+                let message = format!("{what}: Flux is not installed; install the extension type microsoft.flux");
+                Problem::of(Fault::Cluster, "FluxMissing", message)
+            })
+        };
+        if let Some(found) = api.get_metadata_opt(name).await.map_err(|err| failed(&what, &err))? {
+            whose.judge(&found.metadata).map_err(|why| Problem::passes("NameInUse", format!("{what}: {why}")))?;
+            if found.metadata.deletion_timestamp.is_some() {
+                let message = format!("{what}: the one from before is still being deleted; see what keeps it");
+                return Err(Problem::of(Fault::Cluster, "Terminating", message));
+            }
+        }
+        let applied = api.patch(name, &PatchParams::apply(NAME).force(), &Patch::Apply(object)).await;
+        applied.map_err(|err| absent(&err).unwrap_or_else(|| failed(&what, &err)))
+    }
+
+    /// Removes an object if it is ours; whether it is gone.
+    async fn remove(&self, at: &At<'_>, whose: Whose<'_>) -> Result<bool, Problem> {
+        let (api, name) = (self.api(&at.resource, at.namespace), at.name);
+        let what = format!("the {} {name} cannot be removed", at.resource.kind);
+        let found = api.get_metadata_opt(name).await.map_err(|err| failed(&what, &err))?;
+        let Some(found) = found.filter(|found| whose.judge(&found.metadata).is_ok()) else { return Ok(true) };
+        if found.metadata.deletion_timestamp.is_some() {
+            return Ok(false);
+        }
+        let exact = Preconditions { uid: found.metadata.uid, resource_version: None };
+        let params = DeleteParams { preconditions: Some(exact), ..DeleteParams::default() };
+        match api.delete(name, &params).await {
+            Ok(_) => Ok(false),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(true),
+            Err(err) => Err(failed(&what, &err)),
+        }
+    }
+
+    /// Makes the namespace where it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub async fn namespace(&self, name: &str) -> Result<(), Problem> {
+        let api = self.api(&resource("v1", "Namespace", "namespaces"), None);
+        let what = format!("the namespace {name} cannot be made");
+        match api.get_metadata_opt(name).await.map_err(|err| failed(&what, &err))? {
+            Some(found) if found.metadata.deletion_timestamp.is_some() => {
+                let message = format!(
+                    "the namespace {name} is being terminated; wait for its end, and see what keeps it (kubectl describe namespace {name})"
+                );
+                Err(Problem::of(Fault::Cluster, "NamespaceTerminating", message))
+            }
+            Some(_) => Ok(()),
+            None => {
+                let metadata = json!({ "name": name, "labels": { MANAGED: MANAGER } });
+                let made = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata });
+                let params = PatchParams::apply(NAME).force();
+                api.patch(name, &params, &Patch::Apply(&made)).await.map(|_| ()).map_err(|err| failed(&what, &err))
+            }
+        }
+    }
+
+    /// Makes the service account that applies, with the rights of the scope and no others of ours.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub async fn applier(&self, namespace: &str, scope: Scope) -> Result<(), Problem> {
+        let (whose, own, wide) = (Whose::Shared, Some(namespace), cluster_binding(namespace));
+        let metadata = |name: &str, namespace: Option<&str>| {
+            let mut metadata = json!({ "name": name, "labels": whose.labels() });
+            if let Some(namespace) = namespace {
+                metadata["namespace"] = namespace.into();
+            }
+            metadata
+        };
+        let (kind, plural, name, space, role) = match scope {
+            Scope::Cluster => ("ClusterRoleBinding", "clusterrolebindings", wide.as_str(), None, "cluster-admin"),
+            Scope::Namespace => ("RoleBinding", "rolebindings", APPLIER, own, "admin"),
+        };
+        // The rights of the other scope go first: a configuration of one namespace never has those of the cluster.
+        match scope {
+            Scope::Cluster => self.remove(&role_binding(namespace), whose).await?,
+            Scope::Namespace => self.remove(&cluster_role_binding(&wide), whose).await?,
+        };
+        let made = json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(APPLIER, own),
+            "automountServiceAccountToken": false,
+        });
+        self.apply(&service_account(namespace), whose, &made).await?;
+        let made = json!({
+            "apiVersion": RBAC, "kind": kind, "metadata": metadata(name, space),
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
+            "subjects": [{ "kind": "ServiceAccount", "name": APPLIER, "namespace": namespace }],
+        });
+        let at = At { resource: resource(RBAC, kind, plural), namespace: space, name };
+        self.apply(&at, whose, &made).await.map(|_| ())
+    }
+
+    /// Removes the service account that applies, and its rights.
+    ///
+    /// # Errors
+    /// What stays.
+    pub async fn remove_applier(&self, namespace: &str) -> Result<(), Problem> {
+        let wide = cluster_binding(namespace);
+        for at in [cluster_role_binding(&wide), role_binding(namespace), service_account(namespace)] {
+            self.remove(&at, Whose::Shared).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the Secrets of a configuration, and removes those that it needs no more.
+    ///
+    /// # Errors
+    /// When one cannot be made.
+    pub async fn secrets(
+        &self,
+        configuration: &str,
+        namespace: &str,
+        wanted: &BTreeMap<String, BTreeMap<String, Vec<u8>>>,
+    ) -> Result<(), Problem> {
+        let whose = Whose::Of(configuration);
+        for (name, files) in wanted {
+            let data: BTreeMap<_, _> = files.iter().map(|(name, bytes)| (name, encode(bytes))).collect();
+            let made = json!({
+                "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": data,
+                "metadata": { "name": name, "namespace": namespace, "labels": whose.labels() },
+            });
+            self.apply(&secret(namespace, name), whose, &made).await?;
+        }
+        for name in SECRETS.map(|suffix| format!("{configuration}-{suffix}")) {
+            if !wanted.contains_key(&name) {
+                self.remove(&secret(namespace, &name), whose).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes one of Flux's objects.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub async fn flux(&self, kind: FluxKind, configuration: &str, object: &Value) -> Result<DynamicObject, Problem> {
+        let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
+        let at = At { resource: kind.resource(), namespace: Some(text("namespace")), name: text("name") };
+        self.apply(&at, Whose::Of(configuration), object).await
+    }
+
+    /// Flux's objects of a configuration, of these kinds, as the apiserver has them now. A kind that is not there has
+    /// none.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub async fn list(
+        &self,
+        configuration: &str,
+        kinds: &[FluxKind],
+    ) -> Result<Vec<(FluxKind, DynamicObject)>, Problem> {
+        let mut found = Vec::new();
+        for kind in kinds {
+            let params = ListParams::default().labels(&format!("{MANAGED}={MANAGER},{OWNER}={configuration}"));
+            match self.api(&kind.resource(), None).list(&params).await {
+                Ok(list) => found.extend(list.items.into_iter().map(|object| (*kind, object))),
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(err) => return Err(failed(&format!("{} cannot be listed", kind.names().3), &err)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Suspends an object of Flux.
+    ///
+    /// # Errors
+    /// When it cannot be changed.
+    pub async fn suspend(&self, kind: FluxKind, object: &DynamicObject) -> Result<(), Problem> {
+        self.change(kind, object, &json!({ "spec": { "suspend": true } })).await
+    }
+
+    /// Takes the finalizers off an object of Flux that is being deleted: nobody is there who does.
+    ///
+    /// # Errors
+    /// When it cannot be changed.
+    pub async fn let_go(&self, kind: FluxKind, object: &DynamicObject) -> Result<(), Problem> {
+        self.change(kind, object, &json!({ "metadata": { "finalizers": null } })).await
+    }
+
+    async fn change(&self, kind: FluxKind, object: &DynamicObject, patch: &Value) -> Result<(), Problem> {
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let api = self.api(&kind.resource(), object.metadata.namespace.as_deref());
+        let params = PatchParams { field_manager: Some(NAME.to_owned()), ..PatchParams::default() };
+        match api.patch(name, &params, &Patch::Merge(patch)).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(err) => Err(failed(&format!("the {} {name} cannot be changed", kind.names().2), &err)),
+        }
+    }
+
+    /// Deletes an object of Flux, which Flux's finalizer may keep for a time.
+    ///
+    /// # Errors
+    /// When it cannot be deleted.
+    pub async fn delete(&self, kind: FluxKind, configuration: &str, object: &DynamicObject) -> Result<(), Problem> {
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let at = At { resource: kind.resource(), namespace: object.metadata.namespace.as_deref(), name };
+        self.remove(&at, Whose::Of(configuration)).await.map(|_| ())
+    }
+}
+
+fn service_account(namespace: &str) -> At<'_> {
+    At { resource: resource("v1", "ServiceAccount", "serviceaccounts"), namespace: Some(namespace), name: APPLIER }
+}
+
+fn role_binding(namespace: &str) -> At<'_> {
+    At { resource: resource(RBAC, "RoleBinding", "rolebindings"), namespace: Some(namespace), name: APPLIER }
+}
+
+fn cluster_role_binding(name: &str) -> At<'_> {
+    At { resource: resource(RBAC, "ClusterRoleBinding", "clusterrolebindings"), namespace: None, name }
+}
+
+fn secret<'a>(namespace: &'a str, name: &'a str) -> At<'a> {
+    At { resource: resource("v1", "Secret", "secrets"), namespace: Some(namespace), name }
+}

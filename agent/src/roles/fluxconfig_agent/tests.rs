@@ -1,0 +1,384 @@
+//! From what the gateway wants to Flux's objects and back, on an apiserver that is a map and without Flux: the tests write
+//! what Flux would.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+use types::agent_api::{
+    Object, ObjectState, ObjectStatus, ObjectStatuses, ObjectStatusesAnswer, Objects, ProtectedQuestion,
+    ProtectedSettings, encode,
+};
+
+use super::{FluxConfigs, FluxconfigAgent};
+use crate::{
+    config::Gitops,
+    identity::clock::{Clock, SharedClock, SystemClock},
+    roles::{
+        health::Health,
+        objects::{
+            Kind as _,
+            gateway::{Asked, Gateway},
+            testing::Map,
+        },
+    },
+};
+
+const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+const SOURCES: &str = "/apis/source.toolkit.fluxcd.io/v1/namespaces/team/gitrepositories";
+const KUSTOMIZATIONS: &str = "/apis/kustomize.toolkit.fluxcd.io/v1/namespaces/team/kustomizations";
+const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/towline:flux-applier:team";
+const ROLE_BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/team/rolebindings/flux-applier";
+
+/// A gateway that says what it was told to.
+#[derive(Clone, Default)]
+struct Scripted(Arc<Script>);
+
+#[derive(Default)]
+struct Script {
+    pages: Mutex<VecDeque<Objects>>,
+    told: Mutex<Vec<ObjectStatus>>,
+    messages: Mutex<usize>,
+    again: Mutex<Vec<String>>,
+    settings: Mutex<Vec<(String, String)>>,
+}
+
+impl Gateway for Scripted {
+    fn up(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    fn objects<'a>(&'a self, kind: &'a str, _: Option<i64>) -> Asked<'a, Option<Objects>> {
+        assert_eq!(kind, FluxConfigs::TYPE);
+        let page = self.0.pages.lock().unwrap().pop_front();
+        Box::pin(async move {
+            match page {
+                Some(page) => Ok(Some(page)),
+                None => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    Ok(None)
+                }
+            }
+        })
+    }
+
+    fn protected<'a>(&'a self, _: &'a ProtectedQuestion) -> Asked<'a, ProtectedSettings> {
+        let settings = self.0.settings.lock().unwrap().clone();
+        Box::pin(async move { Ok(ProtectedSettings { settings: settings.into_iter().collect() }) })
+    }
+
+    fn statuses<'a>(&'a self, statuses: &'a ObjectStatuses) -> Asked<'a, ObjectStatusesAnswer> {
+        self.0.told.lock().unwrap().extend(statuses.objects.clone());
+        *self.0.messages.lock().unwrap() += 1;
+        let again = std::mem::take(&mut *self.0.again.lock().unwrap());
+        Box::pin(async move { Ok(ObjectStatusesAnswer { unknown: Vec::new(), again }) })
+    }
+}
+
+/// A clock that is some time ahead.
+#[derive(Debug, Clone, Default)]
+struct Ahead(Arc<Mutex<Duration>>);
+
+impl Clock for Ahead {
+    fn now(&self) -> SystemTime {
+        SystemClock.now() + *self.0.lock().unwrap()
+    }
+}
+
+fn object(name: &str, generation: i64, spec: Value) -> Object {
+    Object {
+        id: format!("{CLUSTER}/providers/{}/{name}", FluxConfigs::TYPE),
+        kind: FluxConfigs::TYPE.to_owned(),
+        generation,
+        spec: Some(spec),
+        deleting: false,
+        protected: None,
+        operation: None,
+        principal_id: None,
+    }
+}
+
+fn properties(scope: &str, kustomizations: &[&str]) -> Value {
+    let all: serde_json::Map<_, _> =
+        kustomizations.iter().map(|name| ((*name).to_owned(), json!({"path": "./", "prune": true}))).collect();
+    json!({
+        "scope": scope, "namespace": "team", "sourceKind": "GitRepository",
+        "gitRepository": {"url": "https://git.example.org/app", "repositoryRef": {"branch": "main"}},
+        "kustomizations": all,
+    })
+}
+
+/// The role on a map, with what the gateway says.
+struct Stage {
+    map: Map,
+    gateway: Scripted,
+    clock: Ahead,
+    settings: Gitops,
+}
+
+impl Stage {
+    fn new() -> Self {
+        Self { map: Map::default(), gateway: Scripted::default(), clock: Ahead::default(), settings: Gitops::default() }
+    }
+
+    fn wants(&self, objects: Vec<Object>) {
+        let mut pages = self.gateway.0.pages.lock().unwrap();
+        pages.push_back(Objects { position: 1, whole: false, more: false, objects });
+    }
+
+    /// Runs the role until something holds.
+    async fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let clock: SharedClock = Arc::new(self.clock.clone());
+        let role = FluxconfigAgent {
+            client: self.map.client(),
+            cluster: CLUSTER.parse().unwrap(),
+            settings: self.settings.clone(),
+            clock,
+            health: Health::default().of(super::NAME),
+            gateway: self.gateway.clone(),
+        };
+        let holds = async {
+            for _ in 0..600 {
+                if holds() {
+                    return true;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            false
+        };
+        let work: BoxFuture<'_, ()> = Box::pin(role.work());
+        let held = tokio::select! {
+            () = work => false,
+            held = holds => held,
+        };
+        let all = self.map.all().iter().map(|(path, one)| format!("{path}: {one}")).collect::<Vec<_>>().join("\n");
+        assert!(held, "{what} did not come about\n{all}\n{:#?}", self.last());
+    }
+
+    fn has(&self, path: &str) -> bool {
+        self.map.all().contains_key(path)
+    }
+
+    fn get(&self, path: &str) -> Value {
+        self.map.all().get(path).cloned().unwrap_or_default()
+    }
+
+    fn config(&self, name: &str) -> Value {
+        self.get(&format!("/apis/towline.io/v1alpha1/namespaces/towline/fluxconfigs/{name}"))
+    }
+
+    fn last(&self) -> Option<ObjectStatus> {
+        self.gateway.0.told.lock().unwrap().last().cloned()
+    }
+
+    fn told(&self, is: impl Fn(&ObjectStatus) -> bool) -> bool {
+        self.gateway.0.told.lock().unwrap().iter().any(is)
+    }
+
+    /// What Flux says of an object.
+    fn says(&self, path: &str, ready: &str, reason: &str, more: Value) {
+        let generation = self.get(path)["metadata"]["generation"].clone();
+        let conditions = json!([{"type": "Ready", "status": ready, "reason": reason, "message": format!("{reason}!"), "lastTransitionTime": "2026-11-27T10:00:00Z"}]);
+        let mut status = json!({"observedGeneration": generation, "conditions": conditions});
+        status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.map.change(path, json!({ "status": status }));
+    }
+
+    fn pulled(&self, name: &str, revision: &str) {
+        let artifact = json!({"artifact": {"revision": revision, "lastUpdateTime": "2026-11-27T10:00:00Z"}});
+        self.says(&format!("{SOURCES}/{name}"), "True", "Succeeded", artifact);
+    }
+
+    fn applied(&self, name: &str, revision: &str, ids: &[&str]) {
+        let entries: Vec<_> = ids.iter().map(|id| json!({"id": id, "v": "v1"})).collect();
+        let more = json!({"lastAppliedRevision": revision, "lastAttemptedRevision": revision, "inventory": {"entries": entries}});
+        self.says(&format!("{KUSTOMIZATIONS}/{name}"), "True", "ReconciliationSucceeded", more);
+    }
+}
+
+fn failed_with(status: &ObjectStatus, code: &str) -> bool {
+    status.state == ObjectState::Failed && status.error.as_ref().is_some_and(|error| error.code == code)
+}
+
+fn compliance(status: &ObjectStatus) -> Option<&str> {
+    status.details.as_ref()?["complianceState"].as_str()
+}
+
+#[tokio::test]
+async fn g1_configuration_becomes_flux_objects_and_their_status_comes_back() {
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps", "infra"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    assert_eq!(stage.get(BINDING)["roleRef"]["name"], "cluster-admin");
+    assert!(stage.has("/api/v1/namespaces/team") && stage.has("/api/v1/namespaces/team/serviceaccounts/flux-applier"));
+    assert!(!stage.has("/api/v1/namespaces/team/secrets/web-auth"), "nothing is secret");
+    assert_eq!(stage.get(&format!("{KUSTOMIZATIONS}/web-apps"))["spec"]["serviceAccountName"], "flux-applier");
+    stage.pulled("web", "main@sha1:a");
+    stage.applied("web-infra", "main@sha1:a", &[]);
+    stage.applied("web-apps", "main@sha1:a", &["shop_one_apps_Deployment"]);
+    stage.until("compliant", || stage.told(|one| compliance(one) == Some("Compliant"))).await;
+    let shown = &stage.config("web")["status"];
+    assert_eq!(
+        (&shown["complianceState"], &shown["objects"], &shown["state"]),
+        (&json!("Compliant"), &json!(1), &json!("Succeeded"))
+    );
+    assert_eq!(stage.last().unwrap().details.unwrap()["sourceSyncedCommitId"], "main@sha1:a");
+    assert!(
+        stage.told(|one| one.parts.as_ref().is_some_and(|parts| parts.values.contains_key("shop_one_apps_Deployment")))
+    );
+    // A kustomization that left the configuration goes.
+    stage.wants(vec![object("web", 2, properties("cluster", &["infra"]))]);
+    stage.until("removed", || !stage.has(&format!("{KUSTOMIZATIONS}/web-apps"))).await;
+    assert!(stage.has(&format!("{KUSTOMIZATIONS}/web-infra")));
+}
+
+#[tokio::test]
+async fn g6_nothing_is_sent_where_nothing_changes_and_all_where_the_gateway_asks() {
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    stage.pulled("web", "main@sha1:a");
+    stage.applied("web-apps", "main@sha1:a", &["shop_one_apps_Deployment"]);
+    stage.until("compliant", || stage.told(|one| compliance(one) == Some("Compliant"))).await;
+    let messages = || *stage.gateway.0.messages.lock().unwrap();
+    let count = |before: usize| messages() - before;
+    // A new process tells the parts once, and no more.
+    let (before, began) = (messages(), std::time::Instant::now());
+    stage.until("time passed", || began.elapsed() > Duration::from_secs(3)).await;
+    assert_eq!(count(before), 1, "{:#?}", stage.last());
+    assert_eq!(stage.last().unwrap().parts.unwrap().after, None);
+    // An object that changed is told alone; then the gateway has lost something.
+    let mut seen = 0;
+    stage.applied("web-apps", "main@sha1:a", &["shop_one_apps_Deployment", "shop_two_apps_Deployment"]);
+    stage
+        .until("all again", || {
+            let told = stage.gateway.0.told.lock().unwrap();
+            let parts: Vec<_> = told.iter().skip(before + 1).filter_map(|one| one.parts.clone()).collect();
+            if parts.len() > seen {
+                seen = parts.len();
+                *stage.gateway.0.again.lock().unwrap() = if seen == 1 { vec![told[0].id.clone()] } else { Vec::new() };
+            }
+            parts.iter().filter(|parts| parts.after.is_none() && parts.values.len() == 4).count() >= 2
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn g7_what_the_owner_does_not_allow_is_not_written_and_what_runs_is_suspended() {
+    let mut stage = Stage::new();
+    stage.settings.allowed_scopes = Some(vec!["namespace".to_owned()]);
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    stage.until("refused", || stage.told(|one| failed_with(one, "NotAllowedInCluster"))).await;
+    assert!(!stage.has("/api/v1/namespaces/team") && !stage.has(BINDING));
+    // It was allowed for a time.
+    stage.settings = Gitops::default();
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    assert_eq!(stage.get(&format!("{KUSTOMIZATIONS}/web-apps"))["spec"]["suspend"], false);
+    stage.settings.allowed_repositories = Some(vec!["https://git.example.org/other".to_owned()]);
+    let suspended = |path: String| stage.get(&path)["spec"]["suspend"] == true;
+    stage
+        .until("suspended", || suspended(format!("{KUSTOMIZATIONS}/web-apps")) && suspended(format!("{SOURCES}/web")))
+        .await;
+    stage.until("told", || stage.last().is_some_and(|one| failed_with(&one, "NotAllowedInCluster"))).await;
+    assert_eq!(stage.config("web")["status"]["errorInfo"]["code"], "NotAllowedInCluster");
+}
+
+#[tokio::test]
+async fn g1_names_that_collide_are_decided_by_the_label() {
+    let stage = Stage::new();
+    stage.wants(vec![object("a", 1, properties("cluster", &["b-c"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    stage.wants(vec![object("a-b", 1, properties("cluster", &["c"]))]);
+    stage.until("refused", || stage.told(|one| failed_with(one, "NameInUse"))).await;
+    assert!(
+        stage.told(|one| one
+            .error
+            .as_ref()
+            .is_some_and(|error| error.message.contains("belongs to the configuration a;")))
+    );
+    assert_eq!(stage.get(&format!("{KUSTOMIZATIONS}/a-b-c"))["metadata"]["labels"]["towline.io/fluxconfig"], "a");
+    // What somebody else made is left alone too.
+    stage.map.all().insert(
+        format!("{SOURCES}/mine"),
+        json!({"metadata": {"name": "mine", "namespace": "team", "uid": "u"}, "spec": {"url": "x"}}),
+    );
+    stage.wants(vec![object("mine", 1, properties("cluster", &[]))]);
+    stage.until("refused", || stage.told(|one| failed_with(one, "NameInUse") && one.id.ends_with("/mine"))).await;
+    assert_eq!(stage.get(&format!("{SOURCES}/mine"))["spec"]["url"], "x");
+}
+
+#[tokio::test]
+async fn g7_scopes_do_not_share_a_service_account() {
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("namespace", &["apps"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    assert_eq!(stage.get(ROLE_BINDING)["roleRef"]["name"], "admin");
+    assert_eq!(stage.get(&format!("{KUSTOMIZATIONS}/web-apps"))["spec"]["targetNamespace"], "team");
+    stage.wants(vec![object("wide", 1, properties("cluster", &["apps"]))]);
+    stage.until("refused", || stage.told(|one| failed_with(one, "ScopeConflict"))).await;
+    assert!(!stage.has(BINDING));
+}
+
+#[tokio::test]
+async fn g11_configuration_is_taken_down_in_order_and_without_flux_too() {
+    let stage = Stage::new();
+    let mut web = object("web", 1, properties("cluster", &["apps"]));
+    web.protected = Some("tag".to_owned());
+    web.spec.as_mut().unwrap()["gitRepository"]["httpsUser"] = json!("u");
+    *stage.gateway.0.settings.lock().unwrap() = vec![("httpsKey".to_owned(), encode(b"pa55word"))];
+    stage.wants(vec![web.clone()]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    assert_eq!(stage.get("/api/v1/namespaces/team/secrets/web-auth")["data"]["password"], encode(b"pa55word"));
+    // Flux's finalizers, and nobody who takes them off.
+    let (source, applied) = (format!("{SOURCES}/web"), format!("{KUSTOMIZATIONS}/web-apps"));
+    for path in [&source, &applied] {
+        stage.map.change(path, json!({"metadata": {"finalizers": ["finalizers.fluxcd.io"]}}));
+    }
+    (web.deleting, web.generation) = (true, 2);
+    stage.wants(vec![web]);
+    stage.until("deleted", || !stage.get(&applied)["metadata"]["deletionTimestamp"].is_null()).await;
+    assert!(stage.get(&source)["metadata"]["deletionTimestamp"].is_null(), "the source goes after what it feeds");
+    assert!(stage.has(BINDING), "Flux needs the rights to prune");
+    *stage.clock.0.lock().unwrap() = Duration::from_secs(600);
+    stage.until("gone", || stage.told(|one| one.state == ObjectState::Deleted)).await;
+    let last = stage.last().unwrap();
+    assert!(last.statuses.iter().any(|line| line.code == "FinalizersRemoved"), "{last:#?}");
+    stage.until("forgotten", || stage.config("web").is_null()).await;
+    for path in [
+        &source,
+        &applied,
+        BINDING,
+        "/api/v1/namespaces/team/secrets/web-auth",
+        "/api/v1/namespaces/team/serviceaccounts/flux-applier",
+    ] {
+        assert!(!stage.has(path), "{path}");
+    }
+    assert!(stage.has("/api/v1/namespaces/team"), "somebody may use it");
+}
+
+#[tokio::test]
+async fn g3_generated_key_is_the_same_for_the_life_of_a_configuration() {
+    let stage = Stage::new();
+    let mut spec = properties("cluster", &["apps"]);
+    spec["gitRepository"] =
+        json!({"url": "ssh://git@git.example.org/app", "sshKnownHosts": encode(b"h ssh-ed25519 A")});
+    stage.wants(vec![object("web", 1, spec.clone())]);
+    let key = |one: &ObjectStatus| Some(one.details.as_ref()?["repositoryPublicKey"].as_str()?.to_owned());
+    stage.until("a key", || stage.last().as_ref().and_then(key).is_some()).await;
+    let first = stage.last().as_ref().and_then(key).unwrap();
+    assert!(first.starts_with("ssh-ed25519 "), "{first}");
+    spec["suspend"] = json!(true);
+    stage.wants(vec![object("web", 2, spec)]);
+    stage
+        .until("the next generation", || {
+            stage.last().is_some_and(|one| one.generation == 2 && one.state == ObjectState::Succeeded)
+        })
+        .await;
+    assert_eq!(stage.last().as_ref().and_then(key), Some(first));
+    assert_eq!(stage.last().as_ref().and_then(compliance), Some("Suspended"));
+    assert!(!serde_json::to_string(&*stage.gateway.0.told.lock().unwrap()).unwrap().contains("PRIVATE"));
+}
