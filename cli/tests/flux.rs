@@ -136,6 +136,7 @@ fn g4_kind_of_source_changes_after_a_question() {
     let changed = site.json(&line(&["update"], &[&bucket[..], &signed].concat()));
     let properties = &changed["properties"];
     assert_eq!((&properties["sourceKind"], &properties["bucket"]["accessKey"]), (&json!("Bucket"), &json!("id")));
+    assert_eq!(properties["bucket"]["insecure"], false);
     assert!(properties["gitRepository"].is_null(), "{changed}");
     let wrong = site.fails(2, &line(&["update"], &["--branch", "main"]));
     assert!(wrong.contains("--branch belongs to --kind git; this is bucket"), "{wrong}");

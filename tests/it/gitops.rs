@@ -43,15 +43,15 @@ pub fn tests() -> Vec<Trial> {
 }
 
 /// A connected cluster with extensions, and a Git server that its pods reach.
-struct Gitops {
-    site: Site,
-    server: GitServer,
-    admin: Kubectl,
+pub struct Gitops {
+    pub site: Site,
+    pub server: GitServer,
+    pub admin: Kubectl,
     owner: String,
 }
 
 /// The packed chart: `TOWLINE_FLUX_CHART_FILE`, else made now.
-fn chart() -> anyhow::Result<PathBuf> {
+pub fn chart() -> anyhow::Result<PathBuf> {
     if let Some(file) = std::env::var_os("TOWLINE_FLUX_CHART_FILE") {
         return Ok(file.into());
     }
@@ -60,7 +60,7 @@ fn chart() -> anyhow::Result<PathBuf> {
 }
 
 impl Gitops {
-    fn start(name: &str, more: &[&str]) -> anyhow::Result<Self> {
+    pub fn start(name: &str, more: &[&str]) -> anyhow::Result<Self> {
         let admin = cluster().admin();
         clean(&admin)?;
         for image in ["extension-manager", "source-controller", "kustomize-controller"] {
@@ -143,7 +143,7 @@ impl Gitops {
     }
 
     /// What is to be known where a test fails.
-    fn state(&self) -> String {
+    pub fn state(&self) -> String {
         let said = |args: &[&str]| self.admin.run(args).map(|out| out.text() + &out.err).unwrap_or_default();
         [
             said(&["get", "gitrepositories,kustomizations", "-A"]),
@@ -167,7 +167,7 @@ impl Gitops {
     }
 
     /// Takes all of it out of the cluster.
-    fn end(self) -> anyhow::Result<()> {
+    pub fn end(self) -> anyhow::Result<()> {
         self.site.ok(&["extension", "delete", "-g", GROUP, "-c", "c1", "-n", "flux", "--yes"]).with_context(pods)?;
         let left = self.admin.run(&["-n", "flux-system", "get", "deployments", "-o", "name"])?.text();
         ensure!(left.trim().is_empty(), "{left}");
@@ -216,7 +216,7 @@ fn clean(admin: &Kubectl) -> anyhow::Result<()> {
     if !definitions.is_empty() {
         admin.ok(&[&["delete", "--ignore-not-found"][..], &definitions].concat())?;
     }
-    for namespace in ["shop", "gitops", "team", "flux-system"] {
+    for namespace in ["shop", "gitops", "team", "fleet", "flux-system"] {
         admin.ok(&["delete", "namespace", namespace, "--ignore-not-found"])?;
     }
     Ok(())

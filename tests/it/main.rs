@@ -13,6 +13,7 @@ mod errors;
 mod extension_clients;
 mod extensions;
 mod gitops;
+mod gitops_guide;
 mod impersonation;
 mod issuer;
 mod k9s;
@@ -56,6 +57,7 @@ fn main() {
         agents::tests,
         extensions::tests,
         gitops::tests,
+        gitops_guide::tests,
         tokens::tests,
         arm::tests,
         extension_clients::tests,

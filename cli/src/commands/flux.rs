@@ -304,6 +304,7 @@ async fn create(args: CreateArgs, common: &CommonArgs) -> Outcome<()> {
     args.source.check(kind)?;
     let mut properties = Map::new();
     args.source.fill(&mut properties, kind)?;
+    over_https(&mut properties);
     let mut kustomizations = args.kustomizations.0;
     if kustomizations.is_empty() {
         say(&format!("no kustomization was given: {DEFAULT_KUSTOMIZATION} applies all of the source"));
@@ -326,6 +327,13 @@ async fn create(args: CreateArgs, common: &CommonArgs) -> Outcome<()> {
     output::print(&made, &common.output, DETAILS)
 }
 
+/// A new bucket is spoken to over https, as with az; the default of the API is http.
+fn over_https(properties: &mut Map<String, Value>) {
+    if let Some(bucket) = properties.get_mut("bucket").and_then(Value::as_object_mut) {
+        bucket.entry("insecure").or_insert(false.into());
+    }
+}
+
 async fn update(args: UpdateArgs, common: &CommonArgs) -> Outcome<()> {
     let open = Configuration::open(&args.configuration, common).await?;
     let there = open.get().await?;
@@ -335,6 +343,7 @@ async fn update(args: UpdateArgs, common: &CommonArgs) -> Outcome<()> {
     args.source.fill(&mut properties, kind)?;
     if let Some(now) = now.filter(|now| *now != kind) {
         args.source.check(kind)?;
+        over_https(&mut properties);
         properties.insert("sourceKind".to_owned(), kind.name().into());
         let question = format!(
             "{} takes its content from {} instead of {}; its kustomizations may not fit. Go on?",

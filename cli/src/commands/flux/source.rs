@@ -287,13 +287,17 @@ impl Source {
         Ok(())
     }
 
-    /// What a new configuration needs.
+    /// What a new source needs.
     pub fn check(&self, kind: Kind) -> Outcome<()> {
         let missing = |option: &str, hint: &str| {
             Err(Failure::usage(anyhow!("--kind {} needs {option}", kind.word())).hint(hint.to_owned()))
         };
         if self.url.is_none() {
             return missing("--url", "--url https://git.example.org/team/fleet.git");
+        }
+        let Repository { https_user, https_key, https_key_file, .. } = &self.repository;
+        if https_user.is_some() != (https_key.is_some() || https_key_file.is_some()) {
+            return Err(Failure::usage(anyhow!("--https-user and --https-key-file belong together")));
         }
         let refers = [&self.repository.branch, &self.repository.tag, &self.repository.semver, &self.repository.commit];
         match kind {
@@ -505,5 +509,13 @@ mod tests {
             assert!(Source::default().check(*kind).is_err());
             assert_eq!(url().check(*kind).is_ok(), *kind == Kind::Oci, "{kind:?}");
         }
+        let of = |key: Option<&str>| Repository {
+            branch: Some("main".to_owned()),
+            https_user: Some("reader".to_owned()),
+            https_key: key.map(SecretString::from),
+            ..Repository::default()
+        };
+        assert!(Source { repository: of(None), ..url() }.check(Kind::Git).is_err());
+        assert!(Source { repository: of(Some("geheim")), ..url() }.check(Kind::Git).is_ok());
     }
 }
