@@ -38,7 +38,7 @@ pub fn tests() -> Vec<Trial> {
         ),
         installs("gitops::g3_by_ssh_a_host_with_another_key_is_refused", Needs::Pods, by_ssh),
         installs("gitops::g7_configuration_of_a_namespace_has_rights_there_alone", Needs::Pods, namespaced),
-        installs("gitops::g2_what_the_owner_of_the_cluster_did_not_allow_is_refused_there", Needs::Pods, pinned),
+        installs("gitops::g7_what_the_owner_of_the_cluster_did_not_allow_is_refused_there", Needs::Pods, pinned),
     ]
 }
 

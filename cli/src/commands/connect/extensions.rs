@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn g2_bounds_of_gitops_stay_until_others_are_typed() {
+    fn g7_bounds_of_gitops_stay_until_others_are_typed() {
         let kept = || KeptExtensions {
             keys: vec![key()],
             gitops: KeptGitops {
