@@ -34,7 +34,7 @@ use self::{
 };
 pub use self::{
     deployment::{Deployment, RoleSet},
-    extensions::Extensions,
+    extensions::{Extensions, LockedSetting},
     gitops::Gitops,
     identity::{IdentitySource, IdentityStore, ManagedIdentity, Via},
     identity_tokens::TokenListener,

@@ -1,6 +1,6 @@
 //! Helm charts that are installed as extensions (docs/features.md E1, E2).
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use catalogue::{index::CatalogueId, key::PublicKey, limits::KEYS};
 use daemon::settings::{
@@ -28,6 +28,8 @@ const CATALOGUE_INTERVAL_MIN: Duration = Duration::from_secs(5);
 const CATALOGUE_INTERVAL_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Extension types that an operator may name.
 const TYPES_MAX: usize = 1000;
+/// Settings that an operator may lock.
+const LOCKED_MAX: usize = 1000;
 
 /// In the reference.
 pub(super) const TABLE: Table = table(
@@ -55,11 +57,16 @@ pub(super) const TABLE: Table = table(
             "[\"example.web\"]",
             "The extension types that may be installed, whatever the gateway wants; without it all of the catalogue.",
         ),
+        Key::example(
+            "locked_settings",
+            "[\"example.web:image.registry=registry.example.com\", \"*:rbac\"]",
+            "TYPE:KEY or TYPE:KEY=VALUE, * is every type: what the gateway may not set, at the key and below, and what it is.",
+        ),
     ],
 );
 
 /// How charts are installed as extensions.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extensions {
     /// Keys that are pinned.
     pub keys: Vec<PublicKey>,
@@ -77,6 +84,35 @@ pub struct Extensions {
     pub catalogue_interval: Duration,
     /// The types that may be installed; none named: all.
     pub allowed_types: Option<Vec<String>>,
+    /// Settings that the gateway may not give.
+    pub locked_settings: Vec<LockedSetting>,
+}
+
+/// A setting that the operator of the cluster decides, and no gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockedSetting {
+    /// Of this type; none: of every type.
+    pub extension_type: Option<String>,
+    /// The dotted key, as `helm --set` reads it.
+    pub key: String,
+    /// What it is set to; none: what the chart says.
+    pub value: Option<String>,
+}
+
+impl FromStr for LockedSetting {
+    type Err = &'static str;
+
+    /// `TYPE:KEY`, `TYPE:KEY=VALUE`; `*` is every type.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let form = "expected TYPE:KEY or TYPE:KEY=VALUE, with * for every type";
+        let (extension_type, rest) = text.split_once(':').ok_or(form)?;
+        let (key, value) = rest.split_once('=').map_or((rest, None), |(key, value)| (key, Some(value)));
+        if extension_type.is_empty() || key.is_empty() {
+            return Err(form);
+        }
+        let extension_type = (extension_type != "*").then(|| extension_type.to_owned());
+        Ok(Self { extension_type, key: key.to_owned(), value: value.map(str::to_owned) })
+    }
 }
 
 impl Extensions {
@@ -84,6 +120,12 @@ impl Extensions {
     pub fn allows(&self, extension_type: &str) -> bool {
         let is = |one: &String| one.eq_ignore_ascii_case(extension_type);
         self.allowed_types.as_ref().is_none_or(|allowed| allowed.iter().any(is))
+    }
+
+    /// What is locked of this type.
+    pub fn locked(&self, extension_type: &str) -> impl Iterator<Item = &LockedSetting> {
+        let is = move |one: &String| one.eq_ignore_ascii_case(extension_type);
+        self.locked_settings.iter().filter(move |one| one.extension_type.as_ref().is_none_or(is))
     }
 }
 
@@ -110,11 +152,32 @@ pub(super) fn read(mut section: Section, roles: RoleSet, out: &mut Faults) -> Ex
     if allowed_types.as_ref().is_some_and(|types| types.len() > TYPES_MAX) {
         out.push(section.key("allowed_types"), format_args!("expected at most {TYPES_MAX}"));
     }
+    let locked = section.texts("locked_settings", out).unwrap_or_default();
+    if locked.len() > LOCKED_MAX {
+        out.push(section.key("locked_settings"), format_args!("expected at most {LOCKED_MAX}"));
+    }
+    let mut locked_settings = Vec::new();
+    for text in &locked {
+        match text.parse() {
+            Ok(one) => locked_settings.push(one),
+            Err(wrong) => out.push(section.key("locked_settings"), format_args!("{text:?}: {wrong}")),
+        }
+    }
     if !roles.runs(Deployment::ExtensionManager) {
         out.push(section.key("helm"), is_for(Deployment::ExtensionManager, "it runs helm"));
     }
     section.end(out);
-    Extensions { keys, key_files, catalogue, helm, work_dir, timeout, catalogue_interval, allowed_types }
+    Extensions {
+        keys,
+        key_files,
+        catalogue,
+        helm,
+        work_dir,
+        timeout,
+        catalogue_interval,
+        allowed_types,
+        locked_settings,
+    }
 }
 
 #[cfg(test)]

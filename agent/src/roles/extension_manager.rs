@@ -12,16 +12,20 @@
 //! | [`converge`] | what is wanted against what is there, one extension after the other |
 //! | [`plan`] | the decision: which version, where, and whether helm must run |
 //! | [`values`] | settings as values of a chart |
+//! | [`locks`] | settings that the gateway may not give |
+//! | [`agents`] | what charts with an agent of ours are told |
 //! | [`place`] | namespaces, service accounts, what the cluster is |
 //! | [`releases`] | releases as helm keeps them |
 //! | [`helm`] | the child process |
 //! | [`explain`] | why something does not get ready, and what to do |
 
+pub mod agents;
 pub mod catalogue;
 pub mod converge;
 pub mod explain;
 pub mod gateway;
 pub mod helm;
+pub mod locks;
 pub mod place;
 pub mod plan;
 pub mod releases;

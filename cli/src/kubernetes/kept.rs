@@ -48,6 +48,8 @@ pub struct KeptExtensions {
     pub catalogue: String,
     /// Types that may be installed; empty: all.
     pub allowed_types: Vec<String>,
+    /// Settings that no gateway gives.
+    pub locked_settings: Vec<String>,
     /// The image; one of this program's own version has no tag.
     pub image: Option<String>,
     /// What fluxConfigurations may do.
@@ -133,6 +135,7 @@ impl Told {
             keys: words(table, "catalogue_keys"),
             catalogue: word(Some(table), "catalogue_id"),
             allowed_types: words(table, "allowed_types"),
+            locked_settings: words(table, "locked_settings"),
             image: image(&self.extension_manager),
             gitops: self.gitops()?,
         }))
@@ -273,6 +276,7 @@ mod tests {
         values.extensions.catalogue_keys = vec!["-----BEGIN PUBLIC KEY-----\nMA+/\n".to_owned()];
         values.extensions.catalogue_id = "0123456789abcdef".repeat(2);
         values.extensions.allowed_types = vec!["example.web".to_owned()];
+        values.extensions.locked_settings = vec!["*:image.registry=registry.example.com".to_owned()];
         values.extensions.image.repository = "mirror.example.org:5000/extensions".to_owned();
         values.gitops.allowed_scopes = vec!["namespace".to_owned()];
         values.gitops.allowed_repositories = vec!["https://git.example.org/*".to_owned()];
@@ -280,6 +284,7 @@ mod tests {
             keys: values.extensions.catalogue_keys.clone(),
             catalogue: values.extensions.catalogue_id.clone(),
             allowed_types: values.extensions.allowed_types.clone(),
+            locked_settings: values.extensions.locked_settings.clone(),
             image: Some("mirror.example.org:5000/extensions".to_owned()),
             gitops: KeptGitops {
                 repositories: values.gitops.allowed_repositories.clone(),

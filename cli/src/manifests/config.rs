@@ -140,6 +140,9 @@ fn extensions(values: &Values, namespace: &str) -> String {
     if !extensions.allowed_types.is_empty() {
         out.key("allowed_types", &extensions.allowed_types);
     }
+    if !extensions.locked_settings.is_empty() {
+        out.key("locked_settings", &extensions.locked_settings);
+    }
     out.table("limits");
     out.key("drain_grace", &values.limits.drain_grace);
     log_and_admin(&mut out, values);

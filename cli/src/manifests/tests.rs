@@ -69,6 +69,7 @@ fn sets() -> Vec<(&'static str, Values)> {
                 v.extensions.catalogue_keys = vec!["-----BEGIN PUBLIC KEY-----\nMA+/\n".to_owned()];
                 v.extensions.catalogue_id = "0123456789abcdef".repeat(2);
                 v.extensions.allowed_types = vec!["example.web".to_owned(), "example.db".to_owned()];
+                v.extensions.locked_settings = vec!["*:image".to_owned(), "example.db:user=a\"b".to_owned()];
                 v.extensions.image.repository = "registry.example.org:5000/extensions".to_owned();
                 v.extensions.image.digest = format!("sha256:{}", "b".repeat(64));
                 v.extensions.work_size = "1Gi".to_owned();

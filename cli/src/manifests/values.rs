@@ -71,6 +71,7 @@ section! {
     /// The third Deployment: installs helm charts of a signed catalogue.
     Extensions {
         enabled: bool, catalogue_keys: Vec<String>, catalogue_id: String, allowed_types: Vec<String>,
+        locked_settings: Vec<String>,
         timeout: String, catalogue_interval: String, image: ExtensionImage, work_size: String, resources: Value, service_account: Account,
     }
 }

@@ -33,6 +33,14 @@ const REQUIREMENTS: &str = "requirements.yaml";
 const CHARTS: &str = "charts/";
 const CRDS: &str = "crds/";
 
+/// Before the names of annotations of a chart that are for us.
+const ANNOTATIONS: &str = "towline.io/";
+/// Dotted keys with commas between: no setting of an extension may touch what is at or below one. For what decides which
+/// programs run, and with which rights.
+const LOCKED_SETTINGS: &str = "towline.io/locked-settings";
+/// `"true"`: the chart wants to know where the agents run and what from (`global.towline` in its values).
+const AGENT_VALUES: &str = "towline.io/agent-values";
+
 /// What a chart is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
@@ -54,6 +62,10 @@ pub struct Chart {
     pub values_schema: Option<Value>,
     /// Files with definitions of custom resources, those of dependencies included.
     pub crd_files: usize,
+    /// Dotted keys that no setting may touch (`towline.io/locked-settings`).
+    pub locked_settings: Vec<String>,
+    /// Whether it wants to know of the agents (`towline.io/agent-values`).
+    pub agent_values: bool,
 }
 
 /// Why an archive is no chart that can be installed.
@@ -141,7 +153,9 @@ impl Chart {
         if !["", "application"].contains(&metadata.kind.as_str()) {
             return Err(ChartError::NotApplication(metadata.kind));
         }
-        let Metadata { name, version, description, app_version, kube_version, deprecated, dependencies, .. } = metadata;
+        let Metadata { name, version, description, app_version, kube_version, deprecated, .. } = metadata;
+        let note = |name: &str| metadata.annotations.get(name).map(String::as_str).unwrap_or_default();
+        let locked = note(LOCKED_SETTINGS).split(',').map(str::trim).filter(|key| !key.is_empty());
         Ok(Self {
             name,
             version,
@@ -149,7 +163,9 @@ impl Chart {
             app_version,
             kube_version,
             deprecated,
-            dependencies,
+            locked_settings: locked.map(str::to_owned).collect(),
+            agent_values: note(AGENT_VALUES) == "true",
+            dependencies: metadata.dependencies,
             values_schema,
             crd_files,
         })

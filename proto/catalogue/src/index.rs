@@ -167,6 +167,13 @@ pub struct Release {
     /// For which nodes there are images, such as `linux/arm64`; for all without an entry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<String>,
+    /// Dotted keys that no setting may touch, at them or below or with what is above, as the chart asks
+    /// (`towline.io/locked-settings`): they decide which programs run, and with which rights.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub locked_settings: Vec<String>,
+    /// The chart is given `global.towline`, which says where the agents run and what from (`towline.io/agent-values`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub agent_values: bool,
 }
 
 /// A chart in the catalogue's folder.

@@ -96,5 +96,7 @@ pub fn release(version: &str, trains: &[&str]) -> Release {
         unsupported_kubernetes_versions: Vec::new(),
         supported_distributions: Vec::new(),
         platforms: Vec::new(),
+        locked_settings: Vec::new(),
+        agent_values: false,
     }
 }

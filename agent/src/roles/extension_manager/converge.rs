@@ -14,12 +14,12 @@ use serde_json::Value;
 use types::agent_api::ObjectState;
 
 use super::{
-    Extensions,
+    Extensions, agents,
     catalogue::{Catalogue, Known},
     explain::{self, Finding, Look},
     gateway::Library,
     helm::{Acting, Helm, HelmError, Install, On},
-    place,
+    locks, place,
     plan::{self, Action, Circumstances, Facts, Properties, Recovery, Target},
     releases::{self, FINGERPRINT, OWNER, Release, Releases, Stage, VERSION},
     state::{Extension, Fault, Happened, Installed, Phase, Problem, Record, Status},
@@ -236,7 +236,7 @@ impl<G: Library> Converge<'_, G> {
             facts,
             others: &others,
             namespace: self.store.namespace(),
-            allowed: self.settings.allows(&properties.extension_type),
+            operator: self.settings,
         };
         let target = match Target::of(extension, &properties, &here) {
             Ok(target) => target,
@@ -413,10 +413,14 @@ impl<G: Library> Converge<'_, G> {
             if let Some(kind) = job.verified.index().extension_type(&target.extension_type) {
                 plan::judge_settings(kind, &protected)?;
             }
+            locks::judge(&target.extension_type, &target.offered, self.settings, &protected)?;
             settings.extend(protected);
         }
         let values = values::nested(&settings, archive.chart().values_schema.as_ref());
-        let values = values.map_err(|why| Problem::stays("InvalidSettings", why))?;
+        let mut values = values.map_err(|why| Problem::stays("InvalidSettings", why))?;
+        if let Some(agents) = &target.agents {
+            values[agents::GLOBAL][agents::NAME] = agents.clone();
+        }
         place::namespace(self.client, &target.namespace, &extension.name).await?;
         let acting = match target.scope {
             Scope::Cluster => Acting::Self_,

@@ -14,7 +14,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    NAME,
+    NAME, agents,
     helm::Acting,
     plan::Facts,
     releases::OWNER,
@@ -207,5 +207,6 @@ pub async fn facts(client: &Client, preset: Option<String>) -> Result<Facts, Pro
     platforms.sort_unstable();
     platforms.dedup();
     let distribution = preset.or_else(|| cluster_metadata_operator::distribution(nodes.items, &version.git_version));
-    Ok(Facts { kubernetes: Some(version.git_version), distribution, platforms })
+    let agents = agents::values(client, distribution.as_deref()).await.map_err(unknown)?;
+    Ok(Facts { kubernetes: Some(version.git_version), distribution, platforms, agents })
 }

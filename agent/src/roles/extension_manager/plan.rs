@@ -10,12 +10,15 @@ use catalogue::{
     version::Version,
 };
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::{
+    locks,
     releases::{Release, Stage},
     state::{Extension, Fault, Installed, Phase, Problem},
     values::SETTINGS_MAX,
 };
+use crate::config::Extensions;
 
 /// Where nothing of the agents' or of the cluster's own may be changed.
 const RESERVED: &str = "kube-";
@@ -113,6 +116,8 @@ pub struct Facts {
     pub distribution: Option<String>,
     /// Of its nodes.
     pub platforms: Vec<String>,
+    /// What charts with an agent of ours are told ([`super::agents`]), where it could be found out.
+    pub agents: Option<Value>,
 }
 
 /// What a decision is made by, beside the extension.
@@ -125,8 +130,8 @@ pub struct Circumstances<'a> {
     pub others: &'a [Extension],
     /// The agents' namespace.
     pub namespace: &'a str,
-    /// Whether the operator lets this type be installed.
-    pub allowed: bool,
+    /// What the operator of the cluster allows.
+    pub operator: &'a Extensions,
 }
 
 /// What is to be there.
@@ -140,8 +145,10 @@ pub struct Target {
     pub scope: Scope,
     /// Which chart.
     pub offered: Offered,
-    /// Settings that are not protected.
+    /// Settings that are not protected, those of the operator among them.
     pub settings: BTreeMap<String, String>,
+    /// What the chart is told of the agents, if it wants to know.
+    pub agents: Option<Value>,
     /// Names all that the release is made of: another text, another release.
     pub fingerprint: String,
 }
@@ -153,7 +160,7 @@ impl Target {
     /// Why nothing can be.
     pub fn of(extension: &Extension, properties: &Properties, here: &Circumstances<'_>) -> Result<Self, Problem> {
         let name = &properties.extension_type;
-        if !here.allowed {
+        if !here.operator.allows(name) {
             return Err(Problem::stays(
                 "TypeNotAllowed",
                 format!(
@@ -179,12 +186,22 @@ impl Target {
             return Err(Problem::stays("ScopeChanged", message));
         }
         only_one(extension, kind, scope, here.others)?;
-        let settings = properties.settings();
+        let mut settings = properties.settings();
         judge_settings(kind, &settings)?;
         let offered = version(extension, properties, kind, here.facts)?;
-        let fingerprint = fingerprint(extension, offered, scope, &settings);
+        locks::judge(&kind.name, offered, here.operator, &settings)?;
+        locks::fill_in(&kind.name, here.operator, &mut settings);
+        let agents = match (offered.agent_values, &here.facts.agents) {
+            (true, None) => {
+                let message = "the chart brings an agent, and it is not known where the agents of this cluster run: see the log of extension-manager";
+                return Err(Problem::of(Fault::Cluster, "AgentsUnknown", message));
+            }
+            (true, told) => told.clone(),
+            (false, _) => None,
+        };
+        let fingerprint = fingerprint(extension, offered, scope, &settings, agents.as_ref());
         let extension_type = kind.name.clone();
-        Ok(Self { extension_type, namespace, scope, offered: offered.clone(), settings, fingerprint })
+        Ok(Self { extension_type, namespace, scope, offered: offered.clone(), settings, agents, fingerprint })
     }
 
     /// Names an attempt: the same one is not made again after it failed, until something of it changes.
@@ -337,15 +354,24 @@ fn version<'a>(
     })
 }
 
-fn fingerprint(extension: &Extension, offered: &Offered, scope: Scope, settings: &BTreeMap<String, String>) -> String {
+fn fingerprint(
+    extension: &Extension,
+    offered: &Offered,
+    scope: Scope,
+    settings: &BTreeMap<String, String>,
+    agents: Option<&Value>,
+) -> String {
     // Protected settings by their name: a digest of them could be guessed from.
-    let all = serde_json::json!([
+    let mut all = json!([
         offered.chart.sha256.to_string(),
         scope.to_string(),
         settings,
         extension.wanted.protected,
         extension.name,
     ]);
+    if let (Some(agents), Some(all)) = (agents, all.as_array_mut()) {
+        all.push(agents.clone());
+    }
     Sha256::of(all.to_string().as_bytes()).to_string().chars().take(40).collect()
 }
 
@@ -450,12 +476,14 @@ mod tests {
     use std::time::Duration;
 
     use catalogue::testing;
-    use serde_json::{Value, json};
 
     use super::*;
-    use crate::roles::extension_manager::{
-        releases::Revision,
-        state::{Status, Told, Wanted},
+    use crate::{
+        config::LockedSetting,
+        roles::extension_manager::{
+            releases::Revision,
+            state::{Status, Told, Wanted},
+        },
     };
 
     fn extension(name: &str, properties: Value) -> Extension {
@@ -471,9 +499,55 @@ mod tests {
     }
 
     fn target(extension: &Extension, index: &Index, others: &[Extension]) -> Result<Target, Problem> {
-        let facts = Facts::default();
-        let here = Circumstances { index, facts: &facts, others, namespace: "towline", allowed: true };
+        target_by(extension, index, others, &Facts::default(), &Extensions::default())
+    }
+
+    fn target_by(
+        extension: &Extension,
+        index: &Index,
+        others: &[Extension],
+        facts: &Facts,
+        operator: &Extensions,
+    ) -> Result<Target, Problem> {
+        let here = Circumstances { index, facts, others, namespace: "towline", operator };
         Target::of(extension, &Properties::of(extension)?, &here)
+    }
+
+    #[test]
+    fn locked_settings_are_refused_and_those_of_the_operator_filled_in() {
+        let mut index = testing::index(&[("1.0.0", &["Stable"])]);
+        index.types[0].versions[0].locked_settings = vec!["image".to_owned()];
+        let lock = |text: &str| text.parse::<LockedSetting>().unwrap();
+        let locked = vec![lock("example.web:host=a=b"), lock("*:rbac"), lock("example.db:port=1")];
+        let operator = Extensions { locked_settings: locked, ..Extensions::default() };
+        let of = |key: &str| {
+            let settings = json!({"extensionType": "example.web", "configurationSettings": {key: "x"}});
+            target_by(&extension("web", settings), &index, &[], &Facts::default(), &operator)
+        };
+        for refused in ["image", "image.tag", "host", "rbac.create", "rbac[0]"] {
+            assert_eq!(code(of(refused)), "SettingLocked", "{refused}");
+        }
+        let expected =
+            BTreeMap::from([("host", "a=b"), ("port", "x")].map(|(key, value)| (key.to_owned(), value.to_owned())));
+        assert_eq!(of("port").unwrap().settings, expected);
+    }
+
+    #[test]
+    fn chart_with_an_agent_is_told_of_the_agents_and_nobody_else_tells_it() {
+        let mut index = testing::index(&[("1.0.0", &["Stable"])]);
+        index.types[0].versions[0].agent_values = true;
+        let of = |key: &str, agents: Option<Value>| {
+            let settings = json!({"extensionType": "example.web", "configurationSettings": {key: "x"}});
+            let facts = Facts { agents, ..Facts::default() };
+            target_by(&extension("web", settings), &index, &[], &facts, &Extensions::default())
+        };
+        assert_eq!(code(of("port", None)), "AgentsUnknown");
+        let told = |image: &str| of("port", Some(json!({"agentImage": image}))).unwrap();
+        assert_eq!(told("a:1").agents, Some(json!({"agentImage": "a:1"})));
+        assert_ne!(told("a:1").fingerprint, told("a:2").fingerprint, "upgraded agents are another release");
+        for refused in ["global", "global.towline", "global.towline.agentImage"] {
+            assert_eq!(code(of(refused, Some(json!({})))), "SettingLocked", "{refused}");
+        }
     }
 
     fn code(result: Result<Target, Problem>) -> &'static str {

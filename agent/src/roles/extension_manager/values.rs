@@ -46,6 +46,15 @@ pub fn nested(settings: &BTreeMap<String, String>, schema: Option<&Value>) -> Re
     Ok(root)
 }
 
+/// Whether a setting changes what is at `locked` or below it: one of the two keys leads to the other. A key that cannot be
+/// read touches all.
+pub fn touches(key: &str, locked: &str) -> bool {
+    match (steps(key), steps(locked)) {
+        (Ok(key), Ok(locked)) => key.iter().zip(&locked).all(|(a, b)| a == b),
+        _ => true,
+    }
+}
+
 /// `a.b[0].c\.d` is four steps.
 fn steps(key: &str) -> Result<Vec<Step>, String> {
     let mut steps = Vec::new();
@@ -295,6 +304,19 @@ mod tests {
             "labels": {"a": "true"}, "servers": [{"id": "1"}], "loop": 1,
         });
         assert_eq!(of(&settings, Some(schema)).unwrap(), expected);
+    }
+
+    #[test]
+    fn setting_touches_what_it_leads_to_and_what_leads_to_it() {
+        for touching in ["image.tag", "image", "image.tag.x", "image\\.x", "image.ta\\g"] {
+            let is_other_name = touching == "image\\.x";
+            assert_eq!(touches(touching, "image.tag"), !is_other_name, "{touching}");
+        }
+        for other in ["images", "image.tags", "imag", "a.image.tag", "image[0]"] {
+            assert!(!touches(other, "image.tag"), "{other}");
+        }
+        assert!(touches("images[3].name", "images") && touches("images", "images[3].name"));
+        assert!(touches("a..b", "image") && touches("a", "b."), "what cannot be read touches all");
     }
 
     #[test]

@@ -126,6 +126,8 @@ impl AddArgs {
             unsupported_kubernetes_versions: if self.unsupported.is_empty() { Vec::new() } else { vec![unsupported] },
             supported_distributions: self.distributions.clone(),
             platforms: self.platforms.clone(),
+            locked_settings: chart.locked_settings,
+            agent_values: chart.agent_values,
         }
     }
 

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use agent::config::LockedSetting;
 use anyhow::{Context, anyhow};
 use catalogue::{index::CatalogueId, key::PublicKey};
 use types::agent_api::InstallSettings;
@@ -29,6 +30,9 @@ pub struct CatalogueArgs {
     /// The only extension types that may be installed, whatever the gateway asks for; "" for all of the catalogue
     #[arg(long, value_name = "TYPE[,TYPE]", value_delimiter = ',', help_heading = "Extensions")]
     pub allowed_extension_types: Vec<String>,
+    /// A setting that the gateway may not give, and what it is; * for every type. Repeat for more; "" for none
+    #[arg(long = "locked-setting", value_name = "TYPE:KEY[=VALUE]", value_parser = locked, help_heading = "Extensions")]
+    pub locked_settings: Vec<String>,
     /// The image of extension-manager, REPOSITORY[:TAG] or REPOSITORY@sha256:...
     #[arg(long, value_name = "NAME", value_parser = names::image, help_heading = "Extensions")]
     pub extension_image: Option<String>,
@@ -90,6 +94,14 @@ fn bounds(gitops: &Gitops) -> String {
     )
 }
 
+/// As the agent reads it; the empty text is none at all.
+fn locked(text: &str) -> Result<String, &'static str> {
+    if text.is_empty() {
+        return Ok(String::new());
+    }
+    text.parse::<LockedSetting>().map(|_| text.to_owned())
+}
+
 /// What was typed, read.
 #[derive(Debug, Default)]
 pub struct Typed {
@@ -118,12 +130,10 @@ impl Typed {
     }
 
     fn says_which(&self) -> bool {
-        let CatalogueArgs { keys, catalogue_id, allowed_extension_types, extension_image, gitops } = &self.args;
-        gitops.says_which()
-            || !keys.is_empty()
-            || catalogue_id.is_some()
-            || !allowed_extension_types.is_empty()
-            || extension_image.is_some()
+        let CatalogueArgs { keys, catalogue_id, allowed_extension_types, locked_settings, extension_image, gitops } =
+            &self.args;
+        let bounds = !allowed_extension_types.is_empty() || !locked_settings.is_empty() || gitops.says_which();
+        !keys.is_empty() || catalogue_id.is_some() || bounds || extension_image.is_some()
     }
 
     /// Over what the extension-manager that is there was told before; returns what to say of it.
@@ -151,6 +161,10 @@ impl Typed {
             [] => kept.allowed_types,
             typed => typed.iter().map(|kind| kind.trim().to_owned()).filter(|kind| !kind.is_empty()).collect(),
         };
+        extensions.locked_settings = match self.args.locked_settings.as_slice() {
+            [] => kept.locked_settings,
+            typed => typed.iter().filter(|one| !one.is_empty()).cloned().collect(),
+        };
         if let Some(image) = self.args.extension_image.as_ref().or(kept.image.as_ref()) {
             let (repository, tag, digest) = split_image(image);
             extensions.image = ExtensionImage { repository, tag, digest };
@@ -165,6 +179,11 @@ impl Typed {
             [] => "every extension type of that catalogue may be installed".to_owned(),
             types => format!("extension types that may be installed: {}", types.join(", ")),
         });
+        if !extensions.locked_settings.is_empty() {
+            // Not their values: they may be nobody's business.
+            let keys: Vec<_> = extensions.locked_settings.iter().filter_map(|one| one.split('=').next()).collect();
+            said.push(format!("settings that the gateway may not give: {}", keys.join(", ")));
+        }
         said.push(bounds(&values.gitops));
         Ok(said)
     }
@@ -260,6 +279,7 @@ mod tests {
             keys: vec![first.clone()],
             catalogue: id.clone(),
             allowed_types: vec!["example.web".to_owned()],
+            locked_settings: vec!["*:image".to_owned()],
             image: Some("r:5000/e".to_owned()),
             gitops: KeptGitops { scopes: vec!["namespace".to_owned()], ..KeptGitops::default() },
         };
@@ -279,6 +299,7 @@ mod tests {
         typed(None, &[&typed_key], &[""]).apply(&mut values, Some(kept()), &of(&second)).unwrap();
         assert_eq!((values.extensions.catalogue_keys, values.extensions.catalogue_id.as_str()), (vec![typed_key], ""));
         assert!(values.extensions.allowed_types.is_empty());
+        assert_eq!(values.extensions.locked_settings, ["*:image"], "what is not typed stays");
         let mut values = Values::default();
         typed(Some(false), &[], &[]).apply(&mut values, Some(kept()), &of(&second)).unwrap();
         assert!(!values.extensions.enabled);

@@ -172,6 +172,9 @@ catalogue_id = {{ toJson . }}
 {{- with .allowedTypes }}
 allowed_types = {{ toJson . }}
 {{- end }}
+{{- with .lockedSettings }}
+locked_settings = {{ toJson . }}
+{{- end }}
 {{- end }}
 
 [limits]

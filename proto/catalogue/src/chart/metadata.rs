@@ -1,7 +1,7 @@
 //! `Chart.yaml`. helm ignores the case of keys and takes one of two; here both are refused, so that no two readers read two
 //! charts.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_yaml::{Mapping, Value};
@@ -21,6 +21,8 @@ pub(super) struct Metadata {
     pub(super) kube_version: Option<Range>,
     pub(super) deprecated: bool,
     pub(super) dependencies: Vec<String>,
+    /// Those that are for us ([`super::ANNOTATIONS`]).
+    pub(super) annotations: BTreeMap<String, String>,
     /// Empty is an application.
     pub(super) kind: String,
 }
@@ -38,6 +40,7 @@ struct Written {
     #[serde(rename = "type")]
     kind: Option<String>,
     dependencies: Option<Vec<Dependency>>,
+    annotations: Option<BTreeMap<String, Value>>,
 }
 
 #[derive(Deserialize)]
@@ -75,9 +78,20 @@ impl Metadata {
             kube_version: kube_version.map_err(|error| format!("kubeVersion: {error}"))?,
             deprecated: written.deprecated.unwrap_or_default(),
             dependencies: names(written.dependencies)?,
+            annotations: annotations(written.annotations.unwrap_or_default())?,
             kind: written.kind.unwrap_or_default(),
         })
     }
+}
+
+/// Those of our prefix; what others write for other programs is theirs.
+fn annotations(all: BTreeMap<String, Value>) -> Result<BTreeMap<String, String>, String> {
+    let ours = all.into_iter().filter(|(name, _)| name.starts_with(super::ANNOTATIONS));
+    ours.map(|(name, value)| match value {
+        Value::String(text) => Ok((name, text)),
+        _ => Err(format!("the annotation {name} is not a text")),
+    })
+    .collect()
 }
 
 /// Names of dependencies in a `requirements.yaml`.

@@ -57,6 +57,22 @@ fn chart_is_read() {
 }
 
 #[test]
+fn annotations_lock_settings_and_ask_for_the_agents() {
+    let of = |annotations: &str| {
+        with_metadata(&format!(
+            "apiVersion: v2\nname: web\nversion: 1.0.0\nannotations:\n  example.org/n: 1\n{annotations}"
+        ))
+    };
+    let read = of("  towline.io/locked-settings: 'image, rbac.create,'\n  towline.io/agent-values: 'true'\n").unwrap();
+    assert_eq!((read.locked_settings, read.agent_values), (vec!["image".to_owned(), "rbac.create".to_owned()], true));
+    let read = of("").unwrap();
+    assert_eq!((read.locked_settings, read.agent_values), (Vec::new(), false));
+    // What helm takes for no text is no reason to lock nothing.
+    assert!(of("  towline.io/locked-settings: [image]\n").is_err());
+    assert!(of("  towline.io/agent-values: true\n").is_err());
+}
+
+#[test]
 fn metadata_of_two_readings_or_not_whole_is_refused() {
     let large = format!("{}#{}", metadata("web", "1.0.0"), "x".repeat(METADATA_BYTES as usize));
     let many = format!("{}dependencies:\n{}", metadata("web", "1.0.0"), "- {name: a}\n".repeat(DEPENDENCIES + 1));

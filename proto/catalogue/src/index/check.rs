@@ -93,6 +93,11 @@ fn release<'a>(release: &'a Release, place: &str, charts: &mut BTreeMap<&'a str,
         count(one.unsupported_versions.len(), 1, LIST, &at("unsupportedKubernetesVersions"))?;
         words(&one.distributions, &at("unsupportedKubernetesVersions"))?;
     }
+    count(release.locked_settings.len(), 0, SETTINGS, &at("lockedSettings"))?;
+    for key in &release.locked_settings {
+        require(!key.is_empty(), &at("lockedSettings"), "a key is not empty")?;
+        text(key, TEXT_CHARS, &at("lockedSettings"))?;
+    }
     words(&release.supported_distributions, &at("supportedDistributions"))?;
     count(release.platforms.len(), 0, LIST, &at("platforms"))?;
     for platform in &release.platforms {
