@@ -17,7 +17,12 @@ use daemon::Shutdown;
 use tokio::sync::{Notify, watch};
 use types::ids::{ClusterId, ClusterKey};
 
-use self::{challenges::Challenges, objects::Followers, throttle::Throttle, turns::Turns};
+use self::{
+    challenges::Challenges,
+    objects::{Followed, Followers},
+    throttle::Throttle,
+    turns::Turns,
+};
 use crate::{
     api_error::ApiError,
     catalogue::Catalogue,
@@ -57,8 +62,8 @@ pub struct Kinds {
     pub deciding: Deciding,
     /// Resources that a configuration gives.
     pub configured: fn(&Api) -> Vec<Stored>,
-    /// Full types of those that agents of their clusters follow.
-    pub followed: Vec<&'static str>,
+    /// Those that agents of their clusters follow.
+    pub followed: Vec<Followed>,
 }
 
 /// What a control plane is made of.

@@ -6,6 +6,8 @@ pub mod connected_cluster;
 pub mod enrolment_token;
 pub mod extension;
 pub mod filter;
+pub mod flux_configuration;
+pub mod followed;
 pub mod registrations;
 pub mod resource_group;
 pub mod role_assignment;
@@ -22,7 +24,7 @@ use self::schema::Property;
 use crate::{
     api_error::ApiError,
     config::api::Api,
-    control::{Control, Kinds},
+    control::{Control, Kinds, objects::Followed},
     directory::{Decides, Deciding, Directory},
     identity::Caller,
     instants::instant,
@@ -38,6 +40,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &resource_group::ResourceGroups,
     &connected_cluster::ConnectedClusters,
     &extension::Extensions,
+    &flux_configuration::FluxConfigurations,
     &role_definition::RoleDefinitions,
     &role_assignment::RoleAssignments,
 ];
@@ -57,7 +60,7 @@ pub fn for_control() -> Kinds {
     Kinds {
         deciding: deciding(),
         configured: |settings| KINDS.iter().flat_map(|kind| kind.configured(settings)).collect(),
-        followed: KINDS.iter().filter(|kind| kind.is_followed()).map(|kind| kind.name()).collect(),
+        followed: KINDS.iter().filter_map(|kind| kind.follows()).collect(),
     }
 }
 
@@ -72,6 +75,13 @@ pub async fn get(control: &Control, id: &ResourceId) -> Result<Option<Stored>, A
     let Some(kind) = kind(id.kind()) else { return Ok(None) };
     let subscription = format!("/subscriptions/{}", id.subscription());
     Ok(kind.built_in(&subscription).into_iter().find(|stored| stored.key.ends_with(&format!("/{}", fold(id.name())))))
+}
+
+/// The id of an operation's status below a resource that agents follow, taken apart: the resource and the operation.
+pub fn operation_of(id: &ResourceId) -> Option<(ResourceId, &str)> {
+    let parent = id.parent().filter(|parent| id.is(&format!("{}/operations", parent.kind())))?;
+    kind(parent.kind()).filter(|kind| kind.is_followed())?;
+    Some((parent, id.name()))
 }
 
 /// The nearest resource that is kept: a part of one ([`Kind::parts`]) is a scope, but it is kept by its resource.
@@ -106,12 +116,22 @@ pub struct Writing<'a> {
     pub old: Option<&'a Stored>,
     /// Who writes.
     pub caller: &'a Caller,
+    /// As this api-version has it.
+    pub version: &'a str,
     /// Now, in milliseconds since 1970.
     pub now_ms: i64,
     /// The settings and the store.
     pub control: &'a Control,
     /// The built-in issuer, which knows its users and service principals.
     pub issuer: Option<&'a Issuer>,
+}
+
+/// Another resource that a new one needs, written in the same batch.
+pub enum Brought {
+    /// A new one of this id, with this body as a client would send it.
+    New(ResourceId, Map<String, Value>),
+    /// One that was there when this was looked at, and must not have been changed since.
+    Kept(Stored),
 }
 
 impl Writing<'_> {
@@ -196,9 +216,14 @@ pub trait Kind: Send + Sync {
     }
 
     /// Whether the agents of its cluster follow it: what is written is done there, and an operation ends when the agents
-    /// have told so (E1).
+    /// have told so (E1). None: they do not.
+    fn follows(&self) -> Option<Followed> {
+        None
+    }
+
+    /// Whether they do.
     fn is_followed(&self) -> bool {
-        false
+        self.follows().is_some()
     }
 
     /// Whether it is listed among all resources of a scope (`GET <scope>/resources`): it has a location and tags.
@@ -232,6 +257,16 @@ pub trait Kind: Send + Sync {
         body: &'a mut Map<String, Value>,
         writing: &'a Writing<'a>,
     ) -> BoxFuture<'a, Result<(), ApiError>>;
+
+    /// What a new resource needs beside it.
+    fn brings<'a>(&'a self, _writing: &'a Writing<'a>) -> BoxFuture<'a, Result<Option<Brought>, ApiError>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    /// Refuses the deletion of a resource of another kind that resources of this one need.
+    fn keeps<'a>(&'a self, _deleted: &'a Stored, _control: &'a Control) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// Puts a checked PATCH into a kept body: tags are replaced as a whole, properties one by one.
     fn merge(&self, body: &mut Map<String, Value>, part: &Map<String, Value>) {

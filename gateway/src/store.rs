@@ -27,6 +27,7 @@ pub mod events;
 pub mod key;
 pub mod look;
 pub mod operations;
+pub mod parts;
 pub mod protect;
 pub mod resources;
 pub mod schema;

@@ -61,8 +61,10 @@ pub fn python_with_clients() -> anyhow::Result<PathBuf> {
     let dir = root().join("target/python");
     let python = dir.join("bin/python");
     if !run(
-        Command::new(&python)
-            .args(["-c", "import kubernetes, msal, azure.cli.core, azure.mgmt.kubernetesconfiguration.extensiontypes"]),
+        Command::new(&python).args([
+            "-c",
+            "import kubernetes, msal, azure.cli.core, azure.mgmt.kubernetesconfiguration.extensiontypes, azure.mgmt.kubernetesconfiguration.fluxconfigurations",
+        ]),
         Duration::from_secs(60),
     )
     .is_ok_and(|output| output.code == Some(0))

@@ -24,6 +24,7 @@ use crate::clients::python_with_clients;
 pub fn tests() -> Vec<Trial> {
     vec![
         case("extension_clients::e1_e2_the_azure_sdks_drive_them_unmodified", Needs::Nothing, sdks),
+        case("extension_clients::g1_g2_the_azure_sdk_drives_flux_configurations_unmodified", Needs::Nothing, flux_sdk),
         installs("extension_clients::e1_e2_e5_commands_of_the_guide_work", Needs::Pods, guide),
     ]
 }
@@ -72,17 +73,34 @@ fn sdks() -> anyhow::Result<()> {
         );
     }
     desk.sh(&(script + "towline catalogue sign --catalogue c --key k\n"))?;
-    let apiserver = Apiserver::plain(&scratch("extension-sdk-apiserver"))?;
+    drive(&desk, "extension-sdk", "azure_extensions.py", 3)
+}
+
+/// The catalogue has a chart of the name of Flux's type; no agent installs it.
+fn flux_sdk() -> anyhow::Result<()> {
+    let desk = Desk::new("flux-sdk")?;
+    desk.chart("1.0.0")?;
+    desk.sh(
+        "towline catalogue init --catalogue c --key k\n\
+         towline catalogue add web-1.0.0.tgz --catalogue c --type microsoft.flux --train Stable --release-namespace flux-system\n\
+         towline catalogue sign --catalogue c --key k\n",
+    )?;
+    drive(&desk, "flux-sdk", "azure_flux.py", 5)
+}
+
+/// Runs a program of SDKs against a gateway with the catalogue `c`; it says of so many steps that they held.
+fn drive(desk: &Desk, name: &str, program: &str, steps: usize) -> anyhow::Result<()> {
+    let apiserver = Apiserver::plain(&scratch(&format!("{name}-apiserver")))?;
     let setting = format!("api.catalogue_dir={}", desk.path("c").display());
-    let stack = Stack::start(&Plan { dev_args: &["--set", &setting], ..Plan::scripted("extension-sdk", &apiserver) })?;
+    let stack = Stack::start(&Plan { dev_args: &["--set", &setting], ..Plan::scripted(name, &apiserver) })?;
     let mut command = Command::new(python_with_clients()?);
-    command.arg(root().join("tests/it/azure_extensions.py"));
+    command.arg(root().join("tests/it").join(program));
     for key in ["url", "ca", "tenant", "subscription", "clientId"] {
         command.arg(stack.text(key));
     }
     let secret = format!("{}\n", stack.text("clientSecret"));
     let text = run_with_input(&mut command, Some(secret.as_bytes()), Duration::from_secs(300))?.ok()?;
-    ensure!(text.lines().filter(|line| line.starts_with("held: ")).count() == 3, "{text}");
+    ensure!(text.lines().filter(|line| line.starts_with("held: ")).count() == steps, "{text}");
     Ok(())
 }
 

@@ -108,7 +108,8 @@ async fn created(
 ) -> Result<Stored, ApiError> {
     let caller = Caller::by_token_of(&held.created_by);
     let control = &call.control;
-    let writing = Writing { id, old: None, caller: &caller, now_ms: control.now_ms(), control, issuer: None };
+    let version = ConnectedClusters.api_versions().last().copied().unwrap_or_default();
+    let writing = Writing { id, old: None, caller: &caller, version, now_ms: control.now_ms(), control, issuer: None };
     ConnectedClusters.write(&mut body, &writing).await?;
     system_data(&mut body, &writing);
     Ok(Stored {

@@ -12,7 +12,7 @@ use crate::api_error::ApiError;
 /// How long an answer waits for news. The agent allows a minute.
 const PATIENCE: Duration = Duration::from_secs(55);
 
-/// `GET /v1/objects?after=<position>`.
+/// `GET /v1/objects?after=<position>&kind=<full type>`.
 pub async fn follow(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let after = call.after("position")?;
     let cluster = key(agent)?;
@@ -41,7 +41,7 @@ async fn page(call: &Call, agent: &Agent, cluster: &str, after: Option<i64>) -> 
             objects: Vec::new(),
         });
     }
-    Ok(call.control.objects(cluster, after).await?)
+    call.control.objects(cluster, call.parameter("kind"), after).await
 }
 
 /// `POST /v1/objects/protected`.

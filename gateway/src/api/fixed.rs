@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 use types::api::ResourceId;
 
-use super::{Call, json, open_api, read, route::Route};
+use super::{Call, extension_types, json, open_api, read, route::Route};
 use crate::{
     answers::{self, Body},
     api_error::ApiError,
@@ -19,6 +19,9 @@ use crate::{
 
 /// Where resources are said to be; any other name is taken as well.
 const LOCATIONS: &[&str] = &["global", "local", "eastus", "westeurope"];
+
+/// Types that are answered and whose resources are no kept ones, with their api-versions.
+const OTHERS: &[(&str, &[&str])] = &[(extension_types::NAME, extension_types::API_VERSIONS)];
 
 /// What needs no sign-in.
 pub fn open(control: &Control, route: &Route, headers: &HeaderMap) -> Option<Response<Body>> {
@@ -180,16 +183,21 @@ async fn provider(call: &Call<'_>, subscription: Option<&ResourceId>, namespace:
     };
     let scope = subscription.map(ResourceId::as_str).unwrap_or_default();
     let policy = if registrations::is_required(known) { "RegistrationRequired" } else { "RegistrationFree" };
-    let kind = |(name, kind): (&str, &dyn Kind)| {
-        let versions: Vec<_> = kind.api_versions().iter().rev().collect();
+    let described = |(name, versions): (&str, &[&str])| {
+        let versions: Vec<_> = versions.iter().rev().collect();
         json!({"resourceType": name, "locations": LOCATIONS, "apiVersions": versions})
     };
+    let kinds = kinds_of(known).map(|(name, kind)| (name, kind.api_versions()));
+    let others = OTHERS.iter().filter_map(|(full, versions)| {
+        let (space, name) = full.split_once('/')?;
+        (space == known).then_some((name, *versions))
+    });
     Ok(json!({
         "id": format!("{scope}/providers/{known}"),
         "namespace": known,
         "registrationState": if registered { "Registered" } else { "Unregistered" },
         "registrationPolicy": policy,
-        "resourceTypes": kinds_of(known).map(kind).collect::<Vec<_>>(),
+        "resourceTypes": kinds.chain(others).map(described).collect::<Vec<_>>(),
     }))
 }
 

@@ -22,13 +22,17 @@ use crate::{
         resources::{PAGE_ROWS, Stored},
         statuses::Told,
     },
-    stored::last_name,
+    stored::{last_name, properties_mut},
 };
 
 /// Rows of a page where the client names no number.
 const PAGE: u32 = 100;
 /// Bytes of a page about: ARM's own clients take no more than 8 MB.
 const BYTES: usize = 4 * 1024 * 1024;
+/// Parts of each resource that a list shows at most, and rows of resources with parts that are read at once: each may be
+/// hundreds of kilobytes.
+const PARTS_LISTED: u32 = 100;
+const PARTED_ROWS: u32 = 20;
 /// How often one request asks the store for more, because what it found so far is not for this caller or this filter.
 const LOOKS: usize = 20;
 /// Rows after which a list lets other requests have their turn: each may take long to decide and to show.
@@ -41,8 +45,13 @@ const SUBSCRIPTION_READ: &str = "Microsoft.Resources/subscriptions/read";
 pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stored) -> Result<Value, ApiError> {
     let store = &call.control.store;
     let agent = if kind.has_agents() { store.agent(&stored.key).await? } else { None };
-    let told = if kind.is_followed() { store.told(&stored.key).await? } else { None };
-    Ok(show_with(call, kind, version, (&stored.id, stored.body.clone()), &Beside { agent, told }))
+    let followed = kind.follows();
+    let told = if followed.is_some() { store.told(&stored.key).await? } else { None };
+    let parts = match followed.and_then(|followed| followed.parts) {
+        Some(_) => store.parts_of(&stored.key, u32::MAX).await?,
+        None => Vec::new(),
+    };
+    Ok(show_with(call, kind, version, (&stored.id, stored.body.clone()), Beside { agent, told, parts }))
 }
 
 /// What is kept beside a resource, apart from its revisions.
@@ -50,10 +59,12 @@ pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stor
 struct Beside {
     agent: Option<Agent>,
     told: Option<Told>,
+    /// What is told of its parts.
+    parts: Vec<Value>,
 }
 
 /// The same of the id and the body of one, with what is kept beside.
-fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, (id, body): (&str, Value), beside: &Beside) -> Value {
+fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, (id, body): (&str, Value), beside: Beside) -> Value {
     let object = if kind.is_followed() { Object::of(&body) } else { Object::default() };
     let mut kept = match body {
         Value::Object(kept) => kept,
@@ -72,6 +83,9 @@ fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, (id, body): (&str,
     let (agent, told) = (beside.agent.as_ref(), beside.told.as_ref());
     let (now_ms, control) = (call.now_ms, call.control.as_ref());
     kind.show(&mut shown, id, &Showing { version, now_ms, control, agent, object: &object, told });
+    if let Some(parted) = kind.follows().and_then(|followed| followed.parts) {
+        properties_mut(&mut shown).insert(parted.shown_as.to_owned(), beside.parts.into());
+    }
     Value::Object(shown)
 }
 
@@ -242,7 +256,7 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
     let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
     let at_scope = filter.is_some_and(|filter| filter.to_ascii_lowercase().contains("atscope()"));
-    let shown = |_: usize, stored: Stored, beside: &Beside| {
+    let shown = |_: usize, stored: Stored, beside: Beside| {
         let visible = match kind.place() {
             Place::Top => sees(call, &stored.key),
             _ => sight.shows(&stored),
@@ -299,6 +313,11 @@ fn sources(kind: &'static dyn Kind, scope: Option<&ResourceId>, only_here: bool)
 }
 
 impl Source {
+    /// Whether what is told of parts is shown.
+    fn has_parts(&self) -> bool {
+        self.shows_told && self.kind.follows().is_some_and(|followed| followed.parts.is_some())
+    }
+
     /// Up to `rows` behind a key, with what is kept beside them, and the key behind which it goes on, unless these are
     /// all.
     async fn page(&self, call: &Call<'_>, after: &str, rows: u32) -> Result<Page, StoreError> {
@@ -312,7 +331,7 @@ impl Source {
             // One statement, however many there are (C9).
             Which::Within(key) if self.kind.has_agents() => {
                 let page = call.control.store.page_with_agents(&name, key, after, rows).await?;
-                page.into_iter().map(|(stored, agent)| (stored, Beside { agent, told: None })).collect()
+                page.into_iter().map(|(stored, agent)| (stored, Beside { agent, ..Beside::default() })).collect()
             }
             Which::Within(key) => without(call.control.store.page(&name, key, after, rows).await?),
         };
@@ -325,6 +344,12 @@ impl Source {
             let mut told = call.control.store.told_of(&keys).await?;
             for (stored, beside) in &mut found {
                 beside.told = told.remove(&stored.key);
+            }
+            if self.has_parts() {
+                let mut parts = call.control.store.parts_of_each(&keys, PARTS_LISTED).await?;
+                for (stored, beside) in &mut found {
+                    beside.parts = parts.remove(&stored.key).unwrap_or_default();
+                }
             }
         }
         Ok(Page { found, next })
@@ -347,7 +372,7 @@ async fn gather(
     sources: &[Source],
     from: At,
     rows: u32,
-    pick: impl Fn(usize, Stored, &Beside) -> Result<Option<Value>, ApiError> + Send,
+    pick: impl Fn(usize, Stored, Beside) -> Result<Option<Value>, ApiError> + Send,
 ) -> Result<(Written, Option<At>), ApiError> {
     let (mut written, mut looks) = (Written::default(), 0);
     let (first, mut after) = from;
@@ -359,13 +384,14 @@ async fn gather(
             }
             looks += 1;
             let fetch = if looks == 1 { rows } else { PAGE_ROWS };
+            let fetch = if source.has_parts() { fetch.min(PARTED_ROWS) } else { fetch };
             let page = source.page(call, &after, fetch).await?;
             for (at, (stored, beside)) in page.found.into_iter().enumerate() {
                 if at % ROWS_A_TURN == ROWS_A_TURN - 1 {
                     tokio::task::yield_now().await;
                 }
                 let key = stored.key.clone();
-                let Some(shown) = pick(index, stored, &beside)? else { continue };
+                let Some(shown) = pick(index, stored, beside)? else { continue };
                 if !written.add(&shown)? {
                     return Ok((written, Some(last)));
                 }
@@ -402,7 +428,7 @@ pub async fn everything(call: &Call<'_>, scope: &ResourceId) -> Result<Response<
     exists(call, scope).await?;
     let (rows, from) = (rows(call)?, place(call)?);
     let filter = call.parameter("$filter")?.filter(|filter| !filter.is_empty());
-    let pick = |source: usize, stored: Stored, _: &Beside| {
+    let pick = |source: usize, stored: Stored, _: Beside| {
         let wanted = filter.map_or(Ok(true), |filter| filter::resource(filter, &stored))?;
         Ok((wanted && sights[source].shows(&stored)).then(|| {
             let kind = sources[source].kind.name();

@@ -2,7 +2,7 @@
 
 use super::events;
 use super::{extension_types, graph, service_principals};
-use crate::resources::extension;
+use crate::resources;
 use http::Method;
 use types::api::{
     InvalidId, ResourceId,
@@ -176,9 +176,9 @@ fn resource(post: bool, segments: &[&str], words: &[&str]) -> Result<Route, Inva
         return Ok(Route::Everything(scope));
     }
     match join(segments) {
-        Ok(id) => Ok(match extension::operation_of(&id) {
-            Some((extension, operation)) => {
-                Route::OperationStatus(extension.subscription().to_owned(), operation.to_owned())
+        Ok(id) => Ok(match resources::operation_of(&id) {
+            Some((resource, operation)) => {
+                Route::OperationStatus(resource.subscription().to_owned(), operation.to_owned())
             }
             None => Route::Resource(id),
         }),

@@ -16,7 +16,7 @@ use crate::{
     },
     object::Object,
     owners::{self, SignedIn},
-    resources::{self, Acting, Kind, Place, Writing, holder, registrations, schema, system_data},
+    resources::{self, Acting, Brought, Kind, Place, Writing, holder, registrations, schema, system_data},
     store::{
         batch::{Batch, Expect, Refused},
         operations::{Operation, Status},
@@ -124,17 +124,26 @@ async fn change(
             id,
             old,
             caller: &call.caller,
+            version,
             now_ms: call.now_ms,
             control: call.control,
             issuer: call.issuer.as_deref(),
         };
         kind.write(&mut body, &writing).await?;
         system_data(&mut body, &writing);
+        let brought = match old {
+            Some(_) => None,
+            None => kind.brings(&writing).await?,
+        };
+        let beside = match brought {
+            Some(brought) => Some(beside(call, &writing, brought).await?),
+            None => None,
+        };
         let _turn = match old {
             Some(old) => owner_stays(call, kind, old, Some(&body)).await?,
             None => None,
         };
-        match try_put(call, kind, id, old, body).await? {
+        match try_put(call, kind, id, old, body, beside).await? {
             Ok((stored, operation)) => {
                 let patched = matches!(change, Change::Merge(_));
                 let status = match old {
@@ -188,41 +197,79 @@ async fn try_put(
     id: &ResourceId,
     old: Option<&Stored>,
     mut body: Map<String, Value>,
+    beside: Option<Beside>,
 ) -> Result<Result<Put, Refused>, ApiError> {
     let Sealed { protected, given } = protect(call, kind, id, old, &mut body)?;
-    let (operation, protected_until) = begun(call, kind, id, old, &mut body, given.then_some(protected.is_some()));
-    let parent = id.parent().map(|parent| holder(&parent).key().to_owned());
-    let mut stored = Stored {
-        key: id.key().to_owned(),
-        kind: kind.name().to_ascii_lowercase(),
-        parent: parent.unwrap_or_default(),
+    let (operation, protected_until) = begun(call, kind, id, old, &mut body, given);
+    let mut stored = Stored { protected, ..unwritten(kind, id, body) };
+    if let Some(old) = old {
         // A resource keeps the case in which it was created.
-        id: old.map_or_else(|| id.as_str().to_owned(), |old| old.id.clone()),
-        revision: 0,
-        body: Value::Object(body),
-        protected,
-    };
+        stored.id.clone_from(&old.id);
+    }
     let expect = match old {
         Some(old) if old.revision > 0 => Expect::Revision(old.revision),
         _ => Expect::Absent,
     };
-    let puts = vec![(stored.clone(), expect)];
-    let batch = Batch { puts, begins: operation.iter().cloned().collect(), protected_until, ..Batch::default() };
+    let mut puts = vec![(stored.clone(), expect)];
+    let mut begins: Vec<Operation> = operation.iter().cloned().collect();
+    if let Some(beside) = beside {
+        puts.push(beside.put);
+        begins.extend(beside.begins);
+    }
+    let batch = Batch { puts, begins, protected_until, ..Batch::default() };
     Ok(call.control.write(&batch).await?.map(|revision| {
         stored.revision = revision;
         (stored, operation)
     }))
 }
 
+/// A resource of a body, before it is written.
+fn unwritten(kind: &dyn Kind, id: &ResourceId, body: Map<String, Value>) -> Stored {
+    Stored {
+        key: id.key().to_owned(),
+        kind: kind.name().to_ascii_lowercase(),
+        parent: id.parent().map(|parent| holder(&parent).key().to_owned()).unwrap_or_default(),
+        id: id.as_str().to_owned(),
+        revision: 0,
+        body: Value::Object(body),
+        protected: None,
+    }
+}
+
+/// What is written together with a resource.
+struct Beside {
+    put: (Stored, Expect),
+    begins: Option<Operation>,
+}
+
+/// Another resource that a new one needs, as the same caller would have created it, with its own operation. One that is
+/// there already is written as it is: who deletes it meanwhile and this write exclude each other.
+async fn beside(call: &Call<'_>, writing: &Writing<'_>, brought: Brought) -> Result<Beside, ApiError> {
+    let (id, raw) = match brought {
+        Brought::New(id, raw) => (id, raw),
+        Brought::Kept(stored) => {
+            let expect = Expect::Revision(stored.revision);
+            return Ok(Beside { put: (stored, expect), begins: None });
+        }
+    };
+    let kind = read::kind_of(&id)?;
+    let mut body = schema::check(kind.schema(), &raw)?;
+    let writing = Writing { id: &id, old: None, ..*writing };
+    kind.write(&mut body, &writing).await?;
+    system_data(&mut body, &writing);
+    let (begins, _) = begun(call, kind, &id, None, &mut body, Given::Nothing);
+    Ok(Beside { put: (unwritten(kind, &id, body), Expect::Absent), begins })
+}
+
 /// The operation that a write begins, noted in the body of what agents follow, and until when what is protected of that
-/// is kept. `given`: protected settings were given, and whether there are any now.
+/// is kept.
 fn begun(
     call: &Call<'_>,
     kind: &dyn Kind,
     id: &ResourceId,
     old: Option<&Stored>,
     body: &mut Map<String, Value>,
-    given: Option<bool>,
+    given: Given,
 ) -> (Option<Operation>, Vec<(String, Option<i64>)>) {
     let by = call.caller.object_id();
     if !kind.is_followed() {
@@ -236,9 +283,14 @@ fn begun(
     let mut operation = operations::new(call, id, Value::Null);
     let mut object = old.map(|old| Object::of(&old.body)).unwrap_or_default().next(&operation.id, call.now_ms);
     let mut until = Vec::new();
-    if let Some(any) = given {
-        object = object.protecting(any);
-        until.push((id.key().to_owned(), any.then_some(call.now_ms + PROTECTED_FOR_MS)));
+    if let Given::Some | Given::All | Given::None = given {
+        object = object.protecting(!matches!(given, Given::None));
+    }
+    match given {
+        Given::All => until.push((id.key().to_owned(), Some(call.now_ms + PROTECTED_FOR_MS))),
+        Given::None => until.push((id.key().to_owned(), None)),
+        // The older ones among them are not kept any longer for that.
+        Given::Some | Given::Nothing => {}
     }
     object.keep(body);
     operation.work = converge::work(by, object.generation);
@@ -249,8 +301,20 @@ fn begun(
 /// What nobody may see again of a body.
 struct Sealed {
     protected: Option<Vec<u8>>,
-    /// Whether the client gave some of it.
-    given: bool,
+    given: Given,
+}
+
+/// What a client gave of that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Given {
+    /// Nothing: what is kept stays.
+    Nothing,
+    /// Some of it; the rest was kept from before.
+    Some,
+    /// All that is kept now.
+    All,
+    /// That there is none any more.
+    None,
 }
 
 /// Takes out of a body what nobody may see again: sealed, with what was kept of it before.
@@ -273,8 +337,16 @@ fn protect(
     let before = old.and_then(|old| old.body.as_object());
     let kept = before.map_or_else(Map::new, |body| schema::with_places_of_today(kind.schema(), body, kept));
     let secrets = schema::split_protected(kind.schema(), body);
-    let given = !secrets.sent.is_empty();
+    let (any, all) = (!secrets.sent.is_empty(), secrets.replaces(&kept));
+    let had = !kept.is_empty();
     let secrets = secrets.with_kept(kept);
+    let given = match (any, all) {
+        // What had a place that is gone went with it.
+        _ if secrets.is_empty() && (any || had) => Given::None,
+        (false, _) => Given::Nothing,
+        (true, true) => Given::All,
+        (true, false) => Given::Some,
+    };
     let protected = (!secrets.is_empty()).then(|| call.control.seal(id.key(), &Value::Object(secrets))).transpose()?;
     Ok(Sealed { protected, given })
 }
@@ -360,6 +432,9 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
         };
         preconditions(call, Some(&old))?;
         kind.may_delete(&old, &call.control.directory())?;
+        for other in resources::KINDS {
+            other.keeps(&old, call.control).await?;
+        }
         let _turn = owner_stays(call, kind, &old, None).await?;
         let slowly = kind.deletes_slowly() && !only_empty && !forced;
         let (mut batch, operation) = if slowly { marked(call, kind, id, &old) } else { (removed(&old), None) };

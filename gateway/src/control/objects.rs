@@ -8,12 +8,13 @@ use std::{
 };
 
 use http::StatusCode;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use types::{
     agent_api::{
-        OBJECTS_AT_ONCE, OBJECTS_BYTES, Object as Wanted, ObjectEvent, ObjectState, ObjectStatus, ObjectStatuses,
-        ObjectStatusesAnswer, Objects, ProtectedQuestion, ProtectedSettings, StatusLine,
+        DETAILS_BYTES, OBJECTS_AT_ONCE, OBJECTS_BYTES, Object as Wanted, ObjectEvent, ObjectState, ObjectStatus,
+        ObjectStatuses, ObjectStatusesAnswer, Objects, PART_BYTES, PART_NAME_BYTES, PARTS_OF_AN_OBJECT, Parts,
+        ProtectedQuestion, ProtectedSettings, StatusLine,
     },
     api::ResourceId,
 };
@@ -26,6 +27,7 @@ use crate::{
         StoreError,
         batch::{Batch, Expect, Refused},
         changes::Change,
+        parts::{Kept, Part, Room},
         resources::Stored,
         statuses::Told,
     },
@@ -49,8 +51,44 @@ const EVENTS_BYTES: usize = 64 * 1024;
 /// Characters of a text that is for people, and of a word; longer ones are cut.
 const TEXT: usize = 4096;
 const WORD: usize = 128;
+/// Parts of one object, and of all objects of a cluster, of which what is told is kept. ARM's own clients take answers of
+/// up to 8 MB.
+const ROOM_OF_AN_OBJECT: Room = Room { parts: PARTS_OF_AN_OBJECT as i64, bytes: 6 * 1024 * 1024 };
+const ROOM_OF_A_CLUSTER: Room = Room { parts: 2 * PARTS_OF_AN_OBJECT as i64, bytes: 16 * 1024 * 1024 };
 /// Protected settings that are taken away at once.
 const AT_ONCE: u32 = 100;
+
+/// A kind of resource that the agents of its cluster follow.
+#[derive(Debug, Clone, Copy)]
+pub struct Followed {
+    /// Its full type.
+    pub name: &'static str,
+    /// The role of agents that follows it, in messages.
+    pub agent: &'static str,
+    /// The code of a failure that the cluster did not explain.
+    pub code: &'static str,
+    /// The command that shows one.
+    pub show: &'static str,
+    /// The command by which protected settings are given again.
+    pub renew: &'static str,
+    /// What is kept of [`ObjectStatus::details`], if agents tell such, with texts of so many characters at most.
+    pub details: Option<KeptOf<Map<String, Value>>>,
+    /// Its parts, if agents tell of such.
+    pub parts: Option<Parted>,
+}
+
+/// A kind of resource whose parts agents tell of.
+#[derive(Debug, Clone, Copy)]
+pub struct Parted {
+    /// The property that shows what is told of them.
+    pub shown_as: &'static str,
+    /// What is kept of what is told of one, with texts of so many characters at most, and its rank: those with the lowest
+    /// are shown first.
+    pub kept: KeptOf<(i64, Map<String, Value>)>,
+}
+
+/// What is kept of an object that was told, with texts of so many characters at most.
+pub type KeptOf<T> = fn(&Map<String, Value>, usize) -> T;
 
 /// Who waits for changes of which cluster.
 #[derive(Default)]
@@ -90,7 +128,7 @@ impl Control {
                 Change::Put(stored) => &stored.kind,
                 Change::Deleted { kind, .. } => kind,
             };
-            if self.is_followed(kind)
+            if self.followed(kind).is_some()
                 && let Ok(id) = ResourceId::parse(change.key())
             {
                 self.followers.tell(id.parent_key());
@@ -98,20 +136,34 @@ impl Control {
         }
     }
 
-    /// Whether agents follow resources of a kind.
-    fn is_followed(&self, kind: &str) -> bool {
-        self.kinds.followed.iter().any(|known| known.eq_ignore_ascii_case(kind))
+    /// The kind of this full type, if agents follow its resources.
+    pub fn followed(&self, kind: &str) -> Option<&Followed> {
+        self.kinds.followed.iter().find(|known| known.name.eq_ignore_ascii_case(kind))
     }
 
-    /// What has changed of what is wanted in a cluster (its key), behind a position; a page.
+    /// The kind of the resource of this key.
+    pub(super) fn followed_at(&self, key: &str) -> Option<&Followed> {
+        self.followed(ResourceId::parse(key).ok()?.kind())
+    }
+
+    /// What has changed of what is wanted in a cluster (its key), behind a position; a page. `kind`: the full type of
+    /// those that are asked for; none: of all kinds.
     ///
     /// # Errors
-    /// When the store cannot be read.
-    pub async fn objects(&self, cluster: &str, after: Option<i64>) -> Result<Objects, StoreError> {
+    /// No agents follow that kind; or the store cannot be read.
+    pub async fn objects(&self, cluster: &str, kind: Option<&str>, after: Option<i64>) -> Result<Objects, ApiError> {
+        let kinds: Vec<&Followed> = match kind {
+            None => self.kinds.followed.iter().collect(),
+            Some(kind) => vec![self.followed(kind).ok_or_else(|| {
+                let known: Vec<_> = self.kinds.followed.iter().map(|kind| kind.name).collect();
+                let message = format!("The query parameter 'kind' must be one of {}.", known.join(", "));
+                ApiError::bad_request("InvalidQueryParameterValue", message).at("kind")
+            })?],
+        };
         let mut all = Objects { position: 0, whole: false, more: false, objects: Vec::new() };
         let (mut changes, mut upto) = (Vec::new(), None::<i64>);
-        for kind in &self.kinds.followed {
-            let of = (kind.to_ascii_lowercase(), cluster);
+        for kind in kinds {
+            let of = (kind.name.to_ascii_lowercase(), cluster);
             let page = self.store.changes_at((&of.0, of.1), after, OBJECTS_AT_ONCE).await?;
             all.whole |= page.whole;
             all.more |= page.more;
@@ -140,7 +192,7 @@ impl Control {
     /// The object of an id, if it is one of this cluster.
     async fn object_of(&self, cluster: &str, id: &str) -> Result<Option<Stored>, StoreError> {
         let Ok(id) = ResourceId::parse(id) else { return Ok(None) };
-        if id.parent_key() != cluster || !self.is_followed(id.kind()) {
+        if id.parent_key() != cluster || self.followed(id.kind()).is_none() {
             return Ok(None);
         }
         self.store.get(id.key()).await
@@ -158,27 +210,44 @@ impl Control {
         let mut answer = ObjectStatusesAnswer::default();
         for status in told.objects {
             let id = status.id.clone();
-            if !self.tell_one(cluster, status).await? {
-                answer.unknown.push(id);
+            match self.tell_one(cluster, status).await? {
+                Kept::Taken => {}
+                Kept::Again => answer.again.push(id),
+                Kept::Unknown => answer.unknown.push(id),
             }
         }
         Ok(answer)
     }
 
-    async fn tell_one(&self, cluster: &str, status: ObjectStatus) -> Result<bool, ApiError> {
-        let Some(stored) = self.object_of(cluster, &status.id).await? else { return Ok(false) };
+    async fn tell_one(&self, cluster: &str, mut status: ObjectStatus) -> Result<Kept, ApiError> {
+        let Some(stored) = self.object_of(cluster, &status.id).await? else { return Ok(Kept::Unknown) };
+        let Some(kind) = self.followed(&stored.kind) else { return Ok(Kept::Unknown) };
         let now_ms = self.now_ms();
         let (generation, wanted) = (status.generation, Object::of(&stored.body));
         // Of what is not wanted yet nothing can be told.
         if generation > wanted.generation {
-            return Ok(true);
+            return Ok(if status.parts.is_some() { Kept::Again } else { Kept::Taken });
         }
         let (state, is_end) = (status.state, status.state.is_end());
-        let (status, events) = bounded(status);
+        let parts = status.parts.take();
+        let details = match (kind.details, &status.details) {
+            (None, _) => None,
+            (Some(kept), Some(Value::Object(told))) => Some(details(told, kept)),
+            // What was told last still holds.
+            _ => self.store.told(&stored.key).await?.and_then(|old| old.status.get("details").cloned()),
+        };
+        let (mut status, events) = bounded(status);
+        if let Some(details) = details {
+            status["details"] = details;
+        }
         let new = Told { generation, told_ms: now_ms, status };
         if !self.store.keep_told(&stored.key, &new, |old| with_events(old, events)).await? {
-            return Ok(false);
+            return Ok(Kept::Unknown);
         }
+        let kept = match (parts, kind.parts) {
+            (Some(parts), Some(parted)) => self.keep_parts(cluster, &stored.key, &parts, parted).await?,
+            _ => Kept::Taken,
+        };
         // It was to be deleted, and that had failed: now it is gone.
         let late = state == ObjectState::Deleted && !stored.is_deleting() && wanted.deleting;
         if late && generation == wanted.generation {
@@ -189,7 +258,18 @@ impl Control {
         if is_end && self.store.wake_operations_of(&stored.key, now_ms).await? > 0 {
             self.operations.notify_one();
         }
-        Ok(true)
+        Ok(kept)
+    }
+
+    async fn keep_parts(&self, cluster: &str, key: &str, told: &Parts, parted: Parted) -> Result<Kept, ApiError> {
+        if told.values.len() > PARTS_OF_AN_OBJECT {
+            let message = format!("More than {PARTS_OF_AN_OBJECT} parts in one message, the limit.");
+            return Err(ApiError::bad_request("InvalidRequestContent", message));
+        }
+        let named = told.values.iter().filter(|(name, _)| (1..=PART_NAME_BYTES).contains(&name.len()));
+        let parts: Vec<Part> = named.map(|(name, told)| part(name, told.as_ref(), parted)).collect();
+        let (of, positions) = ((key, cluster), (told.after, told.position));
+        Ok(self.store.keep_parts(of, positions, &parts, (ROOM_OF_AN_OBJECT, ROOM_OF_A_CLUSTER)).await?)
     }
 
     /// The protected settings of an object of a cluster, for the agents of this cluster alone.
@@ -208,15 +288,17 @@ impl Control {
             return Err(ApiError::of(StatusCode::CONFLICT, "ProtectedSettingsChanged", message));
         }
         let Some(sealed) = &stored.protected else {
-            let message = "The gateway keeps protected settings for 48 hours, which have passed; they must be given again (towline extension update --protected).";
+            let renew = self.followed(&stored.kind).map_or("", |kind| kind.renew);
+            let message = format!(
+                "The gateway keeps protected settings for 48 hours, which have passed; they must be given again ({renew})."
+            );
             return Err(ApiError::of(StatusCode::GONE, "ProtectedSettingsGone", message));
         };
         let unsealed = self.unseal(&stored.key, sealed);
         let places = unsealed.as_ref().and_then(Value::as_object).ok_or_else(|| {
             ApiError::internal("protected settings cannot be read; is [api].store_key_file the same?")
         })?;
-        let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
-        let settings = places.values().filter_map(Value::as_object).flatten().filter_map(text).collect();
+        let settings = places.iter().flat_map(|(place, value)| settings_at(place, value)).collect();
         Ok(ProtectedSettings { settings })
     }
 
@@ -249,6 +331,17 @@ impl Control {
             }
         }
         Ok(())
+    }
+}
+
+/// The settings that are kept at a place: those of a map by their names, and a text by its place among the properties,
+/// such as `azureBlob.accountKey`.
+fn settings_at(place: &str, value: &Value) -> Vec<(String, String)> {
+    let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
+    match value {
+        Value::Object(settings) => settings.iter().filter_map(text).collect(),
+        Value::String(text) => vec![(place.strip_prefix("properties.").unwrap_or(place).to_owned(), text.clone())],
+        _ => Vec::new(),
     }
 }
 
@@ -327,6 +420,25 @@ fn bounded(mut told: ObjectStatus) -> (Value, Vec<ObjectEvent>) {
         "statuses": told.statuses,
     });
     (status, events)
+}
+
+/// What is kept of the details of an object: texts are cut until all of them fit.
+fn details(told: &Map<String, Value>, kept: KeptOf<Map<String, Value>>) -> Value {
+    let kept = [TEXT, TEXT / 8].map(|characters| Value::Object(kept(told, characters)));
+    kept.into_iter().find(|kept| kept.to_string().len() <= DETAILS_BYTES).unwrap_or_else(|| json!({}))
+}
+
+/// What is kept of what is told of a part; one that is too large for that is as if it were not there.
+fn part(name: &str, told: Option<&Value>, parted: Parted) -> Part {
+    let told = told.and_then(Value::as_object);
+    for characters in [TEXT, TEXT / 8, TEXT / 64] {
+        let Some((rank, kept)) = told.map(|told| (parted.kept)(told, characters)) else { break };
+        let kept = Value::Object(kept);
+        if kept.to_string().len() <= PART_BYTES {
+            return Part { name: name.to_owned(), rank, told: Some(kept) };
+        }
+    }
+    Part { name: name.to_owned(), rank: 0, told: None }
 }
 
 /// The events of an object with those that are new: one that was told before, by its number and when it first happened,

@@ -33,7 +33,7 @@ pub trait Work: Send + Sync {
     fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>>;
 
     /// What it waits for, in a sentence, for whom it did not end for in time.
-    fn waits_for(&self, _operation: &Operation) -> String {
+    fn waits_for(&self, _control: &Control, _operation: &Operation) -> String {
         "It did not end in time.".to_owned()
     }
 
@@ -210,7 +210,7 @@ impl Control {
         let now_ms = self.now_ms();
         let overdue = operation.due_ms.is_some_and(|due| due <= now_ms);
         let late = async |why: &str| {
-            let message = [&work.waits_for(operation), why].join(" ");
+            let message = [&work.waits_for(self, operation), why].join(" ");
             let error = json!({"code": "OperationTimedOut", "message": message.trim_end()});
             work.gives_up(self, operation).await.map(|batch| (batch, Status::Failed, Some(error)))
         };

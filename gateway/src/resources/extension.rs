@@ -10,21 +10,19 @@ use ::catalogue::{
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use types::{
-    agent_api::ObjectState,
-    api::{ErrorDetail, ResourceId},
-};
+use types::api::ErrorDetail;
 
 use super::{
     Acting, Kind, Place, Showing, Writing,
+    followed::{self, is_label},
     schema::{Property, Type},
 };
 use crate::{
     api_error::ApiError,
-    control::objects::OF_A_CLUSTER,
+    control::objects::Followed,
     random,
     resources::filter,
-    store::{resources::Stored, statuses::Told},
+    store::resources::Stored,
     stored::{properties, properties_mut},
 };
 
@@ -131,8 +129,16 @@ impl Kind for Extensions {
         Some(PATCH)
     }
 
-    fn is_followed(&self) -> bool {
-        true
+    fn follows(&self) -> Option<Followed> {
+        Some(Followed {
+            name: NAME,
+            agent: "extension-manager",
+            code: "ExtensionOperationFailed",
+            show: "towline extension show",
+            renew: "towline extension update --protected",
+            details: None,
+            parts: None,
+        })
     }
 
     fn deletes_slowly(&self) -> bool {
@@ -214,12 +220,8 @@ impl Kind for Extensions {
             upgrades(own)?;
             if let Some(old) = old.and_then(properties) {
                 same_type(old, own, writing)?;
-            } else if writing.control.store.count(&NAME.to_ascii_lowercase(), writing.id.parent_key()).await?
-                >= OF_A_CLUSTER
-            {
-                let message = format!("The cluster has {OF_A_CLUSTER} extensions, the limit; delete one first.");
-                return Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message));
             }
+            followed::room(writing, NAME, "extensions").await?;
             identity(body, old, &writing.control.settings.tenant);
             Ok(())
         })
@@ -228,7 +230,8 @@ impl Kind for Extensions {
     fn show(&self, shown: &mut Map<String, Value>, _: &str, showing: &Showing<'_>) {
         let properties = properties_mut(shown);
         let deleting = properties.get("provisioningState").is_some_and(|state| state == "Deleting");
-        let state = provisioning_state(showing.told, showing.object.generation, deleting);
+        let was_there = showing.told.is_some_and(|told| told.status["currentVersion"].is_string());
+        let state = followed::provisioning_state(showing.told, showing.object.generation, deleting, was_there);
         properties.insert("provisioningState".to_owned(), state.into());
         properties.insert("isSystemExtension".to_owned(), false.into());
         let Some(told) = showing.told else { return };
@@ -268,25 +271,6 @@ impl Kind for Extensions {
     /// What happened to it in the cluster, the oldest first (D4).
     fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
         Box::pin(async move { Ok(json!({"value": acting.control.store.events_told(&acting.resource.key).await?})) })
-    }
-}
-
-/// ARM's word for how far it is.
-fn provisioning_state(told: Option<&Told>, generation: i64, deleting: bool) -> &'static str {
-    if deleting {
-        return "Deleting";
-    }
-    let under_way = match told {
-        Some(told) if told.status["currentVersion"].is_string() => "Updating",
-        _ => "Creating",
-    };
-    let Some(told) = told.filter(|told| told.generation == generation) else { return under_way };
-    match serde_json::from_value(told.status["state"].clone()) {
-        Ok(ObjectState::Succeeded) => "Succeeded",
-        Ok(ObjectState::Failed) => "Failed",
-        Ok(ObjectState::Updating) => "Updating",
-        Ok(ObjectState::Creating) => "Creating",
-        _ => under_way,
     }
 }
 
@@ -438,14 +422,6 @@ fn identity(body: &mut Map<String, Value>, old: Option<&Map<String, Value>>, ten
     }
 }
 
-/// A label as Kubernetes has it (RFC 1123), of so many characters at most.
-fn is_label(text: &str, longest: usize) -> bool {
-    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let ends = |b: Option<&u8>| b.is_some_and(|b| plain(*b));
-    let bytes = text.as_bytes();
-    text.len() <= longest && ends(bytes.first()) && ends(bytes.last()) && bytes.iter().all(|b| plain(*b) || *b == b'-')
-}
-
 fn namespace(text: &str) -> Result<(), String> {
     if !is_label(text, LABEL) {
         return Err(format!(
@@ -472,11 +448,6 @@ fn word(text: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("1 to {LABEL} letters, digits and . - + _"))
-}
-
-/// The id of an operation's status below an extension, taken apart: the extension and the operation.
-pub fn operation_of(id: &ResourceId) -> Option<(ResourceId, &str)> {
-    id.is(&format!("{NAME}/operations")).then(|| Some((id.parent()?, id.name()))).flatten()
 }
 
 #[cfg(test)]
@@ -548,21 +519,5 @@ mod tests {
         let mut own = map(json!({}));
         scope(&mut own).unwrap();
         assert_eq!(own["scope"], json!({"cluster": {}}));
-    }
-
-    #[test]
-    fn e1_how_far_it_is_follows_from_what_the_cluster_told_last() {
-        let told = |generation, state: &str, version: Option<&str>| Told {
-            generation,
-            told_ms: 0,
-            status: json!({"state": state, "currentVersion": version}),
-        };
-        let state = |told: Option<Told>| provisioning_state(told.as_ref(), 2, false);
-        assert_eq!(state(None), "Creating");
-        assert_eq!(state(Some(told(1, "Failed", None))), "Creating");
-        assert_eq!(state(Some(told(1, "Succeeded", Some("1.0.0")))), "Updating");
-        assert_eq!(state(Some(told(2, "Succeeded", Some("1.0.0")))), "Succeeded");
-        assert_eq!(state(Some(told(2, "Failed", None))), "Failed");
-        assert_eq!(provisioning_state(Some(&told(2, "Succeeded", None)), 2, true), "Deleting");
     }
 }

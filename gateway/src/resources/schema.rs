@@ -1,10 +1,18 @@
 //! What a resource's JSON may hold, as a table. One table checks what is written, decides what is kept and what is
 //! shown to which api-version, and is what the OpenAPI document is made of.
 
+mod part;
+mod told;
+
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 use types::api::ErrorDetail;
+
+pub use self::{
+    part::{fill_in, keep_created, merge},
+    told::{Bounds, told},
+};
 
 /// Characters of a text at most, unless its property says otherwise.
 const TEXT: usize = 2048;
@@ -31,6 +39,8 @@ pub enum Type {
     Bool,
     /// A whole number from 0 to 2^31 - 1.
     Count,
+    /// A whole number within bounds, both included.
+    Number(i32, i32),
     /// An instant, RFC 3339. Only ever read.
     Instant,
     /// Names and texts.
@@ -43,10 +53,43 @@ pub enum Type {
     List(&'static Self),
     /// An object of known properties.
     Object(&'static [Property]),
+    /// Objects by their names.
+    Map(&'static Entries),
     /// A text that a function checks; it tells what is wrong.
     Checked(fn(&str) -> Result<(), String>),
     /// The same, with the pattern that says it to clients (ECMA 262).
     Shaped(fn(&str) -> Result<(), String>, &'static str),
+}
+
+/// What objects are known by their names in a map.
+pub struct Entries {
+    /// What a name must be, if this one is not.
+    pub name: fn(&str) -> Result<(), String>,
+    /// Entries at most.
+    pub most: usize,
+    /// Properties of each.
+    pub of: &'static [Property],
+}
+
+/// What a property is where nobody said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// A text.
+    Text(&'static str),
+    /// `true` or `false`.
+    Bool(bool),
+    /// A number.
+    Number(i32),
+}
+
+impl From<Fallback> for Value {
+    fn from(fallback: Fallback) -> Self {
+        match fallback {
+            Fallback::Text(text) => text.into(),
+            Fallback::Bool(bool) => bool.into(),
+            Fallback::Number(number) => number.into(),
+        }
+    }
 }
 
 /// Who writes a property.
@@ -72,13 +115,19 @@ pub struct Property {
     /// Whether an object without it is refused.
     pub required: bool,
     /// What it is where nobody said.
-    pub default: Option<&'static str>,
+    pub default: Option<Fallback>,
     /// The first api-version that shows it.
     pub since: Option<&'static str>,
+    /// The api-versions that show it, where these are not all since one.
+    pub only_in: Option<&'static [&'static str]>,
     /// Whether it is shown as `null` while it has no value, rather than not at all.
     pub shown_empty: bool,
     /// Whether it says which one of a list an object is, in any case.
     pub identity: bool,
+    /// Whether a PATCH changes what it names of its value, rather than all of it; `null` in it takes something away.
+    pub merged: bool,
+    /// Whether it stays as it was created.
+    pub create_only: bool,
 }
 
 impl Property {
@@ -91,8 +140,11 @@ impl Property {
             required: false,
             default: None,
             since: None,
+            only_in: None,
             shown_empty: false,
             identity: false,
+            merged: false,
+            create_only: false,
         }
     }
 
@@ -113,12 +165,37 @@ impl Property {
 
     /// What it is where nobody said.
     pub const fn or(self, default: &'static str) -> Self {
-        Self { default: Some(default), ..self }
+        Self { default: Some(Fallback::Text(default)), ..self }
+    }
+
+    /// The same of one that is `true` or `false`.
+    pub const fn or_bool(self, default: bool) -> Self {
+        Self { default: Some(Fallback::Bool(default)), ..self }
+    }
+
+    /// The same of a number.
+    pub const fn or_number(self, default: i32) -> Self {
+        Self { default: Some(Fallback::Number(default)), ..self }
     }
 
     /// Shown from an api-version on.
     pub const fn since(self, version: &'static str) -> Self {
         Self { since: Some(version), ..self }
+    }
+
+    /// Shown by these api-versions alone.
+    pub const fn only_in(self, versions: &'static [&'static str]) -> Self {
+        Self { only_in: Some(versions), ..self }
+    }
+
+    /// A PATCH changes what it names of its value.
+    pub const fn merged(self) -> Self {
+        Self { merged: true, ..self }
+    }
+
+    /// It stays as it was created ([`keep_created`]).
+    pub const fn create_only(self) -> Self {
+        Self { create_only: true, ..self }
     }
 
     /// It says which one of a list an object is.
@@ -130,27 +207,45 @@ impl Property {
     /// same day.
     fn is_known_to(&self, version: &str) -> bool {
         self.since.is_none_or(|since| version >= since)
+            && self.only_in.is_none_or(|versions| versions.contains(&version))
     }
 }
 
 /// Checks what a client wrote, all faults at once: takes out what only this service writes, fills in defaults.
 pub fn check(object: &'static [Property], raw: &Map<String, Value>) -> Result<Map<String, Value>, ErrorDetail> {
     let mut faults = Vec::new();
-    let checked = check_object(object, raw, "", &mut faults);
+    let checked = check_object(object, raw, Extent::Whole, "", &mut faults);
     ErrorDetail::all(faults).map_or(Ok(checked), Err)
 }
 
-/// The same for a part of an object (PATCH): nothing is required, nothing is filled in.
+/// The same for a part of an object (PATCH): nothing is required, nothing is filled in. What is merged is a part itself,
+/// in which `null` stays: it takes something away.
 pub fn check_part(object: &'static [Property], raw: &Map<String, Value>) -> Result<Map<String, Value>, ErrorDetail> {
     let mut faults = Vec::new();
     known(object, raw, "", &mut faults);
     let mut checked = Map::new();
     for (property, value) in written(object, raw) {
-        if let Some(value) = check_value(&property.kind, value, property.name, &mut faults) {
+        if let Some(value) = check_value(&property.kind, value, Extent::of(property), property.name, &mut faults) {
             checked.insert(property.name.to_owned(), value);
         }
     }
     ErrorDetail::all(faults).map_or(Ok(checked), Err)
+}
+
+/// How much of an object a client names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// All of it: what is not there has its default.
+    Whole,
+    /// What is to be changed of it, and `null` for what is to go.
+    Part,
+}
+
+impl Extent {
+    /// Of the value of a property in a PATCH.
+    fn of(property: &Property) -> Self {
+        if property.merged { Self::Part } else { Self::Whole }
+    }
 }
 
 /// Keeps a fault, unless there are enough: an answer must not be many times as long as what it refuses.
@@ -182,32 +277,46 @@ fn written<'a>(
 fn check_object(
     object: &'static [Property],
     raw: &Map<String, Value>,
+    extent: Extent,
     at: &str,
     faults: &mut Vec<ErrorDetail>,
 ) -> Map<String, Value> {
     known(object, raw, at, faults);
     let mut checked = Map::new();
     for (property, value) in written(object, raw) {
-        if let Some(value) = check_value(&property.kind, value, &join(at, property.name), faults) {
+        let inner = if extent == Extent::Part { Extent::of(property) } else { extent };
+        if let Some(value) = check_value(&property.kind, value, inner, &join(at, property.name), faults) {
             checked.insert(property.name.to_owned(), value);
         }
     }
     for property in object {
-        let missing = raw.get(property.name).is_none_or(Value::is_null);
-        if missing && property.required {
-            refuse(faults, || {
-                let message = format!("The property '{}' is required.", join(at, property.name));
-                ErrorDetail::new("MissingRequiredProperty", message).at(join(at, property.name))
-            });
+        let sent = raw.get(property.name);
+        if sent.is_some_and(|value| !value.is_null()) {
+            continue;
         }
-        if let (true, Some(default)) = (missing, property.default) {
-            checked.insert(property.name.to_owned(), default.into());
+        match extent {
+            Extent::Part if sent.is_some() && property.access != Access::ReadOnly => {
+                checked.insert(property.name.to_owned(), Value::Null);
+            }
+            Extent::Part => {}
+            Extent::Whole if property.required => refuse(faults, || missing(&join(at, property.name))),
+            // One that stays as it was created is filled in once that is known.
+            Extent::Whole if property.create_only => {}
+            Extent::Whole => {
+                if let Some(default) = property.default {
+                    checked.insert(property.name.to_owned(), default.into());
+                }
+            }
         }
     }
     checked
 }
 
-fn check_value(kind: &Type, value: &Value, at: &str, faults: &mut Vec<ErrorDetail>) -> Option<Value> {
+fn missing(at: &str) -> ErrorDetail {
+    ErrorDetail::new("MissingRequiredProperty", format!("The property '{at}' is required.")).at(at)
+}
+
+fn check_value(kind: &Type, value: &Value, extent: Extent, at: &str, faults: &mut Vec<ErrorDetail>) -> Option<Value> {
     let mut refuse = |wanted: String| {
         let message = || format!("The property '{at}' must be {wanted}.");
         refuse(faults, || ErrorDetail::new("InvalidRequestContent", message()).at(at));
@@ -224,22 +333,57 @@ fn check_value(kind: &Type, value: &Value, at: &str, faults: &mut Vec<ErrorDetai
             None => refuse(format!("one of {}", words.join(", "))),
         },
         (Type::Bool, Value::Bool(_)) => Some(value.clone()),
-        (Type::Count, Value::Number(number))
-            if number.as_i64().is_some_and(|n| i32::try_from(n).is_ok_and(|n| n >= 0)) =>
-        {
-            Some(value.clone())
-        }
+        (Type::Count, Value::Number(number)) if within(number, 0, i32::MAX) => Some(value.clone()),
+        (Type::Number(least, most), Value::Number(number)) if within(number, *least, *most) => Some(value.clone()),
         (Type::Texts, Value::Object(map)) if is_texts(map) => Some(value.clone()),
         (Type::Settings, Value::Object(map)) if is_settings(map) => Some(value.clone()),
         (Type::Tags, Value::Object(map)) if is_tags(map) => Some(value.clone()),
         (Type::List(kind), Value::Array(list)) if list.len() <= ENTRIES => {
             let places = list.iter().enumerate();
-            let checked = places.map(|(i, value)| check_value(kind, value, &format!("{at}[{i}]"), faults));
+            let checked =
+                places.map(|(i, value)| check_value(kind, value, Extent::Whole, &format!("{at}[{i}]"), faults));
             checked.collect::<Vec<_>>().into_iter().collect::<Option<Vec<_>>>().map(Value::Array)
         }
-        (Type::Object(object), Value::Object(raw)) => Some(Value::Object(check_object(object, raw, at, faults))),
+        (Type::Object(object), Value::Object(raw)) => {
+            Some(Value::Object(check_object(object, raw, extent, at, faults)))
+        }
+        (Type::Map(entries), Value::Object(raw)) if raw.len() <= entries.most => {
+            Some(Value::Object(check_entries(entries, raw, extent, at, faults)))
+        }
         _ => refuse(wanted(kind)),
     }
+}
+
+fn within(number: &serde_json::Number, least: i32, most: i32) -> bool {
+    number.as_i64().is_some_and(|number| (i64::from(least)..=i64::from(most)).contains(&number))
+}
+
+/// `null` is as if the entry were not there, or takes it away in a part.
+fn check_entries(
+    entries: &Entries,
+    raw: &Map<String, Value>,
+    extent: Extent,
+    at: &str,
+    faults: &mut Vec<ErrorDetail>,
+) -> Map<String, Value> {
+    let mut checked = Map::new();
+    for (name, value) in raw {
+        let at = join(at, &shortened(name));
+        match ((entries.name)(name), value) {
+            (Err(wanted), _) => refuse(faults, || {
+                ErrorDetail::new("InvalidRequestContent", format!("The name in '{at}' must be {wanted}.")).at(&at)
+            }),
+            (Ok(()), Value::Object(raw)) => {
+                checked.insert(name.clone(), check_object(entries.of, raw, extent, &at, faults).into());
+            }
+            (Ok(()), Value::Null) if extent == Extent::Part => drop(checked.insert(name.clone(), Value::Null)),
+            (Ok(()), Value::Null) => {}
+            (Ok(()), _) => refuse(faults, || {
+                ErrorDetail::new("InvalidRequestContent", format!("The property '{at}' must be an object.")).at(&at)
+            }),
+        }
+    }
+    checked
 }
 
 fn is_texts(map: &Map<String, Value>) -> bool {
@@ -269,6 +413,7 @@ fn wanted(kind: &Type) -> String {
         Type::Words(words) => format!("one of {}", words.join(", ")),
         Type::Bool => "true or false".to_owned(),
         Type::Count => "a whole number from 0 to 2147483647".to_owned(),
+        Type::Number(least, most) => format!("a whole number from {least} to {most}"),
         Type::Instant => "an instant such as 2030-01-31T12:00:00Z".to_owned(),
         Type::Texts => format!("an object of at most {ENTRIES} names and texts"),
         Type::Settings => {
@@ -282,6 +427,7 @@ fn wanted(kind: &Type) -> String {
         ),
         Type::List(_) => format!("a list of at most {ENTRIES} entries"),
         Type::Object(_) => "an object".to_owned(),
+        Type::Map(entries) => format!("an object of at most {} names and objects", entries.most),
     }
 }
 
@@ -315,6 +461,12 @@ pub fn keep_unseen(object: &'static [Property], old: &Map<String, Value>, new: &
         let Some(kept) = old.get(property.name) else { continue };
         if !property.is_known_to(version) {
             new.entry(property.name).or_insert_with(|| kept.clone());
+        } else if let (Type::Map(entries), Value::Object(kept)) = (&property.kind, kept) {
+            for (name, new) in new.get_mut(property.name).and_then(Value::as_object_mut).into_iter().flatten() {
+                if let (Some(Value::Object(kept)), Value::Object(new)) = (kept.get(name), new) {
+                    keep_unseen(entries.of, kept, new, version);
+                }
+            }
         } else if let (Type::Object(inner), Value::Object(kept)) = (&property.kind, kept) {
             let mut inside = new.get(property.name).and_then(Value::as_object).cloned().unwrap_or_default();
             let before = inside.len();
@@ -329,6 +481,11 @@ pub fn keep_unseen(object: &'static [Property], old: &Map<String, Value>, new: &
 fn show_value(kind: &Type, value: &mut Value, version: &str) {
     match (kind, value) {
         (Type::Object(object), Value::Object(kept)) => show_in(object, kept, version),
+        (Type::Map(entries), Value::Object(kept)) => {
+            for value in kept.values_mut() {
+                show_value(&Type::Object(entries.of), value, version);
+            }
+        }
         (Type::List(kind), Value::Array(list)) => list.iter_mut().for_each(|value| show_value(kind, value, version)),
         _ => {}
     }
@@ -354,7 +511,14 @@ impl Protected {
                 sent.entry(place).or_insert(value);
             }
         }
+        // `null` in a part took it away.
+        sent.retain(|_, value| !value.is_null());
         sent
+    }
+
+    /// Whether something else was sent for each place at which something is kept.
+    pub fn replaces(&self, kept: &Map<String, Value>) -> bool {
+        self.places.iter().all(|place| self.sent.contains_key(place) || !kept.contains_key(place))
     }
 }
 
@@ -378,6 +542,13 @@ fn split(object: &'static [Property], kept: &mut Map<String, Value>, at: &str, p
         }
         match (&property.kind, kept.get_mut(property.name)) {
             (Type::Object(object), Some(Value::Object(inner))) => split(object, inner, &path, protected),
+            (Type::Map(entries), Some(Value::Object(map))) => {
+                for (name, value) in map {
+                    if let Value::Object(inner) = value {
+                        split(entries.of, inner, &join(&path, name), protected);
+                    }
+                }
+            }
             (Type::List(Type::Object(object)), Some(Value::Array(list))) => {
                 let names = names_of(object, list);
                 for (value, name) in list.iter_mut().zip(names) {
@@ -421,6 +592,12 @@ fn places(
         match (&property.kind, body.get(property.name)) {
             _ if property.access == Access::WriteOnly => found.push((old, new)),
             (Type::Object(object), Some(Value::Object(inner))) => places(object, inner, (&old, &new), found),
+            (Type::Map(entries), Some(Value::Object(map))) => {
+                for (name, value) in map {
+                    let Value::Object(inner) = value else { continue };
+                    places(entries.of, inner, (&join(&old, name), &join(&new, name)), found);
+                }
+            }
             (Type::List(Type::Object(object)), Some(Value::Array(list))) => {
                 for (place, (value, name)) in list.iter().zip(names_of(object, list)).enumerate() {
                     let Value::Object(inner) = value else { continue };
@@ -486,6 +663,9 @@ fn open_api_type(kind: &Type) -> Value {
         Type::Words(words) => json!({"type": "string", "x-ms-enum": {"values": words}}),
         Type::Bool => json!({"type": "boolean"}),
         Type::Count => json!({"type": "integer", "format": "int32", "minimum": 0}),
+        Type::Number(least, most) => {
+            json!({"type": "integer", "format": "int32", "minimum": least, "maximum": most})
+        }
         Type::Instant => json!({"type": "string", "format": "date-time"}),
         Type::Texts => {
             json!({"type": "object", "additionalProperties": {"type": "string", "maxLength": TEXT}, "maxProperties": ENTRIES})
@@ -500,6 +680,11 @@ fn open_api_type(kind: &Type) -> Value {
         }
         Type::List(kind) => json!({"type": "array", "items": open_api_type(kind), "maxItems": ENTRIES}),
         Type::Object(object) => open_api(object),
+        Type::Map(entries) => {
+            let mut entry = open_api(entries.of);
+            entry["type"] = json!(["object", "null"]);
+            json!({"type": "object", "additionalProperties": entry, "maxProperties": entries.most})
+        }
     }
 }
 

@@ -24,6 +24,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("rows named", include_str!("schema/9_rows_named.sql")),
     ("operation claims", include_str!("schema/10_operation_claims.sql")),
     ("statuses", include_str!("schema/11_statuses.sql")),
+    ("parts", include_str!("schema/12_parts.sql")),
 ];
 
 /// How many this program knows.
@@ -84,6 +85,7 @@ mod tests {
         "2ea2194106675a3403ae65559354cb02da8761d980a15e73c679db967306e51f",
         "e9f73d4d4db90914b66fcb0d3488537eaee67d37c9960266ddc3bb6db02f34a3",
         "1680884c30f0fa6a44f39faa6fe4c0bf10b163bde82657ae41d9973da657c40f",
+        "e5334f732693aebf1caeef36eaf1da0fb46934698be193121dcf929867fb1869",
     ];
 
     #[test]

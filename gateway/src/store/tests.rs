@@ -11,7 +11,8 @@ async fn every_question_has_an_index() {
         .map(|rest| format!("SELECT {} FROM resources {rest}", resources::COLUMNS));
     let others = [resources::COUNT, changes::DELETED, changes::NTH_DELETED, changes::NTH_PUT].into_iter();
     let others = others.chain([changes::NTH_CHILD, changes::CHILDREN_DELETED]);
-    let others = others.chain([statuses::ONE, statuses::EVENTS, statuses::ENDED, operations::WAKE]).map(str::to_owned);
+    let others = others.chain([statuses::ONE, statuses::EVENTS, statuses::ENDED, operations::WAKE]);
+    let others = others.chain([parts::OF, parts::LAST, parts::OTHERS]).map(str::to_owned);
     let operations = [operations::ONE, operations::WAITING].map(operations::selected).into_iter();
     let operations = operations.chain([operations::FORGET.to_owned()]);
     let agents = [agents::one(), agents::OF_UID.to_owned(), agents::CLAIMED.to_owned()].into_iter();

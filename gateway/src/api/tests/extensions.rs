@@ -53,7 +53,7 @@ async fn seen(site: &Bench, name: &str) {
 }
 
 async fn objects(site: &Bench, name: &str, after: Option<i64>) -> Objects {
-    site.control.objects(&cluster_id("g", name).to_ascii_lowercase(), after).await.unwrap()
+    site.control.objects(&cluster_id("g", name).to_ascii_lowercase(), None, after).await.unwrap()
 }
 
 /// Generations begin at the clock's instant, and rise by one while it stands still.

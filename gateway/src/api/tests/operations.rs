@@ -25,7 +25,7 @@ impl Work for Install {
         Box::pin(async move { Ok(Step::Waits(control.now_ms() + 30_000)) })
     }
 
-    fn waits_for(&self, _: &Operation) -> String {
+    fn waits_for(&self, _: &Control, _: &Operation) -> String {
         "The cluster has not said for 48 hours that it is installed.".to_owned()
     }
 }

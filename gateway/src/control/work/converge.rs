@@ -7,7 +7,7 @@ use types::agent_api::ObjectState;
 
 use super::{Step, Work};
 use crate::{
-    control::Control,
+    control::{Control, objects::Followed},
     object::Object,
     store::{batch::Batch, operations::Operation, statuses::Told},
 };
@@ -35,9 +35,14 @@ pub(super) fn state(told: Option<&Told>, generation: i64) -> Option<ObjectState>
 }
 
 /// Why it failed, as the cluster told it.
-pub(super) fn error(told: Option<Told>, unsaid: &str) -> Value {
+pub(super) fn error(told: Option<Told>, kind: Option<&Followed>, unsaid: &str) -> Value {
     let error = told.map(|told| told.status["error"].clone()).filter(Value::is_object);
-    error.unwrap_or_else(|| json!({"code": "ExtensionOperationFailed", "message": unsaid}))
+    error.unwrap_or_else(|| json!({"code": kind.map_or("OperationFailed", |kind| kind.code), "message": unsaid}))
+}
+
+/// The role of agents that an operation waits for, in messages.
+pub(super) fn agent(control: &Control, operation: &Operation) -> &'static str {
+    control.followed_at(&operation.resource).map_or("agent", |kind| kind.agent)
 }
 
 impl Work for Converge {
@@ -45,8 +50,8 @@ impl Work for Converge {
         NAME
     }
 
-    fn waits_for(&self, _: &Operation) -> String {
-        LATE.to_owned()
+    fn waits_for(&self, control: &Control, operation: &Operation) -> String {
+        late(control, operation)
     }
 
     fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
@@ -61,8 +66,10 @@ impl Work for Converge {
             match state(told.as_ref(), wanted) {
                 Some(ObjectState::Succeeded) => Ok(Step::Ends(Batch::default())),
                 Some(ObjectState::Failed) => {
-                    let unsaid = "The cluster says that it failed, and not why; see towline extension show.";
-                    Ok(Step::Fails(error(told, unsaid)))
+                    let kind = control.followed(&stored.kind);
+                    let show = kind.map_or("", |kind| kind.show);
+                    let unsaid = format!("The cluster says that it failed, and not why; see {show}.");
+                    Ok(Step::Fails(error(told, kind, &unsaid)))
                 }
                 _ => Ok(Step::Waits(i64::MAX)),
             }
@@ -71,13 +78,18 @@ impl Work for Converge {
 
     fn gives_up<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Batch, String>> {
         Box::pin(async move {
-            failed(control, operation, LATE).await?;
+            failed(control, operation, &late(control, operation)).await?;
             Ok(Batch::default())
         })
     }
 }
 
-const LATE: &str = "The cluster has not said within 48 hours that it is done: it is offline, or its extension-manager does not run. It goes on with it when it is back.";
+fn late(control: &Control, operation: &Operation) -> String {
+    let agent = agent(control, operation);
+    format!(
+        "The cluster has not said within 48 hours that it is done: it is offline, or its {agent} does not run. It goes on with it when it is back."
+    )
+}
 
 /// Has a resource say that what an operation wanted has failed, unless the cluster has told something newer.
 pub(super) async fn failed(control: &Control, operation: &Operation, message: &str) -> Result<(), String> {

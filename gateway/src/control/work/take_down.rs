@@ -7,7 +7,7 @@ use types::{agent_api::ObjectState, api::ResourceId};
 
 use super::{
     Step, Work,
-    converge::{error, failed, generation, state},
+    converge::{agent, error, failed, generation, state},
 };
 use crate::{
     control::{Control, objects::mark_deleting},
@@ -30,7 +30,12 @@ pub fn work(by: &str, generation: i64) -> Value {
     json!({"kind": NAME, "by": by, "generation": generation})
 }
 
-const LATE: &str = "The cluster has not said within 48 hours that it is gone from it: it is offline, or its extension-manager does not run. Delete it again when the cluster is back, or with forceDelete=true, which leaves behind what is in the cluster while it is offline.";
+fn late(control: &Control, operation: &Operation) -> String {
+    let agent = agent(control, operation);
+    format!(
+        "The cluster has not said within 48 hours that it is gone from it: it is offline, or its {agent} does not run. Delete it again when the cluster is back, or with forceDelete=true, which leaves behind what is in the cluster while it is offline."
+    )
+}
 
 /// It is there on, because its deletion failed.
 fn stays(mut stored: Stored) -> Batch {
@@ -44,8 +49,8 @@ impl Work for TakeDown {
         NAME
     }
 
-    fn waits_for(&self, _: &Operation) -> String {
-        LATE.to_owned()
+    fn waits_for(&self, control: &Control, operation: &Operation) -> String {
+        late(control, operation)
     }
 
     fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
@@ -72,7 +77,8 @@ impl Work for TakeDown {
             match state(told.as_ref(), generation(operation)) {
                 Some(ObjectState::Failed) => {
                     let unsaid = "The cluster says that it could not be taken down, and not why.";
-                    Ok(Step::FailsWith(stays(stored), error(told, unsaid)))
+                    let error = error(told, control.followed(&stored.kind), unsaid);
+                    Ok(Step::FailsWith(stays(stored), error))
                 }
                 state if never || state == Some(ObjectState::Deleted) => {
                     let deletes = vec![(stored.key, Expect::Revision(stored.revision))];
@@ -85,7 +91,7 @@ impl Work for TakeDown {
 
     fn gives_up<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Batch, String>> {
         Box::pin(async move {
-            failed(control, operation, LATE).await?;
+            failed(control, operation, &late(control, operation)).await?;
             let stored = control.store.get(&operation.resource).await.map_err(|error| daemon::chain(&error))?;
             Ok(stored.filter(Stored::is_deleting).map(stays).unwrap_or_default())
         })

@@ -1,0 +1,369 @@
+//! Flux configurations: a source of Kubernetes manifests, and kustomizations of it, which Flux applies in a cluster and
+//! keeps as they are there: `Microsoft.KubernetesConfiguration/fluxConfigurations` (docs/features.md G1-G11). What is
+//! written here is what is wanted; how far it is and what complies, the cluster tells, and that is shown with it.
+
+mod extension;
+mod rules;
+
+use futures_util::future::BoxFuture;
+use serde_json::{Map, Value};
+use types::api::ErrorDetail;
+
+use super::{
+    Brought, Kind, Place, Showing, Writing,
+    followed::{self, is_label},
+    schema::{self, Bounds, Entries, Property, Type},
+};
+use crate::{
+    api_error::ApiError,
+    control::{
+        Control,
+        objects::{Followed, Parted},
+    },
+    resources::filter,
+    store::resources::Stored,
+    stored::{properties, properties_mut},
+};
+
+/// The plug-in.
+pub struct FluxConfigurations;
+
+/// The full type.
+pub const NAME: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
+/// Characters of the name of a configuration with that of a kustomization and the hyphen between them.
+const LONGEST_NAME: usize = 62;
+/// Kustomizations of a configuration, and others that one depends on, at most.
+const KUSTOMIZATIONS: usize = 100;
+const DEPENDENCIES: usize = 100;
+/// Conditions of the status of an object at most.
+const CONDITIONS: usize = 16;
+/// Faults that one answer tells at most.
+const FAULTS: usize = 50;
+
+/// The api-versions that know the source kind `OCIRepository`.
+const OCI_VERSIONS: &[&str] = &["2024-04-01-preview", "2025-04-01"];
+const OCI: &str = "OCIRepository";
+/// Each source kind with the property that has its settings.
+const SOURCES: &[(&str, &str)] =
+    &[("GitRepository", "gitRepository"), ("Bucket", "bucket"), ("AzureBlob", "azureBlob"), (OCI, "ociRepository")];
+const SOURCE_KINDS: &[&str] = &["GitRepository", "Bucket", "AzureBlob", OCI];
+const PROTECTED: &str = "configurationProtectedSettings";
+
+/// An interval or a timeout, in seconds.
+const fn seconds(name: &'static str) -> Property {
+    Property::new(name, Type::Number(1, i32::MAX))
+}
+
+const GIT_REFERENCE: &[Property] = &[
+    Property::new("branch", Type::Checked(rules::reference)),
+    Property::new("tag", Type::Checked(rules::reference)),
+    Property::new("semver", Type::Checked(rules::reference)),
+    Property::new("commit", Type::Checked(rules::commit)),
+];
+const GIT: &[Property] = &[
+    Property::new("url", Type::Checked(rules::git_url)).required(),
+    seconds("timeoutInSeconds").or_number(600),
+    seconds("syncIntervalInSeconds").or_number(600),
+    Property::new("repositoryRef", Type::Object(GIT_REFERENCE)),
+    Property::new("sshKnownHosts", Type::Checked(rules::base64)),
+    Property::new("httpsUser", Type::Text),
+    Property::new("httpsCACert", Type::Checked(rules::base64)),
+    Property::new("localAuthRef", Type::Checked(rules::object_name)),
+    Property::new("provider", Type::Words(&["Azure", "GitHub", "Generic"])).since("2024-11-01"),
+];
+const BUCKET: &[Property] = &[
+    Property::new("url", Type::Checked(rules::http_url)).required(),
+    Property::new("bucketName", Type::Checked(rules::reference)).required(),
+    Property::new("insecure", Type::Bool).or_bool(true),
+    seconds("timeoutInSeconds").or_number(600),
+    seconds("syncIntervalInSeconds").or_number(600),
+    Property::new("accessKey", Type::Text),
+    Property::new("localAuthRef", Type::Checked(rules::object_name)),
+];
+const SERVICE_PRINCIPAL: &[Property] = &[
+    Property::new("clientId", Type::Text),
+    Property::new("tenantId", Type::Text),
+    Property::new("clientSecret", Type::Text).write_only(),
+    Property::new("clientCertificate", Type::Checked(rules::base64)).write_only(),
+    Property::new("clientCertificatePassword", Type::Text).write_only(),
+    Property::new("clientCertificateSendChain", Type::Bool).or_bool(false),
+];
+const BLOB: &[Property] = &[
+    Property::new("url", Type::Checked(rules::http_url)).required(),
+    Property::new("containerName", Type::Checked(rules::reference)).required(),
+    seconds("timeoutInSeconds").or_number(600),
+    seconds("syncIntervalInSeconds").or_number(600),
+    Property::new("servicePrincipal", Type::Object(SERVICE_PRINCIPAL)).merged(),
+    Property::new("accountKey", Type::Text).write_only(),
+    Property::new("sasToken", Type::Text).write_only(),
+    Property::new("managedIdentity", Type::Object(&[Property::new("clientId", Type::Text)])),
+    Property::new("localAuthRef", Type::Checked(rules::object_name)),
+];
+const OCI_REFERENCE: &[Property] = &[
+    Property::new("tag", Type::Checked(rules::reference)),
+    Property::new("semver", Type::Checked(rules::reference)),
+    Property::new("digest", Type::Checked(rules::digest)),
+];
+const LAYER: &[Property] = &[
+    Property::new("mediaType", Type::Text),
+    Property::new("operation", Type::Words(&["extract", "copy"])).or("extract"),
+];
+const OIDC: &[Property] = &[Property::new("issuer", Type::Text), Property::new("subject", Type::Text)];
+const VERIFY: &[Property] = &[
+    Property::new("provider", Type::Text),
+    Property::new("verificationConfig", Type::Texts),
+    Property::new("matchOidcIdentity", Type::List(&Type::Object(OIDC))),
+];
+const TLS: &[Property] = &[
+    Property::new("clientCertificate", Type::Checked(rules::base64)),
+    Property::new("privateKey", Type::Checked(rules::base64)).write_only(),
+    Property::new("caCertificate", Type::Checked(rules::base64)),
+];
+const OCI_SOURCE: &[Property] = &[
+    Property::new("url", Type::Checked(rules::oci_url)).required(),
+    seconds("timeoutInSeconds").or_number(600),
+    seconds("syncIntervalInSeconds").or_number(600),
+    Property::new("repositoryRef", Type::Object(OCI_REFERENCE)),
+    Property::new("layerSelector", Type::Object(LAYER)),
+    Property::new("verify", Type::Object(VERIFY)),
+    Property::new("insecure", Type::Bool).or_bool(false),
+    Property::new("useWorkloadIdentity", Type::Bool),
+    Property::new("serviceAccountName", Type::Checked(rules::object_name)),
+    Property::new("tlsConfig", Type::Object(TLS)).merged(),
+    Property::new("localAuthRef", Type::Checked(rules::object_name)),
+];
+const SUBSTITUTE_FROM: &[Property] = &[
+    Property::new("kind", Type::Words(&["ConfigMap", "Secret"])).required(),
+    Property::new("name", Type::Checked(rules::object_name)).required(),
+    Property::new("optional", Type::Bool).or_bool(false),
+];
+const POST_BUILD: &[Property] = &[
+    Property::new("substitute", Type::Texts),
+    Property::new("substituteFrom", Type::List(&Type::Object(SUBSTITUTE_FROM))),
+];
+const KUSTOMIZATION: &[Property] = &[
+    Property::read_only("name", Type::Text),
+    Property::new("path", Type::Checked(rules::path)).or(""),
+    Property::new("dependsOn", Type::List(&Type::Checked(rules::label))),
+    seconds("timeoutInSeconds").or_number(600),
+    seconds("syncIntervalInSeconds").or_number(600),
+    seconds("retryIntervalInSeconds"),
+    Property::new("prune", Type::Bool).or_bool(false),
+    Property::new("force", Type::Bool).or_bool(false),
+    Property::new("wait", Type::Bool).or_bool(true).since("2023-05-01"),
+    Property::new("postBuild", Type::Object(POST_BUILD)).since("2023-05-01"),
+];
+const NAMED_KUSTOMIZATIONS: &Entries = &Entries { name: rules::label, most: KUSTOMIZATIONS, of: KUSTOMIZATION };
+
+const COMPLIANCE: &[&str] = &["Compliant", "Non-Compliant", "Pending", "Suspended", "Unknown"];
+const REFERENCE: &[Property] = &[Property::read_only("name", Type::Text), Property::read_only("namespace", Type::Text)];
+const CONDITION: &[Property] = &[
+    Property::read_only("lastTransitionTime", Type::Instant),
+    Property::read_only("message", Type::Text),
+    Property::read_only("reason", Type::Text),
+    Property::read_only("status", Type::Text),
+    Property::read_only("type", Type::Text),
+];
+const HELM_RELEASE: &[Property] = &[
+    Property::read_only("lastRevisionApplied", Type::Count),
+    Property::read_only("helmChartRef", Type::Object(REFERENCE)),
+    Property::read_only("failureCount", Type::Count),
+    Property::read_only("installFailureCount", Type::Count),
+    Property::read_only("upgradeFailureCount", Type::Count),
+];
+const STATUS: &[Property] = &[
+    Property::read_only("name", Type::Text),
+    Property::read_only("namespace", Type::Text),
+    Property::read_only("kind", Type::Text),
+    Property::read_only("complianceState", Type::Words(COMPLIANCE)),
+    Property::read_only("appliedBy", Type::Object(REFERENCE)),
+    Property::read_only("statusConditions", Type::List(&Type::Object(CONDITION))),
+    Property::read_only("helmReleaseProperties", Type::Object(HELM_RELEASE)),
+];
+/// What a cluster may tell beside how far it is, by the names of the properties that show it.
+const DETAILS: &[Property] = &[
+    Property::read_only("repositoryPublicKey", Type::Text),
+    Property::read_only("sourceSyncedCommitId", Type::Text),
+    Property::read_only("sourceUpdatedAt", Type::Instant),
+    Property::read_only("statusUpdatedAt", Type::Instant),
+    Property::read_only("complianceState", Type::Words(COMPLIANCE)),
+    Property::read_only("errorMessage", Type::Text),
+];
+const PROPERTIES: &[Property] = &[
+    Property::new("scope", Type::Words(&["cluster", "namespace"])).or("cluster").create_only(),
+    Property::new("namespace", Type::Checked(rules::label)).or("default").create_only(),
+    Property::new("sourceKind", Type::Words(SOURCE_KINDS)),
+    Property::new("suspend", Type::Bool).or_bool(false),
+    Property::new("gitRepository", Type::Object(GIT)).merged(),
+    Property::new("bucket", Type::Object(BUCKET)).merged(),
+    Property::new("azureBlob", Type::Object(BLOB)).merged(),
+    Property::new("ociRepository", Type::Object(OCI_SOURCE)).merged().only_in(OCI_VERSIONS),
+    Property::new("kustomizations", Type::Map(NAMED_KUSTOMIZATIONS)).merged(),
+    Property::new(PROTECTED, Type::Settings).write_only(),
+    Property::new("waitForReconciliation", Type::Bool).since("2023-05-01"),
+    Property::new("reconciliationWaitDuration", Type::Checked(rules::duration)).since("2023-05-01"),
+    Property::read_only("statuses", Type::List(&Type::Object(STATUS))),
+    DETAILS[0],
+    DETAILS[1],
+    DETAILS[2],
+    DETAILS[3],
+    DETAILS[4],
+    DETAILS[5],
+    Property::read_only("provisioningState", Type::Text),
+];
+const SCHEMA: &[Property] = &[Property::new("properties", Type::Object(PROPERTIES)).required().merged()];
+
+impl Kind for FluxConfigurations {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn api_versions(&self) -> &'static [&'static str] {
+        &["2022-07-01", "2023-05-01", "2024-04-01-preview", "2024-11-01", "2025-04-01"]
+    }
+
+    fn place(&self) -> Place {
+        Place::Cluster
+    }
+
+    fn is_tracked(&self) -> bool {
+        false
+    }
+
+    fn schema(&self) -> &'static [Property] {
+        SCHEMA
+    }
+
+    fn patch_schema(&self) -> Option<&'static [Property]> {
+        Some(SCHEMA)
+    }
+
+    fn follows(&self) -> Option<Followed> {
+        Some(Followed {
+            name: NAME,
+            agent: "fluxconfig-agent",
+            code: "FluxConfigurationOperationFailed",
+            show: "towline flux show",
+            renew: "towline flux update",
+            details: Some(|told, text| schema::told(DETAILS, told, Bounds { text, entries: 0 })),
+            parts: Some(Parted { shown_as: "statuses", kept: status }),
+        })
+    }
+
+    fn deletes_slowly(&self) -> bool {
+        true
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
+        if is_label(name, LONGEST_NAME) {
+            return Ok(());
+        }
+        let message = format!(
+            "The name of a flux configuration must have 1 to {LONGEST_NAME} characters: lower-case letters, digits and '-', the first and the last a letter or digit. Its objects in the cluster are named after it."
+        );
+        Err(ErrorDetail::new("InvalidResourceName", message).at("name"))
+    }
+
+    fn matches(&self, text: &str, stored: &Stored, _: &crate::identity::Caller) -> Result<bool, ApiError> {
+        filter::resource(text, stored)
+    }
+
+    /// The source and each kustomization one property after the other, where `null` takes away; protected settings are
+    /// replaced as a whole. Another kind of source takes the place of the former one.
+    fn merge(&self, body: &mut Map<String, Value>, part: &Map<String, Value>) {
+        let changed = properties(part).and_then(|new| new.get("sourceKind")).cloned();
+        let own = properties_mut(body);
+        if let Some(kind) = changed
+            && own.get("sourceKind") != Some(&kind)
+        {
+            own.retain(|name, _| !SOURCES.iter().any(|(_, property)| property == name));
+        }
+        schema::merge(SCHEMA, body, part);
+    }
+
+    fn write<'a>(
+        &'a self,
+        body: &'a mut Map<String, Value>,
+        writing: &'a Writing<'a>,
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(async move {
+            let old = writing.old.and_then(|old| old.body.as_object()).and_then(properties);
+            let mut faults = Vec::new();
+            let own = properties_mut(body);
+            if let Some(old) = old {
+                schema::keep_created(PROPERTIES, old, own, "properties", &mut faults);
+            }
+            rules::source(own, old, writing.version, &mut faults);
+            schema::fill_in(PROPERTIES, own, "properties", &mut faults);
+            rules::references(own, &mut faults);
+            rules::protected(own, &mut faults);
+            rules::kustomizations(writing.id.name(), own, &mut faults);
+            faults.truncate(FAULTS);
+            if let Some(fault) = ErrorDetail::all(faults) {
+                return Err(fault.into());
+            }
+            followed::room(writing, NAME, "flux configurations").await
+        })
+    }
+
+    fn brings<'a>(&'a self, writing: &'a Writing<'a>) -> BoxFuture<'a, Result<Option<Brought>, ApiError>> {
+        Box::pin(extension::brought(writing))
+    }
+
+    fn keeps<'a>(&'a self, deleted: &'a Stored, control: &'a Control) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(extension::kept_by(deleted, control))
+    }
+
+    fn show(&self, shown: &mut Map<String, Value>, _: &str, showing: &Showing<'_>) {
+        let properties = properties_mut(shown);
+        let deleting = properties.get("provisioningState").is_some_and(|state| state == "Deleting");
+        let generation = showing.object.generation;
+        let was_there = showing.told.is_some_and(|told| told.generation < generation);
+        let state = followed::provisioning_state(showing.told, generation, deleting, was_there);
+        properties.insert("provisioningState".to_owned(), state.into());
+        for (name, kustomization) in
+            properties.get_mut("kustomizations").and_then(Value::as_object_mut).into_iter().flatten()
+        {
+            kustomization["name"] = name.as_str().into();
+        }
+        properties.insert("complianceState".to_owned(), "Pending".into());
+        let Some(told) = showing.told else { return };
+        if let Some(Value::Object(details)) = told.status.get("details") {
+            properties.extend(details.clone());
+        }
+        // Why it failed, where the cluster could say nothing of the source or of what is applied.
+        let error = &told.status["error"]["message"];
+        if error.is_string() && state == "Failed" && properties.get("errorMessage").is_none_or(Value::is_null) {
+            properties.insert("errorMessage".to_owned(), error.clone());
+        }
+    }
+}
+
+/// What is kept of the status of an object in the cluster, and its rank: those that do not comply are shown first.
+fn status(told: &Map<String, Value>, text: usize) -> (i64, Map<String, Value>) {
+    let kept = schema::told(STATUS, told, Bounds { text, entries: CONDITIONS });
+    let complies = kept.get("complianceState").is_none_or(|state| state != "Non-Compliant");
+    (i64::from(complies), kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn g1_names_are_labels_and_leave_room_for_those_of_kustomizations() {
+        for good in ["a", "shop", "cluster-config", &"x".repeat(62)] {
+            assert!(FluxConfigurations.check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "Shop", "-a", "a-", "a.b", "a_b", "ä", &"x".repeat(63), "a b"] {
+            assert!(FluxConfigurations.check_name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_source_kind_has_its_property() {
+        let kinds: Vec<_> = SOURCES.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, SOURCE_KINDS);
+        assert!(SOURCES.iter().all(|(_, name)| PROPERTIES.iter().any(|property| property.name == *name)));
+    }
+}

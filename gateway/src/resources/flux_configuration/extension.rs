@@ -1,0 +1,95 @@
+//! The extension that flux configurations need (docs/features.md G2): Flux itself, and the agent that follows them. It is
+//! created with the first configuration of a cluster, and stays while there is one.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use types::api::ResourceId;
+
+use super::NAME;
+use crate::{
+    api_error::ApiError,
+    control::{Control, objects::OF_A_CLUSTER},
+    resources::{Brought, Writing, extension},
+    store::{StoreError, resources::Stored},
+    stored::{last_name, properties},
+};
+
+/// Its type, and what it is called where a configuration brings it.
+const TYPE: &str = "microsoft.flux";
+const CALLED: &str = "flux";
+/// Configurations that a refusal names at most.
+const NAMED: usize = 10;
+
+/// Whether this is one.
+fn is_flux(stored: &Stored) -> bool {
+    let kind = stored.body.as_object().and_then(properties).and_then(|own| own.get("extensionType")?.as_str());
+    stored.kind.eq_ignore_ascii_case(extension::NAME) && kind.is_some_and(|kind| kind.eq_ignore_ascii_case(TYPE))
+}
+
+/// All of a kind at a cluster.
+async fn children(control: &Control, kind: &str, cluster: &str) -> Result<Vec<Stored>, StoreError> {
+    // As many as a cluster may have, and those that were created at once beside the last one.
+    let most = u32::try_from(OF_A_CLUSTER * 2).unwrap_or(u32::MAX);
+    control.store.children(&kind.to_ascii_lowercase(), cluster, "", most).await
+}
+
+fn conflict(code: &str, message: impl Into<String>) -> ApiError {
+    ApiError::of(StatusCode::CONFLICT, code, message)
+}
+
+/// The extension that a new configuration comes with, or that stays because of it.
+pub(super) async fn brought(writing: &Writing<'_>) -> Result<Option<Brought>, ApiError> {
+    let cluster = writing.id.parent_key();
+    // Where there is no cluster, the write says so.
+    if writing.control.store.get(cluster).await?.is_none() {
+        return Ok(None);
+    }
+    let extensions = children(writing.control, extension::NAME, cluster).await?;
+    if let Some(flux) = extensions.iter().find(|stored| is_flux(stored)) {
+        if flux.is_deleting() {
+            let name = last_name(&flux.id);
+            let message = format!("The extension '{name}' of type {TYPE} is being deleted; wait until that has ended.");
+            return Err(conflict("ExtensionBeingDeleted", message));
+        }
+        return Ok(Some(Brought::Kept(flux.clone())));
+    }
+    let known = writing.control.catalogue().is_some_and(|index| index.extension_type(TYPE).is_some());
+    if !known {
+        let message = format!(
+            "Flux configurations need the extension type {TYPE} in the cluster, and this gateway's catalogue of extensions has none: ask whoever runs the gateway to add it ([api] catalogue_dir)."
+        );
+        return Err(conflict("FluxExtensionNotAvailable", message));
+    }
+    if extensions.iter().any(|stored| last_name(&stored.key) == CALLED) {
+        let message = format!(
+            "Flux configurations need an extension of type {TYPE}, and the name '{CALLED}' is that of another one: create it under another name first (towline extension create --extension-type {TYPE})."
+        );
+        return Err(conflict("FluxExtensionNameTaken", message));
+    }
+    let id = ResourceId::parse(&format!("{}/providers/{}/{CALLED}", writing.id.parent_text(), extension::NAME))?;
+    let body = json!({"properties": {"extensionType": TYPE, "scope": {"cluster": {}}}});
+    let Value::Object(body) = body else { return Ok(None) };
+    Ok(Some(Brought::New(id, body)))
+}
+
+/// Whether configurations need what is to be deleted.
+pub(super) async fn kept_by(deleted: &Stored, control: &Control) -> Result<(), ApiError> {
+    if !is_flux(deleted) {
+        return Ok(());
+    }
+    let users = children(control, NAME, &deleted.parent).await?;
+    if users.is_empty() {
+        return Ok(());
+    }
+    let mut names: Vec<&str> = users.iter().take(NAMED).map(|user| last_name(&user.id)).collect();
+    let more = format!("{} more", users.len() - names.len());
+    if users.len() > names.len() {
+        names.push(&more);
+    }
+    let message = format!(
+        "The extension '{}' applies the flux configurations of this cluster; delete these first: {}.",
+        last_name(&deleted.id),
+        names.join(", ")
+    );
+    Err(conflict("ExtensionInUse", message))
+}

@@ -1,0 +1,410 @@
+//! What a flux configuration must be beside the shape of its JSON (docs/features.md G1): each text by itself, and what
+//! fits together. Faults name their place.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+use types::{agent_api::decode, api::ErrorDetail};
+use url::Url;
+
+use super::{DEPENDENCIES, LONGEST_NAME, OCI, OCI_VERSIONS, PROTECTED, SOURCES, is_label};
+
+/// Characters of a label, of the name of another Kubernetes object, of an address and of a path at most.
+const LABEL: usize = 63;
+const OBJECT_NAME: usize = 253;
+const ADDRESS: usize = 2048;
+const PATH: usize = 2048;
+/// Characters of the name of a branch, tag, bucket or container.
+const REFERENCE: usize = 255;
+/// How long a reconciliation may be waited for, in seconds: a day.
+const LONGEST_WAIT: u64 = 24 * 3600;
+
+/// Protected settings that mean something.
+const SETTINGS: &[&str] = &["sshPrivateKey", "httpsKey", "bucketSecretKey"];
+/// What `az` also calls one of them.
+const ALIAS: (&str, &str) = ("secretKey", "bucketSecretKey");
+
+type Faults = Vec<ErrorDetail>;
+
+fn fault(faults: &mut Faults, code: &str, message: String, at: &str) {
+    faults.push(ErrorDetail::new(code, message).at(format!("properties.{at}")));
+}
+
+pub(super) fn label(text: &str) -> Result<(), String> {
+    if is_label(text, LABEL) {
+        return Ok(());
+    }
+    Err(format!("1 to {LABEL} lower-case letters, digits and '-', the first and the last a letter or digit"))
+}
+
+/// The name of a Secret, ConfigMap or ServiceAccount (RFC 1123 subdomain).
+pub(super) fn object_name(text: &str) -> Result<(), String> {
+    if text.len() <= OBJECT_NAME && text.split('.').all(|part| is_label(part, OBJECT_NAME)) {
+        return Ok(());
+    }
+    Err(format!("the name of a Kubernetes object: 1 to {OBJECT_NAME} lower-case letters, digits, '-' and '.'"))
+}
+
+pub(super) fn base64(text: &str) -> Result<(), String> {
+    match decode(text) {
+        Some(bytes) if !bytes.is_empty() => Ok(()),
+        _ => Err("base64 (RFC 4648 section 4) of something".to_owned()),
+    }
+}
+
+fn is_visible(text: &str, longest: usize) -> bool {
+    (1..=longest).contains(&text.chars().count()) && !text.contains(|c: char| c.is_whitespace() || c.is_control())
+}
+
+pub(super) fn reference(text: &str) -> Result<(), String> {
+    // A range of versions, such as `>=1.0.0 <2.0.0`, has blanks.
+    let text = text.replace(' ', "_");
+    if is_visible(&text, REFERENCE) {
+        return Ok(());
+    }
+    Err(format!("a text of 1 to {REFERENCE} characters, none of them a control character"))
+}
+
+pub(super) fn commit(text: &str) -> Result<(), String> {
+    if (7..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Ok(());
+    }
+    Err("the id of a commit: 7 to 64 hexadecimal digits".to_owned())
+}
+
+pub(super) fn digest(text: &str) -> Result<(), String> {
+    let hex = text.strip_prefix("sha256:").unwrap_or_default();
+    if hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Ok(());
+    }
+    Err("a digest: 'sha256:' and 64 hexadecimal digits".to_owned())
+}
+
+pub(super) fn path(text: &str) -> Result<(), String> {
+    let climbs = text.split(['/', '\\']).any(|part| part == "..");
+    if text.chars().count() <= PATH && !climbs && !text.contains(char::is_control) {
+        return Ok(());
+    }
+    Err(format!("a path in the source of at most {PATH} characters, without '..' and control characters"))
+}
+
+/// An address with one of these schemes and a host. Who writes a password into it would have it shown to everybody.
+fn is_address(text: &str, schemes: &[&str], user: bool) -> bool {
+    let Some(url) = is_visible(text, ADDRESS).then(|| Url::parse(text).ok()).flatten() else { return false };
+    // The parser also takes `https:host`, which no other program does.
+    let written = schemes.iter().any(|scheme| {
+        let rest = text.get(scheme.len()..).unwrap_or_default();
+        url.scheme() == *scheme && rest.starts_with("://")
+    });
+    let secret = url.password().is_some() || (!user && !url.username().is_empty());
+    written && url.host_str().is_some_and(|host| !host.is_empty()) && !secret
+}
+
+pub(super) fn git_url(text: &str) -> Result<(), String> {
+    // As `git` and `az` take it, without a scheme.
+    let short = text.strip_prefix("git@").and_then(|rest| rest.split_once(':')).is_some_and(|(host, path)| {
+        is_visible(text, ADDRESS)
+            && !path.is_empty()
+            && !host.is_empty()
+            && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
+    });
+    if short || is_address(text, &["http", "https"], false) || is_address(text, &["ssh"], true) {
+        return Ok(());
+    }
+    Err("the address of a git repository: https://, http:// or ssh://, or git@host:path; a user and a password of https belong into httpsUser and httpsKey".to_owned())
+}
+
+pub(super) fn http_url(text: &str) -> Result<(), String> {
+    if is_address(text, &["http", "https"], false) {
+        return Ok(());
+    }
+    Err("an address that begins with https:// or http://, without a user and a password".to_owned())
+}
+
+pub(super) fn oci_url(text: &str) -> Result<(), String> {
+    if is_address(text, &["oci"], false) {
+        return Ok(());
+    }
+    Err("an address that begins with oci://, without a user and a password".to_owned())
+}
+
+/// A duration of ISO 8601, without years and months, whose length nobody knows.
+pub(super) fn duration(text: &str) -> Result<(), String> {
+    if seconds_of(text).is_some_and(|seconds| (1..=LONGEST_WAIT).contains(&seconds)) {
+        return Ok(());
+    }
+    Err("a duration of ISO 8601 of at most a day, such as PT5M, PT1H or P1D".to_owned())
+}
+
+fn seconds_of(text: &str) -> Option<u64> {
+    let (days, time) = text
+        .strip_prefix('P')?
+        .split_once('T')
+        .map_or((text.strip_prefix('P')?, None), |(days, time)| (days, Some(time)));
+    let mut seconds = 0_u64;
+    for (mut rest, units) in
+        [(days, [('D', 86_400)].as_slice()), (time.unwrap_or_default(), &[('H', 3600), ('M', 60), ('S', 1)])]
+    {
+        for (unit, worth) in units {
+            let Some((number, after)) = rest.split_once(*unit) else { continue };
+            let plain = (1..=9).contains(&number.len()) && number.bytes().all(|b| b.is_ascii_digit());
+            seconds += number.parse::<u64>().ok().filter(|_| plain)? * worth;
+            rest = after;
+        }
+        if !rest.is_empty() {
+            return None;
+        }
+    }
+    (time != Some("")).then_some(seconds)
+}
+
+/// One source, of the kind that is named. Who knows no source of OCI neither makes one nor keeps it beside another.
+pub(super) fn source(
+    own: &mut Map<String, Value>,
+    old: Option<&Map<String, Value>>,
+    version: &str,
+    faults: &mut Faults,
+) {
+    let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
+    own.retain(|name, value| !(is_empty(value) && SOURCES.iter().any(|(_, property)| property == name)));
+    let kind_of = |of: &Map<String, Value>| of.get("sourceKind").and_then(Value::as_str).map(str::to_owned);
+    let knows_oci = OCI_VERSIONS.contains(&version);
+    let given =
+        |own: &Map<String, Value>| SOURCES.iter().filter(|(_, name)| own.contains_key(*name)).collect::<Vec<_>>();
+    let kind = match (kind_of(own), given(own).as_slice()) {
+        (Some(kind), _) => kind,
+        (None, [(kind, _)]) => (*kind).to_owned(),
+        (None, _) => {
+            let message = "The property 'properties.sourceKind' is required, with the source of that kind.".to_owned();
+            return fault(faults, "MissingRequiredProperty", message, "sourceKind");
+        }
+    };
+    own.insert("sourceKind".to_owned(), kind.as_str().into());
+    if !knows_oci && kind != OCI {
+        own.remove("ociRepository");
+    }
+    if !knows_oci && kind == OCI && old.and_then(kind_of).as_deref() != Some(OCI) {
+        let message = format!("The source kind {OCI} needs one of the api-versions {}.", OCI_VERSIONS.join(", "));
+        return fault(faults, "InvalidSource", message, "sourceKind");
+    }
+    for (other, name) in given(own).into_iter().filter(|(other, _)| *other != kind) {
+        let message = format!("A configuration has one source: sourceKind is {kind}, and '{name}' is that of {other}.");
+        fault(faults, "InvalidSource", message, name);
+    }
+    let wanted = SOURCES.iter().find(|(known, _)| *known == kind).map_or("", |(_, name)| name);
+    if !own.contains_key(wanted) {
+        let message = format!("The property 'properties.{wanted}' is required where sourceKind is {kind}.");
+        fault(faults, "MissingRequiredProperty", message, wanted);
+    }
+}
+
+/// What is followed of a repository is named in one way.
+pub(super) fn references(own: &Map<String, Value>, faults: &mut Faults) {
+    for source in ["gitRepository", "ociRepository"] {
+        let reference = own.get(source).and_then(|source| source.get("repositoryRef")?.as_object());
+        let names: Vec<_> = reference.into_iter().flat_map(Map::keys).map(String::as_str).collect();
+        if names.len() > 1 {
+            let message = format!("A repositoryRef names one of its properties; this one names {}.", names.join(", "));
+            fault(faults, "InvalidRepositoryReference", message, &format!("{source}.repositoryRef"));
+        }
+    }
+}
+
+/// Protected settings that mean something, as base64.
+pub(super) fn protected(own: &mut Map<String, Value>, faults: &mut Faults) {
+    let Some(Value::Object(settings)) = own.get_mut(PROTECTED) else { return };
+    settings.retain(|_, value| !value.is_null());
+    let (alias, name) = ALIAS;
+    if let Some(value) = settings.remove(alias) {
+        settings.entry(name).or_insert(value);
+    }
+    for (name, value) in settings {
+        let shown: String = name.chars().take(64).collect();
+        let at = format!("{PROTECTED}.{shown}");
+        if !SETTINGS.contains(&name.as_str()) {
+            let message = format!("The protected setting '{shown}' is not known; known are {}.", SETTINGS.join(", "));
+            fault(faults, "UnknownProperty", message, &at);
+        } else if let Err(wanted) = base64(value.as_str().unwrap_or_default()) {
+            let message = format!("The property 'properties.{at}' must be {wanted}.");
+            fault(faults, "InvalidRequestContent", message, &at);
+        }
+    }
+}
+
+/// Names that fit into those of the objects in the cluster, and dependencies that can be waited for.
+pub(super) fn kustomizations(configuration: &str, own: &Map<String, Value>, faults: &mut Faults) {
+    let Some(Value::Object(all)) = own.get("kustomizations") else { return };
+    let mut dependencies = Vec::with_capacity(all.len());
+    let places: HashMap<&str, usize> = all.keys().enumerate().map(|(place, name)| (name.as_str(), place)).collect();
+    for (name, kustomization) in all {
+        let at = format!("kustomizations.{name}");
+        let length = configuration.len() + 1 + name.len();
+        if length > LONGEST_NAME {
+            let message = format!(
+                "'{configuration}-{name}', the name of the kustomization in the cluster, has {length} characters; {LONGEST_NAME} is the limit."
+            );
+            fault(faults, "InvalidKustomization", message, &at);
+        }
+        let named: Vec<&str> = kustomization
+            .get("dependsOn")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let at = format!("{at}.dependsOn");
+        if named.len() > DEPENDENCIES {
+            let message = format!("A kustomization depends on {DEPENDENCIES} others at most.");
+            fault(faults, "InvalidKustomization", message, &at);
+        }
+        let mut known = Vec::new();
+        for other in named.into_iter().take(DEPENDENCIES) {
+            match places.get(other) {
+                Some(place) => known.push(*place),
+                None => {
+                    let message = format!("There is no kustomization '{other}' that '{name}' could depend on.");
+                    fault(faults, "InvalidDependency", message, &at);
+                }
+            }
+        }
+        dependencies.push(known);
+    }
+    if let Some(circle) = circle(&dependencies) {
+        let names: Vec<&str> = all.keys().map(String::as_str).collect();
+        let shown: Vec<&str> = circle.iter().chain(circle.first()).map(|place| names[*place]).collect();
+        let message = format!("Kustomizations that depend on each other would wait forever: {}.", shown.join(" -> "));
+        let at = format!("kustomizations.{}.dependsOn", shown[0]);
+        fault(faults, "InvalidDependency", message, &at);
+    }
+}
+
+/// A circle of dependencies, if there is one. Each is looked at once: Kahn's algorithm takes away what depends on nothing
+/// that is left.
+fn circle(dependencies: &[Vec<usize>]) -> Option<Vec<usize>> {
+    let mut open: Vec<usize> = dependencies.iter().map(Vec::len).collect();
+    let mut dependents = vec![Vec::new(); dependencies.len()];
+    for (place, others) in dependencies.iter().enumerate() {
+        others.iter().for_each(|other| dependents[*other].push(place));
+    }
+    let mut free: Vec<usize> = (0..open.len()).filter(|place| open[*place] == 0).collect();
+    while let Some(place) = free.pop() {
+        for dependent in &dependents[place] {
+            open[*dependent] -= 1;
+            if open[*dependent] == 0 {
+                free.push(*dependent);
+            }
+        }
+    }
+    // Of what is left each depends on something that is left: who follows that comes back.
+    let mut at = open.iter().position(|open| *open > 0)?;
+    let mut seen: Vec<usize> = Vec::new();
+    loop {
+        if let Some(begin) = seen.iter().position(|place| *place == at) {
+            return Some(seen.split_off(begin));
+        }
+        seen.push(at);
+        at = *dependencies[at].iter().find(|other| open[**other] > 0)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn g1_addresses_have_the_schemes_of_their_source() {
+        for good in [
+            "https://github.com/Azure/gitops-flux2-kustomize-helm-mt",
+            "http://10.0.0.1:8080/repo.git",
+            "ssh://git@example.com:2222/a/b",
+            "git@github.com:org/repo.git",
+            "https://[::1]/x",
+        ] {
+            assert!(git_url(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "github.com/org/repo",
+            "file:///etc",
+            "ftp://host/x",
+            "oci://host/x",
+            "https:host/x",
+            "https://",
+            "https://user:word@host/x",
+            "https://token@host/x",
+            "ssh://git:word@host/x",
+            "git@host",
+            "git@:path",
+            "git@ho st:path",
+            "https://host/a b",
+            "https://host/\u{7}",
+            &format!("https://host/{}", "x".repeat(2048)),
+        ] {
+            assert!(git_url(bad).is_err(), "{bad}");
+        }
+        assert!(
+            http_url("http://minio:9000").is_ok() && http_url("s3://minio").is_err() && http_url("ssh://h/x").is_err()
+        );
+        assert!(oci_url("oci://ghcr.io/org/x").is_ok() && oci_url("https://ghcr.io/org/x").is_err());
+        assert!(oci_url("oci://u:p@ghcr.io/org/x").is_err());
+    }
+
+    #[test]
+    fn g1_texts_are_what_flux_takes() {
+        for good in ["", "./apps", "apps/staging", "/", "a..b/c"] {
+            assert!(path(good).is_ok(), "{good}");
+        }
+        for bad in ["..", "../x", "a/../b", "a\\..\\b", "a\n", &"x".repeat(2049)] {
+            assert!(path(bad).is_err(), "{bad}");
+        }
+        for good in ["PT5M", "PT1H", "P1D", "PT1H30M", "PT90S", "P0DT10M"] {
+            assert!(duration(good).is_ok(), "{good}");
+        }
+        for bad in
+            ["", "P", "PT", "5M", "PT0S", "P2D", "P1M", "PT5", "PT1M1H", "PT-5M", "P1DT", "pt5m", "PT9999999999S"]
+        {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+        assert!(base64("aGk=").is_ok() && base64("").is_err() && base64("hi!").is_err() && base64("aGk").is_err());
+        assert!(commit("0123abc").is_ok() && commit("0123abz").is_err() && commit("abc").is_err());
+        assert!(digest(&format!("sha256:{}", "a".repeat(64))).is_ok() && digest("sha256:aa").is_err());
+        assert!(reference(">=1.0.0 <2.0.0").is_ok() && reference("").is_err() && reference("a\nb").is_err());
+        assert!(object_name("a.b-c").is_ok() && object_name("a..b").is_err() && object_name("A").is_err());
+    }
+
+    #[test]
+    fn g1_a_circle_is_found_wherever_it_is() {
+        assert_eq!(circle(&[]), None);
+        assert_eq!(circle(&[vec![], vec![0], vec![0, 1, 1]]), None);
+        assert_eq!(circle(&[vec![0]]), Some(vec![0]));
+        // 0 depends on the circle 1 -> 2 -> 1 and is none of it.
+        assert_eq!(circle(&[vec![1], vec![2], vec![1]]), Some(vec![1, 2]));
+        // Linear in what depends on what.
+        let all: Vec<Vec<usize>> = (0..100).map(|place| (0..place).collect()).collect();
+        assert_eq!(circle(&all), None);
+    }
+
+    #[test]
+    fn g1_only_the_kind_of_source_that_is_named_is_there() {
+        let faults = |own: Value, version: &str| {
+            let (mut own, mut faults) = (own.as_object().unwrap().clone(), Vec::new());
+            source(&mut own, None, version, &mut faults);
+            (own, faults.into_iter().filter_map(|fault| fault.target).collect::<Vec<_>>())
+        };
+        let (own, none) = faults(json!({"gitRepository": {"url": "u"}, "bucket": {}}), "2025-04-01");
+        assert!(none.is_empty() && own["sourceKind"] == "GitRepository" && !own.contains_key("bucket"));
+        let both = json!({"sourceKind": "Bucket", "gitRepository": {"url": "u"}, "bucket": {"url": "u"}});
+        assert_eq!(faults(both, "2025-04-01").1, ["properties.gitRepository"]);
+        assert_eq!(faults(json!({}), "2025-04-01").1, ["properties.sourceKind"]);
+        assert_eq!(faults(json!({"sourceKind": "AzureBlob"}), "2025-04-01").1, ["properties.azureBlob"]);
+        let oci = json!({"sourceKind": "OCIRepository", "ociRepository": {"url": "u"}});
+        assert_eq!(faults(oci.clone(), "2024-11-01").1, ["properties.sourceKind"]);
+        assert!(faults(oci, "2024-04-01-preview").1.is_empty());
+        let unseen =
+            json!({"sourceKind": "GitRepository", "gitRepository": {"url": "u"}, "ociRepository": {"url": "u"}});
+        assert!(faults(unseen.clone(), "2024-11-01").1.is_empty());
+        assert_eq!(faults(unseen, "2025-04-01").1, ["properties.ociRepository"]);
+    }
+}

@@ -1,0 +1,63 @@
+//! What is the same for all kinds that the agents of a cluster follow (docs/features.md E1, G1).
+
+use http::StatusCode;
+use types::agent_api::ObjectState;
+
+use super::Writing;
+use crate::{api_error::ApiError, control::objects::OF_A_CLUSTER, store::statuses::Told};
+
+/// ARM's word for how far it is. `was_there`: it was in the cluster before, as another generation of it.
+pub fn provisioning_state(told: Option<&Told>, generation: i64, deleting: bool, was_there: bool) -> &'static str {
+    if deleting {
+        return "Deleting";
+    }
+    let under_way = if was_there { "Updating" } else { "Creating" };
+    let Some(told) = told.filter(|told| told.generation == generation) else { return under_way };
+    match serde_json::from_value(told.status["state"].clone()) {
+        Ok(ObjectState::Succeeded) => "Succeeded",
+        Ok(ObjectState::Failed) => "Failed",
+        Ok(ObjectState::Updating) => "Updating",
+        Ok(ObjectState::Creating) => "Creating",
+        _ => under_way,
+    }
+}
+
+/// Refuses a new one where its cluster has as many of its kind as it may. `plural`: what they are called.
+pub async fn room(writing: &Writing<'_>, kind: &str, plural: &str) -> Result<(), ApiError> {
+    if writing.old.is_some() {
+        return Ok(());
+    }
+    let count = writing.control.store.count(&kind.to_ascii_lowercase(), writing.id.parent_key()).await?;
+    if count < OF_A_CLUSTER {
+        return Ok(());
+    }
+    let message = format!("The cluster has {OF_A_CLUSTER} {plural}, the limit; delete one first.");
+    Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
+}
+
+/// A label as Kubernetes has it (RFC 1123), of so many characters at most.
+pub fn is_label(text: &str, longest: usize) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let ends = |b: Option<&u8>| b.is_some_and(|b| plain(*b));
+    let bytes = text.as_bytes();
+    text.len() <= longest && ends(bytes.first()) && ends(bytes.last()) && bytes.iter().all(|b| plain(*b) || *b == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn e1_how_far_it_is_follows_from_what_the_cluster_told_last() {
+        let told = |generation, state: &str| Told { generation, told_ms: 0, status: json!({"state": state}) };
+        let state = |told: Option<Told>, was_there| provisioning_state(told.as_ref(), 2, false, was_there);
+        assert_eq!(state(None, false), "Creating");
+        assert_eq!(state(Some(told(1, "Failed")), false), "Creating");
+        assert_eq!(state(Some(told(1, "Succeeded")), true), "Updating");
+        assert_eq!(state(Some(told(2, "Succeeded")), true), "Succeeded");
+        assert_eq!(state(Some(told(2, "Failed")), false), "Failed");
+        assert_eq!(provisioning_state(Some(&told(2, "Succeeded")), 2, true, true), "Deleting");
+    }
+}
