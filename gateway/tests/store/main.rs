@@ -10,6 +10,7 @@ mod changes;
 mod crash;
 mod events;
 mod operations;
+mod parts;
 mod place;
 mod postgres;
 mod races;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         changes::tests(),
         events::tests(),
         operations::tests(),
+        parts::tests(),
         races::tests(),
         schema::tests(),
         size::tests(),
