@@ -211,7 +211,8 @@ impl Property {
     }
 }
 
-/// Checks what a client wrote, all faults at once: takes out what only this service writes, fills in defaults.
+/// Checks what a client wrote, all faults at once: takes out what only this service writes, fills in defaults; [`fill_in`]
+/// those of properties that are not for every api-version, or stay as they were created.
 pub fn check(object: &'static [Property], raw: &Map<String, Value>) -> Result<Map<String, Value>, ErrorDetail> {
     let mut faults = Vec::new();
     let checked = check_object(object, raw, Extent::Whole, "", &mut faults);
@@ -300,8 +301,9 @@ fn check_object(
             }
             Extent::Part => {}
             Extent::Whole if property.required => refuse(faults, || missing(&join(at, property.name))),
-            // One that stays as it was created is filled in once that is known.
-            Extent::Whole if property.create_only => {}
+            // What stays as it was created, or is kept because this client does not see it, is filled in once that is
+            // known.
+            Extent::Whole if property.create_only || property.since.is_some() => {}
             Extent::Whole => {
                 if let Some(default) = property.default {
                     checked.insert(property.name.to_owned(), default.into());

@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(faults(json!({"a": 1})), "properties.items.a");
         assert_eq!(faults(json!({"a": {}, "b": {}, "c": {}, "d": {}})), "properties.items");
         let whole = check(SCHEMA, &map(json!({"properties": {"items": {"a": {"name": "x"}, "b": null}}}))).unwrap();
-        assert_eq!(whole["properties"], json!({"items": {"a": {"path": "", "wait": true, "seconds": 10}}}));
+        assert_eq!(whole["properties"], json!({"items": {"a": {"path": "", "seconds": 10}}}));
         let shown = show(SCHEMA, whole, "2022-01-01");
         assert_eq!(shown["properties"]["items"], json!({"a": {"name": null, "path": "", "seconds": 10}}));
     }
