@@ -169,10 +169,11 @@ impl Gitops {
     /// Takes all of it out of the cluster.
     pub fn end(self) -> anyhow::Result<()> {
         self.site.ok(&["extension", "delete", "-g", GROUP, "-c", "c1", "-n", "flux", "--yes"]).with_context(pods)?;
-        let left = self.admin.run(&["-n", "flux-system", "get", "deployments", "-o", "name"])?.text();
-        ensure!(left.trim().is_empty(), "{left}");
-        let left = self.admin.run(&["-n", "towline", "get", "deployment", "fluxconfig-agent"])?;
-        ensure!(left.code != Some(0), "the agent goes with the extension");
+        eventually("Flux and its agent are gone", SOON, || {
+            let left = self.admin.run(&["-n", "flux-system", "get", "deployments", "-o", "name"])?.text();
+            let agent = self.admin.run(&["-n", "towline", "get", "deployment", "fluxconfig-agent"])?;
+            Ok(left.trim().is_empty() && agent.code != Some(0))
+        })?;
         self.site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
         clean(&self.admin)
     }
