@@ -416,13 +416,13 @@ pub fn shared(kustomizations: &[Arc<View>], max: usize) -> HashMap<String, Vec<(
 mod tests {
     use kube::api::DynamicObject;
 
-    use super::*;
+    use super::{super::render::OWNER, *};
 
     fn view(kind: FluxKind, name: &str, value: Value) -> Arc<View> {
         let mut object = DynamicObject::new(name, &kind.resource()).within("team");
         object.metadata.uid = Some(format!("uid-{name}"));
         object.metadata.generation = Some(1);
-        object.metadata.labels = Some([(super::super::render::OWNER.to_owned(), "web".to_owned())].into());
+        object.metadata.labels = Some([(OWNER.to_owned(), "web".to_owned())].into());
         object.data = value;
         Arc::new(View::of(kind, &object).unwrap())
     }

@@ -33,7 +33,7 @@ use crate::{
             hidden::Hidden,
             parts::Ledger,
             progress::{Progress, operation, working},
-            state::{Fault, Happened, Item, Phase, Problem, Record, Status},
+            state::{Fault, Happened, Item, Phase, Problem, Record, Status, Wanted},
             store::{CONTENT, Store, content},
         },
     },
@@ -41,6 +41,8 @@ use crate::{
 
 /// A flux configuration.
 type Config = Item<FluxConfigs>;
+/// The generations of Flux's objects, by kind and name.
+type Generations = HashMap<(FluxKind, String), i64>;
 
 /// How often everything is looked at though nothing changed, and while something waits.
 const LOOK: Duration = Duration::from_secs(30);
@@ -88,12 +90,12 @@ pub struct Converge<'a, G> {
 #[derive(Clone)]
 pub struct Made {
     /// From what.
-    wanted: super::super::objects::state::Wanted,
+    wanted: Wanted,
     rendered: Arc<Rendered>,
     public_key: Option<String>,
     hidden: Arc<Hidden>,
     /// When it was applied last, and the generations that Flux's objects had then, by kind and name.
-    applied: Option<(Instant, HashMap<(FluxKind, String), i64>)>,
+    applied: Option<(Instant, Generations)>,
 }
 
 /// Why nothing can be made of a configuration.
@@ -208,7 +210,7 @@ impl<G: Gateway> Converge<'_, G> {
             wanted: item.wanted.clone(),
             rendered: Arc::new(rendered),
             public_key: None,
-            hidden: Arc::new(Hidden::of(&settings)),
+            hidden: Arc::new(Secrets(settings).hidden()),
             applied: None,
         }
     }
@@ -236,7 +238,9 @@ impl<G: Gateway> Converge<'_, G> {
             Some(made) => made,
             None => self.prepare(item, &properties).await.map_err(stop("prepare"))?,
         };
-        if !self.differs(item, &made) {
+        // A status that was lost is written again.
+        let is_written = item.status.record.own.applied == Some(generation);
+        if is_written && !self.differs(item, &made) {
             return Ok(made);
         }
         let attempt = format!("apply/{generation}");
@@ -291,8 +295,8 @@ impl<G: Gateway> Converge<'_, G> {
             Some(_) => self.store.protected(&item.name).await.map_err(not_read)?,
             None => Default::default(),
         };
-        let hidden = Hidden::of(&settings);
         let secrets = Secrets(settings);
+        let hidden = secrets.hidden();
         let generated = match needs_key(properties, &secrets) {
             true => Some(self.key(item).await?),
             false => None,
@@ -361,7 +365,7 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Makes everything; the generations of Flux's objects.
-    async fn apply(&self, item: &Config, wanted: &Rendered) -> Result<HashMap<(FluxKind, String), i64>, Problem> {
+    async fn apply(&self, item: &Config, wanted: &Rendered) -> Result<Generations, Problem> {
         let (place, name) = (Place { client: self.client }, item.name.as_str());
         place.namespace(&wanted.namespace).await?;
         place.applier(&wanted.namespace, wanted.scope).await?;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use types::agent_api::decode;
 
-use crate::roles::objects::state::Problem;
+use crate::roles::objects::{hidden::Hidden, state::Problem};
 
 /// How long a configuration waits to become compliant, where `waitForReconciliation` is set without a duration.
 const WAIT: Duration = Duration::from_secs(600);
@@ -390,6 +390,17 @@ impl Secrets {
     pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, Problem> {
         self.plain(name).map(|value| bytes(name, value)).transpose()
     }
+
+    /// Their values, as they were given and as Flux gets them.
+    pub fn hidden(&self) -> Hidden {
+        let mut all = self.0.clone();
+        for (name, value) in &self.0 {
+            if let Some(text) = bytes(name, value).ok().and_then(|bytes| String::from_utf8(bytes).ok()) {
+                all.insert(format!("{name} decoded"), text);
+            }
+        }
+        Hidden::of(&all)
+    }
 }
 
 #[cfg(test)]
@@ -409,6 +420,13 @@ mod tests {
         assert_eq!(git.https_ca_cert.as_deref(), Some("eA=="));
         assert!(Properties::read(&json!({"scope": "world"})).unwrap().scope().is_err());
         assert!(Properties::read(&json!({"kustomizations": 1})).is_err());
+    }
+
+    #[test]
+    fn g1_secrets_are_hidden_as_given_and_as_flux_has_them() {
+        let given = types::agent_api::encode(b"hunter22");
+        let hidden = Secrets([("httpsKey".to_owned(), given.clone())].into()).hidden();
+        assert_eq!(hidden.hide(&format!("u:hunter22 {given}")), "u:[protected] [protected]");
     }
 
     #[test]
