@@ -471,7 +471,7 @@ mod tests {
         let faults = Config::parse(text, Path::new(".")).unwrap_err().0;
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         for key in [
-            "colour: is not known; known here: roles, identity, gateway, forward, identity_tokens, extensions, metadata, cluster, issuers, proxy",
+            "colour: is not known; known here: roles, identity, gateway, forward, identity_tokens, extensions, gitops, metadata, cluster, issuers, proxy",
             "gateway.url: \"http",
             "gateway.carrier: is \"pigeon\": expected auto",
             "gateway.udp_segmentation_offload: is \"no\", must be true or false",

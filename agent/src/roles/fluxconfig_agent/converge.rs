@@ -480,6 +480,9 @@ impl<G: Gateway> Converge<'_, G> {
         }
         let waits = self.settle(&mut status, &item, made, report.compliance, now);
         self.progress.save(name, &status).await;
+        if news {
+            self.store.nudge();
+        }
         waits
     }
 

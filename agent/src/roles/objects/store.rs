@@ -142,6 +142,11 @@ impl<K: Kind> Store<K> {
         self.changed.subscribe()
     }
 
+    /// Something that is told of an object, and not kept here, has changed.
+    pub fn nudge(&self) {
+        self.tell();
+    }
+
     fn tell(&self) {
         self.changed.send_modify(|changes| *changes += 1);
     }
