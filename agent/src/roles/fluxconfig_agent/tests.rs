@@ -258,20 +258,25 @@ async fn g6_nothing_is_sent_where_nothing_changes_and_all_where_the_gateway_asks
     assert!(settled > before && messages() == settled, "{before} {settled} {:#?}", stage.last());
     let parts = stage.gateway.0.told.lock().unwrap()[before..].iter().find_map(|one| one.parts.clone());
     assert_eq!(parts.unwrap().after, None);
-    // An object that changed is told alone; then the gateway has lost something.
-    let mut seen = 0;
-    stage.applied("web-apps", "main@sha1:a", &["shop_one_apps_Deployment", "shop_two_apps_Deployment"]);
+    // An object that is new is told alone, and all of them when the gateway answers that it has lost something.
+    let (id, one, two) = (stage.last().unwrap().id, "shop_one_apps_Deployment", "shop_two_apps_Deployment");
+    let parts = || {
+        let told = stage.gateway.0.told.lock().unwrap();
+        told[settled..].iter().filter_map(|one| one.parts.clone()).collect::<Vec<_>>()
+    };
+    let mut changed = false;
     stage
         .until("all again", || {
-            let told = stage.gateway.0.told.lock().unwrap();
-            let parts: Vec<_> = told.iter().skip(settled).filter_map(|one| one.parts.clone()).collect();
-            if parts.len() > seen {
-                seen = parts.len();
-                *stage.gateway.0.again.lock().unwrap() = if seen == 1 { vec![told[0].id.clone()] } else { Vec::new() };
+            if parts().len() == 1 && !changed {
+                changed = true;
+                *stage.gateway.0.again.lock().unwrap() = vec![id.clone()];
+                stage.applied("web-apps", "main@sha1:a", &[one, two]);
             }
-            parts.iter().filter(|parts| parts.after.is_none() && parts.values.len() == 4).count() >= 2
+            parts().len() == 3
         })
         .await;
+    let told: Vec<_> = parts().into_iter().map(|parts| (parts.after.is_none(), parts.values.len())).collect();
+    assert_eq!(told, [(true, 3), (false, 1), (true, 4)]);
 }
 
 #[tokio::test]
