@@ -585,7 +585,8 @@ mod tests {
         }
         let spelled = render(git("git@h:/a/b", json!({"sshKnownHosts": encode(b"h")})), &[]).unwrap();
         assert_eq!(spelled.source["spec"]["url"], "ssh://git@h/a/b");
-        let bad: Vec<(&str, Value, Vec<(&str, &str)>, &str)> = vec![
+        type Bad<'a> = (&'a str, Value, Vec<(&'a str, &'a str)>, &'a str);
+        let bad: Vec<Bad<'_>> = vec![
             (ssh, json!({}), vec![], "KnownHostsMissing"),
             (ssh, json!({"sshKnownHosts": "%"}), vec![], "InvalidConfiguration"),
             (https, json!({}), vec![("httpsKey", "not base64!")], "InvalidConfiguration"),
