@@ -1,10 +1,14 @@
-{{/* What the extension-manager gave; without it there is no agent to work with. */}}
+{{/* What the extension-manager gave; without it there is no agent to work with. A configuration with the scope of a namespace
+that has Flux's controllers would act as they do, so their namespace is one that the agent knows. */}}
 {{- define "flux.towline" -}}
 {{- $towline := (.Values.global).towline | default dict }}
 {{- range $key := list "namespace" "agentImage" }}
 {{- if not (get $towline $key) }}
 {{- fail (printf "global.towline.%s: is required: this chart is installed as an extension, by the extension-manager of Towline" $key) }}
 {{- end }}
+{{- end }}
+{{- if ne .Release.Namespace "flux-system" }}
+{{- fail (printf "the release namespace is %s, and must be flux-system: the agents keep configurations away from Flux's controllers by that name" .Release.Namespace) }}
 {{- end }}
 {{- toYaml $towline }}
 {{- end }}
@@ -40,7 +44,7 @@ used, and nothing of it is changed. */}}
 
 {{- define "flux.selector" -}}
 app.kubernetes.io/name: {{ last . }}
-app.kubernetes.io/instance: {{ (first .).Release.Name }}
+app.kubernetes.io/instance: {{ (first .).Release.Name | quote }}
 {{- end }}
 
 {{- define "flux.labels" -}}
@@ -116,15 +120,15 @@ spec:
       containers:
         - name: manager
           image: {{ include "flux.image" $of | quote }}
-          imagePullPolicy: {{ $towline.imagePullPolicy | default "IfNotPresent" }}
+          imagePullPolicy: {{ $towline.imagePullPolicy | default "IfNotPresent" | quote }}
           args:
             - --watch-all-namespaces
             - --enable-leader-election
             - --log-encoding=json
-            - --log-level={{ $root.Values.logLevel }}
+            - {{ printf "--log-level=%s" $root.Values.logLevel | quote }}
             - --concurrent={{ int $values.concurrent }}
             {{- range .args }}
-            - {{ . }}
+            - {{ . | quote }}
             {{- end }}
           env:
             - name: RUNTIME_NAMESPACE
@@ -165,7 +169,7 @@ spec:
       tolerations: {{- toYaml . | nindent 8 }}
       {{- end }}
       {{- with $root.Values.priorityClassName }}
-      priorityClassName: {{ . }}
+      priorityClassName: {{ . | quote }}
       {{- end }}
 {{- end }}
 
